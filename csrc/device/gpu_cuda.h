@@ -1,0 +1,57 @@
+// gpu.h for nvcc and NVRTC.
+#pragma once
+
+#define GPU_CUDA 1
+#define GPU_WARP_SIZE 32
+#define GPU_FN __device__ __forceinline__
+#define GPU_KERNEL(threads) __global__ __launch_bounds__(threads)
+#define GPU_SHARED(T, name, n) __shared__ T name[n]
+#define GPU_DYNAMIC_SHARED(T, name)                                \
+  extern __shared__ __align__(16) unsigned char gpu_dynamic_shared[]; \
+  T* name = reinterpret_cast<T*>(gpu_dynamic_shared)
+#define GPU_UNROLL _Pragma("unroll")
+#define GPU_REGISTER(name)
+
+namespace gpu {
+template <class To, class From> GPU_FN To bit_cast(From x) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast: sizes differ");
+  return __builtin_bit_cast(To, x);
+}
+
+GPU_FN u32 thread_x() { return threadIdx.x; }
+GPU_FN u32 block_x() { return blockIdx.x; }
+GPU_FN u32 block_size_x() { return blockDim.x; }
+GPU_FN u32 grid_x() { return gridDim.x; }
+GPU_FN u32 lane_id() {
+  u32 lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+GPU_FN void sync_threads() { __syncthreads(); }
+GPU_FN void device_fence() { __threadfence(); }
+GPU_FN u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+GPU_FN u32 atomic_increment(u32* p) { return ::atomicAdd(p, 1u); }
+
+GPU_FN float sqrt(float x) { return ::sqrtf(x); }
+GPU_FN double sqrt(double x) { return ::sqrt(x); }
+GPU_FN float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+GPU_FN double fma(double a, double b, double c) { return ::fma(a, b, c); }
+
+GPU_FN float to_float(half x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+GPU_FN void from_float(half& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+GPU_FN void from_float(bfloat16& to, float x) {
+#if __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
+  const u32 u = bit_cast<u32>(x);
+  to.bits = (u & 0x7fffffffu) > 0x7f800000u ? (u16)0x7fff : (u16)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+#endif
+}
+
+// An address read from memory is a generic pointer to the compiler; this says that it is global.
+template <class T> GPU_FN T* global_pointer(u64 address) { return (T*)__cvta_global_to_generic(address); }
+}  // namespace gpu

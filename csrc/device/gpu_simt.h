@@ -1,0 +1,29 @@
+// gpu.h for the SIMT executor of the tests (csrc/testing): compile with -DGPU_SIMT -DGPU_WARP_SIZE=32 or 64.
+#pragma once
+#include "testing/simt.h"
+
+#define GPU_FN inline
+#define GPU_KERNEL(threads)
+// The tag gives every shared array an identity, so that each gets its own guarded allocation.
+#define GPU_SHARED(T, name, n) \
+  static char name##_tag;      \
+  T(&name)[n] = *static_cast<T(*)[n]>(simt::shared(&name##_tag, sizeof(T) * (n)))
+#define GPU_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(simt::dynamic_shared())
+#define GPU_UNROLL
+#define GPU_REGISTER(name) static simt::Registration name##_registration(#name, &name);
+#include "gpu_host_numbers.h"
+
+namespace gpu {
+GPU_FN u32 thread_x() { return simt::self->thread.x; }
+GPU_FN u32 block_x() { return simt::current->block.x; }
+GPU_FN u32 block_size_x() { return simt::current->block_size.x; }
+GPU_FN u32 grid_x() { return simt::current->grid.x; }
+GPU_FN u32 lane_id() { return simt::self->lane; }
+GPU_FN void sync_threads(int line = __builtin_LINE()) { simt::barrier(line); }
+GPU_FN void device_fence() {}
+GPU_FN u32 shuffle_xor(u32 x, int mask, int line = __builtin_LINE()) {
+  return (u32)simt::exchange(x, lane_id() ^ mask, line);
+}
+GPU_FN u32 atomic_increment(u32* p) { return (*p)++; }
+template <class T> GPU_FN T* global_pointer(u64 address) { return reinterpret_cast<T*>(address); }
+}  // namespace gpu
