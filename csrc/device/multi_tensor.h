@@ -66,8 +66,9 @@ GPU_FN Chunk find_chunk(const TensorTable& table, u32 chunk) {
 template <class Math, class... T> struct MultiTensor {
   static constexpr int lists = sizeof...(T);
   static constexpr int smallest() {
+    const int sizes[] = {(int)sizeof(T)...};
     int bytes = bytes_per_access;
-    for (int b : {(int)sizeof(T)...}) bytes = b < bytes ? b : bytes;
+    for (int k = 0; k < lists; ++k) bytes = sizes[k] < bytes ? sizes[k] : bytes;
     return bytes;
   }
   static constexpr int width = bytes_per_access / smallest();

@@ -1,0 +1,102 @@
+/* The C interface of libapex.so: choosing a variant, launching kernels, CPU variants.
+ *
+ * No torch, no Python, no vendor header. Every function returns a status or a plain value; none exits,
+ * aborts or throws. Functions may be called from any thread, without the GIL.
+ */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+#define APEX_EXPORT __attribute__((visibility("default")))
+
+typedef enum apex_status {
+  APEX_OK = 0,
+  APEX_USE_REFERENCE = 1,       /* no variant of this library serves the op here: call the reference */
+  APEX_ERROR_ARGUMENT = 2,      /* the caller's fault: apex_last_error() names the argument */
+  APEX_ERROR_DRIVER = 3,        /* the vendor's driver refused; the text holds its code and name */
+  APEX_ERROR_NO_DRIVER = 4,     /* the vendor's library is not here */
+  APEX_ERROR_NO_KERNEL = 5,     /* a code object was registered but lacks the kernel */
+  APEX_ERROR_FORKED = 6,        /* the driver was opened before fork() */
+  APEX_ERROR_EXECUTOR = 7       /* the SIMT executor (a test tool) reported a fault */
+} apex_status;
+
+/* Text of the last failure on this thread; valid until the next failing call on this thread. */
+APEX_EXPORT const char* apex_last_error(void);
+
+typedef enum apex_dtype { APEX_F32 = 0, APEX_F16 = 1, APEX_BF16 = 2, APEX_F64 = 3 } apex_dtype;
+typedef enum apex_platform { APEX_CPU = 0, APEX_CUDA = 1, APEX_HIP = 2 } apex_platform;
+
+/* Where work runs: a device in torch's own order, and torch's current stream of that device. */
+typedef struct apex_place {
+  int32_t platform;
+  int32_t device;
+  void* stream;
+} apex_place;
+
+/* ---- which variant serves a unit ---------------------------------------------------------------
+ * A unit is one device source (csrc/device/<unit>.cu). The choice is the probe's: at the first use of a
+ * unit on a device this library calls the resolver, which registers a code object and answers. */
+typedef enum apex_variant {
+  APEX_VARIANT_UNKNOWN = 0,
+  APEX_VARIANT_KERNEL = 1,    /* a code object was registered */
+  APEX_VARIANT_CPU = 2,       /* the CPU variant of this library */
+  APEX_VARIANT_REFERENCE = 3  /* nothing here: the caller runs the reference */
+} apex_variant;
+
+typedef int32_t (*apex_resolver)(int32_t platform, int32_t device, const char* unit);
+APEX_EXPORT void apex_set_resolver(apex_resolver resolver);
+APEX_EXPORT int32_t apex_resolve(int32_t platform, int32_t device, const char* unit);
+/* Drops every choice, so that the resolver is asked again. Loaded code objects stay loaded. */
+APEX_EXPORT void apex_forget_choices(void);
+
+/* The image is copied. It is loaded at the unit's first launch on that device. */
+APEX_EXPORT int32_t apex_register_code_object(int32_t platform, int32_t device, const char* unit,
+                                              const void* image, size_t bytes);
+/* Highest x86-64 level that CPU variants may use: 1 (portable), 2, 3, 4. Default: what cpuid says. */
+APEX_EXPORT int32_t apex_cpu_level(void);
+APEX_EXPORT int32_t apex_set_cpu_level(int32_t level);
+
+/* ---- launching ----------------------------------------------------------------------------------- */
+typedef struct apex_dim { uint32_t x, y, z; } apex_dim;
+
+/* A launch site's static handle: unit, kernel, and the slot that the first use fills in. */
+typedef struct apex_kernel {
+  const char* unit;
+  const char* name;
+  uint32_t slot; /* 0: none yet */
+} apex_kernel;
+
+/* The one way to launch (design.md, "Launch contract"). `parameters` as cuLaunchKernel takes them. */
+APEX_EXPORT int32_t apex_launch(const apex_place* place, apex_kernel* kernel, apex_dim grid, apex_dim block,
+                                uint32_t dynamic_shared_bytes, void** parameters);
+
+typedef struct apex_device_info {
+  int32_t multiprocessors;
+  int32_t warp_size;
+  int64_t l2_bytes;
+  int64_t shared_bytes_per_block; /* largest dynamic shared memory a block may ask for */
+  int32_t driver_version;
+  char arch[64]; /* sm_90, gfx942:sramecc+:xnack- */
+} apex_device_info;
+APEX_EXPORT int32_t apex_get_device_info(int32_t platform, int32_t device, apex_device_info* info);
+
+/* 1 while the place's stream records a graph, 0 if not, negative: -status. */
+APEX_EXPORT int32_t apex_is_capturing(const apex_place* place);
+
+/* Test tool: kernels of every unit run on a SIMT executor when the place is a CPU. NULL takes it away. */
+typedef const char* (*apex_executor)(const char* kernel, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z,
+                                     uint32_t block_x, uint32_t block_y, uint32_t block_z,
+                                     size_t dynamic_shared_bytes, uint32_t order, void** parameters);
+APEX_EXPORT void apex_set_executor(apex_executor executor, uint32_t order);
+
+/* ---- CPU variants use the caller's threads --------------------------------------------------------- */
+typedef void (*apex_range_body)(void* context, int64_t begin, int64_t end);
+typedef void (*apex_parallel_for)(int64_t begin, int64_t end, int64_t grain, apex_range_body body, void* context);
+APEX_EXPORT void apex_set_parallel_for(apex_parallel_for parallel_for);
+
+#if defined(__cplusplus)
+}
+#endif
