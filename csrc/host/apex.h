@@ -20,7 +20,8 @@ typedef enum apex_status {
   APEX_ERROR_NO_DRIVER = 4,     /* the vendor's library is not here */
   APEX_ERROR_NO_KERNEL = 5,     /* a code object was registered but lacks the kernel */
   APEX_ERROR_FORKED = 6,        /* the driver was opened before fork() */
-  APEX_ERROR_EXECUTOR = 7       /* the SIMT executor (a test tool) reported a fault */
+  APEX_ERROR_EXECUTOR = 7,      /* the SIMT executor (a test tool) reported a fault */
+  APEX_ERROR_MEMORY = 8         /* out of host memory */
 } apex_status;
 
 /* Text of the last failure on this thread; valid until the next failing call on this thread. */
@@ -46,16 +47,23 @@ typedef enum apex_variant {
   APEX_VARIANT_REFERENCE = 3  /* nothing here: the caller runs the reference */
 } apex_variant;
 
+/* Called without any lock held, from any thread; threads that meet a new unit together may all call it. */
 typedef int32_t (*apex_resolver)(int32_t platform, int32_t device, const char* unit);
+/* Also drops every choice. Without a resolver: KERNEL where a code object is registered, else CPU on a CPU,
+ * else REFERENCE. */
 APEX_EXPORT void apex_set_resolver(apex_resolver resolver);
+/* An apex_variant. UNKNOWN: the resolver gave none (a callback that raised answers 0), or an argument is wrong;
+ * apex_last_error() says so, and the next call asks again. */
 APEX_EXPORT int32_t apex_resolve(int32_t platform, int32_t device, const char* unit);
-/* Drops every choice, so that the resolver is asked again. Loaded code objects stay loaded. */
+/* Drops every choice, so that the resolver is asked again. Loaded code objects stay loaded (graphs hold them). */
 APEX_EXPORT void apex_forget_choices(void);
 
-/* The image is copied. It is loaded at the unit's first launch on that device. */
+/* The image is copied. It is loaded at the unit's first launch on that device. Another image registered later
+ * serves the launches after that; one that was registered before is not loaded twice. */
 APEX_EXPORT int32_t apex_register_code_object(int32_t platform, int32_t device, const char* unit,
                                               const void* image, size_t bytes);
-/* Highest x86-64 level that CPU variants may use: 1 (portable), 2, 3, 4. Default: what cpuid says. */
+/* Highest x86-64 level that CPU variants may use: 1 (portable), 2, 3, 4. Default: what cpuid says.
+ * Setting clamps to what the machine has (0 asks for just that) and returns the level now in force. */
 APEX_EXPORT int32_t apex_cpu_level(void);
 APEX_EXPORT int32_t apex_set_cpu_level(int32_t level);
 
@@ -69,7 +77,13 @@ typedef struct apex_kernel {
   uint32_t slot; /* 0: none yet */
 } apex_kernel;
 
-/* The one way to launch (design.md, "Launch contract"). `parameters` as cuLaunchKernel takes them. */
+/* The one way to launch. `parameters` as cuLaunchKernel takes them.
+ * - The device is the place's, whatever is current; current device and context are the same afterwards. A
+ *   current context of the right device (a green context, one under MPS) is used as it is.
+ * - A null stream is the legacy default stream of that device.
+ * - The first launch on a device resolves the unit and loads its code object, also during a graph capture.
+ * - A grid without blocks is no work: APEX_OK.
+ * Release the GIL before it: the first launch may call the resolver. */
 APEX_EXPORT int32_t apex_launch(const apex_place* place, apex_kernel* kernel, apex_dim grid, apex_dim block,
                                 uint32_t dynamic_shared_bytes, void** parameters);
 
@@ -81,10 +95,15 @@ typedef struct apex_device_info {
   int32_t driver_version;
   char arch[64]; /* sm_90, gfx942:sramecc+:xnack- */
 } apex_device_info;
+/* Asked from the device at every call. Of the CPU: APEX_ERROR_ARGUMENT. */
 APEX_EXPORT int32_t apex_get_device_info(int32_t platform, int32_t device, apex_device_info* info);
 
 /* 1 while the place's stream records a graph, 0 if not, negative: -status. */
 APEX_EXPORT int32_t apex_is_capturing(const apex_place* place);
+
+/* The folder of torch's own libraries (torch/lib). Where no HIP runtime is mapped yet, the one that torch's
+ * libraries name is looked for from there. NULL: the folder of the libc10.so that is mapped. */
+APEX_EXPORT int32_t apex_set_vendor_hint(const char* folder);
 
 /* Test tool: kernels of every unit run on a SIMT executor when the place is a CPU. NULL takes it away. */
 typedef const char* (*apex_executor)(const char* kernel, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z,

@@ -1,0 +1,50 @@
+/* The vendor's driver, as far as launching needs it. One object per platform, made at first need, never freed. */
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "apex.h"
+
+namespace apex {
+
+constexpr int max_devices = 128; // torch's own limit: its device index has eight bits, signed
+
+struct Launch {
+  const char* kernel; // for texts
+  int device;
+  void* stream;
+  void* function;
+  apex_dim grid, block;
+  uint32_t dynamic_shared_bytes;
+  void** parameters;
+};
+
+/* Every member works on `device` whatever is current, leaves device and context as they were, and reports through
+ * fail(). Any thread may call. */
+class Driver {
+ public:
+  virtual int32_t launch(const Launch& launch) = 0;
+
+  /* Loads `image` unless *module is set, then finds `kernel` in it. The caller lets one thread at a time work on
+   * a module. Allowed while this or another thread captures a graph. */
+  virtual int32_t load(int device, const void* image, void** module, const char* kernel, void** function) = 0;
+
+  virtual int32_t is_capturing(int device, void* stream, bool* capturing) = 0;
+  virtual int32_t info(int device, apex_device_info* info) = 0;
+
+ protected:
+  ~Driver() = default;
+};
+
+/* The open driver of a GPU platform. Opens it at the first call; null after a failure, which `status` then holds:
+ * APEX_ERROR_NO_DRIVER (the next call tries again), APEX_ERROR_FORKED, APEX_ERROR_DRIVER. */
+Driver* open_driver(int32_t platform, int32_t& status);
+
+/* Makers, for open_driver alone. Null after a failure. */
+Driver* open_cuda(int32_t& status);
+Driver* open_hip(int32_t& status);
+
+/* True in a process that fork() made from one that had loaded this library. */
+bool is_forked_child();
+
+}  // namespace apex

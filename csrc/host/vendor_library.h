@@ -1,0 +1,39 @@
+/* Finding the copy of a vendor's library that this process uses, for any vendor library.
+ *
+ * A second copy of a GPU runtime does not know the first one's streams and contexts. So the copy that is already
+ * mapped wins; next the one that torch's own libraries will map; an unversioned name is never searched for.
+ */
+#pragma once
+#include <string>
+#include <vector>
+
+namespace apex {
+
+/* A name with its version: "libamdhip64.so" is the stem of "libamdhip64.so.7" and of itself, not of
+ * "libamdhip64.so7" or "libamdhip64_x.so". */
+bool has_stem(const char* name, const char* stem);
+
+/* Paths of the libraries mapped now whose soname (file name where there is none) has this stem. */
+std::vector<std::string> mapped_libraries(const char* stem);
+
+/* The folder of the torch libraries: apex_set_vendor_hint's, else that of a mapped libc10.so, else "". */
+std::string torch_folder();
+void set_torch_folder(const char* folder);
+
+/* What an ELF file says about itself; empty where it is not a 64-bit ELF file of this byte order. */
+struct ElfNames {
+  std::string soname;
+  std::vector<std::string> needed;
+  std::vector<std::string> search; /* RUNPATH, else RPATH, $ORIGIN put in */
+};
+ElfNames read_elf_names(const std::string& path);
+
+/* Where torch's libraries in `folder` (libtorch*.so, libc10*.so) will find what they need of this stem: a file
+ * beside them, or on the path they carry. Where neither has it, the bare name if it has a version (the system's
+ * loader will be asked, as torch would ask it), else "". */
+std::string library_that_torch_needs(const std::string& folder, const char* stem);
+
+/* Opens the process's copy: mapped, else torch's. Null if there is none; `reason` then says what was tried. */
+void* open_vendor_library(const char* stem, std::string& reason);
+
+}  // namespace apex
