@@ -1,0 +1,10 @@
+"""The build farm: device packs, host library, bindings, wheels and index of apex.
+
+Building (`registry`, `store`, `toolchains`, `packs`, `host_library`, `headers`, `bindings`, `tree`) needs
+nothing that torch does not bring, because setup.py uses it too. The command line, wheels, index and look-up
+use the libraries of the `farm` extra.
+"""
+
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent

@@ -1,0 +1,63 @@
+"""SHA-256 of files, texts and source closures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
+
+
+def of_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else _chunked(file)
+        )
+
+
+def _chunked(file) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def of_values(values: object) -> str:
+    """Digest of anything JSON can say; the order of keys does not count."""
+    return of_bytes(json.dumps(values, sort_keys=True, separators=(",", ":")).encode())
+
+
+def closure(source: Path, folders: list[Path] = ()) -> dict[str, Path]:
+    """`source` and everything it includes by quotes that is found beside it or in `folders`.
+
+    Keys are paths relative to the source's folder, so the same files give the same keys wherever they lie.
+    """
+    root = source.resolve().parent
+    found: dict[str, Path] = {}
+    waiting = [source.resolve()]
+    while waiting:
+        path = waiting.pop()
+        key = os.path.relpath(path, root)
+        if key in found:
+            continue
+        found[key] = path
+        for name in INCLUDE.findall(path.read_text(encoding="utf-8")):
+            for folder in [path.parent, *folders]:
+                if (folder / name).is_file():
+                    waiting.append((folder / name).resolve())
+                    break
+    return dict(sorted(found.items()))
+
+
+def of_source(source: Path, folders: list[Path] = ()) -> str:
+    """Digest of a source with all its own headers: the sorted pairs (relative path, digest)."""
+    return of_values({name: of_file(path) for name, path in closure(source, folders).items()})

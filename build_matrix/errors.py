@@ -1,0 +1,92 @@
+"""What can go wrong in a build. Each class is one kind of fault; the text says what was wanted and what to
+do."""
+
+from __future__ import annotations
+
+
+class BuildError(Exception):
+    """A fault of the build that has a name. The command line prints it in words and exits with
+    `exit_code`."""
+
+    exit_code = 1
+
+
+class ToolchainMissing(BuildError):
+    """A compiler is not here. `remedy` is one command."""
+
+    exit_code = 3
+
+    def __init__(self, toolchain: str, remedy: str):
+        self.toolchain, self.remedy = toolchain, remedy
+        super().__init__(f"{toolchain} is not here. Run: {remedy}")
+
+
+class PythonMissing(BuildError):
+    """An interpreter whose headers are needed is not here."""
+
+    exit_code = 3
+
+    def __init__(self, tag: str):
+        self.tag = tag
+        version = f"{tag[2]}.{tag[3:]}"
+        super().__init__(
+            f"Python {version} is not here: put python{version} on PATH or set APEX_PYTHON_{tag} to its path."
+        )
+
+
+class CompileError(BuildError):
+    """A compiler refused a source; holds its own words."""
+
+    exit_code = 4
+
+    def __init__(self, what: str, command: list[str], log: str):
+        self.what, self.command, self.log = what, command, log
+        lines = log.strip().splitlines()
+        errors = [line for line in lines if "error" in line.lower()] or lines
+        more = f"\n(full log: {len(lines)} lines)" if len(errors) < len(lines) else ""
+        super().__init__(f"{what} did not compile.\n{' '.join(command)}\n" + "\n".join(errors[:20]) + more)
+
+
+class GateError(BuildError):
+    """Something was built, and is not what it must be."""
+
+    exit_code = 5
+
+    def __init__(self, what: str, faults: list[str]):
+        self.what, self.faults = what, faults
+        super().__init__(f"{what} does not pass its gate:\n" + "\n".join(f"  {fault}" for fault in faults))
+
+
+class PinError(BuildError):
+    """A pinned input differs from related_commits, or cannot be verified here."""
+
+    exit_code = 6
+
+    def __init__(self, component: str, pinned: str, have: str, verifiable: bool = True):
+        self.component, self.pinned, self.have = component, pinned, have
+        if verifiable:
+            text = (
+                f"{component} is pinned to {pinned}, have {have}. Move the pin: nox -s toolchain -- --update"
+            )
+        else:
+            text = f"{component} cannot be verified here: pinned {pinned}, have {have}"
+        super().__init__(text)
+
+
+class PackageIndexError(BuildError):
+    """The package index does not hold what was asked, or cannot be reached."""
+
+    exit_code = 7
+
+
+class UnknownVariable(BuildError):
+    """An APEX_BUILD_ variable or option that names no extension."""
+
+    exit_code = 8
+
+    def __init__(self, variable: str, near: list[str]):
+        self.variable, self.near = variable, near
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        super().__init__(
+            f"{variable} names no extension of apex.{hint} They are listed in csrc/extensions.toml."
+        )

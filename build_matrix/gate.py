@@ -1,0 +1,62 @@
+"""What a code object must be before it may go into a pack."""
+
+from __future__ import annotations
+
+from build_matrix.archs import AMD_MACHINES, Arch
+from build_matrix.elf import Elf
+from build_matrix.errors import GateError
+from build_matrix.inspect_code import CodeObject
+from build_matrix.matrix import Matrix
+
+REGISTER_FILE = 65536  # 32-bit registers of an NVIDIA SM that one block can have, sm_70 to sm_121
+
+
+def faults(unit: str, image: bytes, code: CodeObject, arch: Arch, matrix: Matrix) -> list[str]:
+    """Everything that is wrong with the code object of `unit` for `arch`; empty when it passes."""
+    found = []
+    if code.arch != arch.name:
+        found.append(f"the object says it is for {code.arch}, not {arch.name}")
+    if arch.vendor == "rocm":
+        machine = Elf(image).flags & 0xFF
+        if machine != AMD_MACHINES[arch.name]:
+            found.append(f"e_flags name machine 0x{machine:02x}, not 0x{AMD_MACHINES[arch.name]:02x}")
+    if not code.kernels:
+        found.append("it holds no kernel")
+    for name, kernel in code.kernels.items():
+        if not name.startswith(unit):
+            found.append(f"kernel {name} does not begin with the name of its unit")
+        if kernel.wave_size != arch.wave_size:
+            found.append(f"{name}: wave size {kernel.wave_size}, not {arch.wave_size}")
+        if arch.kind == "cubin" and not kernel.registers:
+            found.append(f"{name}: no register count")
+        if arch.kind == "cubin" and kernel.registers * kernel.max_threads > REGISTER_FILE:
+            found.append(
+                f"{name}: {kernel.registers} registers x {kernel.max_threads} threads cannot be launched"
+            )
+        accepted = matrix.accepted_spill(name, arch.name)
+        if kernel.spill_bytes > accepted:
+            found.append(f"{name}: spills {kernel.spill_bytes} bytes (accepted: {accepted})")
+    return found
+
+
+def check(unit: str, image: bytes, code: CodeObject, arch: Arch, matrix: Matrix) -> None:
+    """Raises GateError naming every fault."""
+    if found := faults(unit, image, code, arch, matrix):
+        raise GateError(f"{unit} for {arch.name}", found)
+
+
+def check_same_kernels(packs: dict[str, dict[str, set[str]]]) -> None:
+    """`packs`: arch -> unit -> kernel names. Raises GateError where two archs of one build differ in
+    kernels."""
+    union: dict[str, set[str]] = {}
+    for units in packs.values():
+        for unit, kernels in units.items():
+            union.setdefault(unit, set()).update(kernels)
+    found = [
+        f"{arch}: {unit} lacks {', '.join(sorted(kernels - units.get(unit, set())))}"
+        for arch, units in packs.items()
+        for unit, kernels in union.items()
+        if kernels - units.get(unit, set())
+    ]
+    if found:
+        raise GateError("the set of packs", found)

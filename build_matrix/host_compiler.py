@@ -1,0 +1,84 @@
+"""The C++ compiler of the machine: version, digest, compiling one file, linking a library that fits
+manylinux_2_28."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from build_matrix import REPOSITORY
+from build_matrix.errors import CompileError, ToolchainMissing
+from build_matrix.store import DigestCache
+
+COMPAT = REPOSITORY / "csrc/host/compat"
+# Nothing of this machine may enter an output: not a path, not a date, not the order of a folder.
+REPRODUCIBLE = [f"-ffile-prefix-map={REPOSITORY}=.", "-g0", "-fno-ident"]
+
+
+class HostCompiler:
+    def __init__(self, path: str):
+        self.path = path
+        self.version = self._say("-dumpfullversion", "-dumpversion")
+
+    def _say(self, *arguments: str) -> str:
+        return subprocess.run(
+            [self.path, *arguments], text=True, capture_output=True, check=True
+        ).stdout.strip()
+
+    @property
+    def name(self) -> str:
+        return "clang++" if "clang" in self._say("--version") else "g++"
+
+    def describe(self) -> dict[str, str]:
+        """As build.json says it. The digest covers the compiler proper, the assembler and the linker."""
+        return {"name": self.name, "version": self.version, "sha256": _digest(self.path)}
+
+    def compile(self, source: Path, output: Path, flags: list[str]) -> None:
+        """Compiles one file to an object. Raises CompileError."""
+        self._run(source.name, [self.path, "-c", *flags, *REPRODUCIBLE, str(source), "-o", str(output)])
+
+    def link(self, objects: list[Path], output: Path, flags: list[str]) -> None:
+        """Links a shared library without symbols that its dynamic table does not need. Raises
+        CompileError."""
+        names = [str(path) for path in objects]
+        fixed = ["-Wl,-s", "-Wl,--build-id=none", "-Wl,-z,noexecstack"]
+        self._run(output.name, [self.path, "-shared", *names, "-o", str(output), *fixed, *flags])
+
+    def stub(self, soname: str, folder: Path) -> None:
+        """An empty library with a soname: linking needs the name of torch's libraries, never their
+        contents."""
+        command = [self.path, "-shared", "-nostdlib", "-x", "c++", "/dev/null", f"-Wl,-soname,{soname}"]
+        self._run(soname, [*command, "-o", str(folder / soname)])
+
+    def _run(self, what: str, command: list[str]) -> None:
+        result = subprocess.run(command, text=True, capture_output=True)
+        if result.returncode:
+            raise CompileError(what, command, result.stderr)
+
+
+@cache
+def _digest(path: str) -> str:
+    programs = [shutil.which(path)]
+    for program in ("cc1plus", "as", "ld"):
+        found = subprocess.run(
+            [path, f"-print-prog-name={program}"], text=True, capture_output=True
+        ).stdout.strip()
+        programs.append(shutil.which(found))
+    return DigestCache().of_files(sorted({Path(program).resolve() for program in programs if program}))
+
+
+@cache
+def find() -> HostCompiler:
+    """CXX, else g++, else clang++. Raises ToolchainMissing."""
+    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
+        if name and (path := shutil.which(name)):
+            return HostCompiler(path)
+    raise ToolchainMissing("a C++ compiler", "apt-get install g++")
+
+
+def compat_sources() -> list[Path]:
+    """What every library links so that it loads on glibc 2.28 and GCC 8's libstdc++."""
+    return sorted(COMPAT.glob("*.cpp"))

@@ -1,0 +1,83 @@
+"""libapex.so: every source of csrc/host, one work unit a file, then one that links them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from build_matrix import REPOSITORY, digest, host_compiler, manylinux
+from build_matrix.host_compiler import HostCompiler
+from build_matrix.store import Store, WorkUnit
+
+CSRC = REPOSITORY / "csrc"
+LEVELS = ("v2", "v3", "v4")  # a source whose name ends in _v3 may use what x86-64-v3 has
+# Contraction is off so that CPU variants, device code and the reference round alike (csrc/device does the
+# same).
+FLAGS = [
+    "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffp-contract=off",
+    "-fno-math-errno", "-Wall", "-Wextra", "-Wno-unknown-pragmas",
+]  # fmt: skip
+LINK = [
+    "-Wl,-soname,libapex.so",
+    "-Wl,--no-undefined",
+    f"-Wl,--version-script={CSRC / 'host/apex.map'}",
+    "-l:libdl.so.2",
+    "-lpthread",
+]
+
+
+def sources() -> list[Path]:
+    return sorted([*CSRC.glob("host/*.cpp"), *CSRC.glob("host/cpu/*.cpp"), *host_compiler.compat_sources()])
+
+
+def flags(source: Path) -> list[str]:
+    level = source.stem.rpartition("_")[2]
+    march = f"x86-64-{level}" if level in LEVELS else "x86-64"
+    include = [f"-I{CSRC}", f"-I{CSRC / 'host'}"]
+    forced = ["-include", str(host_compiler.COMPAT / "old_glibc.h")]
+    # The compat sources are themselves what replaces newer names, and are compiled as C++20 to replace all.
+    language = ["-std=c++20"] if source.parent == host_compiler.COMPAT else []
+    return [*FLAGS, *language, f"-march={march}", *include, *forced]
+
+
+def _relative(flags: list[str]) -> list[str]:
+    return [flag.replace(str(REPOSITORY), ".") for flag in flags]
+
+
+def object_unit(source: Path, compiler: HostCompiler) -> WorkUnit:
+    return WorkUnit(
+        "object",
+        str(source.relative_to(REPOSITORY)),
+        {
+            "source": digest.of_source(source, [CSRC, CSRC / "host"]),
+            "forced": digest.of_file(host_compiler.COMPAT / "old_glibc.h"),
+            "flags": _relative(flags(source)),
+            "compiler": compiler.describe(),
+        },
+        lambda folder: compiler.compile(source, folder / f"{source.stem}.o", flags(source)),
+    )
+
+
+def build(store: Store, run=None) -> WorkUnit:
+    """The work unit of libapex.so; its objects are built (by `run`, default one after another) on the way."""
+    compiler = host_compiler.find()
+    units = [object_unit(source, compiler) for source in sources()]
+    results = run(units) if run else [store.build(unit) for unit in units]
+
+    def make(folder: Path) -> None:
+        objects = [path for result in results for path in sorted(result.folder.glob("*.o"))]
+        compiler.link(objects, folder / "libapex.so", LINK)
+        manylinux.check(folder / "libapex.so")
+
+    inputs = {
+        "objects": [unit.key for unit in units],
+        "link": _relative(LINK),
+        "script": digest.of_file(CSRC / "host/apex.map"),
+    }
+    return WorkUnit("library", "libapex.so", inputs, make)
+
+
+def place(folder: Path, target: Path) -> None:
+    """Copies libapex.so out of the store."""
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(folder / "libapex.so", target / "libapex.so")

@@ -1,0 +1,130 @@
+"""matrix.toml, read: axes, rules, accelerators, packs and accepted spills."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from build_matrix import toml
+from build_matrix.archs import Arch
+from build_matrix.errors import BuildError
+
+FILE = Path(__file__).with_name("matrix.toml")
+OPERATORS = (">=", "<=", "==", ">", "<")
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    name: str
+    label: str
+    roots: tuple[str, ...]
+
+    @property
+    def distribution(self) -> str:
+        return f"apex-{self.name}"
+
+
+@dataclass(frozen=True)
+class PackRule:
+    """Which toolchains may make the pack of an arch, best first."""
+
+    arch: Arch
+    toolchains: tuple[str, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Rules out the cells that match every field it names."""
+
+    reason: str
+    torch: str = ""
+    python: str = ""
+
+    def forbids(self, torch: str, python: str) -> bool:
+        return (not self.torch or _matches(torch, self.torch)) and (not self.python or python == self.python)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    torch: tuple[str, ...]
+    python: tuple[str, ...]
+    platform: tuple[str, ...]
+    rules: tuple[Rule, ...]
+    accelerators: tuple[Accelerator, ...]
+    packs: tuple[PackRule, ...]
+    spills: tuple[dict, ...]
+
+    def accelerator(self, name: str) -> Accelerator:
+        for accelerator in self.accelerators:
+            if accelerator.name == name:
+                return accelerator
+        raise BuildError(f"no accelerator is called {name}; there are cpu, cuda and rocm")
+
+    def pack(self, arch: str) -> PackRule:
+        for rule in self.packs:
+            if rule.arch.name == arch:
+                return rule
+        raise BuildError(
+            f"no pack is made for {arch}; there are {', '.join(p.arch.name for p in self.packs)}"
+        )
+
+    def archs(self, vendor: str) -> list[str]:
+        return [rule.arch.name for rule in self.packs if rule.arch.vendor == vendor]
+
+    def why_not(self, torch: str, python: str) -> str | None:
+        """The reason why a binding (torch, python) is not built, or None."""
+        return next((rule.reason for rule in self.rules if rule.forbids(torch, python)), None)
+
+    def torch_for(self, python: str) -> list[str]:
+        """The releases of torch that a wheel of that Python carries bindings for."""
+        return [torch for torch in self.torch if not self.why_not(torch, python)]
+
+    def accepted_spill(self, kernel: str, arch: str) -> int:
+        """Bytes of spills that are accepted for a kernel on an arch."""
+        return max(
+            (s["bytes"] for s in self.spills if s["kernel"] == kernel and arch in s["archs"]), default=0
+        )
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """(2, 13, 0) of `2.13.0+cu130`; what follows the numbers does not count."""
+    parts = []
+    for part in version.partition("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)
+
+
+def _matches(version: str, condition: str) -> bool:
+    operator = next((o for o in OPERATORS if condition.startswith(o)), "==")
+    wanted = numbers(condition.removeprefix(operator))
+    have = numbers(version)[: len(wanted)]
+    return {
+        ">=": have >= wanted,
+        "<=": have <= wanted,
+        "==": have == wanted,
+        ">": have > wanted,
+        "<": have < wanted,
+    }[operator]
+
+
+@cache
+def load(path: Path = FILE) -> Matrix:
+    data = toml.read(path)
+    return Matrix(
+        torch=tuple(data["axes"]["torch"]),
+        python=tuple(data["axes"]["python"]),
+        platform=tuple(data["axes"]["platform"]),
+        rules=tuple(Rule(**rule) for rule in data.get("rule", [])),
+        accelerators=tuple(
+            Accelerator(a["name"], a["label"], tuple(a["roots"])) for a in data["accelerator"]
+        ),
+        packs=tuple(
+            PackRule(Arch(p["arch"]), tuple(p["toolchains"]), p.get("reason", "")) for p in data["pack"]
+        ),
+        spills=tuple(data.get("spill", [])),
+    )

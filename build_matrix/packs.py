@@ -1,0 +1,90 @@
+"""Kernel packs: the code objects of one arch with a manifest. Work units are (source, arch)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from build_matrix import digest, gate, registry
+from build_matrix import matrix as matrix_file
+from build_matrix.archs import Arch
+from build_matrix.errors import PinError, ToolchainMissing
+from build_matrix.inspect_code import inspect
+from build_matrix.store import Result, WorkUnit
+from build_matrix.toolchains import Toolchain, find
+
+FORMAT = 1
+
+
+def toolchain_for(arch: str) -> Toolchain:
+    """The first toolchain of the matrix's list that is here. Raises the first one's ToolchainMissing or
+    PinError."""
+    first: Exception | None = None
+    for name in matrix_file.load().pack(arch).toolchains:
+        try:
+            return find(name)
+        except (ToolchainMissing, PinError) as error:
+            first = first or error
+    raise first
+
+
+def units(arch_name: str, toolchain: Toolchain, folder: Path | None = None) -> list[WorkUnit]:
+    """One work unit per device source."""
+    arch = Arch(arch_name)
+    return [_unit(source, arch, toolchain) for source in registry.device_units(folder)]
+
+
+def _unit(source: Path, arch: Arch, toolchain: Toolchain) -> WorkUnit:
+    matrix = matrix_file.load()
+    source_digest = digest.of_source(source)
+
+    def make(output: Path) -> None:
+        compiled = toolchain.compile(source, arch)
+        code = inspect(compiled.image, arch.kind, compiled.spills)
+        gate.check(source.stem, compiled.image, code, arch, matrix)
+        file = f"{source.stem}{arch.suffix}"
+        (output / file).write_bytes(compiled.image)
+        entry = {
+            "file": file,
+            "sha256": digest.of_bytes(compiled.image),
+            "bytes": len(compiled.image),
+            "source_sha256": source_digest,
+            "kernels": {name: kernel.as_json() for name, kernel in sorted(code.kernels.items())},
+        }
+        (output / "entry.json").write_text(json.dumps(entry, indent=1))
+
+    inputs = {
+        "source": source_digest,
+        "compiler": toolchain.describe(),
+        "flags": toolchain.flags(arch),
+        "format": FORMAT,
+        "accepted_spills": [spill for spill in matrix.spills if arch.name in spill["archs"]],
+    }
+    return WorkUnit("code", f"{arch.name}/{source.stem}", inputs, make)
+
+
+def assemble(arch_name: str, toolchain: Toolchain, results: list[Result], target: Path) -> dict:
+    """Lays the code objects of one arch into `target` with manifest.json. Returns the manifest."""
+    arch = Arch(arch_name)
+    target.mkdir(parents=True, exist_ok=True)
+    manifest = {
+        "format": FORMAT,
+        "arch": arch.name,
+        "vendor": arch.vendor,
+        "kind": arch.kind,
+        "compiler": toolchain.describe(),
+        "flags": toolchain.flags(arch),
+        "units": {},
+    }
+    for result in sorted(results, key=lambda result: result.unit.name):
+        entry = json.loads((result.folder / "entry.json").read_text())
+        shutil.copyfile(result.folder / entry["file"], target / entry["file"])
+        manifest["units"][result.unit.name.partition("/")[2]] = entry
+    (target / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    return manifest
+
+
+def kernels(manifest: dict) -> dict[str, set[str]]:
+    """unit -> kernel names of a manifest."""
+    return {unit: set(entry["kernels"]) for unit, entry in manifest["units"].items()}

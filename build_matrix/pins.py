@@ -1,0 +1,80 @@
+"""The pins of related_commits: `os|project|component|branch|sha|url`, one a line.
+
+Three projects are known here: `pytorch` (component `torch-2.13.0`, sha the `git_version` of its headers),
+`toolchain` (component as in matrix.toml, sha the compiler's full version, url the packages it comes from) and
+`package` (a package of a toolchain: branch the toolchain, sha the version).
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+
+from build_matrix import REPOSITORY
+from build_matrix.errors import BuildError
+
+FILE = REPOSITORY / "related_commits"
+
+
+@dataclass(frozen=True)
+class Pin:
+    os: str
+    project: str
+    component: str
+    branch: str
+    sha: str
+    url: str
+
+
+@cache
+def load(path: Path = FILE) -> tuple[Pin, ...]:
+    """Every pin; lines that begin with # are notes. Raises BuildError naming a line that has not six
+    fields."""
+    pins = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        parts = [part.strip() for part in line.split("|")]
+        if len(parts) != len(fields(Pin)):
+            raise BuildError(f"{path.name}:{number}: {len(parts)} fields, want {len(fields(Pin))}")
+        pins.append(Pin(*parts))
+    return tuple(pins)
+
+
+def find(project: str, component: str) -> Pin | None:
+    return next((pin for pin in load() if (pin.project, pin.component) == (project, component)), None)
+
+
+def torch(version: str) -> Pin | None:
+    """The pin of torch `2.13.0` (without a local label), or None."""
+    return find("pytorch", f"torch-{version.partition('+')[0]}")
+
+
+def torch_versions() -> list[str]:
+    """The pinned releases of torch, in the order of the file."""
+    return [p.component.removeprefix("torch-") for p in load() if p.project == "pytorch"]
+
+
+def toolchain(name: str) -> Pin | None:
+    return find("toolchain", name)
+
+
+def packages(toolchain_name: str) -> list[str]:
+    """The requirements (`name==version`) that make up a toolchain that comes from the package index."""
+    return [
+        f"{p.component}=={p.sha}" for p in load() if p.project == "package" and p.branch == toolchain_name
+    ]
+
+
+def move(project: str, component: str, sha: str, path: Path = FILE) -> bool:
+    """Writes a new sha into the pin's line. True when the file changed."""
+    lines, changed = path.read_text(encoding="utf-8").splitlines(), False
+    for index, line in enumerate(lines):
+        parts = [part.strip() for part in line.split("|")]
+        if len(parts) == len(fields(Pin)) and parts[1:3] == [project, component] and parts[4] != sha:
+            lines[index], changed = "|".join(astuple(replace(Pin(*parts), sha=sha))), True
+    if changed:
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        load.cache_clear()
+    return changed

@@ -1,0 +1,61 @@
+"""What every device compiler offers."""
+
+from __future__ import annotations
+
+import subprocess
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from build_matrix import REPOSITORY
+from build_matrix.archs import Arch
+from build_matrix.errors import CompileError
+
+
+def provisioned_root() -> Path:
+    """Where provisioned toolchains lie: outside build/, since `make clean` must not cost a download."""
+    return REPOSITORY / ".toolchains"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A code object, and per kernel the spilled bytes that the compiler reported (empty when it reports
+    none)."""
+
+    image: bytes
+    spills: dict[str, int] = field(default_factory=dict)
+
+
+class Toolchain(ABC):
+    """A compiler that is here."""
+
+    name: str  #: nvcc, nvrtc, clang-hip
+    version: str  #: its own full version
+    vendor: str  #: cuda or rocm
+    label: str  #: local version label of wheels whose packs it made: cu130, rocm7.2
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """SHA-256 over the binaries that decide what it emits."""
+
+    @abstractmethod
+    def flags(self, arch: Arch) -> list[str]:
+        """The flags of a release pack; they go into the manifest."""
+
+    @abstractmethod
+    def compile(self, source: Path, arch: Arch) -> Compiled:
+        """Compiles one device source; headers lie beside it. Raises CompileError with the compiler's
+        words."""
+
+    def describe(self) -> dict[str, str]:
+        """As the manifest says it."""
+        return {"name": self.name, "version": self.version, "sha256": self.digest}
+
+
+def run(what: str, command: list[str], cwd: Path | None = None) -> str:
+    """Runs a compiler and returns its standard error; raises CompileError when it fails."""
+    result = subprocess.run(command, cwd=cwd, text=True, capture_output=True)
+    if result.returncode:
+        raise CompileError(what, command, result.stderr or result.stdout)
+    return result.stderr
