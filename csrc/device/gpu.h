@@ -1,7 +1,7 @@
 // The portability layer of every device source. Includes no vendor header, no torch, no C++ library.
 //
 // One source compiles unchanged under nvcc, NVRTC, clang/hipcc and hipRTC; with GPU_SIMT for the executor
-// of the tests; and with GPU_HOST for the CPU variants, which share the arithmetic but not the threads.
+// of the tests; and by any other C++ compiler for the CPU variants, which share the arithmetic but not the threads.
 // Each platform's header defines the same names; what they share is below.
 #pragma once
 
@@ -19,14 +19,12 @@ struct bfloat16 { u16 bits; };
 
 #if defined(GPU_SIMT)
 #include "gpu_simt.h"
-#elif defined(GPU_HOST)
-#include "gpu_host.h"
 #elif defined(__HIP__) || defined(__HIPCC_RTC__)
 #include "gpu_hip.h"
 #elif defined(__CUDACC__)
 #include "gpu_cuda.h"
 #else
-#error "gpu.h: neither nvcc, NVRTC, HIP, hipRTC nor a host build (GPU_SIMT, GPU_HOST)"
+#include "gpu_host.h"
 #endif
 
 namespace gpu {

@@ -30,6 +30,8 @@ GPU_FN u32 lane_id() {
 GPU_FN void sync_threads() { __syncthreads(); }
 GPU_FN void device_fence() { __threadfence(); }
 GPU_FN u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+// Any number of threads may raise one flag: they all write the same word.
+GPU_FN void raise_flag(i32* flag) { *flag = 1; }
 GPU_FN u32 atomic_increment(u32* p) { return ::atomicAdd(p, 1u); }
 
 GPU_FN float sqrt(float x) { return ::sqrtf(x); }

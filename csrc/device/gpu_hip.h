@@ -41,6 +41,8 @@ GPU_FN void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); 
 GPU_FN u32 shuffle_xor(u32 x, int mask) {
   return (u32)__builtin_amdgcn_ds_bpermute((int)((lane_id() ^ mask) << 2), (int)x);
 }
+// Any number of threads may raise one flag: they all write the same word.
+GPU_FN void raise_flag(i32* flag) { *flag = 1; }
 GPU_FN u32 atomic_increment(u32* p) {
   return __hip_atomic_fetch_add(p, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }

@@ -1,4 +1,4 @@
-// What both host builds share: number conversions in integer arithmetic, because g++ 12 has no _Float16.
+// What both host builds share. Number conversions in integer arithmetic, because g++ 12 has no _Float16.
 // Written without branches, so that loops over them vectorise.
 #pragma once
 
@@ -7,12 +7,14 @@ template <class To, class From> GPU_FN To bit_cast(From x) {
   static_assert(sizeof(To) == sizeof(From), "bit_cast: sizes differ");
   return __builtin_bit_cast(To, x);
 }
+// Any number of threads may raise one flag: they all write the same word.
+GPU_FN void raise_flag(i32* flag) { __atomic_store_n(flag, 1, __ATOMIC_RELAXED); }
 GPU_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 GPU_FN double sqrt(double x) { return __builtin_sqrt(x); }
-#if defined(__FMA__) || defined(GPU_SIMT)
+#if defined(GPU_SIMT)
 GPU_FN float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 GPU_FN double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
-#else  // x86-64 below v3 has no fma instruction and libm's is a hundred times slower: two roundings
+#else  // libm's fma is a hundred times slower than two roundings; where the target has one, g++ contracts this
 GPU_FN float fma(float a, float b, float c) { return a * b + c; }
 GPU_FN double fma(double a, double b, double c) { return a * b + c; }
 #endif

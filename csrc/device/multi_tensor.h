@@ -8,6 +8,7 @@
 //   tensor(arguments, t)  once a tensor and block: scalars that differ from tensor to tensor
 //   update(x0, x1, ...)   one element of each list, in registers
 //   end(arguments)        once a thread, after its last element
+//   after_cpu(arguments)  CPU alone: once, by the calling thread, after all elements
 // The same struct runs on the CPU (csrc/host/multi_tensor_cpu.h), so that each formula stands once.
 #pragma once
 #include "multi_tensor_table.h"
@@ -21,6 +22,7 @@ template <int... I> struct MakeIndices<0, I...> { using type = Indices<I...>; };
 struct ElementwiseOperation {
   template <class Arguments> GPU_FN void tensor(const Arguments&, u32) {}
   template <class Arguments> GPU_FN void end(const Arguments&) {}
+  template <class Arguments> static void after_cpu(const Arguments&) {}
 };
 
 #if !defined(GPU_HOST)

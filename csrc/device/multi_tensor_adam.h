@@ -12,7 +12,8 @@ struct AdamArguments {
   i32 step;             // 1 at the first step
   i32 mode;             // AdamMode
   i32 bias_correction;  // 0 or 1
-  i32 advance_step;     // step_on_device holds the last step: use one more, and write it back
+  i32 step_offset;      // added to step_on_device: 1 where that still holds the last step
+  i32 advance_step;     // write the step that was used back to step_on_device
   // All nullable; each replaces a value above, so that a captured graph sees what it holds at replay.
   const float* lr_on_device;
   i32* step_on_device;
@@ -54,17 +55,23 @@ template <class Math> struct AdamUpdate : ElementwiseOperation {
   static constexpr u32 read = 0b1111, written = 0b1110;
   AdamScalars<Math> s;
 
+  static GPU_FN bool skipped(const Arguments& a) {
+    return (a.found_inf && *a.found_inf != 0.0f) || (a.noop_flag && *a.noop_flag == 1);
+  }
+  static void after_cpu(const Arguments& a) {
+    if (a.step_on_device && a.advance_step && !skipped(a)) *a.step_on_device += a.step_offset;
+  }
   GPU_FN bool begin(const Arguments& a) {
-    if ((a.found_inf && *a.found_inf != 0.0f) || (a.noop_flag && *a.noop_flag == 1)) return false;
+    if (skipped(a)) return false;
 #if defined(GPU_HOST)
-    const i32 step = a.step_on_device ? *a.step_on_device + a.advance_step : a.step;
+    const i32 step = a.step_on_device ? *a.step_on_device + a.step_offset : a.step;
     s.set(a, a.lr_on_device ? (double)*a.lr_on_device : a.lr, step);
 #else
     // The powers are double arithmetic, slow on many cards: one thread a block does them.
     GPU_SHARED(AdamScalars<Math>, shared, 1);
     if (thread_x() == 0) {
       i32 step = a.step;
-      if (a.step_on_device) step = *a.step_on_device + a.advance_step;
+      if (a.step_on_device) step = *a.step_on_device + a.step_offset;
       shared[0].set(a, a.lr_on_device ? (double)*a.lr_on_device : a.lr, step);
       if (a.step_on_device && a.advance_step) {
         device_fence();
@@ -99,3 +106,20 @@ template <class Math> struct AdamMasterUpdate : AdamUpdate<Math> {
   }
 };
 }  // namespace gpu
+
+// V(name, operation, arithmetic, gradient, parameter, exp_avg, exp_avg_sq[, model]). Moments are float, or
+// double with double parameters.
+#define MULTI_TENSOR_ADAM(V)                                                            \
+  V(f32_f32, AdamUpdate, float, float, float, float, float)                             \
+  V(f16_f32, AdamUpdate, float, gpu::half, float, float, float)                         \
+  V(bf16_f32, AdamUpdate, float, gpu::bfloat16, float, float, float)                    \
+  V(f16_f16, AdamUpdate, float, gpu::half, gpu::half, float, float)                     \
+  V(f32_f16, AdamUpdate, float, float, gpu::half, float, float)                         \
+  V(bf16_bf16, AdamUpdate, float, gpu::bfloat16, gpu::bfloat16, float, float)           \
+  V(f32_bf16, AdamUpdate, float, float, gpu::bfloat16, float, float)                    \
+  V(f64_f64, AdamUpdate, double, double, double, double, double)                        \
+  V(f32_master_f32, AdamMasterUpdate, float, float, float, float, float, float)         \
+  V(f16_master_f16, AdamMasterUpdate, float, gpu::half, float, float, float, gpu::half) \
+  V(f32_master_f16, AdamMasterUpdate, float, float, float, float, float, gpu::half)     \
+  V(bf16_master_bf16, AdamMasterUpdate, float, gpu::bfloat16, float, float, float, gpu::bfloat16) \
+  V(f32_master_bf16, AdamMasterUpdate, float, float, float, float, float, gpu::bfloat16)

@@ -14,19 +14,32 @@ template <class Math> struct ScaleUpdate : ElementwiseOperation {
   static constexpr int lists = 2, unroll = 2;
   static constexpr u32 read = 0b01, written = 0b10;
   Math scale;
-  bool finite;
+  u32 not_finite;
 
   GPU_FN bool begin(const Arguments& a) {
     scale = a.scale_on_device ? (Math)*a.scale_on_device : (Math)a.scale;
-    finite = true;
+    not_finite = 0;
     return true;
   }
   GPU_FN void update(const Math& input, Math& output) {
     output = input * scale;
-    finite = finite && is_finite(input) && is_finite(output);
+    not_finite |= !is_finite(input) | !is_finite(output);
   }
   GPU_FN void end(const Arguments& a) {
-    if (!finite && a.noop_flag) *a.noop_flag = 1;
+    if (not_finite && a.noop_flag) raise_flag(a.noop_flag);
   }
 };
 }  // namespace gpu
+
+// Every variant once, for the kernels and for the host: V(name, operation, arithmetic, input, output).
+#define MULTI_TENSOR_SCALE(V)                                    \
+  V(f32_f32, ScaleUpdate, float, float, float)                   \
+  V(f32_f16, ScaleUpdate, float, float, gpu::half)               \
+  V(f32_bf16, ScaleUpdate, float, float, gpu::bfloat16)          \
+  V(f16_f32, ScaleUpdate, float, gpu::half, float)               \
+  V(f16_f16, ScaleUpdate, float, gpu::half, gpu::half)           \
+  V(f16_bf16, ScaleUpdate, float, gpu::half, gpu::bfloat16)      \
+  V(bf16_f32, ScaleUpdate, float, gpu::bfloat16, float)          \
+  V(bf16_f16, ScaleUpdate, float, gpu::bfloat16, gpu::half)      \
+  V(bf16_bf16, ScaleUpdate, float, gpu::bfloat16, gpu::bfloat16) \
+  V(f64_f64, ScaleUpdate, double, double, double)

@@ -1,0 +1,141 @@
+#pragma once
+#include "host/multi_tensor_adam.h"
+
+#include <ATen/ops/zeros.h>
+
+#include "optimizer_plan.h"
+#include "reference.h"
+#include "register.h"
+#include "scalars.h"
+#include "tensor_plan.h"
+
+namespace apex {
+void multi_tensor_adam(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs, at::TensorList exp_avg_sqs,
+                       at::TensorList model_params, double lr, double beta1, double beta2, double eps, int64_t step,
+                       int64_t mode, bool bias_correction, double weight_decay,
+                       const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
+                       bool advance_step, const std::optional<at::Tensor>& inv_scale,
+                       const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag);
+
+// Everything but the tensors: checked once, given to every launch and to the reference.
+struct AdamCall {
+  double lr, beta1, beta2, eps;
+  int64_t step, mode;
+  bool bias_correction;
+  double weight_decay;
+  std::optional<at::Tensor> lr_tensor, step_tensor;
+  bool advance_step;
+  std::optional<at::Tensor> inv_scale, found_inf, noop_flag;
+
+  void check() const {
+    TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, "multi_tensor_adam: betas must lie in [0, 1), not ",
+                      beta1, " and ", beta2);
+    TORCH_CHECK_VALUE(mode == 0 || mode == 1, "multi_tensor_adam: mode is 0 (L2) or 1 (decoupled), not ", mode);
+    TORCH_CHECK_VALUE(step_tensor || !bias_correction || (step >= 1 && step <= INT32_MAX),
+                      "multi_tensor_adam: step counts from 1, not ", step);
+  }
+  // `last`: the step is advanced by the last launch alone, after every other has read it.
+  gpu::AdamArguments arguments(const TensorPlan::Launch& l, const at::Tensor& counter) const {
+    gpu::AdamArguments a{};
+    a.lr = lr;
+    a.beta1 = beta1;
+    a.beta2 = beta2;
+    a.eps = eps;
+    a.weight_decay = weight_decay;
+    a.step = int32_t(step);
+    a.mode = int32_t(mode);
+    a.bias_correction = bias_correction;
+    a.step_offset = advance_step;
+    a.advance_step = advance_step && l.last;
+    a.lr_on_device = scalar_pointer<float>(lr_tensor, "lr_tensor", at::kFloat, l.device);
+    a.step_on_device = scalar_pointer<int32_t>(step_tensor, "step_tensor", at::kInt, l.device);
+    a.blocks_done = counter.defined() ? static_cast<gpu::u32*>(counter.mutable_data_ptr()) : nullptr;
+    a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
+    a.found_inf = scalar_pointer<float>(found_inf, "found_inf", at::kFloat, l.device);
+    a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
+    return a;
+  }
+  void reference(const std::vector<std::vector<at::Tensor>>& t, bool last) const {
+    const std::vector<at::Tensor> none;
+    // Only the last bucket's reference advances the step; the others count one ahead themselves.
+    auto steps = step_tensor;
+    if (steps && advance_step && !last) steps = steps->add(1);
+    call_reference<decltype(multi_tensor_adam)>("multi_tensor_adam", t[0], t[1], t[2], t[3], t.size() > 4 ? t[4] : none, lr,
+                                                beta1, beta2, eps, step, mode, bias_correction, weight_decay, lr_tensor,
+                                                steps, advance_step && last, inv_scale, found_inf, noop_flag);
+  }
+};
+
+inline void multi_tensor_adam(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs,
+                              at::TensorList exp_avg_sqs, at::TensorList model_params, double lr, double beta1, double beta2,
+                              double eps, int64_t step, int64_t mode, bool bias_correction, double weight_decay,
+                              const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
+                              bool advance_step, const std::optional<at::Tensor>& inv_scale,
+                              const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag) {
+  const AdamCall call{lr,        beta1,       beta2,        eps,       step,      mode,     bias_correction, weight_decay,
+                      lr_tensor, step_tensor, advance_step, inv_scale, found_inf, noop_flag};
+  call.check();
+  std::vector<std::string> names = {"grads", "params", "exp_avgs", "exp_avg_sqs"};
+  std::vector<at::TensorList> lists = {grads, params, exp_avgs, exp_avg_sqs};
+  if (!model_params.empty()) {
+    names.push_back("model_params");
+    lists.push_back(model_params);
+  }
+  at::Tensor counter;
+  run_once(
+      "multi_tensor_adam", names, 0b11110, lists,
+      [&](const TensorPlan::Launch& l) {
+        if (advance_step) counter = at::zeros({1}, at::TensorOptions().device(l.device).dtype(at::kInt));
+        const gpu::AdamArguments a = call.arguments(l, counter);
+        return apex_multi_tensor_adam(&l.place, &l.lists, &a);
+      },
+      [&](const auto& t, bool last) { call.reference(t, last); });
+}
+}  // namespace apex
+
+APEX_IN_PLACE_OP(multi_tensor_adam)
+
+#if defined(APEX_PYTHON_MODULE_UNIT)
+APEX_PYTHON_OP(multi_tensor_adam, m) {
+  namespace py = pybind11;
+  m.def(
+      "multi_tensor_adam",
+      [](const std::vector<std::vector<at::Tensor>>& lists, const apex::AdamCall& call) {
+        TORCH_CHECK_VALUE(lists.size() == 4 || lists.size() == 5,
+                          "multi_tensor_adam: 4 or 5 tensor lists (gradients, parameters, exp_avgs, exp_avg_sqs[, model "
+                          "parameters]) are required, not ", lists.size());
+        const std::vector<at::Tensor> none;
+        apex::multi_tensor_adam(lists[0], lists[1], lists[2], lists[3], lists.size() > 4 ? lists[4] : none, call.lr,
+                                call.beta1, call.beta2, call.eps, call.step, call.mode, call.bias_correction,
+                                call.weight_decay, call.lr_tensor, call.step_tensor, call.advance_step, call.inv_scale,
+                                call.found_inf, call.noop_flag);
+      },
+      py::arg("tensor_lists"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "multi_tensor_adam_step",
+      [](apex::OptimizerPlan& plan, const apex::AdamCall& call) {
+        call.check();
+        plan.run(
+            "multi_tensor_adam",
+            [&](const apex::TensorPlan::Launch& l) {
+              const gpu::AdamArguments a = call.arguments(l, call.advance_step ? plan.counter(l.device) : at::Tensor());
+              return apex_multi_tensor_adam(&l.place, &l.lists, &a);
+            },
+            [&](const auto& t, bool last) { call.reference(t, last); });
+      },
+      py::arg("plan"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
+  py::class_<apex::AdamCall>(m, "AdamCall")
+      .def(py::init([](double lr, double beta1, double beta2, double eps, int64_t step, int64_t mode, bool bias_correction,
+                       double weight_decay, std::optional<at::Tensor> lr_tensor, std::optional<at::Tensor> step_tensor,
+                       bool advance_step, std::optional<at::Tensor> inv_scale, std::optional<at::Tensor> found_inf,
+                       std::optional<at::Tensor> noop_flag) {
+             return apex::AdamCall{lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay, std::move(lr_tensor),
+                                   std::move(step_tensor), advance_step, std::move(inv_scale), std::move(found_inf),
+                                   std::move(noop_flag)};
+           }),
+           py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("step"), py::arg("mode"),
+           py::arg("bias_correction"), py::arg("weight_decay"), py::arg("lr_tensor") = std::nullopt,
+           py::arg("step_tensor") = std::nullopt, py::arg("advance_step") = false, py::arg("inv_scale") = std::nullopt,
+           py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt);
+}
+#endif

@@ -1,0 +1,40 @@
+// The plan that an optimizer keeps: parameters and their states, whose gradients are read anew at every step.
+#pragma once
+#include <memory>
+#include <optional>
+
+#include "tensor_plan.h"
+
+namespace apex {
+class APEX_TORCH_API OptimizerPlan {
+ public:
+  // `names` begins with the gradients' name; `lists` holds the others: parameters first, then their states.
+  // `watched` are parameters that have no state yet. Bit k of `written`: the op writes list k (0: gradients).
+  OptimizerPlan(std::vector<std::string> names, uint32_t written, std::vector<std::vector<at::Tensor>> lists,
+                std::vector<at::Tensor> watched);
+
+  // Whether a watched parameter has received a gradient: its state is to be made, and a new plan.
+  bool watched_has_gradient() const;
+
+  // Gradients that are not the parameters' own .grad (local shards of a DTensor); none: .grad again.
+  void set_gradients(std::optional<std::vector<at::Tensor>> gradients);
+
+  void run(const char* unit, const std::function<int32_t(const TensorPlan::Launch&)>& launch,
+           const std::function<void(const std::vector<std::vector<at::Tensor>>&, bool last)>& reference);
+
+  // A zeroed 32-bit counter on that device, which kernels leave zeroed.
+  at::Tensor counter(c10::Device device);
+
+  size_t launches() const { return plan_ ? plan_->buckets() : 0; }
+
+ private:
+  std::vector<std::string> names_;
+  uint32_t written_;
+  std::vector<std::vector<at::Tensor>> lists_;
+  std::vector<at::Tensor> watched_;
+  std::optional<std::vector<at::Tensor>> gradients_;
+  TensorSource source_;
+  std::unique_ptr<TensorPlan> plan_;
+  std::vector<at::Tensor> counters_;
+};
+}  // namespace apex

@@ -1,0 +1,46 @@
+// _C: what needs Python objects, the plans that optimizers keep and the entries of every op.
+#define APEX_PYTHON_MODULE_UNIT 1
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "optimizer_plan.h"
+
+namespace py = pybind11;
+
+namespace apex {
+inline void check_lists(const char* op, const std::vector<std::vector<at::Tensor>>& lists, size_t wanted) {
+  TORCH_CHECK_VALUE(lists.size() == wanted, op, ": ", wanted, " tensor lists are required, not ", lists.size());
+}
+}  // namespace apex
+
+#include "ops.inc"
+
+namespace {
+// torch's exceptions as the Python exceptions they are named after, without the C++ backtrace.
+void translate(std::exception_ptr pending) {
+  try {
+    if (pending) std::rethrow_exception(pending);
+  } catch (const c10::TypeError& error) {
+    PyErr_SetString(PyExc_TypeError, error.what_without_backtrace());
+  } catch (const c10::ValueError& error) {
+    PyErr_SetString(PyExc_ValueError, error.what_without_backtrace());
+  } catch (const c10::NotImplementedError& error) {
+    PyErr_SetString(PyExc_NotImplementedError, error.what_without_backtrace());
+  } catch (python_error& error) {  // raised by a reference, in Python
+    error.restore();
+  } catch (const c10::Error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+  }
+}
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  py::register_local_exception_translator(&translate);
+  py::class_<apex::OptimizerPlan>(m, "OptimizerPlan")
+      .def(py::init<std::vector<std::string>, uint32_t, std::vector<std::vector<at::Tensor>>, std::vector<at::Tensor>>(),
+           py::arg("names"), py::arg("written"), py::arg("lists"), py::arg("watched"))
+      .def("watched_has_gradient", &apex::OptimizerPlan::watched_has_gradient)
+      .def("set_gradients", &apex::OptimizerPlan::set_gradients, py::arg("gradients"))
+      .def_property_readonly("launches", &apex::OptimizerPlan::launches);
+  for (auto* add : apex::python_ops()) add(m);
+}

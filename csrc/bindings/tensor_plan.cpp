@@ -1,0 +1,287 @@
+#include "tensor_plan.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <list>
+#include <mutex>
+
+#include "place.h"
+#include "status.h"
+
+namespace apex {
+namespace {
+// Elements a chunk: small enough that the last wave of blocks is short, large enough that finding a chunk
+// costs nothing (measured in benchmarks/multi_tensor.py).
+constexpr uint32_t gpu_chunk_size = 8192, cpu_chunk_size = 16384;
+
+int32_t dtype_code(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return APEX_F32;
+    case at::kHalf: return APEX_F16;
+    case at::kBFloat16: return APEX_BF16;
+    case at::kDouble: return APEX_F64;
+    default: return -1;
+  }
+}
+
+// A wrapper subclass (DTensor, FakeTensor, ...) has no storage of its own to compute on.
+bool has_own_storage(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.has_storage() &&
+         !tensor.key_set().has(c10::DispatchKey::Python) && !tensor.is_quantized();
+}
+
+std::vector<int64_t> strides_unless_contiguous(const at::Tensor& tensor) {
+  return tensor.is_contiguous() ? std::vector<int64_t>() : tensor.strides().vec();
+}
+
+uint64_t address_of(const at::Tensor& tensor, bool written) {
+  return reinterpret_cast<uint64_t>(written ? tensor.mutable_data_ptr() : tensor.const_data_ptr());
+}
+}  // namespace
+
+std::string TensorPlan::describe(size_t list, size_t index) const {
+  return names_[list] + "[" + std::to_string(index) + "]";
+}
+
+TensorPlan::TensorPlan(std::vector<std::string> names, uint32_t written, size_t tensors, const TensorSource& source)
+    : names_(std::move(names)), written_(written), copies_(tensors) {
+  slots_.reserve(tensors);
+  for (size_t i = 0; i < tensors; ++i) add(i, source);
+  for (Bucket& bucket : buckets_) lay_out(bucket);
+}
+
+// Checks the tensors of one index against each other and files them in a bucket.
+void TensorPlan::add(size_t index, const TensorSource& source) {
+  const at::Tensor& model = source(names_.size() > 1 ? 1 : 0, index);  // an optimizer's parameter: never absent
+  std::vector<int32_t> dtypes;
+  for (size_t k = 0; k < names_.size(); ++k) {
+    const at::Tensor& tensor = source(k, index);
+    if (!tensor.defined()) {
+      TORCH_CHECK_VALUE(k == 0, describe(k, index), " is undefined");
+      dtypes.push_back(dtype_code(model.scalar_type()));
+      continue;
+    }
+    TORCH_CHECK_TYPE(tensor.layout() != at::kSparse, describe(k, index), " is sparse: fused ops take dense tensors");
+    TORCH_CHECK_TYPE(has_own_storage(tensor), describe(k, index),
+                     " is a wrapper whose data is elsewhere (", tensor.toString(), "); pass its local tensor");
+    TORCH_CHECK_VALUE(tensor.device() == model.device(), describe(k, index), " is on ", tensor.device(), " but ",
+                      describe(1, index), " is on ", model.device());
+    TORCH_CHECK_VALUE(tensor.numel() == model.numel(), describe(k, index), " has ", tensor.numel(),
+                      " elements but ", describe(1, index), " has ", model.numel());
+    TORCH_CHECK_TYPE(dtype_code(tensor.scalar_type()) >= 0, describe(k, index), " is ", tensor.scalar_type(),
+                     "; float32, float16, bfloat16 or float64 is required");
+    if (k > 0 || names_.size() == 1) {
+      TORCH_CHECK_VALUE(tensor.is_non_overlapping_and_dense(), describe(k, index),
+                        " overlaps itself or has gaps (sizes ", tensor.sizes(), ", strides ", tensor.strides(),
+                        "); pass a contiguous tensor");
+      TORCH_CHECK_VALUE(tensor.numel() <= 1 || tensor.strides() == model.strides() ||
+                            (tensor.is_contiguous() && model.is_contiguous()),
+                        describe(k, index), " has strides ", tensor.strides(), " but ", describe(1, index), " has ",
+                        model.strides());
+    }
+    dtypes.push_back(dtype_code(tensor.scalar_type()));
+  }
+  auto bucket = std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) {
+    return b.device == model.device() && b.dtypes == dtypes;
+  });
+  if (bucket == buckets_.end())
+    bucket = buckets_.insert(bucket, Bucket{model.device(), std::move(dtypes), {}, {}, 0, 0, {}});
+  slots_.push_back({model.numel(), uint32_t(bucket - buckets_.begin()), uint32_t(bucket->members.size()),
+                    strides_unless_contiguous(model)});
+  bucket->members.push_back(index);
+}
+
+// Sizes and chunks of a bucket; addresses come with refresh().
+void TensorPlan::lay_out(Bucket& bucket) {
+  const uint32_t lists = uint32_t(names_.size()), tensors = uint32_t(bucket.members.size());
+  bucket.chunk_size = bucket.device.is_cpu() ? cpu_chunk_size : gpu_chunk_size;
+  bucket.image.assign(apex_tensor_table_words(lists, tensors), 0);
+  uint64_t* sizes = bucket.image.data() + size_t(lists) * tensors;
+  uint32_t* first_chunk = reinterpret_cast<uint32_t*>(sizes + tensors);
+  uint64_t chunks = 0;
+  for (uint32_t i = 0; i < tensors; ++i) {
+    const int64_t numel = slots_[bucket.members[i]].numel;
+    sizes[i] = uint64_t(numel);
+    first_chunk[i] = uint32_t(chunks);
+    chunks += uint64_t(numel + bucket.chunk_size - 1) / bucket.chunk_size;
+    TORCH_CHECK_VALUE(chunks < (uint64_t(1) << 32), "multi-tensor list of more than ", bucket.chunk_size, " * 2^32 elements");
+  }
+  first_chunk[tensors] = bucket.chunks = uint32_t(chunks);
+}
+
+bool TensorPlan::fits(const Slot& slot, size_t list, const at::Tensor& tensor) const {
+  const Bucket& bucket = buckets_[slot.bucket];
+  return dtype_code(tensor.scalar_type()) == bucket.dtypes[list] && tensor.numel() == slot.numel &&
+         tensor.device() == bucket.device && has_own_storage(tensor);
+}
+
+// Elements are matched by position in memory, so a gradient with other strides is copied into its parameter's.
+const at::Tensor& TensorPlan::with_layout_of(const Slot& slot, size_t index, const at::Tensor& gradient) {
+  at::Tensor& copy = copies_[index];
+  const auto options = gradient.options();
+  copy = slot.strides.empty() ? at::empty_like(gradient, options, at::MemoryFormat::Contiguous)
+                              : gradient.new_empty_strided(gradient.sizes(), slot.strides);
+  copy.copy_(gradient);
+  return copy;
+}
+
+bool TensorPlan::refresh(const TensorSource& source) {
+  const size_t lists = names_.size();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    Bucket& bucket = buckets_[slot.bucket];
+    uint64_t* address = bucket.image.data() + slot.position;
+    const size_t row = bucket.members.size();
+    for (size_t k = 0; k < lists; ++k, address += row) {
+      const at::Tensor& tensor = source(k, i);
+      if (!tensor.defined()) {
+        if (k != 0) return false;
+        *address = 0;
+        continue;
+      }
+      if (!fits(slot, k, tensor)) return false;
+      const bool same_layout = slot.strides.empty() ? tensor.is_contiguous() : tensor.strides() == slot.strides;
+      if (same_layout || slot.numel <= 1) {
+        *address = address_of(tensor, written_ >> k & 1);
+      } else if (k == 0 && !(written_ & 1) && lists > 1) {
+        *address = address_of(with_layout_of(slot, i, tensor), false);
+      } else {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// Brings the device's table of this stream up to date. Inside a graph capture the table is a temporary that
+// the graph itself fills, so that a replay never depends on what was launched in between.
+void TensorPlan::attach_table(const apex_place& place, Bucket& bucket, apex_tensor_lists& lists, at::Tensor& temporary) {
+  const size_t words = bucket.image.size();
+  const auto options = at::TensorOptions().device(bucket.device).dtype(at::kLong);
+  const int32_t capturing = apex_is_capturing(&place);
+  if (capturing < 0) use_reference(-capturing, "apex_is_capturing");
+  if (capturing) {
+    temporary = at::empty({int64_t(words)}, options);
+    lists.table = temporary.mutable_data_ptr();
+    use_reference(apex_tensor_table_write(&place, &lists, 0, words), "apex_tensor_table_write");
+    return;
+  }
+  auto table = std::find_if(bucket.tables.begin(), bucket.tables.end(),
+                            [&](const Table& t) { return t.stream == place.stream; });
+  const bool fresh = table == bucket.tables.end();
+  if (fresh)
+    table = bucket.tables.insert(table, Table{place.stream, at::empty({int64_t(words)}, options), bucket.image});
+  lists.table = table->memory.mutable_data_ptr();
+  const auto first = fresh ? bucket.image.begin()
+                           : std::mismatch(bucket.image.begin(), bucket.image.end(), table->image.begin()).first;
+  if (first == bucket.image.end()) return;
+  const auto last = fresh ? bucket.image.rend()
+                          : std::mismatch(bucket.image.rbegin(), bucket.image.rend(), table->image.rbegin()).first;
+  const size_t begin = size_t(first - bucket.image.begin());
+  const size_t end = fresh ? words : size_t(bucket.image.rend() - last);
+  use_reference(apex_tensor_table_write(&place, &lists, begin, end - begin), "apex_tensor_table_write");
+  table->image = bucket.image;
+}
+
+void TensorPlan::run(const char* unit, const TensorSource& source, const std::function<int32_t(const Launch&)>& launch,
+                     const std::function<void(const std::vector<std::vector<at::Tensor>>&, bool last)>& reference) {
+  const size_t lists = names_.size();
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    Bucket& bucket = buckets_[b];
+    const apex_place place = place_of(bucket.device);
+    const bool last = b + 1 == buckets_.size();
+    Launch l{bucket.device, place,
+             {bucket.image.data(), nullptr, uint32_t(lists), uint32_t(bucket.members.size()), bucket.chunk_size,
+              bucket.chunks, bucket.dtypes.data()},
+             last};
+    at::Tensor temporary;
+    const int32_t variant = place.platform < 0 ? int32_t(APEX_VARIANT_REFERENCE)
+                                               : apex_resolve(place.platform, place.device, unit);
+    if (variant == APEX_VARIANT_KERNEL && bucket.chunks) attach_table(place, bucket, l.lists, temporary);
+    const int32_t status = variant == APEX_VARIANT_REFERENCE ? int32_t(APEX_USE_REFERENCE) : launch(l);
+    if (use_reference(status, unit)) {
+      std::vector<std::vector<at::Tensor>> tensors(lists);
+      for (size_t i : bucket.members)
+        if (source(0, i).defined())
+          for (size_t k = 0; k < lists; ++k) tensors[k].push_back(source(k, i));
+      reference(tensors, last);
+    }
+  }
+  // In-place kernels are invisible to autograd: without this a stale saved tensor would go unnoticed.
+  for (size_t i = 0; i < slots_.size(); ++i)
+    for (size_t k = 0; k < lists; ++k)
+      if (written_ >> k & 1)
+        if (const at::Tensor& tensor = source(k, i); tensor.defined() && !tensor.is_inference())
+          tensor.unsafeGetTensorImpl()->bump_version();
+  for (at::Tensor& copy : copies_) copy.reset();
+}
+
+// ---- plans of lists that are passed anew at every call ----------------------------------------------------
+namespace {
+struct RememberedPlans {
+  static constexpr size_t most = 64;
+  std::mutex mutex;
+  std::list<std::pair<uint64_t, std::unique_ptr<TensorPlan>>> plans;  // most recently used first
+
+  // Taken out while in use: two threads never share one plan.
+  std::unique_ptr<TensorPlan> take(uint64_t key) {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (auto plan = plans.begin(); plan != plans.end(); ++plan)
+      if (plan->first == key) {
+        auto found = std::move(plan->second);
+        plans.erase(plan);
+        return found;
+      }
+    return nullptr;
+  }
+  void give(uint64_t key, std::unique_ptr<TensorPlan> plan) {
+    std::lock_guard<std::mutex> lock(mutex);
+    plans.emplace_front(key, std::move(plan));
+    if (plans.size() > most) plans.pop_back();
+  }
+};
+
+RememberedPlans& remembered() {
+  // Never destroyed: at exit torch's allocator may be gone before this library.
+  static auto* plans = new RememberedPlans;
+  return *plans;
+}
+
+uint64_t mix(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x9e3779b97f4a7c15ull + (hash >> 29); }
+
+uint64_t shape_key(const char* unit, uint32_t written, const std::vector<at::TensorList>& lists) {
+  uint64_t hash = mix(reinterpret_cast<uint64_t>(unit), written);
+  for (const at::TensorList& list : lists) {
+    hash = mix(hash, list.size());
+    for (const at::Tensor& tensor : list) {
+      if (!tensor.defined()) continue;
+      hash = mix(hash, uint64_t(tensor.numel()));
+      hash = mix(hash, uint64_t(tensor.scalar_type()) << 16 | uint64_t(uint8_t(tensor.device().index())) << 8 |
+                           uint64_t(uint8_t(tensor.device().type())));
+    }
+  }
+  return hash;
+}
+}  // namespace
+
+void run_once(const char* unit, const std::vector<std::string>& names, uint32_t written,
+              const std::vector<at::TensorList>& lists,
+              const std::function<int32_t(const TensorPlan::Launch&)>& launch,
+              const std::function<void(const std::vector<std::vector<at::Tensor>>&, bool last)>& reference) {
+  for (size_t k = 1; k < lists.size(); ++k)
+    TORCH_CHECK_VALUE(lists[k].size() == lists[0].size(), unit, ": ", names[k], " holds ", lists[k].size(),
+                      " tensors but ", names[0], " holds ", lists[0].size());
+  if (lists.empty() || lists[0].empty()) return;
+  const TensorSource source = [&](size_t list, size_t index) -> const at::Tensor& { return lists[list][index]; };
+  const uint64_t key = shape_key(unit, written, lists);
+  std::unique_ptr<TensorPlan> plan = remembered().take(key);
+  if (!plan || plan->tensors() != lists[0].size() || !plan->refresh(source)) {
+    plan = std::make_unique<TensorPlan>(names, written, lists[0].size(), source);
+    TORCH_CHECK_VALUE(plan->refresh(source), unit, ": a tensor's layout cannot be used; pass contiguous tensors");
+  }
+  plan->run(unit, source, launch, reference);
+  remembered().give(key, std::move(plan));
+}
+}  // namespace apex

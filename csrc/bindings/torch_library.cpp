@@ -1,0 +1,22 @@
+// libapex_torch.so: every op's schema and kernels, in one translation unit (torch's headers cost seconds each
+// time they are read, an op next to nothing). The build generates both included files from the registry and
+// csrc/ops.schemas.
+#define APEX_TORCH_LIBRARY_UNIT 1
+#include <torch/library.h>
+
+TORCH_LIBRARY(apex, m) {
+#define APEX_SCHEMA(text) m.def(text);
+#include "ops_schemas.inc"
+#undef APEX_SCHEMA
+}
+
+#include "ops.inc"
+
+// CPU variants run on torch's own threads.
+#include <ATen/Parallel.h>
+namespace {
+void parallel_for(int64_t begin, int64_t end, int64_t grain, apex_range_body body, void* context) {
+  at::parallel_for(begin, end, grain, [&](int64_t first, int64_t last) { body(context, first, last); });
+}
+[[maybe_unused]] const bool threads_are_lent = (apex_set_parallel_for(&parallel_for), true);
+}  // namespace

@@ -1,0 +1,27 @@
+#include "multi_tensor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "device/multi_tensor_table.h"
+
+extern "C" size_t apex_tensor_table_words(uint32_t lists, uint32_t tensors) {
+  return size_t(lists) * tensors + tensors + (size_t(tensors) + 2) / 2;
+}
+
+extern "C" int32_t apex_tensor_table_write(const apex_place* place, const apex_tensor_lists* lists, size_t first,
+                                           size_t words) {
+  static apex_kernel kernel = {"multi_tensor_table", "multi_tensor_table_write", 0};
+  for (size_t done = 0; done < words;) {
+    const size_t count = std::min<size_t>(words - done, gpu::table_words_per_launch);
+    gpu::TableWords run{};
+    run.destination = static_cast<gpu::u64*>(lists->table) + first + done;
+    run.count = static_cast<gpu::u32>(count);
+    std::memcpy(run.words, lists->image + first + done, count * sizeof(uint64_t));
+    void* parameters[] = {&run};
+    const int32_t status = apex_launch(place, &kernel, {1, 1, 1}, {512, 1, 1}, 0, parameters);
+    if (status != APEX_OK) return status;
+    done += count;
+  }
+  return APEX_OK;
+}

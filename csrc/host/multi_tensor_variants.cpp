@@ -1,0 +1,61 @@
+#include "multi_tensor_variants.h"
+
+#include <cstring>
+#include <string>
+
+#include "host/status.h"
+
+namespace apex {
+namespace {
+const char* dtype_name(int32_t dtype) {
+  static const char* const names[] = {"float32", "float16", "bfloat16", "float64"};
+  return dtype >= 0 && dtype < 4 ? names[dtype] : "an unknown dtype";
+}
+
+std::string describe(const int32_t* dtypes, uint32_t lists) {
+  std::string text = "(";
+  for (uint32_t k = 0; k < lists; ++k) text.append(k ? ", " : "").append(dtype_name(dtypes[k]));
+  return text + ")";
+}
+
+MultiTensorVariant* find(MultiTensorVariant* variants, size_t count, const apex_tensor_lists& lists) {
+  for (size_t i = 0; i < count; ++i)
+    if (variants[i].lists == lists.lists &&
+        std::memcmp(variants[i].dtypes, lists.dtypes, lists.lists * sizeof(int32_t)) == 0)
+      return &variants[i];
+  return nullptr;
+}
+
+int32_t launch(MultiTensorVariant& variant, const apex_place* place, const apex_tensor_lists& lists,
+               const void* arguments) {
+  const auto* words = static_cast<const gpu::u64*>(lists.table);
+  gpu::TensorTable table{};
+  table.addresses = words;
+  table.sizes = reinterpret_cast<const gpu::i64*>(words + size_t(lists.lists) * lists.tensors);
+  table.first_chunk = reinterpret_cast<const gpu::u32*>(table.sizes + lists.tensors);
+  table.tensors = lists.tensors;
+  table.chunks = lists.chunks;
+  table.chunk_size = lists.chunk_size;
+  void* parameters[] = {&table, const_cast<void*>(arguments)};
+  const uint32_t blocks = std::min<uint32_t>(lists.chunks, 0x7fffffffu);  // a block takes several chunks beyond that
+  return apex_launch(place, &variant.kernel, {blocks, 1, 1}, {512, 1, 1}, 0, parameters);
+}
+}  // namespace
+
+int32_t run_multi_tensor(MultiTensorVariant* variants, size_t count, const apex_place* place,
+                         const apex_tensor_lists* lists, const void* arguments) {
+  if (lists->chunks == 0) return APEX_OK;
+  MultiTensorVariant* variant = find(variants, count, *lists);
+  if (!variant) {
+    std::string text = std::string(variants[0].kernel.unit) + ": no variant takes element types " +
+                       describe(lists->dtypes, lists->lists) + "; there are";
+    for (size_t i = 0; i < count; ++i) text += (i ? ", " : " ") + describe(variants[i].dtypes, variants[i].lists);
+    return fail(APEX_ERROR_ARGUMENT, "%s", text.c_str());
+  }
+  switch (apex_resolve(place->platform, place->device, variant->kernel.unit)) {
+    case APEX_VARIANT_KERNEL: return launch(*variant, place, *lists, arguments);
+    case APEX_VARIANT_CPU: variant->cpu(lists, arguments); return APEX_OK;
+    default: return APEX_USE_REFERENCE;
+  }
+}
+}  // namespace apex

@@ -1,0 +1,43 @@
+// One table of variants a multi-tensor operation: which element types it takes, under which kernel name and
+// by which CPU function; and the one way to run it.
+#pragma once
+#include <cstddef>
+
+#include "host/multi_tensor_cpu.h"
+
+namespace apex {
+template <class T> struct DtypeOf;
+template <> struct DtypeOf<float> { static constexpr int32_t value = APEX_F32; };
+template <> struct DtypeOf<double> { static constexpr int32_t value = APEX_F64; };
+template <> struct DtypeOf<gpu::half> { static constexpr int32_t value = APEX_F16; };
+template <> struct DtypeOf<gpu::bfloat16> { static constexpr int32_t value = APEX_BF16; };
+
+struct MultiTensorVariant {
+  static constexpr int most_lists = 8;
+  apex_kernel kernel;
+  uint32_t lists;
+  int32_t dtypes[most_lists];
+  void (*cpu)(const apex_tensor_lists*, const void* arguments);
+};
+
+template <class Op, class Math, class... T>
+constexpr MultiTensorVariant multi_tensor_variant(const char* unit, const char* kernel) {
+  static_assert(Op::lists == sizeof...(T), "the operation's lists and the variant's types differ");
+  return {{unit, kernel, 0}, sizeof...(T), {DtypeOf<T>::value...}, &CpuOperation<Op, Math, T...>::run};
+}
+
+// Runs the variant whose element types the lists have. `arguments` is the operation's struct. Returns
+// APEX_USE_REFERENCE where the probe chose the reference, APEX_ERROR_ARGUMENT for types that no variant takes.
+int32_t run_multi_tensor(MultiTensorVariant* variants, size_t count, const apex_place* place,
+                         const apex_tensor_lists* lists, const void* arguments);
+
+template <size_t N>
+int32_t run_multi_tensor(MultiTensorVariant (&variants)[N], const apex_place* place, const apex_tensor_lists* lists,
+                         const void* arguments) {
+  return run_multi_tensor(variants, N, place, lists, arguments);
+}
+}  // namespace apex
+
+// One row of the table: the operation's own list of variants is expanded with this.
+#define MULTI_TENSOR_VARIANT(unit, name, Op, Math, ...) \
+  apex::multi_tensor_variant<gpu::Op<Math>, Math, __VA_ARGS__>(#unit, #unit "_" #name),
