@@ -1,0 +1,52 @@
+"""Fused optimizers, normalization, softmax and amp tools for PyTorch, with kernels for NVIDIA and AMD GPUs.
+
+Importing this package imports neither torch nor a GPU driver and probes nothing; `python -m apex` shows what
+would run here. Subpackages are imported when they are first named.
+"""
+
+import importlib
+
+_SUBPACKAGES = (
+    "amp",
+    "optimizers",
+    "multi_tensor_apply",
+    "normalization",
+    "parallel",
+    "contrib",
+    "transformer",
+    "fp16_utils",
+    "RNN",
+    "fused_dense",
+    "mlp",
+)
+
+
+def __getattr__(name):
+    if name == "__version__":
+        from apex._loader import tree
+
+        return globals().setdefault("__version__", tree.version())
+    if name in _SUBPACKAGES:
+        try:
+            return importlib.import_module(f"apex.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"apex.{name}":
+                raise
+    raise AttributeError(f"module 'apex' has no attribute {name!r}")
+
+
+def __dir__():
+    import pkgutil
+
+    present = {module.name for module in pkgutil.iter_modules(__path__)}
+    return sorted({*globals(), "__version__", *(present & set(_SUBPACKAGES))})
+
+
+def require(name):
+    """The compiled extension module of public apex called `name` ("amp_C", "syncbn").
+
+    Raises ModuleNotFoundError, with `name` set and the release that brings it, if this installation lacks it.
+    """
+    from apex._legacy import require
+
+    return require(name)

@@ -1,0 +1,233 @@
+"""Loading the binding that fits the torch that runs.
+
+A binding is compiled C++: 3a `libapex_torch.so` for one torch minor, 3b `_C` for one torch minor and one
+Python. One built for another minor can load and then run wrongly, so versions are compared before anything is
+opened (fit.py).
+
+`load()` ends in one of two states:
+- native: 3a is loaded and the dispatcher ops `torch.ops.apex.*` are its own;
+- reference: the same ops are defined from Python and run on the reference, and `reason` says why.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import threading
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from apex._loader import fit as fitting
+from apex._loader import reference, registry, tree
+from apex._loader.errors import BindingMismatchError, InstallationError, SlowPathWarning, TwoCopiesError
+from apex._loader.fit import Binding, Torch
+
+NAMESPACE = "apex"
+LIBRARY = "libapex_torch.so"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What `load()` reached. `module` is 3b (`apex._C`) or None; `native` tells whether 3a serves the ops."""
+
+    native: bool
+    module: object
+    reason: str
+
+
+def installed():
+    """The bindings that bindings.json lists, as a tuple; empty if the file is not there."""
+    rows = tree.read_json(tree.libraries() / "bindings.json") or ()
+    names = Binding.__dataclass_fields__
+    return tuple(Binding(**{key: value for key, value in row.items() if key in names}) for row in rows)
+
+
+def python_tag():
+    """ "cp311" for CPython 3.11; a free-threaded build adds its "t"."""
+    free_threaded = "t" if "t" in getattr(sys, "abiflags", "") else ""
+    return f"cp{sys.version_info.major}{sys.version_info.minor}{free_threaded}"
+
+
+def running_torch():
+    """The Torch of this process; imports torch."""
+    import torch
+
+    return Torch(
+        version=str(torch.__version__),
+        git_version=getattr(torch.version, "git_version", None),
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        cxx11_abi=bool(torch.compiled_with_cxx11_abi()),
+    )
+
+
+_lock = threading.RLock()
+_loaded = None
+_fallback = None  # keeps the Python-defined ops alive
+
+
+def load():
+    """Brings the dispatcher ops to life, once a process, and returns what was reached (`Loaded`).
+
+    Imports torch first: the bindings find its libraries only when they are mapped. Never opens a GPU driver.
+    Raises TwoCopiesError when another copy of apex is loaded already, InstallationError when a listed file is
+    missing or cannot be opened, and BindingMismatchError when none fits and APEX_STRICT is set.
+    """
+    global _loaded
+    if _loaded is None:
+        with _lock:
+            if _loaded is None:
+                _loaded = _load()
+    return _loaded
+
+
+def _fresh_lock():
+    global _lock
+    _lock = threading.RLock()  # a thread that held it does not exist in the child
+
+
+os.register_at_fork(after_in_child=_fresh_lock)
+
+
+def _load():
+    torch = running_torch()
+    _refuse_second_copy()
+    reference.register()
+    bindings = installed()
+    fit = fitting.choose(torch, python_tag(), bindings)
+    if fit.library:
+        return _load_native(fit)
+    _explain_mismatch(torch, bindings, fit)
+    _define_from_python()
+    return Loaded(False, None, fit.reason)
+
+
+def _load_native(fit):
+    import torch
+
+    from apex._loader import library
+
+    folder = tree.libraries() / fit.binding.folder
+    library.load()  # sets the resolver before an op of 3a can ask it
+    path = folder / LIBRARY
+    if not path.is_file():
+        raise _damaged(
+            f"the binding for torch {fit.binding.torch} is listed but its library is missing", path
+        )
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        raise _damaged(
+            f"the binding for torch {fit.binding.torch} cannot be opened: {error}", path
+        ) from error
+    module = _load_module(folder) if fit.module else None
+    return Loaded(True, module, fit.reason)
+
+
+def _load_module(folder):
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = folder / f"_C{suffix}"
+        if path.is_file():
+            break
+    else:
+        raise _damaged("the compiled Python module of this binding is listed but missing", folder / "_C")
+    spec = importlib.util.spec_from_file_location("apex._C", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["apex._C"] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules["apex._C"]
+        raise
+    return module
+
+
+def _damaged(what, path):
+    return InstallationError(
+        what,
+        wanted=str(path),
+        remedy="reinstall the wheel that `python -m apex` names, with --force-reinstall --no-deps",
+    )
+
+
+def _refuse_second_copy():
+    """A second 3a would die inside torch on the duplicate namespace, with a C++ backtrace for a message."""
+    import torch
+
+    from apex._loader import mapped
+
+    ours = tree.libraries().resolve()
+    for path in mapped.paths():
+        name = Path(path).name
+        if name in (LIBRARY, "libapex.so") and ours not in Path(path).resolve().parents:
+            raise _two_copies(path)
+        if name == LIBRARY:
+            return  # ours: an earlier load() got this far and failed after it
+    taken = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{NAMESPACE}::")]
+    if taken:
+        raise _two_copies(f"the dispatcher already holds {taken[0]}")
+
+
+def _two_copies(found):
+    return TwoCopiesError(
+        "two apex are loaded in this process",
+        wanted=f"the one in {tree.PACKAGE}",
+        found=str(found),
+        remedy="keep one: `python -m apex` lists the apex distributions that are installed",
+    )
+
+
+def _explain_mismatch(torch, bindings, fit):
+    if not bindings and not os.environ.get("APEX_STRICT"):
+        return  # a Python-only installation is no surprise; `python -m apex` says so
+    error = BindingMismatchError(
+        f"apex runs on its PyTorch reference: {fit.reason}",
+        wanted=f"a binding for torch {torch.version}, {python_tag()}",
+        available=[f"torch {b.torch} {b.python} ({b.built_against})" for b in bindings],
+        remedy=mismatch_remedy(torch),
+    )
+    if strict():
+        raise error
+    warnings.warn(str(error), SlowPathWarning, stacklevel=5)
+
+
+def mismatch_remedy(torch):
+    """One command that brings a binding for this torch."""
+    distribution = tree.build_facts().get("distribution") or distribution_for(torch)
+    if fitting.not_a_release(torch.version):
+        return (
+            "build apex against this torch, from its source tree: "
+            "APEX_BUILD_CPP_OPS=1 python -m pip install --no-build-isolation ."
+        )
+    return f"python -m pip install --upgrade --no-deps {distribution}"
+
+
+def distribution_for(torch):
+    """The distribution of apex that belongs to a build of torch."""
+    return "apex-rocm" if torch.hip else "apex-cuda" if torch.cuda else "apex-cpu"
+
+
+def strict():
+    """Whether APEX_STRICT asks for an error where a slower variant would run."""
+    return os.environ.get("APEX_STRICT", "0").lower() not in ("", "0", "false", "no", "off")
+
+
+def _define_from_python():
+    """The ops of namespace `apex` on the reference, for a torch that no binding was built for."""
+    global _fallback
+
+    def forward(name):
+        import torch
+
+        target = getattr(torch.ops.apex_reference, name).default
+        return lambda *arguments, **keywords: target(*arguments, **keywords)
+
+    _fallback = reference.define(NAMESPACE, forward)
+
+
+def ops():
+    """Names of the dispatcher ops that `load()` makes available as torch.ops.apex.<name>."""
+    return tuple(registry.schemas())

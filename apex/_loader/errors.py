@@ -1,0 +1,143 @@
+"""The catalogue of errors that apex raises.
+
+Every error carries fields (`wanted`, `found`, `available`, `remedy`); its text is made from them only when it
+is shown, so a program reads the fields and never parses the text. All derive from `ApexError`, which is a
+RuntimeError; errors that are the caller's own are a ValueError or a TypeError too.
+"""
+
+from __future__ import annotations
+
+
+class ApexError(RuntimeError):
+    """Something that apex cannot do here.
+
+    what:      one sentence, without advice
+    wanted:    what was asked for
+    found:     what is here instead
+    available: what could be had
+    remedy:    one command or one step that mends it
+    """
+
+    def __init__(self, what, *, wanted=None, found=None, available=(), remedy=None):
+        super().__init__(what)
+        self.what = what
+        self.wanted = wanted
+        self.found = found
+        self.available = tuple(available)
+        self.remedy = remedy
+
+    def fields(self):
+        """The error as plain values, for JSON."""
+        return {
+            "error": type(self).__name__,
+            "what": self.what,
+            "wanted": self.wanted,
+            "found": self.found,
+            "available": list(self.available),
+            "remedy": self.remedy,
+        }
+
+    def __str__(self):
+        lines = [self.what]
+        if self.wanted:
+            lines.append(f"  wanted:    {self.wanted}")
+        if self.found:
+            lines.append(f"  found:     {self.found}")
+        if self.available:
+            lines.append(f"  available: {', '.join(map(str, self.available))}")
+        if self.remedy:
+            lines.append(f"  remedy:    {self.remedy}")
+        return "\n".join(lines)
+
+    def __reduce__(self):  # the default would lose the fields when a worker process sends the error home
+        return _rebuild, (type(self), self.what, self.wanted, self.found, self.available, self.remedy)
+
+
+def _rebuild(kind, what, wanted, found, available, remedy):
+    return kind(what, wanted=wanted, found=found, available=available, remedy=remedy)
+
+
+class ArgumentError(ApexError, ValueError):
+    """A value that the caller passed does not fit."""
+
+
+class ArgumentTypeError(ApexError, TypeError):
+    """An argument's type or dtype does not fit."""
+
+
+class InstallationError(ApexError):
+    """What is installed cannot work: a file is missing, damaged, or belongs to somebody else."""
+
+
+class TwoCopiesError(InstallationError):
+    """A second apex is loaded in this process."""
+
+
+class BindingMismatchError(ApexError):
+    """No binding of this installation was built for the torch that runs."""
+
+
+class VariantUnavailableError(ApexError):
+    """The variant that APEX_VARIANT or APEX_STRICT asks for cannot run here."""
+
+
+class CompileError(ApexError):
+    """A run-time compiler refused a source; `found` ends with its log."""
+
+
+class ResolverError(ApexError):
+    """Choosing a variant failed; the first cause is `__cause__`."""
+
+
+class DriverError(ApexError):
+    """The vendor's driver refused; the text holds its code and name."""
+
+
+class NoDriverError(DriverError):
+    """The vendor's driver library is not on this machine."""
+
+
+class NoKernelError(ApexError):
+    """A code object was registered but lacks the kernel that was to be launched."""
+
+
+class ForkedError(DriverError):
+    """The driver was opened before fork(); it does not work in the child."""
+
+
+class ExecutorError(ApexError):
+    """The SIMT executor, a test tool, reported a fault."""
+
+
+class SlowPathWarning(RuntimeWarning):
+    """A slower variant serves an op; said once, with the reason."""
+
+
+# Values of apex_status in csrc/host/apex.h (tests/L0/loader/test_errors.py compares them with the header).
+OK = 0
+USE_REFERENCE = 1
+BY_STATUS = {
+    2: ArgumentError,
+    3: DriverError,
+    4: NoDriverError,
+    5: NoKernelError,
+    6: ForkedError,
+    7: ExecutorError,
+}
+
+_REMEDIES = {
+    NoDriverError: "install the GPU driver, or pass CPU tensors",
+    NoKernelError: "run `python -m apex`; it names the damaged pack",
+    ForkedError: 'start worker processes with multiprocessing.get_context("spawn")',
+}
+
+
+def from_status(status, text):
+    """The exception for a status of the C interface other than OK and USE_REFERENCE.
+
+    text: what apex_last_error() said, str.
+    """
+    kind = BY_STATUS.get(status)
+    if kind is None:
+        return ApexError(f"libapex answered with the unknown status {status}: {text}")
+    return kind(text or kind.__doc__, remedy=_REMEDIES.get(kind))

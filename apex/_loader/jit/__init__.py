@@ -1,0 +1,97 @@
+"""Compilation at run time: NVRTC and hipRTC, by ctypes, from the device sources of this installation.
+
+No toolkit, no header outside `apex/device`, no compiler process and no network. Code is compiled with the
+meaning of the packs' flags (flags.py), so that it agrees with them bit for bit, and kept in a disk cache
+(cache.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from apex._loader import elf
+from apex._loader.errors import CompileError
+from apex._loader.jit import cache, flags, hiprtc, nvrtc, sources
+
+
+class Compilers(Sequence):
+    """The run-time compilers that belong to a build of torch (a fit.Torch or None).
+
+    They are looked for when the sequence is first read: a process whose packs serve never opens one.
+    """
+
+    def __init__(self, torch):
+        self._torch = torch
+        self._found = None
+
+    def _list(self):
+        if self._found is None:
+            self._found = tuple(find(self._torch))
+        return self._found
+
+    def __getitem__(self, index):
+        return self._list()[index]
+
+    def __len__(self):
+        return len(self._list())
+
+
+def find(torch):
+    """Yields the machine.Compiler of each vendor that this build of torch was made for, where it can be
+    opened."""
+    for backend, version in ((nvrtc, torch and torch.cuda), (hiprtc, torch and torch.hip)):
+        if version:
+            compiler = backend.find(version)
+            if compiler:
+                yield compiler
+
+
+def absent(torch):
+    """vendor -> why there is no run-time compiler for it, for a build of torch."""
+    reasons = {}
+    for vendor, backend, version in (
+        ("cuda", nvrtc, torch and torch.cuda),
+        ("rocm", hiprtc, torch and torch.hip),
+    ):
+        if not version:
+            reasons[vendor] = f"this torch is not built for {'CUDA' if vendor == 'cuda' else 'ROCm'}"
+        elif backend.find(version) is None:
+            reasons[vendor] = backend.reason()
+    return reasons
+
+
+def build(unit, target):
+    """Machine code (or PTX) of a unit for a choose.JitTarget, as bytes, from the cache or compiled now.
+
+    Raises CompileError, with the compiler's log, when the source does not compile.
+    """
+    backend = nvrtc if target.compiler.vendor == "cuda" else hiprtc
+    source, headers = sources.read(unit)
+    options = flags.options(target)
+    key = cache.key(
+        unit=unit,
+        source=sources.digest(source, headers),
+        arch=target.arch,
+        kind=target.kind,
+        options=options,
+        compiler=backend.identity(target.compiler),
+        driver=_driver() if target.kind == "ptx" else None,
+    )
+    return cache.fetch(key, lambda: _compile(backend, unit, target, source, headers, options))
+
+
+def _compile(backend, unit, target, source, headers, options):
+    image = backend.compile(target, f"{unit}.cu", source, headers, options)
+    try:
+        contents = elf.read_code_object(image)
+    except elf.NotElf as error:
+        raise CompileError(f"the run-time compiler gave no code object for {unit}: {error}") from error
+    if not contents.kernels:
+        raise CompileError(f"the run-time compiler gave an object without kernels for {unit}")
+    return image
+
+
+def _driver():
+    from apex._loader import machine
+
+    return machine.here().cuda_driver

@@ -1,0 +1,21 @@
+"""Options of the run-time compilers, with the meaning of the packs' (build: `-O3 --fmad=false`,
+`-O3 -ffp-contract=off`). Contraction is off so that prebuilt, run-time compiled and PTX code agree bit for
+bit."""
+
+from __future__ import annotations
+
+
+def options(target):
+    """Options for a choose.JitTarget, as a tuple of str."""
+    if target.kind == "hsaco":
+        return (
+            f"--offload-arch={target.arch}",
+            "-O3",
+            "-std=c++17",
+            "-ffp-contract=off",
+            "-nogpuinc",
+            "-nogpulib",
+            f"-mcode-object-version={6 if target.arch.endswith('-generic') else 5}",
+        )
+    # NVRTC has no -O: it passes ptxas the same level 3 that nvcc -O3 does.
+    return (f"--gpu-architecture={target.arch}", "--std=c++17", "--fmad=false")

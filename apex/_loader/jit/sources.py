@@ -1,0 +1,32 @@
+"""The device sources, read into memory: the compilers get every header from there and search no folder."""
+
+from __future__ import annotations
+
+import hashlib
+
+from apex._loader import tree
+from apex._loader.errors import InstallationError
+
+
+def read(unit):
+    """(source of `unit`, {header name: text}), bytes each. Raises InstallationError if they are not
+    installed."""
+    folder = tree.device_sources()
+    file = folder / f"{unit}.cu" if folder else None
+    if file is None or not file.is_file():
+        raise InstallationError(
+            f"the device source of {unit} is not installed",
+            wanted=f"{unit}.cu",
+            found=str(folder or tree.built()),
+        )
+    return file.read_bytes(), {path.name: path.read_bytes() for path in sorted(folder.glob("*.h"))}
+
+
+def digest(source, headers):
+    """SHA-256, in hex, over the source and all headers with their names."""
+    total = hashlib.sha256()
+    for name, text in (("", source), *sorted(headers.items())):
+        for part in (name.encode(), text):
+            total.update(len(part).to_bytes(8, "little"))
+            total.update(part)
+    return total.hexdigest()

@@ -1,0 +1,103 @@
+"""The registry of extensions and the dispatcher schemas, as this installation holds them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+from apex._loader import tree
+from apex._loader.errors import InstallationError
+
+
+@dataclass(frozen=True)
+class Extension:
+    """One import name of public apex, such as amp_C. `state` is "complete" or "planned"."""
+
+    name: str
+    group: str
+    ops: tuple[str, ...]
+    state: str
+    release: str | None
+
+
+@dataclass(frozen=True)
+class Schema:
+    """One dispatcher op: its name, the text that torch.library takes, and whether it returns nothing."""
+
+    name: str
+    text: str
+    returns_nothing: bool
+
+
+@functools.cache
+def extensions():
+    """name -> Extension, in the registry's order; empty if this installation has no registry."""
+    source, built = tree.registry_files()
+    data = _toml(source) if source else None
+    if data is None:
+        data = tree.read_json(built) if built else {}
+    rows = data if isinstance(data, list) else (data or {}).get("extension", [])
+    return {row["name"]: _extension(row) for row in rows}
+
+
+def _extension(row):
+    return Extension(
+        name=row["name"],
+        group=row.get("group", ""),
+        ops=tuple(row.get("ops", ())),
+        state=row.get("state", "planned"),
+        release=row.get("release"),
+    )
+
+
+def _toml(path):
+    """The parsed file, or None where no TOML reader is: Python 3.10 without tomli, whose wheels hold JSON."""
+    try:
+        import tomllib
+    except ModuleNotFoundError:
+        try:
+            import tomli as tomllib
+        except ModuleNotFoundError:
+            return None
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def schemas():
+    """op name -> Schema, in the file's order."""
+    path = tree.schemas()
+    if path is None:
+        raise InstallationError(
+            "apex is not whole: its list of ops is missing",
+            wanted="ops.schemas",
+            found=f"no such file in {tree.built()}",
+            remedy="reinstall the wheel: python -m pip install --force-reinstall --no-deps apex-cuda (-rocm, -cpu)",
+        )
+    return parse_schemas(path.read_text(encoding="utf-8"))
+
+
+def parse_schemas(text):
+    """op name -> Schema from the lines of ops.schemas; `#` begins a comment line."""
+    found = {}
+    for line in text.splitlines():
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        name = re.match(r"\w+", line)
+        if name is None or "->" not in line:
+            raise ValueError(f"not a schema: {line!r}")
+        found[name[0]] = Schema(name[0], line, line.rsplit("->", 1)[1].strip() == "()")
+    return found
+
+
+@functools.cache
+def units():
+    """Names of the device sources: every op that has one, and helpers such as table kernels.
+
+    A unit is what is compiled, packed and chosen; most bear the name of an op.
+    """
+    folder = tree.device_sources()
+    if folder is None:
+        return tuple(schemas())
+    return tuple(sorted(path.stem for path in folder.glob("*.cu")))

@@ -1,0 +1,91 @@
+"""Where the parts of this installation lie.
+
+An installed wheel holds everything inside `apex/`. In a source checkout the built parts are under
+`build/tree/apex/` (the environment variable APEX_TREE names another folder that holds `apex/`) and the
+sources are in `csrc/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def checkout():
+    """Root of the source checkout this package runs from, or None for an installed wheel."""
+    root = PACKAGE.parent
+    return root if (root / "csrc" / "extensions.toml").is_file() else None
+
+
+def built():
+    """The folder that holds `lib/`, `packs/` and the built data files."""
+    named = os.environ.get("APEX_TREE")
+    if named:
+        return Path(named) / "apex"
+    root = checkout()
+    return root / "build" / "tree" / "apex" if root else PACKAGE
+
+
+def _first(*candidates):
+    for path in candidates:
+        if path is not None and path.exists():
+            return path
+    return None
+
+
+def _source(*parts):
+    root = checkout()
+    return root.joinpath("csrc", *parts) if root else None
+
+
+def libraries():
+    """Folder of libapex.so, bindings.json and the folders of the bindings; it need not exist."""
+    return built() / "lib"
+
+
+def packs():
+    """Folder of the kernel packs, one folder an arch; it need not exist."""
+    return built() / "packs"
+
+
+def device_sources():
+    """Folder of the device sources (*.cu, *.h), or None."""
+    return _first(built() / "device", _source("device"), PACKAGE / "device")
+
+
+def schemas():
+    """The file of dispatcher schemas, or None. A checkout's own file is newer than what was built from it."""
+    return _first(_source("ops.schemas"), built() / "ops.schemas", PACKAGE / "ops.schemas")
+
+
+def registry_files():
+    """(extensions.toml or None, extensions.json or None)"""
+    built_json = _first(built() / "extensions.json", PACKAGE / "extensions.json")
+    return _first(_source("extensions.toml")), built_json
+
+
+def build_facts():
+    """What the build wrote about itself (build.json): version, local label, toolchains; {} without one."""
+    return read_json(built() / "build.json") or {}
+
+
+def version():
+    """The version of this installation, such as "1.10.0+cu130"; a checkout has no local label."""
+    facts = build_facts()
+    found, local = facts.get("version"), facts.get("local")
+    if found:
+        return f"{found}+{local}" if local and "+" not in found else found
+    root = checkout()
+    text = _first(root / "version.txt") if root else None
+    return text.read_text().strip() if text else "0+unknown"
+
+
+def read_json(path):
+    """The parsed file, or None if it is absent or not JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

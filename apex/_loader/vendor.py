@@ -1,0 +1,84 @@
+"""The vendor's library that belongs to torch, by one rule for all of them.
+
+1. A copy that this process has mapped already. Two copies: the one torch's libraries name.
+2. The one that torch's libraries name as NEEDED, in the folders they would search.
+3. That same versioned name by the dynamic linker, as torch itself would get it.
+Never an unversioned name, never /opt/rocm or /usr/local/cuda first: a second runtime in one process does not
+know torch's streams.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from apex._loader import elf, mapped
+
+
+@dataclass(frozen=True)
+class Found:
+    """Path or versioned name of a library, or None with the reason."""
+
+    path: str | None
+    reason: str
+    is_mapped: bool = False
+
+
+def torch_folder():
+    """Folder of torch's shared libraries without importing torch, or None."""
+    module = sys.modules.get("torch")
+    if module is not None and getattr(module, "__file__", None):
+        return Path(module.__file__).parent / "lib"
+    import importlib.util
+
+    spec = importlib.util.find_spec("torch")
+    return Path(spec.origin).parent / "lib" if spec and spec.origin else None
+
+
+def find(stem, folder=None):
+    """The library whose soname begins with `stem` ("libnvrtc.so"), a Found.
+
+    folder: of torch's libraries; by default the installed torch's.
+    """
+    folder = Path(folder) if folder else torch_folder()
+    named = _needed(stem, folder) if folder else None
+    copies = mapped.find(stem)
+    if copies:
+        ours = os.path.realpath(named) if named else None
+        path = ours if ours in copies else copies[0]
+        return Found(path, "mapped in this process", True)
+    if named:
+        return Found(named, "named by torch's libraries")
+    where = f"the torch libraries in {folder} name none" if folder else "torch is not installed"
+    return Found(None, f"no {stem} is mapped, and {where}")
+
+
+def _needed(stem, folder):
+    """Path, or failing that the versioned soname, of what the libraries in `folder` need."""
+    versioned = None
+    for path in sorted(folder.glob("lib*.so*")):
+        if not path.name.startswith(("libtorch", "libc10", "libcaffe2")):
+            continue
+        try:
+            library = elf.read_shared_library(path)
+        except (OSError, ValueError):
+            continue
+        for name in library.needed:
+            if not name.startswith(stem):
+                continue
+            for place in (folder, *map(Path, library.runpath)):
+                if (place / name).is_file():
+                    return str(place / name)
+            if name != stem:
+                versioned = name
+    return versioned
+
+
+def open_library(found):
+    """The ctypes library of a Found that has a path. Raises OSError."""
+    if found.is_mapped:
+        return ctypes.CDLL(found.path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    return ctypes.CDLL(found.path)
