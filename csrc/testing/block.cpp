@@ -7,6 +7,7 @@ namespace simt {
 const Position* current = nullptr;
 Block* block = nullptr;
 void (*on_block_end)() = nullptr;
+volatile bool in_atomic = false;
 
 namespace {
 Fiber& me() { return *static_cast<Fiber*>(self); }

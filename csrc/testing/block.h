@@ -9,7 +9,6 @@ struct Warp {
   unsigned live = 0, arrived = 0, generation = 0;
   // Two sets of slots are enough: nobody can post the next value before all have read the last but one.
   unsigned long long slot[2][warp_size];
-  // What the exchange is for; lanes that meet in different kinds are an error like different lines.
 };
 
 struct SharedArray {

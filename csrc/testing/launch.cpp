@@ -104,7 +104,7 @@ void register_kernel(const char* name, void (*function)(), Invoke invoke, const 
 }
 }  // namespace simt
 
-// Runs a kernel to its end. "": no fault, else what went wrong; valid until this thread's next launch.
+// Runs a kernel to its end. Null: no fault, else what went wrong; valid until this thread's next launch.
 SIMT_EXPORT const char* simt_launch(const char* kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                     unsigned block_x, unsigned block_y, unsigned block_z,
                                     size_t dynamic_shared_bytes, unsigned order, void** parameters) {
@@ -112,8 +112,7 @@ SIMT_EXPORT const char* simt_launch(const char* kernel, unsigned grid_x, unsigne
   const simt::Kernel* k = simt::find_kernel(kernel);
   if (!k) error = std::string("no kernel ") + kernel;
   else error = simt::launch(*k, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, dynamic_shared_bytes, order, parameters);
-  if (k && !error.empty()) error = std::string(kernel) + ": " + error;
-  return error.c_str();
+  return error.empty() ? nullptr : error.c_str();
 }
 
 // One block of every launch, by its linear index: 64-bit indexing is tested on sparse memory that way. -1: all.

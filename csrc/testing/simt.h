@@ -52,9 +52,19 @@ void* dynamic_shared();
 
 // While one lives, the race detector takes accesses as atomic: they conflict only with plain ones.
 // (Threads switch only in the functions above, so a plain read-modify-write is atomic here.)
+extern volatile bool in_atomic;
 struct Atomic {
-  Atomic();
-  ~Atomic();
+  Atomic() {
+    in_atomic = true;
+    keep_order();
+  }
+  ~Atomic() {
+    keep_order();
+    in_atomic = false;
+  }
+
+ private:
+  static void keep_order() { asm volatile("" ::: "memory"); }
 };
 
 // ---- kernels by name, arguments as cuLaunchKernel takes them -----------------------------------------

@@ -39,6 +39,7 @@ class Flavour:
         engine_flags: for the executor itself.
         link_flags: for the library.
         engine: sources of the executor.
+        sanitized: needs AddressSanitizer preloaded, and takes its memory from it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Flavour:
     engine_flags: tuple[str, ...]
     link_flags: tuple[str, ...] = ()
     engine: tuple[str, ...] = ENGINE
+    sanitized: bool = False
 
 
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -53,7 +55,8 @@ FLAVOURS = {
     flavour.name: flavour
     for flavour in (
         Flavour("plain", ("-O2", "-g1"), ("-O2", "-g1")),
-        Flavour("asan", ("-O1", "-g", *_SANITIZERS), ("-O1", "-g", *_SANITIZERS), _SANITIZERS),
+        Flavour("asan", ("-O1", "-g", *_SANITIZERS), ("-O1", "-g", *_SANITIZERS), _SANITIZERS,
+                sanitized=True),
         # The compiler's hooks without their runtime: race.cpp defines them. The executor has none.
         Flavour("race", ("-O1", "-g", "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"),
                 ("-O2", "-g1"), (), (*ENGINE, "race.cpp")),
