@@ -27,10 +27,18 @@ struct Access {
     return thread / warp_size != f.warp || warp_barriers == f.warp_barriers;
   }
 };
-// The last writer, and two readers: with one alone, a thread that reads what others read too and then writes
-// it would hide them.
+// The last access of a kind, and the last by another thread before it: with one alone, a thread that reads
+// what others read too and then writes it would hide them (and so would its own atomic after theirs).
+struct Last {
+  Access by, by_another;
+
+  void note(const Access& a) {
+    if (by.thread != a.thread) by_another = by;
+    by = a;
+  }
+};
 struct Byte {
-  Access writer, reader, other_reader;
+  Last write, read;
 };
 
 std::vector<Byte> bytes_of[Block::most_arrays];  // of each shared array, made at its first access
@@ -69,18 +77,13 @@ void touch(const void* address, size_t size, bool write, bool atomic, const void
   for (size_t i = begin; i < begin + size && i < array->bytes; ++i) {
     Byte& byte = bytes_of[index][i];
     const auto conflicts = [&](const Access& a) { return a.concurrent_with(f) && !(a.atomic && now.atomic); };
-    const char* does = write ? "writes" : "reads";
-    if (b->error.empty()) {
-      if (conflicts(byte.writer)) report(byte.writer, "wrote", now, does, *array, i);
-      else if (write && conflicts(byte.reader)) report(byte.reader, "read", now, does, *array, i);
-      else if (write && conflicts(byte.other_reader)) report(byte.other_reader, "read", now, does, *array, i);
-    }
-    if (write) {
-      byte.writer = now;
-    } else {
-      if (byte.reader.thread != now.thread) byte.other_reader = byte.reader;
-      byte.reader = now;
-    }
+    const auto check = [&](const Last& last, const char* did) {
+      for (const Access* a : {&last.by, &last.by_another})
+        if (b->error.empty() && conflicts(*a)) report(*a, did, now, write ? "writes" : "reads", *array, i);
+    };
+    check(byte.write, "wrote");
+    if (write) check(byte.read, "read");
+    (write ? byte.write : byte.read).note(now);
   }
 }
 
