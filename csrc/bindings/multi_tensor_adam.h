@@ -124,7 +124,7 @@ APEX_PYTHON_OP(multi_tensor_adam, m) {
             [&](const auto& t, bool last) { call.reference(t, last); });
       },
       py::arg("plan"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
-  py::class_<apex::AdamCall>(m, "AdamCall")
+  py::class_<apex::AdamCall>(m, "multi_tensor_adam_call")
       .def(py::init([](double lr, double beta1, double beta2, double eps, int64_t step, int64_t mode, bool bias_correction,
                        double weight_decay, std::optional<at::Tensor> lr_tensor, std::optional<at::Tensor> step_tensor,
                        bool advance_step, std::optional<at::Tensor> inv_scale, std::optional<at::Tensor> found_inf,

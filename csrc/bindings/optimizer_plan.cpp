@@ -4,15 +4,17 @@
 
 namespace apex {
 OptimizerPlan::OptimizerPlan(std::vector<std::string> names, uint32_t written,
-                             std::vector<std::vector<at::Tensor>> lists, std::vector<at::Tensor> watched)
-    : names_(std::move(names)), written_(written), lists_(std::move(lists)), watched_(std::move(watched)) {
+                             std::vector<std::vector<at::Tensor>> lists, std::vector<at::Tensor> watched,
+                             size_t gradients_of)
+    : names_(std::move(names)), written_(written), lists_(std::move(lists)), watched_(std::move(watched)), gradients_of_(gradients_of) {
   TORCH_CHECK_VALUE(names_.size() == lists_.size() + 1 && !lists_.empty(), "one name a list, gradients first");
+  TORCH_CHECK_VALUE(gradients_of_ < lists_.size(), "gradients_of names no list: ", gradients_of_);
   for (size_t k = 0; k < lists_.size(); ++k)
     TORCH_CHECK_VALUE(lists_[k].size() == lists_[0].size(), names_[k + 1], " holds ", lists_[k].size(),
                       " tensors but ", names_[1], " holds ", lists_[0].size());
   source_ = [this](size_t list, size_t index) -> const at::Tensor& {
     if (list > 0) return lists_[list - 1][index];
-    return gradients_ ? (*gradients_)[index] : lists_[0][index].grad();
+    return gradients_ ? (*gradients_)[index] : lists_[gradients_of_][index].grad();
   };
 }
 

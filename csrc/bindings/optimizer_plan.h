@@ -10,8 +10,9 @@ class APEX_TORCH_API OptimizerPlan {
  public:
   // `names` begins with the gradients' name; `lists` holds the others: parameters first, then their states.
   // `watched` are parameters that have no state yet. Bit k of `written`: the op writes list k (0: gradients).
+  // `gradients_of`: the one of `lists` whose tensors' .grad are the gradients.
   OptimizerPlan(std::vector<std::string> names, uint32_t written, std::vector<std::vector<at::Tensor>> lists,
-                std::vector<at::Tensor> watched);
+                std::vector<at::Tensor> watched, size_t gradients_of);
 
   // Whether a watched parameter has received a gradient: its state is to be made, and a new plan.
   bool watched_has_gradient() const;
@@ -32,6 +33,7 @@ class APEX_TORCH_API OptimizerPlan {
   uint32_t written_;
   std::vector<std::vector<at::Tensor>> lists_;
   std::vector<at::Tensor> watched_;
+  size_t gradients_of_;
   std::optional<std::vector<at::Tensor>> gradients_;
   TensorSource source_;
   std::unique_ptr<TensorPlan> plan_;

@@ -5,7 +5,7 @@
 #include <torch/library.h>
 
 TORCH_LIBRARY(apex, m) {
-#define APEX_SCHEMA(text) m.def(text);
+#define APEX_SCHEMA(text) m.def(text, {at::Tag::pt2_compliant_tag});
 #include "ops_schemas.inc"
 #undef APEX_SCHEMA
 }

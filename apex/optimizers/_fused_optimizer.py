@@ -1,0 +1,181 @@
+"""What the fused optimizers share: plans, states in full precision, and states loaded from any checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import warnings
+
+import torch
+
+from apex.optimizers._plan import make_plan
+
+SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def full_precision(dtype):
+    """The dtype that states and master weights have: float64 for float64 parameters, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers that update all parameters of a group in one launch per dtype.
+
+    Subclasses name their per-parameter states in `state_names` (each a full-precision tensor shaped like its
+    parameter) and call `_plan(index)` in `step`. A group's step count is `group["step"]`, one for the whole
+    group: a parameter that receives a gradient only now and then is corrected by the group's count.
+    """
+
+    state_names = ()
+
+    def __init__(self, params, defaults, set_grad_none=True):
+        self._plans = {}
+        self.set_grad_none = set_grad_none
+        super().__init__(params, defaults)
+
+    # ---- plans ---------------------------------------------------------------------------------------
+
+    def _plan(self, index):
+        """The plan of group `index`, made anew when its parameters, states or gradients' presence changed."""
+        group = self.param_groups[index]
+        made_for, plan = self._plans.get(index, ((), None))
+        params = group["params"]
+        if plan is None or len(made_for) != len(params) or not all(map(operator.is_, made_for, params)):
+            plan = self._make_plan(index)
+        elif plan.watched_has_gradient():
+            plan = self._make_plan(index)
+        if plan.shards is not None:
+            plan = self._follow_shards(index, plan)
+        return plan
+
+    def _make_plan(self, index):
+        params = self.param_groups[index]["params"]
+        self._check_parameters(index, params)
+        ready = [p for p in params if p.grad is not None or self.state.get(p)]
+        for p in ready:
+            self._init_state(p)
+        waiting = [p for p in params if p.grad is None and not self.state.get(p)]
+        lists = [[_local(t) for t in column] for column in self._lists(ready)]
+        names = ["gradient of parameter", "parameter", *self._list_names()]
+        plan = make_plan(names, self._written(), lists, waiting, self._gradients_of())
+        plan.shards = [(p, _local(p)) for p in ready] if any(map(_is_sharded, ready)) else None
+        self._plans[index] = (list(params), plan)
+        return plan
+
+    def _follow_shards(self, index, plan):
+        """A DTensor's gradient is a DTensor too: its local shard is handed over at every step."""
+        if any(_local(p) is not local for p, local in plan.shards):
+            plan = self._make_plan(index)
+        plan.set_gradients([None if p.grad is None else _local_gradient(p) for p, _ in plan.shards])
+        return plan
+
+    def _lists(self, params):
+        """The op's lists but the gradients, for these parameters: params, then one list for each state."""
+        return [params, *([self.state[p][name] for p in params] for name in self.state_names)]
+
+    def _list_names(self):
+        return self.state_names
+
+    def _written(self):
+        return ((1 << (len(self.state_names) + 2)) - 1) & ~1  # everything but the gradients
+
+    def _gradients_of(self):
+        return 0  # which list's tensors hold .grad: the parameters
+
+    def _init_state(self, p):
+        state = self.state[p]
+        for name in self.state_names:
+            if name not in state:
+                state[name] = torch.zeros_like(p, dtype=full_precision(p.dtype), requires_grad=False)
+            elif _local(state[name]).stride() != _local(p).stride():
+                state[name] = torch.empty_like(p, dtype=state[name].dtype).copy_(state[name])
+
+    def _check_parameters(self, index, params):
+        kinds = {_local(p).device.type for p in params}
+        for i, p in enumerate(params):
+            where = f"{type(self).__name__}: parameter {i} of group {index}"
+            if p.dtype not in SUPPORTED_DTYPES:
+                raise TypeError(f"{where} is {p.dtype}; float16, bfloat16, float32 or float64 is required")
+            if len(kinds) > 1 and p.device.type != params[0].device.type:
+                raise ValueError(
+                    f"{where} is on {p.device} but parameter 0 is on {params[0].device}: put parameters of the "
+                    "CPU and of an accelerator into separate groups"
+                )
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise RuntimeError(f"{where} has a sparse gradient: fused optimizers take dense ones")
+
+    # ---- the interface of torch.optim.Optimizer ----------------------------------------------------------
+
+    def zero_grad(self, set_to_none=None):
+        """Drops gradients, or zeroes them if set_grad_none (or set_to_none here) is False."""
+        super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        self._plans.clear()
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._plans = {}
+
+    def __getstate__(self):
+        state = super().__getstate__()
+        return {**state, "set_grad_none": self.set_grad_none}
+
+    @torch._disable_dynamo
+    def load_state_dict(self, state_dict):
+        """Takes public apex's layout (`step` in the group) and torch's (`step` in each parameter's state).
+
+        States keep their own precision: torch would round them to the parameter's dtype.
+        """
+        super().load_state_dict(state_dict)
+        saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
+        here = itertools.chain.from_iterable(g["params"] for g in self.param_groups)
+        for key, p in zip(saved, here, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                if name in self._float_states() and isinstance(value, torch.Tensor):
+                    self.state[p][name] = _copy_like(value, p, full_precision(p.dtype))
+        for index, group in enumerate(self.param_groups):
+            self._load_step(index, group)
+        self._plans.clear()
+
+    def _float_states(self):
+        return self.state_names
+
+    def _load_step(self, index, group):
+        steps = [self.state[p].pop("step") for p in group["params"] if "step" in self.state.get(p, ())]
+        if steps and "step" not in group:
+            counts = {int(step) for step in steps}
+            if len(counts) > 1:
+                warnings.warn(
+                    f"{type(self).__name__}: the checkpoint holds step counts {min(counts)} to {max(counts)} in "
+                    f"group {index}; fused optimizers keep one a group and continue from {max(counts)}",
+                    stacklevel=3,
+                )
+            group["step"] = max(counts)
+
+
+def _is_sharded(tensor):
+    return hasattr(tensor, "_local_tensor")
+
+
+def _local(tensor):
+    """The tensor of this rank behind a DTensor; any other tensor as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _local_gradient(p):
+    grad = p.grad
+    if _is_sharded(grad) and grad.placements != p.placements:
+        grad = grad.redistribute(placements=p.placements)
+    return _local(grad)
+
+
+def _copy_like(value, p, dtype):
+    """`value` with the device, layout and sharding of `p`, in `dtype`."""
+    if value.shape != p.shape:
+        raise ValueError(f"a loaded state has shape {tuple(value.shape)}, its parameter {tuple(p.shape)}")
+    copy = torch.empty_like(p, dtype=dtype, requires_grad=False)
+    with torch.no_grad():
+        copy.copy_(value)
+    return copy

@@ -1,0 +1,80 @@
+"""Plans: how an optimizer hands its tensors to a multi-tensor op at every step.
+
+The native plan (C++, `_C.OptimizerPlan`) checks and re-reads all tensors in microseconds and launches once per
+dtype. Where no binding fits this torch, or a parameter is laid out as no kernel takes it, ReferencePlan does
+the same work through the reference op, on any device.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apex._loader import bindings
+
+
+def make_plan(names, written, lists, watched, gradients_of=0):
+    """A plan over `lists` (parameters first, then their states), whose gradients are read at each step.
+
+    names: what errors call each list, the gradients' name first. written: bit k is set if the op writes list k
+    (bit 0: gradients). watched: parameters without state; see `watched_has_gradient`. gradients_of: the list
+    whose tensors' .grad are the gradients.
+    """
+    native = bindings.load().module
+    if native is None or not all(_is_dense(t) for tensors in lists for t in tensors):
+        return ReferencePlan(lists, watched, gradients_of)
+    return NativePlan(native, native.OptimizerPlan(names, written, lists, watched, gradients_of))
+
+
+def _is_dense(tensor):
+    return tensor.layout == torch.strided and torch._prims_common.is_non_overlapping_and_dense(tensor)
+
+
+class NativePlan:
+    def __init__(self, module, plan):
+        self._module = module
+        self._plan = plan
+        self.watched_has_gradient = plan.watched_has_gradient
+        self.set_gradients = plan.set_gradients
+
+    def run(self, op, **scalars):
+        """One step of `op` (multi_tensor_adam, ...); scalars are the op's, by the names of its schema.
+
+        Returns the number of launches: one per device and combination of dtypes.
+        """
+        call = getattr(self._module, f"{op}_call")(**scalars)
+        getattr(self._module, f"{op}_step")(self._plan, call)
+        return self._plan.launches
+
+
+class ReferencePlan:
+    def __init__(self, lists, watched, gradients_of):
+        self._lists = lists
+        self._watched = watched
+        self._gradients_of = gradients_of
+        self._gradients = None
+
+    def watched_has_gradient(self):
+        return any(p.grad is not None for p in self._watched)
+
+    def set_gradients(self, gradients):
+        self._gradients = gradients
+
+    def run(self, op, **scalars):
+        owners = self._lists[self._gradients_of]
+        grads = [p.grad for p in owners] if self._gradients is None else self._gradients
+        by_device = {}
+        for row in zip(grads, *self._lists, strict=True):
+            if row[0] is not None:
+                by_device.setdefault(row[1].device, []).append(row)
+        if len(by_device) > 1 and scalars.get("step_tensor") is not None:
+            raise ValueError(f"{op}: one step tensor cannot serve several devices: {sorted(map(str, by_device))}")
+        for rows in by_device.values():
+            _call_reference(op, [list(column) for column in zip(*rows, strict=True)], scalars)
+        return len(by_device)
+
+
+def _call_reference(op, lists, scalars):
+    reference = getattr(torch.ops.apex_reference, op)
+    tensor_lists = sum(str(a.type) == "List[Tensor]" for a in reference.default._schema.arguments)
+    missing = [[] for _ in range(tensor_lists - len(lists))]  # an optional last list, as master weights have
+    reference(*lists, *missing, **scalars)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import torch
+
+from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
+
+__all__ = ["FusedAdam"]
+
+
+class FusedAdam(FusedOptimizer):
+    """Adam and AdamW with every parameter of one dtype updated in a single launch.
+
+    A drop-in for torch.optim.AdamW, or torch.optim.Adam with ``adam_w_mode=False``; the interface is that of
+    public apex. Parameters: float16, bfloat16, float32 (states in float32) and float64, mixed at will.
+
+    Args:
+        params: parameters, or dicts that define groups.
+        lr: learning rate.
+        bias_correction: divide the averages by 1 - beta^step.
+        betas: decay of the averages of the gradient and of its square.
+        eps: added to the denominator.
+        adam_w_mode: decoupled weight decay (AdamW) if True, an L2 penalty (Adam) if False.
+        weight_decay: its strength.
+        amsgrad: must be False.
+        set_grad_none: zero_grad() drops gradients rather than zeroing them.
+        capturable: learning rate and step count live on the device as tensors, so that a step can be captured
+            in a CUDA graph and replayed; ``group["lr"]`` may be changed in place between replays.
+        master_weights: keep float32 copies of the parameters and update those; the parameters are their
+            roundings. Saved by state_dict() as ``master_param``.
+
+    Raises:
+        RuntimeError: amsgrad, or a sparse gradient.
+        TypeError, ValueError: parameters of another dtype, or of CPU and accelerator in one group.
+
+    Sources: arXiv:1412.6980, arXiv:1711.05101; numerics and state layout of public apex.
+    """
+
+    state_names = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        bias_correction=True,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        adam_w_mode=True,
+        weight_decay=0.0,
+        amsgrad=False,
+        set_grad_none=True,
+        capturable=False,
+        master_weights=False,
+    ):
+        if amsgrad:
+            raise RuntimeError("FusedAdam does not support the AMSGrad variant")
+        if not float(lr) >= 0.0:
+            raise ValueError(f"lr must not be negative: {lr}")
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"betas must lie in [0, 1): {betas}")
+        if not eps >= 0.0:
+            raise ValueError(f"eps must not be negative: {eps}")
+        self.adam_w_mode = 1 if adam_w_mode else 0
+        self.capturable = capturable
+        self.master_weights = master_weights
+        defaults = dict(
+            lr=lr, bias_correction=bias_correction, betas=betas, eps=eps, weight_decay=weight_decay
+        )
+        super().__init__(params, defaults, set_grad_none)
+        if capturable:
+            self._step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scaling to step()
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        if self.capturable:
+            self._move_scalars_to_device(self.param_groups[-1])
+
+    def _move_scalars_to_device(self, group):
+        if not group["params"]:
+            return
+        device = group["params"][0].device
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
+        if "step" in group:
+            step = torch.as_tensor(group["step"]).to(device=device, dtype=torch.int32)
+            group["step"] = step.reshape(1).clone()
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            if self.capturable:
+                self._move_scalars_to_device(group)
+            else:
+                group.update({k: v.item() for k, v in group.items() if isinstance(v, torch.Tensor)})
+
+    # ---- master weights ------------------------------------------------------------------------------
+
+    @property
+    def param_groups_master(self):
+        """Groups of master weights, paired with param_groups; None in each place without master_weights."""
+        return [
+            {"params": [self._master(p) if self.master_weights else None for p in group["params"]]}
+            for group in self.param_groups
+        ]
+
+    def _master(self, p):
+        state = self.state[p]
+        if "master_param" not in state:
+            state["master_param"] = p.detach().clone().to(full_precision(p.dtype))
+        return state["master_param"]
+
+    def _lists(self, params):
+        lists = super()._lists(params)
+        if self.master_weights:
+            return [[self._master(p) for p in params], *lists[1:], params]
+        return lists
+
+    def _list_names(self):
+        return (*self.state_names, "model parameter") if self.master_weights else self.state_names
+
+    def _written(self):
+        return super()._written() | (1 << 4 if self.master_weights else 0)
+
+    def _gradients_of(self):
+        return 3 if self.master_weights else 0  # masters have no .grad: the model's parameters do
+
+    def _float_states(self):
+        return (*self.state_names, "master_param")
+
+    # ---- the step --------------------------------------------------------------------------------------
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def step(
+        self,
+        closure=None,
+        grads=None,
+        output_params=None,
+        scale=None,
+        grad_norms=None,
+        grad_scaler=None,
+    ):
+        """One update of every parameter that has a gradient.
+
+        closure: evaluates the model again and returns the loss, which step() then returns. grad_scaler: with
+        capturable, a torch.amp.GradScaler whose scale and overflow flag are applied on the device (the scaler
+        passes itself). The other arguments are public apex's deprecated ones and must stay None.
+        """
+        if any(argument is not None for argument in (grads, output_params, scale, grad_norms)):
+            raise RuntimeError(
+                "FusedAdam.step() takes no gradients, output_params, scale or grad_norms: construct it like "
+                "torch.optim.AdamW and call step()"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for index, group in enumerate(self.param_groups):
+            if group["params"]:
+                self._step_group(index, group, grad_scaler)
+        return loss
+
+    def _step_group(self, index, group, grad_scaler):
+        plan = self._plan(index)
+        beta1, beta2 = group["betas"]
+        scalars = dict(
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            mode=self.adam_w_mode,
+            bias_correction=bool(group["bias_correction"]),
+            weight_decay=group["weight_decay"],
+        )
+        if self.capturable:
+            scalars |= self._scalars_on_device(group, grad_scaler)
+        else:
+            group["step"] = group.get("step", 0) + 1
+            scalars |= dict(lr=float(group["lr"]), step=group["step"])
+        if not plan.run("multi_tensor_adam", **scalars) and self.capturable:
+            group["step"] += 1  # no launch, so no kernel that advances it
+
+    def _scalars_on_device(self, group, grad_scaler):
+        device = group["params"][0].device
+        if "step" not in group:
+            group["step"] = torch.zeros(1, dtype=torch.int32, device=device)
+        scalars = dict(lr=0.0, lr_tensor=group["lr"], step=0, step_tensor=group["step"], advance_step=True)
+        if not isinstance(group["lr"], torch.Tensor):
+            scalars |= dict(lr=float(group["lr"]), lr_tensor=None)
+        if grad_scaler is not None:
+            scalars["found_inf"] = grad_scaler._check_inf_per_device(self)[device]
+            scalars["inv_scale"] = grad_scaler._get_scale_async().to(torch.float32).reciprocal()
+        return scalars

@@ -1,0 +1,35 @@
+"""What the multi-tensor references share."""
+
+import torch
+
+
+def math_dtype(*tensors):
+    """float64 if any tensor holds it, else float32: references compute no finer than the kernels."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def note_non_finite(noop_flag, *tensors):
+    """Sets noop_flag to 1, without a host synchronisation, if any element is inf or nan."""
+    for tensor in tensors:
+        if noop_flag is not None and tensor.numel():
+            bad = ~torch.isfinite(tensor).all()
+            noop_flag.masked_fill_(bad.to(noop_flag.device), 1)
+
+
+def skip_mask(found_inf, noop_flag):
+    """A boolean tensor that says "leave everything as it is", or None if nothing can say so."""
+    masks = []
+    if found_inf is not None:
+        masks.append(found_inf.reshape(()) != 0)
+    if noop_flag is not None:
+        masks.append(noop_flag.reshape(()) == 1)
+    if not masks:
+        return None
+    return masks[0] if len(masks) == 1 else masks[0] | masks[1]
+
+
+def write(target, value, skip):
+    """target[:] = value, unless `skip` (see skip_mask) holds."""
+    if skip is not None:
+        value = torch.where(skip, target.to(value.dtype), value)
+    target.copy_(value)
