@@ -1,0 +1,171 @@
+"""The bindings of one torch: libapex_torch.so (3a) and, for one Python, _C (3b).
+
+Both are ONE translation unit: torch's headers cost seconds a file, an op next to nothing. They are linked
+against empty libraries that carry the right sonames, so neither torch's nor apex's libraries are needed to
+build them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from build_matrix import REPOSITORY, digest, host_compiler, manylinux, registry
+from build_matrix.errors import GateError
+from build_matrix.headers import TorchHeaders
+from build_matrix.host_compiler import HostCompiler
+from build_matrix.pythons import Python
+from build_matrix.store import Result, WorkUnit
+
+CSRC = REPOSITORY / "csrc"
+BINDINGS = CSRC / "bindings"
+INCLUDE = [CSRC, BINDINGS]
+TORCH_LIBRARY, PYTHON_MODULE = "libapex_torch.so", "_C"
+# C++20 for every torch: 2.14 and later need it, older ones take it.
+FLAGS = [
+    "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-march=x86-64",
+    "-D_GLIBCXX_USE_CXX11_ABI=1", "-Wall",
+]  # fmt: skip
+TORCH_SYMBOLS = """{
+  global: apex_torch_*; extern "C++" { apex::*; typeinfo?for?apex::*; typeinfo?name?for?apex::*;
+  vtable?for?apex::*; }; local: *;
+};
+"""
+PYTHON_SYMBOLS = "{ global: PyInit__C; local: *; };\n"
+
+
+def generated(ops: list[str], schemas: list[str]) -> dict[str, str]:
+    """The files that torch_library.cpp and python_module.cpp include: one line an op, one line a schema."""
+    return {
+        "ops.inc": "".join(f'#include "bindings/{op}.h"\n' for op in ops),
+        "ops_schemas.inc": "".join(f"APEX_SCHEMA({json.dumps(schema)})\n" for schema in schemas),
+    }
+
+
+def _sources(python: bool) -> list[Path]:
+    """3b is what begins with `python`, 3a the rest; torch_library.cpp, which says what unit this is, comes
+    first."""
+    chosen = [path for path in sorted(BINDINGS.glob("*.cpp")) if path.name.startswith("python") == python]
+    return sorted(chosen, key=lambda path: path.name != "torch_library.cpp")
+
+
+def _identity(python: bool) -> dict[str, str]:
+    ops = [BINDINGS / f"{op}.h" for op in registry.Registry.load().ops()]
+    found: dict[str, Path] = {}
+    for source in [*_sources(python), *ops, *host_compiler.compat_sources()]:
+        for path in digest.closure(source, INCLUDE).values():
+            found[str(path.relative_to(REPOSITORY))] = path
+    return {name: digest.of_file(path) for name, path in sorted(found.items())}
+
+
+def _unit(
+    kind: str,
+    output: str,
+    compiler: HostCompiler,
+    headers: TorchHeaders,
+    extra: list[str],
+    needed: list[str],
+    link: list[str],
+    symbols: str,
+    python: Python | None = None,
+) -> WorkUnit:
+    inc = generated(registry.Registry.load().ops(), registry.schemas())
+    forced = ["-include", str(host_compiler.COMPAT / "old_glibc.h")]
+
+    def make(folder: Path) -> None:
+        work = folder / "work"
+        work.mkdir()
+        for name, text in inc.items():
+            (work / name).write_text(text)
+        unit = work / f"{output.partition('.')[0]}.cpp"
+        unit.write_text(
+            "".join(f'#include "bindings/{path.name}"\n' for path in _sources(python is not None))
+        )
+        include = [f"-I{work}", *(f"-I{path}" for path in INCLUDE)]
+        flags = [*FLAGS, *extra, *forced, *include, *headers.flags(), f"-ffile-prefix-map={folder}=."]
+        objects = [work / "unit.o"]
+        compiler.compile(unit, objects[0], flags)
+        for source in host_compiler.compat_sources():
+            objects.append(work / f"{source.stem}.o")
+            compiler.compile(source, objects[-1], ["-std=c++20", "-O2", "-fPIC", *forced, f"-I{CSRC}"])
+        for soname in needed:
+            compiler.stub(soname, work)
+        (work / "symbols.map").write_text(symbols)
+        libraries = ["-Wl,--no-as-needed", *(f"-l:{soname}" for soname in needed), "-Wl,--as-needed"]
+        script = f"-Wl,--version-script={work / 'symbols.map'}"
+        compiler.link(objects, folder / output, [f"-L{work}", *libraries, *link, script])
+        manylinux.check(folder / output)
+        shutil.rmtree(work)
+
+    inputs = {
+        "sources": _identity(python is not None),
+        "generated": inc,
+        "headers": [headers.release, headers.git_version, headers.identity],
+        "flags": [*FLAGS, *extra],
+        "link": [*needed, *link, symbols],
+        "compiler": compiler.describe(),
+        "python": [python.tag, python.version] if python else [],
+    }
+    tag = f" {python.tag}" if python else ""
+    return WorkUnit(kind, f"torch {headers.release}{tag}", inputs, make)
+
+
+def torch_library(headers: TorchHeaders) -> WorkUnit:
+    """3a: needs c10 and torch_cpu, and libapex.so one folder up."""
+    needed = ["libapex.so", "libc10.so", "libtorch_cpu.so"]
+    link = [
+        f"-Wl,-soname,{TORCH_LIBRARY}",
+        "-Wl,-rpath,$ORIGIN/..",
+        "-Wl,--enable-new-dtags",
+        "-l:libdl.so.2",
+    ]
+    return _unit("3a", TORCH_LIBRARY, host_compiler.find(), headers, [], needed, link, TORCH_SYMBOLS)
+
+
+def python_module(headers: TorchHeaders, python: Python) -> WorkUnit:
+    """3b: needs 3a beside it, and torch_python."""
+    extra = [f"-DTORCH_EXTENSION_NAME={PYTHON_MODULE}", "-isystem", str(python.include)]
+    needed = [TORCH_LIBRARY, "libapex.so", "libc10.so", "libtorch_cpu.so", "libtorch_python.so"]
+    link = ["-Wl,-rpath,$ORIGIN:$ORIGIN/..", "-Wl,--enable-new-dtags"]
+    output = f"{PYTHON_MODULE}{python.suffix}"
+    compiler = host_compiler.find()
+    return _unit("3b", output, compiler, headers, extra, needed, link, PYTHON_SYMBOLS, python)
+
+
+def place(results: list[Result], minor: str, library: Path) -> Path:
+    """Copies what was built into `library`/torch2.13. Returns that folder."""
+    target = library / f"torch{minor}"
+    target.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        for path in result.folder.glob("*.so"):
+            shutil.copyfile(path, target / path.name)
+    return target
+
+
+def entry(headers: TorchHeaders, python: Python) -> dict[str, object]:
+    """A line of bindings.json. The grade says what is known when it was built; receipts raise it."""
+    return {
+        "torch": headers.minor,
+        "built_against": headers.version,
+        "git_version": headers.git_version,
+        "python": python.tag,
+        "cxx11_abi": True,
+        "folder": f"torch{headers.minor}",
+        "grade": "linked, never loaded",
+    }
+
+
+def check_symbols(libapex: Path, bindings: list[Path]) -> None:
+    """Stubs let anything link: raises GateError where a binding wants what libapex.so does not export."""
+    from build_matrix.elf import SHT_DYNSYM, Elf
+
+    exported = {s.name for s in Elf.read(libapex).symbols(SHT_DYNSYM) if s.section}
+    for path in bindings:
+        symbols = Elf.read(path).symbols(SHT_DYNSYM)
+        wanted = {s.name for s in symbols if not s.section and s.name.startswith("apex_")}
+        own = {s.name for p in path.parent.glob("*.so") for s in Elf.read(p).symbols(SHT_DYNSYM) if s.section}
+        if missing := sorted(wanted - exported - own):
+            raise GateError(
+                str(path.name), [f"wants {name}, which libapex.so does not export" for name in missing]
+            )

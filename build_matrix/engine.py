@@ -1,0 +1,42 @@
+"""Runs work units: on threads of this machine, or on a Dask cluster when one is named.
+
+Units are independent of each other; what depends on their outputs is a unit of a later call. Most of a unit's
+time is spent in a compiler's own process, so threads are enough.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from build_matrix.store import Result, Store, WorkUnit
+
+
+class Engine:
+    """`finished` holds every result in the order of completion of calls, for the report."""
+
+    def __init__(self, store: Store, jobs: int | None = None, tell: Callable[[Result], None] | None = None):
+        self.store = store
+        self.jobs = jobs or int(os.environ.get("APEX_JOBS") or os.cpu_count() or 1)
+        self.tell = tell or (lambda result: None)
+        self.finished: list[Result] = []
+
+    def run(self, units: list[WorkUnit]) -> list[Result]:
+        """Results in the order of `units`. The first fault ends it; units that are done stay in the store."""
+        with ThreadPoolExecutor(self.jobs) as pool:
+            futures = [pool.submit(self.store.build, unit) for unit in units]
+            results = []
+            try:
+                for future in futures:
+                    results.append(future.result())
+                    self.tell(results[-1])
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                raise
+        self.finished += results
+        return results
+
+    def one(self, unit: WorkUnit) -> Result:
+        return self.run([unit])[0]

@@ -1,0 +1,129 @@
+"""torch's C++ headers of one release: of the installed torch when it is that very version, else out of its
+wheel on the package index by range requests (about 11 MB of 500)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_matrix import digest, package_index, pins
+from build_matrix.errors import PackageIndexError, PinError
+from build_matrix.range_zip import RangeZip
+from build_matrix.store import Store, WorkUnit
+
+WHEEL = re.compile(r"torch-(?P<version>[^-]+)-(?P<python>cp\d+)-(?P<abi>cp\d+)-manylinux\w*_x86_64\.whl")
+
+
+@dataclass(frozen=True)
+class TorchHeaders:
+    """`version` as torch says it (2.13.0+cpu), `identity` a digest of all header files."""
+
+    version: str
+    git_version: str
+    cuda: str | None
+    include: Path
+    identity: str
+    installed: bool
+
+    @property
+    def minor(self) -> str:
+        """2.13: the folder and the name of a binding."""
+        return ".".join(self.version.split(".")[:2])
+
+    @property
+    def release(self) -> str:
+        return self.version.partition("+")[0]
+
+    def flags(self) -> list[str]:
+        return ["-isystem", str(self.include), "-isystem", str(self.include / "torch/csrc/api/include")]
+
+
+def installed_version(python: str = sys.executable) -> str | None:
+    """The version of the torch that this interpreter would import, or None; torch is not imported."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def obtain(version: str, store: Store) -> TorchHeaders:
+    """The headers of torch `version` (2.13.0, or 2.13.0+cpu as installed).
+
+    Raises PinError when their git_version is not the pinned one, PackageIndexError when no wheel is to be
+    had.
+    """
+    have = installed_version()
+    if have and version in (have, have.partition("+")[0]):
+        headers = _installed()
+    else:
+        headers = _fetched(version.partition("+")[0], store)
+    pin = pins.torch(headers.release)
+    if pin and pin.sha != headers.git_version:
+        raise PinError(f"torch {headers.release}", pin.sha, headers.git_version)
+    return headers
+
+
+def _installed() -> TorchHeaders:
+    distribution = importlib.metadata.distribution("torch")
+    package = Path(str(distribution.locate_file("torch")))
+    record = distribution.read_text("RECORD") or ""
+    # RECORD holds a digest of every header; only their lines count, so that identity does not depend on the
+    # rest.
+    lines = sorted(line for line in record.splitlines() if line.startswith("torch/include/"))
+    said = _say((package / "version.py").read_text())
+    identity = digest.of_values(lines) if lines else digest.of_values(said)
+    return TorchHeaders(**said, include=package / "include", identity=identity, installed=True)
+
+
+def _say(text: str) -> dict[str, str | None]:
+    """version, git_version and cuda out of torch/version.py, without running it."""
+
+    def value(name: str) -> str | None:
+        match = re.search(rf"^{name}\s*(?::[^=]+)?=\s*(?:'([^']*)'|\"([^\"]*)\"|None)", text, re.MULTILINE)
+        return (match[1] or match[2]) if match else None
+
+    return {"version": value("__version__"), "git_version": value("git_version"), "cuda": value("cuda")}
+
+
+def wheel_of(version: str) -> package_index.IndexFile:
+    """The smallest-tagged Linux wheel of a release: headers are the same for every Python."""
+    found = []
+    for file in package_index.files("torch"):
+        match = WHEEL.fullmatch(file.filename)
+        if match and match["version"] == version and match["python"] == match["abi"]:
+            found.append((int(match["python"][2:]), file))
+    if not found:
+        raise PackageIndexError(f"no index of pip's configuration holds a Linux wheel of torch {version}")
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _fetched(version: str, store: Store) -> TorchHeaders:
+    pin = pins.torch(version)
+    # With a pin the wheel need not be looked up to know whether the store has the headers.
+    inputs = {"version": version, "git_version": pin.sha} if pin else {"wheel": wheel_of(version).sha256}
+
+    def make(folder: Path) -> None:
+        archive = RangeZip(wheel_of(version).url)
+        digests = {}
+        for name, contents in archive.read(_wanted):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(contents)
+            digests[name] = digest.of_bytes(contents)
+        said = _say((folder / "torch/version.py").read_text())
+        del digests["torch/version.py"]
+        about = {**said, "identity": digest.of_values(digests), "downloaded": archive.downloaded}
+        (folder / "headers.json").write_text(json.dumps(about))
+
+    result = store.build(WorkUnit("headers", f"torch-{version}", inputs, make))
+    about = json.loads((result.folder / "headers.json").read_text())
+    about.pop("downloaded")
+    return TorchHeaders(**about, include=result.folder / "torch/include", installed=False)
+
+
+def _wanted(name: str) -> bool:
+    return name == "torch/version.py" or (name.startswith("torch/include/") and not name.endswith("/"))

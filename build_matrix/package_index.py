@@ -1,0 +1,99 @@
+"""The package index of pip's own configuration: which files a project has (PEP 691 JSON, or PEP 503
+pages)."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import os
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from functools import cache
+
+from build_matrix.errors import PackageIndexError
+
+DEFAULT = "https://pypi.org/simple"
+JSON = "application/vnd.pypi.simple.v1+json"
+TIMEOUT = 60
+
+
+@dataclass(frozen=True)
+class IndexFile:
+    filename: str
+    url: str
+    sha256: str
+
+
+@cache
+def _pip(key: str) -> str:
+    """A value of pip's configuration (environment, then files), or an empty string."""
+    variable = f"PIP_{key.upper().replace('-', '_')}"
+    if os.environ.get(variable):
+        return os.environ[variable]
+    command = [sys.executable, "-m", "pip", "config", "get", f"global.{key}"]
+    return subprocess.run(command, text=True, capture_output=True).stdout.strip()
+
+
+def urls() -> list[str]:
+    """The index roots, in pip's order; those that are not http are left to pip."""
+    found = [_pip("index-url") or DEFAULT, *_pip("extra-index-url").split()]
+    return [url.rstrip("/") for url in found if url.startswith("http")]
+
+
+@cache
+def tls() -> ssl.SSLContext:
+    """Trusts what pip trusts."""
+    return ssl.create_default_context(cafile=_pip("cert") or None)
+
+
+def files(project: str) -> list[IndexFile]:
+    """Every file of a project, over all index roots. Raises PackageIndexError when none answers."""
+    found: list[IndexFile] = []
+    reasons = []
+    for root in urls():
+        address = f"{root}/{project}/"
+        request = urllib.request.Request(address, headers={"Accept": f"{JSON}, text/html;q=0.1"})
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT, context=tls()) as answer:
+                body, kind, base = answer.read(), answer.headers.get_content_type(), answer.url
+        except (urllib.error.URLError, TimeoutError) as error:
+            reasons.append(f"{address}: {error}")
+            continue
+        found += _of_json(body, base) if kind == JSON else _of_page(body, base)
+    if not found:
+        raise PackageIndexError(f"no index holds {project}. " + "; ".join(reasons))
+    return found
+
+
+def _of_json(body: bytes, base: str) -> list[IndexFile]:
+    return [
+        IndexFile(f["filename"], urllib.parse.urljoin(base, f["url"]), f.get("hashes", {}).get("sha256", ""))
+        for f in json.loads(body)["files"]
+    ]
+
+
+class _Links(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attributes if tag == "a" and name == "href" and value]
+
+
+def _of_page(body: bytes, base: str) -> list[IndexFile]:
+    links = _Links()
+    links.feed(body.decode(errors="replace"))
+    found = []
+    for link in links.found:
+        address, fragment = urllib.parse.urldefrag(urllib.parse.urljoin(base, link))
+        name = urllib.parse.unquote(address.rpartition("/")[2])
+        found.append(
+            IndexFile(name, address, fragment.removeprefix("sha256=") if "sha256=" in fragment else "")
+        )
+    return found

@@ -1,0 +1,165 @@
+"""Fills a folder with every built part of `apex/` (all but Python sources): what the loader finds in a
+checkout under build/tree, and what a wheel holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from build_matrix import (
+    REPOSITORY,
+    bindings,
+    digest,
+    gate,
+    headers,
+    host_compiler,
+    host_library,
+    ledger,
+    packs,
+)
+from build_matrix import matrix as matrix_file
+from build_matrix.engine import Engine
+from build_matrix.pythons import Python
+from build_matrix.registry import Registry, device_units
+from build_matrix.store import WorkUnit
+from build_matrix.toolchains import Toolchain
+
+CSRC = REPOSITORY / "csrc"
+DEFAULT = REPOSITORY / "build/tree"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What goes into a tree: packs of `archs`, bindings of every (torch, python), for the accelerator
+    `name`."""
+
+    accelerator: str = "cpu"
+    archs: tuple[str, ...] = ()
+    torch: tuple[str, ...] = ()
+    pythons: tuple[Python, ...] = ()
+    local: str | None = None
+    extensions: tuple[str, ...] = field(default=())  #: top-level names; empty for every complete one
+
+
+def version() -> str:
+    return (REPOSITORY / "version.txt").read_text().strip()
+
+
+def label(request: Request) -> str:
+    """The local version label: what was asked for, else the accelerator's in the matrix."""
+    return (
+        request.local
+        if request.local is not None
+        else matrix_file.load().accelerator(request.accelerator).label
+    )
+
+
+def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
+    """Builds what is missing and lays everything under `target`/apex anew. Returns what build.json holds."""
+    toolchains = {arch: packs.toolchain_for(arch) for arch in request.archs}
+    torches = [headers.obtain(torch, engine.store) for torch in request.torch]
+    units = _all_units(toolchains, torches, request.pythons)
+    results = dict(zip([unit.key for unit in units], engine.run(units), strict=True))
+    library = engine.one(host_library.build(engine.store, engine.run))
+
+    root = target / f".apex-{os.getpid()}"
+    shutil.rmtree(root, ignore_errors=True)
+    host_library.place(library.folder, root / "lib")
+    manifests = _lay_packs(toolchains, results, root / "packs")
+    entries = _lay_bindings(torches, request.pythons, results, root / "lib")
+    facts = _facts(request, toolchains, torches, entries)
+    _lay_data(root, facts, entries, manifests)
+    _swap(root, target / "apex")
+    return facts
+
+
+def _swap(new: Path, place: Path) -> None:
+    """Puts a finished tree in its place; a process that has the old libraries mapped keeps them."""
+    old = place.with_name(f"{new.name}-old")
+    if place.exists():
+        place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _all_units(
+    toolchains: dict[str, Toolchain], torches: list[headers.TorchHeaders], pythons: tuple[Python, ...]
+) -> list[WorkUnit]:
+    """Long ones first, so that the last thread to finish is not alone with a long one."""
+    units = [bindings.python_module(torch, python) for torch in torches for python in pythons]
+    units += [bindings.torch_library(torch) for torch in torches]
+    for arch, toolchain in toolchains.items():
+        units += packs.units(arch, toolchain)
+    return units
+
+
+def _lay_packs(toolchains: dict[str, Toolchain], results: dict, target: Path) -> dict[str, dict]:
+    manifests = {}
+    for arch, toolchain in toolchains.items():
+        chosen = [results[unit.key] for unit in packs.units(arch, toolchain)]
+        manifests[arch] = packs.assemble(arch, toolchain, chosen, target / arch)
+    gate.check_same_kernels({arch: packs.kernels(manifest) for arch, manifest in manifests.items()})
+    return manifests
+
+
+def _lay_bindings(
+    torches: list[headers.TorchHeaders], pythons: tuple[Python, ...], results: dict, library: Path
+) -> list[dict]:
+    entries = []
+    for torch in torches:
+        chosen = [results[bindings.torch_library(torch).key]]
+        chosen += [results[bindings.python_module(torch, python).key] for python in pythons]
+        folder = bindings.place(chosen, torch.minor, library)
+        bindings.check_symbols(library / "libapex.so", sorted(folder.glob("*.so")))
+        entries += [bindings.entry(torch, python) for python in pythons]
+    return entries
+
+
+def _facts(
+    request: Request,
+    toolchains: dict[str, Toolchain],
+    torches: list[headers.TorchHeaders],
+    entries: list[dict],
+) -> dict[str, object]:
+    compilers = {json.dumps(toolchain.describe(), sort_keys=True) for toolchain in toolchains.values()}
+    return {
+        "format": 1,
+        "version": version(),
+        "local": label(request),
+        "distribution": matrix_file.load().accelerator(request.accelerator).distribution,
+        "accelerator": request.accelerator,
+        "archs": list(request.archs),
+        "toolchains": [json.loads(compiler) for compiler in sorted(compilers)],
+        "host_compiler": host_compiler.find().describe(),
+        "torch": [{"release": torch.release, "git_version": torch.git_version} for torch in torches],
+        "python": sorted({entry["python"] for entry in entries}),
+        "source_sha256": source_digest(),
+    }
+
+
+def source_digest() -> str:
+    """One digest of everything that is compiled."""
+    files = sorted(path for path in CSRC.rglob("*") if path.is_file() and "testing" not in path.parts)
+    return digest.of_values({str(path.relative_to(CSRC)): digest.of_file(path) for path in files})
+
+
+def _lay_data(root: Path, facts: dict, entries: list[dict], manifests: dict[str, dict]) -> None:
+    (root / "device").mkdir(parents=True)
+    for path in sorted((CSRC / "device").glob("*")):
+        if path.suffix in (".cu", ".h"):
+            shutil.copyfile(path, root / "device" / path.name)
+    shutil.copyfile(CSRC / "ops.schemas", root / "ops.schemas")
+    vendor = facts["accelerator"]
+    archs = matrix_file.load().archs(vendor) if vendor != "cpu" else []
+    sources = {path.stem: digest.of_source(path) for path in device_units()}
+    coverage = ledger.ledger(facts["version"], manifests, archs, sources)
+    for name, value in {
+        "lib/bindings.json": entries,
+        "extensions.json": Registry.load().as_json(),
+        "coverage.json": coverage,
+        "build.json": facts,
+    }.items():
+        (root / name).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
