@@ -6,6 +6,10 @@ would run here. Subpackages are imported when they are first named.
 
 import importlib
 
+from apex._legacy import absent as _absent
+
+_absent.install()
+
 _SUBPACKAGES = (
     "amp",
     "optimizers",

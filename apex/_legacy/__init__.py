@@ -2,8 +2,8 @@
 
 A name whose extension is complete is a generated top-level module of the wheel (`module_text`) that takes its
 functions from `apex._legacy.<name>`. Any other name of the registry is absent: importing it raises
-ModuleNotFoundError, and `importlib.util.find_spec` gives None, because Megatron-LM, transformers, DeepSpeed and
-NeMo probe by these two. Once apex is imported, that error says which release brings the module.
+ModuleNotFoundError, and `importlib.util.find_spec` gives None, because Megatron-LM, transformers, DeepSpeed
+and NeMo probe by these two. Once apex is imported, that error says which release brings the module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 
 
 def module_text(name):
-    """Source of the generated top-level module `name`. It imports torch itself: users import it first of all."""
+    """Source of the generated top-level module `name`. It imports torch itself, as users may not have."""
     return f'"""Functions of public apex\'s {name}. Generated."""\n\nimport torch  # noqa: F401\n\n' + (
         f"from apex._legacy.{name} import *  # noqa: F403\n"
     )

@@ -115,7 +115,7 @@ def cuda_of_driver(text):
 
 
 def code_object_fits_runtime(version, rocm):
-    """Why the HIP runtime cannot load a code object of this version; None if it can, or if either is unknown."""
+    """Why the HIP runtime cannot load code objects of this version; None if it can, or nobody knows."""
     needed = _CODE_OBJECT_ROCM.get(version)
     if needed is None or rocm is None or needed <= rocm:
         return None

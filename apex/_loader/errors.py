@@ -109,6 +109,10 @@ class ExecutorError(ApexError):
     """The SIMT executor, a test tool, reported a fault."""
 
 
+class HostMemoryError(ApexError, MemoryError):
+    """Out of host memory."""
+
+
 class SlowPathWarning(RuntimeWarning):
     """A slower variant serves an op; said once, with the reason."""
 
@@ -123,6 +127,7 @@ BY_STATUS = {
     5: NoKernelError,
     6: ForkedError,
     7: ExecutorError,
+    8: HostMemoryError,
 }
 
 _REMEDIES = {

@@ -85,10 +85,8 @@ def match(torch, python, binding):
     if torch.minor != binding.torch:
         return _no(binding, f"built for torch {binding.torch}, running {torch.version}")
     if torch.cxx11_abi != binding.cxx11_abi:
-        return _no(
-            binding,
-            f"built with the {_abi(binding.cxx11_abi)} C++ ABI, torch {torch.version} has the {_abi(torch.cxx11_abi)} one",
-        )
+        built, runs = _abi(binding.cxx11_abi), _abi(torch.cxx11_abi)
+        return _no(binding, f"built with the {built} C++ ABI, torch {torch.version} has the {runs} one")
     if not same_build:
         foreign = not_a_release(torch.version)
         if foreign:

@@ -167,7 +167,7 @@ def torch_devices():
 
 
 def describe():
-    """This machine, read now. Opens a driver only where torch has a GPU; never raises for something absent."""
+    """This machine, read now. Opens a driver only where torch has a GPU; what is absent never raises."""
     from apex._loader import drivers, jit, library
 
     try:

@@ -51,7 +51,7 @@ class Pack:
 
 
 class _Units(Mapping):
-    """Describes a unit when it is first asked for: a process opens the objects it uses, not the whole wheel."""
+    """Describes a unit when it is asked for: a process opens the objects it uses, not the whole wheel."""
 
     def __init__(self, folder, arch, rows):
         self._folder, self._arch, self._rows, self._known = folder, arch, rows, {}

@@ -72,7 +72,7 @@ def schemas():
             "apex is not whole: its list of ops is missing",
             wanted="ops.schemas",
             found=f"no such file in {tree.built()}",
-            remedy="reinstall the wheel: python -m pip install --force-reinstall --no-deps apex-cuda (-rocm, -cpu)",
+            remedy="reinstall: python -m pip install --force-reinstall --no-deps apex-cuda (or -rocm, -cpu)",
         )
     return parse_schemas(path.read_text(encoding="utf-8"))
 

@@ -20,13 +20,9 @@ def make_plan(names, written, lists, watched, gradients_of=0):
     whose tensors' .grad are the gradients.
     """
     native = bindings.load().module
-    if native is None or not all(_is_dense(t) for tensors in lists for t in tensors):
+    if native is None or not all(native.is_dense(t) for tensors in lists for t in tensors):
         return ReferencePlan(lists, watched, gradients_of)
     return NativePlan(native, native.OptimizerPlan(names, written, lists, watched, gradients_of))
-
-
-def _is_dense(tensor):
-    return tensor.layout == torch.strided and torch._prims_common.is_non_overlapping_and_dense(tensor)
 
 
 class NativePlan:
@@ -67,7 +63,9 @@ class ReferencePlan:
             if row[0] is not None:
                 by_device.setdefault(row[1].device, []).append(row)
         if len(by_device) > 1 and scalars.get("step_tensor") is not None:
-            raise ValueError(f"{op}: one step tensor cannot serve several devices: {sorted(map(str, by_device))}")
+            raise ValueError(
+                f"{op}: one step tensor cannot serve several devices: {sorted(map(str, by_device))}"
+            )
         for rows in by_device.values():
             _call_reference(op, [list(column) for column in zip(*rows, strict=True)], scalars)
         return len(by_device)

@@ -30,7 +30,7 @@ _threads_guard = threading.Lock()
 
 
 def folder():
-    """Folder of the cache: APEX_CACHE_DIR, else apex/ in the user's cache folder; None if there is no home."""
+    """Folder of the cache: APEX_CACHE_DIR, else apex/ in the user's cache folder; None without a home."""
     named = os.environ.get("APEX_CACHE_DIR")
     if named:
         return Path(named)
