@@ -3,6 +3,7 @@
 The emulator is no part of this project: ``APEX_AMD_EMULATOR`` names the folder of its run_hsaco.py, and
 ``TINYGRAD_SRC`` the tinygrad checkout that it takes the instructions' meaning from.
 """
+
 from __future__ import annotations
 
 import os
@@ -10,9 +11,9 @@ import pathlib
 import sys
 
 import numpy as np
+from simt.device import KernelFault, pack
 
 from emulated.toolchain import ROOT, compile_source
-from simt.device import KernelFault, pack
 
 _WAVE_ORDERS = {0: {}, 1: {"seed": 1, "quantum": 1}}  # waves as far as they can, one by one; or all in turns
 
@@ -49,7 +50,9 @@ class Emulator:
                 raise KernelFault(f"no unit for kernel {name}")
             unit = max(units, key=len)
             if unit not in self._objects:
-                self._objects[unit] = self._emulator.CodeObject(str(compile_source(self._sources[unit], self._arch)))
+                self._objects[unit] = self._emulator.CodeObject(
+                    str(compile_source(self._sources[unit], self._arch))
+                )
             try:
                 self._kernels[name] = self._objects[unit].kernel(name)
             except KeyError as error:
@@ -67,9 +70,11 @@ class Emulator:
         if len(arguments) != len(code.explicit):
             raise TypeError(f"{kernel} takes {len(code.explicit)} arguments, {len(arguments)} given")
         values = []
-        for argument, parameter in zip(arguments, code.explicit):
+        for argument, parameter in zip(arguments, code.explicit, strict=False):
             value = pack(argument, parameter[".size"])
-            values.append(int.from_bytes(value, "little") if parameter[".value_kind"] == "global_buffer" else value)
+            values.append(
+                int.from_bytes(value, "little") if parameter[".value_kind"] == "global_buffer" else value
+            )
         try:
             code.launch(grid, block, values, dynamic_lds=shared, **_WAVE_ORDERS[order])
         except self._emulator.EmuError as error:

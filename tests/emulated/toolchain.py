@@ -3,6 +3,7 @@
 ``APEX_ROCM_ROOT`` names the toolchain: a chroot made by ci/provision_rocm_toolchain.sh (default
 ``.toolchains/rocm``), or an installed ROCm (``/opt/rocm``).
 """
+
 from __future__ import annotations
 
 import functools
@@ -16,8 +17,19 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "build" / "emulated"
 ARCHES = ("gfx950", "gfx1100", "gfx1201")  # wave64 CDNA, wave32 RDNA3 and RDNA4: what the emulator knows
-FLAGS = ("-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-O3", "-std=c++17",
-         "-ffp-contract=off", "-fuse-cuid=none", "-mcode-object-version=5")
+FLAGS = (
+    "-x",
+    "hip",
+    "--cuda-device-only",
+    "--no-gpu-bundle-output",
+    "-nogpuinc",
+    "-nogpulib",
+    "-O3",
+    "-std=c++17",
+    "-ffp-contract=off",
+    "-fuse-cuid=none",
+    "-mcode-object-version=5",
+)
 SOURCE_FOLDERS = ("csrc/device", "csrc/testing")
 
 
@@ -27,7 +39,11 @@ def rocm_root() -> pathlib.Path:
 
 
 def _chrooted_clang(root: pathlib.Path) -> str | None:
-    found = sorted((root / "usr" / "bin").glob("clang++-[0-9]*")) if (root / "usr" / "bin" / "hipcc").exists() else []
+    found = (
+        sorted((root / "usr" / "bin").glob("clang++-[0-9]*"))
+        if (root / "usr" / "bin" / "hipcc").exists()
+        else []
+    )
     return f"/usr/bin/{found[-1].name}" if found and root != pathlib.Path("/") else None
 
 
@@ -57,10 +73,15 @@ def _enter(root: pathlib.Path) -> list[str]:
 
 
 def _sources() -> list[pathlib.Path]:
-    return sorted(path for folder in SOURCE_FOLDERS for path in (ROOT / folder).iterdir() if path.suffix in (".h", ".cu"))
+    return sorted(
+        path
+        for folder in SOURCE_FOLDERS
+        for path in (ROOT / folder).iterdir()
+        if path.suffix in (".h", ".cu")
+    )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _version(root: pathlib.Path) -> str:
     clang = _chrooted_clang(root)
     command = [*_enter(root), clang, "--version"] if clang else [_installed_clang(root), "--version"]
@@ -68,7 +89,7 @@ def _version(root: pathlib.Path) -> str:
 
 
 def _clang(folder: pathlib.Path, arguments: list[str]) -> list[str]:
-    """A clang command whose relative paths start at `folder`, which lies inside the chroot if there is one."""
+    """A clang command whose relative paths start at `folder`, inside the chroot if there is one."""
     root = rocm_root()
     if chrooted := _chrooted_clang(root):
         inside = "/" + str(folder.relative_to(root))

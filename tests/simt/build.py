@@ -3,6 +3,7 @@
 Objects and libraries lie under ``build/simt``, named by the hash of everything that went into them, so only
 what changed is compiled. ``python3 tests/simt/build.py plain 32`` prints the library's path.
 """
+
 from __future__ import annotations
 
 import functools
@@ -24,8 +25,17 @@ WARP_SIZES = (32, 64)
 
 # Contraction is off as in the packs. Hidden, and without unique symbols: several of these libraries are
 # loaded into one process, and each must keep to its own executor.
-COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique", "-ffp-contract=off",
-          "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-DGPU_SIMT")
+COMMON = (
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unknown-pragmas",
+    "-DGPU_SIMT",
+)
 ENGINE = ("fiber.cpp", "block.cpp", "fault.cpp", "launch.cpp")
 
 
@@ -55,11 +65,17 @@ FLAVOURS = {
     flavour.name: flavour
     for flavour in (
         Flavour("plain", ("-O2", "-g1"), ("-O2", "-g1")),
-        Flavour("asan", ("-O1", "-g", *_SANITIZERS), ("-O1", "-g", *_SANITIZERS), _SANITIZERS,
-                sanitized=True),
+        Flavour(
+            "asan", ("-O1", "-g", *_SANITIZERS), ("-O1", "-g", *_SANITIZERS), _SANITIZERS, sanitized=True
+        ),
         # The compiler's hooks without their runtime: race.cpp defines them. The executor has none.
-        Flavour("race", ("-O1", "-g", "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"),
-                ("-O2", "-g1"), (), (*ENGINE, "race.cpp")),
+        Flavour(
+            "race",
+            ("-O1", "-g", "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0"),
+            ("-O2", "-g1"),
+            (),
+            (*ENGINE, "race.cpp"),
+        ),
     )
 }
 
@@ -89,7 +105,7 @@ def compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _compiler_version(name: str) -> str:
     return subprocess.run([name, "--version"], check=True, capture_output=True, text=True).stdout
 
@@ -138,7 +154,9 @@ def _run_once(command: list[str], output: pathlib.Path) -> str:
 
 def _compile(source: pathlib.Path, flags: tuple[str, ...]) -> tuple[pathlib.Path, str]:
     files = _with_includes(source)
-    key = _digest(_compiler_version(compiler()), *flags, *(part for f in files for part in (f.name, f.read_bytes())))
+    key = _digest(
+        _compiler_version(compiler()), *flags, *(part for f in files for part in (f.name, f.read_bytes()))
+    )
     output = OUTPUT / "objects" / f"{source.stem}-{key}.o"
     includes = [f"-I{folder}" for folder in INCLUDES]
     command = [compiler(), "-x", "c++", *COMMON, *flags, *includes, "-c", str(source)]
@@ -171,22 +189,34 @@ def build(flavour: str, warp_size: int, sources: list[pathlib.Path] | None = Non
             library.warnings[source.stem] = messages
     key = _digest(*(path.name for path in objects), *kind.link_flags)
     library.path = OUTPUT / f"{flavour}-{warp_size}-{key}.so"
-    command = [compiler(), "-shared", "-Wl,-z,defs", *kind.link_flags, *map(str, objects), "-ldl", "-lpthread", "-lrt"]
+    command = [
+        compiler(),
+        "-shared",
+        "-Wl,-z,defs",
+        *kind.link_flags,
+        *map(str, objects),
+        "-ldl",
+        "-lpthread",
+        "-lrt",
+    ]
     _run_once(command, library.path)
     return library
 
 
 def sanitizer_preload() -> str:
     """LD_PRELOAD for a process that is to load a library of flavour "asan"."""
+
     def path(name: str) -> str:
-        return subprocess.run([compiler(), f"-print-file-name={name}"], check=True, capture_output=True,
-                              text=True).stdout.strip()
+        return subprocess.run(
+            [compiler(), f"-print-file-name={name}"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
     return f"{path('libasan.so')}:{path('libubsan.so')}"
 
 
 def main() -> int:
     """Builds the flavour and warp size named on the command line, prints the path."""
-    flavour, warp_size = (sys.argv + ["plain", "32"][len(sys.argv) - 1:])[1:3]
+    flavour, warp_size = (sys.argv + ["plain", "32"][len(sys.argv) - 1 :])[1:3]
     library = build(flavour, int(warp_size))
     for unit, text in library.failures.items():
         print(f"{unit} does not compile:\n{text}", file=sys.stderr)

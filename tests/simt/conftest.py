@@ -1,4 +1,5 @@
 """The fixture `device`: a test that takes it runs on every SIMT build and on the emulated AMD targets."""
+
 from __future__ import annotations
 
 import pathlib
@@ -8,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from simt.targets import Target, emulated_targets, executor_targets  # noqa: E402
+from simt.targets import Target, emulated_targets, executor_targets
 
 
 def _parameters(targets: list[Target]) -> list:

@@ -4,6 +4,7 @@ Behind it is a *service*: the SIMT executor in this process, one in a child proc
 emulator of AMD machine code. A service has ``warp_size`` and the methods ``allocate``, ``write``, ``read``,
 ``free`` and ``launch``; addresses are integers, valid in the service's process.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -17,7 +18,10 @@ class KernelFault(RuntimeError):
 
 
 class Buffer:
-    """Device memory with a dtype and a shape. `address` is what kernels take; it goes into structs and tables too."""
+    """Device memory with a dtype and a shape.
+
+    `address` is what kernels take; it goes into structs by value and into tables too.
+    """
 
     def __init__(self, service, address: int, dtype: np.dtype, shape: tuple[int, ...]):
         self._service = service
@@ -28,7 +32,11 @@ class Buffer:
 
     def numpy(self) -> np.ndarray:
         """A copy of what the buffer holds now."""
-        return np.frombuffer(self._service.read(self.address, self.nbytes), self.dtype).reshape(self.shape).copy()
+        return (
+            np.frombuffer(self._service.read(self.address, self.nbytes), self.dtype)
+            .reshape(self.shape)
+            .copy()
+        )
 
     def fill_from(self, array: np.ndarray) -> None:
         """Overwrites the buffer.
@@ -37,12 +45,14 @@ class Buffer:
             ValueError: the array has another dtype or shape.
         """
         if array.dtype != self.dtype or array.shape != self.shape:
-            raise ValueError(f"buffer is {self.dtype}{list(self.shape)}, array is {array.dtype}{list(array.shape)}")
+            raise ValueError(
+                f"buffer is {self.dtype}{list(self.shape)}, array is {array.dtype}{list(array.shape)}"
+            )
         self._service.write(self.address, np.ascontiguousarray(array).tobytes())
 
 
 def _encode(argument):
-    """An argument as services take it: bytes, or a plain int or float that gets the parameter's size there."""
+    """An argument as services take it: bytes, or a plain int or float, packed there."""
     if argument is None:
         return bytes(8)
     if isinstance(argument, Buffer):

@@ -1,4 +1,5 @@
 """Element types of kernels as numpy sees them. bfloat16 travels as its bits, in uint16."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -17,9 +18,14 @@ def from_bfloat16(bits: np.ndarray) -> np.ndarray:
 
 
 # How an element type is written in a kernel's name; "bf16" arrays hold bits.
-DTYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16), "f64": np.dtype(np.float64)}
+DTYPES = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(np.uint16),
+    "f64": np.dtype(np.float64),
+}
 # Half a unit in the last place, relative: what rounding a result to the type may cost.
-ROUNDING = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8 / 2, "f64": 2.0**-53}
+ROUNDING = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "f64": 2.0**-53}
 
 
 def encode(x, name: str) -> np.ndarray:

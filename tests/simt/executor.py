@@ -1,4 +1,5 @@
 """The SIMT executor from Python: loads a built library, holds memory for its kernels, launches them."""
+
 from __future__ import annotations
 
 import ctypes
@@ -12,7 +13,14 @@ _PAGE = mmap.PAGESIZE
 _ALIGNMENT = 16
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.malloc.restype = ctypes.c_void_p
@@ -39,7 +47,9 @@ class _PageMemory:
     def allocate(self, nbytes: int, offset: int) -> int:
         body = _up(max(nbytes + offset, 1), _PAGE)
         total = body + 2 * _PAGE
-        start = _libc.mmap(None, total, _READ_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+        start = _libc.mmap(
+            None, total, _READ_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0
+        )
         if start in (None, ctypes.c_void_p(-1).value):
             raise MemoryError(f"{nbytes} bytes of device memory")
         _libc.mprotect(start, _PAGE, _NO_ACCESS)
@@ -81,7 +91,7 @@ class Executor:
     def __init__(self, flavour: str, warp_size: int, sources: list[str] | None = None):
         """
         Args:
-            flavour: a key of build.FLAVOURS. "asan" works only in a process started with build.sanitizer_preload().
+            flavour: a key of build.FLAVOURS. "asan" loads only under build.sanitizer_preload().
             warp_size: 32 or 64.
             sources: device sources; None: all of csrc/device.
         """
@@ -112,12 +122,16 @@ class Executor:
         name = kernel.encode()
         count = self._functions.simt_parameter_count(name)
         if count < 0:
-            broken = "".join(f"\n{unit}: {text}" for unit, text in self.library.failures.items() if kernel.startswith(unit))
+            broken = "".join(
+                f"\n{unit}: {text}" for unit, text in self.library.failures.items() if kernel.startswith(unit)
+            )
             raise KernelFault(f"no kernel {kernel}{broken}")
         if count != len(arguments):
             raise TypeError(f"{kernel} takes {count} arguments, {len(arguments)} given")
         values = [pack(a, self._functions.simt_parameter_bytes(name, i)) for i, a in enumerate(arguments)]
-        pointers = (ctypes.c_void_p * max(count, 1))(*(ctypes.cast(ctypes.c_char_p(v), ctypes.c_void_p) for v in values))
+        pointers = (ctypes.c_void_p * max(count, 1))(
+            *(ctypes.cast(ctypes.c_char_p(v), ctypes.c_void_p) for v in values)
+        )
         sizes = [ctypes.c_uint(n) for n in (*grid, *block)]
         error = self.entry(name, *sizes, ctypes.c_size_t(shared), ctypes.c_uint(order), pointers)
         if error:

@@ -1,10 +1,12 @@
 """The machines that every kernel's test runs on, and the services behind them."""
+
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
 
 from emulated.toolchain import ARCHES, why_not
+
 from simt.build import FLAVOURS, SELFTEST, WARP_SIZES, sanitizer_preload
 from simt.device import Device
 from simt.executor import Executor
@@ -52,17 +54,24 @@ class Target:
 
 def executor_targets() -> list[Target]:
     """Every build, warp size and order of the executor."""
-    return [Target(f"{flavour}-{width}-{name}", flavour, width, order)
-            for flavour in FLAVOURS for width in WARP_SIZES for name, order in ORDERS.items()]
+    return [
+        Target(f"{flavour}-{width}-{name}", flavour, width, order)
+        for flavour in FLAVOURS
+        for width in WARP_SIZES
+        for name, order in ORDERS.items()
+    ]
 
 
 def emulated_targets() -> list[Target]:
     """Every arch of the emulator, waves in order and waves in turns."""
-    return [Target(f"emulated-{arch}-{name}", "emulated", arch, order)
-            for arch in ARCHES for name, order in (("in_order", 0), ("in_turns", 1))]
+    return [
+        Target(f"emulated-{arch}-{name}", "emulated", arch, order)
+        for arch in ARCHES
+        for name, order in (("in_order", 0), ("in_turns", 1))
+    ]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _service(flavour: str, variant: int | str, selftest: bool):
     """Services are kept: a library is loaded, a child started and an instruction compiled once a session."""
     sources = [str(SELFTEST)] if selftest else None

@@ -1,4 +1,5 @@
 """The executor itself: what it must run rightly, and the planted bugs that each build must name."""
+
 from __future__ import annotations
 
 import ctypes
@@ -69,15 +70,23 @@ class TestSemantics:
 
     def test_addresses_in_structs_and_tables(self, selftest_device):
         class Table(ctypes.Structure):
-            _fields_ = [("addresses", ctypes.c_uint64), ("sizes", ctypes.c_uint64), ("count", ctypes.c_uint32),
-                        ("reserved", ctypes.c_uint32)]
+            _fields_ = [
+                ("addresses", ctypes.c_uint64),
+                ("sizes", ctypes.c_uint64),
+                ("count", ctypes.c_uint32),
+                ("reserved", ctypes.c_uint32),
+            ]
 
         sizes = np.array([5, 0, 300, 64], np.int64)
-        lists = [selftest_device.put(np.arange(n, dtype=np.float32), offset=4 * k) for k, n in enumerate(sizes)]
-        table = Table(selftest_device.addresses(lists).address, selftest_device.put(sizes).address, len(sizes), 0)
+        lists = [
+            selftest_device.put(np.arange(n, dtype=np.float32), offset=4 * k) for k, n in enumerate(sizes)
+        ]
+        table = Table(
+            selftest_device.addresses(lists).address, selftest_device.put(sizes).address, len(sizes), 0
+        )
         total = selftest_device.full(2, 0)
         selftest_device.launch("selftest_addresses", 1, 128, [table, 0.5, 3, total])
-        for n, buffer in zip(sizes, lists):
+        for n, buffer in zip(sizes, lists, strict=False):
             np.testing.assert_array_equal(buffer.numpy(), np.arange(n, dtype=np.float32) * 0.5 + 3)
         np.testing.assert_array_equal(total.numpy(), [4, 0])
 
@@ -87,7 +96,14 @@ class TestSemantics:
         executor.launch("selftest_where", grid, block, [out])
         k = np.arange(12 * 60)
         b, t = k // 60, k % 60
-        expected = (t % 4 + 10 * (t // 4 % 3) + 100 * (t // 12) + 1000 * (b % 3) + 10000 * (b // 3 % 2) + 100000 * (b // 6))
+        expected = (
+            t % 4
+            + 10 * (t // 4 % 3)
+            + 100 * (t // 12)
+            + 1000 * (b % 3)
+            + 10000 * (b // 3 % 2)
+            + 100000 * (b // 6)
+        )
         np.testing.assert_array_equal(out.numpy(), expected)
 
     @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
@@ -97,7 +113,10 @@ class TestSemantics:
             n = width + 7
             out = device.full(n, 0, np.uint64)
             device.launch("selftest_ballot", 1, n, [out])
-            holds = [sum(1 << (t - first) for t in range(first, min(first + width, n)) if t % 3 == 0) for first in (0, width)]
+            holds = [
+                sum(1 << (t - first) for t in range(first, min(first + width, n)) if t % 3 == 0)
+                for first in (0, width)
+            ]
             np.testing.assert_array_equal(out.numpy(), [holds[t // width] for t in range(n)])
             device.close()
 
@@ -131,17 +150,25 @@ class TestWhatCannotGoOn:
 
     def test_divergent_barrier(self, executor):
         out = executor.full(64, 0)
-        assert re.search(r"barrier divergence: .* lines \d+ and \d+", fault_of(executor, "selftest_divergent_barrier", 64, [out]))
+        assert re.search(
+            r"barrier divergence: .* lines \d+ and \d+",
+            fault_of(executor, "selftest_divergent_barrier", 64, [out]),
+        )
 
     def test_divergent_shuffle(self, executor):
         out = executor.full(64, 0, np.uint32)
-        assert re.search(r"warp divergence: .* lines \d+ and \d+", fault_of(executor, "selftest_divergent_shuffle", 64, [out]))
+        assert re.search(
+            r"warp divergence: .* lines \d+ and \d+",
+            fault_of(executor, "selftest_divergent_shuffle", 64, [out]),
+        )
 
     def test_barrier_against_shuffle(self, executor):
         w = executor.warp_size
         out = executor.full(w, 0, np.uint32)
         said = fault_of(executor, "selftest_barrier_against_shuffle", w, [out])
-        assert re.search(rf"deadlock: {w // 2} threads at barrier line \d+; {w // 2} threads at exchange line \d+", said)
+        assert re.search(
+            rf"deadlock: {w // 2} threads at barrier line \d+; {w // 2} threads at exchange line \d+", said
+        )
 
     @pytest.mark.parametrize("kernel", ["selftest_spin", "selftest_spin_at_barrier"])
     def test_spinning(self, executor, kernel):
@@ -151,7 +178,9 @@ class TestWhatCannotGoOn:
         assert "time limit: the launch took over 0.2 s" in said
         assert "thread (" in said and "of block (0,0,0)" in said
 
-    @pytest.mark.parametrize("grid, block", [(1, 2048), (0, 64), (1, (1, 1, 65)), ((1, 65536), 1), (2**23, 512)])
+    @pytest.mark.parametrize(
+        "grid, block", [(1, 2048), (0, 64), (1, (1, 1, 65)), ((1, 65536), 1), (2**23, 512)]
+    )
     def test_bad_launches(self, executor, grid, block):
         assert "bad launch" in fault_of(executor, "selftest_spin", block, [None], grid=grid)
 
@@ -205,7 +234,9 @@ class TestPlantedMemoryBugs:
         assert "4096 * 599997 cannot be represented" in said or "599997 * 4096 cannot be represented" in said
 
     def test_division_by_zero(self, asan):
-        assert "division by zero" in fault_of(asan, "selftest_divide", 1, [asan.full(1, 0, np.int32), np.int32(0)])
+        assert "division by zero" in fault_of(
+            asan, "selftest_divide", 1, [asan.full(1, 0, np.int32), np.int32(0)]
+        )
 
     def test_a_new_child_follows_a_report(self, asan):
         fault_of(asan, "selftest_past_tensor", 64, [asan.full(64, 0), np.int32(64)])
@@ -217,7 +248,9 @@ class TestPlantedMemoryBugs:
 class TestPlainBuild:
     """Without a sanitizer a bad access is an error text where the processor faults, and never a crash."""
 
-    @pytest.fixture(params=[(f, w) for f in ("plain", "race") for w in WIDTHS], ids=lambda p: f"{p[0]}-{p[1]}")
+    @pytest.fixture(
+        params=[(f, w) for f in ("plain", "race") for w in WIDTHS], ids=lambda p: f"{p[0]}-{p[1]}"
+    )
     def plain(self, request):
         opened = _open(*request.param)
         yield opened
@@ -228,7 +261,9 @@ class TestPlainBuild:
 
     def test_past_the_guard(self, plain):
         said = fault_of(plain, "selftest_past_tensor", 64, [plain.full(1000, 0), np.int32(1000)])
-        assert "memory fault" in said and "thread (40,0,0) of block (0,0,0)" in said and "selftest.cu:" in said
+        assert (
+            "memory fault" in said and "thread (40,0,0) of block (0,0,0)" in said and "selftest.cu:" in said
+        )
 
     def test_misaligned_vector(self, plain):
         # Whether the processor faults is the compiler's choice of instruction; the result must not be wrong.
@@ -241,10 +276,14 @@ class TestPlainBuild:
             np.testing.assert_array_equal(out.numpy(), np.arange(32))
 
     def test_stack_overflow(self, plain):
-        assert "stack overflow of thread (0,0,0)" in fault_of(plain, "selftest_stack_overflow", 1, [plain.full(1, 0, np.uint8)])
+        assert "stack overflow of thread (0,0,0)" in fault_of(
+            plain, "selftest_stack_overflow", 1, [plain.full(1, 0, np.uint8)]
+        )
 
     def test_division_by_zero(self, plain):
-        assert "division by zero" in fault_of(plain, "selftest_divide", 1, [plain.full(1, 0, np.int32), np.int32(0)])
+        assert "division by zero" in fault_of(
+            plain, "selftest_divide", 1, [plain.full(1, 0, np.int32), np.int32(0)]
+        )
 
     def test_one_block_of_a_huge_grid(self, plain):
         row, blocks = 4096, 2**20
@@ -278,7 +317,9 @@ class TestRaces:
         assert "race" in fault_of(racing, "selftest_no_warp_barrier", 64, [racing.full(64, 0, np.uint32)])
 
     def test_plain_read_beside_atomics(self, racing):
-        assert "race" in fault_of(racing, "selftest_shared_atomics_and_read", 64, [racing.full(1, 0, np.uint32)])
+        assert "race" in fault_of(
+            racing, "selftest_shared_atomics_and_read", 64, [racing.full(1, 0, np.uint32)]
+        )
 
     def test_warp_greedy_orders_show_the_reused_buffer(self):
         """In the plain build the bug shows in a wrong sum, in some schedule: round robin hid it in all."""

@@ -3,8 +3,10 @@
 The child ends with a sanitizer's report; that becomes a KernelFault, and the next call starts a new child
 (whose memory is empty: a test does not outlive its fault).
 """
+
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pathlib
@@ -39,11 +41,14 @@ class Worker:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        self._output = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "simt.worker", str(theirs.fileno())], pass_fds=[theirs.fileno()], stderr=self._output,
-            env={**os.environ, "PYTHONPATH": path, **self._environment})
+            [sys.executable, "-m", "simt.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stderr=self._output,
+            env={**os.environ, "PYTHONPATH": path, **self._environment},
+        )
         theirs.close()
         self._connection = Connection(ours.detach())
         self._call("start", (self._factory, self._arguments))
@@ -82,10 +87,8 @@ class Worker:
     def free(self, address: int) -> None:
         """Frees memory, unless it went with a child that ended."""
         if self._child is not None:
-            try:
+            with contextlib.suppress(KeyError):
                 self._call("free", (address,))
-            except KeyError:
-                pass
 
     def stop(self) -> None:
         """Ends the child."""
@@ -115,7 +118,7 @@ def serve(connection: Connection) -> None:
             else:
                 result = getattr(service, method)(*arguments)
             answer = True, result
-        except Exception as error:  # noqa: BLE001 - whatever it is belongs to the caller
+        except Exception as error:
             answer = False, error
         connection.send(answer)
 
