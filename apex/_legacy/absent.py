@@ -2,9 +2,9 @@
 
 The finder stands last in sys.meta_path, so it is asked only for modules that nothing else has. For an import
 statement it raises ModuleNotFoundError with the release that brings the module. For everyone who merely looks
-(importlib.util.find_spec, pkgutil) it answers None as any finder would. The two are told apart by the caller's
-frame, because the import system offers no other way; where the frame is not recognised the answer is None, and
-Python's own "No module named ..." follows.
+(importlib.util.find_spec, pkgutil) it answers None as any finder would. The two are told apart by the
+caller's frame, because the import system offers no other way; where the frame is not recognised the answer is
+None, and Python's own "No module named ..." follows.
 """
 
 from __future__ import annotations

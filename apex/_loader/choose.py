@@ -117,6 +117,8 @@ def _judge(machine, unit, device, option, taken, forced, strict):
         return passed(f"APEX_VARIANT={forced}")
     if option.rank == REFERENCE and strict and not forced:
         return passed("APEX_STRICT is set")
+    if machine.binding and option.rank != REFERENCE:
+        return passed(f"no binding: {machine.binding}")
     failed = machine.failures.get((device.platform, device.index, unit, option.variant))
     if failed:
         return passed(failed)
@@ -178,13 +180,13 @@ def _pack_option(machine, unit, device, pack, rank):
 
 
 def _check_pack(machine, unit, device, pack):
-    fault = _arch_serves(pack, device) or pack.fault
+    fault = _arch_serves(pack, device) or pack.fault or _driver_fault(machine, device)
     if fault:
         return _unable(fault)
     code = pack.units.get(unit)
     if code is None:
         return _unable(f"the pack has no code for {unit}")
-    fault = code.fault or _object_fits(machine, device, code.contents)
+    fault = code.fault or _object_fits(machine, device, pack, code.contents)
     if fault:
         return _unable(fault)
     how = (
@@ -217,15 +219,27 @@ def _arch_serves(pack, device):
     return compatibility.cubin_serves(built, device.capability)
 
 
-def _object_fits(machine, device, contents):
+def _driver_fault(machine, device):
+    if device.platform != "cuda":
+        return None
+    return compatibility.driver_knows(device.capability, machine.cuda_driver)
+
+
+def _object_fits(machine, device, pack, contents):
     """Why this machine's driver or runtime cannot load the object; None if it can."""
     if contents.kind == "cubin":
-        return compatibility.toolkit_fits_driver(contents.toolkit, machine.cuda_driver)
+        toolkit = contents.toolkit or _toolkit(pack)  # cubins of older toolkits do not name theirs
+        return compatibility.toolkit_fits_driver(toolkit, machine.cuda_driver)
     if contents.kind == "ptx":
         return compatibility.ptx_fits_driver(contents.version, machine.cuda_driver)
     return compatibility.code_object_fits_runtime(
         contents.version, machine.hip_runtime
     ) or compatibility.features_fit(contents.features, device.features)
+
+
+def _toolkit(pack):
+    numbers = pack.compiler[1].split(".")
+    return (int(numbers[0]), int(numbers[1])) if len(numbers) > 1 and numbers[0].isdigit() else None
 
 
 # ---- JIT ---------------------------------------------------------------------------------------------------
@@ -242,6 +256,9 @@ def _check_jit(machine, unit, device):
         return _unable("APEX_JIT=0")
     if unit not in machine.sources:
         return _unable(f"the device source {unit}.cu is not installed")
+    fault = _driver_fault(machine, device)
+    if fault:
+        return _unable(fault)
     vendor = _VENDOR[device.platform]
     reasons = []
     for compiler in machine.compilers:

@@ -114,6 +114,18 @@ def cuda_of_driver(text):
     return _BRANCH_CUDA[max(known)]
 
 
+def nvrtc_archs(version):
+    """Archs that NVRTC of a CUDA version knows, for a machine whose NVRTC cannot be asked.
+
+    Read from nvrtcGetSupportedArchs of 12.8 and 13.0; other versions by the toolkits' release notes.
+    """
+    oldest = (7, 5) if version >= (13, 0) else (5, 0)
+    known = [arch for arch, since in _ARCH_CUDA.items() if oldest <= arch and since <= version]
+    if version >= (13, 0):
+        known.remove((10, 1))  # renamed to 11.0
+    return tuple(f"sm_{major}{minor}" for major, minor in sorted(known))
+
+
 def code_object_fits_runtime(version, rocm):
     """Why the HIP runtime cannot load code objects of this version; None if it can, or nobody knows."""
     needed = _CODE_OBJECT_ROCM.get(version)

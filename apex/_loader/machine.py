@@ -81,6 +81,7 @@ class Machine:
     no_compiler: vendor -> why there is none
     sources:     units whose device source is here
     env:         the switches of apex that are set
+    binding:     why no binding serves this torch, or None; then no native variant can be reached
     failures:    (platform, index, unit, variant) -> why that variant was tried here and failed
     """
 
@@ -99,6 +100,7 @@ class Machine:
     no_compiler: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    binding: str | None = None
     failures: Mapping[tuple[str, int, str, str], str] = field(default_factory=dict)
 
 
@@ -189,6 +191,7 @@ def describe():
         packs=packs.installed(),
         bindings=bindings.installed(),
         compilers=jit.Compilers(torch),
+        no_compiler=jit.Absent(torch),
         sources=registry.units() if tree.device_sources() else (),
         env={name: os.environ[name] for name in SWITCHES if name in os.environ},
     )

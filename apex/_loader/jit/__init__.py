@@ -7,7 +7,7 @@ meaning of the packs' flags (flags.py), so that it agrees with them bit for bit,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from apex._loader import elf
 from apex._loader.errors import CompileError
@@ -46,18 +46,22 @@ def find(torch):
                 yield compiler
 
 
-def absent(torch):
-    """vendor -> why there is no run-time compiler for it, for a build of torch."""
-    reasons = {}
-    for vendor, backend, version in (
-        ("cuda", nvrtc, torch and torch.cuda),
-        ("rocm", hiprtc, torch and torch.hip),
-    ):
-        if not version:
-            reasons[vendor] = f"this torch is not built for {'CUDA' if vendor == 'cuda' else 'ROCm'}"
-        elif backend.find(version) is None:
-            reasons[vendor] = backend.reason()
-    return reasons
+class Absent(Mapping):
+    """vendor -> why there is no run-time compiler for it, for a build of torch; found out when read."""
+
+    def __init__(self, torch):
+        self._torch = torch
+
+    def __getitem__(self, vendor):
+        backend, name = {"cuda": (nvrtc, "CUDA"), "rocm": (hiprtc, "ROCm")}[vendor]
+        toolkit = getattr(self._torch, "cuda" if vendor == "cuda" else "hip", None)
+        return backend.reason() if toolkit else f"this torch is not built for {name}"
+
+    def __iter__(self):
+        return iter(("cuda", "rocm"))
+
+    def __len__(self):
+        return 2
 
 
 def build(unit, target):

@@ -53,7 +53,7 @@ def fetch(key, make):
         found = read(place, key)
         if found is not None:
             return found
-        if not _usable(place):
+        if not usable(place):
             return make()
         with _process_lock(place / f"{key}.lock"):
             found = read(place, key)  # another process may have made it while this one waited
@@ -77,7 +77,9 @@ def read(place, key):
     return payload if good else None
 
 
-def _usable(place):
+def usable(place=None):
+    """Whether entries can be written to `place` (default: the cache's folder); makes the folder."""
+    place = place or folder()
     if place is None:
         return False
     try:

@@ -17,7 +17,7 @@ def options(target):
             "-nogpulib",
             f"-mcode-object-version={6 if target.arch.endswith('-generic') else 5}",
         )
-    # NVRTC has no -O: it passes ptxas the same level 3 that nvcc -O3 does. It refuses plain host functions, which
-    # the shared headers hold beside the kernels; counted as device functions nobody calls, they vanish.
+    # NVRTC has no -O: it passes ptxas the same level 3 that nvcc -O3 does. It refuses plain host functions,
+    # which the shared headers hold beside the kernels; counted as device functions nobody calls, they vanish.
     arch = f"--gpu-architecture={target.arch}"
     return (arch, "--std=c++17", "--fmad=false", "--device-as-default-execution-space")

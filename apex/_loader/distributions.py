@@ -1,0 +1,81 @@
+"""Who owns the package `apex` on this machine: the installed distributions that hold its files."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from apex._loader import tree
+
+OURS = ("apex-cuda", "apex-rocm", "apex-cpu")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """An installed distribution whose files include the package `apex`.
+
+    missing: files of its record that are not there
+    summary: its own one-line description
+    """
+
+    name: str
+    version: str
+    location: str
+    missing: tuple[str, ...] = ()
+    summary: str = ""
+
+    @property
+    def ours(self):
+        return self.name in OURS
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The distributions, and the folder and state of the package that Python imports as `apex`.
+
+    intact: whether `apex/__init__.py` is this project's own
+    """
+
+    distributions: tuple[Distribution, ...]
+    package: str
+    intact: bool = True
+
+
+def normal(name):
+    """A distribution's name in its normal form (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def describe():
+    """The Installation that this process sees."""
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        described = _describe(distribution)
+        if described:  # the first on sys.path is the one that counts
+            found.setdefault(described.name, described)
+    return Installation(tuple(found.values()), str(tree.PACKAGE), _intact())
+
+
+def _describe(distribution):
+    name = normal(distribution.metadata["Name"] or "")
+    files = distribution.files or ()
+    own = [file for file in files if file.parts[:1] == ("apex",)]
+    if not own and name not in (*OURS, "apex"):
+        return None
+    missing = tuple(str(file) for file in files if file.suffix != ".pyc" and not file.locate().exists())
+    return Distribution(
+        name,
+        distribution.version,
+        str(Path(str(distribution.locate_file(""))).resolve()),
+        missing,
+        distribution.metadata["Summary"] or "",
+    )
+
+
+def _intact():
+    try:
+        return "_SUBPACKAGES" in (tree.PACKAGE / "__init__.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
