@@ -105,6 +105,11 @@ APEX_EXPORT int32_t apex_is_capturing(const apex_place* place);
  * libraries name is looked for from there. NULL: the folder of the libc10.so that is mapped. */
 APEX_EXPORT int32_t apex_set_vendor_hint(const char* folder);
 
+/* Where this process has a vendor's library of this stem ("libamdhip64.so", "libnvrtc.so"; a version follows):
+ * the copy that is mapped, else the one that torch's libraries name, as a path, or as a name with a version where
+ * only the system's loader can find it. Opens nothing. APEX_ERROR_NO_DRIVER: there is none. */
+APEX_EXPORT int32_t apex_find_vendor_library(const char* stem, char* path, size_t bytes);
+
 /* Test tool: kernels of every unit run on a SIMT executor when the place is a CPU. NULL takes it away. */
 typedef const char* (*apex_executor)(const char* kernel, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z,
                                      uint32_t block_x, uint32_t block_y, uint32_t block_z,

@@ -30,7 +30,8 @@ int detect() {
   unsigned extended = 0;
   if (__get_cpuid(0x80000001, &a, &b, &c, &d)) extended = c;
   // SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT; LAHF
-  if (!has(leaf1, bit(0) | bit(9) | bit(13) | bit(19) | bit(20) | bit(23)) || !has(extended, bit(0))) return 1;
+  if (!has(leaf1, bit(0) | bit(9) | bit(13) | bit(19) | bit(20) | bit(23)) || !has(extended, bit(0)))
+    return 1;
 
   // FMA, MOVBE, OSXSAVE, AVX, F16C; LZCNT
   if (!has(leaf1, bit(12) | bit(22) | bit(27) | bit(28) | bit(29)) || !has(extended, bit(5))) return 2;
@@ -41,7 +42,8 @@ int detect() {
   if (!has(saved, bit(1) | bit(2))) return 2; // XMM, YMM
 
   // AVX512F, DQ, CD, BW, VL; opmask, upper halves of ZMM0-15, ZMM16-31
-  if (!has(leaf7, bit(16) | bit(17) | bit(28) | bit(30) | bit(31)) || !has(saved, bit(5) | bit(6) | bit(7))) return 3;
+  if (!has(leaf7, bit(16) | bit(17) | bit(28) | bit(30) | bit(31)) || !has(saved, bit(5) | bit(6) | bit(7)))
+    return 3;
   return 4;
 }
 #else
@@ -51,7 +53,7 @@ int detect() { return 1; }
 std::atomic<int> machine{0};
 std::atomic<int> in_force{0}; // 0: not lowered
 
-}  // namespace
+} // namespace
 
 namespace apex {
 
@@ -69,7 +71,7 @@ int cpu_level() {
   return level ? level : machine_cpu_level();
 }
 
-}  // namespace apex
+} // namespace apex
 
 extern "C" int32_t apex_cpu_level(void) { return apex::cpu_level(); }
 

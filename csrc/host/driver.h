@@ -1,4 +1,5 @@
-/* The vendor's driver, as far as launching needs it. One object per platform, made at first need, never freed. */
+/* The vendor's driver, as far as launching needs it. One object per platform, made at first need, never
+ * freed. */
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,14 +20,14 @@ struct Launch {
   void** parameters;
 };
 
-/* Every member works on `device` whatever is current, leaves device and context as they were, and reports through
- * fail(). Any thread may call. */
+/* Every member works on `device` whatever is current, leaves device and context as they were, and reports
+ * through fail(). Any thread may call. */
 class Driver {
  public:
   virtual int32_t launch(const Launch& launch) = 0;
 
-  /* Loads `image` unless *module is set, then finds `kernel` in it. The caller lets one thread at a time work on
-   * a module. Allowed while this or another thread captures a graph. */
+  /* Loads `image` unless *module is set, then finds `kernel` in it. The caller lets one thread at a time work
+   * on a module. Allowed while this or another thread captures a graph. */
   virtual int32_t load(int device, const void* image, void** module, const char* kernel, void** function) = 0;
 
   virtual int32_t is_capturing(int device, void* stream, bool* capturing) = 0;
@@ -36,8 +37,8 @@ class Driver {
   ~Driver() = default;
 };
 
-/* The open driver of a GPU platform. Opens it at the first call; null after a failure, which `status` then holds:
- * APEX_ERROR_NO_DRIVER (the next call tries again), APEX_ERROR_FORKED, APEX_ERROR_DRIVER. */
+/* The open driver of a GPU platform. Opens it at the first call; null after a failure, which `status` then
+ * holds: APEX_ERROR_NO_DRIVER (the next call tries again), APEX_ERROR_FORKED, APEX_ERROR_DRIVER. */
 Driver* open_driver(int32_t platform, int32_t& status);
 
 /* Makers, for open_driver alone. Null after a failure. */
@@ -47,4 +48,4 @@ Driver* open_hip(int32_t& status);
 /* True in a process that fork() made from one that had loaded this library. */
 bool is_forked_child();
 
-}  // namespace apex
+} // namespace apex

@@ -63,23 +63,24 @@ class Cuda final : public Driver {
   int32_t launch(const Launch& launch) override {
     const Current current(*this, launch.device);
     if (current.status) return current.status;
-    const int code =
-        api_.launch(launch.function, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x, launch.block.y,
-                    launch.block.z, launch.dynamic_shared_bytes, launch.stream, launch.parameters, nullptr);
+    const int code = api_.launch(launch.function, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
+                                 launch.block.y, launch.block.z, launch.dynamic_shared_bytes, launch.stream,
+                                 launch.parameters, nullptr);
     return code ? refused(launch, code) : int32_t{APEX_OK};
   }
 
   int32_t load(int device, const void* image, void** module, const char* kernel, void** function) override {
     const Current current(*this, device);
     if (current.status) return current.status;
-    // A load may allocate and synchronise, which a capture in its stricter modes forbids (and would be ended by).
+    // A load may allocate and synchronise, which a capture in its stricter modes forbids (and would be ended
+    // by).
     const Relaxed relaxed(api_);
     if (!*module) {
       void* library = nullptr;
       if (const int code = api_.library_load(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0)) {
         char arch[16];
-        return fail(APEX_ERROR_DRIVER, "the code object of %s does not load on cuda:%d (%s): %s%s", kernel, device,
-                    arch_of(device, arch), describe(code).characters,
+        return fail(APEX_ERROR_DRIVER, "the code object of %s does not load on cuda:%d (%s): %s%s", kernel,
+                    device, arch_of(device, arch), describe(code).characters,
                     code == kNoBinaryForGpu ? "; it was compiled for another architecture" : "");
       }
       *module = library;
@@ -87,13 +88,16 @@ class Cuda final : public Driver {
     void* found = nullptr;
     if (const int code = api_.library_kernel(&found, *module, kernel)) {
       if (code == kNotFound)
-        return fail(APEX_ERROR_NO_KERNEL, "the code object registered for cuda:%d has no kernel %s", device, kernel);
+        return fail(APEX_ERROR_NO_KERNEL, "the code object registered for cuda:%d has no kernel %s", device,
+                    kernel);
       return refusal("cuLibraryGetKernel", device, code);
     }
-    // Launches get the kernel, not the function: it runs in whatever context of the device is current (a green
-    // context has functions of its own). The function is asked for so that lazy loading happens now, not in a capture.
+    // Launches get the kernel, not the function: it runs in whatever context of the device is current (a
+    // green context has functions of its own). The function is asked for so that lazy loading happens now,
+    // not in a capture.
     void* in_context = nullptr;
-    if (const int code = api_.kernel_function(&in_context, found)) return refusal("cuKernelGetFunction", device, code);
+    if (const int code = api_.kernel_function(&in_context, found))
+      return refusal("cuKernelGetFunction", device, code);
     if (api_.function_load)
       if (const int code = api_.function_load(in_context)) return refusal("cuFuncLoad", device, code);
     if (const int32_t status = allow_shared(device, found)) return status;
@@ -105,7 +109,8 @@ class Cuda final : public Driver {
     const Current current(*this, device);
     if (current.status) return current.status;
     int status = 0;
-    if (const int code = api_.stream_is_capturing(stream, &status)) return refusal("cuStreamIsCapturing", device, code);
+    if (const int code = api_.stream_is_capturing(stream, &status))
+      return refusal("cuStreamIsCapturing", device, code);
     *capturing = status != 0;
     return APEX_OK;
   }
@@ -202,7 +207,9 @@ class Cuda final : public Driver {
   }
 
   [[gnu::cold]] int32_t retain(int device, int handle, void** primary) {
-    if (const int code = api_.primary_retain(primary, handle)) return refusal("cuDevicePrimaryCtxRetain", device, code);
+    const Relaxed relaxed(api_); // it makes the context if there is none
+    if (const int code = api_.primary_retain(primary, handle))
+      return refusal("cuDevicePrimaryCtxRetain", device, code);
     void* before = nullptr;
     if (!devices_[device].primary.compare_exchange_strong(before, *primary, std::memory_order_acq_rel))
       api_.primary_release(handle); // another thread holds it for all of us
@@ -246,7 +253,8 @@ class Cuda final : public Driver {
   }
 
   [[gnu::cold]] int32_t refusal(const char* call, int device, int code) const {
-    return fail(APEX_ERROR_DRIVER, "%s on cuda:%d: %s%s", call, device, describe(code).characters, sticky_note(code));
+    return fail(APEX_ERROR_DRIVER, "%s on cuda:%d: %s%s", call, device, describe(code).characters,
+                sticky_note(code));
   }
 
   [[gnu::cold]] int32_t refused(const Launch& launch, int code) {
@@ -255,12 +263,14 @@ class Cuda final : public Driver {
     if (code == kInvalidValue && !api_.device_get(&handle, launch.device) &&
         !api_.device_attribute(&most, kAttributeSharedOptin, handle) &&
         launch.dynamic_shared_bytes > static_cast<uint32_t>(most))
-      snprintf(shared_note, sizeof shared_note, "; a block of this device has at most %d bytes of shared memory", most);
+      snprintf(shared_note, sizeof shared_note,
+               "; a block of this device has at most %d bytes of shared memory", most);
     return fail(APEX_ERROR_DRIVER,
-                "launch of %s on cuda:%d, grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory: %s%s%s",
+                "launch of %s on cuda:%d, grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared "
+                "memory: %s%s%s",
                 launch.kernel, launch.device, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
-                launch.block.y, launch.block.z, launch.dynamic_shared_bytes, describe(code).characters, shared_note,
-                sticky_note(code));
+                launch.block.y, launch.block.z, launch.dynamic_shared_bytes, describe(code).characters,
+                shared_note, sticky_note(code));
   }
 
   static const char* sticky_note(int code) {
@@ -271,36 +281,40 @@ class Cuda final : public Driver {
   Device devices_[max_devices];
 };
 
-}  // namespace
+} // namespace
 
 Driver* open_cuda(int32_t& status) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const char* why = dlerror();
-    status = fail(APEX_ERROR_NO_DRIVER, "the NVIDIA driver's libcuda.so.1 cannot be opened: %s", why ? why : "no reason given");
+    status = fail(APEX_ERROR_NO_DRIVER, "the NVIDIA driver's libcuda.so.1 cannot be opened: %s",
+                  why ? why : "no reason given");
     return nullptr;
   }
   Api api = {};
   const auto find = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
     if (function) return true;
-    status = fail(APEX_ERROR_DRIVER, "the NVIDIA driver has no %s: it is older than CUDA 12.0 (release 525), which is needed", name);
+    status =
+        fail(APEX_ERROR_DRIVER,
+             "the NVIDIA driver has no %s: it is older than CUDA 12.0 (release 525), which is needed", name);
     return false;
   };
   // The legacy default stream's entry points, and of a versioned function the version whose type is above.
-  const bool whole = find(api.init, "cuInit") && find(api.error_name, "cuGetErrorName") &&
-                     find(api.error_string, "cuGetErrorString") && find(api.driver_version, "cuDriverGetVersion") &&
-                     find(api.device_get, "cuDeviceGet") && find(api.device_attribute, "cuDeviceGetAttribute") &&
-                     find(api.primary_retain, "cuDevicePrimaryCtxRetain") &&
-                     find(api.primary_release, "cuDevicePrimaryCtxRelease_v2") &&
-                     find(api.context_current, "cuCtxGetCurrent") && find(api.context_device, "cuCtxGetDevice") &&
-                     find(api.context_push, "cuCtxPushCurrent_v2") && find(api.context_pop, "cuCtxPopCurrent_v2") &&
-                     find(api.library_load, "cuLibraryLoadData") && find(api.library_kernel, "cuLibraryGetKernel") &&
-                     find(api.kernel_function, "cuKernelGetFunction") &&
-                     find(api.kernel_get_attribute, "cuKernelGetAttribute") &&
-                     find(api.kernel_set_attribute, "cuKernelSetAttribute") &&
-                     find(api.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode") &&
-                     find(api.stream_is_capturing, "cuStreamIsCapturing") && find(api.launch, "cuLaunchKernel");
+  const bool whole =
+      find(api.init, "cuInit") && find(api.error_name, "cuGetErrorName") &&
+      find(api.error_string, "cuGetErrorString") && find(api.driver_version, "cuDriverGetVersion") &&
+      find(api.device_get, "cuDeviceGet") && find(api.device_attribute, "cuDeviceGetAttribute") &&
+      find(api.primary_retain, "cuDevicePrimaryCtxRetain") &&
+      find(api.primary_release, "cuDevicePrimaryCtxRelease_v2") &&
+      find(api.context_current, "cuCtxGetCurrent") && find(api.context_device, "cuCtxGetDevice") &&
+      find(api.context_push, "cuCtxPushCurrent_v2") && find(api.context_pop, "cuCtxPopCurrent_v2") &&
+      find(api.library_load, "cuLibraryLoadData") && find(api.library_kernel, "cuLibraryGetKernel") &&
+      find(api.kernel_function, "cuKernelGetFunction") &&
+      find(api.kernel_get_attribute, "cuKernelGetAttribute") &&
+      find(api.kernel_set_attribute, "cuKernelSetAttribute") &&
+      find(api.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode") &&
+      find(api.stream_is_capturing, "cuStreamIsCapturing") && find(api.launch, "cuLaunchKernel");
   if (!whole) return nullptr;
   api.function_load = reinterpret_cast<decltype(api.function_load)>(dlsym(library, "cuFuncLoad"));
 
@@ -309,11 +323,12 @@ Driver* open_cuda(int32_t& status) {
     if (api.error_name(code, &name) || !name) name = "unknown CUDA error";
     // What cuInit says in a child whose parent had initialised the driver, through torch for example.
     if (code == kNotInitialized && is_forked_child())
-      status = fail(APEX_ERROR_FORKED,
-                    "CUDA was already in use when this process was forked (cuInit: %s), and no GPU driver works in a "
-                    "forked child. Start workers with the 'spawn' or 'forkserver' method of multiprocessing, or use "
-                    "CUDA first after the fork.",
-                    name);
+      status = fail(
+          APEX_ERROR_FORKED,
+          "CUDA was already in use when this process was forked (cuInit: %s), and no GPU driver works in a "
+          "forked child. Start workers with the 'spawn' or 'forkserver' method of multiprocessing, or use "
+          "CUDA first after the fork.",
+          name);
     else
       status = fail(APEX_ERROR_DRIVER, "cuInit: %s (%d)", name, code);
     return nullptr;
@@ -321,4 +336,4 @@ Driver* open_cuda(int32_t& status) {
   return new Cuda(api);
 }
 
-}  // namespace apex
+} // namespace apex

@@ -52,9 +52,9 @@ class Hip final : public Driver {
   int32_t launch(const Launch& launch) override {
     const Current current(*this, launch.device);
     if (current.status) return current.status;
-    const int code =
-        api_.launch(launch.function, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x, launch.block.y,
-                    launch.block.z, launch.dynamic_shared_bytes, launch.stream, launch.parameters, nullptr);
+    const int code = api_.launch(launch.function, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
+                                 launch.block.y, launch.block.z, launch.dynamic_shared_bytes, launch.stream,
+                                 launch.parameters, nullptr);
     return code ? refused(launch, code) : int32_t{APEX_OK};
   }
 
@@ -67,8 +67,9 @@ class Hip final : public Driver {
       if (const int code = api_.module_load(&loaded, image)) {
         apex_device_info about = {};
         const bool known = info(device, &about) == APEX_OK;
-        return failed(APEX_ERROR_DRIVER, code, "the code object of %s does not load on hip:%d (%s): %s (%d), %s%s",
-                      kernel, device, known ? about.arch : "unknown architecture", api_.error_name(code), code,
+        return failed(APEX_ERROR_DRIVER, code,
+                      "the code object of %s does not load on hip:%d (%s): %s (%d), %s%s", kernel, device,
+                      known ? about.arch : "unknown architecture", api_.error_name(code), code,
                       api_.error_string(code),
                       code == kNoBinaryForGpu ? "; it was compiled for another architecture" : "");
       }
@@ -77,7 +78,8 @@ class Hip final : public Driver {
     void* found = nullptr;
     if (const int code = api_.module_function(&found, *module, kernel)) {
       if (code == kNotFound)
-        return failed(APEX_ERROR_NO_KERNEL, code, "the code object registered for hip:%d has no kernel %s", device, kernel);
+        return failed(APEX_ERROR_NO_KERNEL, code, "the code object registered for hip:%d has no kernel %s",
+                      device, kernel);
       return refusal("hipModuleGetFunction", device, code);
     }
     *function = found;
@@ -88,7 +90,8 @@ class Hip final : public Driver {
     const Current current(*this, device);
     if (current.status) return current.status;
     int status = 0;
-    if (const int code = api_.stream_is_capturing(stream, &status)) return refusal("hipStreamIsCapturing", device, code);
+    if (const int code = api_.stream_is_capturing(stream, &status))
+      return refusal("hipStreamIsCapturing", device, code);
     *capturing = status != 0;
     return APEX_OK;
   }
@@ -105,7 +108,8 @@ class Hip final : public Driver {
     ask(&l2, kAttributeL2Bytes);
     ask(&shared, kAttributeSharedBytes);
     if (code) return refusal("hipDeviceGetAttribute", device, code);
-    if ((code = api_.device_properties(properties, device))) return refusal("hipGetDeviceProperties", device, code);
+    if ((code = api_.device_properties(properties, device)))
+      return refusal("hipGetDeviceProperties", device, code);
     info->driver_version = version;
     info->multiprocessors = multiprocessors;
     info->warp_size = warp;
@@ -166,8 +170,8 @@ class Hip final : public Driver {
   }
 
   [[gnu::cold]] int32_t refusal(const char* call, int device, int code) {
-    return failed(APEX_ERROR_DRIVER, code, "%s on hip:%d: %s (%d), %s", call, device, api_.error_name(code), code,
-                  api_.error_string(code));
+    return failed(APEX_ERROR_DRIVER, code, "%s on hip:%d: %s (%d), %s", call, device, api_.error_name(code),
+                  code, api_.error_string(code));
   }
 
   [[gnu::cold]] int32_t refused(const Launch& launch, int code) {
@@ -175,19 +179,21 @@ class Hip final : public Driver {
     int most = 0;
     if (!api_.device_attribute(&most, kAttributeSharedBytes, launch.device) &&
         launch.dynamic_shared_bytes > static_cast<uint32_t>(most))
-      snprintf(shared_note, sizeof shared_note, "; a block of this device has at most %d bytes of shared memory", most);
-    return failed(APEX_ERROR_DRIVER, code,
-                  "launch of %s on hip:%d, grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory: "
-                  "%s (%d), %s%s",
-                  launch.kernel, launch.device, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
-                  launch.block.y, launch.block.z, launch.dynamic_shared_bytes, api_.error_name(code), code,
-                  api_.error_string(code), shared_note);
+      snprintf(shared_note, sizeof shared_note,
+               "; a block of this device has at most %d bytes of shared memory", most);
+    return failed(
+        APEX_ERROR_DRIVER, code,
+        "launch of %s on hip:%d, grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory: "
+        "%s (%d), %s%s",
+        launch.kernel, launch.device, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
+        launch.block.y, launch.block.z, launch.dynamic_shared_bytes, api_.error_name(code), code,
+        api_.error_string(code), shared_note);
   }
 
   const Api api_;
 };
 
-}  // namespace
+} // namespace
 
 Driver* open_hip(int32_t& status) {
   std::string reason;
@@ -200,20 +206,20 @@ Driver* open_hip(int32_t& status) {
   const auto find = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
     if (function) return true;
-    status = fail(APEX_ERROR_DRIVER, "the HIP runtime has no %s: it is older than ROCm 6.0, which is needed", name);
+    status = fail(APEX_ERROR_DRIVER, "the HIP runtime has no %s: it is older than ROCm 6.0, which is needed",
+                  name);
     return false;
   };
   // The legacy default stream's entry points (no _spt).
-  const bool whole = find(api.init, "hipInit") && find(api.error_name, "hipGetErrorName") &&
-                     find(api.error_string, "hipGetErrorString") && find(api.last_error, "hipGetLastError") &&
-                     find(api.driver_version, "hipDriverGetVersion") && find(api.device_get, "hipGetDevice") &&
-                     find(api.device_set, "hipSetDevice") && find(api.device_attribute, "hipDeviceGetAttribute") &&
-                     find(api.device_properties, "hipGetDevicePropertiesR0600") &&
-                     find(api.module_load, "hipModuleLoadData") &&
-                     find(api.module_function, "hipModuleGetFunction") &&
-                     find(api.exchange_capture_mode, "hipThreadExchangeStreamCaptureMode") &&
-                     find(api.stream_is_capturing, "hipStreamIsCapturing") &&
-                     find(api.launch, "hipModuleLaunchKernel");
+  const bool whole =
+      find(api.init, "hipInit") && find(api.error_name, "hipGetErrorName") &&
+      find(api.error_string, "hipGetErrorString") && find(api.last_error, "hipGetLastError") &&
+      find(api.driver_version, "hipDriverGetVersion") && find(api.device_get, "hipGetDevice") &&
+      find(api.device_set, "hipSetDevice") && find(api.device_attribute, "hipDeviceGetAttribute") &&
+      find(api.device_properties, "hipGetDevicePropertiesR0600") &&
+      find(api.module_load, "hipModuleLoadData") && find(api.module_function, "hipModuleGetFunction") &&
+      find(api.exchange_capture_mode, "hipThreadExchangeStreamCaptureMode") &&
+      find(api.stream_is_capturing, "hipStreamIsCapturing") && find(api.launch, "hipModuleLaunchKernel");
   if (!whole) return nullptr;
   if (const int code = api.init(0)) {
     api.last_error();
@@ -223,4 +229,4 @@ Driver* open_hip(int32_t& status) {
   return new Hip(api);
 }
 
-}  // namespace apex
+} // namespace apex

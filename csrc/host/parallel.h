@@ -10,8 +10,8 @@ namespace apex {
 /* The callback in force; null: run inline. */
 apex_parallel_for parallel_for_callback();
 
-/* Calls body(first, last) over [begin, end), in pieces of about `grain` or more, on the caller's threads if it
- * lent any (apex_set_parallel_for), else once, inline. The body must not throw. */
+/* Calls body(first, last) over [begin, end), in pieces of about `grain` or more, on the caller's threads if
+ * it lent any (apex_set_parallel_for), else once, inline. The body must not throw. */
 template <class Body>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, Body&& body) {
   using Plain = std::remove_reference_t<Body>;
@@ -27,4 +27,4 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, Body&& body) {
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-}  // namespace apex
+} // namespace apex

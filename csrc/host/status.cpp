@@ -6,7 +6,7 @@
 namespace {
 // A plain array: no destructor to run at thread exit, nothing to allocate when memory has run out.
 thread_local char last_error[1024];
-}  // namespace
+} // namespace
 
 namespace apex {
 
@@ -30,6 +30,6 @@ const char* platform_name(int32_t platform) {
   }
 }
 
-}  // namespace apex
+} // namespace apex
 
 extern "C" const char* apex_last_error(void) { return last_error; }

@@ -27,4 +27,4 @@ int32_t guarded(Body&& body) {
 /* "cuda", "hip", "cpu": the words used in texts. */
 const char* platform_name(int32_t platform);
 
-}  // namespace apex
+} // namespace apex

@@ -63,7 +63,8 @@ void forget() {
 
 int32_t register_object(int32_t platform, int32_t device, const char* name, const void* image, size_t bytes) {
   if (platform == APEX_CPU || !is_place(platform, device))
-    return fail(APEX_ERROR_ARGUMENT, "apex_register_code_object: no GPU place: platform %d, device %d", platform, device);
+    return fail(APEX_ERROR_ARGUMENT, "apex_register_code_object: no GPU place: platform %d, device %d",
+                platform, device);
   if (!name || !*name || !image || !bytes)
     return fail(APEX_ERROR_ARGUMENT, "apex_register_code_object: unit and image must not be empty");
   Unit* unit = find_unit(name);
@@ -93,11 +94,12 @@ int32_t register_object(int32_t platform, int32_t device, const char* name, cons
     placed.object = fresh.release();
   }
   unit->objects.push_back(placed);
-  for (Kernel* kernel : unit->kernels) kernel->function[platform][device].store(nullptr, std::memory_order_release);
+  for (Kernel* kernel : unit->kernels)
+    kernel->function[platform][device].store(nullptr, std::memory_order_release);
   return APEX_OK;
 }
 
-}  // namespace
+} // namespace
 
 bool is_place(int32_t platform, int32_t device) {
   return platform >= 0 && platform < platforms && device >= 0 && device < max_devices;
@@ -108,7 +110,7 @@ Unit* find_unit(const char* name) {
   if (Unit* unit = look_up(name, at)) return unit;
   auto fresh = std::make_unique<Unit>();
   Lock lock(table_mutex);
-  if (Unit* unit = look_up(name, at)) return unit; // another thread was quicker
+  if (Unit* unit = look_up(name, at)) return unit;  // another thread was quicker
   if (unit_count == unit_slots / 2) return nullptr; // half full, so that every search ends soon
   fresh->name = copy_text(name);
   ++unit_count;
@@ -154,7 +156,7 @@ void publish(Kernel* kernel, int32_t platform, int32_t device, const CodeObject*
 void lock_table() { table_mutex.lock(); }
 void unlock_table() { table_mutex.unlock(); }
 
-}  // namespace apex
+} // namespace apex
 
 extern "C" {
 
@@ -168,7 +170,8 @@ void apex_forget_choices(void) { apex::forget(); }
 int32_t apex_resolve(int32_t platform, int32_t device, const char* name) {
   using namespace apex;
   const auto unknown = [&](const char* why) {
-    fail(APEX_ERROR_ARGUMENT, "no variant of %s on %s:%d: %s", name ? name : "(null)", platform_name(platform), device, why);
+    fail(APEX_ERROR_ARGUMENT, "no variant of %s on %s:%d: %s", name ? name : "(null)",
+         platform_name(platform), device, why);
     return int32_t{APEX_VARIANT_UNKNOWN};
   };
   if (!name || !*name) return unknown("a unit has a name");
@@ -200,7 +203,8 @@ int32_t apex_resolve(int32_t platform, int32_t device, const char* name) {
   return answer;
 }
 
-int32_t apex_register_code_object(int32_t platform, int32_t device, const char* unit, const void* image, size_t bytes) {
+int32_t apex_register_code_object(int32_t platform, int32_t device, const char* unit, const void* image,
+                                  size_t bytes) {
   return apex::guarded([&] { return apex::register_object(platform, device, unit, image, bytes); });
 }
 }

@@ -59,4 +59,4 @@ void publish(Kernel* kernel, int32_t platform, int32_t device, const CodeObject*
 void lock_table();
 void unlock_table();
 
-}  // namespace apex
+} // namespace apex

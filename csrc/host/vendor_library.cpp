@@ -71,7 +71,8 @@ int visit(dl_phdr_info* info, size_t, void* context) {
   auto* walk = static_cast<Walk*>(context);
   if (!info->dlpi_name || !*info->dlpi_name) return 0; // the program itself, the vdso
   const char* soname = mapped_soname(info);
-  if (has_stem(soname ? soname : file_name(info->dlpi_name), walk->stem)) walk->found.emplace_back(info->dlpi_name);
+  if (has_stem(soname ? soname : file_name(info->dlpi_name), walk->stem))
+    walk->found.emplace_back(info->dlpi_name);
   return 0;
 }
 
@@ -85,7 +86,8 @@ class File {
   File& operator=(const File&) = delete;
 
   bool read(uint64_t offset, void* to, size_t bytes) const {
-    return descriptor_ >= 0 && pread(descriptor_, to, bytes, static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes);
+    return descriptor_ >= 0 &&
+           pread(descriptor_, to, bytes, static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes);
   }
 
  private:
@@ -112,7 +114,7 @@ std::vector<std::string> split_search_path(const std::string& paths, const std::
   return result;
 }
 
-}  // namespace
+} // namespace
 
 bool has_stem(const char* name, const char* stem) {
   const size_t length = strlen(stem);
@@ -157,7 +159,8 @@ ElfNames read_elf_names(const std::string& path) {
 
   std::vector<Elf64_Phdr> segments(header.e_phnum);
   if (!file.read(header.e_phoff, segments.data(), segments.size() * sizeof(Elf64_Phdr))) return names;
-  const auto dynamic = std::find_if(segments.begin(), segments.end(), [](auto& s) { return s.p_type == PT_DYNAMIC; });
+  const auto dynamic =
+      std::find_if(segments.begin(), segments.end(), [](auto& s) { return s.p_type == PT_DYNAMIC; });
   if (dynamic == segments.end() || dynamic->p_filesz > sane_bytes) return names;
   std::vector<Elf64_Dyn> entries(dynamic->p_filesz / sizeof(Elf64_Dyn));
   if (!file.read(dynamic->p_offset, entries.data(), entries.size() * sizeof(Elf64_Dyn))) return names;
@@ -197,7 +200,8 @@ std::string library_that_torch_needs(const std::string& folder, const char* stem
   if (DIR* listing = opendir(folder.c_str())) {
     while (const dirent* entry = readdir(listing)) {
       const char* name = entry->d_name;
-      const bool ours = strncmp(name, "libtorch", 8) == 0 || strncmp(name, "libc10", 6) == 0;
+      const bool ours = strncmp(name, "libtorch", 8) == 0 || strncmp(name, "libc10", 6) == 0 ||
+                        strncmp(name, "libcaffe2", 9) == 0;
       if (ours && strstr(name, ".so")) files.emplace_back(name);
     }
     closedir(listing);
@@ -218,7 +222,8 @@ std::string library_that_torch_needs(const std::string& folder, const char* stem
   return versioned;
 }
 
-void* open_vendor_library(const char* stem, std::string& reason) {
+VendorLibrary find_vendor_library(const char* stem) {
+  VendorLibrary library;
   const std::string folder = torch_folder();
   const std::string torchs = library_that_torch_needs(folder, stem);
   const auto mapped = mapped_libraries(stem);
@@ -226,29 +231,54 @@ void* open_vendor_library(const char* stem, std::string& reason) {
     // Two copies: torch's is the one whose streams we are given.
     const auto same = std::find_if(mapped.begin(), mapped.end(),
                                    [&](auto& path) { return canonical(path) == canonical(torchs); });
-    const std::string& path = same == mapped.end() ? mapped.front() : *same;
-    if (void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) return library;
-    const char* text = dlerror();
-    reason = path + " is mapped but could not be opened again: " + (text ? text : "no reason given");
+    library.path = same == mapped.end() ? mapped.front() : *same;
+    library.mapped = true;
+  } else if (!torchs.empty()) {
+    library.path = torchs;
+  } else {
+    library.reason = std::string("no ") + stem + " is mapped in this process, and " +
+                     (folder.empty() ? std::string("torch's folder is not known")
+                                     : "the torch libraries in " + folder + " need none");
+  }
+  return library;
+}
+
+void* open_vendor_library(const char* stem, std::string& reason) {
+  const VendorLibrary library = find_vendor_library(stem);
+  if (library.path.empty()) {
+    reason = library.reason;
     return nullptr;
   }
-  if (torchs.empty()) {
-    reason = std::string("no ") + stem + " is mapped in this process, and " +
-             (folder.empty() ? std::string("torch's folder is not known")
-                             : "the torch libraries in " + folder + " need none");
-    return nullptr;
-  }
-  if (void* library = dlopen(torchs.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
+  const int flags = RTLD_NOW | RTLD_LOCAL | (library.mapped ? RTLD_NOLOAD : 0);
+  if (void* opened = dlopen(library.path.c_str(), flags)) return opened;
   const char* text = dlerror();
-  reason = text ? text : torchs + " could not be opened";
+  reason = text ? text : library.path + " is mapped but could not be opened again";
   return nullptr;
 }
 
-}  // namespace apex
+} // namespace apex
 
-extern "C" int32_t apex_set_vendor_hint(const char* folder) {
+extern "C" {
+
+int32_t apex_set_vendor_hint(const char* folder) {
   return apex::guarded([&] {
     apex::set_torch_folder(folder);
     return int32_t{APEX_OK};
   });
+}
+
+int32_t apex_find_vendor_library(const char* stem, char* path, size_t bytes) {
+  using apex::fail;
+  if (!stem || !*stem || !path)
+    return fail(APEX_ERROR_ARGUMENT, "apex_find_vendor_library: stem and path must not be empty");
+  return apex::guarded([&]() -> int32_t {
+    const apex::VendorLibrary library = apex::find_vendor_library(stem);
+    if (library.path.empty()) return fail(APEX_ERROR_NO_DRIVER, "%s", library.reason.c_str());
+    if (library.path.size() >= bytes)
+      return fail(APEX_ERROR_ARGUMENT, "apex_find_vendor_library: the path takes %zu bytes",
+                  library.path.size() + 1);
+    memcpy(path, library.path.c_str(), library.path.size() + 1);
+    return APEX_OK;
+  });
+}
 }

@@ -1,5 +1,5 @@
-// What g++ 12 takes from a libstdc++ newer than GLIBCXX_3.4.24 or a glibc newer than 2.28, in a copy of our own.
-// Linked into every library of a wheel, with a version script that keeps all of it local.
+// What g++ 12 takes from a libstdc++ newer than GLIBCXX_3.4.24 or a glibc newer than 2.28, in a copy of our
+// own. Linked into every library of a wheel, with a version script that keeps all of it local.
 #include <new>
 #include <sstream>
 
@@ -20,4 +20,4 @@ template std::string std::basic_stringbuf<char>::str() const&;
 // GLIBCXX_3.4.29.
 namespace std {
 void __throw_bad_array_new_length() { throw std::bad_array_new_length(); }
-}  // namespace std
+} // namespace std

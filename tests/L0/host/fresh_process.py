@@ -1,0 +1,74 @@
+"""Runs a test's body in a process of its own: a driver is opened once per process, and some tests fork."""
+
+import importlib
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+from .apex_library import Apex, FakeDriver
+
+
+def fresh_process(driver=None, mapped=True, search=None):
+    """Decorates `body(apex[, driver])`.
+
+    driver: "cuda", "old_cuda" or "hip": the fake that the process finds (CUDA by LD_LIBRARY_PATH, HIP because
+    the process has mapped it, as torch would have) and that the body gets as its second argument.
+    mapped: False leaves the fake findable but not loaded; the body then gets its path.
+    search: a folder within APEX_SCENE (a fixture's) for LD_LIBRARY_PATH.
+    """
+
+    def decorate(body):
+        def test(library, fakes):
+            folder = (
+                fakes[driver].parent
+                if driver
+                else os.path.join(os.environ["APEX_SCENE"], search)
+                if search
+                else ""
+            )
+            source = Path(sys.modules[body.__module__].__file__)
+            root = source.parents[body.__module__.count(".")]
+            code = f"from {__name__} import main; main()"
+            arguments = [
+                body.__module__,
+                body.__name__,
+                str(library),
+                str(fakes[driver]) if driver else "",
+                str(mapped),
+            ]
+            done = subprocess.run(
+                [sys.executable, "-c", code, *arguments],
+                env={**os.environ, "PYTHONPATH": str(root), "LD_LIBRARY_PATH": str(folder)},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+        test.body = body
+        test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
+        return test
+
+    return decorate
+
+
+def show_with_values(kind, error, trace) -> None:
+    """Prints an exception with the local variables: pytest does not rewrite the asserts of this process."""
+    lines = traceback.TracebackException(kind, error, trace, capture_locals=True).format()
+    sys.stderr.write("".join(lines))
+
+
+def main() -> None:
+    """The process's side."""
+    sys.excepthook = show_with_values
+    module, name, library, driver, mapped = sys.argv[1:]
+    body = getattr(importlib.import_module(module), name).body
+    apex = Apex(library)
+    if not driver:
+        body(apex)
+    elif mapped == "True":
+        body(apex, FakeDriver(driver))
+    else:
+        body(apex, Path(driver))
