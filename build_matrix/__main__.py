@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from build_matrix import matrix, pythons
+from build_matrix import REPOSITORY, matrix, pythons
 from build_matrix.errors import BuildError
 
 
@@ -45,6 +45,81 @@ def tree(archs, tags, torches, jobs, target) -> None:
     engine = Engine(Store(), jobs, report.tell)
     tree.fill(request, target or tree.DEFAULT, engine)
     report.units_table(engine.finished, time.monotonic() - start)
+
+
+@main.command()
+@click.argument("accelerator", type=click.Choice(["cpu", "cuda", "rocm"]))
+@click.option(
+    "--arch", "archs", multiple=True, help="Packs to put in; default: every arch of the accelerator."
+)
+@click.option(
+    "--python", "tags", multiple=True, help="One wheel a Python; default: the Python that runs this."
+)
+@click.option("--torch", "torches", multiple=True, help="Bindings to put in; default: all of the matrix.")
+@click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
+@click.option("--dist", type=click.Path(path_type=Path), default=REPOSITORY / "dist", help="Default: dist/.")
+def wheel(accelerator, archs, tags, torches, jobs, dist) -> None:
+    """Builds installable wheels into dist/."""
+    from build_matrix import build, report
+    from build_matrix.engine import Engine
+    from build_matrix.store import Store
+
+    start = time.monotonic()
+    engine = Engine(Store(), jobs, report.tell)
+    chosen = [pythons.find(f"cp{tag.replace('.', '')}") for tag in tags or [pythons.own_tag()[2:]]]
+    wheels = []
+    for python in chosen:
+        request = build.request(accelerator, tuple(archs), tuple(torches), python)
+        wheels.append(build.one_wheel(request, python, engine, dist))
+    report.units_table(engine.finished, time.monotonic() - start)
+    for path in wheels:
+        report.wheel_table(path)
+        click.echo(str(path))
+
+
+@main.command()
+@click.option("--dist", type=click.Path(path_type=Path), default=REPOSITORY / "dist", help="Default: dist/.")
+@click.option(
+    "--target", type=click.Path(path_type=Path), default=REPOSITORY / ".whl", help="Default: .whl/."
+)
+def index(dist, target) -> None:
+    """Writes the static package index of the wheels in dist/."""
+    from build_matrix import index
+
+    for root, wheels in index.write(sorted(dist.glob("*.whl")), target).items():
+        click.echo(f"whl/{root}/: {', '.join(w.name for w in wheels) or 'nothing'}")
+
+
+@main.command()
+@click.option("--port", type=int, default=8000, show_default=True)
+@click.option(
+    "--target", type=click.Path(path_type=Path), default=REPOSITORY / ".whl", help="Default: .whl/."
+)
+def serve(port, target) -> None:
+    """Serves the index on loopback until interrupted."""
+    from build_matrix import serve
+
+    server = serve.make(target, port)
+    address = f"http://{serve.HOST}:{server.server_address[1]}/whl/"
+    click.echo(f"{address}  (pip install --index-url {address}cpu/ apex-cpu)")
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        server.server_close()
+
+
+@main.command()
+@click.argument("names", nargs=-1)
+@click.option("--update", is_flag=True, help="Moves the pins to what is here, or to what the index holds.")
+def toolchain(names, update) -> None:
+    """Shows every toolchain of the matrix; with NAMES, brings them here."""
+    from build_matrix import toolchain_report
+
+    if update:
+        toolchain_report.update()
+    for name in names:
+        toolchain_report.bring(name)
+    toolchain_report.show()
 
 
 def run() -> None:

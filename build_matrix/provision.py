@@ -34,21 +34,26 @@ def command(name: str, target: Path) -> list[str]:
     ]
 
 
+def target(name: str) -> Path:
+    """The folder of a provisioned toolchain."""
+    return provisioned_root() / ("rocm" if name.startswith("clang-hip") else name)
+
+
 def provision(name: str) -> Path:
     """Runs it; the folder appears under its own name only when it is complete. Returns the folder."""
-    target = provisioned_root() / ("rocm" if name.startswith("clang-hip") else name)
-    if target.is_dir():
-        return target
-    partial = target.with_name(f".partial-{target.name}")
+    place = target(name)
+    if place.is_dir():
+        return place
+    partial = place.with_name(f".partial-{place.name}")
     shutil.rmtree(partial, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
     direct = name.startswith("clang-hip")  # the script renames by itself
-    subprocess.run(command(name, target if direct else partial), check=True)
+    subprocess.run(command(name, place if direct else partial), check=True)
     if not direct:
         for program in partial.glob("nvidia/*/*/*"):
             if program.is_file() and program.parent.name == "bin":
                 program.chmod(0o755)  # wheels unpacked with --target may lose it
         for program in partial.glob("nvidia/*/nvvm/bin/*"):
             program.chmod(0o755)
-        partial.rename(target)
-    return target
+        partial.rename(place)
+    return place

@@ -3,9 +3,12 @@ bytes."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
+from build_matrix import wheel
 from build_matrix.store import Result
 
 console = Console(stderr=True)
@@ -49,3 +52,15 @@ def units_table(results: list[Result], wall: float) -> None:
         table.add_row(kind, str(len(rows)), str(len(made)), f"{seconds:.1f}", size(sum(r.size for r in rows)))
     console.print(table)
     console.print(f"{wall:.1f} s of wall time", highlight=False)
+
+
+def wheel_table(path: Path) -> None:
+    """What the parts of a wheel weigh, compressed."""
+    table = Table(
+        title=f"{path.name}: {size(path.stat().st_size)}", title_justify="left", box=None, pad_edge=False
+    )
+    table.add_column("part")
+    table.add_column("bytes", justify="right")
+    for part, count in wheel.sizes(path).items():
+        table.add_row(part, size(count))
+    console.print(table)

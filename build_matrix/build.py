@@ -1,0 +1,41 @@
+"""One wheel from end to end: what goes in, its tree, the file in dist/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from build_matrix import REPOSITORY, matrix, tree, wheel
+from build_matrix.engine import Engine
+from build_matrix.errors import BuildError
+from build_matrix.pythons import Python
+
+
+def request(
+    accelerator: str, archs: tuple[str, ...], torches: tuple[str, ...], python: Python
+) -> tree.Request:
+    """Fills in what was not named: every arch of the accelerator, every torch of the matrix for that Python.
+
+    Raises BuildError for an arch of another vendor, and for a torch that a rule of the matrix forbids.
+    """
+    axes = matrix.load()
+    vendor = {"cuda": "cuda", "rocm": "rocm"}.get(accelerator)
+    for arch in archs:
+        if axes.pack(arch).arch.vendor != vendor:
+            raise BuildError(f"{arch} does not go into apex-{accelerator}")
+    for torch in torches:
+        if reason := axes.why_not(torch, python.tag):
+            raise BuildError(f"no binding of torch {torch} for {python.tag}: {reason}")
+    return tree.Request(
+        accelerator=accelerator,
+        archs=archs or tuple(axes.archs(vendor) if vendor else ()),
+        torch=torches or tuple(axes.torch_for(python.tag)),
+        pythons=(python,),
+    )
+
+
+def one_wheel(made: tree.Request, python: Python, engine: Engine, dist: Path) -> Path:
+    """Builds the tree and the wheel of one request. Returns the path in `dist`."""
+    target = REPOSITORY / "build/wheel" / f"{made.accelerator}-{python.tag}"
+    facts = tree.fill(made, target, engine)
+    result = engine.one(wheel.unit(target, facts, python))
+    return wheel.publish(result.folder, dist)

@@ -1,0 +1,146 @@
+"""A static package index: one root an accelerator build of torch (whl/cpu/, whl/cu130/, whl/rocm7.2/), pages
+of PEP 503 and PEP 691, and the metadata of each wheel beside it (PEP 658, 714). Any web server can serve the
+folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment
+
+from build_matrix import digest, matrix
+
+PAGES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+ROOT_PAGE = PAGES.from_string("""<!DOCTYPE html>
+<html>
+  <head><meta name="pypi:repository-version" content="1.1"><title>apex: {{ root }}</title></head>
+  <body>
+  {% for project in projects %}
+    <a href="{{ project }}/">{{ project }}</a><br>
+  {% endfor %}
+  </body>
+</html>
+""")
+PROJECT_PAGE = PAGES.from_string("""<!DOCTYPE html>
+<html>
+  <head><meta name="pypi:repository-version" content="1.1"><title>Links for {{ project }}</title></head>
+  <body>
+    <h1>Links for {{ project }}</h1>
+  {% for f in files %}
+    <a href="{{ f.url }}#sha256={{ f.sha256 }}" data-requires-python="{{ f.requires_python }}"\
+ data-core-metadata="sha256={{ f.metadata_sha256 }}" data-dist-info-metadata="sha256={{ f.metadata_sha256
+ }}">\
+{{ f.name }}</a><br>
+  {% endfor %}
+  </body>
+</html>
+""")
+FILES = "files"
+JSON_PAGE = "index.json"
+
+
+@dataclass(frozen=True)
+class IndexedWheel:
+    """A wheel as the pages list it. `url` is relative to a project's page."""
+
+    name: str
+    project: str
+    version: str
+    label: str
+    sha256: str
+    size: int
+    metadata: bytes
+    requires_python: str
+
+    @property
+    def url(self) -> str:
+        return f"../../../{FILES}/{self.name}"
+
+    @property
+    def metadata_sha256(self) -> str:
+        return digest.of_bytes(self.metadata)
+
+
+def read(path: Path) -> IndexedWheel:
+    """Reads a wheel's own METADATA."""
+    with zipfile.ZipFile(path) as archive:
+        (name,) = [n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
+        metadata = archive.read(name)
+    head = metadata.decode().partition("\n\n")[0]
+    fields = dict(line.partition(": ")[::2] for line in head.splitlines())
+    return IndexedWheel(
+        name=path.name,
+        project=fields["Name"],
+        version=fields["Version"],
+        label=fields["Version"].partition("+")[2],
+        sha256=digest.of_file(path),
+        size=path.stat().st_size,
+        metadata=metadata,
+        requires_python=fields.get("Requires-Python", ""),
+    )
+
+
+def roots(wheel: IndexedWheel) -> tuple[str, ...]:
+    """The index roots that list a wheel: those of its accelerator in the matrix."""
+    for accelerator in matrix.load().accelerators:
+        if accelerator.distribution == wheel.project:
+            return accelerator.roots
+    return ()
+
+
+def write(wheels: list[Path], target: Path) -> dict[str, list[IndexedWheel]]:
+    """Writes the index of `wheels` into `target`: files/ and whl/<root>/. Returns the wheels by root."""
+    shutil.rmtree(target, ignore_errors=True)
+    (target / FILES).mkdir(parents=True)
+    by_root: dict[str, list[IndexedWheel]] = {r: [] for a in matrix.load().accelerators for r in a.roots}
+    for path in sorted(wheels):
+        wheel = read(path)
+        shutil.copyfile(path, target / FILES / path.name)
+        (target / FILES / f"{path.name}.metadata").write_bytes(wheel.metadata)
+        for root in roots(wheel):
+            by_root[root].append(wheel)
+    for root, listed in by_root.items():
+        _write_root(target / "whl" / root, root, listed)
+    return by_root
+
+
+def _write_root(folder: Path, root: str, wheels: list[IndexedWheel]) -> None:
+    projects = sorted({wheel.project for wheel in wheels})
+    _write_page(
+        folder,
+        ROOT_PAGE.render(root=root, projects=projects),
+        {"meta": {"api-version": "1.1"}, "projects": [{"name": project} for project in projects]},
+    )
+    for project in projects:
+        files = [wheel for wheel in wheels if wheel.project == project]
+        _write_page(
+            folder / project, PROJECT_PAGE.render(project=project, files=files), _json(project, files)
+        )
+
+
+def _json(project: str, wheels: list[IndexedWheel]) -> dict:
+    files = [
+        {
+            "filename": wheel.name,
+            "url": wheel.url,
+            "hashes": {"sha256": wheel.sha256},
+            "size": wheel.size,
+            "requires-python": wheel.requires_python,
+            "core-metadata": {"sha256": wheel.metadata_sha256},
+            "dist-info-metadata": {"sha256": wheel.metadata_sha256},
+        }
+        for wheel in wheels
+    ]
+    versions = sorted({wheel.version for wheel in wheels})
+    return {"meta": {"api-version": "1.1"}, "name": project, "versions": versions, "files": files}
+
+
+def _write_page(folder: Path, page: str, value: dict) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "index.html").write_text(page)
+    (folder / JSON_PAGE).write_text(json.dumps(value, indent=1))

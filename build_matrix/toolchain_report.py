@@ -1,0 +1,63 @@
+"""The `toolchain` command: what is here, what is missing and how to get it, and moving pins."""
+
+from __future__ import annotations
+
+import click
+
+from build_matrix import headers, matrix, pins, provision
+from build_matrix.errors import BuildError, PinError
+from build_matrix.package_index import files
+from build_matrix.store import Store
+from build_matrix.toolchains import Toolchain, available, find
+
+
+def names() -> list[str]:
+    """Every toolchain that the matrix names."""
+    return list(dict.fromkeys(name for rule in matrix.load().packs for name in rule.toolchains))
+
+
+def show() -> None:
+    """One line a toolchain."""
+    for name, found in available(names()).items():
+        if isinstance(found, Toolchain):
+            click.echo(f"{name:<16} {found.version:<24} sha256 {found.digest[:16]}")
+        else:
+            click.echo(f"{name:<16} {found}")
+
+
+def bring(name: str) -> None:
+    """Provisions a toolchain. Raises BuildError when related_commits does not know it."""
+    click.echo(f"{name}: {' '.join(provision.command(name, provision.target(name)))}")
+    provision.provision(name)
+    find.cache_clear()
+
+
+def update() -> None:
+    """Moves the pins of torch to what the index serves, and of toolchains to what is here; prints what
+    moved."""
+    for version in pins.torch_versions():
+        try:
+            headers.obtain(version, Store())
+        except PinError as error:
+            pins.move("pytorch", f"torch-{version}", error.have)
+            click.echo(f"torch-{version}: {error.pinned} -> {error.have}")
+    for name in names():
+        try:
+            found = find(name, pinned=False)
+        except BuildError:
+            continue
+        pin = pins.toolchain(name)
+        if pin and pin.sha != found.version:
+            pins.move("toolchain", name, found.version)
+            click.echo(f"{name}: {pin.sha} -> {found.version}")
+    newest = newest_torch()
+    if newest not in pins.torch_versions():
+        click.echo(
+            f"torch {newest} is on the index and has no pin: add it to related_commits and matrix.toml"
+        )
+
+
+def newest_torch() -> str:
+    """The newest release of torch that the index of pip's configuration serves for Linux."""
+    versions = [m["version"] for f in files("torch") if (m := headers.WHEEL.fullmatch(f.filename))]
+    return max((v for v in versions if v.replace(".", "").isdigit()), key=matrix.numbers)

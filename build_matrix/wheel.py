@@ -1,0 +1,148 @@
+"""Wheels, byte for byte reproducible: the same tree gives the same file, whenever and wherever it is
+zipped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import io
+import shutil
+import zipfile
+from pathlib import Path
+
+from build_matrix import REPOSITORY, audit, digest
+from build_matrix.pythons import Python
+from build_matrix.registry import Registry
+from build_matrix.store import WorkUnit
+
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date a zip archive can hold
+SUMMARY = "Fused optimizers, normalization, softmax and amp tools for PyTorch on NVIDIA and AMD GPUs and CPUs"
+LEFT_OUT = ("__pycache__",)
+LEFT_OUT_SUFFIXES = (".pyc", ".so", ".o")
+
+
+def python_sources() -> dict[str, Path]:
+    """Every file of apex/ of the checkout that is no build output, by its name in the wheel."""
+    return {
+        str(path.relative_to(REPOSITORY)): path
+        for path in sorted((REPOSITORY / "apex").rglob("*"))
+        if path.is_file() and path.suffix not in LEFT_OUT_SUFFIXES and not set(path.parts) & set(LEFT_OUT)
+    }
+
+
+def legacy_modules(names: list[str] | None = None) -> dict[str, bytes]:
+    """The generated top-level modules (amp_C.py, ...): of every complete extension, or of `names` among
+    them."""
+    source = REPOSITORY / "apex/_legacy/__init__.py"
+    spec = importlib.util.spec_from_file_location("apex_legacy_text", source)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    chosen = [e.name for e in Registry.load().complete() if names is None or e.name in names]
+    return {f"{name}.py": module.module_text(name).encode() for name in chosen}
+
+
+def contents(tree: Path, names: list[str] | None = None) -> dict[str, bytes]:
+    """Everything of a wheel but its dist-info: Python sources, the built tree, the top-level modules."""
+    files = {name: path.read_bytes() for name, path in python_sources().items()}
+    for path in sorted((tree / "apex").rglob("*")):
+        if path.is_file():
+            files[str(path.relative_to(tree))] = path.read_bytes()
+    return files | legacy_modules(names)
+
+
+def metadata(distribution: str, version: str) -> str:
+    """METADATA. torch is a floor, never a pin: an exact pin makes pip replace the user's torch."""
+    readme = REPOSITORY / "README.md"
+    fields = [
+        ("Metadata-Version", "2.4"),
+        ("Name", distribution),
+        ("Version", version),
+        ("Summary", SUMMARY),
+        ("License-Expression", "BSD-3-Clause"),
+        ("License-File", "LICENSE"),
+        ("Requires-Python", ">=3.10"),
+        ("Requires-Dist", "torch>=2.8"),
+        ("Description-Content-Type", "text/markdown"),
+    ]
+    head = "".join(f"{name}: {value}\n" for name, value in fields)
+    return head + "\n" + (readme.read_text(encoding="utf-8") if readme.is_file() else SUMMARY + "\n")
+
+
+def write(path: Path, distribution: str, version: str, tag: str, files: dict[str, bytes]) -> None:
+    """Writes the wheel `path` with METADATA, WHEEL (tag `cp311-cp311-manylinux_2_28_x86_64`) and RECORD."""
+    info = f"{distribution.replace('-', '_')}-{version}.dist-info"
+    wheel = f"Wheel-Version: 1.0\nGenerator: apex.build_matrix\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    top = sorted({name.split("/")[0].removesuffix(".py") for name in files})
+    last = {
+        f"{info}/METADATA": metadata(distribution, version).encode(),
+        f"{info}/WHEEL": wheel.encode(),
+        f"{info}/top_level.txt": "".join(f"{name}\n" for name in top).encode(),
+    }
+    if (REPOSITORY / "LICENSE").is_file():
+        last[f"{info}/licenses/LICENSE"] = (REPOSITORY / "LICENSE").read_bytes()
+    ordered = {**dict(sorted(files.items())), **dict(sorted(last.items()))}
+    record = "".join(f"{name},{_record_digest(data)},{len(data)}\n" for name, data in ordered.items())
+    ordered[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in ordered.items():
+            entry = zipfile.ZipInfo(name, EPOCH)
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data, compresslevel=9)
+
+
+def _record_digest(data: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def unit(tree: Path, facts: dict, python: Python, names: list[str] | None = None) -> WorkUnit:
+    """The wheel of one Python. Its platform tag is what auditwheel finds, never what we would like."""
+    files = contents(tree, names)
+    distribution, version = facts["distribution"], f"{facts['version']}+{facts['local']}"
+
+    def make(folder: Path) -> None:
+        stem = f"{distribution.replace('-', '_')}-{version}-{python.tag}-{python.tag}"
+        draft = folder / f"{stem}-linux_x86_64.whl"
+        write(draft, distribution, version, f"{python.tag}-{python.tag}-linux_x86_64", files)
+        platform = audit.platform_tag(draft)
+        draft.unlink()
+        name = f"{stem}-{platform}.whl"
+        write(folder / name, distribution, version, f"{python.tag}-{python.tag}-{platform}", files)
+
+    inputs = {
+        "files": {name: digest.of_bytes(data) for name, data in files.items()},
+        "metadata": metadata(distribution, version),
+        "license": digest.of_file(REPOSITORY / "LICENSE") if (REPOSITORY / "LICENSE").is_file() else "",
+        "tag": python.tag,
+        "audit": audit.version(),
+    }
+    return WorkUnit("wheel", f"{distribution} {python.tag}", inputs, make)
+
+
+def publish(folder: Path, target: Path) -> Path:
+    """Copies a built wheel into `target` (dist/) in place of others of its distribution, version and
+    Python."""
+    (wheel,) = folder.glob("*.whl")
+    target.mkdir(parents=True, exist_ok=True)
+    for old in target.glob("-".join(wheel.name.split("-")[:4]) + "-*.whl"):
+        old.unlink()
+    shutil.copyfile(wheel, target / wheel.name)
+    return target / wheel.name
+
+
+def sizes(path: Path) -> dict[str, int]:
+    """Bytes in the archive by part: each pack, libraries, bindings, Python."""
+    found: dict[str, int] = {}
+    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
+        for entry in archive.infolist():
+            parts = entry.filename.split("/")
+            known = parts[0] == "apex" and len(parts) > 2
+            if known and parts[1] == "packs":
+                part = f"pack {parts[2]}"
+            elif known and parts[1] == "lib":
+                part = f"bindings {parts[2]}" if parts[2].startswith("torch") else "libapex"
+            else:
+                part = "Python and data"
+            found[part] = found.get(part, 0) + entry.compress_size
+    return found
