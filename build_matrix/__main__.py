@@ -25,13 +25,16 @@ def main() -> None:
 @click.option("--torch", "torches", multiple=True, help="2.13.0, ...; default: the torch that is installed.")
 @click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
 @click.option("--target", type=click.Path(path_type=Path), help="Default: build/tree.")
-def tree(archs, tags, torches, jobs, target) -> None:
+@click.option("--available", is_flag=True, help="Leaves out packs whose toolchain is not here, and says so.")
+def tree(archs, tags, torches, jobs, target, available) -> None:
     """Fills build/tree/apex with libraries and packs, for use in a checkout."""
-    from build_matrix import headers, report, tree
+    from build_matrix import headers, packs, report, tree
     from build_matrix.engine import Engine
     from build_matrix.store import Store
 
     start = time.monotonic()
+    if available:
+        archs = packs.available(archs, lambda why: click.echo(f"left out: {why}", err=True))
     vendors = {matrix.load().pack(arch).arch.vendor for arch in archs}
     torch = torches or tuple(filter(None, [headers.installed_version()]))
     if not torch:
@@ -120,6 +123,23 @@ def toolchain(names, update) -> None:
     for name in names:
         toolchain_report.bring(name)
     toolchain_report.show()
+
+
+@main.command()
+@click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
+def quickstart(jobs) -> None:
+    """Wheel, index, clean environment, pip, probe and training, on the CPU of this machine."""
+    from build_matrix import quickstart
+
+    quickstart.run(jobs)
+
+
+@main.command()
+def ensure_torch() -> None:
+    """Installs a CPU build of torch when none is there, and says first which and how large."""
+    from build_matrix import quickstart
+
+    quickstart.ensure_torch()
 
 
 def run() -> None:

@@ -14,6 +14,7 @@ import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from build_matrix.errors import PackageIndexError
 
@@ -40,9 +41,16 @@ def _pip(key: str) -> str:
 
 
 def urls() -> list[str]:
-    """The index roots, in pip's order; those that are not http are left to pip."""
+    """The index roots, in pip's order."""
     found = [_pip("index-url") or DEFAULT, *_pip("extra-index-url").split()]
-    return [url.rstrip("/") for url in found if url.startswith("http")]
+    return [url.rstrip("/") for url in found]
+
+
+def _find_links() -> list[Path]:
+    """The local folders of wheels that pip looks into (find-links)."""
+    places = [place for place in _pip("find-links").split() if not place.startswith("http")]
+    folders = [Path(urllib.request.url2pathname(urllib.parse.urlsplit(place).path)) for place in places]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 @cache
@@ -52,22 +60,45 @@ def tls() -> ssl.SSLContext:
 
 
 def files(project: str) -> list[IndexFile]:
-    """Every file of a project, over all index roots. Raises PackageIndexError when none answers."""
+    """Every file of a project on the index roots that are web servers. Raises PackageIndexError when none
+    answers."""
     found: list[IndexFile] = []
     reasons = []
     for root in urls():
-        address = f"{root}/{project}/"
-        request = urllib.request.Request(address, headers={"Accept": f"{JSON}, text/html;q=0.1"})
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT, context=tls()) as answer:
-                body, kind, base = answer.read(), answer.headers.get_content_type(), answer.url
-        except (urllib.error.URLError, TimeoutError) as error:
-            reasons.append(f"{address}: {error}")
-            continue
-        found += _of_json(body, base) if kind == JSON else _of_page(body, base)
+        if root.startswith("http"):
+            try:
+                found += _page(f"{root}/{project}/")
+            except (OSError, urllib.error.URLError) as error:
+                reasons.append(f"{root}/{project}/: {error}")
     if not found:
         raise PackageIndexError(f"no index holds {project}. " + "; ".join(reasons))
     return found
+
+
+def files_at(address: str) -> list[IndexFile]:
+    """Every file of one project page; empty when it cannot be read."""
+    try:
+        return _page(address)
+    except (OSError, urllib.error.URLError):
+        return []
+
+
+def configured_files(project: str) -> list[IndexFile]:
+    """Every file of a project that pip would see: index roots, local ones too, and folders of wheels."""
+    found = [file for root in urls() for file in files_at(f"{root}/{project}/")]
+    for folder in _find_links():
+        found += [IndexFile(p.name, p.as_uri(), "") for p in sorted(folder.glob(f"{project}-*.whl"))]
+    return found
+
+
+def _page(address: str) -> list[IndexFile]:
+    if address.startswith("file:"):
+        page = Path(urllib.request.url2pathname(urllib.parse.urlsplit(address).path)) / "index.html"
+        return _of_page(page.read_bytes(), address)
+    request = urllib.request.Request(address, headers={"Accept": f"{JSON}, text/html;q=0.1"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT, context=tls()) as answer:
+        body, kind, base = answer.read(), answer.headers.get_content_type(), answer.url
+    return _of_json(body, base) if kind == JSON else _of_page(body, base)
 
 
 def _of_json(body: bytes, base: str) -> list[IndexFile]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from build_matrix import digest, gate, registry
@@ -27,6 +28,18 @@ def toolchain_for(arch: str) -> Toolchain:
         except (ToolchainMissing, PinError) as error:
             first = first or error
     raise first
+
+
+def available(archs: list[str], say: Callable[[str], None]) -> list[str]:
+    """Those of `archs` whose toolchain is here; `say` is told why another is left out."""
+    found = []
+    for arch in archs:
+        try:
+            toolchain_for(arch)
+            found.append(arch)
+        except (ToolchainMissing, PinError) as error:
+            say(f"{arch}: {error}")
+    return found
 
 
 def units(arch_name: str, toolchain: Toolchain, folder: Path | None = None) -> list[WorkUnit]:

@@ -56,9 +56,8 @@ def units_table(results: list[Result], wall: float) -> None:
 
 def wheel_table(path: Path) -> None:
     """What the parts of a wheel weigh, compressed."""
-    table = Table(
-        title=f"{path.name}: {size(path.stat().st_size)}", title_justify="left", box=None, pad_edge=False
-    )
+    console.print(f"{path.name}: {size(path.stat().st_size)}", highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
     table.add_column("part")
     table.add_column("bytes", justify="right")
     for part, count in wheel.sizes(path).items():

@@ -1,0 +1,61 @@
+"""Lends the packages of this interpreter to a virtual environment: a folder of links on its path.
+
+Only the named distributions and what they require are seen there, so the environment is clean but for them,
+and pip counts them as installed and cannot remove them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+
+def closure(names: list[str]) -> dict[str, importlib.metadata.Distribution]:
+    """`names` and everything they require here. Raises PackageNotFoundError for a name that is not
+    installed."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        distribution = importlib.metadata.distribution(name)
+        key = distribution.metadata["Name"].lower().replace("_", "-")
+        if key in found:
+            continue
+        found[key] = distribution
+        for text in distribution.requires or []:
+            requirement = Requirement(text)
+            if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+                continue
+            try:
+                importlib.metadata.distribution(requirement.name)
+            except importlib.metadata.PackageNotFoundError:
+                continue  # torch runs here without it
+            waiting.append(requirement.name)
+    return found
+
+
+def top_level(distribution: importlib.metadata.Distribution) -> dict[str, Path]:
+    """The first path components that a distribution owns in site-packages, its dist-info among them."""
+    found = {}
+    for file in distribution.files or []:
+        if file.parts[0] not in ("..", "__pycache__") and not file.is_absolute():
+            found[file.parts[0]] = Path(str(distribution.locate_file(file.parts[0])))
+    return found
+
+
+def lend(names: list[str], environment: Path) -> list[str]:
+    """Makes `names` importable in the virtual environment. Returns what was lent, `torch 2.13.0+cpu` and so
+    on."""
+    (site,) = environment.glob("lib/python3.*/site-packages")
+    folder = environment / "borrowed"
+    folder.mkdir(exist_ok=True)
+    lent = []
+    for distribution in closure(names).values():
+        for name, path in top_level(distribution).items():
+            if not (folder / name).exists():
+                (folder / name).symlink_to(path)
+        lent.append(f"{distribution.metadata['Name']} {distribution.version}")
+    (site / "borrowed.pth").write_text(f"{folder}\n")
+    return sorted(lent)

@@ -1,0 +1,67 @@
+"""Where a CPU build of torch comes from when none is installed: pip's own configuration, else PyTorch's
+public index.
+
+Nothing is downloaded before it has been said which file it is and how large.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_matrix import matrix, package_index
+from build_matrix.errors import PackageIndexError
+from build_matrix.pythons import own_tag
+
+PUBLIC = "https://download.pytorch.org/whl/cpu"
+WHEEL = re.compile(
+    r"torch-(?P<version>\d[\d.]*)(?P<local>\+\w+)?-(?P<python>cp\d+)-(?P=python)-\S*x86_64\.whl"
+)
+
+
+@dataclass(frozen=True)
+class Supply:
+    filename: str
+    url: str
+    size: int
+
+
+def find() -> Supply:
+    """The newest CPU build for this Python; where there is none, the newest build. Raises
+    PackageIndexError."""
+    known = _choose(package_index.configured_files("torch"), cpu=True)
+    known = known or _choose(package_index.files_at(f"{PUBLIC}/torch/"), cpu=True)
+    known = known or _choose(package_index.configured_files("torch"), cpu=False)
+    if known is None:
+        raise PackageIndexError(f"no index holds a torch for {own_tag()}; install torch, then run this again")
+    return Supply(known.filename, known.url, _size(known.url))
+
+
+def _choose(files: list[package_index.IndexFile], cpu: bool) -> package_index.IndexFile | None:
+    newest = max(matrix.numbers(version) for version in matrix.load().torch)
+    fitting = []
+    for file in files:
+        match = WHEEL.fullmatch(file.filename)
+        if match and match["python"] == own_tag() and (match["local"] == "+cpu") == cpu:
+            number = matrix.numbers(match["version"])
+            if number[:2] <= newest[:2]:
+                fitting.append((number, file))
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+
+def _size(url: str) -> int:
+    if url.startswith("file:"):
+        return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path)).stat().st_size
+    request = urllib.request.Request(url, method="HEAD")
+    with urllib.request.urlopen(request, timeout=60, context=package_index.tls()) as answer:
+        return int(answer.headers.get("Content-Length", 0))
+
+
+def install(supply: Supply) -> None:
+    """Installs it, and what it requires by pip's own configuration, into the environment that runs this."""
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", supply.url], check=True)

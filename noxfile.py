@@ -1,0 +1,100 @@
+"""Everything that is done with this repository: `nox -l` lists it.
+
+Sessions run in environments of their own that also see the packages of the Python that runs nox: torch, which
+is large, is used from there and not installed again.
+"""
+
+import site
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))  # the sessions are named after the matrix
+from build_matrix import matrix, toml  # noqa: E402
+
+nox.options.sessions = ["tests"]
+nox.options.reuse_existing_virtualenvs = True
+GROUPS = toml.read(ROOT / "pyproject.toml")["dependency-groups"]
+
+
+def prepare(session, *groups):
+    """Makes the packages of nox's own Python visible, and installs what `groups` name on top of them."""
+    (packages,) = Path(session.virtualenv.location).glob("lib/python3.*/site-packages")
+    seen = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    (packages / "visible.pth").write_text(
+        "".join(f"{folder}\n" for folder in seen if folder != str(packages))
+    )
+    session.install("--quiet", *(name for group in groups for name in GROUPS[group]))
+
+
+def farm(session, *arguments):
+    """python -m build_matrix in the session's environment."""
+    session.run("python", "-m", "build_matrix", *arguments, env={"PYTHONPATH": str(ROOT)})
+
+
+@nox.session
+def quickstart(session):
+    """Builds the CPU wheel, installs it from a local index into a clean environment, and trains a model with
+    it."""
+    prepare(session, "farm")
+    farm(session, "quickstart", *session.posargs)
+
+
+@nox.session
+def tests(session):
+    """Builds what the tests need and runs them; arguments after -- go to pytest."""
+    prepare(session, "farm", "tests")
+    farm(session, "ensure-torch")
+    farm(session, "tree", "--available", *(f"--arch={arch}" for arch in TESTED))
+    session.run("python", "-m", "pytest", *(session.posargs or ["tests"]), env={"PYTHONPATH": str(ROOT)})
+
+
+# Compiled for real and gated wherever the tests run; gfx950 and gfx1201 are for the emulated tier.
+TESTED = ["sm_80", "sm_90", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"]
+
+
+@nox.session
+def toolchain(session):
+    """Shows the device compilers; `-- NAME` brings one here, `-- --update` moves the pins."""
+    prepare(session, "farm")
+    farm(session, "toolchain", *session.posargs)
+
+
+@nox.session(name="serve-index")
+def serve_index(session):
+    """Serves the wheels of dist/ on loopback: `-- --port 8000`."""
+    prepare(session, "farm")
+    farm(session, "index")
+    farm(session, "serve", *session.posargs)
+
+
+@nox.session
+def lint(session):
+    """ruff over everything."""
+    prepare(session, "lint")
+    session.run("ruff", "check", ".")
+
+
+def wheel_session(name, accelerator, archs, about):
+    """One session that builds one wheel for the Python that runs nox."""
+
+    @nox.session(name=name)
+    def build(session):
+        prepare(session, "farm")
+        farm(session, "wheel", accelerator, *(f"--arch={arch}" for arch in archs), *session.posargs)
+
+    build.__doc__ = about
+    return build
+
+
+build_cpu = wheel_session("build-cpu", "cpu", [], "Builds the wheel apex-cpu.")
+build_cuda = wheel_session("build-cuda", "cuda", [], "Builds the wheel apex-cuda with packs for every sm.")
+build_rocm = wheel_session("build-rocm", "rocm", [], "Builds the wheel apex-rocm with packs for every gfx.")
+for _pack in matrix.load().packs:
+    _accelerator, _arch = _pack.arch.vendor, _pack.arch.name
+    _name = f"build-{_accelerator}-{_arch.replace('sm_', 'sm')}"
+    globals()[_name.replace("-", "_")] = wheel_session(
+        _name, _accelerator, [_arch], f"Builds the wheel apex-{_accelerator} with a pack for {_arch} only."
+    )
