@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -10,6 +12,17 @@ import click
 
 from build_matrix import REPOSITORY, matrix, pythons
 from build_matrix.errors import BuildError
+
+
+PYTHON = re.compile(r"(?:cp)?3\.?(\d+)")
+
+
+def tag_of(text: str) -> str:
+    """cp311 of 3.11, 311 or cp311."""
+    match = PYTHON.fullmatch(text)
+    if not match:
+        raise click.BadParameter(f"{text!r} is no Python; say 3.11")
+    return f"cp3{match[1]}"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -43,7 +56,7 @@ def tree(archs, tags, torches, jobs, target, available) -> None:
         accelerator=vendors.pop() if len(vendors) == 1 else "cpu",
         archs=tuple(archs),
         torch=torch,
-        pythons=tuple(pythons.find(f"cp{tag.replace('.', '')}") for tag in tags or [pythons.own_tag()[2:]]),
+        pythons=tuple(pythons.find(tag_of(tag)) for tag in tags or [pythons.own_tag()]),
     )
     engine = Engine(Store(), jobs, report.tell)
     tree.fill(request, target or tree.DEFAULT, engine)
@@ -69,7 +82,7 @@ def wheel(accelerator, archs, tags, torches, jobs, dist) -> None:
 
     start = time.monotonic()
     engine = Engine(Store(), jobs, report.tell)
-    chosen = [pythons.find(f"cp{tag.replace('.', '')}") for tag in tags or [pythons.own_tag()[2:]]]
+    chosen = [pythons.find(tag_of(tag)) for tag in tags or [pythons.own_tag()]]
     wheels = []
     for python in chosen:
         request = build.request(accelerator, tuple(archs), tuple(torches), python)
@@ -142,12 +155,40 @@ def ensure_torch() -> None:
     quickstart.ensure_torch()
 
 
+@main.command()
+@click.option("--torch", "torch", help="2.13 or 2.13.0+cu130.")
+@click.option("--cuda", help="13.0")
+@click.option("--rocm", help="7.2")
+@click.option("--arch", default="", help="sm_90, gfx942, ...")
+@click.option("--python", "tag", default="", help="3.11")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--table", is_flag=True, help="The support table of the docs, as Markdown.")
+def compat(torch, cuda, rocm, arch, tag, as_json, table) -> None:
+    """Which apex serves a machine. Exit code 2 when none does; then the nearest cells are listed."""
+    from build_matrix import compat
+
+    if table:
+        click.echo(compat.table(), nl=False)
+        return
+    if not torch or (cuda and rocm):
+        raise click.UsageError("--torch is required, and one of --cuda and --rocm at most")
+    python = tag_of(tag) if tag else ""
+    accelerator = "cuda" if cuda else "rocm" if rocm else _of_arch(arch)
+    question = compat.Question(torch, accelerator, cuda or rocm or "", arch.partition(":")[0], python)
+    answer = compat.answer(question)
+    click.echo(json.dumps(answer, indent=1) if as_json else compat.words(answer))
+    if not answer["found"]:
+        raise click.exceptions.Exit(compat.NOT_THERE)
+
+
+def _of_arch(arch: str) -> str:
+    return "cpu" if not arch else "rocm" if arch.startswith("gfx") else "cuda"
+
+
 def run() -> None:
     """The entry point: faults that have a name are printed in words, never as a traceback."""
     try:
-        main(standalone_mode=False)
-    except click.exceptions.Exit as leaving:
-        sys.exit(leaving.exit_code)
+        sys.exit(main(standalone_mode=False) or 0)  # click returns the code of an Exit
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

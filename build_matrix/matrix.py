@@ -32,6 +32,7 @@ class PackRule:
     arch: Arch
     toolchains: tuple[str, ...]
     reason: str = ""
+    emulated: bool = False  #: its machine code runs in the emulated tier of the tests
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ def load(path: Path = FILE) -> Matrix:
             Accelerator(a["name"], a["label"], tuple(a["roots"])) for a in data["accelerator"]
         ),
         packs=tuple(
-            PackRule(Arch(p["arch"]), tuple(p["toolchains"]), p.get("reason", "")) for p in data["pack"]
+            PackRule(Arch(p["arch"]), tuple(p["toolchains"]), p.get("reason", ""), p.get("emulated", False))
+            for p in data["pack"]
         ),
         spills=tuple(data.get("spill", [])),
     )

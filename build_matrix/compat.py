@@ -1,0 +1,195 @@
+"""Which apex serves a machine: version, wheel, index root, pins, grades. The same data makes the tables of
+the docs.
+
+Reads three small files and imports nothing heavy: an answer takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from build_matrix import REPOSITORY, matrix, pins, receipts
+from build_matrix.archs import Arch
+from build_matrix.errors import BuildError
+
+NOT_THERE = 2  # exit code
+
+# A cubin serves later chips of its own major: an sm_80 one runs on sm_86, sm_87 and sm_89.
+GENERIC = {"gfx9-4-generic": ("gfx94", "gfx95"), "gfx11-generic": ("gfx11",), "gfx12-generic": ("gfx12",)}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a user knows. Empty means: any."""
+
+    torch: str
+    accelerator: str  #: cpu, cuda or rocm
+    version: str = ""  #: 13.0 of CUDA, 7.2 of ROCm
+    arch: str = ""
+    python: str = ""  #: cp311
+
+
+def label(accelerator: str, version: str) -> str:
+    """cu130 of CUDA 13.0, rocm7.2 of ROCm 7.2, cpu."""
+    if accelerator == "cuda":
+        return f"cu{''.join(version.split('.')[:2])}"
+    return f"rocm{'.'.join(version.split('.')[:2])}" if accelerator == "rocm" else "cpu"
+
+
+def pack_for(arch: str, archs: list[str]) -> tuple[str, str] | None:
+    """(pack, why) that would run on a chip, of the packs that are made; None when only JIT is left."""
+    if arch in archs:
+        return arch, "a pack of exactly this arch"
+    wanted = Arch(arch)
+    if wanted.vendor == "rocm":
+        for generic, families in GENERIC.items():
+            if generic in archs and arch.startswith(families):
+                return generic, "the generic pack of its family"
+        return None
+    same = [a for a in archs if Arch(a).kind == "cubin" and Arch(a).number // 10 == wanted.number // 10]
+    older = [a for a in same if Arch(a).number <= wanted.number]
+    if older:
+        return max(older, key=lambda a: Arch(a).number), "machine code of its family"
+    ptx = [a for a in archs if Arch(a).kind == "ptx" and Arch(a).number <= wanted.number]
+    if ptx:
+        return max(ptx, key=lambda a: Arch(a).number), "PTX, compiled by the driver at first use"
+    return None
+
+
+def answer(question: Question) -> dict:
+    """What `compat --json` prints. `found` tells whether the cell exists; if not, `missing` says what does
+    not and `nearest` what does. Raises BuildError when the question itself makes no sense."""
+    if len(matrix.numbers(question.torch)) < 2:
+        raise BuildError(f"{question.torch!r} is no version of torch; say 2.13")
+    axes = matrix.load()
+    accelerator = axes.accelerator(question.accelerator)
+    releases = {".".join(v.split(".")[:2]): v for v in axes.torch}
+    minor = ".".join(question.torch.partition("+")[0].split(".")[:2])
+    wanted = label(question.accelerator, question.version) if question.version else accelerator.label
+    archs = axes.archs(question.accelerator) if question.accelerator != "cpu" else []
+    if question.arch and question.accelerator != "cpu" and Arch(question.arch).vendor != question.accelerator:
+        raise BuildError(f"{question.arch} is no arch of {question.accelerator}")
+    tags = [question.python] if question.python else list(axes.python)
+    allowed = [
+        t for t in tags if t in axes.python and minor in releases and not axes.why_not(releases[minor], t)
+    ]
+
+    missing = []
+    if minor not in releases:
+        missing.append(f"no binding is built for torch {minor}: apex runs there on its PyTorch reference")
+    elif not allowed:
+        reason = axes.why_not(releases[minor], tags[0]) or f"no wheel is built for {tags[0]}"
+        missing.append(reason)
+    if wanted != accelerator.label:
+        missing.append(f"no wheel is built for {wanted}")
+    pack = pack_for(question.arch, archs) if question.arch and archs else None
+    if question.arch and archs and pack is None:
+        missing.append(f"no pack runs on {question.arch}: kernels are compiled there at first use")
+
+    base = {"question": {k: v for k, v in question.__dict__.items() if v}, "found": not missing}
+    if missing:
+        return base | {"missing": missing, "nearest": nearest(question, minor, releases, archs, accelerator)}
+    return base | _found(question, minor, releases[minor], accelerator, allowed, pack)
+
+
+def _found(question, minor, release, accelerator, tags, pack) -> dict:
+    axes = matrix.load()
+    version = (REPOSITORY / "version.txt").read_text().strip()
+    pin = pins.torch(release)
+    archs = [pack[0]] if pack else axes.archs(question.accelerator) if question.accelerator != "cpu" else []
+    known = receipts.load()
+    toolchains = {name for arch in archs for name in axes.pack(arch).toolchains[:1]}
+    return {
+        "apex": version,
+        "distribution": accelerator.distribution,
+        "wheel": f"{accelerator.distribution.replace('-', '_')}-{version}+{accelerator.label}",
+        "pythons": tags,
+        "index_roots": [f"whl/{root}/" for root in accelerator.roots],
+        "torch": release,
+        "pins": {
+            f"torch-{release}": pin.sha if pin else None,
+            **{name: p.sha for name in sorted(toolchains) if (p := pins.toolchain(name))},
+        },
+        "pack": {"arch": pack[0], "reason": pack[1]} if pack else None,
+        "grades": {a: receipts.grade(a, minor, axes.pack(a).emulated, known) for a in archs},
+    }
+
+
+def nearest(question: Question, minor: str, releases: dict, archs: list[str], accelerator) -> list[dict]:
+    """Cells that exist, nearest first, each as a question that `compat` answers with yes; at most three."""
+    wanted = matrix.numbers(minor)
+    by_distance = sorted(
+        releases, key=lambda m: (abs(matrix.numbers(m)[1] - wanted[1]), -matrix.numbers(m)[1])
+    )
+    torches = [minor] if minor in releases else by_distance[:2]
+    choices = (
+        [question.arch] if question.arch and pack_for(question.arch, archs) else _near_archs(question, archs)
+    )
+    cells = []
+    for torch in torches:
+        tags = [t for t in matrix.load().python if not matrix.load().why_not(releases[torch], t)]
+        python = question.python if question.python in tags else tags[-1] if question.python else ""
+        for arch in choices:
+            cell = {"torch": torch, question.accelerator: accelerator.label, "arch": arch, "python": python}
+            cells.append({key: value for key, value in cell.items() if value})
+    return cells[:3]
+
+
+def _near_archs(question: Question, archs: list[str]) -> list[str]:
+    """Archs that share the longest beginning of their name with the one that was asked for."""
+    if not question.arch or not archs:
+        return [question.arch]
+
+    def shared(arch: str) -> int:
+        pairs = zip(arch, question.arch, strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(arch), len(question.arch)))
+
+    return sorted((a for a in archs if Arch(a).kind != "ptx"), key=lambda a: -shared(a))[:2]
+
+
+def words(answer: dict) -> str:
+    """The answer as a person reads it."""
+    if not answer["found"]:
+        lines = [*answer["missing"], "nearest:"]
+        for cell in answer["nearest"]:
+            options = " ".join(
+                f"--{key} {_spoken(key, value)}" for key, value in cell.items() if value != "cpu"
+            )
+            lines.append(f"  python -m build_matrix compat {options}")
+        return "\n".join(lines)
+    root = answer["index_roots"][0]
+    spoken = ", ".join(_spoken("python", tag) for tag in answer["pythons"])
+    lines = [
+        f"apex {answer['apex']} for torch {answer['torch']}, Python {spoken}",
+        f"  wheel   {answer['wheel']}",
+        f"  install pip install {answer['distribution']} --index-url <index>/{root}",
+        *(f"  pin     {name} {sha}" for name, sha in answer["pins"].items()),
+    ]
+    if answer["pack"]:
+        lines.append(f"  pack    {answer['pack']['arch']}: {answer['pack']['reason']}")
+    lines += [f"  grade   {arch}: {grade}" for arch, grade in answer["grades"].items()]
+    return "\n".join(lines)
+
+
+def _spoken(key: str, value: str) -> str:
+    """3.11 of cp311, 13.0 of cu130, 7.2 of rocm7.2: as the options take it."""
+    if key == "python":
+        return f"{value[2]}.{value[3:]}"
+    if key == "cuda":
+        return f"{value[2:-1]}.{value[-1]}"
+    return value.removeprefix("rocm") if key == "rocm" else value
+
+
+def table() -> str:
+    """The support table of README and release notes, as Markdown: one row an arch, one column a torch."""
+    axes = matrix.load()
+    known = receipts.load()
+    minors = [".".join(v.split(".")[:2]) for v in axes.torch]
+    lines = [
+        "| pack | wheel | " + " | ".join(f"torch {m}" for m in minors) + " |",
+        "|---" * (2 + len(minors)) + "|",
+    ]
+    for rule in axes.packs:
+        grades = [receipts.grade(rule.arch.name, minor, rule.emulated, known) for minor in minors]
+        lines.append(f"| {rule.arch.name} | apex-{rule.arch.vendor} | " + " | ".join(grades) + " |")
+    return "\n".join(lines) + "\n"
