@@ -154,9 +154,8 @@ def _run_once(command: list[str], output: pathlib.Path) -> str:
 
 def _compile(source: pathlib.Path, flags: tuple[str, ...]) -> tuple[pathlib.Path, str]:
     files = _with_includes(source)
-    key = _digest(
-        _compiler_version(compiler()), *flags, *(part for f in files for part in (f.name, f.read_bytes()))
-    )
+    contents = (part for f in files for part in (f.name, f.read_bytes()))
+    key = _digest(compiler(), _compiler_version(compiler()), *COMMON, *flags, *contents)
     output = OUTPUT / "objects" / f"{source.stem}-{key}.o"
     includes = [f"-I{folder}" for folder in INCLUDES]
     command = [compiler(), "-x", "c++", *COMMON, *flags, *includes, "-c", str(source)]

@@ -7,25 +7,14 @@ import ctypes
 import numpy as np
 
 from simt.device import Buffer, Device
+from simt.structs import make
 
 THREADS = 512  # multi_tensor_threads
 
 
-class TensorTable(ctypes.Structure):
-    """gpu::TensorTable, passed by value; its pointers are device addresses."""
-
-    _fields_ = [
-        ("addresses", ctypes.c_uint64),
-        ("sizes", ctypes.c_uint64),
-        ("first_chunk", ctypes.c_uint64),
-        ("tensors", ctypes.c_uint32),
-        ("chunks", ctypes.c_uint32),
-        ("chunk_size", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-    ]
-
-
-def tensor_table(device: Device, lists: list[list[Buffer | None]], sizes, chunk_size: int) -> TensorTable:
+def tensor_table(
+    device: Device, lists: list[list[Buffer | None]], sizes, chunk_size: int
+) -> ctypes.Structure:
     """A table in device memory.
 
     Args:
@@ -37,12 +26,14 @@ def tensor_table(device: Device, lists: list[list[Buffer | None]], sizes, chunk_
     sizes = np.asarray(sizes, np.int64)
     first = np.concatenate([[0], np.cumsum(-(-sizes // chunk_size))]).astype(np.uint32)
     flat = [buffer for tensors in lists for buffer in tensors]
-    return TensorTable(
-        device.addresses(flat).address,
-        device.put(sizes).address,
-        device.put(first).address,
-        len(sizes),
-        int(first[-1]),
-        chunk_size,
-        0,
+    return make(
+        "TensorTable",
+        "multi_tensor_table.h",
+        addresses=device.addresses(flat),
+        sizes=device.put(sizes),
+        first_chunk=device.put(first),
+        tensors=len(sizes),
+        chunks=int(first[-1]),
+        chunk_size=chunk_size,
+        tensors_with_chunks=int(np.count_nonzero(sizes)),
     )

@@ -8,7 +8,9 @@ import re
 import numpy as np
 import pytest
 
+from simt.build import SELFTEST
 from simt.device import Device, KernelFault
+from simt.structs import make
 from simt.targets import ORDERS, Target
 
 BUILDS = ("plain", "asan", "race")
@@ -69,20 +71,16 @@ class TestSemantics:
         np.testing.assert_array_equal(np.isnan(out.numpy()), np.arange(64) % 2 == 0)
 
     def test_addresses_in_structs_and_tables(self, selftest_device):
-        class Table(ctypes.Structure):
-            _fields_ = [
-                ("addresses", ctypes.c_uint64),
-                ("sizes", ctypes.c_uint64),
-                ("count", ctypes.c_uint32),
-                ("reserved", ctypes.c_uint32),
-            ]
-
         sizes = np.array([5, 0, 300, 64], np.int64)
         lists = [
             selftest_device.put(np.arange(n, dtype=np.float32), offset=4 * k) for k, n in enumerate(sizes)
         ]
-        table = Table(
-            selftest_device.addresses(lists).address, selftest_device.put(sizes).address, len(sizes), 0
+        table = make(
+            "SelftestTable",
+            SELFTEST.with_suffix(".h"),
+            addresses=selftest_device.addresses(lists),
+            sizes=selftest_device.put(sizes),
+            count=len(sizes),
         )
         total = selftest_device.full(2, 0)
         selftest_device.launch("selftest_addresses", 1, 128, [table, 0.5, 3, total])

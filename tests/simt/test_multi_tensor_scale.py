@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
 
 from simt.element_types import ROUNDING, decode, encode
 from simt.multi_tensor import THREADS, tensor_table
+from simt.structs import make
 
 PAIRS = [(a, b) for a in ("f32", "f16", "bf16") for b in ("f32", "f16", "bf16")] + [("f64", "f64")]
 # Nothing, one, less than a vector, a chunk and a bit, several chunks; some views unaligned.
 SIZES = (0, 1, 7, 1031, 2048, 5003)
 MISALIGNED = (0, 1, 0, 1, 0, 0)
 CHUNK = 1024
-
-
-class ScaleArguments(ctypes.Structure):
-    """gpu::ScaleArguments."""
-
-    _fields_ = [("scale", ctypes.c_double), ("scale_on_device", ctypes.c_uint64), ("noop_flag", ctypes.c_uint64)]
 
 
 def _run(device, source, target, inputs, scale, scale_on_device=None, grid=3):
@@ -34,7 +27,9 @@ def _run(device, source, target, inputs, scale, scale_on_device=None, grid=3):
     outs = [put(np.full(x.shape, 7.0), target, skip) for x, skip in zip(inputs, MISALIGNED, strict=False)]
     flag = device.full(1, 0, np.int32)
     table = tensor_table(device, [ins, outs], [x.size for x in inputs], CHUNK)
-    arguments = ScaleArguments(scale, scale_on_device.address if scale_on_device else 0, flag.address)
+    arguments = make(
+        "ScaleArguments", "multi_tensor_scale.h", scale=scale, scale_on_device=scale_on_device, noop_flag=flag
+    )
     device.launch(f"multi_tensor_scale_{source}_{target}", grid, THREADS, [table, arguments])
     return [decode(out.numpy(), target) for out in outs], int(flag.numpy()[0])
 
