@@ -13,7 +13,6 @@ import click
 from build_matrix import REPOSITORY, matrix, pythons
 from build_matrix.errors import BuildError
 
-
 PYTHON = re.compile(r"(?:cp)?3\.?(\d+)")
 
 

@@ -79,6 +79,16 @@ class PackageIndexError(BuildError):
     exit_code = 7
 
 
+class RequirementMissing(BuildError):
+    """A source build needs something that is not here; says what, for what, and the command."""
+
+    exit_code = 9
+
+    def __init__(self, what: str, wanted_for: str, remedy: str):
+        self.what, self.wanted_for, self.remedy = what, wanted_for, remedy
+        super().__init__(f"{what} is missing; {wanted_for} needs it. Run: {remedy}")
+
+
 class UnknownVariable(BuildError):
     """An APEX_BUILD_ variable or option that names no extension."""
 

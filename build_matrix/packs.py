@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from build_matrix import digest, gate, registry
@@ -42,10 +42,11 @@ def available(archs: list[str], say: Callable[[str], None]) -> list[str]:
     return found
 
 
-def units(arch_name: str, toolchain: Toolchain, folder: Path | None = None) -> list[WorkUnit]:
-    """One work unit per device source."""
+def units(arch_name: str, toolchain: Toolchain, only: Sequence[str] | None = None) -> list[WorkUnit]:
+    """One work unit per device source; with `only`, those of the named units."""
     arch = Arch(arch_name)
-    return [_unit(source, arch, toolchain) for source in registry.device_units(folder)]
+    sources = [path for path in registry.device_units() if only is None or path.stem in only]
+    return [_unit(source, arch, toolchain) for source in sources]
 
 
 def _unit(source: Path, arch: Arch, toolchain: Toolchain) -> WorkUnit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -77,34 +78,43 @@ class Registry:
         """What apex/extensions.json holds: the loader runs on Pythons that cannot read TOML."""
         return [asdict(extension) for extension in self.extensions]
 
-    def asked(self, environment: dict[str, str], options: list[str] = ()) -> list[Extension]:
-        """The extensions that APEX_BUILD_* variables and `--option`s ask for.
+    def asked(self, environment: Mapping[str, str], options: Sequence[str] = ()) -> list[Extension]:
+        """The extensions that variables and `--option`s of a source build ask for.
 
-        A variable asks when it is set to anything but "", "0", "false", "no" or "off". Raises UnknownVariable
-        for an APEX_BUILD_ variable or an option that names nothing.
+        APEX_BUILD_<OP>, the group variables, and the other tree's APEX_<OPTION> (APEX_CPP_EXT,
+        APEX_XENTROPY); a variable asks when it is set to anything but "", "0", "false", "no" or "off". Raises
+        UnknownVariable for an APEX_BUILD_ variable or an option that names nothing.
         """
-        groups = {variable: group for group, variables in GROUPS.items() for variable in variables}
-        known = {extension.variable: extension for extension in self.extensions}
+        names = self._names()
         wanted: set[str] = set()
         for variable, value in environment.items():
-            if not variable.startswith("APEX_BUILD_"):
-                continue
-            if variable not in groups and variable not in known:
-                raise UnknownVariable(variable, difflib.get_close_matches(variable, [*groups, *known], 2))
-            if value.strip().lower() in ("", "0", "false", "no", "off"):
-                continue
-            if variable in groups:
-                wanted |= {e.name for e in self.extensions if e.group == groups[variable]}
-            else:
-                wanted.add(known[variable].name)
-        by_option = {extension.option for extension in self.extensions}
+            if variable.startswith("APEX_BUILD_") and variable not in names:
+                near = difflib.get_close_matches(
+                    variable, [n for n in names if n.startswith("APEX_BUILD_")], 2
+                )
+                raise UnknownVariable(variable, near)
+            if variable in names and value.strip().lower() not in ("", "0", "false", "no", "off"):
+                wanted |= names[variable]
         for option in options:
-            name = option.lstrip("-").replace("-", "_")
-            if name not in by_option:
-                near = [f"--{match}" for match in difflib.get_close_matches(name, sorted(by_option), 2)]
+            if option not in names:
+                near = difflib.get_close_matches(option, [n for n in names if n.startswith("--")], 2)
                 raise UnknownVariable(option, near)
-            wanted |= {e.name for e in self.extensions if e.option == name}
+            wanted |= names[option]
         return [extension for extension in self.extensions if extension.name in wanted]
+
+    def options(self) -> list[str]:
+        """Every option of the other public tree: --cpp_ext, --cuda_ext, --xentropy, ..."""
+        return list(dict.fromkeys(f"--{extension.option}" for extension in self.extensions))
+
+    def _names(self) -> dict[str, set[str]]:
+        """What a build may be asked by -> names of the extensions it asks for."""
+        names: dict[str, set[str]] = {}
+        for extension in self.extensions:
+            option = extension.option
+            keys = (extension.variable, *GROUPS[extension.group], f"APEX_{option.upper()}", f"--{option}")
+            for key in keys:
+                names.setdefault(key, set()).add(extension.name)
+        return names
 
 
 def schemas(path: Path | None = None) -> list[str]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from build_matrix import (
@@ -40,8 +41,11 @@ class Request:
     archs: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
     pythons: tuple[Python, ...] = ()
-    local: str | None = None
-    extensions: tuple[str, ...] = field(default=())  #: top-level names; empty for every complete one
+    local: str | None = None  #: local version label; None for the accelerator's
+    version: str = ""  #: empty for version.txt
+    distribution: str = ""  #: empty for apex-<accelerator>
+    units: tuple[str, ...] | None = None  #: device units of the packs; None for all
+    toolchains: Mapping[str, Toolchain] | None = None  #: by arch; None for those of the matrix
 
 
 def version() -> str:
@@ -59,16 +63,18 @@ def label(request: Request) -> str:
 
 def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
     """Builds what is missing and lays everything under `target`/apex anew. Returns what build.json holds."""
-    toolchains = {arch: packs.toolchain_for(arch) for arch in request.archs}
+    toolchains = {
+        arch: (request.toolchains or {}).get(arch) or packs.toolchain_for(arch) for arch in request.archs
+    }
     torches = [headers.obtain(torch, engine.store) for torch in request.torch]
-    units = _all_units(toolchains, torches, request.pythons)
+    units = _all_units(request, toolchains, torches)
     results = dict(zip([unit.key for unit in units], engine.run(units), strict=True))
     library = engine.one(host_library.build(engine.store, engine.run))
 
     root = target / f".apex-{os.getpid()}"
     shutil.rmtree(root, ignore_errors=True)
     host_library.place(library.folder, root / "lib")
-    manifests = _lay_packs(toolchains, results, root / "packs")
+    manifests = _lay_packs(request, toolchains, results, root / "packs")
     entries = _lay_bindings(torches, request.pythons, results, root / "lib")
     facts = _facts(request, toolchains, torches, entries)
     _lay_data(root, facts, entries, manifests)
@@ -86,20 +92,22 @@ def _swap(new: Path, place: Path) -> None:
 
 
 def _all_units(
-    toolchains: dict[str, Toolchain], torches: list[headers.TorchHeaders], pythons: tuple[Python, ...]
+    request: Request, toolchains: Mapping[str, Toolchain], torches: list[headers.TorchHeaders]
 ) -> list[WorkUnit]:
     """Long ones first, so that the last thread to finish is not alone with a long one."""
-    units = [bindings.python_module(torch, python) for torch in torches for python in pythons]
+    units = [bindings.python_module(torch, python) for torch in torches for python in request.pythons]
     units += [bindings.torch_library(torch) for torch in torches]
     for arch, toolchain in toolchains.items():
-        units += packs.units(arch, toolchain)
+        units += packs.units(arch, toolchain, request.units)
     return units
 
 
-def _lay_packs(toolchains: dict[str, Toolchain], results: dict, target: Path) -> dict[str, dict]:
+def _lay_packs(
+    request: Request, toolchains: Mapping[str, Toolchain], results: dict, target: Path
+) -> dict[str, dict]:
     manifests = {}
     for arch, toolchain in toolchains.items():
-        chosen = [results[unit.key] for unit in packs.units(arch, toolchain)]
+        chosen = [results[unit.key] for unit in packs.units(arch, toolchain, request.units)]
         manifests[arch] = packs.assemble(arch, toolchain, chosen, target / arch)
     gate.check_same_kernels({arch: packs.kernels(manifest) for arch, manifest in manifests.items()})
     return manifests
@@ -120,16 +128,17 @@ def _lay_bindings(
 
 def _facts(
     request: Request,
-    toolchains: dict[str, Toolchain],
+    toolchains: Mapping[str, Toolchain],
     torches: list[headers.TorchHeaders],
     entries: list[dict],
 ) -> dict[str, object]:
     compilers = {json.dumps(toolchain.describe(), sort_keys=True) for toolchain in toolchains.values()}
     return {
         "format": 1,
-        "version": version(),
+        "version": request.version or version(),
         "local": label(request),
-        "distribution": matrix_file.load().accelerator(request.accelerator).distribution,
+        "distribution": request.distribution
+        or matrix_file.load().accelerator(request.accelerator).distribution,
         "accelerator": request.accelerator,
         "archs": list(request.archs),
         "toolchains": [json.loads(compiler) for compiler in sorted(compilers)],

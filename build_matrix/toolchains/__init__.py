@@ -8,6 +8,6 @@ which toolchain stands in matrix.toml; the exact versions stand in related_commi
 from __future__ import annotations
 
 from build_matrix.toolchains.base import Compiled, Toolchain
-from build_matrix.toolchains.find import available, find
+from build_matrix.toolchains.find import available, find, of_vendor
 
-__all__ = ["Compiled", "Toolchain", "available", "find"]
+__all__ = ["Compiled", "Toolchain", "available", "find", "of_vendor"]

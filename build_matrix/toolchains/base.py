@@ -39,6 +39,15 @@ class Toolchain(ABC):
     def digest(self) -> str:
         """SHA-256 over the binaries that decide what it emits."""
 
+    def knows(self, arch: Arch) -> bool:
+        """Whether it can compile for `arch`."""
+        return arch.vendor == self.vendor and (not self.archs or arch.name in self.archs)
+
+    @property
+    def archs(self) -> list[str]:
+        """Every arch it says it knows; empty when it does not say."""
+        return []
+
     @abstractmethod
     def flags(self, arch: Arch) -> list[str]:
         """The flags of a release pack; they go into the manifest."""

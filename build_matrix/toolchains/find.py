@@ -48,6 +48,12 @@ def find(name: str, pinned: bool = True) -> Toolchain:
     raise PinError(name, pin.sha, matching[0].version, verifiable=False)
 
 
+def of_vendor(vendor: str) -> list[Toolchain]:
+    """Every toolchain of this machine for cuda or rocm, whatever its version: what a source install uses."""
+    compilers = ["nvcc", "nvrtc"] if vendor == "cuda" else ["clang-hip"]
+    return [toolchain for compiler in compilers for toolchain in _of_compiler(compiler)]
+
+
 def available(names: list[str]) -> dict[str, Toolchain | ToolchainMissing | PinError]:
     """Each name with its toolchain, or with the reason why it is not to be had."""
     found: dict[str, Toolchain | ToolchainMissing | PinError] = {}
