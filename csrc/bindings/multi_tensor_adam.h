@@ -55,7 +55,7 @@ struct AdamCall {
     a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
     return a;
   }
-  void reference(const std::vector<std::vector<at::Tensor>>& t, bool last) const {
+  void reference(const TensorPlan::Tensors& t, bool last) const {
     const std::vector<at::Tensor> none;
     // Only the last bucket's reference advances the step; the others count one ahead themselves.
     auto steps = step_tensor;
@@ -63,6 +63,17 @@ struct AdamCall {
     call_reference<decltype(multi_tensor_adam)>("multi_tensor_adam", t[0], t[1], t[2], t[3], t.size() > 4 ? t[4] : none, lr,
                                                 beta1, beta2, eps, step, mode, bias_correction, weight_decay, lr_tensor,
                                                 steps, advance_step && last, inv_scale, found_inf, noop_flag);
+  }
+
+  // `make_counter`: a zeroed counter on that device, asked for where a kernel advances the step.
+  TensorPlan::Op op(std::function<at::Tensor(c10::Device)> make_counter) const {
+    return {"multi_tensor_adam", 0,
+            [this, make_counter](const TensorPlan::Launch& l) {
+              const at::Tensor counter = advance_step && l.last ? make_counter(l.device) : at::Tensor();
+              const gpu::AdamArguments a = arguments(l, counter);
+              return apex_multi_tensor_adam(&l.place, &l.lists, &a);
+            },
+            [this](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) { reference(t, l.last); }};
   }
 };
 
@@ -81,15 +92,8 @@ inline void multi_tensor_adam(at::TensorList grads, at::TensorList params, at::T
     names.push_back("model_params");
     lists.push_back(model_params);
   }
-  at::Tensor counter;
-  run_once(
-      "multi_tensor_adam", names, 0b11110, lists,
-      [&](const TensorPlan::Launch& l) {
-        if (advance_step) counter = at::zeros({1}, at::TensorOptions().device(l.device).dtype(at::kInt));
-        const gpu::AdamArguments a = call.arguments(l, counter);
-        return apex_multi_tensor_adam(&l.place, &l.lists, &a);
-      },
-      [&](const auto& t, bool last) { call.reference(t, last); });
+  run_once(call.op([](c10::Device device) { return at::zeros({1}, at::TensorOptions().device(device).dtype(at::kInt)); }),
+           names, 0b11110, lists);
 }
 }  // namespace apex
 
@@ -115,13 +119,7 @@ APEX_PYTHON_OP(multi_tensor_adam, m) {
       "multi_tensor_adam_step",
       [](apex::OptimizerPlan& plan, const apex::AdamCall& call) {
         call.check();
-        plan.run(
-            "multi_tensor_adam",
-            [&](const apex::TensorPlan::Launch& l) {
-              const gpu::AdamArguments a = call.arguments(l, call.advance_step ? plan.counter(l.device) : at::Tensor());
-              return apex_multi_tensor_adam(&l.place, &l.lists, &a);
-            },
-            [&](const auto& t, bool last) { call.reference(t, last); });
+        plan.run(call.op([&](c10::Device device) { return plan.counter(device); }));
       },
       py::arg("plan"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
   py::class_<apex::AdamCall>(m, "multi_tensor_adam_call")

@@ -9,8 +9,8 @@
 namespace apex {
 inline void multi_tensor_scale(at::TensorList inputs, at::TensorList outputs, const at::Tensor& noop_flag, double scale,
                                const std::optional<at::Tensor>& scale_tensor) {
-  run_once(
-      "multi_tensor_scale", {"inputs", "outputs"}, 0b10, {inputs, outputs},
+  const TensorPlan::Op op{
+      "multi_tensor_scale", 0,
       [&](const TensorPlan::Launch& l) {
         gpu::ScaleArguments a{};
         a.scale = scale;
@@ -18,9 +18,10 @@ inline void multi_tensor_scale(at::TensorList inputs, at::TensorList outputs, co
         a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
         return apex_multi_tensor_scale(&l.place, &l.lists, &a);
       },
-      [&](const std::vector<std::vector<at::Tensor>>& t, bool) {
+      [&](const TensorPlan::Tensors& t, const TensorPlan::Launch&) {
         call_reference<decltype(multi_tensor_scale)>("multi_tensor_scale", t[0], t[1], noop_flag, scale, scale_tensor);
-      });
+      }};
+  run_once(op, {"inputs", "outputs"}, 0b10, {inputs, outputs});
 }
 }  // namespace apex
 

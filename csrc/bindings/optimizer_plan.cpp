@@ -12,10 +12,19 @@ OptimizerPlan::OptimizerPlan(std::vector<std::string> names, uint32_t written,
   for (size_t k = 0; k < lists_.size(); ++k)
     TORCH_CHECK_VALUE(lists_[k].size() == lists_[0].size(), names_[k + 1], " holds ", lists_[k].size(),
                       " tensors but ", names_[1], " holds ", lists_[0].size());
-  source_ = [this](size_t list, size_t index) -> const at::Tensor& {
-    if (list > 0) return lists_[list - 1][index];
-    return gradients_ ? (*gradients_)[index] : lists_[gradients_of_][index].grad();
-  };
+}
+
+TensorSource OptimizerPlan::source() const {
+  TensorSource source;
+  source.lists.reserve(names_.size());
+  if (gradients_) {
+    source.lists.push_back(*gradients_);
+  } else {
+    source.lists.emplace_back();
+    source.gradients_of = lists_[gradients_of_];
+  }
+  for (const auto& list : lists_) source.lists.push_back(list);
+  return source;
 }
 
 bool OptimizerPlan::watched_has_gradient() const {
@@ -30,14 +39,14 @@ void OptimizerPlan::set_gradients(std::optional<std::vector<at::Tensor>> gradien
   gradients_ = std::move(gradients);
 }
 
-void OptimizerPlan::run(const char* unit, const std::function<int32_t(const TensorPlan::Launch&)>& launch,
-                        const std::function<void(const std::vector<std::vector<at::Tensor>>&, bool last)>& reference) {
+void OptimizerPlan::run(const TensorPlan::Op& op) {
   if (lists_[0].empty()) return;
-  if (!plan_ || !plan_->refresh(source_)) {
-    plan_ = std::make_unique<TensorPlan>(names_, written_, lists_[0].size(), source_);
-    TORCH_CHECK_VALUE(plan_->refresh(source_), unit, ": a tensor's layout cannot be used; make it contiguous");
+  const TensorSource tensors = source();
+  if (!plan_ || !plan_->refresh(tensors)) {
+    plan_ = std::make_unique<TensorPlan>(names_, written_, lists_[0].size(), tensors);
+    TORCH_CHECK_VALUE(plan_->refresh(tensors), op.unit, ": a tensor's layout cannot be used; make it contiguous");
   }
-  plan_->run(unit, source_, launch, reference);
+  plan_->run(op, tensors);
 }
 
 at::Tensor OptimizerPlan::counter(c10::Device device) {

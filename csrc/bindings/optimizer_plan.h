@@ -20,8 +20,7 @@ class APEX_TORCH_API OptimizerPlan {
   // Gradients that are not the parameters' own .grad (local shards of a DTensor); none: .grad again.
   void set_gradients(std::optional<std::vector<at::Tensor>> gradients);
 
-  void run(const char* unit, const std::function<int32_t(const TensorPlan::Launch&)>& launch,
-           const std::function<void(const std::vector<std::vector<at::Tensor>>&, bool last)>& reference);
+  void run(const TensorPlan::Op& op);
 
   // A zeroed 32-bit counter on that device, which kernels leave zeroed.
   at::Tensor counter(c10::Device device);
@@ -29,13 +28,14 @@ class APEX_TORCH_API OptimizerPlan {
   size_t launches() const { return plan_ ? plan_->buckets() : 0; }
 
  private:
+  TensorSource source() const;
+
   std::vector<std::string> names_;
   uint32_t written_;
   std::vector<std::vector<at::Tensor>> lists_;
   std::vector<at::Tensor> watched_;
   size_t gradients_of_;
   std::optional<std::vector<at::Tensor>> gradients_;
-  TensorSource source_;
   std::unique_ptr<TensorPlan> plan_;
   std::vector<at::Tensor> counters_;
 };

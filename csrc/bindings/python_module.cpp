@@ -43,5 +43,8 @@ PYBIND11_MODULE(_C, m) {
       .def("watched_has_gradient", &apex::OptimizerPlan::watched_has_gradient)
       .def("set_gradients", &apex::OptimizerPlan::set_gradients, py::arg("gradients"))
       .def_property_readonly("launches", &apex::OptimizerPlan::launches);
+  m.def(
+      "is_dense", [](const at::Tensor& t) { return t.layout() == at::kStrided && t.is_non_overlapping_and_dense(); },
+      "Whether the tensor fills its memory: no gaps, no element twice.", py::arg("tensor"));
   for (auto* add : apex::python_ops()) add(m);
 }

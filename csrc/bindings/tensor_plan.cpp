@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <list>
@@ -87,7 +88,7 @@ void TensorPlan::add(size_t index, const TensorSource& source) {
     return b.device == model.device() && b.dtypes == dtypes;
   });
   if (bucket == buckets_.end())
-    bucket = buckets_.insert(bucket, Bucket{model.device(), std::move(dtypes), {}, {}, 0, 0, {}});
+    bucket = buckets_.insert(bucket, Bucket{model.device(), std::move(dtypes), {}, {}, 0, 0, 0, {}, {}});
   slots_.push_back({model.numel(), uint32_t(bucket - buckets_.begin()), uint32_t(bucket->members.size()),
                     strides_unless_contiguous(model)});
   bucket->members.push_back(index);
@@ -101,10 +102,12 @@ void TensorPlan::lay_out(Bucket& bucket) {
   uint64_t* sizes = bucket.image.data() + size_t(lists) * tensors;
   uint32_t* first_chunk = reinterpret_cast<uint32_t*>(sizes + tensors);
   uint64_t chunks = 0;
+  bucket.tensors_with_chunks = 0;
   for (uint32_t i = 0; i < tensors; ++i) {
     const int64_t numel = slots_[bucket.members[i]].numel;
     sizes[i] = uint64_t(numel);
     first_chunk[i] = uint32_t(chunks);
+    bucket.tensors_with_chunks += numel > 0;
     chunks += uint64_t(numel + bucket.chunk_size - 1) / bucket.chunk_size;
     TORCH_CHECK_VALUE(chunks < (uint64_t(1) << 32), "multi-tensor list of more than ", bucket.chunk_size, " * 2^32 elements");
   }
@@ -124,6 +127,7 @@ const at::Tensor& TensorPlan::with_layout_of(const Slot& slot, size_t index, con
   copy = slot.strides.empty() ? at::empty_like(gradient, options, at::MemoryFormat::Contiguous)
                               : gradient.new_empty_strided(gradient.sizes(), slot.strides);
   copy.copy_(gradient);
+  has_copies_ = true;
   return copy;
 }
 
@@ -157,11 +161,10 @@ bool TensorPlan::refresh(const TensorSource& source) {
 
 // Brings the device's table of this stream up to date. Inside a graph capture the table is a temporary that
 // the graph itself fills, so that a replay never depends on what was launched in between.
-void TensorPlan::attach_table(const apex_place& place, Bucket& bucket, apex_tensor_lists& lists, at::Tensor& temporary) {
+void TensorPlan::attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists,
+                              at::Tensor& temporary) {
   const size_t words = bucket.image.size();
   const auto options = at::TensorOptions().device(bucket.device).dtype(at::kLong);
-  const int32_t capturing = apex_is_capturing(&place);
-  if (capturing < 0) use_reference(-capturing, "apex_is_capturing");
   if (capturing) {
     temporary = at::empty({int64_t(words)}, options);
     lists.table = temporary.mutable_data_ptr();
@@ -185,37 +188,66 @@ void TensorPlan::attach_table(const apex_place& place, Bucket& bucket, apex_tens
   table->image = bucket.image;
 }
 
-void TensorPlan::run(const char* unit, const TensorSource& source, const std::function<int32_t(const Launch&)>& launch,
-                     const std::function<void(const std::vector<std::vector<at::Tensor>>&, bool last)>& reference) {
-  const size_t lists = names_.size();
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    Bucket& bucket = buckets_[b];
-    const apex_place place = place_of(bucket.device);
-    const bool last = b + 1 == buckets_.size();
-    Launch l{bucket.device, place,
-             {bucket.image.data(), nullptr, uint32_t(lists), uint32_t(bucket.members.size()), bucket.chunk_size,
-              bucket.chunks, bucket.dtypes.data()},
-             last};
-    at::Tensor temporary;
-    const int32_t variant = place.platform < 0 ? int32_t(APEX_VARIANT_REFERENCE)
-                                               : apex_resolve(place.platform, place.device, unit);
-    if (variant == APEX_VARIANT_KERNEL && bucket.chunks) attach_table(place, bucket, l.lists, temporary);
-    const int32_t status = variant == APEX_VARIANT_REFERENCE ? int32_t(APEX_USE_REFERENCE) : launch(l);
-    if (use_reference(status, unit)) {
-      std::vector<std::vector<at::Tensor>> tensors(lists);
-      for (size_t i : bucket.members)
-        if (source(0, i).defined())
-          for (size_t k = 0; k < lists; ++k) tensors[k].push_back(source(k, i));
-      reference(tensors, last);
-    }
+// Kernels leave the scratch as they found it, zeroed where it must be, so it is zeroed once; inside a capture the
+// graph does that itself, at every replay.
+void TensorPlan::attach_scratch(const apex_place& place, Bucket& bucket, bool capturing, uint32_t reductions,
+                                apex_tensor_lists& lists, at::Tensor& temporary) {
+  const int64_t bytes = int64_t(apex_reduction_scratch_bytes(&lists, reductions));
+  const auto make = [&] { return at::zeros({bytes}, at::TensorOptions().device(bucket.device).dtype(at::kByte)); };
+  if (capturing) {
+    temporary = make();
+    lists.scratch = temporary.mutable_data_ptr();
+    return;
   }
+  auto scratch = std::find_if(bucket.scratches.begin(), bucket.scratches.end(),
+                              [&](const Scratch& s) { return s.stream == place.stream; });
+  if (scratch == bucket.scratches.end()) scratch = bucket.scratches.insert(scratch, Scratch{place.stream, at::Tensor()});
+  if (!scratch->memory.defined() || scratch->memory.numel() < bytes) scratch->memory = make();
+  lists.scratch = scratch->memory.mutable_data_ptr();
+}
+
+void TensorPlan::run_bucket(const Op& op, const TensorSource& source, Bucket& bucket, bool first, bool last) {
+  const size_t lists = names_.size();
+  const apex_place place = place_of(bucket.device);
+  Launch l{bucket.device, place, {}, first, last, bucket.members};
+  l.lists.image = bucket.image.data();
+  l.lists.lists = uint32_t(lists);
+  l.lists.tensors = uint32_t(bucket.members.size());
+  l.lists.chunk_size = bucket.chunk_size;
+  l.lists.chunks = bucket.chunks;
+  l.lists.tensors_with_chunks = bucket.tensors_with_chunks;
+  l.lists.dtypes = bucket.dtypes.data();
+
+  int32_t status = APEX_USE_REFERENCE;  // on a device that this library does not know
+  at::Tensor table, scratch;            // live until the launch is queued: the allocator is stream-ordered
+  if (place.platform >= 0) {
+    const int32_t variant = apex_resolve(place.platform, place.device, op.unit);
+    if (variant == APEX_VARIANT_KERNEL || variant == APEX_VARIANT_CPU) {
+      const int32_t capturing = apex_is_capturing(&place);
+      if (capturing < 0) use_reference(-capturing, op.unit);
+      if (variant == APEX_VARIANT_KERNEL) attach_table(place, bucket, capturing, l.lists, table);
+      if (op.reductions) attach_scratch(place, bucket, capturing, op.reductions, l.lists, scratch);
+    }
+    status = op.launch(l);  // also where the reference is next: arguments are checked alike everywhere
+  }
+  if (!use_reference(status, op.unit)) return;
+  Tensors tensors(lists);
+  for (size_t i : bucket.members)
+    if (source(0, i).defined())
+      for (size_t k = 0; k < lists; ++k) tensors[k].push_back(source(k, i));
+  op.reference(tensors, l);
+}
+
+void TensorPlan::run(const Op& op, const TensorSource& source) {
+  for (Bucket& bucket : buckets_) run_bucket(op, source, bucket, &bucket == &buckets_.front(), &bucket == &buckets_.back());
   // In-place kernels are invisible to autograd: without this a stale saved tensor would go unnoticed.
-  for (size_t i = 0; i < slots_.size(); ++i)
-    for (size_t k = 0; k < lists; ++k)
-      if (written_ >> k & 1)
-        if (const at::Tensor& tensor = source(k, i); tensor.defined() && !tensor.is_inference())
-          tensor.unsafeGetTensorImpl()->bump_version();
-  for (at::Tensor& copy : copies_) copy.reset();
+  for (size_t k = 0; k < names_.size(); ++k)
+    for (size_t i = 0; (written_ >> k & 1) && i < slots_.size(); ++i)
+      if (const at::Tensor& tensor = source(k, i); tensor.defined() && !tensor.is_inference())
+        tensor.unsafeGetTensorImpl()->bump_version();
+  if (has_copies_)
+    for (at::Tensor& copy : copies_) copy.reset();
+  has_copies_ = false;
 }
 
 // ---- plans of lists that are passed anew at every call ----------------------------------------------------
@@ -266,22 +298,20 @@ uint64_t shape_key(const char* unit, uint32_t written, const std::vector<at::Ten
 }
 }  // namespace
 
-void run_once(const char* unit, const std::vector<std::string>& names, uint32_t written,
-              const std::vector<at::TensorList>& lists,
-              const std::function<int32_t(const TensorPlan::Launch&)>& launch,
-              const std::function<void(const std::vector<std::vector<at::Tensor>>&, bool last)>& reference) {
+void run_once(const TensorPlan::Op& op, const std::vector<std::string>& names, uint32_t written,
+              const std::vector<at::TensorList>& lists) {
   for (size_t k = 1; k < lists.size(); ++k)
-    TORCH_CHECK_VALUE(lists[k].size() == lists[0].size(), unit, ": ", names[k], " holds ", lists[k].size(),
+    TORCH_CHECK_VALUE(lists[k].size() == lists[0].size(), op.unit, ": ", names[k], " holds ", lists[k].size(),
                       " tensors but ", names[0], " holds ", lists[0].size());
   if (lists.empty() || lists[0].empty()) return;
-  const TensorSource source = [&](size_t list, size_t index) -> const at::Tensor& { return lists[list][index]; };
-  const uint64_t key = shape_key(unit, written, lists);
+  const TensorSource source{lists, std::nullopt};
+  const uint64_t key = shape_key(op.unit, written, lists);
   std::unique_ptr<TensorPlan> plan = remembered().take(key);
   if (!plan || plan->tensors() != lists[0].size() || !plan->refresh(source)) {
     plan = std::make_unique<TensorPlan>(names, written, lists[0].size(), source);
-    TORCH_CHECK_VALUE(plan->refresh(source), unit, ": a tensor's layout cannot be used; pass contiguous tensors");
+    TORCH_CHECK_VALUE(plan->refresh(source), op.unit, ": a tensor's layout cannot be used; pass contiguous tensors");
   }
-  plan->run(unit, source, launch, reference);
+  plan->run(op, source);
   remembered().give(key, std::move(plan));
 }
 }  // namespace apex

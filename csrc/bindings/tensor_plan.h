@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,15 @@
 
 namespace apex {
 // Tensor i of list k. An undefined tensor in list 0 is left out of this call (a parameter without gradient).
-using TensorSource = std::function<const at::Tensor&(size_t list, size_t index)>;
+struct TensorSource {
+  std::vector<at::TensorList> lists;
+  // Given: list 0 is these tensors' .grad, read anew each time, and lists[0] is empty.
+  std::optional<at::TensorList> gradients_of;
+
+  const at::Tensor& operator()(size_t list, size_t index) const {
+    return list == 0 && gradients_of ? (*gradients_of)[index].grad() : lists[list][index];
+  }
+};
 
 class APEX_TORCH_API TensorPlan {
  public:
@@ -27,17 +36,26 @@ class APEX_TORCH_API TensorPlan {
   // Checks and re-reads all tensors. False: something but the addresses changed, build a new plan.
   bool refresh(const TensorSource& source);
 
-  // One bucket for the op to launch on; `last` is set on the plan's last one.
+  // One bucket for the op to launch on.
   struct Launch {
     c10::Device device;
     apex_place place;
     apex_tensor_lists lists;
-    bool last;
+    bool first, last;                    // of the plan's buckets
+    const std::vector<size_t>& members;  // which indices of the lists the bucket holds
   };
-  // Launches on every bucket; calls `reference` with the bucket's tensors where `launch` returns
-  // APEX_USE_REFERENCE. `unit` names the device source. Counts the in-place writes in torch's versions.
-  void run(const char* unit, const TensorSource& source, const std::function<int32_t(const Launch&)>& launch,
-           const std::function<void(const std::vector<std::vector<at::Tensor>>&, bool last)>& reference);
+  using Launcher = std::function<int32_t(const Launch&)>;
+  using Tensors = std::vector<std::vector<at::Tensor>>;
+  using Reference = std::function<void(const Tensors&, const Launch&)>;
+  // What an op does on every bucket.
+  struct Op {
+    const char* unit;      // its device source
+    uint32_t reductions;   // how many quantities its kernels reduce
+    Launcher launch;
+    Reference reference;   // called with the bucket's tensors where `launch` returns APEX_USE_REFERENCE
+  };
+  // Runs the op on every bucket, and counts its in-place writes in torch's version counters.
+  void run(const Op& op, const TensorSource& source);
 
   size_t tensors() const { return slots_.size(); }
   size_t buckets() const { return buckets_.size(); }
@@ -54,6 +72,10 @@ class APEX_TORCH_API TensorPlan {
     at::Tensor memory;
     std::vector<uint64_t> image;
   };
+  struct Scratch {  // one stream's memory for reductions
+    void* stream;
+    at::Tensor memory;
+  };
   struct Bucket {
     c10::Device device;
     std::vector<int32_t> dtypes;
@@ -61,26 +83,30 @@ class APEX_TORCH_API TensorPlan {
     std::vector<uint64_t> image;
     uint32_t chunk_size;
     uint32_t chunks;
+    uint32_t tensors_with_chunks;
     std::vector<Table> tables;
+    std::vector<Scratch> scratches;
   };
 
   void add(size_t index, const TensorSource& source);
   void lay_out(Bucket& bucket);
   bool fits(const Slot& slot, size_t list, const at::Tensor& tensor) const;
   const at::Tensor& with_layout_of(const Slot& slot, size_t index, const at::Tensor& gradient);
-  void attach_table(const apex_place& place, Bucket& bucket, apex_tensor_lists& lists, at::Tensor& temporary);
+  void attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists, at::Tensor& temporary);
+  void attach_scratch(const apex_place& place, Bucket& bucket, bool capturing, uint32_t reductions, apex_tensor_lists& lists,
+                      at::Tensor& temporary);
+  void run_bucket(const Op& op, const TensorSource& source, Bucket& bucket, bool first, bool last);
   std::string describe(size_t list, size_t index) const;
 
   std::vector<std::string> names_;
   uint32_t written_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
-  std::vector<at::Tensor> copies_;  // gradients laid out like their parameters, until the next refresh
+  std::vector<at::Tensor> copies_;  // gradients laid out like their parameters, while a call runs
+  bool has_copies_ = false;
 };
 
 // Runs an op once on lists that the caller does not keep: plans are remembered by shape, not by tensor.
-APEX_TORCH_API void run_once(
-    const char* unit, const std::vector<std::string>& names, uint32_t written,
-    const std::vector<at::TensorList>& lists, const std::function<int32_t(const TensorPlan::Launch&)>& launch,
-    const std::function<void(const std::vector<std::vector<at::Tensor>>&, bool last)>& reference);
+APEX_TORCH_API void run_once(const TensorPlan::Op& op, const std::vector<std::string>& names, uint32_t written,
+                             const std::vector<at::TensorList>& lists);
 }  // namespace apex

@@ -29,6 +29,17 @@ GPU_FN u32 lane_id() {
 }
 GPU_FN void sync_threads() { __syncthreads(); }
 GPU_FN void device_fence() { __threadfence(); }
+// Reads what another block wrote before its device_fence(), past this multiprocessor's first-level cache.
+GPU_FN float load_coherent(const float* p) {
+  float x;
+  asm volatile("ld.volatile.global.f32 %0, [%1];" : "=f"(x) : "l"(p));
+  return x;
+}
+GPU_FN double load_coherent(const double* p) {
+  double x;
+  asm volatile("ld.volatile.global.f64 %0, [%1];" : "=d"(x) : "l"(p));
+  return x;
+}
 GPU_FN u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 // Any number of threads may raise one flag: they all write the same word.
 GPU_FN void raise_flag(i32* flag) { *flag = 1; }

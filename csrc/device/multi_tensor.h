@@ -20,6 +20,7 @@ template <int... I> struct MakeIndices<0, I...> { using type = Indices<I...>; };
 
 // Defaults of what most operations do not need.
 struct ElementwiseOperation {
+  static constexpr int reductions = 0;
   template <class Arguments> GPU_FN void tensor(const Arguments&, u32) {}
   template <class Arguments> GPU_FN void end(const Arguments&) {}
   template <class Arguments> static void after_cpu(const Arguments&) {}

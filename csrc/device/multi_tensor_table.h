@@ -12,7 +12,7 @@ struct TensorTable {
   u32 tensors;
   u32 chunks;              // first_chunk[tensors]
   u32 chunk_size;          // elements
-  u32 reserved;            // says the padding out loud: host and device agree on every byte
+  u32 tensors_with_chunks; // how many are not empty
 };
 
 // The words of a table travel inside kernel parameters: they are copied when a graph is captured, where a

@@ -9,6 +9,11 @@ extern "C" size_t apex_tensor_table_words(uint32_t lists, uint32_t tensors) {
   return size_t(lists) * tensors + tensors + (size_t(tensors) + 2) / 2;
 }
 
+extern "C" size_t apex_reduction_scratch_bytes(const apex_tensor_lists* lists, uint32_t reductions) {
+  const size_t slots = size_t(reductions) * (size_t(lists->chunks) + lists->tensors);
+  return slots * sizeof(double) + (size_t(lists->tensors) + 1) * sizeof(uint32_t);
+}
+
 extern "C" int32_t apex_tensor_table_write(const apex_place* place, const apex_tensor_lists* lists, size_t first,
                                            size_t words) {
   static apex_kernel kernel = {"multi_tensor_table", "multi_tensor_table_write", 0};

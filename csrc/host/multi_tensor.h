@@ -14,13 +14,17 @@ extern "C" {
 typedef struct apex_tensor_lists {
   const uint64_t* image;
   void* table;            /* the device's copy; NULL where a CPU variant runs */
+  void* scratch;          /* for reductions: apex_reduction_scratch_bytes, zeroed when made; else NULL */
   uint32_t lists;
   uint32_t tensors;
   uint32_t chunk_size;    /* elements */
   uint32_t chunks;        /* first_chunk[tensors] */
+  uint32_t tensors_with_chunks; /* tensors of more than 0 elements */
   const int32_t* dtypes;  /* [lists], apex_dtype: all tensors of a list agree */
 } apex_tensor_lists;
 
+/* Device memory that an operation with that many reductions needs between its blocks. */
+APEX_EXPORT size_t apex_reduction_scratch_bytes(const apex_tensor_lists* lists, uint32_t reductions);
 /* Words of an image, first_chunk rounded up to whole words. */
 APEX_EXPORT size_t apex_tensor_table_words(uint32_t lists, uint32_t tensors);
 /* Copies words [first, first + words) of the image to the table, on the place's stream, by kernel

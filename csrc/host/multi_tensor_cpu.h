@@ -8,7 +8,33 @@
 #include "host/multi_tensor.h"
 #include "host/parallel.h"
 
+// Inside a class with run_chunks(begin, end): the same once more for each x86-64 level, whose instructions the
+// attribute lets g++ use.
+#define APEX_CPU_LEVEL(Class, name, ...) \
+  __VA_ARGS__ static void name(const Class& c, int64_t begin, int64_t end) { c.run_chunks(begin, end); }
+#if defined(__x86_64__)
+#define APEX_CPU_LEVELS(Class)                                                  \
+  APEX_CPU_LEVEL(Class, level1)                                                 \
+  APEX_CPU_LEVEL(Class, level2, __attribute__((target("arch=x86-64-v2"))))      \
+  APEX_CPU_LEVEL(Class, level3, __attribute__((target("arch=x86-64-v3"))))      \
+  APEX_CPU_LEVEL(Class, level4, __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))))
+#else
+#define APEX_CPU_LEVELS(Class) APEX_CPU_LEVEL(Class, level1)
+#endif
+
 namespace apex {
+// All chunks of the table, on the caller's threads, at this machine's level.
+template <class Chunked> void run_on_threads(const Chunked& chunked, const apex_tensor_lists& tensors) {
+  auto* run_level = Chunked::level1;
+#if defined(__x86_64__)
+  const int32_t level = apex_cpu_level();
+  run_level = level >= 4 ? Chunked::level4 : level == 3 ? Chunked::level3 : level == 2 ? Chunked::level2 : Chunked::level1;
+#endif
+  constexpr int64_t elements_per_task = 32768;
+  const int64_t grain = std::max<int64_t>(1, elements_per_task / std::max<uint32_t>(1, tensors.chunk_size));
+  parallel_for(0, tensors.chunks, grain, [&](int64_t begin, int64_t end) { run_level(chunked, begin, end); });
+}
+
 template <class Op, class Math, class... T> struct CpuOperation {
   static constexpr int lists = sizeof...(T);
   static constexpr bool all_math = (std::is_same_v<T, Math> && ...);
@@ -71,28 +97,11 @@ template <class Op, class Math, class... T> struct CpuOperation {
     op.end(*arguments);
   }
 
-  // run_chunks once more for each x86-64 level: the attribute lets g++ use that level's instructions.
-#define APEX_CPU_LEVEL(name, ...) \
-  __VA_ARGS__ static void name(const CpuOperation& o, int64_t begin, int64_t end) { o.run_chunks(begin, end); }
-  APEX_CPU_LEVEL(level1)
-#if defined(__x86_64__)
-  APEX_CPU_LEVEL(level2, __attribute__((target("arch=x86-64-v2"))))
-  APEX_CPU_LEVEL(level3, __attribute__((target("arch=x86-64-v3"))))
-  APEX_CPU_LEVEL(level4, __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))))
-#endif
-#undef APEX_CPU_LEVEL
+  APEX_CPU_LEVELS(CpuOperation)
 
   static void run(const apex_tensor_lists* tensors, const void* arguments) {
     const CpuOperation operation{tensors, static_cast<const typename Op::Arguments*>(arguments)};
-    auto* run_level = level1;
-#if defined(__x86_64__)
-    const int32_t level = apex_cpu_level();
-    run_level = level >= 4 ? level4 : level == 3 ? level3 : level == 2 ? level2 : level1;
-#endif
-    constexpr int64_t elements_per_task = 32768;
-    const int64_t grain = std::max<int64_t>(1, elements_per_task / std::max<uint32_t>(1, tensors->chunk_size));
-    parallel_for(0, tensors->chunks, grain,
-                 [&](int64_t begin, int64_t end) { run_level(operation, begin, end); });
+    run_on_threads(operation, *tensors);
     Op::after_cpu(*operation.arguments);
   }
 };

@@ -36,15 +36,16 @@ int32_t launch(MultiTensorVariant& variant, const apex_place* place, const apex_
   table.tensors = lists.tensors;
   table.chunks = lists.chunks;
   table.chunk_size = lists.chunk_size;
-  void* parameters[] = {&table, const_cast<void*>(arguments)};
-  const uint32_t blocks = std::min<uint32_t>(lists.chunks, 0x7fffffffu);  // a block takes several chunks beyond that
+  table.tensors_with_chunks = lists.tensors_with_chunks;
+  gpu::ReductionScratch scratch = reduction_scratch(lists, variant.reductions);
+  void* parameters[] = {&table, const_cast<void*>(arguments), &scratch};  // elementwise kernels take the first two
+  const uint32_t blocks = std::clamp<uint32_t>(lists.chunks, 1, 0x7fffffffu);  // beyond that a block takes several chunks
   return apex_launch(place, &variant.kernel, {blocks, 1, 1}, {512, 1, 1}, 0, parameters);
 }
 }  // namespace
 
 int32_t run_multi_tensor(MultiTensorVariant* variants, size_t count, const apex_place* place,
                          const apex_tensor_lists* lists, const void* arguments) {
-  if (lists->chunks == 0) return APEX_OK;
   MultiTensorVariant* variant = find(variants, count, *lists);
   if (!variant) {
     std::string text = std::string(variants[0].kernel.unit) + ": no variant takes element types " +
@@ -52,6 +53,7 @@ int32_t run_multi_tensor(MultiTensorVariant* variants, size_t count, const apex_
     for (size_t i = 0; i < count; ++i) text += (i ? ", " : " ") + describe(variants[i].dtypes, variants[i].lists);
     return fail(APEX_ERROR_ARGUMENT, "%s", text.c_str());
   }
+  if (lists->chunks == 0 && variant->reductions == 0) return APEX_OK;  // a reduction still has results to write
   switch (apex_resolve(place->platform, place->device, variant->kernel.unit)) {
     case APEX_VARIANT_KERNEL: return launch(*variant, place, *lists, arguments);
     case APEX_VARIANT_CPU: variant->cpu(lists, arguments); return APEX_OK;

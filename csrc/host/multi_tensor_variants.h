@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "host/multi_tensor_cpu.h"
+#include "host/multi_tensor_reduce_cpu.h"
 
 namespace apex {
 template <class T> struct DtypeOf;
@@ -15,6 +16,7 @@ template <> struct DtypeOf<gpu::bfloat16> { static constexpr int32_t value = APE
 struct MultiTensorVariant {
   static constexpr int most_lists = 8;
   apex_kernel kernel;
+  uint32_t reductions;  // 0: elementwise
   uint32_t lists;
   int32_t dtypes[most_lists];
   void (*cpu)(const apex_tensor_lists*, const void* arguments);
@@ -23,7 +25,10 @@ struct MultiTensorVariant {
 template <class Op, class Math, class... T>
 constexpr MultiTensorVariant multi_tensor_variant(const char* unit, const char* kernel) {
   static_assert(Op::lists == sizeof...(T), "the operation's lists and the variant's types differ");
-  return {{unit, kernel, 0}, sizeof...(T), {DtypeOf<T>::value...}, &CpuOperation<Op, Math, T...>::run};
+  if constexpr (Op::reductions > 0)
+    return {{unit, kernel, 0}, Op::reductions, sizeof...(T), {DtypeOf<T>::value...}, &CpuReduction<Op, Math, T...>::run};
+  else
+    return {{unit, kernel, 0}, 0, sizeof...(T), {DtypeOf<T>::value...}, &CpuOperation<Op, Math, T...>::run};
 }
 
 // Runs the variant whose element types the lists have. `arguments` is the operation's struct. Returns

@@ -1,0 +1,107 @@
+// The CPU variant of multi-tensor operations that reduce: partial results a chunk, added up in a fixed order, so
+// that the number of threads does not show in the result.
+#pragma once
+#include "device/multi_tensor_reduce.h"
+#include "host/multi_tensor_cpu.h"
+
+namespace apex {
+// How apex_tensor_lists.scratch is divided.
+inline gpu::ReductionScratch reduction_scratch(const apex_tensor_lists& lists, uint32_t reductions) {
+  gpu::ReductionScratch scratch{};
+  scratch.partials = static_cast<double*>(lists.scratch);
+  scratch.totals = scratch.partials + size_t(reductions) * lists.chunks;
+  scratch.done = reinterpret_cast<gpu::u32*>(scratch.totals + size_t(reductions) * lists.tensors);
+  return scratch;
+}
+
+// Looks like an elementwise operation to CpuOperation's loops: results of one chunk go to its partials.
+template <class Op, class Math, class... T> struct CpuReduction {
+  static constexpr int lists = sizeof...(T), reductions = Op::reductions;
+  static constexpr int64_t tile = 128, lanes = 16;
+
+  const apex_tensor_lists* tensors;
+  const typename Op::Arguments* arguments;
+  Math* partials;
+
+  const uint64_t* sizes() const { return tensors->image + size_t(tensors->lists) * tensors->tensors; }
+  const uint32_t* first_chunk() const { return reinterpret_cast<const uint32_t*>(sizes() + tensors->tensors); }
+
+  // Independent lanes keep the additions vectorised, and their order fixed.
+  template <int... I>
+  static inline __attribute__((always_inline)) void run_range(Op& op, const uint64_t (&base)[lists], int64_t begin, int64_t end,
+                                                              Math (&sums)[reductions], gpu::Indices<I...>) {
+    using Elements = CpuOperation<Op, Math, T...>;
+    alignas(64) Math lane_sums[reductions][lanes] = {};
+    alignas(64) Math x[lists][tile];
+    for (int64_t i = begin; i < end; i += tile) {
+      const int64_t n = std::min(tile, end - i);
+      alignas(64) Math contributions[reductions][tile] = {};
+      (Elements::template load_tile<(Op::read >> I & 1), T>(x[I], base[I], i, n), ...);
+#pragma GCC ivdep
+      for (int64_t j = 0; j < n; ++j) {
+        Math add[reductions];
+        op.update(x[I][j]..., add);
+        for (int r = 0; r < reductions; ++r) contributions[r][j] = add[r];
+      }
+      (Elements::template store_tile<(Op::written >> I & 1), T>(x[I], base[I], i, n), ...);
+      for (int r = 0; r < reductions; ++r)
+        for (int64_t j = 0; j < tile; j += lanes)
+          for (int64_t l = 0; l < lanes; ++l)
+            lane_sums[r][l] = Op::Reduction::combine(lane_sums[r][l], contributions[r][j + l]);
+    }
+    for (int r = 0; r < reductions; ++r) {
+      sums[r] = Math(0);
+      for (int64_t l = 0; l < lanes; ++l) sums[r] = Op::Reduction::combine(sums[r], lane_sums[r][l]);
+    }
+  }
+
+  inline __attribute__((always_inline)) void run_chunks(int64_t begin, int64_t end) const {
+    const auto& t = *tensors;
+    Op op;
+    if (!op.begin(*arguments)) return;
+    uint32_t tensor = uint32_t(std::upper_bound(first_chunk(), first_chunk() + t.tensors + 1, uint32_t(begin)) - first_chunk()) - 1;
+    for (int64_t c = begin; c < end; ++c) {
+      while (c >= first_chunk()[tensor + 1]) ++tensor;
+      uint64_t base[lists];
+      for (int k = 0; k < lists; ++k) base[k] = t.image[size_t(k) * t.tensors + tensor];
+      Math sums[reductions] = {};
+      if (base[0] != 0) {
+        op.tensor(*arguments, tensor);
+        const int64_t from = (c - first_chunk()[tensor]) * int64_t(t.chunk_size);
+        const int64_t to = std::min<int64_t>(from + t.chunk_size, int64_t(sizes()[tensor]));
+        run_range(op, base, from, to, sums, typename gpu::MakeIndices<lists>::type());
+      }
+      for (int r = 0; r < reductions; ++r) partials[size_t(r) * t.chunks + c] = sums[r];
+    }
+    op.end(*arguments);
+  }
+
+  void finish() const {
+    Op op;
+    if (!op.begin(*arguments)) return;
+    Math all[reductions] = {};
+    for (uint32_t tensor = 0; tensor < tensors->tensors; ++tensor) {
+      Math totals[reductions] = {};
+      for (int r = 0; r < reductions; ++r) {
+        const Math* partial = partials + size_t(r) * tensors->chunks;
+        for (uint32_t c = first_chunk()[tensor]; c < first_chunk()[tensor + 1]; ++c)
+          totals[r] = Op::Reduction::combine(totals[r], partial[c]);
+        all[r] = Op::Reduction::combine(all[r], totals[r]);
+      }
+      op.finish_tensor(*arguments, tensor, totals);
+    }
+    op.finish(*arguments, all);
+  }
+
+  APEX_CPU_LEVELS(CpuReduction)
+
+  static void run(const apex_tensor_lists* tensors, const void* arguments) {
+    const auto scratch = reduction_scratch(*tensors, reductions);
+    const CpuReduction reduction{tensors, static_cast<const typename Op::Arguments*>(arguments),
+                                 reinterpret_cast<Math*>(scratch.partials)};
+    run_on_threads(reduction, *tensors);
+    reduction.finish();
+    Op::after_cpu(*reduction.arguments);
+  }
+};
+}  // namespace apex
