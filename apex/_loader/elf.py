@@ -55,8 +55,9 @@ class Elf:
         header = struct.unpack_from("<HHIQQQIHHHHHH", data, 16)
         self.machine, self.flags = header[1], header[6]
         offset, size, count, names = header[5], header[10], header[11], header[12]
-        if offset + size * count > len(data):
-            raise NotElf("the section table reaches past the end: the file is cut short")
+        segments_end = header[4] + header[8] * header[9] if header[9] else 0  # cubins end with this table
+        if max(offset + size * count, segments_end) > len(data):
+            raise NotElf("a table of the header reaches past the end: the file is cut short")
         rows = [struct.unpack_from("<IIQQQQIIQQ", data, offset + size * k) for k in range(count)]
         strings = rows[names] if names < count else None
         self.sections = []

@@ -1,0 +1,146 @@
+"""Loading: reference mode, strict mode, a second copy, damage; each in a new process."""
+
+import json
+import shutil
+
+import pytest
+
+from apex._loader import bindings, library, tree
+
+from .described import python
+
+LOAD = """
+import warnings
+from apex._loader import load
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    found = load()
+print(found.native, found.module is not None)
+print(found.reason)
+print(len(caught), *caught[:1])
+import torch
+flag = torch.zeros(1, dtype=torch.int32)
+out = [torch.empty(3), torch.empty(2)]
+torch.ops.apex.multi_tensor_scale([torch.ones(3), torch.ones(2)], out, flag, 2.0)
+print([t.tolist() for t in out])
+"""
+native = pytest.mark.skipif(
+    library.fault() is not None or not bindings.installed(), reason="no built bindings in this tree"
+)
+
+
+def empty_tree(folder, rows=None):
+    """A tree without libraries; with `rows`, one whose bindings.json lists them."""
+    (folder / "apex" / "lib").mkdir(parents=True)
+    if rows is not None:
+        (folder / "apex" / "lib" / "bindings.json").write_text(json.dumps(rows))
+    return folder
+
+
+def row(**changes):
+    torch = bindings.running_torch()
+    return {
+        "torch": torch.minor, "git_version": torch.git_version, "built_against": torch.version,
+        "python": bindings.python_tag(), "cxx11_abi": torch.cxx11_abi, "folder": "torchX", **changes,
+    }  # fmt: skip
+
+
+def test_without_bindings_everything_runs_on_the_reference(tmp_path):
+    lines = python(LOAD, APEX_TREE=empty_tree(tmp_path)).stdout.splitlines()
+    assert lines[0] == "False False" and "no compiled bindings" in lines[1]
+    assert lines[2] == "0"  # a Python-only installation is no news
+    assert lines[-1] == "[[2.0, 2.0, 2.0], [2.0, 2.0]]"
+
+
+def test_another_torch_is_one_warning_and_the_reference(tmp_path):
+    """Report 5: the wheel's torch was swapped."""
+    tree_of_another = empty_tree(tmp_path, [row(torch="2.99", built_against="2.99.0", git_version="x")])
+    done = python(LOAD, APEX_TREE=tree_of_another).stdout
+    assert "built for torch 2.99, running" in done and "\n1 " in done and "[[2.0" in done
+    assert "python -m pip install --upgrade --no-deps apex-" in done
+
+
+def test_strict_makes_it_an_error(tmp_path):
+    tree_of_another = empty_tree(tmp_path, [row(torch="2.99", built_against="2.99.0", git_version="x")])
+    done = python("import apex._loader as l; l.load()", check=False, APEX_TREE=tree_of_another, APEX_STRICT=1)
+    assert done.returncode and "BindingMismatchError" in done.stderr and "remedy:" in done.stderr
+
+
+def test_a_listed_library_that_is_missing(tmp_path):
+    done = python("import apex._loader as l; l.load()", check=False, APEX_TREE=empty_tree(tmp_path, [row()]))
+    assert "InstallationError" in done.stderr and "libapex.so is not installed" in done.stderr
+
+
+@native
+def test_native():
+    lines = python(LOAD).stdout.splitlines()
+    fits = bindings.fitting.choose(bindings.running_torch(), bindings.python_tag(), bindings.installed())
+    assert lines[0] == f"{fits.library} {fits.module}"
+    assert lines[-1] == "[[2.0, 2.0, 2.0], [2.0, 2.0]]"
+
+
+def copy_of_tree(folder):
+    shutil.copytree(tree.built(), folder / "apex", symlinks=True)
+    return folder
+
+
+@native
+def test_a_second_copy_is_named_before_it_dies_in_torch(tmp_path):
+    copy = copy_of_tree(tmp_path)
+    code = f"""
+import os
+from apex._loader import bindings
+first = bindings.load()
+if not first.native:
+    raise SystemExit("skip")
+bindings._loaded = None
+os.environ["APEX_TREE"] = {str(copy)!r}
+from apex._loader import errors
+try:
+    bindings.load()
+except errors.TwoCopiesError as error:
+    print(error)
+"""
+    done = python(code, check=False)
+    if "skip" in done.stderr:
+        pytest.skip("the built binding is for another torch")
+    assert "two apex are loaded" in done.stdout and "found:" in done.stdout, done.stderr
+
+
+def test_ops_that_somebody_else_defined(tmp_path):
+    code = """
+import torch
+other = torch.library.Library("apex", "DEF")
+other.define("something(Tensor x) -> Tensor")
+import apex._loader as loader
+loader.load()
+"""
+    done = python(code, check=False, APEX_TREE=empty_tree(tmp_path))
+    assert "TwoCopiesError" in done.stderr and "apex::something" in done.stderr
+
+
+@native
+@pytest.mark.parametrize("file", ["libapex_torch.so", "libapex.so"])
+def test_a_damaged_library(tmp_path, file):
+    copy = copy_of_tree(tmp_path)
+    torch = bindings.running_torch()
+    fit = bindings.fitting.choose(torch, bindings.python_tag(), bindings.installed())
+    if not fit.library:
+        pytest.skip("the built binding is for another torch")
+    path = next(p for p in copy.rglob(file))
+    path.write_bytes(path.read_bytes()[:5000])
+    done = python("import apex._loader as l; l.load()", check=False, APEX_TREE=copy)
+    assert "InstallationError" in done.stderr and file in done.stderr
+
+
+def test_load_is_idempotent_over_threads(tmp_path):
+    code = """
+import threading
+from apex._loader import load
+found = []
+threads = [threading.Thread(target=lambda: found.append(load())) for _ in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+print(len(set(map(id, found))), len(found))
+"""
+    assert python(code, APEX_TREE=empty_tree(tmp_path)).stdout.split() == ["1", "8"]

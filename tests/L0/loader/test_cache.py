@@ -1,0 +1,172 @@
+"""The disk cache: damage, kill -9, read-only folders, many processes at once."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from apex._loader.jit import cache
+
+from .described import ROOT
+
+KEY = cache.key(unit="u", source="s", arch="sm_90")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("APEX_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def never():
+    raise AssertionError("made again")
+
+
+def test_made_once(folder):
+    assert cache.fetch(KEY, lambda: b"payload") == b"payload"
+    assert cache.fetch(KEY, never) == b"payload"
+    assert oct(folder.stat().st_mode & 0o777) == "0o700"
+
+
+def test_the_key_depends_on_every_part():
+    parts = {"unit": "u", "source": "s", "arch": "a", "options": ("x",), "compiler": [1], "driver": None}
+    keys = {cache.key(**parts)} | {cache.key(**{**parts, name: "other"}) for name in parts}
+    assert len(keys) == len(parts) + 1
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda d: b"", lambda d: d[:-1], lambda d: d[:-1] + b"!", lambda d: b"?" + d[1:]]
+)
+def test_a_damaged_entry_is_made_again(folder, damage):
+    cache.fetch(KEY, lambda: b"payload")
+    file = folder / KEY
+    file.write_bytes(damage(file.read_bytes()))
+    assert cache.fetch(KEY, lambda: b"second") == b"second"
+    assert cache.fetch(KEY, never) == b"second"
+
+
+def test_no_folder_can_be_made(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("APEX_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert cache.fetch(KEY, lambda: b"payload") == b"payload"
+    assert not cache.usable()
+
+
+def test_a_read_only_folder_is_read_but_not_written(folder):
+    cache.fetch(KEY, lambda: b"payload")
+    os.chmod(folder, 0o555)
+    code = f"""
+from apex._loader.jit import cache
+print(cache.fetch({KEY!r}, lambda: b"other"), cache.fetch("f" * 64, lambda: b"other"), cache.usable())
+"""
+    command = [sys.executable, "-c", code]
+    if os.geteuid() == 0:  # root writes anywhere, unless this right is taken away
+        if not shutil.which("setpriv"):
+            pytest.skip("run by root, without setpriv: no folder is read-only")
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    os.chmod(folder, 0o755)
+    assert done.stdout.split() == ["b'payload'", "b'other'", "False"], done.stderr
+    assert sorted(os.listdir(folder)) == sorted([KEY, f"{KEY}.lock"])
+
+
+def test_a_home_that_cannot_be_written(monkeypatch):
+    monkeypatch.delenv("APEX_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/proc/nonexistent")
+    assert cache.fetch(KEY, lambda: b"payload") == b"payload"
+
+
+def test_kill_9_in_the_middle(folder):
+    """The lock of a killed process is free at once, and its partial work is not taken for an entry."""
+    code = f"""
+import sys, time
+from apex._loader.jit import cache
+def make():
+    print("holding", flush=True)
+    time.sleep(600)
+cache.fetch({KEY!r}, make)
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert child.stdout.readline() == b"holding\n"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    begin = time.monotonic()
+    assert cache.fetch(KEY, lambda: b"payload") == b"payload"
+    assert time.monotonic() - begin < 2
+
+
+def test_a_holder_that_never_ends_does_not_block_for_ever(folder, monkeypatch):
+    import fcntl
+
+    monkeypatch.setattr(cache, "_LONGEST_WAIT", 0.2)
+    folder.mkdir()
+    with open(folder / f"{KEY}.lock", "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert cache.fetch(KEY, lambda: b"payload") == b"payload"
+
+
+def test_abandoned_partial_files_go_away(folder):
+    folder.mkdir()
+    old, young = folder / ".partial-old", folder / ".partial-young"
+    old.write_text("x")
+    young.write_text("x")
+    os.utime(old, (0, 0))
+    cache.fetch(KEY, lambda: b"payload")
+    assert not old.exists() and young.exists()
+
+
+def _fetch_and_log(log):
+    def make():
+        with open(log, "a") as file:
+            file.write("made\n")
+        time.sleep(0.3)
+        return b"payload" * 1000
+
+    assert cache.fetch(KEY, make) == b"payload" * 1000
+
+
+def test_many_processes_make_it_once(tmp_path):
+    context = multiprocessing.get_context("fork")
+    log = tmp_path / "log"
+    children = [context.Process(target=_fetch_and_log, args=(log,)) for _ in range(8)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    assert log.read_text() == "made\n"
+
+
+def test_threads_make_it_once():
+    import threading
+
+    made = []
+
+    def make():
+        made.append(1)
+        time.sleep(0.1)
+        return b"payload"
+
+    threads = [threading.Thread(target=cache.fetch, args=(KEY, make)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [1]
+
+
+def test_what_make_raises_comes_out_and_leaves_nothing(folder):
+    with pytest.raises(ZeroDivisionError):
+        cache.fetch(KEY, lambda: 1 // 0)
+    assert not (folder / KEY).exists()
+    assert cache.fetch(KEY, lambda: b"payload") == b"payload"

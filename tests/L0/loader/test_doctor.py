@@ -1,0 +1,232 @@
+"""`python -m apex` as a user meets it: exit codes, text, JSON; each in a new process."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from apex._loader import bindings, library, tree
+
+from .described import ROOT
+
+
+def doctor(*arguments, interpreter=sys.executable, script=None, path=(), **environment):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("APEX_", "HSA_", "PYTHONPATH"))}
+    search = os.pathsep.join(map(str, (*path, ROOT)))
+    kept = {**kept, "PYTHONPATH": search, **{k: str(v) for k, v in environment.items()}}
+    command = [interpreter, *(["-m", "apex"] if script is None else [script]), *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=kept, cwd="/")
+
+
+@pytest.fixture
+def no_parts(tmp_path):
+    (tmp_path / "tree" / "apex").mkdir(parents=True)
+    return tmp_path / "tree"
+
+
+def test_fine():
+    fits = bindings.fitting.choose(bindings.running_torch(), bindings.python_tag(), bindings.installed())
+    if library.fault() or not fits.module:
+        pytest.skip("this tree has no binding for this torch and Python")
+    done = doctor()
+    assert done.returncode == 0 and ": fine" in done.stdout.splitlines()[0], done.stdout + done.stderr
+    assert "to mend it" not in done.stdout
+
+
+def test_degraded_without_compiled_parts(no_parts):
+    done = doctor(APEX_TREE=no_parts)
+    assert done.returncode == 1, done.stderr
+    assert ": degraded" in done.stdout.splitlines()[0]
+    assert done.stdout.splitlines()[-1].startswith("to mend it: python -m pip install apex-")
+    assert "not cpu: no binding" in done.stdout
+
+
+def test_broken_without_torch(no_parts):
+    """Report 22: torch missing; also on the oldest Python, without its packages."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "apex", "--json"], capture_output=True, text=True, cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "APEX_TREE": str(no_parts)},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    found = json.loads(done.stdout)
+    assert found["state"] == "broken" and found["machine"]["torch"] is None
+    assert found["problems"][0]["name"] == "no torch"
+
+
+def test_json(no_parts):
+    done = doctor("--json", APEX_TREE=no_parts, HSA_OVERRIDE_GFX_VERSION="11.0.0")
+    found = json.loads(done.stdout)
+    assert found["exit_code"] == done.returncode == 1
+    assert {"apex", "state", "machine", "binding", "distributions", "choices", "problems"} <= set(found)
+    row = found["choices"][0]
+    assert row["taken"] == "reference" and row["candidates"][0]["reason"]
+    assert "HSA_OVERRIDE_GFX_VERSION" in [problem["name"] for problem in found["problems"]]
+
+
+def test_plain_text_without_rich(no_parts, tmp_path):
+    (tmp_path / "rich.py").write_text("raise ImportError('no rich')")
+    plain = doctor(APEX_TREE=no_parts, path=[tmp_path])
+    assert plain.stdout == doctor(APEX_TREE=no_parts).stdout and plain.returncode == 1
+
+
+def test_one_screen(no_parts):
+    assert len(doctor(APEX_TREE=no_parts).stdout.splitlines()) <= 40
+
+
+def test_a_damaged_library_is_broken_in_words(tmp_path):
+    fits = bindings.fitting.choose(bindings.running_torch(), bindings.python_tag(), bindings.installed())
+    if not fits.library:
+        pytest.skip("this tree has no binding for this torch")
+    shutil.copytree(tree.built(), tmp_path / "apex")
+    file = tmp_path / "apex" / "lib" / "libapex.so"
+    file.write_bytes(file.read_bytes()[:1000])
+    done = doctor(APEX_TREE=tmp_path)
+    assert done.returncode == 2 and "libapex.so is damaged" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+# ---- explain: a machine that is not this one --------------------------------------------------------------
+
+
+def explain(*arguments, **environment):
+    done = doctor("explain", "--json", *arguments, **environment)
+    return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+
+
+def test_explain_the_question_of_the_design(no_parts):
+    code, found = explain("--arch", "sm_120", "--driver", "550", "--torch", "2.14", APEX_TREE=no_parts)
+    assert code == 2
+    assert any("CUDA 12.8" in p["text"] and p["name"] == "old driver" for p in found["problems"])
+
+
+def test_explain_by_the_packs_of_a_tree(tmp_path, cubin):
+    import hashlib
+
+    folder = tmp_path / "apex" / "packs" / "sm_80"
+    folder.mkdir(parents=True)
+    (folder / "code.cubin").write_bytes(cubin("sm_80"))
+    row = {"file": "code.cubin", "sha256": hashlib.sha256(cubin("sm_80")).hexdigest(), "kernels": {}}
+    units = {"multi_tensor_scale": row, "multi_tensor_adam": row}
+    manifest = {"format": 1, "arch": "sm_80", "vendor": "cuda", "kind": "cubin", "units": units}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "apex" / "lib").mkdir()
+    binding = {
+        "torch": "2.14",
+        "built_against": "2.14.0",
+        "python": "cp312",
+        "cxx11_abi": True,
+        "folder": "x",
+    }
+    (tmp_path / "apex" / "lib" / "bindings.json").write_text(json.dumps([binding]))
+    _, found = explain(
+        "--arch", "sm_86", "--arch", "sm_90", "--driver", "580", "--torch", "2.14.0+cu130", "--python", "3.12",
+        APEX_TREE=tmp_path,
+    )  # fmt: skip
+    assert found["binding"]["fits"]
+    taken = {(row["unit"], row["arch"]): row["taken"] for row in found["choices"]}
+    assert taken["multi_tensor_adam", "sm_86"] == "sm_80" and taken["multi_tensor_adam", "sm_90"] == "jit"
+    assert taken["multi_tensor_table", "sm_86"] == "jit"  # per unit, not per pack
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--arch", "foo"), ("--driver", "x"), ("--torch", "new"), ("--python", "snake"), ("--nothing",)],
+)
+def test_wrong_usage(arguments):
+    done = doctor("explain", *arguments)
+    assert done.returncode == 2 and "usage:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_explain_needs_no_torch(no_parts):
+    command = [sys.executable, "-S", "-m", "apex", "explain", "--arch", "gfx942", "--torch", "2.13+rocm7.2"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "APEX_TREE": str(no_parts)},
+    )
+    assert done.returncode == 1 and "gfx942" in done.stdout, done.stderr
+
+
+# ---- who owns the package ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A site-packages with this package installed as apex-cpu, as a wheel would be."""
+    site = tmp_path / "site"
+    shutil.copytree(ROOT / "apex", site / "apex", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, source in (("ops.schemas", tree.schemas()), ("build.json", None)):
+        target = site / "apex" / name
+        if source:
+            shutil.copy(source, target)
+        else:
+            target.write_text('{"version": "1.10.0+cpu", "distribution": "apex-cpu"}')
+    shutil.copytree(tree.device_sources(), site / "apex" / "device")
+    distribution(site, "apex_cpu", "1.10.0+cpu", [p for p in (site / "apex").rglob("*") if p.is_file()])
+    return site
+
+
+def distribution(site, name, version, files):
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    rows = [f"{file.relative_to(site)},,\n" for file in (*files, info / "METADATA", info / "RECORD")]
+    (info / "RECORD").write_text("".join(rows))
+    return info
+
+
+def in_site(site, *arguments, script=None):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("APEX_", "HSA_"))}
+    command = [sys.executable, *([script] if script else ["-m", "apex"]), "--json", *arguments]
+    environment = {**kept, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env=environment, cwd=site.parent
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, {problem["name"]: problem for problem in json.loads(done.stdout)["problems"]}
+
+
+def test_an_installed_wheel(site):
+    code, found = in_site(site)
+    assert code == 1 and {"Python only"} <= set(found) and "half-deleted apex" not in found
+    assert "foreign apex" not in found and "two apex distributions" not in found
+
+
+def test_a_second_distribution(site):
+    distribution(site, "apex_cuda", "1.10.0+cu130", [site / "apex" / "__init__.py"])
+    assert "apex-cpu and apex-cuda" in in_site(site)[1]["two apex distributions"]["text"]
+
+
+def pyramid(site):
+    """What installing the unrelated distribution over ours leaves: its __init__.py wants Pyramid."""
+    (site / "apex" / "__init__.py").write_text("from pyramid_of_nothing import config\n")
+    (site / "apex" / "models.py").write_text("")
+    distribution(site, "apex", "0.9.10.dev0", [site / "apex" / "__init__.py", site / "apex" / "models.py"])
+
+
+def test_the_unrelated_apex_installed_after_ours(site):
+    """`python -m apex` would fail in its code; the file run by its path tells what happened."""
+    pyramid(site)
+    code, found = in_site(site, script=site / "apex" / "__main__.py")
+    assert code == 2 and found["foreign apex"]["severity"] == "broken"
+    assert found["foreign apex"]["remedy"].startswith("python -m pip uninstall -y apex &&")
+
+
+def test_the_unrelated_apex_installed_before_ours(site):
+    ours = (site / "apex" / "__init__.py").read_text()
+    pyramid(site)
+    (site / "apex" / "__init__.py").write_text(ours)
+    code, found = in_site(site)
+    assert code == 1 and found["foreign apex"]["severity"] == "degraded"
+
+
+def test_half_deleted_after_the_other_was_uninstalled(site):
+    (site / "apex" / "__init__.py").unlink()
+    code, found = in_site(site)  # apex is a namespace package now, and still says what is wrong
+    assert code == 2 and "apex/__init__.py" in found["half-deleted apex"]["text"]
+    assert found["half-deleted apex"]["remedy"].endswith("--no-deps apex-cpu")

@@ -1,0 +1,185 @@
+"""Run-time compilation by real NVRTC (from PyPI) and real hipRTC (in the ROCm chroot), without a GPU."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from apex._loader import compatibility, elf, errors, jit, registry, tree
+from apex._loader.choose import JitTarget, jit_target
+from apex._loader.jit import flags, nvrtc, sources
+from apex._loader.machine import Compiler, capability
+
+from .conftest import run
+from .described import ROOT, gpu, machine, python
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("APEX_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("fixture", ["nvrtc_130", "nvrtc_128"])
+def test_nvrtc_says_what_it_knows(request, fixture):
+    compiler = nvrtc.describe(request.getfixturevalue(fixture))
+    assert compiler.version == ((13, 0) if fixture.endswith("130") else (12, 8))
+    assert "sm_90" in compiler.archs
+    mine = {arch for arch in compatibility.nvrtc_archs(compiler.version) if capability(arch) >= (7, 0)}
+    assert mine == {arch for arch in compiler.archs if capability(arch) >= (7, 0)}  # the table of `explain`
+
+
+@pytest.mark.parametrize("fixture", ["nvrtc_130", "nvrtc_128"])
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_110", "sm_121"])
+def test_every_unit_compiles(request, fixture, arch):
+    compiler = nvrtc.describe(request.getfixturevalue(fixture))
+    described = machine(cuda_driver=(13, 0))
+    target, _ = jit_target(described, gpu(arch), compiler)
+    for unit in registry.units():
+        found = elf.read_code_object(jit.build(unit, target))
+        assert (found.kind, found.arch) == (target.kind, target.arch)
+        assert found.kernels and all(kernel.startswith(unit) for kernel in found.kernels)
+
+
+def test_jit_and_the_packs_compiler_make_the_same_machine_code(nvrtc_130, nvcc, tmp_path):
+    """Bit for bit, where both are of one toolkit: so a JIT kernel is the pack's kernel."""
+    if "release 13.0, V13.0.88" not in run(nvcc, "--version").stdout:
+        pytest.skip("nvcc is not of the toolkit that NVRTC here belongs to (13.0.88)")
+    target = JitTarget(nvrtc.describe(nvrtc_130), "cubin", "sm_90")
+    for unit in registry.units():
+        out = tmp_path / f"{unit}.cubin"
+        source = tree.device_sources() / f"{unit}.cu"
+        run(nvcc, "-cubin", "-arch=sm_90", "-O3", "-std=c++17", "--fmad=false", source, "-o", out)
+        prebuilt, compiled = machine_code(out.read_bytes()), machine_code(jit.build(unit, target))
+        assert prebuilt and prebuilt == compiled, unit
+
+
+def machine_code(data):
+    parsed = elf.Elf(data)
+    sections = [section for section in parsed.sections if section.name.startswith(".text.")]
+    return {section.name: data[section.offset : section.offset + section.size] for section in sections}
+
+
+def test_the_second_time_comes_from_the_cache(nvrtc_130, monkeypatch):
+    target = JitTarget(nvrtc.describe(nvrtc_130), "cubin", "sm_90")
+    unit = registry.units()[-1]
+    first = jit.build(unit, target)
+    monkeypatch.setattr(nvrtc, "compile", lambda *a: pytest.fail("compiled again"))
+    assert jit.build(unit, target) == first
+
+
+def test_a_changed_header_compiles_again(nvrtc_130, tmp_path, monkeypatch):
+    folder = tmp_path / "device"
+    shutil.copytree(tree.device_sources(), folder)
+    monkeypatch.setattr(tree, "device_sources", lambda: folder)
+    unit = "multi_tensor_table"
+    before = sources.digest(*sources.read(unit))
+    with open(folder / "gpu.h", "a") as file:
+        file.write("// changed\n")
+    assert sources.digest(*sources.read(unit)) != before
+
+
+def test_a_source_that_does_not_compile(nvrtc_130, tmp_path, monkeypatch):
+    (tmp_path / "broken.cu").write_text('#include "absent.h"\n')
+    monkeypatch.setattr(tree, "device_sources", lambda: tmp_path)
+    with pytest.raises(errors.CompileError, match="NVRTC 13.0 cannot compile broken.cu") as caught:
+        jit.build("broken", JitTarget(nvrtc.describe(nvrtc_130), "cubin", "sm_90"))
+    assert "absent.h" in caught.value.found and "--gpu-architecture=sm_90" in caught.value.wanted
+
+
+def test_headers_come_from_memory_only(nvrtc_130, tmp_path, monkeypatch):
+    """A header of the same name in the current folder is not what is included."""
+    device = tmp_path / "device"
+    device.mkdir()
+    (device / "mine.h").write_text("#define VALUE 1\n")
+    (device / "one.cu").write_text(
+        '#include "mine.h"\nextern "C" __global__ void one(int* p) { *p = VALUE; }\n'
+    )
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    (trap / "mine.h").write_text("#error wrong header\n")
+    monkeypatch.chdir(trap)
+    monkeypatch.setattr(tree, "device_sources", lambda: device)
+    image = jit.build("one", JitTarget(nvrtc.describe(nvrtc_130), "cubin", "sm_90"))
+    assert elf.read_code_object(image).kernels == ("one",)
+
+
+def test_contraction_is_off_everywhere():
+    nvidia = flags.options(JitTarget(Compiler("cuda", (13, 0)), "cubin", "sm_90"))
+    amd = flags.options(JitTarget(Compiler("rocm", (7, 2)), "hsaco", "gfx942"))
+    generic = flags.options(JitTarget(Compiler("rocm", (7, 2)), "hsaco", "gfx11-generic"))
+    assert "--fmad=false" in nvidia and "-ffp-contract=off" in amd
+    assert "-mcode-object-version=5" in amd and "-mcode-object-version=6" in generic
+
+
+def test_a_cpu_torch_has_no_compiler():
+    code = """
+from apex._loader import jit
+from apex._loader.fit import Torch
+print(len(jit.Compilers(Torch("2.13.0+cpu"))), jit.Absent(Torch("2.13.0+cpu"))["cuda"])
+print(jit.Absent(Torch("2.13.0+cu130", cuda="13.0"))["cuda"])
+"""
+    lines = python(code).stdout.splitlines()
+    assert lines[0] == "0 this torch is not built for CUDA"
+    assert "no libnvrtc.so is mapped" in lines[1]
+
+
+def test_nvrtc_that_torch_s_package_holds(nvrtc_130, shared_library, tmp_path):
+    """A folder like a CUDA torch's: its library needs libnvrtc.so.13, found in the folder it searches."""
+    library = shared_library(
+        "torch/lib/libcaffe2_nvrtc.so", "libcaffe2_nvrtc.so", [nvrtc_130], nvrtc_130.rsplit("/", 1)[0]
+    )
+    code = f"""
+from apex._loader import vendor
+vendor.torch_folder = lambda: __import__("pathlib").Path({str(library.parent)!r})
+from apex._loader import jit
+from apex._loader.fit import Torch
+print([c.version for c in jit.Compilers(Torch("2.13.0+cu130", cuda="13.0"))])
+"""
+    assert python(code).stdout.strip() == "[(13, 0)]"
+
+
+HIPRTC = """
+import json, os, sys
+sys.path.insert(0, "/apex_test")
+os.environ["APEX_CACHE_DIR"] = "/apex_test/cache"
+from apex._loader import elf, errors, jit, registry
+from apex._loader.choose import JitTarget
+from apex._loader.jit import hiprtc
+from apex._loader.machine import Compiler
+path = "libhiprtc.so.7"
+compiler = Compiler("rocm", (7, 2), None, path)
+found = {}
+for arch in ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201", "gfx9-4-generic"):
+    for unit in registry.units():
+        o = elf.read_code_object(jit.build(unit, JitTarget(compiler, "hsaco", arch)))
+        found[arch + " " + unit] = [o.kind, o.arch, o.version, len(o.kernels)]
+try:
+    jit.build(registry.units()[0], JitTarget(compiler, "hsaco", "gfx9999"))
+except errors.CompileError as error:
+    found["error"] = str(error)
+print(json.dumps(found))
+"""
+
+
+def test_hiprtc_compiles_every_unit(rocm_root, tmp_path):
+    """In the chroot, because its libraries want a newer C library than this system may have."""
+    place = rocm_root / "apex_test"
+    if not (rocm_root / "usr/bin/python3").exists():
+        pytest.skip("no Python in the ROCm toolchain's root")
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(ROOT / "apex", place / "apex", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(tree.device_sources(), place / "apex" / "device", dirs_exist_ok=True)
+    shutil.copy(tree.schemas(), place / "apex" / "ops.schemas")
+    try:
+        command = ["chroot", str(rocm_root), "/usr/bin/python3", "-B", "-c", HIPRTC]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    finally:
+        shutil.rmtree(place)
+    found = json.loads(done.stdout)
+    assert "hipRTC of ROCm 7.2 cannot compile" in found.pop("error")
+    assert len(found) == 6 * len(registry.units())
+    for name, (kind, arch, version, kernels) in found.items():
+        wanted = name.split()[0]
+        assert (kind, arch, version) == ("hsaco", wanted, 6 if wanted.endswith("generic") else 5) and kernels

@@ -1,0 +1,210 @@
+"""Wrong states in words: facts that are written down, and what is said about them."""
+
+import dataclasses
+
+import pytest
+
+from apex._loader import fit, problems
+from apex._loader.choose import choose
+from apex._loader.distributions import Distribution, Installation
+from apex._loader.fit import Torch
+from apex._loader.problems import BROKEN, DEGRADED, NOTE, Facts
+
+from .described import BINDING, CPU, NVRTC_130, UNIT, cubin, gpu, hsaco, machine, ptx
+
+WHEEL = Distribution("apex-cuda", "1.10.0+cu130", "/site")
+PACKAGE = "/site/apex"
+
+
+def found(devices=(CPU,), installed=(WHEEL,), intact=True, **changes):
+    """name -> Problem for a machine where all is well but for the changes."""
+    own = {name: changes.pop(name) for name in list(changes) if name in Facts.__dataclass_fields__}
+    described = machine(**{"bindings": (BINDING,), "devices": devices, "packs": (cubin("sm_90"),), **changes})
+    fitting = described.torch and fit.choose(described.torch, described.python, described.bindings)
+    if fitting and not fitting.library:
+        described = dataclasses.replace(described, binding=fitting.reason)
+    choices = tuple(choose(described, described.packs, UNIT, device) for device in devices)
+    facts = Facts(
+        described, choices, fitting, installation=Installation(tuple(installed), PACKAGE, intact), **own
+    )
+    return {problem.name: problem for problem in problems.find(facts)}
+
+
+@pytest.mark.parametrize("device", [CPU, gpu("sm_90")])
+def test_all_is_well(device):
+    assert not [p for p in found([device]).values() if p.severity != NOTE]
+
+
+PYRAMID = Distribution("apex", "0.9.10.dev0", "/site", summary="Pyramid based web toolkit")
+
+
+@pytest.mark.parametrize(("intact", "severity"), [(True, DEGRADED), (False, BROKEN)])
+def test_the_unrelated_apex_of_pypi(intact, severity):
+    """Report 3, installed before and after this project's wheel."""
+    problem = found(installed=[WHEEL, PYRAMID], intact=intact)["foreign apex"]
+    assert problem.severity == severity and "unrelated PyPI package" in problem.text
+    assert problem.remedy.startswith("python -m pip uninstall -y apex &&") and "apex-cuda" in problem.remedy
+
+
+def test_the_public_apex_from_source():
+    public = Distribution("apex", "0.1", "/site")
+    assert "another distribution owns the package" in found(installed=[WHEEL, public])["foreign apex"].text
+
+
+def test_half_deleted():
+    """Report 3: after the other one was uninstalled."""
+    gone = dataclasses.replace(WHEEL, missing=("apex/__init__.py", "apex/amp/__init__.py"))
+    problem = found(installed=[gone], intact=False)["half-deleted apex"]
+    assert problem.severity == BROKEN and "2 files" in problem.text
+    assert problem.remedy == "python -m pip install --force-reinstall --no-deps apex-cuda"
+
+
+def test_two_distributions():
+    problem = found(installed=[WHEEL, Distribution("apex-cpu", "1.10.0+cpu", "/site")])[
+        "two apex distributions"
+    ]
+    assert "apex-cpu and apex-cuda" in problem.text and problem.remedy.endswith("install --no-deps apex-cuda")
+
+
+def test_a_shadowed_wheel():
+    assert found(installed=[dataclasses.replace(WHEEL, location="/else")])["shadowed wheel"].severity == NOTE
+
+
+def test_no_torch():
+    problem = found(torch=None)["no torch"]
+    assert (problem.severity, problem.remedy) == (BROKEN, "python -m pip install torch")
+
+
+@pytest.mark.parametrize(
+    ("version", "says", "remedy"),
+    [
+        ("2.14.0", "built for torch 2.13, running 2.14.0", "python -m pip install --upgrade --no-deps apex-"),
+        ("2.13.0a0+81ea7a4", "pre-release", "build apex against this torch"),
+        ("2.5.1", "older than 2.8", "python -m pip install 'torch>=2.8'"),
+    ],
+)
+def test_unsupported_torch(version, says, remedy):
+    problem = found(torch=Torch(version, "another", cuda="13.0"))["unsupported torch"]
+    assert problem.severity == DEGRADED and says in problem.text and problem.remedy.startswith(remedy)
+
+
+def test_the_abi_is_named():
+    problem = found(torch=Torch("2.13.0", "another", cxx11_abi=False))["unsupported torch"]
+    assert "C++ ABI" in problem.text
+
+
+def test_python_only():
+    assert found(bindings=())["Python only"].severity == DEGRADED
+
+
+def test_wrong_python():
+    assert "cp312" in found(python="cp312")["wrong Python"].text
+
+
+def test_wrong_processor():
+    """Report 22: wrong machine arch."""
+    fault = "libapex.so was built for another processor (ELF machine 183, this one is x86_64)"
+    assert found(library=fault)["host library"].severity == BROKEN
+
+
+def test_loading_failed():
+    assert found(load_error="InstallationError: x")["cannot load"].text == "InstallationError: x"
+
+
+def test_no_pack():
+    """Report 13: a wheel of 8.0 only, no PTX, no compiler, on sm_90."""
+    problem = found([gpu("sm_90")], packs=(cubin("sm_80"),), no_compiler={"cuda": "none"})["no pack"]
+    assert problem.severity == DEGRADED
+    assert "sm_90" in problem.text and "installed: sm_80" in problem.text and UNIT in problem.text
+
+
+def test_wrong_vendor():
+    problem = found([gpu("gfx942")], torch=Torch("2.13.0+rocm7.2", hip="7.2"))["wrong vendor"]
+    assert "packs are for cuda, the device needs rocm" in problem.text
+    assert (
+        problem.remedy == "python -m pip uninstall -y apex-cuda && python -m pip install --no-deps apex-rocm"
+    )
+
+
+def test_an_unlisted_gfx_arch():
+    """Report 14: RDNA with packs of two Instinct archs."""
+    facts = {"packs": (hsaco("gfx90a"), hsaco("gfx942")), "torch": Torch("2.13.0+rocm7.2", hip="7.2")}
+    problem = found([gpu("gfx1150")], **facts)["no compiler"]
+    assert "gfx90a, gfx942" in problem.text
+
+
+def test_the_override_is_a_risk():
+    problem = found(env={"HSA_OVERRIDE_GFX_VERSION": "11.0.0"})["HSA_OVERRIDE_GFX_VERSION"]
+    assert problem.severity == NOTE and "11.0.0" in problem.text and "does not rely on it" in problem.text
+
+
+def test_a_driver_older_than_the_device():
+    problem = found([gpu("sm_120")], cuda_driver=(12, 4))["old driver"]
+    assert problem.severity == BROKEN and "CUDA 12.8" in problem.text
+
+
+def test_a_driver_older_than_the_packs():
+    problem = found([gpu("sm_90")], cuda_driver=(12, 4))["old driver"]
+    assert problem.severity == DEGRADED and "made by CUDA 13.0, this driver serves CUDA 12.4" in problem.text
+
+
+def test_ptx_saves_an_older_driver():
+    packs = (cubin("sm_90"), ptx("compute_80"))
+    assert not [
+        p for p in found([gpu("sm_90")], packs=packs, cuda_driver=(12, 4)).values() if p.severity != NOTE
+    ]
+
+
+def test_a_damaged_pack_is_named_even_where_another_variant_stands_in():
+    packs = (cubin("sm_90", fault="x.cubin is damaged"), ptx("compute_80"))
+    assert "x.cubin is damaged" in found([gpu("sm_90")], packs=packs)["damaged pack"].text
+
+
+def test_two_hip_runtimes():
+    mapped = {"libamdhip64.so": ("/a/libamdhip64.so.7", "/opt/rocm/lib/libamdhip64.so.6")}
+    problem = found(mapped=mapped)["two HIP runtimes"]
+    assert problem.severity == BROKEN and "/opt/rocm/lib/libamdhip64.so.6" in problem.text
+
+
+def test_cuda_runtimes_of_two_majors():
+    """Report 9: one sentence with both majors."""
+    problem = found(mapped={"libcudart.so": ("/t/libcudart.so.13", "/x/libcudart.so.12")})[
+        "CUDA runtime mismatch"
+    ]
+    assert "CUDA 13 runtime" in problem.text and "CUDA 12" in problem.text
+
+
+def test_no_gpu_is_a_note():
+    assert found()["no GPU"].severity == NOTE
+
+
+def test_forbidden():
+    problem = found([gpu("sm_80")], env={"APEX_VARIANT": "sm_90"})["forbidden"]
+    assert problem.severity == BROKEN and problem.remedy == "unset APEX_VARIANT APEX_STRICT"
+    assert found([gpu("sm_80")], env={"APEX_STRICT": "1"})["forbidden"].severity == BROKEN
+
+
+def test_an_asked_for_reference_is_no_problem():
+    there = found([gpu("sm_80")], env={"APEX_VARIANT": "reference"})
+    assert {p.severity for p in there.values()} == {NOTE} and "switches" in there
+
+
+def test_a_cache_that_cannot_be_written_matters_to_jit_only():
+    facts = {"cache_writable": False, "compilers": (NVRTC_130,), "cuda_driver": (13, 0)}
+    assert found([gpu("sm_80")], **facts)["no cache"].severity == NOTE
+    assert "no cache" not in found([gpu("sm_90")], **facts)
+
+
+def test_the_worst_comes_first():
+    severities = [
+        p.severity for p in found(torch=None, env={"APEX_JIT": "0"}, installed=[WHEEL, PYRAMID]).values()
+    ]
+    assert severities == sorted(severities, key=(BROKEN, DEGRADED, NOTE).index)
+
+
+def test_every_remedy_is_one_line():
+    for check in problems.CHECKS:
+        assert check.__name__ and "\n" not in check.__name__
+    assert all(
+        "\n" not in p.remedy for p in found(torch=None, installed=[WHEEL, PYRAMID], intact=False).values()
+    )
