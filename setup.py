@@ -9,6 +9,7 @@ TORCH_CUDA_ARCH_LIST and PYTORCH_ROCM_ARCH narrow the archs; BUILD_VERSION repla
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -33,6 +34,9 @@ class BuildApex(build_py):
     """Python sources, then everything that is compiled."""
 
     def run(self):
+        if not self.editable_mode:
+            # setuptools never empties its build folder; packs of an earlier build would be installed again.
+            shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
         # An editable install imports the checkout, whose built parts lie under build/tree.
         target = tree.DEFAULT if self.editable_mode else Path(self.build_lib)

@@ -135,15 +135,16 @@ def build(asked: list[Extension], target: Path) -> None:
         if not result.stored:
             print(f"apex: {result.unit.kind} {result.unit.name}: {result.seconds:.1f} s", file=sys.stderr)
 
-    for extension in asked:
-        if not (extension.ops or extension.host_ops):
-            print(f"apex: {extension.name} has no op in this release; it is left out", file=sys.stderr)
+    empty = [extension.name for extension in asked if not (extension.ops or extension.host_ops)]
+    if empty:
+        print(f"apex: not in this release, left out: {', '.join(empty)}", file=sys.stderr)
     try:
         host_compiler.find()
     except ToolchainMissing as error:
         if asked:
             raise
-        print(f"apex: {error} Without it this installation runs on the PyTorch reference.", file=sys.stderr)
+        print(f"apex: {error}. Without it this installation runs on the PyTorch reference.", file=sys.stderr)
+        tree.fill_python_only(tree.Request(version=version(), distribution="apex", local=""), target)
         return
     made = request(asked)
     place = tree.DEFAULT.parent / "source"

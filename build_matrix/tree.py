@@ -82,6 +82,12 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
     return facts
 
 
+def fill_python_only(request: Request, target: Path) -> None:
+    """The data files alone, where nothing can be compiled: the reference needs the schemas and the registry."""
+    (target / "apex/lib").mkdir(parents=True, exist_ok=True)
+    _lay_data(target / "apex", _facts(request, {}, [], []), [], {})
+
+
 def _swap(new: Path, place: Path) -> None:
     """Puts a finished tree in its place; a process that has the old libraries mapped keeps them."""
     old = place.with_name(f"{new.name}-old")
@@ -142,7 +148,7 @@ def _facts(
         "accelerator": request.accelerator,
         "archs": list(request.archs),
         "toolchains": [json.loads(compiler) for compiler in sorted(compilers)],
-        "host_compiler": host_compiler.find().describe(),
+        "host_compiler": host_compiler.find().describe() if torches else None,
         "torch": [{"release": torch.release, "git_version": torch.git_version} for torch in torches],
         "python": sorted({entry["python"] for entry in entries}),
         "source_sha256": source_digest(),

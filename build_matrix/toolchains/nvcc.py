@@ -73,4 +73,4 @@ def candidates() -> list[Path]:
     if on_path := shutil.which("nvcc"):
         found.append(Path(on_path))
     found += sorted(Path("/usr/local").glob("cuda*/bin/nvcc"), reverse=True)
-    return list(dict.fromkeys(path for path in found if path.is_file()))
+    return list({path.resolve(): path for path in reversed(found) if path.is_file()}.values())[::-1]
