@@ -1,0 +1,49 @@
+import torch
+
+from apex.reference._multi_tensor import math_dtype
+
+
+def multi_tensor_l2norm(
+    tensors,
+    total,
+    per_tensor=None,
+    noop_flag=None,
+    scale=1.0,
+    inv_scale=None,
+    check_noop=False,
+    maximum=False,
+    blend_new=1.0,
+    blend_old=0.0,
+):
+    """total = the L2 norm (or, with `maximum`, the largest magnitude) of all elements of all tensors together.
+
+    tensors: float16, bfloat16, float32 or float64, each multiplied by scale (and by inv_scale, float32 of one
+    element) first. total: float32 of one element. per_tensor: float32, one element a tensor, receives each
+    tensor's norm n blended with the norm it holds: sqrt(blend_new * n^2 + blend_old * old^2), or for maxima
+    blend_new * n + blend_old * old. check_noop: leave all as it is if noop_flag (int32) is not 0, and raise it
+    to 1 if the norm is inf or nan.
+    """
+    order = float("inf") if maximum else 2.0
+    norms = [total.new_zeros(())]
+    for tensor in tensors:
+        value = tensor.to(math_dtype(tensor)) * scale
+        if inv_scale is not None:
+            value = value * inv_scale.reshape(()).to(value.dtype)
+        norm = torch.linalg.vector_norm(value, order) if value.numel() else norms[0]
+        norms.append(norm.to(total.dtype))
+    result = torch.linalg.vector_norm(torch.stack(norms), order)
+    skip = noop_flag.reshape(()) != 0 if check_noop and noop_flag is not None else None
+    _write(total, result.reshape(total.shape), skip)
+    if per_tensor is not None and len(norms) > 1:
+        new = torch.stack(norms[1:])
+        if maximum and blend_old:
+            new = blend_new * new + blend_old * per_tensor
+        elif blend_old:
+            new = (blend_new * new**2 + blend_old * per_tensor**2).sqrt()
+        _write(per_tensor, new.reshape(per_tensor.shape), skip)
+    if skip is not None:
+        noop_flag.masked_fill_(~torch.isfinite(result), 1)
+
+
+def _write(target, value, skip):
+    target.copy_(value if skip is None else torch.where(skip, target, value))

@@ -1,0 +1,107 @@
+#pragma once
+#include "host/multi_tensor_l2norm.h"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include "reference.h"
+#include "register.h"
+#include "scalars.h"
+#include "tensor_plan.h"
+
+namespace apex {
+// One float32 for each tensor of a call, as the buckets of a plan see it: each bucket's kernels number their own
+// tensors from 0, so that a call of several buckets works on a copy.
+class PerTensorResults {
+ public:
+  PerTensorResults(const std::optional<at::Tensor>& results, const TensorPlan::Launch& l, const char* name) {
+    if (!results || !results->defined()) return;
+    TORCH_CHECK_TYPE(results->scalar_type() == at::kFloat, name, " must be a float32 tensor, not ", results->scalar_type());
+    TORCH_CHECK_VALUE(results->device() == l.device, name, " is on ", results->device(), " but the tensors are on ", l.device);
+    TORCH_CHECK_VALUE(results->is_contiguous(), name, " must be contiguous");
+    all_ = *results;
+    if (l.first && l.last) {
+      TORCH_CHECK_VALUE(size_t(all_.numel()) == l.members.size(), name, " holds ", all_.numel(), " elements for ",
+                        l.members.size(), " tensors");
+      bucket_ = all_;
+      return;
+    }
+    TORCH_CHECK_VALUE(l.members.empty() || l.members.back() < size_t(all_.numel()), name, " holds ", all_.numel(),
+                      " elements, fewer than there are tensors");
+    index_ = at::tensor(std::vector<int64_t>(l.members.begin(), l.members.end()), at::kLong).to(l.device);
+    bucket_ = all_.index_select(0, index_);
+  }
+  float* pointer() const { return bucket_.defined() ? static_cast<float*>(bucket_.mutable_data_ptr()) : nullptr; }
+  const at::Tensor& bucket() const { return bucket_; }
+  // After the launch.
+  void write_back() {
+    if (index_.defined()) all_.index_copy_(0, index_, bucket_);
+  }
+
+ private:
+  at::Tensor all_, bucket_, index_;
+};
+
+inline void multi_tensor_l2norm(at::TensorList tensors, const at::Tensor& total, const std::optional<at::Tensor>& per_tensor,
+                                const std::optional<at::Tensor>& noop_flag, double scale,
+                                const std::optional<at::Tensor>& inv_scale, bool check_noop, bool maximum, double blend_new,
+                                double blend_old) {
+  if (tensors.empty()) total.zero_();
+  const TensorPlan::Op op{
+      "multi_tensor_l2norm", 1,
+      [&](const TensorPlan::Launch& l) {
+        gpu::NormArguments a{};
+        a.scale = scale;
+        a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
+        a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
+        a.check_noop = check_noop;
+        a.first = l.first;
+        a.last = l.last;
+        a.total = scalar_pointer<float>(total, "total", at::kFloat, l.device);
+        a.blend_new = blend_new;
+        a.blend_old = blend_old;
+        PerTensorResults results(per_tensor, l, "per_tensor");
+        a.per_tensor = results.pointer();
+        const int32_t status = apex_multi_tensor_l2norm(&l.place, &l.lists, &a, maximum);
+        results.write_back();
+        return status;
+      },
+      [&](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) {
+        PerTensorResults results(per_tensor, l, "per_tensor");
+        const at::Tensor of_bucket = at::empty_like(total);
+        call_reference<decltype(multi_tensor_l2norm)>(
+            "multi_tensor_l2norm", t[0], of_bucket,
+            results.bucket().defined() ? std::optional<at::Tensor>(results.bucket()) : std::nullopt, noop_flag, scale,
+            inv_scale, check_noop, maximum, blend_new, blend_old);
+        results.write_back();
+        if (l.first) {
+          total.copy_(of_bucket);
+        } else if (maximum) {
+          total.copy_(total.maximum(of_bucket));
+        } else {
+          total.copy_(total.hypot(of_bucket));
+        }
+      }};
+  run_once(op, {"tensors"}, 0b0, {tensors});
+}
+}  // namespace apex
+
+APEX_IN_PLACE_OP(multi_tensor_l2norm)
+
+#if defined(APEX_PYTHON_MODULE_UNIT)
+APEX_PYTHON_OP(multi_tensor_l2norm, m) {
+  namespace py = pybind11;
+  m.def(
+      "multi_tensor_l2norm",
+      [](const std::vector<at::Tensor>& tensors, const at::Tensor& total, const std::optional<at::Tensor>& per_tensor,
+         const std::optional<at::Tensor>& noop_flag, double scale, const std::optional<at::Tensor>& inv_scale,
+         bool check_noop, bool maximum, double blend_new, double blend_old) {
+        apex::multi_tensor_l2norm(tensors, total, per_tensor, noop_flag, scale, inv_scale, check_noop, maximum, blend_new,
+                                  blend_old);
+      },
+      py::arg("tensors"), py::arg("total"), py::arg("per_tensor") = std::nullopt, py::arg("noop_flag") = std::nullopt,
+      py::arg("scale") = 1.0, py::arg("inv_scale") = std::nullopt, py::arg("check_noop") = false, py::arg("maximum") = false,
+      py::arg("blend_new") = 1.0, py::arg("blend_old") = 0.0, py::call_guard<py::gil_scoped_release>());
+}
+#endif
