@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from emulated.toolchain import ARCHES, why_not
 
-from simt.build import FLAVOURS, SELFTEST, WARP_SIZES, sanitizer_preload
+from simt.build import FLAVOURS, SELFTEST, WARP_SIZES, build, sanitizer_preload
 from simt.device import Device
 from simt.executor import Executor
 from simt.worker import Worker
@@ -78,6 +78,7 @@ def _service(flavour: str, variant: int | str, selftest: bool):
     if flavour == "emulated":
         return Worker("emulated.service:Emulator", (variant, sources), {})
     if FLAVOURS[flavour].sanitized:
+        build(flavour, variant, sources and [SELFTEST])  # here: the child's compiler would be preloaded too
         environment = {"LD_PRELOAD": sanitizer_preload(), **SANITIZER_OPTIONS}
         return Worker("simt.executor:Executor", (flavour, variant, sources), environment)
     return Executor(flavour, variant, sources)
