@@ -77,12 +77,8 @@ class Cuda final : public Driver {
     const Relaxed relaxed(api_);
     if (!*module) {
       void* library = nullptr;
-      if (const int code = api_.library_load(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0)) {
-        char arch[16];
-        return fail(APEX_ERROR_DRIVER, "the code object of %s does not load on cuda:%d (%s): %s%s", kernel,
-                    device, arch_of(device, arch), describe(code).characters,
-                    code == kNoBinaryForGpu ? "; it was compiled for another architecture" : "");
-      }
+      if (const int code = api_.library_load(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0))
+        return not_loaded("cuLibraryLoadData", kernel, device, code);
       *module = library;
     }
     void* found = nullptr;
@@ -90,16 +86,17 @@ class Cuda final : public Driver {
       if (code == kNotFound)
         return fail(APEX_ERROR_NO_KERNEL, "the code object registered for cuda:%d has no kernel %s", device,
                     kernel);
-      return refusal("cuLibraryGetKernel", device, code);
+      return not_loaded("cuLibraryGetKernel", kernel, device, code);
     }
     // Launches get the kernel, not the function: it runs in whatever context of the device is current (a
     // green context has functions of its own). The function is asked for so that lazy loading happens now,
     // not in a capture.
     void* in_context = nullptr;
     if (const int code = api_.kernel_function(&in_context, found))
-      return refusal("cuKernelGetFunction", device, code);
+      return not_loaded("cuKernelGetFunction", kernel, device, code);
     if (api_.function_load)
-      if (const int code = api_.function_load(in_context)) return refusal("cuFuncLoad", device, code);
+      if (const int code = api_.function_load(in_context))
+        return not_loaded("cuFuncLoad", kernel, device, code);
     if (const int32_t status = allow_shared(device, found)) return status;
     *function = found;
     return APEX_OK;
@@ -254,6 +251,15 @@ class Cuda final : public Driver {
 
   [[gnu::cold]] int32_t refusal(const char* call, int device, int code) const {
     return fail(APEX_ERROR_DRIVER, "%s on cuda:%d: %s%s", call, device, describe(code).characters,
+                sticky_note(code));
+  }
+
+  // Lazy loading: any of the calls on the way may be the one that finds the image unfit.
+  [[gnu::cold]] int32_t not_loaded(const char* call, const char* kernel, int device, int code) {
+    char arch[16];
+    return fail(APEX_ERROR_DRIVER, "the code object of %s does not load on cuda:%d (%s): %s: %s%s%s", kernel,
+                device, arch_of(device, arch), call, describe(code).characters,
+                code == kNoBinaryForGpu ? "; it was compiled for another architecture" : "",
                 sticky_note(code));
   }
 

@@ -17,7 +17,7 @@ template std::string std::basic_stringbuf<char>::str() &&;
 template std::string std::basic_stringbuf<char>::str() const&;
 #endif
 
-// GLIBCXX_3.4.29.
+// GLIBCXX_3.4.29. Weak: a compiler that links libstdc++ statically has one already.
 namespace std {
-void __throw_bad_array_new_length() { throw std::bad_array_new_length(); }
+__attribute__((weak)) void __throw_bad_array_new_length() { throw std::bad_array_new_length(); }
 } // namespace std

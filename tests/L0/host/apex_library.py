@@ -57,6 +57,9 @@ class Apex:
         self.c.apex_find_vendor_library.argtypes = [c_char_p, c_char_p, c_size_t]
         self._kept = []  # callbacks that the library may call
 
+    def __repr__(self):
+        return f"Apex(last_error={self.last_error!r})"
+
     @property
     def last_error(self) -> str:
         """Text of this thread's last failure."""
@@ -85,13 +88,11 @@ class Apex:
     def launch(
         self, platform, device, kernel, stream=None, grid=(1, 1, 1), block=(32, 1, 1), shared=0, parameters=()
     ) -> int:
-        """apex_launch; `kernel` is a Kernel or "unit/name"; parameters are ints, passed as int32."""
+        """apex_launch; `kernel` is a Kernel or "unit/name"; parameters are ctypes values, or ints (int32)."""
         if isinstance(kernel, str):
             kernel = Kernel(*(part.encode() for part in kernel.split("/")), 0)
-        values = [c_int32(value) for value in parameters]
-        pointers = (
-            (c_void_p * len(values))(*(ctypes.addressof(value) for value in values)) if values else None
-        )
+        values = [c_int32(value) if isinstance(value, int) else value for value in parameters]
+        pointers = (c_void_p * len(values))(*map(ctypes.addressof, values)) if values else None
         return self.c.apex_launch(
             byref(Place(platform, device, stream)), byref(kernel), Dim(*grid), Dim(*block), shared, pointers
         )

@@ -1,5 +1,8 @@
 """Fixtures: the host library of this tree, and fake drivers."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from . import build
@@ -7,8 +10,9 @@ from . import build
 
 @pytest.fixture(scope="session")
 def library():
-    """Path of libapex.so."""
-    return build.build_library()
+    """Path of libapex.so: this tree's, or the one that APEX_LIBRARY names (an installed wheel's, say)."""
+    named = os.environ.get("APEX_LIBRARY")
+    return Path(named).resolve() if named else build.build_library()
 
 
 @pytest.fixture(scope="session")

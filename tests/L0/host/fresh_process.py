@@ -7,27 +7,35 @@ import sys
 import traceback
 from pathlib import Path
 
+import pytest
+
 from .apex_library import Apex, FakeDriver
 
 
-def fresh_process(driver=None, mapped=True, search=None):
+def before(variable, path) -> str:
+    """The value of a search path with one more place in front."""
+    return ":".join(filter(None, [str(path), os.environ.get(variable, "")]))
+
+
+def fresh_process(driver=None, mapped=True, search=None, devices=0):
     """Decorates `body(apex[, driver])`.
 
     driver: "cuda", "old_cuda" or "hip": the fake that the process finds (CUDA by LD_LIBRARY_PATH, HIP because
     the process has mapped it, as torch would have) and that the body gets as its second argument.
     mapped: False leaves the fake findable but not loaded; the body then gets its path.
+    devices: how many real GPUs the body needs; skipped where the `devices` fixture counts fewer.
     search: a folder within APEX_SCENE (a fixture's) for LD_LIBRARY_PATH.
     """
 
     def decorate(body):
-        def test(library, fakes):
-            folder = (
-                fakes[driver].parent
-                if driver
-                else os.path.join(os.environ["APEX_SCENE"], search)
-                if search
-                else ""
-            )
+        def test(library, fakes, request, tmp_path):
+            if devices and request.getfixturevalue("devices") < devices:
+                pytest.skip(f"needs {devices} devices: not run")
+            folder = ""
+            if driver:
+                folder = str(fakes[driver].parent)
+            elif search:
+                folder = os.path.join(os.environ["APEX_SCENE"], search)
             source = Path(sys.modules[body.__module__].__file__)
             root = source.parents[body.__module__.count(".")]
             code = f"from {__name__} import main; main()"
@@ -40,11 +48,17 @@ def fresh_process(driver=None, mapped=True, search=None):
             ]
             done = subprocess.run(
                 [sys.executable, "-c", code, *arguments],
-                env={**os.environ, "PYTHONPATH": str(root), "LD_LIBRARY_PATH": str(folder)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": before("PYTHONPATH", root),
+                    "LD_LIBRARY_PATH": before("LD_LIBRARY_PATH", folder),
+                },
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=300,
+                cwd=tmp_path,
             )
+            print(done.stdout, end="")
             assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
 
         test.body = body

@@ -47,14 +47,19 @@ def test_needs_the_systems_libraries_only(library):
     assert "libdl.so.2" in needed
 
 
-def test_reaches_manylinux_2_28(library):
-    """The newest version of each kind that it asks for."""
+def newest_versions(library):
+    """The newest version of each kind of symbol that `library` asks for, where the policy has it not."""
     text = subprocess.run(["objdump", "-T", str(library)], capture_output=True, text=True, check=True).stdout
     found = {}
-    for kind, version in re.findall(r"\(?\b(GLIBCXX|GLIBC|CXXABI|GCC)_([\d.]+)\)?", text):
+    for kind, version in re.findall(r"\b(GLIBCXX|GLIBC|CXXABI|GCC)_([\d.]+)", text):
         found.setdefault(kind, set()).add(tuple(map(int, version.split("."))))
-    assert set(found) <= set(NEWEST) and "GLIBC" in found
-    assert {kind: max(versions) for kind, versions in found.items() if max(versions) > NEWEST[kind]} == {}
+    assert "GLIBC" in found
+    return {kind: max(versions) for kind, versions in found.items() if max(versions) > NEWEST[kind]}
+
+
+def test_reaches_manylinux_2_28(library):
+    """Loads where the wheel's tag says it does."""
+    assert newest_versions(library) == {}
 
 
 def test_never_ends_the_process(undefined):

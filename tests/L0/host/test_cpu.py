@@ -54,10 +54,12 @@ def test_level_is_the_machines(check):
     assert check.check_machine_level() == check.apex_cpu_level() == flags_level()
 
 
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="levels are of x86-64")
 def test_level_can_only_be_lowered(library):
     """Clamped to the machine's; 0 and negative give that back."""
     apex = Apex(library)
     most = apex.c.apex_set_cpu_level(0)
+    assert most == flags_level()
     assert [apex.c.apex_set_cpu_level(level) for level in range(1, most + 1)] == list(range(1, most + 1))
     assert apex.c.apex_set_cpu_level(1) == apex.c.apex_cpu_level() == 1
     assert apex.c.apex_set_cpu_level(99) == most

@@ -145,6 +145,7 @@ FAKE int cuDeviceGetAttribute(int* value, int attribute, int device) {
 FAKE int cuDevicePrimaryCtxRetain(void** context, int device) {
   BEGIN("cuDevicePrimaryCtxRetain");
   if (const int code = unsafe("cuDevicePrimaryCtxRetain")) return code;
+  usleep(5000); // so that threads meet here
   fake::Lock lock(fake::mutex);
   if (!primary[device]) primary[device] = new Context{device, "primary"};
   ++retained[device];
