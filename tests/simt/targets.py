@@ -73,7 +73,7 @@ def emulated_targets() -> list[Target]:
 
 @functools.cache
 def _service(flavour: str, variant: int | str, selftest: bool):
-    """Services are kept: a library is loaded, a child started and an instruction compiled once a session."""
+    """Services are kept: a library is loaded, a child started and an instruction compiled once a test run."""
     sources = [str(SELFTEST)] if selftest else None
     if flavour == "emulated":
         return Worker("emulated.service:Emulator", (variant, sources), {})
