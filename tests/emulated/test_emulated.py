@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from emulated.toolchain import ARCHES, ROOT, compile_source, why_not
 from simt.build import SELFTEST
 from simt.device import KernelFault
 from simt.targets import Target
+
+from emulated.toolchain import ARCHES, ROOT, compile_source, why_not
 
 pytestmark = [pytest.mark.emulated, pytest.mark.skipif(bool(why_not()), reason=why_not() or "available")]
 UNITS = sorted(path.stem for path in (ROOT / "csrc" / "device").glob("*.cu"))
