@@ -4,6 +4,7 @@ wheels."""
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +27,9 @@ def platform_tag(wheel: Path) -> str:
     from auditwheel.wheel_abi import analyze_wheel_abi
     from auditwheel.wheeltools import get_wheel_architecture
 
+    logging.getLogger("auditwheel").setLevel(
+        logging.ERROR
+    )  # it warns of every device ELF that it passes over
     verdict = analyze_wheel_abi(
         None,  # the C library is found out from what the libraries need
         get_wheel_architecture(wheel.name),

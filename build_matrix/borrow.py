@@ -13,27 +13,31 @@ from packaging.requirements import Requirement
 
 
 def closure(names: list[str]) -> dict[str, importlib.metadata.Distribution]:
-    """`names` and everything they require here. Raises PackageNotFoundError for a name that is not
-    installed."""
+    """`names` and what they require here. Raises PackageNotFoundError for a name that is not installed."""
     found: dict[str, importlib.metadata.Distribution] = {}
-    waiting = list(names)
+    waiting = [Requirement(name) for name in names]
     while waiting:
-        name = waiting.pop()
-        distribution = importlib.metadata.distribution(name)
-        key = distribution.metadata["Name"].lower().replace("_", "-")
+        requirement = waiting.pop()
+        key = requirement.name.lower().replace("_", "-")
         if key in found:
             continue
+        distribution = _fitting(requirement)
+        if distribution is None:
+            if requirement.name in names:
+                raise importlib.metadata.PackageNotFoundError(requirement.name)
+            continue  # torch runs here without it
         found[key] = distribution
-        for text in distribution.requires or []:
-            requirement = Requirement(text)
-            if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
-                continue
-            try:
-                importlib.metadata.distribution(requirement.name)
-            except importlib.metadata.PackageNotFoundError:
-                continue  # torch runs here without it
-            waiting.append(requirement.name)
+        wanted = [Requirement(text) for text in distribution.requires or []]
+        waiting += [r for r in wanted if not r.marker or r.marker.evaluate({"extra": ""})]
     return found
+
+
+def _fitting(requirement: Requirement) -> importlib.metadata.Distribution | None:
+    """The first on sys.path whose version will do: an environment may hold an old one before the good one."""
+    for distribution in importlib.metadata.distributions(name=requirement.name):
+        if requirement.specifier.contains(distribution.version, prereleases=True):
+            return distribution
+    return None
 
 
 def top_level(distribution: importlib.metadata.Distribution) -> dict[str, Path]:

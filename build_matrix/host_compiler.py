@@ -54,7 +54,7 @@ class HostCompiler:
         self._run(soname, [*command, "-o", str(folder / soname)])
 
     def _run(self, what: str, command: list[str]) -> None:
-        result = subprocess.run(command, text=True, capture_output=True)
+        result = subprocess.run(command, encoding="utf-8", errors="replace", capture_output=True)
         if result.returncode:
             raise CompileError(what, command, result.stderr)
 

@@ -56,6 +56,7 @@ class Matrix:
     accelerators: tuple[Accelerator, ...]
     packs: tuple[PackRule, ...]
     spills: tuple[dict, ...]
+    wheel_bytes: int  #: size budget of a wheel
 
     def accelerator(self, name: str) -> Accelerator:
         for accelerator in self.accelerators:
@@ -129,4 +130,5 @@ def load(path: Path = FILE) -> Matrix:
             for p in data["pack"]
         ),
         spills=tuple(data.get("spill", [])),
+        wheel_bytes=data["budget"]["wheel_bytes"],
     )

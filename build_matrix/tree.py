@@ -83,7 +83,7 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
 
 
 def fill_python_only(request: Request, target: Path) -> None:
-    """The data files alone, where nothing can be compiled: the reference needs the schemas and the registry."""
+    """The data files alone, where nothing can be compiled: the reference needs schemas and registry."""
     (target / "apex/lib").mkdir(parents=True, exist_ok=True)
     _lay_data(target / "apex", _facts(request, {}, [], []), [], {})
 

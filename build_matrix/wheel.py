@@ -11,7 +11,8 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from build_matrix import REPOSITORY, audit, digest
+from build_matrix import REPOSITORY, audit, digest, matrix
+from build_matrix.errors import GateError
 from build_matrix.pythons import Python
 from build_matrix.registry import Registry
 from build_matrix.store import WorkUnit
@@ -109,6 +110,9 @@ def unit(tree: Path, facts: dict, python: Python, names: list[str] | None = None
         draft.unlink()
         name = f"{stem}-{platform}.whl"
         write(folder / name, distribution, version, f"{python.tag}-{python.tag}-{platform}", files)
+        size, budget = (folder / name).stat().st_size, matrix.load().wheel_bytes
+        if size > budget:
+            raise GateError(name, [f"{size} bytes are over the budget of {budget} (matrix.toml)"])
 
     inputs = {
         "files": {name: digest.of_bytes(data) for name, data in files.items()},

@@ -64,7 +64,7 @@ class Toolchain(ABC):
 
 def run(what: str, command: list[str], cwd: Path | None = None) -> str:
     """Runs a compiler and returns its standard error; raises CompileError when it fails."""
-    result = subprocess.run(command, cwd=cwd, text=True, capture_output=True)
+    result = subprocess.run(command, cwd=cwd, encoding="utf-8", errors="replace", capture_output=True)
     if result.returncode:
         raise CompileError(what, command, result.stderr or result.stdout)
     return result.stderr

@@ -1,0 +1,74 @@
+"""The registry: what a source build may be asked, and what is refused by name."""
+
+import pytest
+
+from build_matrix.errors import BuildError, UnknownVariable
+from build_matrix.registry import Registry, device_units, schemas
+
+REGISTRY = Registry.load()
+
+
+def names(extensions):
+    return {extension.name for extension in extensions}
+
+
+def test_every_op_has_a_schema_and_every_schema_an_op():
+    assert {line.partition("(")[0] for line in schemas()} == set(REGISTRY.ops())
+
+
+def test_every_device_op_has_a_source():
+    assert set(REGISTRY.device_ops()) <= {path.stem for path in device_units()}
+
+
+def test_a_group_variable_asks_for_the_whole_group():
+    asked = names(REGISTRY.asked({"APEX_BUILD_CUDA_OPS": "1"}))
+    assert asked == {e.name for e in REGISTRY.extensions if e.group == "cuda"}
+    assert names(REGISTRY.asked({"APEX_BUILD_CPU_OPS": "1"})) == names(
+        REGISTRY.asked({"APEX_BUILD_CPP_OPS": "1"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        ({"APEX_BUILD_AMP_C": "1"}, []),
+        ({"APEX_BUILD_AMP_C": "yes", "APEX_BUILD_XENTROPY": "0", "PATH": "/bin"}, []),
+    ],
+)
+def test_one_variable_asks_for_one_extension(environment, options):
+    assert names(REGISTRY.asked(environment, options)) == {"amp_C"}
+
+
+def test_options_and_variables_of_the_other_tree():
+    by_option = names(REGISTRY.asked({}, ["--cuda_ext"]))
+    assert "amp_C" in by_option and "apex_C" not in by_option
+    assert names(REGISTRY.asked({"APEX_CUDA_EXT": "1"})) == by_option
+    assert names(REGISTRY.asked({}, ["--cpp_ext"])) == {"apex_C"}
+
+
+def test_nothing_asked_is_nothing():
+    assert REGISTRY.asked({"HOME": "/", "APEX_VARIANT": "cpu", "APEX_STRICT": "1"}) == []
+
+
+def test_an_unknown_variable_is_named_with_its_neighbour():
+    with pytest.raises(UnknownVariable, match="APEX_BUILD_AMP_D.*APEX_BUILD_AMP_C"):
+        REGISTRY.asked({"APEX_BUILD_AMP_D": "1"})
+    with pytest.raises(UnknownVariable, match="--cpp_exd"):
+        REGISTRY.asked({}, ["--cpp_exd"])
+
+
+def test_bad_lines_are_refused(tmp_path):
+    line = '[[extension]]\nname = "a"\nvariable = "APEX_BUILD_A"\noption = "a"\nops = []\n'
+    line += 'minimum_torch = "2.8"\n'
+    file = tmp_path / "extensions.toml"
+    for rest, words in [
+        ('group = "gpu"\nstate = "planned"\n', "group 'gpu'"),
+        ('group = "cpp"\nstate = "done"\n', "state 'done'"),
+        ('group = "cpp"\nstate = "planned"\ncolour = 1\n', "colour"),
+    ]:
+        file.write_text(line + rest)
+        with pytest.raises(BuildError, match=words):
+            Registry.load(file)
+    file.write_text(2 * (line + 'group = "cpp"\nstate = "planned"\n'))
+    with pytest.raises(BuildError, match="twice"):
+        Registry.load(file)

@@ -1,0 +1,75 @@
+"""The store: a unit is run once, whatever happens while it runs."""
+
+import threading
+
+import pytest
+
+from build_matrix.engine import Engine
+from build_matrix.store import Store, WorkUnit
+
+
+def unit(inputs, make, name="x"):
+    return WorkUnit("test", name, inputs, make)
+
+
+def write(text, calls=None):
+    def make(folder):
+        if calls is not None:
+            calls.append(text)
+        (folder / "out").write_text(text)
+
+    return make
+
+
+def test_same_inputs_run_once(tmp_path):
+    store, calls = Store(tmp_path), []
+    first = store.build(unit({"a": 1}, write("one", calls)))
+    again = Store(tmp_path).build(unit({"a": 1}, write("one", calls)))
+    assert calls == ["one"] and not first.stored and again.stored
+    assert (again.folder / "out").read_text() == "one" and again.size == 3
+
+
+def test_other_inputs_run_again(tmp_path):
+    store, calls = Store(tmp_path), []
+    store.build(unit({"a": 1}, write("one", calls)))
+    store.build(unit({"a": 2}, write("two", calls)))
+    store.build(unit({"a": 1}, write("three", calls), name="y"))
+    assert calls == ["one", "two", "three"]
+
+
+def test_a_unit_that_fails_leaves_nothing(tmp_path):
+    store = Store(tmp_path)
+
+    def fail(folder):
+        (folder / "half").write_text("x")
+        raise RuntimeError("compiler died")
+
+    with pytest.raises(RuntimeError):
+        store.build(unit({}, fail))
+    assert not [p for p in (tmp_path / "test").iterdir() if p.is_dir()]
+    assert not store.build(unit({}, write("ok"))).stored
+
+
+def test_a_torn_folder_is_made_again(tmp_path):
+    store = Store(tmp_path)
+    made = store.build(unit({}, write("ok")))
+    (made.folder / "unit.json").unlink()
+    assert not store.build(unit({}, write("ok"))).stored
+
+
+def test_threads_that_want_one_unit_share_it(tmp_path):
+    store, calls = Store(tmp_path), []
+    threads = [threading.Thread(target=lambda: store.build(unit({}, write("x", calls)))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == ["x"]
+
+
+def test_the_engine_keeps_order_and_reports_what_was_made(tmp_path):
+    told = []
+    engine = Engine(Store(tmp_path), jobs=4, tell=told.append)
+    results = engine.run([unit({"n": n}, write(str(n))) for n in range(10)])
+    assert [(r.folder / "out").read_text() for r in results] == [str(n) for n in range(10)]
+    assert told == results == engine.finished
