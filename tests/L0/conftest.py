@@ -1,0 +1,43 @@
+"""The fixture `variant`: a test that takes it runs once on everything that can serve the ops.
+
+The reference; the CPU variant at each x86-64 level; the kernels themselves on the SIMT executor, at both warp
+sizes and both orders of their threads; a GPU where there is one. See variants.py.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import variants
+
+variants.count_references()
+
+_skipped = collections.defaultdict(collections.Counter)  # variant -> reason -> tests
+
+
+@pytest.fixture(params=variants.NAMES)
+def variant(request):
+    """The Variant that serves every op while the test runs; skipped, with the reason, where it cannot."""
+    reason = variants.why_not(request.param)
+    if reason:
+        _skipped[request.param][reason] += 1
+        pytest.skip(reason)
+    with variants.served_by(request.param) as served:
+        yield served
+
+
+@pytest.fixture
+def device(variant):
+    """Where the variant's tensors go."""
+    return variant.device
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a GPU (and says so when it is skipped)")
+
+
+def pytest_terminal_summary(terminalreporter):
+    for name, reasons in _skipped.items():
+        for reason, count in reasons.items():
+            terminalreporter.write_line(f"variant {name}: {count} tests not run: {reason}")
