@@ -1,5 +1,7 @@
 """Fused optimizers with the interface of public apex."""
 
 from apex.optimizers.fused_adam import FusedAdam
+from apex.optimizers.fused_lamb import FusedLAMB
+from apex.optimizers.fused_mixed_precision_lamb import FusedMixedPrecisionLamb
 
-__all__ = ["FusedAdam"]
+__all__ = ["FusedAdam", "FusedLAMB", "FusedMixedPrecisionLamb"]

@@ -8,6 +8,7 @@ import warnings
 
 import torch
 
+from apex._sharding import is_sharded, local, local_gradient
 from apex.optimizers._plan import make_plan
 
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -27,6 +28,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     """
 
     state_names = ()
+    _saved_options = ("_step_supports_amp_scaling",)
 
     def __init__(self, params, defaults, set_grad_none=True):
         self._plans = {}
@@ -55,43 +57,40 @@ class FusedOptimizer(torch.optim.Optimizer):
         for p in ready:
             self._init_state(p)
         waiting = [p for p in params if p.grad is None and not self.state.get(p)]
-        lists = [[_local(t) for t in column] for column in self._lists(ready)]
-        names = ["gradient of parameter", "parameter", *self._list_names()]
-        plan = make_plan(names, self._written(), lists, waiting, self._gradients_of())
-        plan.shards = [(p, _local(p)) for p in ready] if any(map(_is_sharded, ready)) else None
+        lists = [[local(t) for t in column] for column in self._lists(ready)]
+        names = ["gradient of parameter", "parameter", *self._list_names(ready)]
+        plan = make_plan(names, self._written(), lists, ready, waiting)
+        plan.shards = [(p, local(p)) for p in ready] if any(map(is_sharded, ready)) else None
         self._plans[index] = (list(params), plan)
         return plan
 
     def _follow_shards(self, index, plan):
         """A DTensor's gradient is a DTensor too: its local shard is handed over at every step."""
-        if any(_local(p) is not local for p, local in plan.shards):
+        if any(local(p) is not local for p, local in plan.shards):
             plan = self._make_plan(index)
-        plan.set_gradients([None if p.grad is None else _local_gradient(p) for p, _ in plan.shards])
+        plan.set_gradients([local_gradient(p) for p, _ in plan.shards])
         return plan
 
     def _lists(self, params):
         """The op's lists but the gradients, for these parameters: params, then one list for each state."""
         return [params, *([self.state[p][name] for p in params] for name in self.state_names)]
 
-    def _list_names(self):
+    def _list_names(self, params):
         return self.state_names
 
     def _written(self):
         return ((1 << (len(self.state_names) + 2)) - 1) & ~1  # everything but the gradients
-
-    def _gradients_of(self):
-        return 0  # which list's tensors hold .grad: the parameters
 
     def _init_state(self, p):
         state = self.state[p]
         for name in self.state_names:
             if name not in state:
                 state[name] = torch.zeros_like(p, dtype=full_precision(p.dtype), requires_grad=False)
-            elif _local(state[name]).stride() != _local(p).stride():
+            elif local(state[name]).stride() != local(p).stride():
                 state[name] = torch.empty_like(p, dtype=state[name].dtype).copy_(state[name])
 
     def _check_parameters(self, index, params):
-        kinds = {_local(p).device.type for p in params}
+        kinds = {local(p).device.type for p in params}
         for i, p in enumerate(params):
             where = f"{type(self).__name__}: parameter {i} of group {index}"
             if p.dtype not in SUPPORTED_DTYPES:
@@ -119,8 +118,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._plans = {}
 
     def __getstate__(self):
-        state = super().__getstate__()
-        return {**state, "set_grad_none": self.set_grad_none}
+        # torch keeps groups and states alone; copies and pickles of these optimizers need their options too.
+        options = {k: v for k, v in vars(self).items() if not k.startswith("_") or k in self._saved_options}
+        return {**options, **super().__getstate__()}
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict):
@@ -137,6 +137,11 @@ class FusedOptimizer(torch.optim.Optimizer):
                     self.state[p][name] = _copy_like(value, p, full_precision(p.dtype))
         for index, group in enumerate(self.param_groups):
             self._load_step(index, group)
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)  # torch's groups lack our options
+            for option in ("amsgrad", "maximize"):
+                if group.get(option):
+                    raise ValueError(f"{type(self).__name__} cannot continue a checkpoint with {option}=True")
         self._plans.clear()
 
     def _float_states(self):
@@ -153,22 +158,6 @@ class FusedOptimizer(torch.optim.Optimizer):
                     stacklevel=3,
                 )
             group["step"] = max(counts)
-
-
-def _is_sharded(tensor):
-    return hasattr(tensor, "_local_tensor")
-
-
-def _local(tensor):
-    """The tensor of this rank behind a DTensor; any other tensor as it is."""
-    return getattr(tensor, "_local_tensor", tensor)
-
-
-def _local_gradient(p):
-    grad = p.grad
-    if _is_sharded(grad) and grad.placements != p.placements:
-        grad = grad.redistribute(placements=p.placements)
-    return _local(grad)
 
 
 def _copy_like(value, p, dtype):

@@ -12,20 +12,22 @@ import torch
 from apex._loader import bindings
 
 
-def make_plan(names, written, lists, watched, gradients_of=0):
+def make_plan(names, written, lists, owners, watched=()):
     """A plan over `lists` (parameters first, then their states), whose gradients are read at each step.
 
     names: what errors call each list, the gradients' name first. written: bit k is set if the op writes list k
-    (bit 0: gradients). watched: parameters without state; see `watched_has_gradient`. gradients_of: the list
-    whose tensors' .grad are the gradients.
+    (bit 0: gradients). owners: the tensors whose .grad are the gradients. watched: parameters without state;
+    see `watched_has_gradient`.
     """
     native = bindings.load().module
     if native is None or not all(native.is_dense(t) for tensors in lists for t in tensors):
-        return ReferencePlan(lists, watched, gradients_of)
-    return NativePlan(native, native.OptimizerPlan(names, written, lists, watched, gradients_of))
+        return ReferencePlan(lists, owners, watched)
+    return NativePlan(native, native.OptimizerPlan(names, written, lists, owners, watched))
 
 
 class NativePlan:
+    shards = None  # set by the optimizer: DTensors and the shards that the plan was made for
+
     def __init__(self, module, plan):
         self._module = module
         self._plan = plan
@@ -35,7 +37,7 @@ class NativePlan:
     def run(self, op, **scalars):
         """One step of `op` (multi_tensor_adam, ...); scalars are the op's, by the names of its schema.
 
-        Returns the number of launches: one per device and combination of dtypes.
+        Returns the number of buckets: one per device and combination of dtypes.
         """
         call = getattr(self._module, f"{op}_call")(**scalars)
         getattr(self._module, f"{op}_step")(self._plan, call)
@@ -43,10 +45,12 @@ class NativePlan:
 
 
 class ReferencePlan:
-    def __init__(self, lists, watched, gradients_of):
+    shards = None
+
+    def __init__(self, lists, owners, watched):
         self._lists = lists
+        self._owners = owners
         self._watched = watched
-        self._gradients_of = gradients_of
         self._gradients = None
 
     def watched_has_gradient(self):
@@ -56,16 +60,13 @@ class ReferencePlan:
         self._gradients = gradients
 
     def run(self, op, **scalars):
-        owners = self._lists[self._gradients_of]
-        grads = [p.grad for p in owners] if self._gradients is None else self._gradients
+        grads = [p.grad for p in self._owners] if self._gradients is None else self._gradients
         by_device = {}
         for row in zip(grads, *self._lists, strict=True):
             if row[0] is not None:
-                by_device.setdefault(row[1].device, []).append(row)
+                by_device.setdefault(row[0].device, []).append(row)
         if len(by_device) > 1 and scalars.get("step_tensor") is not None:
-            raise ValueError(
-                f"{op}: one step tensor cannot serve several devices: {sorted(map(str, by_device))}"
-            )
+            raise ValueError(f"{op}: one step tensor cannot serve several devices: {sorted(map(str, by_device))}")
         for rows in by_device.values():
             _call_reference(op, [list(column) for column in zip(*rows, strict=True)], scalars)
         return len(by_device)

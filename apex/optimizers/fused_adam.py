@@ -113,14 +113,11 @@ class FusedAdam(FusedOptimizer):
             return [[self._master(p) for p in params], *lists[1:], params]
         return lists
 
-    def _list_names(self):
+    def _list_names(self, params):
         return (*self.state_names, "model parameter") if self.master_weights else self.state_names
 
     def _written(self):
         return super()._written() | (1 << 4 if self.master_weights else 0)
-
-    def _gradients_of(self):
-        return 3 if self.master_weights else 0  # masters have no .grad: the model's parameters do
 
     def _float_states(self):
         return (*self.state_names, "master_param")

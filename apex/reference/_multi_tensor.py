@@ -33,3 +33,10 @@ def write(target, value, skip):
     if skip is not None:
         value = torch.where(skip, target.to(value.dtype), value)
     target.copy_(value)
+
+
+def power(base, step, math):
+    """base ** step in double where the device has it: 1 - base ** step loses digits in float32."""
+    if not isinstance(step, torch.Tensor):
+        return base**step
+    return base ** step.to(math if step.device.type == "mps" else torch.float64)

@@ -1,6 +1,4 @@
-import torch
-
-from apex.reference._multi_tensor import math_dtype, skip_mask, write
+from apex.reference._multi_tensor import math_dtype, power, skip_mask, write
 
 L2 = 0
 DECOUPLED = 1
@@ -47,8 +45,8 @@ def multi_tensor_adam(
         zip(grads, params, exp_avgs, exp_avg_sqs, strict=True)
     ):
         math = math_dtype(param)
-        correction1 = 1 - _power(beta1, step, math) if bias_correction else 1.0
-        correction2 = 1 - _power(beta2, step, math) if bias_correction else 1.0
+        correction1 = 1 - power(beta1, step, math) if bias_correction else 1.0
+        correction2 = 1 - power(beta2, step, math) if bias_correction else 1.0
         p, g = param.to(math), grad.to(math)
         if inv_scale is not None:
             g = g * inv_scale.reshape(()).to(math)
@@ -66,9 +64,3 @@ def multi_tensor_adam(
         if model_params:
             write(model_params[i], p, skip)
 
-
-def _power(base, step, math):
-    """base ** step in double where the device has it: 1 - base ** step loses digits in float32."""
-    if not isinstance(step, torch.Tensor):
-        return base**step
-    return base ** step.to(math if step.device.type == "mps" else torch.float64)

@@ -14,6 +14,8 @@ def multi_tensor_l2norm(
     maximum=False,
     blend_new=1.0,
     blend_old=0.0,
+    max_norm=0.0,
+    clip_coefficient=None,
 ):
     """total = the L2 norm (or, with `maximum`, the largest magnitude) of all elements of all tensors together.
 
@@ -21,7 +23,8 @@ def multi_tensor_l2norm(
     element) first. total: float32 of one element. per_tensor: float32, one element a tensor, receives each
     tensor's norm n blended with the norm it holds: sqrt(blend_new * n^2 + blend_old * old^2), or for maxima
     blend_new * n + blend_old * old. check_noop: leave all as it is if noop_flag (int32) is not 0, and raise it
-    to 1 if the norm is inf or nan.
+    to 1 if the norm is inf or nan. clip_coefficient: float32 of one element, receives
+    min(1, max_norm / (total + 1e-6)), the factor by which torch.nn.utils.clip_grad_norm_ multiplies.
     """
     order = float("inf") if maximum else 2.0
     norms = [total.new_zeros(())]
@@ -34,6 +37,9 @@ def multi_tensor_l2norm(
     result = torch.linalg.vector_norm(torch.stack(norms), order)
     skip = noop_flag.reshape(()) != 0 if check_noop and noop_flag is not None else None
     _write(total, result.reshape(total.shape), skip)
+    if clip_coefficient is not None:
+        factor = (max_norm / (result + 1e-6)).clamp(max=1.0)
+        _write(clip_coefficient, factor.reshape(clip_coefficient.shape), skip)
     if per_tensor is not None and len(norms) > 1:
         new = torch.stack(norms[1:])
         if maximum and blend_old:

@@ -5,6 +5,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "optimizer_plan.h"
 #include "reference.h"
 #include "register.h"
 #include "scalars.h"
@@ -43,47 +44,79 @@ class PerTensorResults {
   at::Tensor all_, bucket_, index_;
 };
 
+void multi_tensor_l2norm(at::TensorList tensors, const at::Tensor& total, const std::optional<at::Tensor>& per_tensor,
+                         const std::optional<at::Tensor>& noop_flag, double scale, const std::optional<at::Tensor>& inv_scale,
+                         bool check_noop, bool maximum, double blend_new, double blend_old, double max_norm,
+                         const std::optional<at::Tensor>& clip_coefficient);
+
+// Everything but the measured tensors.
+struct NormCall {
+  at::Tensor total;
+  std::optional<at::Tensor> per_tensor, noop_flag;
+  double scale;
+  std::optional<at::Tensor> inv_scale;
+  bool check_noop, maximum;
+  double blend_new, blend_old, max_norm;
+  std::optional<at::Tensor> clip_coefficient;
+
+  int32_t launch(const TensorPlan::Launch& l) const {
+    gpu::NormArguments a{};
+    a.scale = scale;
+    a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
+    a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
+    a.check_noop = check_noop;
+    a.first = l.first;
+    a.last = l.last;
+    a.total = scalar_pointer<float>(total, "total", at::kFloat, l.device);
+    a.blend_new = blend_new;
+    a.blend_old = blend_old;
+    a.max_norm = max_norm;
+    a.clip_coefficient = scalar_pointer<float>(clip_coefficient, "clip_coefficient", at::kFloat, l.device);
+    PerTensorResults results(per_tensor, l, "per_tensor");
+    a.per_tensor = results.pointer();
+    const int32_t status = apex_multi_tensor_l2norm(&l.place, &l.lists, &a, maximum);
+    results.write_back();
+    return status;
+  }
+
+  void reference(const TensorPlan::Tensors& t, const TensorPlan::Launch& l) const {
+    PerTensorResults results(per_tensor, l, "per_tensor");
+    const at::Tensor of_bucket = at::empty_like(total);
+    call_reference<decltype(multi_tensor_l2norm)>(
+        "multi_tensor_l2norm", t[0], of_bucket,
+        results.bucket().defined() ? std::optional<at::Tensor>(results.bucket()) : std::nullopt, noop_flag, scale, inv_scale,
+        check_noop, maximum, blend_new, blend_old, 0.0, std::nullopt);
+    results.write_back();
+    if (l.first) {
+      total.copy_(of_bucket);
+    } else if (maximum) {
+      total.copy_(total.maximum(of_bucket));
+    } else {
+      total.copy_(total.hypot(of_bucket));
+    }
+    if (l.last && clip_coefficient)
+      clip_coefficient->copy_(total.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0).view_as(*clip_coefficient));
+  }
+
+  TensorPlan::Op op() const {
+    return {"multi_tensor_l2norm", 1, [this](const TensorPlan::Launch& l) { return launch(l); },
+            [this](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) { reference(t, l); }};
+  }
+  // The norm of no tensors at all.
+  void of_nothing() const {
+    total.zero_();
+    if (clip_coefficient) clip_coefficient->fill_(1.0);
+  }
+};
+
 inline void multi_tensor_l2norm(at::TensorList tensors, const at::Tensor& total, const std::optional<at::Tensor>& per_tensor,
                                 const std::optional<at::Tensor>& noop_flag, double scale,
                                 const std::optional<at::Tensor>& inv_scale, bool check_noop, bool maximum, double blend_new,
-                                double blend_old) {
-  if (tensors.empty()) total.zero_();
-  const TensorPlan::Op op{
-      "multi_tensor_l2norm", 1,
-      [&](const TensorPlan::Launch& l) {
-        gpu::NormArguments a{};
-        a.scale = scale;
-        a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
-        a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
-        a.check_noop = check_noop;
-        a.first = l.first;
-        a.last = l.last;
-        a.total = scalar_pointer<float>(total, "total", at::kFloat, l.device);
-        a.blend_new = blend_new;
-        a.blend_old = blend_old;
-        PerTensorResults results(per_tensor, l, "per_tensor");
-        a.per_tensor = results.pointer();
-        const int32_t status = apex_multi_tensor_l2norm(&l.place, &l.lists, &a, maximum);
-        results.write_back();
-        return status;
-      },
-      [&](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) {
-        PerTensorResults results(per_tensor, l, "per_tensor");
-        const at::Tensor of_bucket = at::empty_like(total);
-        call_reference<decltype(multi_tensor_l2norm)>(
-            "multi_tensor_l2norm", t[0], of_bucket,
-            results.bucket().defined() ? std::optional<at::Tensor>(results.bucket()) : std::nullopt, noop_flag, scale,
-            inv_scale, check_noop, maximum, blend_new, blend_old);
-        results.write_back();
-        if (l.first) {
-          total.copy_(of_bucket);
-        } else if (maximum) {
-          total.copy_(total.maximum(of_bucket));
-        } else {
-          total.copy_(total.hypot(of_bucket));
-        }
-      }};
-  run_once(op, {"tensors"}, 0b0, {tensors});
+                                double blend_old, double max_norm, const std::optional<at::Tensor>& clip_coefficient) {
+  const NormCall call{total,   per_tensor, noop_flag, scale,    inv_scale,       check_noop,
+                      maximum, blend_new,  blend_old, max_norm, clip_coefficient};
+  if (tensors.empty()) return call.of_nothing();
+  run_once(call.op(), {"tensors"}, 0b0, {tensors});
 }
 }  // namespace apex
 
@@ -92,16 +125,31 @@ APEX_IN_PLACE_OP(multi_tensor_l2norm)
 #if defined(APEX_PYTHON_MODULE_UNIT)
 APEX_PYTHON_OP(multi_tensor_l2norm, m) {
   namespace py = pybind11;
+  py::class_<apex::NormCall>(m, "multi_tensor_l2norm_call")
+      .def(py::init([](at::Tensor total, std::optional<at::Tensor> per_tensor, std::optional<at::Tensor> noop_flag,
+                       double scale, std::optional<at::Tensor> inv_scale, bool check_noop, bool maximum, double blend_new,
+                       double blend_old, double max_norm, std::optional<at::Tensor> clip_coefficient) {
+             return apex::NormCall{std::move(total), std::move(per_tensor), std::move(noop_flag), scale, std::move(inv_scale),
+                                   check_noop, maximum, blend_new, blend_old, max_norm, std::move(clip_coefficient)};
+           }),
+           py::kw_only(), py::arg("total"), py::arg("per_tensor") = std::nullopt, py::arg("noop_flag") = std::nullopt,
+           py::arg("scale") = 1.0, py::arg("inv_scale") = std::nullopt, py::arg("check_noop") = false,
+           py::arg("maximum") = false, py::arg("blend_new") = 1.0, py::arg("blend_old") = 0.0, py::arg("max_norm") = 0.0,
+           py::arg("clip_coefficient") = std::nullopt);
   m.def(
       "multi_tensor_l2norm",
-      [](const std::vector<at::Tensor>& tensors, const at::Tensor& total, const std::optional<at::Tensor>& per_tensor,
-         const std::optional<at::Tensor>& noop_flag, double scale, const std::optional<at::Tensor>& inv_scale,
-         bool check_noop, bool maximum, double blend_new, double blend_old) {
-        apex::multi_tensor_l2norm(tensors, total, per_tensor, noop_flag, scale, inv_scale, check_noop, maximum, blend_new,
-                                  blend_old);
+      [](const std::vector<std::vector<at::Tensor>>& lists, const apex::NormCall& call) {
+        apex::check_lists("multi_tensor_l2norm", lists, 1);
+        if (lists[0].empty()) return call.of_nothing();
+        apex::run_once(call.op(), {"tensors"}, 0b0, {lists[0]});
       },
-      py::arg("tensors"), py::arg("total"), py::arg("per_tensor") = std::nullopt, py::arg("noop_flag") = std::nullopt,
-      py::arg("scale") = 1.0, py::arg("inv_scale") = std::nullopt, py::arg("check_noop") = false, py::arg("maximum") = false,
-      py::arg("blend_new") = 1.0, py::arg("blend_old") = 0.0, py::call_guard<py::gil_scoped_release>());
+      py::arg("tensor_lists"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "multi_tensor_l2norm_step",
+      [](apex::OptimizerPlan& plan, const apex::NormCall& call) {
+        plan.run(call.op());
+        if (plan.launches() == 0) call.of_nothing();
+      },
+      py::arg("plan"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
 }
 #endif

@@ -4,14 +4,17 @@
 
 namespace apex {
 OptimizerPlan::OptimizerPlan(std::vector<std::string> names, uint32_t written,
-                             std::vector<std::vector<at::Tensor>> lists, std::vector<at::Tensor> watched,
-                             size_t gradients_of)
-    : names_(std::move(names)), written_(written), lists_(std::move(lists)), watched_(std::move(watched)), gradients_of_(gradients_of) {
-  TORCH_CHECK_VALUE(names_.size() == lists_.size() + 1 && !lists_.empty(), "one name a list, gradients first");
-  TORCH_CHECK_VALUE(gradients_of_ < lists_.size(), "gradients_of names no list: ", gradients_of_);
+                             std::vector<std::vector<at::Tensor>> lists, std::vector<at::Tensor> owners,
+                             std::vector<at::Tensor> watched)
+    : names_(std::move(names)),
+      written_(written),
+      lists_(std::move(lists)),
+      owners_(std::move(owners)),
+      watched_(std::move(watched)) {
+  TORCH_CHECK_VALUE(names_.size() == lists_.size() + 1, "one name a list, gradients first");
   for (size_t k = 0; k < lists_.size(); ++k)
-    TORCH_CHECK_VALUE(lists_[k].size() == lists_[0].size(), names_[k + 1], " holds ", lists_[k].size(),
-                      " tensors but ", names_[1], " holds ", lists_[0].size());
+    TORCH_CHECK_VALUE(lists_[k].size() == owners_.size(), names_[k + 1], " holds ", lists_[k].size(),
+                      " tensors for the gradients of ", owners_.size());
 }
 
 TensorSource OptimizerPlan::source() const {
@@ -21,7 +24,7 @@ TensorSource OptimizerPlan::source() const {
     source.lists.push_back(*gradients_);
   } else {
     source.lists.emplace_back();
-    source.gradients_of = lists_[gradients_of_];
+    source.gradients_of = owners_;
   }
   for (const auto& list : lists_) source.lists.push_back(list);
   return source;
@@ -34,16 +37,16 @@ bool OptimizerPlan::watched_has_gradient() const {
 }
 
 void OptimizerPlan::set_gradients(std::optional<std::vector<at::Tensor>> gradients) {
-  TORCH_CHECK_VALUE(!gradients || gradients->size() == lists_[0].size(), "one gradient a parameter: ",
-                    gradients ? gradients->size() : 0, " for ", lists_[0].size());
+  TORCH_CHECK_VALUE(!gradients || gradients->size() == owners_.size(), "one gradient a parameter: ",
+                    gradients ? gradients->size() : 0, " for ", owners_.size());
   gradients_ = std::move(gradients);
 }
 
 void OptimizerPlan::run(const TensorPlan::Op& op) {
-  if (lists_[0].empty()) return;
+  if (owners_.empty()) return;
   const TensorSource tensors = source();
   if (!plan_ || !plan_->refresh(tensors)) {
-    plan_ = std::make_unique<TensorPlan>(names_, written_, lists_[0].size(), tensors);
+    plan_ = std::make_unique<TensorPlan>(names_, written_, owners_.size(), tensors);
     TORCH_CHECK_VALUE(plan_->refresh(tensors), op.unit, ": a tensor's layout cannot be used; make it contiguous");
   }
   plan_->run(op, tensors);

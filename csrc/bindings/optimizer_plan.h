@@ -8,11 +8,11 @@
 namespace apex {
 class APEX_TORCH_API OptimizerPlan {
  public:
-  // `names` begins with the gradients' name; `lists` holds the others: parameters first, then their states.
-  // `watched` are parameters that have no state yet. Bit k of `written`: the op writes list k (0: gradients).
-  // `gradients_of`: the one of `lists` whose tensors' .grad are the gradients.
+  // `names` begins with the gradients' name; `lists` holds the others: parameters first, then their states; none
+  // where only gradients are read. `owners` are the tensors whose .grad are the gradients, `watched` parameters
+  // that have no state yet. Bit k of `written`: the op writes list k (0: gradients).
   OptimizerPlan(std::vector<std::string> names, uint32_t written, std::vector<std::vector<at::Tensor>> lists,
-                std::vector<at::Tensor> watched, size_t gradients_of);
+                std::vector<at::Tensor> owners, std::vector<at::Tensor> watched);
 
   // Whether a watched parameter has received a gradient: its state is to be made, and a new plan.
   bool watched_has_gradient() const;
@@ -33,8 +33,7 @@ class APEX_TORCH_API OptimizerPlan {
   std::vector<std::string> names_;
   uint32_t written_;
   std::vector<std::vector<at::Tensor>> lists_;
-  std::vector<at::Tensor> watched_;
-  size_t gradients_of_;
+  std::vector<at::Tensor> owners_, watched_;
   std::optional<std::vector<at::Tensor>> gradients_;
   std::unique_ptr<TensorPlan> plan_;
   std::vector<at::Tensor> counters_;

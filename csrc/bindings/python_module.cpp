@@ -38,8 +38,8 @@ PYBIND11_MODULE(_C, m) {
   py::register_local_exception_translator(&translate);
   py::class_<apex::OptimizerPlan>(m, "OptimizerPlan")
       .def(py::init<std::vector<std::string>, uint32_t, std::vector<std::vector<at::Tensor>>, std::vector<at::Tensor>,
-                    size_t>(),
-           py::arg("names"), py::arg("written"), py::arg("lists"), py::arg("watched"), py::arg("gradients_of") = 0)
+                    std::vector<at::Tensor>>(),
+           py::arg("names"), py::arg("written"), py::arg("lists"), py::arg("owners"), py::arg("watched"))
       .def("watched_has_gradient", &apex::OptimizerPlan::watched_has_gradient)
       .def("set_gradients", &apex::OptimizerPlan::set_gradients, py::arg("gradients"))
       .def_property_readonly("launches", &apex::OptimizerPlan::launches);

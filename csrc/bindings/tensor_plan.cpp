@@ -46,6 +46,10 @@ std::string TensorPlan::describe(size_t list, size_t index) const {
   return names_[list] + "[" + std::to_string(index) + "]";
 }
 
+std::string TensorPlan::describe_model(size_t index) const {
+  return names_.size() > 1 ? describe(1, index) : "its parameter";
+}
+
 TensorPlan::TensorPlan(std::vector<std::string> names, uint32_t written, size_t tensors, const TensorSource& source)
     : names_(std::move(names)), written_(written), copies_(tensors) {
   slots_.reserve(tensors);
@@ -55,7 +59,8 @@ TensorPlan::TensorPlan(std::vector<std::string> names, uint32_t written, size_t 
 
 // Checks the tensors of one index against each other and files them in a bucket.
 void TensorPlan::add(size_t index, const TensorSource& source) {
-  const at::Tensor& model = source(names_.size() > 1 ? 1 : 0, index);  // an optimizer's parameter: never absent
+  const at::Tensor& model = source.model(index);
+  TORCH_CHECK_VALUE(model.defined(), describe(0, index), " is undefined");
   std::vector<int32_t> dtypes;
   for (size_t k = 0; k < names_.size(); ++k) {
     const at::Tensor& tensor = source(k, index);
@@ -68,18 +73,18 @@ void TensorPlan::add(size_t index, const TensorSource& source) {
     TORCH_CHECK_TYPE(has_own_storage(tensor), describe(k, index),
                      " is a wrapper whose data is elsewhere (", tensor.toString(), "); pass its local tensor");
     TORCH_CHECK_VALUE(tensor.device() == model.device(), describe(k, index), " is on ", tensor.device(), " but ",
-                      describe(1, index), " is on ", model.device());
+                      describe_model(index), " is on ", model.device());
     TORCH_CHECK_VALUE(tensor.numel() == model.numel(), describe(k, index), " has ", tensor.numel(),
-                      " elements but ", describe(1, index), " has ", model.numel());
+                      " elements but ", describe_model(index), " has ", model.numel());
     TORCH_CHECK_TYPE(dtype_code(tensor.scalar_type()) >= 0, describe(k, index), " is ", tensor.scalar_type(),
                      "; float32, float16, bfloat16 or float64 is required");
-    if (k > 0 || names_.size() == 1) {
+    if (k > 0 || (names_.size() == 1 && !source.gradients_of)) {
       TORCH_CHECK_VALUE(tensor.is_non_overlapping_and_dense(), describe(k, index),
                         " overlaps itself or has gaps (sizes ", tensor.sizes(), ", strides ", tensor.strides(),
                         "); pass a contiguous tensor");
       TORCH_CHECK_VALUE(tensor.numel() <= 1 || tensor.strides() == model.strides() ||
                             (tensor.is_contiguous() && model.is_contiguous()),
-                        describe(k, index), " has strides ", tensor.strides(), " but ", describe(1, index), " has ",
+                        describe(k, index), " has strides ", tensor.strides(), " but ", describe_model(index), " has ",
                         model.strides());
     }
     dtypes.push_back(dtype_code(tensor.scalar_type()));
@@ -149,7 +154,7 @@ bool TensorPlan::refresh(const TensorSource& source) {
       const bool same_layout = slot.strides.empty() ? tensor.is_contiguous() : tensor.strides() == slot.strides;
       if (same_layout || slot.numel <= 1) {
         *address = address_of(tensor, written_ >> k & 1);
-      } else if (k == 0 && !(written_ & 1) && lists > 1) {
+      } else if (k == 0 && (source.gradients_of || (lists > 1 && !(written_ & 1)))) {
         *address = address_of(with_layout_of(slot, i, tensor), false);
       } else {
         return false;

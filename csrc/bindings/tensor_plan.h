@@ -25,6 +25,11 @@ struct TensorSource {
   const at::Tensor& operator()(size_t list, size_t index) const {
     return list == 0 && gradients_of ? (*gradients_of)[index].grad() : lists[list][index];
   }
+  // A tensor of the index's size and device that is always there: list 1's, or what the gradient belongs to.
+  const at::Tensor& model(size_t index) const {
+    if (lists.size() > 1) return lists[1][index];
+    return gradients_of ? (*gradients_of)[index] : lists[0][index];
+  }
 };
 
 class APEX_TORCH_API TensorPlan {
@@ -97,6 +102,7 @@ class APEX_TORCH_API TensorPlan {
                       at::Tensor& temporary);
   void run_bucket(const Op& op, const TensorSource& source, Bucket& bucket, bool first, bool last);
   std::string describe(size_t list, size_t index) const;
+  std::string describe_model(size_t index) const;
 
   std::vector<std::string> names_;
   uint32_t written_;

@@ -13,9 +13,18 @@ struct NormArguments {
   float* per_tensor;       // [tensors] or null
   // per_tensor[t] = blended with what it holds, as NovoGrad's second moment: 1, 0 for a plain norm.
   double blend_new, blend_old;
+  // The factor that brings the norm down to max_norm: min(1, max_norm / (norm + 1e-6)), as torch clips.
+  double max_norm;
+  float* clip_coefficient;  // nullable
 };
 
-template <class Math, bool maximum> struct NormBase : ElementwiseOperation {
+template <class Math> GPU_FN void write_clip_coefficient(const NormArguments& a, Math norm) {
+  if (!a.clip_coefficient) return;
+  const Math coefficient = (Math)a.max_norm / (norm + (Math)1e-6);
+  *a.clip_coefficient = (float)(coefficient > Math(1) ? Math(1) : coefficient);  // a nan norm stays nan
+}
+
+template <class Math> struct NormBase : ElementwiseOperation {
   using Arguments = NormArguments;
   static constexpr int lists = 1, unroll = 16 / sizeof(Math), reductions = 1;
   static constexpr u32 read = 0b1, written = 0b0;
@@ -28,8 +37,8 @@ template <class Math, bool maximum> struct NormBase : ElementwiseOperation {
   }
 };
 
-template <class Math> struct L2Norm : NormBase<Math, false> {
-  using typename NormBase<Math, false>::Arguments;
+template <class Math> struct L2Norm : NormBase<Math> {
+  using typename NormBase<Math>::Arguments;
   using Reduction = Sum;
 
   GPU_FN void update(const Math& x, Math (&add)[1]) {
@@ -49,12 +58,13 @@ template <class Math> struct L2Norm : NormBase<Math, false> {
     // Between launches `total` holds the sum of squares.
     const Math square = totals[0] + (a.first ? Math(0) : (Math)*a.total);
     *a.total = (float)(a.last ? sqrt(square) : square);
+    if (a.last) write_clip_coefficient(a, sqrt(square));
     if (a.check_noop && a.noop_flag && !is_finite(square)) raise_flag(a.noop_flag);
   }
 };
 
-template <class Math> struct MaximumNorm : NormBase<Math, true> {
-  using typename NormBase<Math, true>::Arguments;
+template <class Math> struct MaximumNorm : NormBase<Math> {
+  using typename NormBase<Math>::Arguments;
   using Reduction = Maximum;
 
   GPU_FN void update(const Math& x, Math (&add)[1]) {
@@ -69,6 +79,7 @@ template <class Math> struct MaximumNorm : NormBase<Math, true> {
   GPU_FN void finish(const Arguments& a, const Math (&totals)[1]) {
     const Math largest = a.first ? totals[0] : Maximum::combine((Math)*a.total, totals[0]);
     *a.total = (float)largest;
+    if (a.last) write_clip_coefficient(a, largest);
     if (a.check_noop && a.noop_flag && !is_finite(largest)) raise_flag(a.noop_flag);
   }
 };

@@ -7,6 +7,8 @@ struct ScaleArguments {
   double scale;
   const float* scale_on_device;  // replaces `scale` if not null (a clip coefficient that never visits the host)
   i32* noop_flag;                // set to 1 if an input or a result is not finite; may be null
+  i32 skip_one;                  // 1: a scale of exactly 1 leaves everything as it is, unread (scaling in place)
+  i32 reserved;
 };
 
 template <class Math> struct ScaleUpdate : ElementwiseOperation {
@@ -19,7 +21,7 @@ template <class Math> struct ScaleUpdate : ElementwiseOperation {
   GPU_FN bool begin(const Arguments& a) {
     scale = a.scale_on_device ? (Math)*a.scale_on_device : (Math)a.scale;
     not_finite = 0;
-    return true;
+    return !(a.skip_one && scale == Math(1));
   }
   GPU_FN void update(const Math& input, Math& output) {
     output = input * scale;

@@ -22,6 +22,7 @@ template <class Op, class Math, class... T> struct CpuReduction {
   const apex_tensor_lists* tensors;
   const typename Op::Arguments* arguments;
   Math* partials;
+  Math* all_totals;  // [reductions][tensors]: a later launch may read them
 
   const uint64_t* sizes() const { return tensors->image + size_t(tensors->lists) * tensors->tensors; }
   const uint32_t* first_chunk() const { return reinterpret_cast<const uint32_t*>(sizes() + tensors->tensors); }
@@ -87,6 +88,7 @@ template <class Op, class Math, class... T> struct CpuReduction {
         for (uint32_t c = first_chunk()[tensor]; c < first_chunk()[tensor + 1]; ++c)
           totals[r] = Op::Reduction::combine(totals[r], partial[c]);
         all[r] = Op::Reduction::combine(all[r], totals[r]);
+        all_totals[size_t(r) * tensors->tensors + tensor] = totals[r];
       }
       op.finish_tensor(*arguments, tensor, totals);
     }
@@ -98,7 +100,7 @@ template <class Op, class Math, class... T> struct CpuReduction {
   static void run(const apex_tensor_lists* tensors, const void* arguments) {
     const auto scratch = reduction_scratch(*tensors, reductions);
     const CpuReduction reduction{tensors, static_cast<const typename Op::Arguments*>(arguments),
-                                 reinterpret_cast<Math*>(scratch.partials)};
+                                 reinterpret_cast<Math*>(scratch.partials), reinterpret_cast<Math*>(scratch.totals)};
     run_on_threads(reduction, *tensors);
     reduction.finish();
     Op::after_cpu(*reduction.arguments);

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import torch
+
+from apex._sharding import local
+from apex.optimizers._fused_optimizer import FusedOptimizer
+from apex.optimizers._gradient_norm import GradientNorm
+
+__all__ = ["FusedLAMB"]
+
+
+class FusedLAMB(FusedOptimizer):
+    """LAMB in three launches per dtype: the global gradient norm, the moments, the scaled update.
+
+    The interface is that of public apex. Parameters: float16, bfloat16, float32 (moments in float32) and
+    float64, mixed at will. Gradients are used up: step() leaves each parameter's update in its gradient.
+
+    Args:
+        params: parameters, or dicts that define groups.
+        lr: learning rate.
+        bias_correction: divide the averages by 1 - beta^step.
+        betas: decay of the averages of the gradient and of its square.
+        eps: added to the denominator.
+        weight_decay: its strength.
+        amsgrad: must be False.
+        adam_w_mode: decoupled weight decay if True, an L2 penalty if False.
+        grad_averaging: weigh the gradient by 1 - beta1 in its average.
+        set_grad_none: zero_grad() drops gradients rather than zeroing them.
+        max_grad_norm: all gradients of all groups are scaled down together to this norm; 0 or None: never.
+        use_nvlamb: scale by the ratio of norms also where weight_decay is 0.
+
+    Raises:
+        RuntimeError: amsgrad, or a sparse gradient.
+        TypeError, ValueError: parameters of another dtype, or of CPU and accelerator in one group.
+
+    Source: arXiv:1904.00962; numerics and state layout of public apex.
+    """
+
+    state_names = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        bias_correction=True,
+        betas=(0.9, 0.999),
+        eps=1e-6,
+        weight_decay=0.01,
+        amsgrad=False,
+        adam_w_mode=True,
+        grad_averaging=True,
+        set_grad_none=True,
+        max_grad_norm=1.0,
+        use_nvlamb=False,
+    ):
+        check_lamb_arguments("FusedLAMB", lr, betas, eps, amsgrad)
+        self.adam_w_mode = 1 if adam_w_mode else 0
+        self.use_nvlamb = use_nvlamb
+        self._gradient_norm = GradientNorm()
+        defaults = dict(
+            lr=lr,
+            bias_correction=bias_correction,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            grad_averaging=grad_averaging,
+            max_grad_norm=max_grad_norm,
+        )
+        super().__init__(params, defaults, set_grad_none)
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._gradient_norm = GradientNorm()
+
+    def _written(self):
+        return super()._written() | 1  # gradients hold the updates between the two launches
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        norms = self._gradient_norm.measure([p for group in self.param_groups for p in group["params"]])
+        for index, group in enumerate(self.param_groups):
+            if group["params"]:
+                self._step_group(index, group, norms)
+        return loss
+
+    def _step_group(self, index, group, norms):
+        beta1, beta2 = group["betas"]
+        group["step"] = group.get("step", 0) + 1
+        self._plan(index).run(
+            "multi_tensor_lamb",
+            lr=float(group["lr"]),
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            step=group["step"],
+            bias_correction=bool(group["bias_correction"]),
+            weight_decay=group["weight_decay"],
+            grad_averaging=bool(group["grad_averaging"]),
+            mode=self.adam_w_mode,
+            global_grad_norm=norms[local(group["params"][0]).device],
+            max_grad_norm=self.defaults["max_grad_norm"] or 0.0,
+            use_nvlamb=self.use_nvlamb,
+        )
+
+
+def check_lamb_arguments(name, lr, betas, eps, amsgrad):
+    """Raises what the LAMB optimizers document for bad arguments."""
+    if amsgrad:
+        raise RuntimeError(f"{name} does not support the AMSGrad variant")
+    if not float(lr) >= 0.0:
+        raise ValueError(f"lr must not be negative: {lr}")
+    if not all(0.0 <= beta < 1.0 for beta in betas):
+        raise ValueError(f"betas must lie in [0, 1): {betas}")
+    if not eps >= 0.0:
+        raise ValueError(f"eps must not be negative: {eps}")

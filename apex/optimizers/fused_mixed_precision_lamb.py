@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import torch
+
+from apex._sharding import local
+from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
+from apex.optimizers._gradient_norm import GradientNorm
+from apex.optimizers.fused_lamb import check_lamb_arguments
+
+__all__ = ["FusedMixedPrecisionLamb"]
+
+
+class FusedMixedPrecisionLamb(FusedOptimizer):
+    """LAMB for reduced-precision models, with everything on the device so that a step can be captured.
+
+    Learning rate and step count are tensors; an overflow found by a torch.amp.GradScaler leaves parameters,
+    moments and step count as they are, without a host synchronisation. The interface is that of public apex.
+
+    Args:
+        params: parameters, or dicts that define groups.
+        lr: learning rate, kept as a float32 tensor in ``group["lr"]``; change it in place.
+        step: number of steps already made, kept as an int32 tensor in ``group["step"]``.
+        reduced_precision_dtype: parameters of this dtype get float32 masters at the first step, and are their
+            roundings from then on; state_dict() saves the masters as ``master_param``.
+        bias_correction, betas, eps, weight_decay, amsgrad, adam_w_mode, grad_averaging, max_grad_norm,
+            use_nvlamb: as in FusedLAMB.
+
+    Raises: as FusedLAMB; TypeError too where the parameters of a group differ in dtype.
+
+    Source: arXiv:1904.00962; numerics and state layout of public apex.
+    """
+
+    state_names = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        step=0,
+        bias_correction=True,
+        betas=(0.9, 0.999),
+        eps=1e-6,
+        weight_decay=0.01,
+        amsgrad=False,
+        adam_w_mode=True,
+        grad_averaging=True,
+        max_grad_norm=1.0,
+        use_nvlamb=False,
+        reduced_precision_dtype=None,
+    ):
+        check_lamb_arguments("FusedMixedPrecisionLamb", lr, betas, eps, amsgrad)
+        self.adam_w_mode = 1 if adam_w_mode else 0
+        self.use_nvlamb = use_nvlamb
+        self.reduced_precision_dtype = reduced_precision_dtype
+        self._gradient_norm = GradientNorm()
+        self._step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scaling to step()
+        defaults = dict(
+            lr=torch.as_tensor(lr, dtype=torch.float32),
+            step=torch.tensor([step], dtype=torch.int32),
+            bias_correction=bias_correction,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            grad_averaging=grad_averaging,
+            max_grad_norm=max_grad_norm,
+        )
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        self._move_scalars_to_device(self.param_groups[-1])
+
+    def _move_scalars_to_device(self, group):
+        # Clones: groups must not share the tensors of the defaults.
+        device = local(group["params"][0]).device if group["params"] else None
+        group["lr"] = torch.as_tensor(group["lr"]).to(device, torch.float32).clone()
+        group["step"] = torch.as_tensor(group["step"]).to(device, torch.int32).reshape(1).clone()
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            self._move_scalars_to_device(group)
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._gradient_norm = GradientNorm()
+
+    # ---- master weights ------------------------------------------------------------------------------
+
+    @property
+    def param_groups_full_precision(self):
+        """Groups of master weights, paired with param_groups; None for parameters that need none."""
+        return [
+            {"params": [self.state.get(p, {}).get("master_param") for p in group["params"]]}
+            for group in self.param_groups
+        ]
+
+    def _has_masters(self, p):
+        return self.reduced_precision_dtype is not None and p.dtype == self.reduced_precision_dtype
+
+    def _init_state(self, p):
+        super()._init_state(p)
+        if self._has_masters(p) and "master_param" not in self.state[p]:
+            self.state[p]["master_param"] = p.detach().clone().to(full_precision(p.dtype))
+
+    def _lists(self, params):
+        lists = super()._lists(params)
+        if params and self._has_masters(params[0]):
+            return [[self.state[p]["master_param"] for p in params], *lists[1:], params]
+        return lists
+
+    def _list_names(self, params):
+        masters = params and self._has_masters(params[0])
+        return (*self.state_names, "model parameter") if masters else self.state_names
+
+    def _written(self):
+        return super()._written() | 1 | 1 << 4  # gradients hold the updates between the two launches
+
+    def _float_states(self):
+        return (*self.state_names, "master_param")
+
+    def _check_parameters(self, index, params):
+        super()._check_parameters(index, params)
+        for i, p in enumerate(params):
+            if p.dtype != params[0].dtype:
+                raise TypeError(
+                    f"FusedMixedPrecisionLamb: parameter {i} of group {index} is {p.dtype} but parameter 0 is "
+                    f"{params[0].dtype}: put them into separate groups"
+                )
+
+    # ---- the step --------------------------------------------------------------------------------------
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def step(self, closure=None, grad_scaler=None):
+        """One update of every parameter that has a gradient; returns what `closure`, if given, returns.
+
+        grad_scaler: a torch.amp.GradScaler whose scale and overflow flag are applied on the device (the scaler
+        passes itself).
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf, inv_scale = {}, None
+        if grad_scaler is not None:
+            found_inf = grad_scaler._check_inf_per_device(self)
+            inv_scale = grad_scaler._get_scale_async().to(torch.float32).reciprocal()
+        scales = {}
+        if inv_scale is not None:
+            devices = {local(p).device for group in self.param_groups for p in group["params"]}
+            scales = {device: inv_scale.to(device) for device in devices}
+        norms = self._gradient_norm.measure([p for group in self.param_groups for p in group["params"]])
+        for index, group in enumerate(self.param_groups):
+            if group["params"]:
+                self._step_group(index, group, norms, found_inf, scales)
+        return loss
+
+    def _step_group(self, index, group, norms, found_inf, scales):
+        device = local(group["params"][0]).device
+        beta1, beta2 = group["betas"]
+        limit = group.get("max_grad_norm", self.defaults["max_grad_norm"]) or 0.0
+        scalars = dict(max_grad_norm=limit)
+        if device in scales:  # the norm is of scaled gradients, so is the limit
+            scalars = dict(max_grad_norm=0.0, max_grad_norm_tensor=limit / scales[device])
+        lr = group["lr"]
+        tensor_lr = isinstance(lr, torch.Tensor)
+        launches = self._plan(index).run(
+            "multi_tensor_lamb",
+            lr=0.0 if tensor_lr else float(lr),
+            lr_tensor=lr if tensor_lr else None,
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            step=0,
+            step_tensor=group["step"],
+            advance_step=True,
+            bias_correction=bool(group["bias_correction"]),
+            weight_decay=group["weight_decay"],
+            grad_averaging=bool(group["grad_averaging"]),
+            mode=self.adam_w_mode,
+            global_grad_norm=norms[device],
+            use_nvlamb=self.use_nvlamb,
+            found_inf=found_inf.get(device),
+            inv_scale=scales.get(device),
+            **scalars,
+        )
+        if not launches:
+            group["step"] += 1
