@@ -54,3 +54,18 @@ def require(name):
     from apex._legacy import require
 
     return require(name)
+
+
+def served():
+    """What served each op so far in this process: {("cuda:0", "multi_tensor_adam"): "sm_90", ...}.
+
+    The name is a variant's as in APEX_VARIANT: a pack's arch, "jit", "cpu" or "reference".
+    """
+    from apex._loader import library
+
+    found = {}
+    for (platform, index, unit), choice in library.choices().items():
+        device = "cpu" if platform == "cpu" else f"cuda:{index}"  # torch spells both vendors cuda
+        if choice.taken is not None:
+            found[device, unit] = choice.taken.variant
+    return found

@@ -20,8 +20,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+from apex._loader import elf, reference, registry, tree
 from apex._loader import fit as fitting
-from apex._loader import reference, registry, tree
 from apex._loader.errors import BindingMismatchError, InstallationError, SlowPathWarning, TwoCopiesError
 from apex._loader.fit import Binding, Torch
 
@@ -111,29 +111,27 @@ def _load_native(fit):
     from apex._loader import library
 
     folder = tree.libraries() / fit.binding.folder
+    module = _module_path(folder) if fit.module else None
+    for path in filter(None, (folder / LIBRARY, module)):
+        fault = elf.library_fault(path)
+        if fault:
+            raise _damaged(f"the binding for torch {fit.binding.torch} cannot be used: {fault}", path)
     library.load()  # sets the resolver before an op of 3a can ask it
-    path = folder / LIBRARY
-    if not path.is_file():
-        raise _damaged(
-            f"the binding for torch {fit.binding.torch} is listed but its library is missing", path
-        )
     try:
-        torch.ops.load_library(str(path))
-    except OSError as error:
+        torch.ops.load_library(str(folder / LIBRARY))
+        return Loaded(True, module and _load_module(module), fit.reason)
+    except (OSError, ImportError) as error:
         raise _damaged(
-            f"the binding for torch {fit.binding.torch} cannot be opened: {error}", path
+            f"the binding for torch {fit.binding.torch} cannot be opened: {error}", folder
         ) from error
-    module = _load_module(folder) if fit.module else None
-    return Loaded(True, module, fit.reason)
 
 
-def _load_module(folder):
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = folder / f"_C{suffix}"
-        if path.is_file():
-            break
-    else:
-        raise _damaged("the compiled Python module of this binding is listed but missing", folder / "_C")
+def _module_path(folder):
+    found = [folder / f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    return next((path for path in found if path.is_file()), found[0])
+
+
+def _load_module(path):
     spec = importlib.util.spec_from_file_location("apex._C", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["apex._C"] = module
@@ -149,7 +147,7 @@ def _damaged(what, path):
     return InstallationError(
         what,
         wanted=str(path),
-        remedy="reinstall the wheel that `python -m apex` names, with --force-reinstall --no-deps",
+        remedy=f"python -m pip install --force-reinstall --no-deps {own_distribution(running_torch())}",
     )
 
 
@@ -196,13 +194,17 @@ def _explain_mismatch(torch, bindings, fit):
 
 def mismatch_remedy(torch):
     """One command that brings a binding for this torch."""
-    distribution = tree.build_facts().get("distribution") or distribution_for(torch)
     if fitting.not_a_release(torch.version):
         return (
             "build apex against this torch, from its source tree: "
             "APEX_BUILD_CPP_OPS=1 python -m pip install --no-build-isolation ."
         )
-    return f"python -m pip install --upgrade --no-deps {distribution}"
+    return f"python -m pip install --upgrade --no-deps {own_distribution(torch)}"
+
+
+def own_distribution(torch):
+    """The distribution that this installation is; of one that does not say, the one that suits torch."""
+    return tree.build_facts().get("distribution") or distribution_for(torch)
 
 
 def distribution_for(torch):

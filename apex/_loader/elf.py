@@ -6,6 +6,8 @@ Sources of the layouts: the ELF64 specification; LLVM's AMDGPU and NVPTX back-en
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 import struct
 from dataclasses import dataclass
@@ -199,8 +201,6 @@ class SharedLibrary:
 
 def read_shared_library(path):
     """The SharedLibrary at `path`. Raises OSError or NotElf."""
-    import mmap
-
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         elf = Elf(data)  # mapped, because torch's own libraries have hundreds of megabytes
         soname, needed, runpath = elf.dynamic()
@@ -209,3 +209,22 @@ def read_shared_library(path):
         entry.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", origin) for entry in runpath if entry
     )
     return SharedLibrary(Path(path), elf.machine, soname, tuple(needed), folders)
+
+
+def library_fault(path):
+    """Why the shared library at `path` must not be opened, or None.
+
+    Asked before dlopen, because the loader of the C library takes the process down (SIGBUS) on a file that is
+    cut short, and says "cannot open" of one for another processor.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return f"{path.name} is not installed"
+    try:
+        machine = read_shared_library(path).machine
+    except (OSError, ValueError) as error:
+        return f"{path.name} is damaged: {error}"
+    here = os.uname().machine
+    if machine != {"x86_64": EM_X86_64, "aarch64": EM_AARCH64}.get(here, machine):
+        return f"{path.name} was built for another processor (ELF machine {machine}, this one is {here})"
+    return None

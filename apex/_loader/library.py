@@ -30,7 +30,6 @@ NAME = "libapex.so"
 UNKNOWN, KERNEL, CPU, REFERENCE = 0, 1, 2, 3  # enum apex_variant of csrc/host/apex.h
 PLATFORMS = ("cpu", "cuda", "hip")  # enum apex_platform
 _Resolver = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p)
-_ABI_MACHINE = {"x86_64": elf.EM_X86_64, "aarch64": elf.EM_AARCH64}
 
 
 def path():
@@ -41,17 +40,7 @@ def path():
 @functools.cache
 def fault():
     """Why libapex.so cannot be used on this machine, or None. Opens nothing."""
-    file = path()
-    if not file.is_file():
-        return "libapex.so is not installed"
-    try:
-        machine = elf.read_shared_library(file).machine
-    except (OSError, ValueError) as error:
-        return f"libapex.so is damaged: {error}"
-    here = os.uname().machine
-    if machine != _ABI_MACHINE.get(here, machine):
-        return f"libapex.so was built for another processor (ELF machine {machine}, this one is {here})"
-    return None
+    return elf.library_fault(path())
 
 
 @functools.cache

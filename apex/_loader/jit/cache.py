@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -25,8 +24,6 @@ except ImportError:  # not a POSIX system: no lock, the rename suffices
 
 _MAGIC = b"apex-code-1\n"
 _LONGEST_WAIT = 120.0  # seconds; a holder may be stopped in a debugger
-_threads = {}  # key -> lock: threads of one process share the file lock
-_threads_guard = threading.Lock()
 
 
 def folder():
@@ -49,18 +46,17 @@ def key(**parts):
 def fetch(key, make):
     """The payload of `key`: from disk, or made by `make()` and kept. Only `make` can raise."""
     place = folder()
-    with _thread_lock(key):
-        found = read(place, key)
-        if found is not None:
-            return found
-        if not usable(place):
-            return make()
-        with _process_lock(place / f"{key}.lock"):
-            found = read(place, key)  # another process may have made it while this one waited
-            if found is None:
-                found = make()
-                _write(place, key, found)
-            return found
+    found = read(place, key)
+    if found is not None:
+        return found
+    if not usable(place):
+        return make()
+    with _lock(place / f"{key}.lock"):
+        found = read(place, key)  # another process or thread may have made it while this one waited
+        if found is None:
+            found = make()
+            _write(place, key, found)
+        return found
 
 
 def read(place, key):
@@ -112,14 +108,9 @@ def _remove_abandoned(place):
                 path.unlink()
 
 
-def _thread_lock(key):
-    with _threads_guard:
-        return _threads.setdefault(key, threading.Lock())
-
-
 @contextlib.contextmanager
-def _process_lock(path):
-    """Holds the lock on `path` if it can be had in time; goes on without it otherwise."""
+def _lock(path):
+    """Holds the lock on `path`, against threads too, if it can be had in time; else goes on without it."""
     if fcntl is None:
         yield
         return
@@ -147,12 +138,3 @@ def _wait_for(file):
             return
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
-
-
-def _after_fork():
-    global _threads_guard
-    _threads.clear()
-    _threads_guard = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

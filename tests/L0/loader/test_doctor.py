@@ -121,10 +121,8 @@ def test_explain_by_the_packs_of_a_tree(tmp_path, cubin):
         "folder": "x",
     }
     (tmp_path / "apex" / "lib" / "bindings.json").write_text(json.dumps([binding]))
-    _, found = explain(
-        "--arch", "sm_86", "--arch", "sm_90", "--driver", "580", "--torch", "2.14.0+cu130", "--python", "3.12",
-        APEX_TREE=tmp_path,
-    )  # fmt: skip
+    machine = ["--arch", "sm_86", "--arch", "sm_90", "--driver", "580", "--torch", "2.14.0+cu130"]
+    _, found = explain(*machine, "--python", "3.12", APEX_TREE=tmp_path)
     assert found["binding"]["fits"]
     taken = {(row["unit"], row["arch"]): row["taken"] for row in found["choices"]}
     assert taken["multi_tensor_adam", "sm_86"] == "sm_80" and taken["multi_tensor_adam", "sm_90"] == "jit"

@@ -43,6 +43,12 @@ def test_an_unversioned_name_is_never_used(shared_library, tmp_path):
     shared_library("torch/lib/libfakehip.so", "libfakehip.so")  # the developers' name of another copy
     shared_library("torch/lib/libtorch.so", "libtorch.so")
     assert vendor.find(STEM, tmp_path / "torch/lib").path is None
+    developers = shared_library("dev/libfakehip.so", "libfakehip.so")
+    shared_library("torch/lib/libtorch_hip.so", "libtorch_hip.so", needed=[developers])
+    (
+        tmp_path / "torch/lib/libfakehip.so"
+    ).unlink()  # needed by that name, and not beside torch: the linker's guess
+    assert vendor.find(STEM, tmp_path / "torch/lib").path is None
 
 
 def test_nothing_is_found_with_a_reason(tmp_path):
