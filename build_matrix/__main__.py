@@ -180,6 +180,18 @@ def compat(torch, cuda, rocm, arch, tag, as_json, table) -> None:
         raise click.exceptions.Exit(compat.NOT_THERE)
 
 
+@main.command()
+def plan() -> None:
+    """The wheels of the matrix, as the JSON that a GitHub Actions job matrix takes."""
+    axes = matrix.load()
+    rows = [
+        {"session": f"build-{accelerator.name}", "python": f"{tag[2]}.{tag[3:]}"}
+        for accelerator in axes.accelerators
+        for tag in axes.python
+    ]
+    click.echo(json.dumps({"include": rows}))
+
+
 def _of_arch(arch: str) -> str:
     return "cpu" if not arch else "rocm" if arch.startswith("gfx") else "cuda"
 

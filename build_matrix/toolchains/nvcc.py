@@ -73,4 +73,6 @@ def candidates() -> list[Path]:
     if on_path := shutil.which("nvcc"):
         found.append(Path(on_path))
     found += sorted(Path("/usr/local").glob("cuda*/bin/nvcc"), reverse=True)
-    return list({path.resolve(): path for path in reversed(found) if path.is_file()}.values())[::-1]
+    unique = list({path.resolve(): path for path in reversed(found) if path.is_file()}.values())[::-1]
+    # A wrapper on PATH is no toolkit: what decides the code (cicc) would be missing from its digest.
+    return sorted(unique, key=lambda path: not (path.resolve().parent.parent / "nvvm/bin/cicc").is_file())
