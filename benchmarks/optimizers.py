@@ -1,0 +1,166 @@
+"""Fused optimizers and gradient clipping on a GPU, beside torch's own.
+
+usage: python benchmarks/optimizers.py [--small] [--only adamw] [--json FILE]
+
+Shapes: GPT-2 355M (292 tensors, float32), and 161 tensors of 1,024 elements for the cost of a step that moves
+hardly a byte. Floors, bytes a parameter: AdamW 28 (4 read, 3 written), SGD with momentum 20, LAMB 44 (norm 4,
+moments 28, update 12), clipping above the limit 12, below it 4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+
+import torch
+from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+
+import apex
+from apex import optimizers
+from apex.contrib.clip_grad import clip_grad_norm_
+
+
+def gpt2_355m() -> list[tuple[int, ...]]:
+    """Shapes of GPT-2 medium: 24 layers, width 1,024, vocabulary 50,257, context 1,024."""
+    width = 1024
+    layer = [
+        (width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,),
+        (width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,),
+    ]  # fmt: skip
+    return [(50257, width), (1024, width), *(24 * layer), (width,), (width,)]
+
+
+def parameters(shapes, dtype=torch.float32):
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape, device="cuda").mul_(0.02).to(dtype)) for shape in shapes]
+    for p in params:
+        p.grad = torch.randn_like(p).mul_(1e-3)
+    return params
+
+
+def clipping(params, clip, share):
+    """A step that clips to `share` of the norm, again and again: one small gradient is large, and set anew in
+    each step, so that the norm stays what it is while the others shrink by a thousandth."""
+    anchor = params[2].grad
+    anchor.fill_(100.0)
+    limit = share * torch.nn.utils.get_total_norm([p.grad for p in params]).item()
+
+    def step():
+        anchor.fill_(100.0)
+        clip(params, limit)
+
+    return step
+
+
+def cases(params):
+    """(case, floor bytes a parameter, {implementation: function that makes a step})."""
+
+    def stepper(make):
+        return lambda: make().step
+
+    adam = dict(lr=1e-4, weight_decay=0.1)
+    sgd = dict(lr=1e-3, momentum=0.9, weight_decay=1e-4)
+    yield (
+        "AdamW",
+        28,
+        {
+            "apex FusedAdam": stepper(lambda: optimizers.FusedAdam(params, **adam)),
+            "torch fused": stepper(lambda: torch.optim.AdamW(params, fused=True, capturable=True, **adam)),
+            "torch foreach": stepper(
+                lambda: torch.optim.AdamW(params, foreach=True, capturable=True, **adam)
+            ),
+        },
+    )
+    yield (
+        "AdamW capturable",
+        28,
+        {
+            "apex FusedAdam": stepper(lambda: optimizers.FusedAdam(params, capturable=True, **adam)),
+        },
+    )
+    if hasattr(optimizers, "FusedSGD"):
+        yield (
+            "SGD momentum",
+            20,
+            {
+                "apex FusedSGD": stepper(lambda: optimizers.FusedSGD(params, **sgd)),
+                "torch fused": stepper(lambda: torch.optim.SGD(params, fused=True, **sgd)),
+                "torch foreach": stepper(lambda: torch.optim.SGD(params, foreach=True, **sgd)),
+            },
+        )
+    yield (
+        "LAMB",
+        44,
+        {
+            "apex FusedLAMB": stepper(lambda: optimizers.FusedLAMB(params, lr=1e-4, weight_decay=0.1)),
+            "apex FusedMixedPrecisionLamb": stepper(
+                lambda: optimizers.FusedMixedPrecisionLamb(params, lr=1e-4, weight_decay=0.1)
+            ),
+        },
+    )
+    torch_clip = torch.nn.utils.clip_grad_norm_
+    yield (
+        "clip above the limit",
+        12,
+        {
+            "apex": lambda: clipping(params, clip_grad_norm_, 0.999),
+            "torch foreach": lambda: clipping(params, functools.partial(torch_clip, foreach=True), 0.999),
+        },
+    )
+    yield (
+        "clip below the limit",
+        4,
+        {
+            "apex": lambda: clipping(params, clip_grad_norm_, 1e3),
+            "torch foreach": lambda: clipping(params, functools.partial(torch_clip, foreach=True), 1e3),
+        },
+    )
+    for name in ("FusedAdagrad", "FusedNovoGrad", "FusedLARS"):
+        if hasattr(optimizers, name):
+            floor = {"FusedAdagrad": 20, "FusedNovoGrad": 24, "FusedLARS": 28}[name]
+            yield (
+                name.removeprefix("Fused"),
+                floor,
+                {
+                    f"apex {name}": stepper(lambda name=name: getattr(optimizers, name)(params, lr=1e-4)),
+                },
+            )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="only the 161 small tensors")
+    parser.add_argument("--only", help="cases whose name contains this")
+    parser.add_argument("--json", help="write all figures to this file")
+    arguments = parser.parse_args()
+    bandwidth = copy_bandwidth()
+    rows = []
+    sets = {"161 x 1024": [(1024,)] * 161}
+    if not arguments.small:
+        sets = {"GPT-2 355M": gpt2_355m(), **sets}
+    for label, shapes in sets.items():
+        params = parameters(shapes)
+        count = sum(p.numel() for p in params)
+        for case, per_parameter, implementations in cases(params):
+            if arguments.only and arguments.only.lower() not in case.lower():
+                continue
+            for name, make in implementations.items():
+                step = make()
+                graph, wall = attempt(graph_seconds, step), attempt(wall_seconds, step)
+                rows.append(Row(f"{label} {case}", name, graph, wall, per_parameter * count))
+                del step
+        del params
+    print_table(rows, bandwidth)
+    print("served by", sorted(set(apex.served().items())))
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(
+                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
+                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
