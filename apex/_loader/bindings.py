@@ -45,6 +45,27 @@ def installed():
     return tuple(Binding(**{key: value for key, value in row.items() if key in names}) for row in rows)
 
 
+def choose(torch, python, rows):
+    """The fitting.Fit of the best of `rows`, unless the build is older than the sources it lies in."""
+    found = fitting.choose(torch, python, rows)
+    changed = changed_ops() if found.library else ()
+    if changed:
+        text = f"the build in {tree.built()} is older than csrc/ops.schemas: {', '.join(changed)} changed"
+        return fitting.Fit(None, False, False, text, stale=True)
+    return found
+
+
+def changed_ops():
+    """Ops whose schema is not what the bindings were compiled from; empty for a wheel.
+
+    torch does not notice: a call with other arguments than the compiled ones ends the process.
+    """
+    path = tree.built_schemas()
+    compiled = registry.parse_schemas(path.read_text(encoding="utf-8")) if path else {}
+    now = registry.schemas()
+    return tuple(name for name in compiled if name not in now or now[name].text != compiled[name].text)
+
+
 def python_tag():
     """ "cp311" for CPython 3.11; a free-threaded build adds its "t"."""
     free_threaded = "t" if "t" in getattr(sys, "abiflags", "") else ""
@@ -97,7 +118,7 @@ def _load():
     _refuse_second_copy()
     reference.register()
     bindings = installed()
-    fit = fitting.choose(torch, python_tag(), bindings)
+    fit = choose(torch, python_tag(), bindings)
     if fit.library:
         return _load_native(fit)
     _explain_mismatch(torch, bindings, fit)
@@ -119,6 +140,7 @@ def _load_native(fit):
     library.load()  # sets the resolver before an op of 3a can ask it
     try:
         torch.ops.load_library(str(folder / LIBRARY))
+        _define_from_python(missing_only=True)
         return Loaded(True, module and _load_module(module), fit.reason)
     except (OSError, ImportError) as error:
         raise _damaged(
@@ -185,15 +207,17 @@ def _explain_mismatch(torch, bindings, fit):
         f"apex runs on its PyTorch reference: {fit.reason}",
         wanted=f"a binding for torch {torch.version}, {python_tag()}",
         available=[f"torch {b.torch} {b.python} ({b.built_against})" for b in bindings],
-        remedy=mismatch_remedy(torch),
+        remedy=mismatch_remedy(torch, fit),
     )
     if strict():
         raise error
     warnings.warn(str(error), SlowPathWarning, stacklevel=5)
 
 
-def mismatch_remedy(torch):
+def mismatch_remedy(torch, fit):
     """One command that brings a binding for this torch."""
+    if fit.stale:
+        return "python -m build_matrix tree"
     if fitting.not_a_release(torch.version):
         return (
             "build apex against this torch, from its source tree: "
@@ -217,8 +241,8 @@ def strict():
     return os.environ.get("APEX_STRICT", "0").lower() not in ("", "0", "false", "no", "off")
 
 
-def _define_from_python():
-    """The ops of namespace `apex` on the reference, for a torch that no binding was built for."""
+def _define_from_python(missing_only=False):
+    """The ops of namespace `apex` on the reference: all of them, or those that 3a was built without."""
     global _fallback
 
     def forward(name):
@@ -227,7 +251,12 @@ def _define_from_python():
         target = getattr(torch.ops.apex_reference, name).default
         return lambda *arguments, **keywords: target(*arguments, **keywords)
 
-    _fallback = reference.define(NAMESPACE, forward)
+    import torch
+
+    there = set(torch._C._dispatch_get_all_op_names()) if missing_only else ()
+    names = [name for name in registry.schemas() if f"{NAMESPACE}::{name}" not in there]
+    if names:
+        _fallback = reference.define(NAMESPACE, forward, names, kind="FRAGMENT" if missing_only else "DEF")
 
 
 def ops():

@@ -8,7 +8,6 @@ import warnings
 from dataclasses import dataclass
 
 from apex._loader import bindings, choose, distributions, machine, mapped, problems, registry, tree
-from apex._loader import fit as fitting
 from apex._loader.jit import cache
 
 EXIT = {"fine": 0, problems.DEGRADED: 1, problems.BROKEN: 2}
@@ -61,7 +60,7 @@ def _fitted(described):
     """(machine with the reason why no binding serves, Fit); the Fit is None without torch."""
     if described.torch is None:
         return described, None
-    fit = fitting.choose(described.torch, described.python, described.bindings)
+    fit = bindings.choose(described.torch, described.python, described.bindings)
     return dataclasses.replace(described, binding=None if fit.library else fit.reason), fit
 
 

@@ -56,12 +56,14 @@ class Binding:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a binding serves. `library`: 3a may be loaded; `module`: 3b too; `reason`: why, or why not."""
+    """Whether a binding serves. `library`: 3a may be loaded; `module`: 3b too; `reason`: why, or why not;
+    `stale`: what is built is older than the sources it lies in."""
 
     binding: Binding | None
     library: bool
     module: bool
     reason: str
+    stale: bool = False
 
 
 def not_a_release(version):

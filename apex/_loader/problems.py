@@ -172,7 +172,8 @@ def torch_unsupported(facts):
         )
     else:
         text = f"no binding fits: {facts.fit.reason}; everything runs on the PyTorch reference"
-        yield Problem(DEGRADED, "unsupported torch", text, bindings.mismatch_remedy(torch))
+        name = "old build" if facts.fit.stale else "unsupported torch"
+        yield Problem(DEGRADED, name, text, bindings.mismatch_remedy(torch, facts.fit))
 
 
 def binding_half(facts):

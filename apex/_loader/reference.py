@@ -27,15 +27,18 @@ def register():
     return _library
 
 
-def define(namespace, implementation):
-    """Defines every op of ops.schemas in `namespace` and returns the library that keeps them alive.
+def define(namespace, implementation, names=None, kind="DEF"):
+    """Defines ops of ops.schemas in `namespace` and returns the library that keeps them alive.
 
-    implementation: op name -> callable, registered for every device.
+    implementation: op name -> callable, registered for every device
+    names: the ops, by default all
+    kind: "DEF", or "FRAGMENT" where the namespace exists
     """
     import torch
 
-    library = torch.library.Library(namespace, "DEF")
-    for schema in registry.schemas().values():
+    library = torch.library.Library(namespace, kind)
+    for name in registry.schemas() if names is None else names:
+        schema = registry.schemas()[name]
         library.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(schema.name, implementation(schema.name), "CompositeExplicitAutograd")
         if schema.returns_nothing:  # nothing to infer, and the implementation would touch data

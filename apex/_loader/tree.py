@@ -57,8 +57,13 @@ def device_sources():
 
 
 def schemas():
-    """The file of dispatcher schemas, or None. A checkout's own file is newer than what was built from it."""
-    return _first(_source("ops.schemas"), built() / "ops.schemas", PACKAGE / "ops.schemas")
+    """The file of dispatcher schemas, or None. A checkout's own file goes with its Python code."""
+    return _first(_source("ops.schemas"), built_schemas())
+
+
+def built_schemas():
+    """The file of dispatcher schemas that the bindings were compiled from, or None."""
+    return _first(built() / "ops.schemas")
 
 
 def registry_files():

@@ -163,3 +163,39 @@ flag = torch.zeros(1, dtype=torch.int32)
 torch.ops.apex.multi_tensor_scale([torch.ones(3)], [torch.empty(3)], flag, 2.0)
 """
     assert python(code, check=False).returncode
+
+
+def old_build(folder, change):
+    """A copy of the built tree whose ops.schemas went through `change`."""
+    copy = copy_of_tree(folder)
+    (copy / "apex" / "ops.schemas").write_text(change(tree.schemas().read_text()))
+    return copy
+
+
+@native
+def test_a_build_older_than_its_sources_is_not_loaded(tmp_path):
+    """A changed signature would end the process in torch's dispatcher."""
+    copy = old_build(tmp_path, lambda text: text.replace("float scale", "float scale, int old=0", 1))
+    done = python(LOAD, APEX_TREE=copy).stdout
+    if "built for torch" in done:
+        pytest.skip("the built binding is for another torch")
+    assert done.startswith("False False") and "multi_tensor_scale changed" in done
+    assert "remedy:    python -m build_matrix tree" in done and "[[2.0, 2.0, 2.0], [2.0, 2.0]]" in done
+
+
+@native
+def test_an_op_newer_than_the_build_runs_on_its_reference():
+    code = """
+from apex._loader import bindings, registry
+schemas = dict(registry.schemas())
+extra = registry.parse_schemas("one_more(Tensor x) -> Tensor")
+registry.schemas = lambda: {**schemas, **extra}
+import sys, types
+module = types.ModuleType("apex.reference.one_more")
+module.one_more = lambda x: x + 1
+sys.modules["apex.reference.one_more"] = module
+found = bindings.load()
+import torch
+print(found.native, torch.ops.apex.one_more(torch.ones(2)).tolist())
+"""
+    assert python(code).stdout.split(" ", 1)[1] == "[2.0, 2.0]\n"

@@ -45,8 +45,8 @@ def test_every_unit_compiles(request, fixture, arch):
 
 def test_jit_and_the_packs_compiler_agree_on_arithmetic(nvrtc_130, nvcc, tmp_path):
     """Each kernel has the same floating-point instructions from both, of one toolkit: no fused multiply-add,
-    no approximation in one alone. Address arithmetic and schedules may differ (multi_tensor_l2norm's do). Only
-    a GPU can show equal results; this shows that nothing known stands against them."""
+    no approximation in one alone. Address arithmetic and schedules may differ (multi_tensor_l2norm's do).
+    Only a GPU can show equal results; this shows that nothing known stands against them."""
     if "release 13.0, V13.0.88" not in run(nvcc, "--version").stdout:
         pytest.skip("nvcc is not of the toolkit that NVRTC here belongs to (13.0.88)")
     target = JitTarget(nvrtc.describe(nvrtc_130), "ptx", "compute_90")

@@ -208,3 +208,10 @@ def test_every_remedy_is_one_line():
     assert all(
         "\n" not in p.remedy for p in found(torch=None, installed=[WHEEL, PYRAMID], intact=False).values()
     )
+
+
+def test_an_old_build_is_named():
+    stale = fit.Fit(None, False, False, "the build is older than csrc/ops.schemas: f changed", stale=True)
+    described = machine(bindings=(BINDING,), devices=(CPU,), binding=stale.reason)
+    problem = next(iter(problems.torch_unsupported(Facts(described, fit=stale))))
+    assert (problem.name, problem.remedy) == ("old build", "python -m build_matrix tree")
