@@ -66,6 +66,8 @@ def ensure_torch() -> str:
         supply = torch_supply.find()
         _step(f"no torch is installed: downloading {supply.filename} ({report.size(supply.size)})")
         print(f"from {supply.url}", flush=True)
+        if not supply.cpu:
+            print("it is a CUDA build: pip fetches NVIDIA's libraries for it too, about 2.5 GB", flush=True)
         torch_supply.install(supply)
         have = headers.installed_version()
     else:
@@ -87,7 +89,7 @@ def _environment() -> Path:
 
 
 def _step(text: str) -> None:
-    report.console.print(f"\n[bold]{text}[/bold]", highlight=False)
+    report.console.print(f"\n[bold]{text}[/bold]", highlight=False, soft_wrap=True)
 
 
 def _call(environment: Path, *arguments: str, allowed=(0,)) -> None:

@@ -30,6 +30,10 @@ class Supply:
     url: str
     size: int
 
+    @property
+    def cpu(self) -> bool:
+        return "+cpu" in self.filename
+
 
 def find() -> Supply:
     """The newest CPU build for this Python; where there is none, the newest build. Raises
