@@ -201,7 +201,7 @@ def _two_copies(found):
 
 
 def _explain_mismatch(torch, bindings, fit):
-    if not bindings and not os.environ.get("APEX_STRICT"):
+    if not bindings and not strict():
         return  # a Python-only installation is no surprise; `python -m apex` says so
     error = BindingMismatchError(
         f"apex runs on its PyTorch reference: {fit.reason}",

@@ -72,6 +72,13 @@ def test_plain_text_without_rich(no_parts, tmp_path):
     assert plain.stdout == doctor(APEX_TREE=no_parts).stdout and plain.returncode == 1
 
 
+def test_a_reader_that_leaves(no_parts):
+    command = f"{sys.executable} -m apex explain --arch sm_90 | true"
+    environment = {"PATH": os.environ["PATH"], "APEX_TREE": str(no_parts)}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.stderr == ""
+
+
 def test_one_screen(no_parts):
     assert len(doctor(APEX_TREE=no_parts).stdout.splitlines()) <= 40
 

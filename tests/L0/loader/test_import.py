@@ -34,9 +34,9 @@ print([n for n in {DRIVERS[:5]!r} if n != "libapex" and n in after and n not in 
 
 
 def test_import_time():
-    """It adds at most 100 ms to `import torch`; the median of five fresh processes."""
+    """It adds at most 100 ms to `import torch`; the median of three fresh processes."""
     code = "import torch, time; t = time.perf_counter(); import apex; print(time.perf_counter() - t)"
-    times = [float(python(code).stdout) for _ in range(5)]
+    times = [float(python(code).stdout) for _ in range(3)]
     assert statistics.median(times) < 0.1, times
 
 
