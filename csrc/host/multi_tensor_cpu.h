@@ -2,79 +2,89 @@
 // compiled once for each x86-64 level.
 #pragma once
 #include <algorithm>
-#include <type_traits>
 
 #include "device/multi_tensor.h"
 #include "host/multi_tensor.h"
+#include "host/multi_tensor_tiles.h"
 #include "host/parallel.h"
 
-// Inside a class with run_chunks(begin, end): the same once more for each x86-64 level, whose instructions the
-// attribute lets g++ use.
-#define APEX_CPU_LEVEL(Class, name, ...) \
-  __VA_ARGS__ static void name(const Class& c, int64_t begin, int64_t end) { c.run_chunks(begin, end); }
+// LEVEL(number, attributes) for each x86-64 level; the attributes let g++ use its instructions.
 #if defined(__x86_64__)
-#define APEX_CPU_LEVELS(Class)                                                  \
-  APEX_CPU_LEVEL(Class, level1)                                                 \
-  APEX_CPU_LEVEL(Class, level2, __attribute__((target("arch=x86-64-v2"))))      \
-  APEX_CPU_LEVEL(Class, level3, __attribute__((target("arch=x86-64-v3"))))      \
-  APEX_CPU_LEVEL(Class, level4, __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))))
+#define APEX_CPU_LEVELS(LEVEL)                              \
+  LEVEL(1)                                                  \
+  LEVEL(2, __attribute__((target("arch=x86-64-v2"))))       \
+  LEVEL(3, __attribute__((target("arch=x86-64-v3"))))       \
+  LEVEL(4, __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))))
 #else
-#define APEX_CPU_LEVELS(Class) APEX_CPU_LEVEL(Class, level1)
+#define APEX_CPU_LEVELS(LEVEL) LEVEL(1)
 #endif
+// Inside a class with run_chunks(level, begin, end): the same once more for each level.
+#define APEX_RUN_LEVEL(number, ...) \
+  __VA_ARGS__ void level##number(int64_t begin, int64_t end) const { this->run_chunks(number, begin, end); }
 
 namespace apex {
 // All chunks of the table, on the caller's threads, at this machine's level.
 template <class Chunked> void run_on_threads(const Chunked& chunked, const apex_tensor_lists& tensors) {
-  auto* run_level = Chunked::level1;
+  auto run_level = &Chunked::level1;
 #if defined(__x86_64__)
   const int32_t level = apex_cpu_level();
-  run_level = level >= 4 ? Chunked::level4 : level == 3 ? Chunked::level3 : level == 2 ? Chunked::level2 : Chunked::level1;
+  run_level = level >= 4 ? &Chunked::level4 : level == 3 ? &Chunked::level3 : level == 2 ? &Chunked::level2 : run_level;
 #endif
   constexpr int64_t elements_per_task = 32768;
   const int64_t grain = std::max<int64_t>(1, elements_per_task / std::max<uint32_t>(1, tensors.chunk_size));
-  parallel_for(0, tensors.chunks, grain, [&](int64_t begin, int64_t end) { run_level(chunked, begin, end); });
+  parallel_for(0, tensors.chunks, grain, [&](int64_t begin, int64_t end) { (chunked.*run_level)(begin, end); });
 }
 
-template <class Op, class Math, class... T> struct CpuOperation {
-  static constexpr int lists = sizeof...(T);
-  static constexpr bool all_math = (std::is_same_v<T, Math> && ...);
+// A tile of every list of an operation: tensors of the arithmetic's own type are worked on in place, others are
+// converted, by what the lists say they are.
+template <class Op, class Math> struct CpuTiles {
+  static constexpr int lists = Op::lists;
+  alignas(64) Math converted[lists][tile];
+  Math* x[lists];
+
+  // Elements [i, i + n), of the lists that the operation reads.
+  inline __attribute__((always_inline)) void load(const TileConversions<Math>& convert, const int32_t* dtypes,
+                                                  const uint64_t (&base)[lists], int64_t i, int64_t n) {
+    for (int k = 0; k < lists; ++k) {
+      const bool in_place = dtypes[k] == DtypeOf<Math>::value;
+      x[k] = in_place ? reinterpret_cast<Math*>(base[k]) + i : converted[k];
+      if (!in_place && (Op::read >> k & 1)) convert.load[dtypes[k]](converted[k], reinterpret_cast<const void*>(base[k]), i, n);
+    }
+  }
+  // Likewise, of those that it writes.
+  inline __attribute__((always_inline)) void store(const TileConversions<Math>& convert, const int32_t* dtypes,
+                                                   const uint64_t (&base)[lists], int64_t i, int64_t n) const {
+    for (int k = 0; k < lists; ++k)
+      if (x[k] == converted[k] && (Op::written >> k & 1))
+        convert.store[dtypes[k]](reinterpret_cast<void*>(base[k]), i, converted[k], n);
+  }
+};
+
+template <class Op, class Math> struct CpuOperation {
+  static constexpr int lists = Op::lists;
 
   const apex_tensor_lists* tensors;
   const typename Op::Arguments* arguments;
 
   // Elements [begin, end) of one tensor.
   template <int... I>
-  static inline __attribute__((always_inline)) void run_range(Op& op, const uint64_t (&base)[lists], int64_t begin,
-                                                              int64_t end, gpu::Indices<I...>) {
-    if constexpr (all_math) {
+  inline __attribute__((always_inline)) void run_range(int level, Op& op, const uint64_t (&base)[lists], int64_t begin,
+                                                       int64_t end, gpu::Indices<I...>) const {
+    const auto& convert = tile_conversions(level, Math());
+    CpuTiles<Op, Math> tiles;
+    for (int64_t i = begin; i < end; i += tile) {
+      const int64_t n = std::min(tile, end - i);
+      tiles.load(convert, tensors->dtypes, base, i, n);
+      Math* const x[lists] = {tiles.x[I]...};
       // Tensors of one call are the same element or none: an element never depends on another.
 #pragma GCC ivdep
-      for (int64_t i = begin; i < end; ++i) op.update(reinterpret_cast<Math*>(base[I])[i]...);
-    } else {
-      constexpr int64_t tile = 128;  // converted in stack buffers that stay in the first-level cache
-      alignas(64) Math x[lists][tile];
-      for (int64_t i = begin; i < end; i += tile) {
-        const int64_t n = std::min(tile, end - i);
-        (load_tile<(Op::read >> I & 1), T>(x[I], base[I], i, n), ...);
-#pragma GCC ivdep
-        for (int64_t j = 0; j < n; ++j) op.update(x[I][j]...);
-        (store_tile<(Op::written >> I & 1), T>(x[I], base[I], i, n), ...);
-      }
+      for (int64_t j = 0; j < n; ++j) op.update(x[I][j]...);
+      tiles.store(convert, tensors->dtypes, base, i, n);
     }
-  }
-  template <bool wanted, class E>
-  static inline __attribute__((always_inline)) void load_tile(Math* x, uint64_t base, int64_t i, int64_t n) {
-    if constexpr (wanted)
-      for (int64_t j = 0; j < n; ++j) x[j] = gpu::load_as<Math>(reinterpret_cast<const E*>(base)[i + j]);
-  }
-  template <bool wanted, class E>
-  static inline __attribute__((always_inline)) void store_tile(const Math* x, uint64_t base, int64_t i, int64_t n) {
-    if constexpr (wanted)
-      for (int64_t j = 0; j < n; ++j) gpu::store_as(reinterpret_cast<E*>(base)[i + j], x[j]);
   }
 
   // Chunks [begin, end) of the table.
-  inline __attribute__((always_inline)) void run_chunks(int64_t begin, int64_t end) const {
+  inline __attribute__((always_inline)) void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& t = *tensors;
     const uint64_t* sizes = t.image + size_t(t.lists) * t.tensors;
     const uint32_t* first_chunk = reinterpret_cast<const uint32_t*>(sizes + t.tensors);
@@ -90,14 +100,14 @@ template <class Op, class Math, class... T> struct CpuOperation {
         op.tensor(*arguments, tensor);
         const int64_t from = (c - first_chunk[tensor]) * t.chunk_size;
         const int64_t to = std::min<int64_t>((last - first_chunk[tensor]) * int64_t(t.chunk_size), int64_t(sizes[tensor]));
-        run_range(op, base, from, to, typename gpu::MakeIndices<lists>::type());
+        run_range(level, op, base, from, to, typename gpu::MakeIndices<lists>::type());
       }
       c = last;
     }
     op.end(*arguments);
   }
 
-  APEX_CPU_LEVELS(CpuOperation)
+  APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 
   static void run(const apex_tensor_lists* tensors, const void* arguments) {
     const CpuOperation operation{tensors, static_cast<const typename Op::Arguments*>(arguments)};

@@ -15,9 +15,9 @@ inline gpu::ReductionScratch reduction_scratch(const apex_tensor_lists& lists, u
 }
 
 // Looks like an elementwise operation to CpuOperation's loops: results of one chunk go to its partials.
-template <class Op, class Math, class... T> struct CpuReduction {
-  static constexpr int lists = sizeof...(T), reductions = Op::reductions;
-  static constexpr int64_t tile = 128, lanes = 16;
+template <class Op, class Math> struct CpuReduction {
+  static constexpr int lists = Op::lists, reductions = Op::reductions;
+  static constexpr int64_t lanes = 16;
 
   const apex_tensor_lists* tensors;
   const typename Op::Arguments* arguments;
@@ -29,22 +29,23 @@ template <class Op, class Math, class... T> struct CpuReduction {
 
   // Independent lanes keep the additions vectorised, and their order fixed.
   template <int... I>
-  static inline __attribute__((always_inline)) void run_range(Op& op, const uint64_t (&base)[lists], int64_t begin, int64_t end,
-                                                              Math (&sums)[reductions], gpu::Indices<I...>) {
-    using Elements = CpuOperation<Op, Math, T...>;
+  inline __attribute__((always_inline)) void run_range(int level, Op& op, const uint64_t (&base)[lists], int64_t begin, int64_t end,
+                                                       Math (&sums)[reductions], gpu::Indices<I...>) const {
+    const auto& convert = tile_conversions(level, Math());
+    CpuTiles<Op, Math> tiles;
     alignas(64) Math lane_sums[reductions][lanes] = {};
-    alignas(64) Math x[lists][tile];
     for (int64_t i = begin; i < end; i += tile) {
       const int64_t n = std::min(tile, end - i);
       alignas(64) Math contributions[reductions][tile] = {};
-      (Elements::template load_tile<(Op::read >> I & 1), T>(x[I], base[I], i, n), ...);
+      tiles.load(convert, tensors->dtypes, base, i, n);
+      Math* const x[lists] = {tiles.x[I]...};
 #pragma GCC ivdep
       for (int64_t j = 0; j < n; ++j) {
         Math add[reductions];
         op.update(x[I][j]..., add);
         for (int r = 0; r < reductions; ++r) contributions[r][j] = add[r];
       }
-      (Elements::template store_tile<(Op::written >> I & 1), T>(x[I], base[I], i, n), ...);
+      tiles.store(convert, tensors->dtypes, base, i, n);
       for (int r = 0; r < reductions; ++r)
         for (int64_t j = 0; j < tile; j += lanes)
           for (int64_t l = 0; l < lanes; ++l)
@@ -56,7 +57,7 @@ template <class Op, class Math, class... T> struct CpuReduction {
     }
   }
 
-  inline __attribute__((always_inline)) void run_chunks(int64_t begin, int64_t end) const {
+  inline __attribute__((always_inline)) void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& t = *tensors;
     Op op;
     if (!op.begin(*arguments)) return;
@@ -70,7 +71,7 @@ template <class Op, class Math, class... T> struct CpuReduction {
         op.tensor(*arguments, tensor);
         const int64_t from = (c - first_chunk()[tensor]) * int64_t(t.chunk_size);
         const int64_t to = std::min<int64_t>(from + t.chunk_size, int64_t(sizes()[tensor]));
-        run_range(op, base, from, to, sums, typename gpu::MakeIndices<lists>::type());
+        run_range(level, op, base, from, to, sums, typename gpu::MakeIndices<lists>::type());
       }
       for (int r = 0; r < reductions; ++r) partials[size_t(r) * t.chunks + c] = sums[r];
     }
@@ -95,7 +96,7 @@ template <class Op, class Math, class... T> struct CpuReduction {
     op.finish(*arguments, all);
   }
 
-  APEX_CPU_LEVELS(CpuReduction)
+  APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 
   static void run(const apex_tensor_lists* tensors, const void* arguments) {
     const auto scratch = reduction_scratch(*tensors, reductions);

@@ -7,12 +7,6 @@
 #include "host/multi_tensor_reduce_cpu.h"
 
 namespace apex {
-template <class T> struct DtypeOf;
-template <> struct DtypeOf<float> { static constexpr int32_t value = APEX_F32; };
-template <> struct DtypeOf<double> { static constexpr int32_t value = APEX_F64; };
-template <> struct DtypeOf<gpu::half> { static constexpr int32_t value = APEX_F16; };
-template <> struct DtypeOf<gpu::bfloat16> { static constexpr int32_t value = APEX_BF16; };
-
 struct MultiTensorVariant {
   static constexpr int most_lists = 8;
   apex_kernel kernel;
@@ -26,9 +20,9 @@ template <class Op, class Math, class... T>
 constexpr MultiTensorVariant multi_tensor_variant(const char* unit, const char* kernel) {
   static_assert(Op::lists == sizeof...(T), "the operation's lists and the variant's types differ");
   if constexpr (Op::reductions > 0)
-    return {{unit, kernel, 0}, Op::reductions, sizeof...(T), {DtypeOf<T>::value...}, &CpuReduction<Op, Math, T...>::run};
+    return {{unit, kernel, 0}, Op::reductions, sizeof...(T), {DtypeOf<T>::value...}, &CpuReduction<Op, Math>::run};
   else
-    return {{unit, kernel, 0}, 0, sizeof...(T), {DtypeOf<T>::value...}, &CpuOperation<Op, Math, T...>::run};
+    return {{unit, kernel, 0}, 0, sizeof...(T), {DtypeOf<T>::value...}, &CpuOperation<Op, Math>::run};
 }
 
 // Runs the variant whose element types the lists have. `arguments` is the operation's struct. Returns

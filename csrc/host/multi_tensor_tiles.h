@@ -1,0 +1,27 @@
+// Elements of any type as arithmetic sees them, a tile at a time: converted by functions that all operations
+// share, so that an operation is compiled once however many element types it takes.
+#pragma once
+#include <cstdint>
+
+#include "device/gpu.h"
+#include "host/apex.h"
+
+namespace apex {
+template <class T> struct DtypeOf;
+template <> struct DtypeOf<float> { static constexpr int32_t value = APEX_F32; };
+template <> struct DtypeOf<double> { static constexpr int32_t value = APEX_F64; };
+template <> struct DtypeOf<gpu::half> { static constexpr int32_t value = APEX_F16; };
+template <> struct DtypeOf<gpu::bfloat16> { static constexpr int32_t value = APEX_BF16; };
+
+constexpr int64_t tile = 256;  // elements; a few of them stay in the first-level cache
+
+// Of elements [i, i + n) of a tensor. By apex_dtype; null where no operation has such elements beside this arithmetic.
+template <class Math> struct TileConversions {
+  void (*load[4])(Math* x, const void* elements, int64_t i, int64_t n);
+  void (*store[4])(void* elements, int64_t i, const Math* x, int64_t n);
+};
+
+// For an x86-64 level (1 elsewhere).
+const TileConversions<float>& tile_conversions(int level, float);
+const TileConversions<double>& tile_conversions(int level, double);
+}  // namespace apex
