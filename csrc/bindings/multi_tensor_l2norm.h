@@ -1,9 +1,9 @@
 #pragma once
 #include "host/multi_tensor_l2norm.h"
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "optimizer_plan.h"
 #include "reference.h"
@@ -22,14 +22,11 @@ class PerTensorResults {
     TORCH_CHECK_VALUE(results->device() == l.device, name, " is on ", results->device(), " but the tensors are on ", l.device);
     TORCH_CHECK_VALUE(results->is_contiguous(), name, " must be contiguous");
     all_ = *results;
+    TORCH_CHECK_VALUE(size_t(all_.numel()) == l.tensors, name, " holds ", all_.numel(), " elements for ", l.tensors, " tensors");
     if (l.first && l.last) {
-      TORCH_CHECK_VALUE(size_t(all_.numel()) == l.members.size(), name, " holds ", all_.numel(), " elements for ",
-                        l.members.size(), " tensors");
       bucket_ = all_;
       return;
     }
-    TORCH_CHECK_VALUE(l.members.empty() || l.members.back() < size_t(all_.numel()), name, " holds ", all_.numel(),
-                      " elements, fewer than there are tensors");
     index_ = at::tensor(std::vector<int64_t>(l.members.begin(), l.members.end()), at::kLong).to(l.device);
     bucket_ = all_.index_select(0, index_);
   }
@@ -81,21 +78,19 @@ struct NormCall {
 
   void reference(const TensorPlan::Tensors& t, const TensorPlan::Launch& l) const {
     PerTensorResults results(per_tensor, l, "per_tensor");
-    const at::Tensor of_bucket = at::empty_like(total);
+    // A raised flag leaves its outputs as they are: the first bucket's is `total` itself, a later one's adds nothing.
+    const at::Tensor of_bucket = l.first ? total : at::zeros_like(total);
+    const bool watch = l.last && !l.first && clip_coefficient;
+    const at::Tensor skipped = watch && check_noop && noop_flag ? noop_flag->ne(0) : at::Tensor();
     call_reference<decltype(multi_tensor_l2norm)>(
         "multi_tensor_l2norm", t[0], of_bucket,
         results.bucket().defined() ? std::optional<at::Tensor>(results.bucket()) : std::nullopt, noop_flag, scale, inv_scale,
-        check_noop, maximum, blend_new, blend_old, 0.0, std::nullopt);
+        check_noop, maximum, blend_new, blend_old, max_norm, l.first && l.last ? clip_coefficient : std::nullopt);
     results.write_back();
-    if (l.first) {
-      total.copy_(of_bucket);
-    } else if (maximum) {
-      total.copy_(total.maximum(of_bucket));
-    } else {
-      total.copy_(total.hypot(of_bucket));
-    }
-    if (l.last && clip_coefficient)
-      clip_coefficient->copy_(total.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0).view_as(*clip_coefficient));
+    if (!l.first) total.copy_(maximum ? total.maximum(of_bucket) : total.hypot(of_bucket));
+    if (!watch) return;
+    const at::Tensor factor = total.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0).view_as(*clip_coefficient);
+    clip_coefficient->copy_(skipped.defined() ? factor.where(skipped.logical_not().view_as(factor), *clip_coefficient) : factor);
   }
 
   TensorPlan::Op op() const {

@@ -6,9 +6,23 @@
 #include <torch/library.h>
 
 namespace apex {
+// The dispatcher comes here as soon as one tensor is a meta tensor: a list that mixes such with others, a model
+// that was materialised in part, would be left as it is without a word.
+inline void check_meta(const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(!tensor.defined() || tensor.device().is_meta(), "tensors on ", tensor.device(),
+                    " and on the meta device, which has no data, do not go together");
+}
+inline void check_meta(at::TensorList tensors) {
+  for (const at::Tensor& tensor : tensors) check_meta(tensor);
+}
+inline void check_meta(const std::optional<at::Tensor>& tensor) {
+  if (tensor) check_meta(*tensor);
+}
+template <class T> std::enable_if_t<std::is_arithmetic_v<T>> check_meta(T) {}
+
 template <class Function> struct DoNothing;
 template <class... Arguments> struct DoNothing<void(Arguments...)> {
-  static void call(Arguments...) {}
+  static void call(Arguments... arguments) { (check_meta(arguments), ...); }
 };
 }  // namespace apex
 

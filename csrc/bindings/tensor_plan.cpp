@@ -70,6 +70,7 @@ void TensorPlan::add(size_t index, const TensorSource& source) {
       continue;
     }
     TORCH_CHECK_TYPE(tensor.layout() != at::kSparse, describe(k, index), " is sparse: fused ops take dense tensors");
+    TORCH_CHECK_VALUE(!tensor.is_meta(), describe(k, index), " is on the meta device: it has no data");
     TORCH_CHECK_TYPE(has_own_storage(tensor), describe(k, index),
                      " is a wrapper whose data is elsewhere (", tensor.toString(), "); pass its local tensor");
     TORCH_CHECK_VALUE(tensor.device() == model.device(), describe(k, index), " is on ", tensor.device(), " but ",
@@ -211,17 +212,33 @@ void TensorPlan::attach_scratch(const apex_place& place, Bucket& bucket, bool ca
   lists.scratch = scratch->memory.mutable_data_ptr();
 }
 
-void TensorPlan::run_bucket(const Op& op, const TensorSource& source, Bucket& bucket, bool first, bool last) {
-  const size_t lists = names_.size();
-  const apex_place place = place_of(bucket.device);
-  Launch l{bucket.device, place, {}, first, last, bucket.members};
+TensorPlan::Launch TensorPlan::launch_on(Bucket& bucket) const {
+  Launch l{bucket.device, place_of(bucket.device), {}, &bucket == &buckets_.front(), &bucket == &buckets_.back(), bucket.members,
+           slots_.size()};
   l.lists.image = bucket.image.data();
-  l.lists.lists = uint32_t(lists);
+  l.lists.lists = uint32_t(names_.size());
   l.lists.tensors = uint32_t(bucket.members.size());
   l.lists.chunk_size = bucket.chunk_size;
   l.lists.chunks = bucket.chunks;
   l.lists.tensors_with_chunks = bucket.tensors_with_chunks;
   l.lists.dtypes = bucket.dtypes.data();
+  return l;
+}
+
+// What the op cannot take is said before the first bucket is written.
+void TensorPlan::check_buckets(const Op& op) {
+  for (Bucket& bucket : buckets_) {
+    Launch l = launch_on(bucket);
+    l.lists.check_only = 1;
+    if (l.place.platform >= 0) use_reference(op.launch(l), op.unit);
+  }
+  checked_for_ = op.unit;
+}
+
+void TensorPlan::run_bucket(const Op& op, const TensorSource& source, Bucket& bucket) {
+  const size_t lists = names_.size();
+  Launch l = launch_on(bucket);
+  const apex_place& place = l.place;
 
   int32_t status = APEX_USE_REFERENCE;  // on a device that this library does not know
   at::Tensor table, scratch;            // live until the launch is queued: the allocator is stream-ordered
@@ -244,7 +261,8 @@ void TensorPlan::run_bucket(const Op& op, const TensorSource& source, Bucket& bu
 }
 
 void TensorPlan::run(const Op& op, const TensorSource& source) {
-  for (Bucket& bucket : buckets_) run_bucket(op, source, bucket, &bucket == &buckets_.front(), &bucket == &buckets_.back());
+  if (checked_for_ != op.unit) check_buckets(op);
+  for (Bucket& bucket : buckets_) run_bucket(op, source, bucket);
   // In-place kernels are invisible to autograd: without this a stale saved tensor would go unnoticed.
   for (size_t k = 0; k < names_.size(); ++k)
     for (size_t i = 0; (written_ >> k & 1) && i < slots_.size(); ++i)

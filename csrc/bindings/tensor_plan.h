@@ -48,6 +48,7 @@ class APEX_TORCH_API TensorPlan {
     apex_tensor_lists lists;
     bool first, last;                    // of the plan's buckets
     const std::vector<size_t>& members;  // which indices of the lists the bucket holds
+    size_t tensors;                      // how many indices the lists have
   };
   using Launcher = std::function<int32_t(const Launch&)>;
   using Tensors = std::vector<std::vector<at::Tensor>>;
@@ -56,7 +57,7 @@ class APEX_TORCH_API TensorPlan {
   struct Op {
     const char* unit;      // its device source
     uint32_t reductions;   // how many quantities its kernels reduce
-    Launcher launch;
+    Launcher launch;       // is also called, with lists.check_only, to see whether a bucket could be taken
     Reference reference;   // called with the bucket's tensors where `launch` returns APEX_USE_REFERENCE
   };
   // Runs the op on every bucket, and counts its in-place writes in torch's version counters.
@@ -100,7 +101,9 @@ class APEX_TORCH_API TensorPlan {
   void attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists, at::Tensor& temporary);
   void attach_scratch(const apex_place& place, Bucket& bucket, bool capturing, uint32_t reductions, apex_tensor_lists& lists,
                       at::Tensor& temporary);
-  void run_bucket(const Op& op, const TensorSource& source, Bucket& bucket, bool first, bool last);
+  Launch launch_on(Bucket& bucket) const;
+  void check_buckets(const Op& op);
+  void run_bucket(const Op& op, const TensorSource& source, Bucket& bucket);
   std::string describe(size_t list, size_t index) const;
   std::string describe_model(size_t index) const;
 
@@ -108,6 +111,7 @@ class APEX_TORCH_API TensorPlan {
   uint32_t written_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
+  const char* checked_for_ = nullptr;  // the unit that is known to take every bucket
   std::vector<at::Tensor> copies_;  // gradients laid out like their parameters, while a call runs
   bool has_copies_ = false;
 };

@@ -21,6 +21,7 @@ typedef struct apex_tensor_lists {
   uint32_t chunks;        /* first_chunk[tensors] */
   uint32_t tensors_with_chunks; /* tensors of more than 0 elements */
   const int32_t* dtypes;  /* [lists], apex_dtype: all tensors of a list agree */
+  uint32_t check_only;    /* 1: nothing runs; the status says whether these lists could be taken */
 } apex_tensor_lists;
 
 /* Device memory that an operation with that many reductions needs between its blocks. */

@@ -81,18 +81,21 @@ template <class Op, class Math> struct CpuReduction {
   void finish() const {
     Op op;
     if (!op.begin(*arguments)) return;
-    Math all[reductions] = {};
+    // In double: these sums have as many terms as there are chunks and tensors, one after the other.
+    double sums[reductions] = {};
+    Math all[reductions], totals[reductions];
     for (uint32_t tensor = 0; tensor < tensors->tensors; ++tensor) {
-      Math totals[reductions] = {};
       for (int r = 0; r < reductions; ++r) {
         const Math* partial = partials + size_t(r) * tensors->chunks;
+        double sum = 0;
         for (uint32_t c = first_chunk()[tensor]; c < first_chunk()[tensor + 1]; ++c)
-          totals[r] = Op::Reduction::combine(totals[r], partial[c]);
-        all[r] = Op::Reduction::combine(all[r], totals[r]);
-        all_totals[size_t(r) * tensors->tensors + tensor] = totals[r];
+          sum = Op::Reduction::combine(sum, double(partial[c]));
+        totals[r] = all_totals[size_t(r) * tensors->tensors + tensor] = Math(sum);
+        sums[r] = Op::Reduction::combine(sums[r], sum);
       }
       op.finish_tensor(*arguments, tensor, totals);
     }
+    for (int r = 0; r < reductions; ++r) all[r] = Math(sums[r]);
     op.finish(*arguments, all);
   }
 
