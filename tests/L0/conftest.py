@@ -33,6 +33,25 @@ def device(variant):
     return variant.device
 
 
+_compiled = {}
+
+
+@pytest.fixture
+def compiled():
+    """function -> (it, compiled as one graph; how often that was compiled so far). One for all tests."""
+    import torch
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    def compile_once(function):
+        if function not in _compiled:
+            counter = CompileCounterWithBackend("aot_eager")
+            graph = torch.compile(function, fullgraph=True, dynamic=False, backend=counter)
+            _compiled[function] = graph, lambda: counter.frame_count
+        return _compiled[function]
+
+    return compile_once
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a GPU (and says so when it is skipped)")
 
