@@ -181,6 +181,26 @@ def compat(torch, cuda, rocm, arch, tag, as_json, table) -> None:
 
 
 @main.command()
+@click.option("--torch", "torches", multiple=True, help="Default: all of the matrix.")
+@click.option("--python", "tags", multiple=True, help="Default: the Python that runs this.")
+def load_test(torches, tags) -> None:
+    """Loads bindings under slim torches (130 MB each) and writes down those that ran."""
+    from build_matrix import bindings, report, slim_torch, tree
+    from build_matrix.engine import Engine
+    from build_matrix.store import Store
+
+    store = Store()
+    for tag in tags or [pythons.own_tag()]:
+        python = pythons.find(tag_of(tag))
+        for version in torches or matrix.load().torch_for(python.tag):
+            target = REPOSITORY / "build/load" / f"{version}-{python.tag}"
+            request = tree.Request(torch=(version,), pythons=(python,))
+            tree.fill(request, target, Engine(store, tell=report.tell))
+            click.echo(f"{python.tag} {slim_torch.load(version, python, target, store)}")
+            slim_torch.receipt(version, python, bindings.source_identity())
+
+
+@main.command()
 def plan() -> None:
     """The wheels of the matrix, as the JSON that a GitHub Actions job matrix takes."""
     axes = matrix.load()

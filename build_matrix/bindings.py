@@ -11,11 +11,12 @@ import json
 import shutil
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, host_compiler, manylinux, registry
+from build_matrix import REPOSITORY, digest, host_compiler, manylinux, receipts, registry
 from build_matrix.errors import GateError
 from build_matrix.headers import TorchHeaders
 from build_matrix.host_compiler import HostCompiler
 from build_matrix.pythons import Python
+from build_matrix.registry import Registry
 from build_matrix.store import Result, WorkUnit
 
 CSRC = REPOSITORY / "csrc"
@@ -51,12 +52,20 @@ def _sources(python: bool) -> list[Path]:
 
 
 def _identity(python: bool) -> dict[str, str]:
-    ops = [BINDINGS / f"{op}.h" for op in registry.Registry.load().ops()]
+    ops = [BINDINGS / f"{op}.h" for op in Registry.load().ops()]
     found: dict[str, Path] = {}
     for source in [*_sources(python), *ops, *host_compiler.compat_sources()]:
         for path in digest.closure(source, INCLUDE).values():
             found[str(path.relative_to(REPOSITORY))] = path
     return {name: digest.of_file(path) for name, path in sorted(found.items())}
+
+
+def source_identity() -> str:
+    """Digest of the sources of both bindings and of what they are generated from."""
+    registered = Registry.load()
+    return digest.of_values(
+        [_identity(False), _identity(True), generated(registered.ops(), registry.schemas())]
+    )
 
 
 def _unit(
@@ -70,7 +79,7 @@ def _unit(
     symbols: str,
     python: Python | None = None,
 ) -> WorkUnit:
-    inc = generated(registry.Registry.load().ops(), registry.schemas())
+    inc = generated(Registry.load().ops(), registry.schemas())
     forced = ["-include", str(host_compiler.COMPAT / "old_glibc.h")]
 
     def make(folder: Path) -> None:
@@ -152,7 +161,8 @@ def entry(headers: TorchHeaders, python: Python) -> dict[str, object]:
         "python": python.tag,
         "cxx11_abi": True,
         "folder": f"torch{headers.minor}",
-        "grade": "linked, never loaded",
+        "grade": receipts.load_grade(headers.release, python.tag, source_identity())
+        or "linked, never loaded",
     }
 
 

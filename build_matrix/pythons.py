@@ -25,6 +25,7 @@ class Python:
     version: str
     include: Path
     suffix: str
+    program: str
 
 
 def own_tag() -> str:
@@ -52,5 +53,5 @@ def find(tag: str) -> Python:
             continue  # pyenv's shims are on PATH even for versions that are not chosen
         name, full, include, suffix = json.loads(answer)
         if name == tag and (Path(include) / "Python.h").is_file():
-            return Python(tag, full, Path(include), suffix)
+            return Python(tag, full, Path(include), suffix, place)
     raise PythonMissing(tag)

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 FOLDER = Path(__file__).with_name("receipts")
+LOADS = FOLDER / "loads"  # bindings that were loaded under a slim torch (slim_torch.py)
 
 
 def load(folder: Path = FOLDER) -> list[dict]:
@@ -31,3 +32,12 @@ def grade(arch: str, torch: str, emulated: bool, receipts: list[dict]) -> str:
         best = max(good, key=lambda receipt: receipt["tier"])
         return f"{best['tier']} on {best['card']}"
     return "emulated" if emulated else "built"
+
+
+def load_grade(torch: str, python: str, bindings: str, folder: Path = LOADS) -> str | None:
+    """What is known of a binding whose sources have the digest `bindings`; None when nothing is."""
+    try:
+        receipt = json.loads((folder / f"torch-{torch}-{python}.json").read_text())
+    except FileNotFoundError:
+        return None
+    return receipt["grade"] if receipt["bindings"] == bindings else None

@@ -128,3 +128,11 @@ def test_the_command_answers_at_once_and_its_exit_code_tells():
     absent = run("--torch", "2.9", "--cuda", "12.8", "--arch", "sm_90")
     assert absent.returncode == 2 and "nearest" in absent.stdout
     assert run("--torch", "nonsense").returncode == 1
+
+
+def test_a_load_counts_for_the_sources_that_were_loaded_only(tmp_path):
+    receipt = {"torch": "2.15.0", "python": "cp312", "bindings": "abc", "grade": "loaded (slim torch)"}
+    (tmp_path / "torch-2.15.0-cp312.json").write_text(json.dumps(receipt))
+    assert receipts.load_grade("2.15.0", "cp312", "abc", tmp_path) == "loaded (slim torch)"
+    assert receipts.load_grade("2.15.0", "cp312", "changed", tmp_path) is None
+    assert receipts.load_grade("2.15.0", "cp313", "abc", tmp_path) is None

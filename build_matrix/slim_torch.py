@@ -1,0 +1,201 @@
+"""Loads a binding under the torch it was built for, where that torch is not installed.
+
+A *slim torch* is the published wheel without its CUDA libraries: 130 MB by range requests instead of 3 GB
+with its requirements. What those libraries would have defined is a stub, so it imports and runs eagerly on
+the CPU; nothing distributed or compiled works in it. It tells whether a binding loads, registers its ops and
+computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from build_matrix import REPOSITORY, borrow, headers, host_compiler, package_index, receipts, tree
+from build_matrix.elf import SHT_DYNSYM, Elf
+from build_matrix.errors import BuildError, PackageIndexError
+from build_matrix.manylinux import DT_NEEDED, dynamic
+from build_matrix.pythons import Python
+from build_matrix.range_zip import RangeZip
+from build_matrix.store import Store, WorkUnit
+
+GRADE = "loaded (slim torch)"
+LEFT_OUT = re.compile(r"torch/(include|bin|share|test)/|.*/libtorch_cuda|.*nvshmem|.*\.a$")
+VENDOR = re.compile(r"lib(cu|nv|nccl|torch_nv|cusparse)")
+SYSTEM = (
+    "libc.so.6",
+    "libm.so.6",
+    "libstdc++.so.6",
+    "libgcc_s.so.1",
+    "ld-linux-x86-64.so.2",
+    "libpthread.so.0",
+)
+# Modules of torch's extension that need c10d, which the stub cannot stand for.
+INIT = """
+import ctypes as _ct, os as _os
+_ct.CDLL(_os.path.join(_os.path.dirname(__file__), "lib", "libtorch_cuda.so"), _ct.RTLD_GLOBAL)
+"""
+DROPPED = "('_c10d_init', '_rpc_init', '_dist_autograd_init', '_faulty_agent_init')"
+PROGRAM = """
+import torch
+from apex._loader import bindings
+from apex.optimizers import FusedAdam
+loaded = bindings.load()
+assert loaded.native and loaded.module is not None, loaded
+torch.manual_seed(0)
+ours = [torch.nn.Parameter(torch.randn(n)) for n in (1, 7, 1024)]
+theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+a = FusedAdam(ours, lr=0.1, weight_decay=0.1)
+b = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.1, foreach=False)
+for _ in range(3):
+    for p, q in zip(ours, theirs):
+        p.grad = torch.randn_like(p)
+        q.grad = p.grad.clone()
+    a.step()
+    b.step()
+worst = max((p - q).abs().max().item() for p, q in zip(ours, theirs))
+assert worst < 1e-5, worst
+print(torch.__version__, "worst difference", worst)
+"""
+
+
+def wheel_of(version: str, python: Python) -> package_index.IndexFile:
+    for file in package_index.files("torch"):
+        match = headers.WHEEL.fullmatch(file.filename)
+        if match and (match["version"], match["python"], match["abi"]) == (version, python.tag, python.tag):
+            return file
+    raise PackageIndexError(f"no index holds torch {version} for {python.tag}")
+
+
+def unit(version: str, python: Python) -> WorkUnit:
+    """The slim torch of one release and Python."""
+    wheel = wheel_of(version, python)
+
+    def make(folder: Path) -> None:
+        for name, contents in RangeZip(wheel.url).read(_wanted):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(contents)
+        _stub(folder / "torch")
+        _patch(folder / "torch/__init__.py")
+        (folder / "torch/bin").mkdir(exist_ok=True)
+        (folder / "torch/bin/torch_shm_manager").touch(mode=0o755)
+
+    return WorkUnit("slim", f"torch {version} {python.tag}", {"wheel": wheel.sha256, "format": 1}, make)
+
+
+def _wanted(name: str) -> bool:
+    return not name.endswith("/") and not LEFT_OUT.match(name)
+
+
+def _stub(package: Path) -> None:
+    """libtorch_cuda.so with everything that nothing here defines, and empty libraries for the vendor's
+    sonames."""
+    libraries = [*package.glob("lib/*.so*"), *package.glob("_C*.so")]
+    elves = [Elf.read(path) for path in libraries]
+    symbols = [symbol for elf in elves for symbol in elf.symbols(SHT_DYNSYM)]
+    defined = {symbol.name for symbol in symbols if symbol.section}
+    for name in SYSTEM:
+        for folder in ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64"):
+            if (Path(folder) / name).exists():
+                defined |= {s.name for s in Elf.read(Path(folder) / name).symbols(SHT_DYNSYM) if s.section}
+                break
+    weak = 2
+    wanted = sorted({s.name for s in symbols if s.name and not s.section and s.bind != weak} - defined)
+    wanted = [name for name in wanted if not name.startswith(("Py", "_Py", "_gfortran", "_quadmath"))]
+    source = package / "lib/stub.s"
+    source.write_text(_assembly(wanted))
+    command = [
+        host_compiler.find().path,
+        "-shared",
+        "-nostartfiles",
+        "-o",
+        str(package / "lib/libtorch_cuda.so"),
+    ]
+    options = ["-Wl,-soname,libtorch_cuda.so", "-Wl,--no-as-needed", "-lstdc++"]
+    subprocess.run([*command, str(source), *options], check=True)
+    needed = {name for elf in elves for name in dynamic(elf, DT_NEEDED)}
+    for name in needed:
+        if VENDOR.match(name) and not (package / "lib" / name).exists():
+            host_compiler.find().stub(name, package / "lib")
+
+
+def _assembly(names: list[str]) -> str:
+    """C++ functions return the address of zeros, C functions 0; type infos are real ones."""
+    lines = [".bss", ".balign 64", "zeros: .skip 65536", ".text"]
+    for name in names:
+        if not name.startswith("_ZTI"):
+            body = "lea zeros(%rip),%rax" if name.startswith("_Z") else "xor %eax,%eax"
+            head = f".balign 16\n.globl {name}\n.type {name},@function"
+            lines.append(f"{head}\n{name}: {body}\n ret\n .skip 48\n.size {name},.-{name}")
+    lines.append('.section .data.rel,"aw"')
+    for name in names:
+        if name.startswith("_ZTI"):
+            head = f".balign 16\n.globl {name}\n.type {name},@object"
+            value = "_ZTVN10__cxxabiv117__class_type_infoE+16"
+            lines.append(f'{head}\n{name}: .quad {value}, 1f\n.size {name},16\n1: .asciz "{name[4:]}"')
+    return "\n".join([*lines, '.section .note.GNU-stack,"",@progbits', ""])
+
+
+def _patch(path: Path) -> None:
+    """torch/__init__.py that opens the stub first and does not reach for c10d."""
+    text = path.read_text(encoding="utf-8")
+    drop = f"import torch._C as _slim\n{{0}}[delattr(_slim, n) for n in {DROPPED} if hasattr(_slim, n)]\n"
+    text = re.sub(
+        r"^( *)from torch\._C import \*.*\n",
+        lambda match: match[0] + match[1] + drop.format(match[1]),
+        text,
+        flags=re.MULTILINE,
+    )
+    text = re.sub(
+        r"^( *)import torch\.distributed\._meta_registrations.*\n", r"\1pass\n", text, flags=re.MULTILINE
+    )
+    text = re.sub(r"^import torch\._native.*\n", "", text, flags=re.MULTILINE)
+    first = text.index("\nimport ")
+    path.write_text(text[:first] + INIT + text[first:], encoding="utf-8")
+
+
+def load(version: str, python: Python, built: Path, store: Store) -> str:
+    """Runs PROGRAM with the binding of `built` under a slim torch. Returns its words; raises BuildError."""
+    slim = store.build(unit(version, python)).folder
+    lent = store.root / "lent" / python.tag
+    lent.mkdir(parents=True, exist_ok=True)
+    for distribution in borrow.closure(
+        ["typing_extensions", "sympy", "networkx", "jinja2", "fsspec", "filelock"]
+    ).values():
+        for name, path in borrow.top_level(distribution).items():
+            if not (lent / name).exists() and not list(path.glob("**/*.so")):
+                (lent / name).symlink_to(path)
+    paths = [str(REPOSITORY), str(slim), str(lent)]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join(paths),
+        "LD_LIBRARY_PATH": str(slim / "torch/lib"),
+        "APEX_TREE": str(built),
+        "APEX_STRICT": "1",
+    }
+    command = [python.program, "-W", "ignore", "-c", PROGRAM]
+    done = subprocess.run(command, env=environment, encoding="utf-8", errors="replace", capture_output=True)
+    if done.returncode:
+        raise BuildError(
+            f"the binding of torch {version} for {python.tag} does not load:\n{done.stderr[-3000:]}"
+        )
+    return done.stdout.strip()
+
+
+def receipt(version: str, python: Python, identity: str, folder: Path = receipts.LOADS) -> Path:
+    """Writes down that this very binding was loaded; `bindings.entry` grades by it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"torch-{version}-{python.tag}.json"
+    value = {
+        "torch": version,
+        "python": python.tag,
+        "apex": tree.version(),
+        "bindings": identity,
+        "grade": GRADE,
+    }
+    path.write_text(json.dumps(value, indent=1) + "\n")
+    return path
