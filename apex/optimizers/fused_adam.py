@@ -162,7 +162,7 @@ class FusedAdam(FusedOptimizer):
             beta1=beta1,
             beta2=beta2,
             eps=group["eps"],
-            mode=self.adam_w_mode,
+            decay_mode=self.adam_w_mode,
             bias_correction=bool(group["bias_correction"]),
             weight_decay=group["weight_decay"],
         )

@@ -102,7 +102,7 @@ class FusedLAMB(FusedOptimizer):
             bias_correction=bool(group["bias_correction"]),
             weight_decay=group["weight_decay"],
             grad_averaging=bool(group["grad_averaging"]),
-            mode=self.adam_w_mode,
+            decay_mode=self.adam_w_mode,
             global_grad_norm=norms[local(group["params"][0]).device],
             max_grad_norm=self.defaults["max_grad_norm"] or 0.0,
             use_nvlamb=self.use_nvlamb,

@@ -178,7 +178,7 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
             bias_correction=bool(group["bias_correction"]),
             weight_decay=group["weight_decay"],
             grad_averaging=bool(group["grad_averaging"]),
-            mode=self.adam_w_mode,
+            decay_mode=self.adam_w_mode,
             global_grad_norm=norms[device],
             use_nvlamb=self.use_nvlamb,
             found_inf=found_inf.get(device),

@@ -15,7 +15,7 @@ def multi_tensor_adam(
     beta2,
     eps,
     step,
-    mode,
+    decay_mode,
     bias_correction,
     weight_decay,
     lr_tensor=None,
@@ -25,7 +25,7 @@ def multi_tensor_adam(
     found_inf=None,
     noop_flag=None,
 ):
-    """One Adam (mode 0: L2 penalty) or AdamW (mode 1: decoupled decay) step, in place.
+    """One Adam (decay_mode 0: L2 penalty) or AdamW (decay_mode 1: decoupled decay) step, in place.
 
     grads, params, exp_avgs, exp_avg_sqs: lists of equally many tensors. model_params: empty, or as many
     lower-precision copies of params, which then are their float32 masters. lr_tensor (float32), step_tensor
@@ -50,12 +50,12 @@ def multi_tensor_adam(
         p, g = param.to(math), grad.to(math)
         if inv_scale is not None:
             g = g * inv_scale.reshape(()).to(math)
-        if mode == L2:
+        if decay_mode == L2:
             g = g + weight_decay * p
         m = beta1 * exp_avg.to(math) + (1 - beta1) * g
         v = beta2 * exp_avg_sq.to(math) + (1 - beta2) * g * g
         update = (m / correction1) / ((v / correction2).sqrt() + eps)
-        if mode == DECOUPLED:
+        if decay_mode == DECOUPLED:
             p = p - rate * weight_decay * p
         p = p - rate * update
         write(exp_avg, m, skip)

@@ -20,7 +20,7 @@ def multi_tensor_lamb(
     bias_correction,
     weight_decay,
     grad_averaging,
-    mode,
+    decay_mode,
     global_grad_norm,
     max_grad_norm,
     use_nvlamb=False,
@@ -37,7 +37,7 @@ def multi_tensor_lamb(
     grads, params, exp_avgs, exp_avg_sqs: lists of equally many tensors. model_params: empty, or as many
     lower-precision copies of params. Gradients are multiplied by inv_scale (float32) and divided by
     global_grad_norm / max_grad_norm where that exceeds 1 (max_grad_norm 0: never; max_grad_norm_tensor, float32,
-    replaces it). mode 0: weight_decay is an L2 penalty on the gradient, 1: decoupled. Without use_nvlamb the
+    replaces it). decay_mode 0: weight_decay is an L2 penalty on the gradient, 1: decoupled. Without use_nvlamb the
     ratio of norms scales the step only where weight_decay is not 0. lr_tensor (float32), step_tensor (int32):
     one-element tensors that replace lr and step; with advance_step, step_tensor holds the last step and receives
     this one. Nothing changes if found_inf (float32) or noop_flag (int32) is not 0.
@@ -60,14 +60,14 @@ def multi_tensor_lamb(
             g = g * inv_scale.reshape(()).to(math)
         if clip is not None:
             g = g * clip.to(math)
-        if mode == L2:
+        if decay_mode == L2:
             g = g + weight_decay * p
         m = beta1 * exp_avg.to(math) + (1 - beta1 if grad_averaging else 1.0) * g
         v = beta2 * exp_avg_sq.to(math) + (1 - beta2) * g * g
         correction1 = 1 - power(beta1, step, math) if bias_correction else 1.0
         correction2 = 1 - power(beta2, step, math) if bias_correction else 1.0
         update = (m / correction1) / ((v / correction2).sqrt() + eps)
-        if mode == DECOUPLED:
+        if decay_mode == DECOUPLED:
             update = update + weight_decay * p
         ratio = 1.0
         if use_nvlamb or weight_decay != 0:

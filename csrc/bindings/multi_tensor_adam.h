@@ -12,7 +12,7 @@
 namespace apex {
 void multi_tensor_adam(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs, at::TensorList exp_avg_sqs,
                        at::TensorList model_params, double lr, double beta1, double beta2, double eps, int64_t step,
-                       int64_t mode, bool bias_correction, double weight_decay,
+                       int64_t decay_mode, bool bias_correction, double weight_decay,
                        const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
                        bool advance_step, const std::optional<at::Tensor>& inv_scale,
                        const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag);
@@ -20,7 +20,7 @@ void multi_tensor_adam(at::TensorList grads, at::TensorList params, at::TensorLi
 // Everything but the tensors: checked once, given to every launch and to the reference.
 struct AdamCall {
   double lr, beta1, beta2, eps;
-  int64_t step, mode;
+  int64_t step, decay_mode;
   bool bias_correction;
   double weight_decay;
   std::optional<at::Tensor> lr_tensor, step_tensor;
@@ -30,7 +30,7 @@ struct AdamCall {
   void check() const {
     TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, "multi_tensor_adam: betas must lie in [0, 1), not ",
                       beta1, " and ", beta2);
-    TORCH_CHECK_VALUE(mode == 0 || mode == 1, "multi_tensor_adam: mode is 0 (L2) or 1 (decoupled), not ", mode);
+    TORCH_CHECK_VALUE(decay_mode == 0 || decay_mode == 1, "multi_tensor_adam: decay_mode is 0 (L2) or 1 (decoupled), not ", decay_mode);
     TORCH_CHECK_VALUE(step_tensor || !bias_correction || (step >= 1 && step <= INT32_MAX),
                       "multi_tensor_adam: step counts from 1, not ", step);
   }
@@ -43,7 +43,7 @@ struct AdamCall {
     a.eps = eps;
     a.weight_decay = weight_decay;
     a.step = int32_t(step);
-    a.mode = int32_t(mode);
+    a.mode = int32_t(decay_mode);
     a.bias_correction = bias_correction;
     a.step_offset = advance_step;
     a.advance_step = advance_step && l.last;
@@ -61,7 +61,7 @@ struct AdamCall {
     auto steps = step_tensor;
     if (steps && advance_step && !last) steps = steps->add(1);
     call_reference<decltype(multi_tensor_adam)>("multi_tensor_adam", t[0], t[1], t[2], t[3], t.size() > 4 ? t[4] : none, lr,
-                                                beta1, beta2, eps, step, mode, bias_correction, weight_decay, lr_tensor,
+                                                beta1, beta2, eps, step, decay_mode, bias_correction, weight_decay, lr_tensor,
                                                 steps, advance_step && last, inv_scale, found_inf, noop_flag);
   }
 
@@ -79,11 +79,11 @@ struct AdamCall {
 
 inline void multi_tensor_adam(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs,
                               at::TensorList exp_avg_sqs, at::TensorList model_params, double lr, double beta1, double beta2,
-                              double eps, int64_t step, int64_t mode, bool bias_correction, double weight_decay,
+                              double eps, int64_t step, int64_t decay_mode, bool bias_correction, double weight_decay,
                               const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
                               bool advance_step, const std::optional<at::Tensor>& inv_scale,
                               const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag) {
-  const AdamCall call{lr,        beta1,       beta2,        eps,       step,      mode,     bias_correction, weight_decay,
+  const AdamCall call{lr,        beta1,       beta2,        eps,       step,      decay_mode,     bias_correction, weight_decay,
                       lr_tensor, step_tensor, advance_step, inv_scale, found_inf, noop_flag};
   call.check();
   std::vector<std::string> names = {"grads", "params", "exp_avgs", "exp_avg_sqs"};
@@ -110,7 +110,7 @@ APEX_PYTHON_OP(multi_tensor_adam, m) {
                           "parameters]) are required, not ", lists.size());
         const std::vector<at::Tensor> none;
         apex::multi_tensor_adam(lists[0], lists[1], lists[2], lists[3], lists.size() > 4 ? lists[4] : none, call.lr,
-                                call.beta1, call.beta2, call.eps, call.step, call.mode, call.bias_correction,
+                                call.beta1, call.beta2, call.eps, call.step, call.decay_mode, call.bias_correction,
                                 call.weight_decay, call.lr_tensor, call.step_tensor, call.advance_step, call.inv_scale,
                                 call.found_inf, call.noop_flag);
       },
@@ -123,15 +123,15 @@ APEX_PYTHON_OP(multi_tensor_adam, m) {
       },
       py::arg("plan"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
   py::class_<apex::AdamCall>(m, "multi_tensor_adam_call")
-      .def(py::init([](double lr, double beta1, double beta2, double eps, int64_t step, int64_t mode, bool bias_correction,
+      .def(py::init([](double lr, double beta1, double beta2, double eps, int64_t step, int64_t decay_mode, bool bias_correction,
                        double weight_decay, std::optional<at::Tensor> lr_tensor, std::optional<at::Tensor> step_tensor,
                        bool advance_step, std::optional<at::Tensor> inv_scale, std::optional<at::Tensor> found_inf,
                        std::optional<at::Tensor> noop_flag) {
-             return apex::AdamCall{lr, beta1, beta2, eps, step, mode, bias_correction, weight_decay, std::move(lr_tensor),
+             return apex::AdamCall{lr, beta1, beta2, eps, step, decay_mode, bias_correction, weight_decay, std::move(lr_tensor),
                                    std::move(step_tensor), advance_step, std::move(inv_scale), std::move(found_inf),
                                    std::move(noop_flag)};
            }),
-           py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("step"), py::arg("mode"),
+           py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("step"), py::arg("decay_mode"),
            py::arg("bias_correction"), py::arg("weight_decay"), py::arg("lr_tensor") = std::nullopt,
            py::arg("step_tensor") = std::nullopt, py::arg("advance_step") = false, py::arg("inv_scale") = std::nullopt,
            py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt);

@@ -10,7 +10,7 @@
 namespace apex {
 void multi_tensor_lamb(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs, at::TensorList exp_avg_sqs,
                        at::TensorList model_params, double lr, double beta1, double beta2, double eps, int64_t step,
-                       bool bias_correction, double weight_decay, bool grad_averaging, int64_t mode,
+                       bool bias_correction, double weight_decay, bool grad_averaging, int64_t decay_mode,
                        const std::optional<at::Tensor>& global_grad_norm, double max_grad_norm, bool use_nvlamb,
                        const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
                        bool advance_step, const std::optional<at::Tensor>& max_grad_norm_tensor,
@@ -24,7 +24,7 @@ struct LambCall {
   bool bias_correction;
   double weight_decay;
   bool grad_averaging;
-  int64_t mode;
+  int64_t decay_mode;
   std::optional<at::Tensor> global_grad_norm;
   double max_grad_norm;
   bool use_nvlamb;
@@ -35,7 +35,7 @@ struct LambCall {
   void check() const {
     TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, "multi_tensor_lamb: betas must lie in [0, 1), not ",
                       beta1, " and ", beta2);
-    TORCH_CHECK_VALUE(mode == 0 || mode == 1, "multi_tensor_lamb: mode is 0 (L2) or 1 (decoupled), not ", mode);
+    TORCH_CHECK_VALUE(decay_mode == 0 || decay_mode == 1, "multi_tensor_lamb: decay_mode is 0 (L2) or 1 (decoupled), not ", decay_mode);
     TORCH_CHECK_VALUE(step_tensor || !bias_correction || (step >= 1 && step <= INT32_MAX),
                       "multi_tensor_lamb: step counts from 1, not ", step);
   }
@@ -48,7 +48,7 @@ struct LambCall {
     a.weight_decay = weight_decay;
     a.max_grad_norm = max_grad_norm;
     a.step = int32_t(step);
-    a.mode = int32_t(mode);
+    a.mode = int32_t(decay_mode);
     a.bias_correction = bias_correction;
     a.grad_averaging = grad_averaging;
     a.use_nvlamb = use_nvlamb;
@@ -69,7 +69,7 @@ struct LambCall {
     if (steps && advance_step && !last) steps = steps->add(1);
     call_reference<decltype(multi_tensor_lamb)>(
         "multi_tensor_lamb", t[0], t[1], t[2], t[3], t.size() > 4 ? t[4] : none, lr, beta1, beta2, eps, step, bias_correction,
-        weight_decay, grad_averaging, mode, global_grad_norm, max_grad_norm, use_nvlamb, lr_tensor, steps, advance_step && last,
+        weight_decay, grad_averaging, decay_mode, global_grad_norm, max_grad_norm, use_nvlamb, lr_tensor, steps, advance_step && last,
         max_grad_norm_tensor, inv_scale, found_inf, noop_flag);
   }
   TensorPlan::Op op() const {
@@ -86,13 +86,13 @@ struct LambCall {
 
 inline void multi_tensor_lamb(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs, at::TensorList exp_avg_sqs,
                               at::TensorList model_params, double lr, double beta1, double beta2, double eps, int64_t step,
-                              bool bias_correction, double weight_decay, bool grad_averaging, int64_t mode,
+                              bool bias_correction, double weight_decay, bool grad_averaging, int64_t decay_mode,
                               const std::optional<at::Tensor>& global_grad_norm, double max_grad_norm, bool use_nvlamb,
                               const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
                               bool advance_step, const std::optional<at::Tensor>& max_grad_norm_tensor,
                               const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& found_inf,
                               const std::optional<at::Tensor>& noop_flag) {
-  const LambCall call{lr, beta1, beta2, eps, step, bias_correction, weight_decay, grad_averaging, mode, global_grad_norm,
+  const LambCall call{lr, beta1, beta2, eps, step, bias_correction, weight_decay, grad_averaging, decay_mode, global_grad_norm,
                       max_grad_norm, use_nvlamb, lr_tensor, step_tensor, advance_step, max_grad_norm_tensor, inv_scale,
                       found_inf, noop_flag};
   std::vector<at::TensorList> lists = {grads, params, exp_avgs, exp_avg_sqs};
@@ -109,16 +109,16 @@ APEX_PYTHON_OP(multi_tensor_lamb, m) {
   using Optional = std::optional<at::Tensor>;
   py::class_<apex::LambCall>(m, "multi_tensor_lamb_call")
       .def(py::init([](double lr, double beta1, double beta2, double eps, int64_t step, bool bias_correction,
-                       double weight_decay, bool grad_averaging, int64_t mode, Optional global_grad_norm, double max_grad_norm,
+                       double weight_decay, bool grad_averaging, int64_t decay_mode, Optional global_grad_norm, double max_grad_norm,
                        bool use_nvlamb, Optional lr_tensor, Optional step_tensor, bool advance_step,
                        Optional max_grad_norm_tensor, Optional inv_scale, Optional found_inf, Optional noop_flag) {
-             return apex::LambCall{lr, beta1, beta2, eps, step, bias_correction, weight_decay, grad_averaging, mode,
+             return apex::LambCall{lr, beta1, beta2, eps, step, bias_correction, weight_decay, grad_averaging, decay_mode,
                                    std::move(global_grad_norm), max_grad_norm, use_nvlamb, std::move(lr_tensor),
                                    std::move(step_tensor), advance_step, std::move(max_grad_norm_tensor),
                                    std::move(inv_scale), std::move(found_inf), std::move(noop_flag)};
            }),
            py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("step"),
-           py::arg("bias_correction"), py::arg("weight_decay"), py::arg("grad_averaging"), py::arg("mode"),
+           py::arg("bias_correction"), py::arg("weight_decay"), py::arg("grad_averaging"), py::arg("decay_mode"),
            py::arg("global_grad_norm"), py::arg("max_grad_norm"), py::arg("use_nvlamb") = false,
            py::arg("lr_tensor") = std::nullopt, py::arg("step_tensor") = std::nullopt, py::arg("advance_step") = false,
            py::arg("max_grad_norm_tensor") = std::nullopt, py::arg("inv_scale") = std::nullopt,
