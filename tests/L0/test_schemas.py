@@ -1,0 +1,32 @@
+"""The dispatcher's schemas (csrc/ops.schemas) keep to what torch can carry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from apex import _loader
+from apex._loader import registry
+
+
+@pytest.mark.parametrize("op", registry.schemas())
+def test_no_argument_has_a_name_that_torch_uses(op):
+    """An op with an argument `mode` fails under torch.compile and opcheck: torch's handler has one."""
+    _loader.load()
+    names = [a.name for a in getattr(torch.ops.apex, op).default._schema.arguments]
+    assert not {"mode", "self", "args", "kwargs"} & set(names)
+
+
+@pytest.mark.parametrize("op", registry.schemas())
+def test_the_reference_takes_the_same_arguments(op):
+    import importlib
+    import inspect
+
+    _loader.load()
+    wanted = getattr(torch.ops.apex, op).default._schema.arguments
+    function = getattr(importlib.import_module(f"apex.reference.{op}"), op)
+    found = inspect.signature(function).parameters.values()
+    assert [a.name for a in wanted] == [p.name for p in found]
+    for argument, parameter in zip(wanted, found, strict=True):
+        if argument.has_default_value() and parameter.default is not inspect.Parameter.empty:
+            assert parameter.default == argument.default_value
