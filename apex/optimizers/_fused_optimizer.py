@@ -39,29 +39,32 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _plan(self, index):
         """The plan of group `index`, made anew when its parameters, states or gradients' presence changed."""
-        group = self.param_groups[index]
-        made_for, plan = self._plans.get(index, ((), None))
-        params = group["params"]
-        if plan is None or len(made_for) != len(params) or not all(map(operator.is_, made_for, params)):
-            plan = self._make_plan(index)
-        elif plan.watched_has_gradient():
+        params = self.param_groups[index]["params"]
+        made_for, plan = self._plans.get(self._plan_key(index), ((), None))
+        same = plan is not None and len(made_for) == len(params) and all(map(operator.is_, made_for, params))
+        if not same or plan.watched_has_gradient():
             plan = self._make_plan(index)
         if plan.shards is not None:
             plan = self._follow_shards(index, plan)
         return plan
 
+    def _plan_key(self, index):
+        """Group `index`, and what beside its parameters its plan depends on."""
+        return index
+
     def _make_plan(self, index):
-        params = self.param_groups[index]["params"]
+        group = self.param_groups[index]
+        params = group["params"]
         self._check_parameters(index, params)
         ready = [p for p in params if p.grad is not None or self.state.get(p)]
         for p in ready:
-            self._init_state(p)
+            self._init_state(p, group)
         waiting = [p for p in params if p.grad is None and not self.state.get(p)]
-        lists = [[local(t) for t in column] for column in self._lists(ready)]
-        names = ["gradient of parameter", "parameter", *self._list_names(ready)]
-        plan = make_plan(names, self._written(), lists, ready, waiting)
+        lists = [[local(t) for t in column] for column in self._lists(ready, group)]
+        names = ["gradient of parameter", "parameter", *self._list_names(ready, group)]
+        plan = make_plan(names, self._written(group), lists, ready, waiting)
         plan.shards = [(p, local(p)) for p in ready] if any(map(is_sharded, ready)) else None
-        self._plans[index] = (list(params), plan)
+        self._plans[self._plan_key(index)] = (list(params), plan)
         return plan
 
     def _follow_shards(self, index, plan):
@@ -71,23 +74,30 @@ class FusedOptimizer(torch.optim.Optimizer):
         plan.set_gradients([local_gradient(p) for p, _ in plan.shards])
         return plan
 
-    def _lists(self, params):
-        """The op's lists but the gradients, for these parameters: params, then one list for each state."""
-        return [params, *([self.state[p][name] for p in params] for name in self.state_names)]
-
-    def _list_names(self, params):
+    def _states(self, group):
+        """Names of the states that the op reads for this group's parameters."""
         return self.state_names
 
-    def _written(self):
-        return ((1 << (len(self.state_names) + 2)) - 1) & ~1  # everything but the gradients
+    def _lists(self, params, group):
+        """The op's lists but the gradients, for these parameters: params, then one list for each state."""
+        return [params, *([self.state[p][name] for p in params] for name in self._states(group))]
 
-    def _init_state(self, p):
+    def _list_names(self, params, group):
+        return self._states(group)
+
+    def _written(self, group):
+        return ((1 << (len(self._states(group)) + 2)) - 1) & ~1  # everything but the gradients
+
+    def _init_state(self, p, group):
         state = self.state[p]
-        for name in self.state_names:
+        for name in self._states(group):
             if name not in state:
-                state[name] = torch.zeros_like(p, dtype=full_precision(p.dtype), requires_grad=False)
+                state[name] = self._new_state(p)
             elif local(state[name]).stride() != local(p).stride():
                 state[name] = torch.empty_like(p, dtype=state[name].dtype).copy_(state[name])
+
+    def _new_state(self, p):
+        return torch.zeros_like(p, dtype=full_precision(p.dtype), requires_grad=False)
 
     def _check_parameters(self, index, params):
         kinds = {local(p).device.type for p in params}

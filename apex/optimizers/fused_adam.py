@@ -107,17 +107,17 @@ class FusedAdam(FusedOptimizer):
             state["master_param"] = p.detach().clone().to(full_precision(p.dtype))
         return state["master_param"]
 
-    def _lists(self, params):
-        lists = super()._lists(params)
+    def _lists(self, params, group):
+        lists = super()._lists(params, group)
         if self.master_weights:
             return [[self._master(p) for p in params], *lists[1:], params]
         return lists
 
-    def _list_names(self, params):
+    def _list_names(self, params, group):
         return (*self.state_names, "model parameter") if self.master_weights else self.state_names
 
-    def _written(self):
-        return super()._written() | (1 << 4 if self.master_weights else 0)
+    def _written(self, group):
+        return super()._written(group) | (1 << 4 if self.master_weights else 0)
 
     def _float_states(self):
         return (*self.state_names, "master_param")

@@ -72,8 +72,8 @@ class FusedLAMB(FusedOptimizer):
         super().__setstate__(state)
         self._gradient_norm = GradientNorm()
 
-    def _written(self):
-        return super()._written() | 1  # gradients hold the updates between the two launches
+    def _written(self, group):
+        return super()._written(group) | 1  # gradients hold the updates between the two launches
 
     @torch._disable_dynamo
     @torch.no_grad()

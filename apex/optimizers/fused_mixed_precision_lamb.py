@@ -98,23 +98,23 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
     def _has_masters(self, p):
         return self.reduced_precision_dtype is not None and p.dtype == self.reduced_precision_dtype
 
-    def _init_state(self, p):
-        super()._init_state(p)
+    def _init_state(self, p, group):
+        super()._init_state(p, group)
         if self._has_masters(p) and "master_param" not in self.state[p]:
             self.state[p]["master_param"] = p.detach().clone().to(full_precision(p.dtype))
 
-    def _lists(self, params):
-        lists = super()._lists(params)
+    def _lists(self, params, group):
+        lists = super()._lists(params, group)
         if params and self._has_masters(params[0]):
             return [[self.state[p]["master_param"] for p in params], *lists[1:], params]
         return lists
 
-    def _list_names(self, params):
+    def _list_names(self, params, group):
         masters = params and self._has_masters(params[0])
         return (*self.state_names, "model parameter") if masters else self.state_names
 
-    def _written(self):
-        return super()._written() | 1 | 1 << 4  # gradients hold the updates between the two launches
+    def _written(self, group):
+        return super()._written(group) | 1 | 1 << 4  # gradients hold the updates between the two launches
 
     def _float_states(self):
         return (*self.state_names, "master_param")
