@@ -4,10 +4,10 @@ from apex.reference._multi_tensor import math_dtype, note_non_finite
 def multi_tensor_axpby(x, y, outputs, noop_flag, a, b, arg_to_check=-1):
     """outputs[i] = a * x[i] + b * y[i]; noop_flag becomes 1 if a checked input is inf or nan.
 
-    x, y, outputs: lists of equally many tensors, of one size for each index; float16, bfloat16 and float32 in any
-    combination, or all float64. An output may be the tensor of one of its inputs. noop_flag: int32 tensor of one
-    element, or None. arg_to_check: 0 checks x, 1 y, -1 both; results are not checked. They are rounded once, from
-    float32 (float64 for float64 tensors).
+    x, y, outputs: lists of equally many tensors, of one size for each index; float16, bfloat16 and float32 in
+    any combination, or all float64. An output may be the tensor of one of its inputs. noop_flag: int32 tensor
+    of one element, or None. arg_to_check: 0 checks x, 1 y, -1 both; results are not checked. They are rounded
+    once, from float32 (float64 for float64 tensors).
     """
     for left, right, target in zip(x, y, outputs, strict=True):
         if arg_to_check != 1:
