@@ -128,6 +128,7 @@ BY_STATUS = {
     6: ForkedError,
     7: ExecutorError,
     8: HostMemoryError,
+    9: ResolverError,
 }
 
 _REMEDIES = {

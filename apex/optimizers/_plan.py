@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from apex._loader import bindings
+from apex._loader import bindings, library
 
 
 def make_plan(names, written, lists, owners, watched=()):
@@ -40,7 +40,11 @@ class NativePlan:
         Returns the number of buckets: one per device and combination of dtypes.
         """
         call = getattr(self._module, f"{op}_call")(**scalars)
-        getattr(self._module, f"{op}_step")(self._plan, call)
+        try:
+            getattr(self._module, f"{op}_step")(self._plan, call)
+        except RuntimeError:
+            library.raise_stored()  # the probe's own exception, if it refused to choose
+            raise
         return self._plan.launches
 
 

@@ -96,7 +96,7 @@ void TensorPlan::add(size_t index, const TensorSource& source) {
   if (bucket == buckets_.end())
     bucket = buckets_.insert(bucket, Bucket{model.device(), std::move(dtypes), {}, {}, 0, 0, 0, {}, {}});
   slots_.push_back({model.numel(), uint32_t(bucket - buckets_.begin()), uint32_t(bucket->members.size()),
-                    strides_unless_contiguous(model)});
+                    strides_unless_contiguous(model), std::vector<uint64_t>(names_.size(), 0)});
   bucket->members.push_back(index);
 }
 
@@ -120,10 +120,16 @@ void TensorPlan::lay_out(Bucket& bucket) {
   first_chunk[tensors] = bucket.chunks = uint32_t(chunks);
 }
 
-bool TensorPlan::fits(const Slot& slot, size_t list, const at::Tensor& tensor) const {
+bool TensorPlan::fits(Slot& slot, size_t list, const at::Tensor& tensor) const {
   const Bucket& bucket = buckets_[slot.bucket];
-  return dtype_code(tensor.scalar_type()) == bucket.dtypes[list] && tensor.numel() == slot.numel &&
-         tensor.device() == bucket.device && has_own_storage(tensor);
+  if (tensor.numel() != slot.numel || dtype_code(tensor.scalar_type()) != bucket.dtypes[list]) return false;
+  if (tensor.device() != bucket.device) return false;
+  // Layout, quantization and wrappers all show in the keys: looked at again only when those change.
+  const uint64_t keys = tensor.key_set().raw_repr();
+  if (keys == slot.keys[list]) return true;
+  if (!has_own_storage(tensor)) return false;
+  slot.keys[list] = keys;
+  return true;
 }
 
 // Elements are matched by position in memory, so a gradient with other strides is copied into its parameter's.
@@ -140,7 +146,7 @@ const at::Tensor& TensorPlan::with_layout_of(const Slot& slot, size_t index, con
 bool TensorPlan::refresh(const TensorSource& source) {
   const size_t lists = names_.size();
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& slot = slots_[i];
+    Slot& slot = slots_[i];
     Bucket& bucket = buckets_[slot.bucket];
     uint64_t* address = bucket.image.data() + slot.position;
     const size_t row = bucket.members.size();
@@ -167,31 +173,32 @@ bool TensorPlan::refresh(const TensorSource& source) {
 
 // Brings the device's table of this stream up to date. Inside a graph capture the table is a temporary that
 // the graph itself fills, so that a replay never depends on what was launched in between.
-void TensorPlan::attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists,
+bool TensorPlan::attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists,
                               at::Tensor& temporary) {
   const size_t words = bucket.image.size();
   const auto options = at::TensorOptions().device(bucket.device).dtype(at::kLong);
   if (capturing) {
     temporary = at::empty({int64_t(words)}, options);
     lists.table = temporary.mutable_data_ptr();
-    use_reference(apex_tensor_table_write(&place, &lists, 0, words), "apex_tensor_table_write");
-    return;
+    return !use_reference(apex_tensor_table_write(&place, &lists, 0, words), "multi_tensor_table");
   }
   auto table = std::find_if(bucket.tables.begin(), bucket.tables.end(),
                             [&](const Table& t) { return t.stream == place.stream; });
-  const bool fresh = table == bucket.tables.end();
-  if (fresh)
-    table = bucket.tables.insert(table, Table{place.stream, at::empty({int64_t(words)}, options), bucket.image});
+  if (table == bucket.tables.end())
+    table = bucket.tables.insert(table, Table{place.stream, at::empty({int64_t(words)}, options), {}});
+  const bool fresh = table->image.size() != words;
   lists.table = table->memory.mutable_data_ptr();
   const auto first = fresh ? bucket.image.begin()
                            : std::mismatch(bucket.image.begin(), bucket.image.end(), table->image.begin()).first;
-  if (first == bucket.image.end()) return;
+  if (first == bucket.image.end()) return true;
   const auto last = fresh ? bucket.image.rend()
                           : std::mismatch(bucket.image.rbegin(), bucket.image.rend(), table->image.rbegin()).first;
   const size_t begin = size_t(first - bucket.image.begin());
   const size_t end = fresh ? words : size_t(bucket.image.rend() - last);
-  use_reference(apex_tensor_table_write(&place, &lists, begin, end - begin), "apex_tensor_table_write");
+  table->image.clear();  // until the write is queued, the table is not to be trusted
+  if (use_reference(apex_tensor_table_write(&place, &lists, begin, end - begin), "multi_tensor_table")) return false;
   table->image = bucket.image;
+  return true;
 }
 
 // Kernels leave the scratch as they found it, zeroed where it must be, so it is zeroed once; inside a capture the
@@ -242,15 +249,16 @@ void TensorPlan::run_bucket(const Op& op, const TensorSource& source, Bucket& bu
 
   int32_t status = APEX_USE_REFERENCE;  // on a device that this library does not know
   at::Tensor table, scratch;            // live until the launch is queued: the allocator is stream-ordered
+  bool has_table = true;
   if (place.platform >= 0) {
     const int32_t variant = apex_resolve(place.platform, place.device, op.unit);
     if (variant == APEX_VARIANT_KERNEL || variant == APEX_VARIANT_CPU) {
       const int32_t capturing = apex_is_capturing(&place);
       if (capturing < 0) use_reference(-capturing, op.unit);
-      if (variant == APEX_VARIANT_KERNEL) attach_table(place, bucket, capturing, l.lists, table);
+      has_table = variant != APEX_VARIANT_KERNEL || attach_table(place, bucket, capturing, l.lists, table);
       if (op.reductions) attach_scratch(place, bucket, capturing, op.reductions, l.lists, scratch);
     }
-    status = op.launch(l);  // also where the reference is next: arguments are checked alike everywhere
+    if (has_table) status = op.launch(l);  // also where the reference is next: arguments are checked alike everywhere
   }
   if (!use_reference(status, op.unit)) return;
   Tensors tensors(lists);

@@ -72,6 +72,7 @@ class APEX_TORCH_API TensorPlan {
     uint32_t bucket;
     uint32_t position;  // within the bucket
     std::vector<int64_t> strides;  // empty: contiguous
+    std::vector<uint64_t> keys;    // dispatch keys of each list's tensor when it was last checked as a whole
   };
   struct Table {  // one stream's copy of a bucket's image
     void* stream;
@@ -96,9 +97,10 @@ class APEX_TORCH_API TensorPlan {
 
   void add(size_t index, const TensorSource& source);
   void lay_out(Bucket& bucket);
-  bool fits(const Slot& slot, size_t list, const at::Tensor& tensor) const;
+  bool fits(Slot& slot, size_t list, const at::Tensor& tensor) const;
   const at::Tensor& with_layout_of(const Slot& slot, size_t index, const at::Tensor& gradient);
-  void attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists, at::Tensor& temporary);
+  // False: the table cannot be written here, so the reference must run.
+  bool attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists, at::Tensor& temporary);
   void attach_scratch(const apex_place& place, Bucket& bucket, bool capturing, uint32_t reductions, apex_tensor_lists& lists,
                       at::Tensor& temporary);
   Launch launch_on(Bucket& bucket) const;

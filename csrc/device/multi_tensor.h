@@ -23,7 +23,9 @@ struct ElementwiseOperation {
   static constexpr int reductions = 0;
   template <class Arguments> GPU_FN void tensor(const Arguments&, u32) {}
   template <class Arguments> GPU_FN void end(const Arguments&) {}
+#if defined(GPU_HOST)
   template <class Arguments> static void after_cpu(const Arguments&) {}
+#endif
 };
 
 #if !defined(GPU_HOST)

@@ -58,9 +58,11 @@ template <class Math> struct AdamUpdate : ElementwiseOperation {
   static GPU_FN bool skipped(const Arguments& a) {
     return (a.found_inf && *a.found_inf != 0.0f) || (a.noop_flag && *a.noop_flag == 1);
   }
+#if defined(GPU_HOST)
   static void after_cpu(const Arguments& a) {
     if (a.step_on_device && a.advance_step && !skipped(a)) *a.step_on_device += a.step_offset;
   }
+#endif
   GPU_FN bool begin(const Arguments& a) {
     if (skipped(a)) return false;
 #if defined(GPU_HOST)

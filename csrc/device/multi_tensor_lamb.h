@@ -113,9 +113,11 @@ template <class Math> struct LambApply : ElementwiseOperation {
   static constexpr u32 read = 0b0011, written = 0b0010;
   Math lr, step_size;
 
+#if defined(GPU_HOST)
   static void after_cpu(const Arguments& a) {
     if (a.step_on_device && a.advance_step && !lamb_is_skipped(a)) *a.step_on_device += a.step_offset;
   }
+#endif
   GPU_FN bool begin(const Arguments& a) {
     if (lamb_is_skipped(a)) return false;
     lr = a.lr_on_device ? (Math)*a.lr_on_device : (Math)a.lr;

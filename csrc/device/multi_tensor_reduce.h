@@ -13,11 +13,15 @@
 #include "reduce.h"
 
 namespace gpu {
-// Device memory of one launch, zeroed once when it is made; every launch leaves `done` zeroed.
+// A block takes a run of chunks, and reduces once for each tensor that its run touches: a segment. Along the
+// table either the run or the tensor moves on, so run + tensor numbers the segments, and those of one tensor lie
+// side by side. The memory is zeroed once when it is made; every launch leaves `done` zeroed.
 struct ReductionScratch {
-  double* partials;  // [reductions][chunks]
+  double* partials;  // [reductions][runs + tensors]
   double* totals;    // [reductions][tensors]
-  u32* done;         // [tensors + 1]: chunks finished of each tensor; tensors finished
+  u32* done;         // [tensors + 1]: segments finished of each tensor; tensors finished
+  u32 run;           // chunks
+  u32 runs;          // of the whole table
 };
 
 // What a thread adds up between the elements.
@@ -40,6 +44,9 @@ template <class Math, class... T> struct MultiTensorReduce {
 
   // Partials and totals are stored as Math in slots of 8 bytes.
   static GPU_FN Math* slots(double* p) { return reinterpret_cast<Math*>(p); }
+  static GPU_FN Math* partials(const TensorTable& table, const ReductionScratch& scratch, int r) {
+    return slots(scratch.partials) + (u64)r * (scratch.runs + table.tensors);
+  }
 
   template <class Op>
   static GPU_FN void run(const TensorTable& table, const typename Op::Arguments& arguments, const ReductionScratch& scratch) {
@@ -50,26 +57,36 @@ template <class Math, class... T> struct MultiTensorReduce {
     const u32* first_chunk = global_pointer<const u32>((u64)table.first_chunk);
     GPU_SHARED(u32, is_last, 1);
 
-    for (u32 c = block_x(); c < table.chunks; c += grid_x()) {
-      const Chunk chunk = find_chunk(table, c);
-      a.op.tensor(arguments, chunk.tensor);
-      GPU_UNROLL for (int r = 0; r < reductions; ++r) a.sums[r] = Math(0);
-      Elements::update_chunk(a, table, chunk, typename MakeIndices<Elements::lists>::type());
-      GPU_UNROLL for (int r = 0; r < reductions; ++r) {
-        const Math sum = block_reduce<Reduction>(a.sums[r]);
-        if (thread_x() == 0) slots(scratch.partials)[(u64)r * table.chunks + c] = sum;
-      }
-      const u32 first = first_chunk[chunk.tensor], count = first_chunk[chunk.tensor + 1] - first;
-      if (!is_last_of(scratch.done + chunk.tensor, count, is_last)) continue;
+    for (u32 b = block_x(); b < scratch.runs; b += grid_x()) {
+      const u32 end = b + 1 < scratch.runs ? (b + 1) * scratch.run : table.chunks;
+      for (u32 c = b * scratch.run; c < end;) {
+        Chunk segment = find_chunk(table, c);
+        const u32 t = segment.tensor, first = first_chunk[t], last = first_chunk[t + 1];
+        const u32 next = last < end ? last : end;
+        const i64 left = global_pointer<const i64>((u64)table.sizes)[t] - segment.begin;
+        const i64 wanted = (i64)(next - c) * table.chunk_size;
+        segment.length = (i32)(left < wanted ? left : wanted);
+        c = next;
 
-      GPU_UNROLL for (int r = 0; r < reductions; ++r) {
-        const Math* partials = slots(scratch.partials) + (u64)r * table.chunks + first;
-        Math total = Math(0);
-        for (u32 i = thread_x(); i < count; i += block_size_x()) total = Reduction::combine(total, load_coherent(partials + i));
-        total = block_reduce<Reduction>(total);
-        if (thread_x() == 0) slots(scratch.totals)[(u64)r * table.tensors + chunk.tensor] = total;
+        a.op.tensor(arguments, t);
+        GPU_UNROLL for (int r = 0; r < reductions; ++r) a.sums[r] = Math(0);
+        Elements::update_chunk(a, table, segment, typename MakeIndices<Elements::lists>::type());
+        GPU_UNROLL for (int r = 0; r < reductions; ++r) {
+          const Math sum = block_reduce<Reduction>(a.sums[r]);
+          if (thread_x() == 0) partials(table, scratch, r)[b + t] = sum;
+        }
+        const u32 first_run = first / scratch.run, segments = (last - 1) / scratch.run - first_run + 1;
+        if (!is_last_of(scratch.done + t, segments, is_last)) continue;
+
+        GPU_UNROLL for (int r = 0; r < reductions; ++r) {
+          const Math* of_tensor = partials(table, scratch, r) + first_run + t;
+          Math total = Math(0);
+          for (u32 i = thread_x(); i < segments; i += block_size_x()) total = Reduction::combine(total, load_coherent(of_tensor + i));
+          total = block_reduce<Reduction>(total);
+          if (thread_x() == 0) slots(scratch.totals)[(u64)r * table.tensors + t] = total;
+        }
+        if (is_last_of(scratch.done + table.tensors, table.tensors_with_chunks, is_last)) finish(a.op, table, arguments, scratch);
       }
-      if (is_last_of(scratch.done + table.tensors, table.tensors_with_chunks, is_last)) finish(a.op, table, arguments, scratch);
     }
     if (table.chunks == 0) finish(a.op, table, arguments, scratch);
     a.op.end(arguments);

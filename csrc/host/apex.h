@@ -21,11 +21,14 @@ typedef enum apex_status {
   APEX_ERROR_NO_KERNEL = 5,     /* a code object was registered but lacks the kernel */
   APEX_ERROR_FORKED = 6,        /* the driver was opened before fork() */
   APEX_ERROR_EXECUTOR = 7,      /* the SIMT executor (a test tool) reported a fault */
-  APEX_ERROR_MEMORY = 8         /* out of host memory */
+  APEX_ERROR_MEMORY = 8,        /* out of host memory */
+  APEX_ERROR_NO_VARIANT = 9     /* the resolver gave no answer: a variant was forbidden, or it failed */
 } apex_status;
 
 /* Text of the last failure on this thread; valid until the next failing call on this thread. */
 APEX_EXPORT const char* apex_last_error(void);
+/* For a resolver that gives no answer: why. The text is copied. */
+APEX_EXPORT void apex_set_last_error(const char* text);
 
 typedef enum apex_dtype { APEX_F32 = 0, APEX_F16 = 1, APEX_BF16 = 2, APEX_F64 = 3 } apex_dtype;
 typedef enum apex_platform { APEX_CPU = 0, APEX_CUDA = 1, APEX_HIP = 2 } apex_platform;

@@ -23,7 +23,7 @@ int32_t no_such_place(const char* what, int32_t platform, int32_t device) {
   if (!object) {
     const int32_t variant = apex_resolve(place.platform, place.device, unit->name);
     object = current_object(unit, place.platform, place.device);
-    if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_ARGUMENT;
+    if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
     if (variant != APEX_VARIANT_KERNEL)
       return fail(APEX_USE_REFERENCE, "no kernel of %s is offered on %s:%d", unit->name,
                   platform_name(place.platform), place.device);

@@ -10,7 +10,8 @@ extern "C" size_t apex_tensor_table_words(uint32_t lists, uint32_t tensors) {
 }
 
 extern "C" size_t apex_reduction_scratch_bytes(const apex_tensor_lists* lists, uint32_t reductions) {
-  const size_t slots = size_t(reductions) * (size_t(lists->chunks) + lists->tensors);
+  // Runs of one chunk need the most.
+  const size_t slots = size_t(reductions) * (size_t(lists->chunks) + 2 * size_t(lists->tensors));
   return slots * sizeof(double) + (size_t(lists->tensors) + 1) * sizeof(uint32_t);
 }
 

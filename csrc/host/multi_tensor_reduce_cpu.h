@@ -5,11 +5,14 @@
 #include "host/multi_tensor_cpu.h"
 
 namespace apex {
-// How apex_tensor_lists.scratch is divided.
-inline gpu::ReductionScratch reduction_scratch(const apex_tensor_lists& lists, uint32_t reductions) {
+// How apex_tensor_lists.scratch is divided. Totals stand where every launch of these lists finds them, whatever
+// the length of its runs.
+inline gpu::ReductionScratch reduction_scratch(const apex_tensor_lists& lists, uint32_t reductions, uint32_t run = 1) {
   gpu::ReductionScratch scratch{};
+  scratch.run = run;
+  scratch.runs = (lists.chunks + run - 1) / run;
   scratch.partials = static_cast<double*>(lists.scratch);
-  scratch.totals = scratch.partials + size_t(reductions) * lists.chunks;
+  scratch.totals = scratch.partials + size_t(reductions) * (size_t(lists.chunks) + lists.tensors);
   scratch.done = reinterpret_cast<gpu::u32*>(scratch.totals + size_t(reductions) * lists.tensors);
   return scratch;
 }

@@ -26,6 +26,14 @@ MultiTensorVariant* find(MultiTensorVariant* variants, size_t count, const apex_
   return nullptr;
 }
 
+// A block's reduction costs about what moving some ten thousand bytes does, so a block should move many more;
+// but enough blocks must be left to keep every multiprocessor busy to the end.
+uint32_t chunks_per_block(const MultiTensorVariant& variant, const apex_tensor_lists& lists) {
+  constexpr uint32_t bytes_per_block = 512 << 10, fewest_blocks = 4096;
+  const uint32_t by_bytes = bytes_per_block / (variant.bytes_per_element * lists.chunk_size);
+  return std::clamp<uint32_t>(std::min(by_bytes, lists.chunks / fewest_blocks), 1, 16);
+}
+
 int32_t launch(MultiTensorVariant& variant, const apex_place* place, const apex_tensor_lists& lists,
                const void* arguments) {
   const auto* words = static_cast<const gpu::u64*>(lists.table);
@@ -37,9 +45,14 @@ int32_t launch(MultiTensorVariant& variant, const apex_place* place, const apex_
   table.chunks = lists.chunks;
   table.chunk_size = lists.chunk_size;
   table.tensors_with_chunks = lists.tensors_with_chunks;
-  gpu::ReductionScratch scratch = reduction_scratch(lists, variant.reductions);
+  uint32_t blocks = lists.chunks;
+  gpu::ReductionScratch scratch{};
+  if (variant.reductions) {
+    scratch = reduction_scratch(lists, variant.reductions, chunks_per_block(variant, lists));
+    blocks = scratch.runs;
+  }
   void* parameters[] = {&table, const_cast<void*>(arguments), &scratch};  // elementwise kernels take the first two
-  const uint32_t blocks = std::clamp<uint32_t>(lists.chunks, 1, 0x7fffffffu);  // beyond that a block takes several chunks
+  blocks = std::clamp<uint32_t>(blocks, 1, 0x7fffffffu);  // beyond that a block takes several turns
   return apex_launch(place, &variant.kernel, {blocks, 1, 1}, {512, 1, 1}, 0, parameters);
 }
 }  // namespace
@@ -58,7 +71,8 @@ int32_t run_multi_tensor(MultiTensorVariant* variants, size_t count, const apex_
   switch (apex_resolve(place->platform, place->device, variant->kernel.unit)) {
     case APEX_VARIANT_KERNEL: return launch(*variant, place, *lists, arguments);
     case APEX_VARIANT_CPU: variant->cpu(lists, arguments); return APEX_OK;
-    default: return APEX_USE_REFERENCE;
+    case APEX_VARIANT_REFERENCE: return APEX_USE_REFERENCE;
+    default: return APEX_ERROR_NO_VARIANT;  // the resolver left its reason in apex_last_error
   }
 }
 }  // namespace apex

@@ -10,7 +10,8 @@ namespace apex {
 struct MultiTensorVariant {
   static constexpr int most_lists = 8;
   apex_kernel kernel;
-  uint32_t reductions;  // 0: elementwise
+  uint32_t reductions;         // 0: elementwise
+  uint32_t bytes_per_element;  // read and written
   uint32_t lists;
   int32_t dtypes[most_lists];
   void (*cpu)(const apex_tensor_lists*, const void* arguments);
@@ -19,10 +20,13 @@ struct MultiTensorVariant {
 template <class Op, class Math, class... T>
 constexpr MultiTensorVariant multi_tensor_variant(const char* unit, const char* kernel) {
   static_assert(Op::lists == sizeof...(T), "the operation's lists and the variant's types differ");
+  const uint32_t sizes[] = {uint32_t(sizeof(T))...};
+  uint32_t bytes = 0;
+  for (uint32_t k = 0; k < sizeof...(T); ++k) bytes += sizes[k] * ((Op::read >> k & 1) + (Op::written >> k & 1));
   if constexpr (Op::reductions > 0)
-    return {{unit, kernel, 0}, Op::reductions, sizeof...(T), {DtypeOf<T>::value...}, &CpuReduction<Op, Math>::run};
+    return {{unit, kernel, 0}, Op::reductions, bytes, sizeof...(T), {DtypeOf<T>::value...}, &CpuReduction<Op, Math>::run};
   else
-    return {{unit, kernel, 0}, 0, sizeof...(T), {DtypeOf<T>::value...}, &CpuOperation<Op, Math>::run};
+    return {{unit, kernel, 0}, 0, bytes, sizeof...(T), {DtypeOf<T>::value...}, &CpuOperation<Op, Math>::run};
 }
 
 // Runs the variant whose element types the lists have. `arguments` is the operation's struct. Returns

@@ -33,3 +33,4 @@ const char* platform_name(int32_t platform) {
 } // namespace apex
 
 extern "C" const char* apex_last_error(void) { return last_error; }
+extern "C" void apex_set_last_error(const char* text) { apex::fail(APEX_OK, "%s", text ? text : ""); }

@@ -195,9 +195,12 @@ int32_t apex_resolve(int32_t platform, int32_t device, const char* name) {
     if (current_object(unit, platform, device)) return APEX_VARIANT_KERNEL;
     return platform == APEX_CPU ? APEX_VARIANT_CPU : APEX_VARIANT_REFERENCE;
   }
+  apex_set_last_error("");
   const int32_t answer = callback(platform, device, name);
-  if (answer < APEX_VARIANT_KERNEL || answer > APEX_VARIANT_REFERENCE)
+  if (answer < APEX_VARIANT_KERNEL || answer > APEX_VARIANT_REFERENCE) {
+    if (*apex_last_error()) return APEX_VARIANT_UNKNOWN; // the resolver's own words
     return unknown("the resolver gave no answer (it raised, or its table has no such unit)");
+  }
   Lock lock(table_mutex);
   if (generation.load(std::memory_order_relaxed) == asked) choice.store(answer, std::memory_order_release);
   return answer;

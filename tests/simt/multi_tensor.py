@@ -40,18 +40,20 @@ def tensor_table(
 
 
 def reduction_scratch(
-    device: Device, table: ctypes.Structure, reductions: int = 1
+    device: Device, table: ctypes.Structure, reductions: int = 1, run: int = 1
 ) -> tuple[ctypes.Structure, Buffer]:
     """gpu::ReductionScratch of one launch over `table`, and its counters.
 
-    Partial results and totals hold a NaN at first: whoever reads one before it is written shows.
+    run: chunks that a block takes before it reduces. Partial results and totals hold a NaN at first: whoever reads one before it is written shows.
     """
     done = device.full(table.tensors + 1, 0, np.uint32)
     scratch = make(
         "ReductionScratch",
         "multi_tensor_reduce.h",
-        partials=device.full((reductions, table.chunks), np.nan, np.float64),
+        partials=device.full((reductions, -(-table.chunks // run) + table.tensors), np.nan, np.float64),
         totals=device.full((reductions, table.tensors), np.nan, np.float64),
         done=done,
+        run=run,
+        runs=-(-table.chunks // run),
     )
     return scratch, done

@@ -30,13 +30,13 @@ def _inputs(name: str, sizes=SIZES) -> list[np.ndarray]:
 class Launch:
     """A list of tensors on a device and what one launch over them needs."""
 
-    def __init__(self, device: Device, inputs: list[np.ndarray], name: str, grid: int = 3):
+    def __init__(self, device: Device, inputs: list[np.ndarray], name: str, grid: int = 3, run: int = 1):
         self.device, self.name, self.grid = device, name, grid
         arrays = [encode(x, name) for x in inputs]
         skips = MISALIGNED + (0,) * (len(arrays) - len(MISALIGNED))
         self.buffers = [device.put(a, a.itemsize * s) for a, s in zip(arrays, skips, strict=False)]
         self.table = tensor_table(device, [self.buffers], [a.size for a in arrays], CHUNK)
-        self.scratch, self.done = reduction_scratch(device, self.table)
+        self.scratch, self.done = reduction_scratch(device, self.table, run=run)
         self.total = device.full(1, 7)
         self.per_tensor = device.full(max(len(arrays), 1), 7)
 
@@ -48,11 +48,11 @@ class Launch:
         assert not self.done.numpy().any(), "a launch leaves its counters zeroed"
 
 
+@pytest.mark.parametrize(("name", "run"), [*((name, 1) for name in TYPES), ("f32", 2), ("f32", 5)])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", TYPES)
-def test_norms(device, name, kind):
+def test_norms(device, name, kind, run):
     inputs = _inputs(name)
-    launch = Launch(device, inputs, name)
+    launch = Launch(device, inputs, name, run=run)
     for _ in range(2):  # the second finds the scratch as the first left it
         launch.run(kind)
         np.testing.assert_allclose(launch.total.numpy()[0], _norm(np.concatenate(inputs), kind), rtol=1e-6)

@@ -1,0 +1,161 @@
+"""multi_tensor_lamb kernels against float64, on every SIMT build and the emulated AMD targets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simt.element_types import ROUNDING, decode, encode
+from simt.multi_tensor import THREADS, reduction_scratch, tensor_table
+from simt.structs import make
+
+TYPES = [
+    ("f32", "f32", "f32"),
+    ("f16", "f32", "f32"),
+    ("bf16", "f32", "f32"),
+    ("f16", "f16", "f32"),
+    ("f16", "f16", "f16"),
+    ("bf16", "bf16", "f32"),
+    ("bf16", "bf16", "bf16"),
+    ("f32", "f16", "f32"),
+    ("f32", "bf16", "f32"),
+    ("f64", "f64", "f64"),
+]
+MODELS = [("f16", "f16"), ("bf16", "bf16"), ("f32", "f16"), ("f32", "bf16")]  # gradient, model copy
+SIZES = (1, 0, 7, 1000, 2048, 2503)
+MISALIGNED = (0, 0, 0, 1, 0, 0)
+CHUNK, GRID = 1024, 3
+LR, BETA1, BETA2, EPS, DECAY, STEP = 1e-2, 0.9, 0.999, 1e-6, 0.1, 3
+L2, DECOUPLED = 0, 1
+DEFAULTS = dict(
+    lr=LR, beta1=BETA1, beta2=BETA2, eps=EPS, weight_decay=DECAY, step=STEP, mode=DECOUPLED,
+    bias_correction=1, grad_averaging=1,
+)  # fmt: skip
+
+
+class Lamb:
+    """Gradients, parameters, moments and perhaps model copies on a device, with their values in float64."""
+
+    def __init__(self, device, gradient, parameter, moment, model=None):
+        rng = np.random.default_rng(3)
+        self.device, self.types = device, [gradient, parameter, moment, moment]
+        scales = [1.0, 1.0, 0.1, 0.01]
+        if model:
+            self.types.append(model)
+            scales.append(1.0)
+        self.name = "_".join([gradient, parameter, moment, *([model] if model else [])])
+        self.values, self.lists = [], []
+        for k, (name, scale) in enumerate(zip(self.types, scales, strict=True)):
+            draws = [scale * rng.standard_normal(n) for n in SIZES]
+            arrays = [encode(np.abs(x) if k == 3 else x, name) for x in draws]
+            self.values.append([decode(a, name) for a in arrays])
+            skips = zip(arrays, MISALIGNED, strict=True)
+            self.lists.append([device.put(a, a.itemsize * skip) for a, skip in skips])
+
+    def now(self):
+        return [
+            [decode(b.numpy(), name) for b in buffers]
+            for buffers, name in zip(self.lists, self.types, strict=True)
+        ]
+
+    def step(self, run=1, **changes):
+        arguments = DEFAULTS | changes
+        table = tensor_table(self.device, self.lists, list(SIZES), CHUNK)
+        scratch, done = reduction_scratch(self.device, table, reductions=2, run=run)
+        first = make("LambArguments", "multi_tensor_lamb.h", **arguments)
+        kernel = f"multi_tensor_lamb_moments_{self.name}"
+        self.device.launch(kernel, GRID, THREADS, [table, first, scratch])
+        assert not done.numpy().any()
+        second = make(
+            "LambArguments", "multi_tensor_lamb.h", **arguments, totals=scratch.totals, tensors=table.tensors
+        )
+        self.device.launch(f"multi_tensor_lamb_apply_{self.name}", GRID, THREADS, [table, second])
+
+
+def expected(values, *, mode=DECOUPLED, decay=DECAY, clip=1.0, nvlamb=0, correct=1, average=1, step=STEP):
+    """(updates, parameters, exp_avgs, exp_avg_sqs) by You et al. 2019, algorithm 2, in float64."""
+    results = []
+    for g, p, m, v in zip(*values[:4], strict=True):
+        g = g * clip + (decay * p if mode == L2 else 0)
+        m = BETA1 * m + (1 - BETA1 if average else 1) * g
+        v = BETA2 * v + (1 - BETA2) * g * g
+        c1, c2 = (1 - BETA1**step, 1 - BETA2**step) if correct else (1, 1)
+        u = (m / c1) / (np.sqrt(v / c2) + EPS) + (decay * p if mode == DECOUPLED else 0)
+        norms = np.linalg.norm(p), np.linalg.norm(u)
+        scaled = (nvlamb or decay != 0) and all(norms)
+        results.append((u, p - LR * (norms[0] / norms[1] if scaled else 1) * u, m, v))
+    return [list(column) for column in zip(*results, strict=True)]
+
+
+def check(lamb, wanted):
+    for name, got, want in zip(lamb.types, lamb.now(), wanted, strict=False):
+        for a, b in zip(got, want, strict=True):
+            # Rounding of the stored type, or of float32 arithmetic; and of the update, which waits in the
+            # gradient's type for the second launch and moves a parameter by a tenth of itself at most.
+            tolerance = max(ROUNDING[name], 0.1 * ROUNDING[lamb.types[0]], 3e-6)
+            if lamb.name == "f64_f64_f64":
+                tolerance = 1e-12
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("types", TYPES, ids="_".join)
+def test_every_type(device, types):
+    lamb = Lamb(device, *types)
+    lamb.step()
+    check(lamb, expected(lamb.values))
+
+
+@pytest.mark.parametrize("types", MODELS, ids="_".join)
+def test_model_copies_are_the_rounded_masters(device, types):
+    gradient, model = types
+    lamb = Lamb(device, gradient, "f32", "f32", model)
+    lamb.step()
+    check(lamb, expected(lamb.values))
+    for master, copy in zip(lamb.lists[1], lamb.lists[4], strict=True):
+        np.testing.assert_array_equal(copy.numpy(), encode(master.numpy(), model))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "formula"),
+    [
+        (dict(mode=L2), dict(mode=L2)),
+        (dict(weight_decay=0.0), dict(decay=0.0)),
+        (dict(weight_decay=0.0, use_nvlamb=1), dict(decay=0.0, nvlamb=1)),
+        (dict(bias_correction=0, grad_averaging=0), dict(correct=0, average=0)),
+    ],
+    ids=["l2", "no decay", "nvlamb", "no correction"],
+)
+def test_options(device, arguments, formula):
+    lamb = Lamb(device, "f32", "f32", "f32")
+    lamb.step(run=2, **arguments)
+    check(lamb, expected(lamb.values, **formula))
+
+
+@pytest.mark.parametrize(("norm", "limit", "clip"), [(8.0, 2.0, 0.25), (1.0, 2.0, 1.0), (8.0, 0.0, 1.0)])
+def test_clips_by_the_global_norm(device, norm, limit, clip):
+    lamb = Lamb(device, "f32", "f32", "f32")
+    lamb.step(global_grad_norm=device.full(1, norm), max_grad_norm=limit)
+    check(lamb, expected(lamb.values, clip=clip))
+
+
+def test_scalars_on_the_device(device):
+    lamb = Lamb(device, "f32", "f32", "f32")
+    step = device.full(1, STEP - 1, np.int32)
+    lamb.step(
+        lr=0.0, lr_on_device=device.full(1, LR), step=0, step_on_device=step, step_offset=1, advance_step=1,
+        inv_scale=device.full(1, 0.5), global_grad_norm=device.full(1, 4.0),
+        max_grad_norm_on_device=device.full(1, 2.0), found_inf=device.full(1, 0.0),
+    )  # fmt: skip
+    check(lamb, expected(lamb.values, clip=0.25))
+    assert step.numpy()[0] == STEP
+
+
+def test_an_overflow_leaves_everything_as_it_is(device):
+    lamb = Lamb(device, "f32", "f32", "f32")
+    step = device.full(1, 2, np.int32)
+    before = lamb.now()
+    lamb.step(found_inf=device.full(1, 1.0), step_on_device=step, step_offset=1, advance_step=1)
+    for old, new in zip(before, lamb.now(), strict=True):
+        for a, b in zip(old, new, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert step.numpy()[0] == 2
