@@ -1,0 +1,91 @@
+"""The tables of README.md, made from the registry, the matrix and the measurements in benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from build_matrix import REPOSITORY, matrix
+from build_matrix.registry import Registry
+
+README = REPOSITORY / "README.md"
+RESULTS = REPOSITORY / "benchmarks" / "results"
+_VARIANT = re.compile(r"^\s*V\((\w+),", re.MULTILINE)
+
+
+def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [headings, tuple("---" for _ in headings), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def install() -> str:
+    """One pip line for each accelerator."""
+    rows = []
+    for accelerator in matrix.load().accelerators:
+        name = accelerator.name
+        root = accelerator.roots[0]
+        rows.append((name, f"`pip install apex-{name}==1.10 --index-url <index>/whl/{root}/`"))
+    return _table(("accelerator", "command"), rows)
+
+
+def extensions() -> str:
+    """Every import name with its state and build switches."""
+    rows = []
+    for e in Registry.load().extensions:
+        state = "here" if e.state == "complete" else f"planned{f', {e.release}' if e.release else ''}"
+        rows.append((f"`{e.name}`", state, f"`{e.variable}=1`", f"`--{e.option}`"))
+    return _table(("import name", "state", "variable", "option"), rows)
+
+
+def support() -> str:
+    """Ops with the element types of their kernels; all packs are built from the same sources."""
+    packs = [pack.arch.name for pack in matrix.load().packs]
+    rows = []
+    for e in Registry.load().extensions:
+        for op in e.ops:
+            header = REPOSITORY / "csrc/device" / f"{op}.h"
+            types = _VARIANT.findall(header.read_text()) if header.is_file() else []
+            rows.append((f"`{op}`", str(len(types)) or "", ", ".join(sorted(set(types)))))
+    lines = _table(("op", "kernel types", "element types, in the order of the lists"), rows)
+    return f"Packs: {', '.join(packs)}.\n\n{lines}"
+
+
+def speed() -> str:
+    """The newest recorded run of benchmarks/optimizers.py."""
+    files = sorted(RESULTS.glob("optimizers-*.json"))
+    if not files:
+        return "No run is recorded."
+    result = json.loads(files[-1].read_text())
+    bandwidth = result["copy"]
+    rows = []
+    for row in result["rows"]:
+        if not row["graph"]:
+            continue
+        fraction = f"{100 * row['floor_bytes'] / bandwidth / row['graph']:.1f} %"
+        wall = f"{row['wall'] * 1e6:.0f}" if row["wall"] else ""
+        rows.append((row["case"], row["implementation"], f"{row['graph'] * 1e6:.0f}", fraction, wall))
+    heading = f"{result['card']}, torch {result['torch']}, copy {bandwidth / 1e9:.0f} GB/s"
+    return f"{heading}:\n\n" + _table(("case", "implementation", "GPU µs", "of floor", "wall µs"), rows)
+
+
+SECTIONS = {"install": install, "extensions": extensions, "support": support, "speed": speed}
+
+
+def render(text: str) -> str:
+    """README's text with every generated section made anew."""
+    for name, section in SECTIONS.items():
+        pattern = re.compile(rf"(<!-- begin: {name} -->\n).*?(<!-- end: {name} -->)", re.DOTALL)
+        text = pattern.sub(lambda match, made=section(): f"{match[1]}{made}\n{match[2]}", text)
+    return text
+
+
+def write(path: Path = README) -> None:
+    """Writes the file anew, by way of a temporary name."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(render(path.read_text()))
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    write()
