@@ -3,5 +3,6 @@
 from apex.optimizers.fused_adam import FusedAdam
 from apex.optimizers.fused_lamb import FusedLAMB
 from apex.optimizers.fused_mixed_precision_lamb import FusedMixedPrecisionLamb
+from apex.optimizers.fused_sgd import FusedSGD
 
-__all__ = ["FusedAdam", "FusedLAMB", "FusedMixedPrecisionLamb"]
+__all__ = ["FusedAdam", "FusedLAMB", "FusedMixedPrecisionLamb", "FusedSGD"]

@@ -52,7 +52,7 @@ def clones(tensors):
 
 def exact(tensors):
     """Copies in float64 on the CPU, as the oracle takes them."""
-    return [tensor.detach().to(device="cpu", dtype=F64) for tensor in tensors]
+    return [tensor.detach().to(device="cpu", dtype=F64, copy=True) for tensor in tensors]
 
 
 def math_dtype(*dtypes):

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.optim.optimizer import required
+
+from apex._sharding import local
+from apex.optimizers._fused_optimizer import FusedOptimizer
+from apex.optimizers._plan import make_plan
+from apex.optimizers._scalars import learning_rate, loss_scaling
+
+__all__ = ["FusedSGD"]
+
+
+class FusedSGD(FusedOptimizer):
+    """Stochastic gradient descent with every parameter of one dtype updated in a single launch.
+
+    A drop-in for torch.optim.SGD; the interface is that of public apex. Parameters: float16, bfloat16,
+    float32 (momentum buffers in float32; public apex rounds them to the parameter's dtype) and float64, mixed
+    at will. Without momentum there are no buffers. A step asks nothing of the host: it can be captured in a
+    CUDA graph, and under torch.amp.GradScaler gradients are unscaled and overflows skipped on the device.
+
+    A parameter's first step sets its momentum buffer to its gradient, as torch does, whenever that step comes
+    (public apex decides once for all parameters of a group). Elements that never took a step are -0.0.
+
+    Args:
+        params: parameters, or dicts that define groups.
+        lr: learning rate; a float32 tensor of one element on the parameters' device may change between
+            replays.
+        momentum: factor of the buffer.
+        dampening: the gradient enters the buffer times 1 - dampening.
+        weight_decay: strength of the L2 penalty.
+        nesterov: look ahead by one more step of the buffer.
+        wd_after_momentum: weight decay joins what comes out of the buffer, not what goes in.
+        materialize_master_grads: under amp's master weights, read the masters' gradients; if False, those of
+            the model's parameters, scaled as they are.
+        set_grad_none: zero_grad() drops gradients rather than zeroing them.
+
+    Raises:
+        ValueError: lr, momentum or weight_decay is negative; nesterov without momentum or with dampening;
+            parameters of CPU and accelerator in one group.
+        TypeError: parameters of another dtype.
+        RuntimeError: a sparse gradient.
+
+    Sources: Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013;
+    numerics of torch.optim.SGD and public apex.
+    """
+
+    state_names = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        params,
+        lr=required,
+        momentum=0,
+        dampening=0,
+        weight_decay=0,
+        nesterov=False,
+        wd_after_momentum=False,
+        materialize_master_grads=True,
+        set_grad_none=False,
+    ):
+        if lr is not required and not float(lr) >= 0.0:
+            raise ValueError(f"lr must not be negative: {lr}")
+        if not momentum >= 0.0:
+            raise ValueError(f"momentum must not be negative: {momentum}")
+        if not weight_decay >= 0.0:
+            raise ValueError(f"weight_decay must not be negative: {weight_decay}")
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        self.wd_after_momentum = wd_after_momentum
+        self.materialize_master_grads = materialize_master_grads
+        # amp's, which scales gradients that it leaves to step().
+        self.most_recent_scale = 1.0
+        self.scale_set_by_backward = False
+        defaults = dict(
+            lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov
+        )
+        super().__init__(params, defaults, set_grad_none)
+        self._step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scaling to step()
+
+    # ---- momentum buffers ------------------------------------------------------------------------------
+
+    def _states(self, group):
+        return self.state_names if group["momentum"] != 0 else ()
+
+    def _plan_key(self, index):
+        return index, self.param_groups[index]["momentum"] != 0
+
+    def _new_state(self, p):
+        return super()._new_state(p).neg_()  # -0.0: never took a step
+
+    def get_momentums(self, params):
+        """Momentum buffers of these parameters, made where there is none, and whether all are new."""
+        first_run = all("momentum_buffer" not in self.state[p] for p in params)
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = self._new_state(p)
+        return [self.state[p]["momentum_buffer"] for p in params], first_run
+
+    def load_state_dict(self, state_dict):
+        """Takes the layouts of public apex and of torch.optim.SGD."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            if state.get("momentum_buffer", self) is None:  # torch's, without momentum
+                del state["momentum_buffer"]
+            elif "momentum_buffer" in state:
+                buffer = local(state["momentum_buffer"])
+                if buffer.any():
+                    buffer.add_(0.0)  # others may store -0.0, which here means that no step was taken
+
+    # ---- amp's master weights --------------------------------------------------------------------------
+
+    def _master_plans(self, index):
+        """Plans of group `index` of amp's stash: masters with their model copies, and float32 parameters."""
+        stash = self._amp_stash
+        masters, models = stash.fp32_from_fp16_groups[index], stash.fp16_groups[index]
+        owners = masters if self.materialize_master_grads else models
+        yield self._master_plan((index, "masters"), owners, masters, models)
+        full = stash.fp32_from_fp32_groups[index]
+        yield self._master_plan((index, "full"), full, full, None)
+
+    def _master_plan(self, key, owners, masters, models):
+        made_for, plan = self._plans.get(key, ((), None))
+        same = plan is not None and len(made_for) == len(owners) and all(map(operator.is_, made_for, owners))
+        if same and not plan.watched_has_gradient():
+            return plan
+        self._check_parameters(key[0], masters)
+        ready = [i for i, p in enumerate(owners) if p.grad is not None or self.state.get(masters[i])]
+        waiting = [p for i, p in enumerate(owners) if p.grad is None and not self.state.get(masters[i])]
+        lists = [[masters[i] for i in ready], self.get_momentums([masters[i] for i in ready])[0]]
+        names = ["gradient", "master weight" if models else "parameter", "momentum_buffer"]
+        if models is not None:
+            lists.append([models[i] for i in ready])
+            names.append("model parameter")
+        plan = make_plan(names, 0b1110, lists, [owners[i] for i in ready], waiting)
+        self._plans[key] = (list(owners), plan)
+        return plan
+
+    # ---- the step --------------------------------------------------------------------------------------
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        under_amp = hasattr(getattr(self, "_amp_stash", None), "fp32_from_fp16_groups")
+        for index, group in enumerate(self.param_groups):
+            if group["params"]:
+                for plan in self._master_plans(index) if under_amp else [self._plan(index)]:
+                    self._run(plan, group)
+        self.most_recent_scale = 1.0
+        self.scale_set_by_backward = False
+        return loss
+
+    def _run(self, plan, group):
+        device = local(group["params"][0]).device
+        plan.run(
+            "multi_tensor_sgd",
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            dampening=group["dampening"],
+            nesterov=bool(group["nesterov"]),
+            first_run=False,
+            wd_after_momentum=self.wd_after_momentum,
+            scale=1.0 / self.most_recent_scale,
+            marked_first_run=True,
+            **learning_rate(group, device),
+            **loss_scaling(self, device),
+        )
