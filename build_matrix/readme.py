@@ -75,8 +75,10 @@ SECTIONS = {"install": install, "extensions": extensions, "support": support, "s
 def render(text: str) -> str:
     """README's text with every generated section made anew."""
     for name, section in SECTIONS.items():
-        pattern = re.compile(rf"(<!-- begin: {name} -->\n).*?(<!-- end: {name} -->)", re.DOTALL)
-        text = pattern.sub(lambda match, made=section(): f"{match[1]}{made}\n{match[2]}", text)
+        begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
+        head, rest = text.split(begin, 1)
+        _, tail = rest.split(end, 1)
+        text = f"{head}{begin}{section()}\n{end}{tail}"
     return text
 
 
