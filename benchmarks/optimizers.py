@@ -43,6 +43,8 @@ def parameters(shapes, dtype=torch.float32):
 def clipping(params, clip, share):
     """A step that clips to `share` of the norm, again and again: one small gradient is large, and set anew in
     each step, so that the norm stays what it is while the others shrink by a thousandth."""
+    for p in params:
+        p.grad.normal_(std=1e-3)  # whatever the cases before left there
     anchor = params[2].grad
     anchor.fill_(100.0)
     limit = share * torch.nn.utils.get_total_norm([p.grad for p in params]).item()
