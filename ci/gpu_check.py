@@ -1,0 +1,138 @@
+"""Tries a wheel on a GPU machine as a user would, and prints one receipt.
+
+usage: python ci/gpu_check.py WHEEL [--out FOLDER] [--skip-benchmarks]
+
+Installs the wheel into a temporary folder (pip --target, no dependencies: torch is used as it is), then
+  1. asks `python -m apex` what serves every op: packs must;
+  2. runs the GPU tests of tests/L0 against the installed wheel;
+  3. computes one set of results by the packs, by JIT with the packs removed, and by PTX, and compares bits;
+  4. with neither packs nor JIT, runs on the reference and sees that this is said;
+  5. runs the benchmarks.
+Exit code 0 only if all of it held. FOLDER receives receipt.json and the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROBE = Path(__file__).with_name("gpu_check_results.py")
+
+
+class Check:
+    def __init__(self, wheel: Path, place: Path, out: Path):
+        self.wheel, self.place, self.out = wheel, place, out
+        self.site = place / "site"
+        self.receipt = {"wheel": wheel.name, "steps": {}}
+
+    def run(self, *command, site=None, extra=(), **variables):
+        """A command in the temporary folder, where no checkout is importable; returns (exit code, output)."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("APEX_")}
+        paths = [str(site or self.site), *map(str, extra)]
+        environment |= {"PYTHONPATH": os.pathsep.join(paths), "APEX_CACHE_DIR": str(self.place / "cache")}
+        done = subprocess.run(
+            [sys.executable, *map(str, command)], cwd=self.place, env=environment | variables,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout
+
+    def step(self, name, function):
+        start = time.monotonic()
+        try:
+            ok, text = function()
+        except Exception as error:  # a step that breaks is a failed step, and the others still run
+            ok, text = False, f"{type(error).__name__}: {error}"
+        seconds = time.monotonic() - start
+        self.receipt["steps"][name] = {"passed": ok, "seconds": round(seconds, 1), "says": text[-2000:]}
+        print(f"{'ok  ' if ok else 'FAIL'} {name} ({seconds:.0f} s)\n{text.rstrip()}\n", flush=True)
+
+    # ---- the steps -------------------------------------------------------------------------------------
+
+    def install(self):
+        options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--target", self.site]
+        code, text = self.run("-m", "pip", "install", *options, self.wheel)
+        return code == 0, text or f"installed {self.wheel.name}"
+
+    def probe(self):
+        code, text = self.run("-m", "apex")
+        _, report = self.run("-m", "apex", "--json")
+        self.receipt["probe"] = json.loads(report)
+        return code == 0, text
+
+    def tests(self):
+        copy = self.place / "tests"
+        shutil.copytree(ROOT / "tests", copy)
+        arguments = ["-q", "-p", "no:cacheprovider", copy / "L0", "--ignore", copy / "L0/loader"]
+        arguments += ["--ignore", copy / "L0/host", "-k", "cuda or gpu"]
+        code, text = self.run("-m", "pytest", *arguments, extra=[copy])
+        return code == 0, "\n".join(text.splitlines()[-12:])
+
+    def same_bits(self):
+        """Packs, JIT without packs, and PTX compute the same bits."""
+        bare = self.without_packs()
+        runs = {
+            "packs": self.run(PROBE, self.place / "packs.pt"),
+            "jit": self.run(PROBE, self.place / "jit.pt", site=bare),
+            "ptx": self.run(PROBE, self.place / "ptx.pt", APEX_VARIANT="compute_80"),
+        }
+        for name, (code, text) in runs.items():
+            if code:
+                return False, f"{name}: {text}"
+        code, text = self.run(PROBE, "--compare", *(self.place / f"{name}.pt" for name in runs))
+        return code == 0, "".join(f"{n}: {t.strip()}\n" for n, (_, t) in runs.items()) + text
+
+    def reference(self):
+        bare = self.without_packs()
+        code, text = self.run(PROBE, self.place / "reference.pt", site=bare, APEX_JIT="0")
+        probe_code, probe = self.run("-m", "apex", site=bare, APEX_JIT="0")
+        said = "reference" in probe and probe_code == 1
+        return code == 0 and said and "reference" in text, text + probe
+
+    def benchmarks(self):
+        results = self.out / "optimizers.json"
+        code, text = self.run(ROOT / "benchmarks" / "optimizers.py", "--json", results)
+        return code == 0, text
+
+    def without_packs(self):
+        bare = self.place / "bare"
+        if not bare.exists():
+            shutil.copytree(self.site, bare)
+            shutil.rmtree(bare / "apex" / "packs")
+        return bare
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("gpu_check"))
+    parser.add_argument("--skip-benchmarks", action="store_true")
+    arguments = parser.parse_args()
+    out = arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        check = Check(arguments.wheel.resolve(), Path(place), out)
+        check.step("install", check.install)
+        check.step("probe", check.probe)
+        check.step("packs, JIT and PTX agree", check.same_bits)
+        check.step("reference where nothing else is left", check.reference)
+        check.step("tests", check.tests)
+        if not arguments.skip_benchmarks:
+            check.step("benchmarks", check.benchmarks)
+        failed = [name for name, step in check.receipt["steps"].items() if not step["passed"]]
+        temporary = out / "receipt.json.tmp"
+        temporary.write_text(json.dumps(check.receipt, indent=1))
+        temporary.replace(out / "receipt.json")
+    print("failed: " + ", ".join(failed) if failed else "everything held")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
