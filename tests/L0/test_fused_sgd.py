@@ -344,24 +344,7 @@ def test_a_captured_step(variant):
     lr = torch.tensor(0.1, device=variant.device)
     fused, _, params, twins = _pair(variant.device, F32, lr=lr, momentum=0.9, dampening=0.5)
     oracle = torch.optim.SGD(twins, lr=0.1, momentum=0.9, dampening=0.5)
-    fused.found_inf = scalar(0.0, variant.device)
-    training.give_gradients(params, twins, 1)
-    fused.step()  # makes the buffers: made inside a capture, every replay would zero them again
-    oracle.step()
-    gradients = [p.grad for p in params]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        fused.step()
-    for step in (2, 3, 4, 5):
-        training.give_gradients(params, twins, step)
-        for old, p in zip(gradients, params, strict=True):
-            old.copy_(p.grad)
-        fused.found_inf.fill_(float(step == 3))
-        lr.fill_(0.1 * step)
-        oracle.param_groups[0]["lr"] = 0.1 * step
-        graph.replay()
-        if step != 3:
-            oracle.step()
+    training.replay(fused, oracle, params, twins, lr)
     training.assert_trained(params, twins, steps=4)
 
 

@@ -91,3 +91,29 @@ def any_grad_dtype(p, dtype):
     p.grad_dtype = dtype
     p.grad = torch.ones_like(p, dtype=dtype)
     return True
+
+
+def replay(fused, oracle, params, twins, lr):
+    """Four replays of one captured step, with new gradients and learning rates; the third is flagged.
+
+    lr: the tensor that the fused optimizer reads. A flagged step before the capture makes the states (a
+    capture would make them anew at every replay) and changes nothing.
+    """
+    fused.found_inf = lists.scalar(1.0, lr.device)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    fused.step()
+    gradients = [p.grad for p in params]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fused.step()
+    for step in (1, 2, 3, 4):
+        give_gradients(params, twins, step)
+        for memory, p in zip(gradients, params, strict=True):
+            memory.copy_(p.grad)
+        fused.found_inf.fill_(float(step == 3))
+        lr.fill_(0.1 * step)
+        oracle.param_groups[0]["lr"] = 0.1 * step
+        graph.replay()
+        if step != 3:
+            oracle.step()
