@@ -43,14 +43,16 @@ def compare(files):
         for name, tensor in first.items():
             if name == "file":
                 continue
-            if not torch.equal(
-                tensor.contiguous().view(torch.uint8), other[name].contiguous().view(torch.uint8)
-            ):
+            if not torch.equal(_bytes(tensor), _bytes(other[name])):
                 worst = (tensor.double() - other[name].double()).abs().max().item()
                 print(f"{name}: {first['file']} and {other['file']} differ, at most {worst:.3g}")
                 different += 1
     print(f"{len(first) - 1} tensors, {len(others)} comparisons, {different} differ")
     return bool(different)
+
+
+def _bytes(tensor):
+    return tensor.reshape(-1).contiguous().view(torch.uint8)
 
 
 def main():
