@@ -45,7 +45,7 @@ def support() -> str:
     for e in Registry.load().extensions:
         for op in e.ops:
             header = REPOSITORY / "csrc/device" / f"{op}.h"
-            types = _VARIANT.findall(header.read_text()) if header.is_file() else []
+            types = _VARIANT.findall(header.read_text(encoding="utf-8")) if header.is_file() else []
             rows.append((f"`{op}`", str(len(types)) or "", ", ".join(sorted(set(types)))))
     lines = _table(("op", "kernel types", "element types, in the order of the lists"), rows)
     return f"Packs: {', '.join(packs)}.\n\n{lines}"
@@ -56,7 +56,7 @@ def speed() -> str:
     files = sorted(RESULTS.glob("optimizers-*.json"))
     if not files:
         return "No run is recorded."
-    result = json.loads(files[-1].read_text())
+    result = json.loads(files[-1].read_text(encoding="utf-8"))
     bandwidth = result["copy"]
     rows = []
     for row in result["rows"]:
@@ -85,7 +85,7 @@ def render(text: str) -> str:
 def write(path: Path = README) -> None:
     """Writes the file anew, by way of a temporary name."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(render(path.read_text()))
+    temporary.write_text(render(path.read_text(encoding="utf-8")))
     temporary.replace(path)
 
 
