@@ -1,46 +1,17 @@
 #pragma once
 #include "host/multi_tensor_l2norm.h"
 
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "optimizer_plan.h"
+#include "per_tensor.h"
 #include "reference.h"
 #include "register.h"
 #include "scalars.h"
 #include "tensor_plan.h"
 
 namespace apex {
-// One float32 for each tensor of a call, as the buckets of a plan see it: each bucket's kernels number their own
-// tensors from 0, so that a call of several buckets works on a copy.
-class PerTensorResults {
- public:
-  PerTensorResults(const std::optional<at::Tensor>& results, const TensorPlan::Launch& l, const char* name) {
-    if (!results || !results->defined()) return;
-    TORCH_CHECK_TYPE(results->scalar_type() == at::kFloat, name, " must be a float32 tensor, not ", results->scalar_type());
-    TORCH_CHECK_VALUE(results->device() == l.device, name, " is on ", results->device(), " but the tensors are on ", l.device);
-    TORCH_CHECK_VALUE(results->is_contiguous(), name, " must be contiguous");
-    all_ = *results;
-    TORCH_CHECK_VALUE(size_t(all_.numel()) == l.tensors, name, " holds ", all_.numel(), " elements for ", l.tensors, " tensors");
-    if (l.first && l.last) {
-      bucket_ = all_;
-      return;
-    }
-    index_ = at::tensor(std::vector<int64_t>(l.members.begin(), l.members.end()), at::kLong).to(l.device);
-    bucket_ = all_.index_select(0, index_);
-  }
-  float* pointer() const { return bucket_.defined() ? static_cast<float*>(bucket_.mutable_data_ptr()) : nullptr; }
-  const at::Tensor& bucket() const { return bucket_; }
-  // After the launch.
-  void write_back() {
-    if (index_.defined()) all_.index_copy_(0, index_, bucket_);
-  }
-
- private:
-  at::Tensor all_, bucket_, index_;
-};
-
 void multi_tensor_l2norm(at::TensorList tensors, const at::Tensor& total, const std::optional<at::Tensor>& per_tensor,
                          const std::optional<at::Tensor>& noop_flag, double scale, const std::optional<at::Tensor>& inv_scale,
                          bool check_noop, bool maximum, double blend_new, double blend_old, double max_norm,
@@ -69,7 +40,7 @@ struct NormCall {
     a.blend_old = blend_old;
     a.max_norm = max_norm;
     a.clip_coefficient = scalar_pointer<float>(clip_coefficient, "clip_coefficient", at::kFloat, l.device);
-    PerTensorResults results(per_tensor, l, "per_tensor");
+    PerTensor results(per_tensor, l, "per_tensor");
     a.per_tensor = results.pointer();
     const int32_t status = apex_multi_tensor_l2norm(&l.place, &l.lists, &a, maximum);
     results.write_back();
@@ -77,7 +48,7 @@ struct NormCall {
   }
 
   void reference(const TensorPlan::Tensors& t, const TensorPlan::Launch& l) const {
-    PerTensorResults results(per_tensor, l, "per_tensor");
+    PerTensor results(per_tensor, l, "per_tensor");
     // A raised flag leaves its outputs as they are: the first bucket's is `total` itself, a later one's adds nothing.
     const at::Tensor of_bucket = l.first ? total : at::zeros_like(total);
     const bool watch = l.last && !l.first && clip_coefficient;

@@ -25,6 +25,7 @@ struct LambArguments {
   const float* inv_scale;  // gradients are multiplied by it; global_grad_norm is of gradients as they come
   const float* found_inf;
   const i32* noop_flag;
+  const float* per_tensor_decay;  // [tensors]: multi_tensor_lamb_stage1 alone, in place of weight_decay
   const double* totals;    // second launch: sums of squares of the first, [parameters | updates][tensors]
 };
 

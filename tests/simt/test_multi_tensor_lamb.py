@@ -159,3 +159,51 @@ def test_an_overflow_leaves_everything_as_it_is(device):
         for a, b in zip(old, new, strict=True):
             np.testing.assert_array_equal(a, b)
     assert step.numpy()[0] == 2
+
+
+# ---- the two halves, as public apex splits them --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("types", "name"),
+    [
+        (("f32", "f32", "f32", "f32", "f32"), "f32_f32_f32"),
+        (("f16", "f32", "f32", "f32", "f16"), "f16_f32_f16"),
+        (("bf16", "bf16", "bf16", "bf16", "f32"), "bf16_bf16_f32"),
+    ],
+)
+def test_stage1(device, types, name):
+    halves = Lamb(device, *types[:3], model=types[4])  # the fifth list receives the updates
+    decays = np.linspace(0.0, 0.5, len(SIZES)).astype(np.float32)
+    arguments = make(
+        "LambArguments", "multi_tensor_lamb.h", **(DEFAULTS | dict(weight_decay=0.0)),
+        global_grad_norm=device.full(1, 8.0), max_grad_norm=2.0, per_tensor_decay=device.put(decays),
+    )  # fmt: skip
+    table = tensor_table(device, halves.lists, list(SIZES), CHUNK)
+    device.launch(f"multi_tensor_lamb_stage1_{name}", GRID, THREADS, [table, arguments])
+    updates, _, averages, squares = expected(halves.values, clip=0.25, decay=0.0)
+    updates = [u + d * p for u, d, p in zip(updates, decays, halves.values[1], strict=True)]
+    for k, wanted in ((2, averages), (3, squares), (4, updates)):
+        tolerance = max(ROUNDING[types[k]], 3e-6)
+        for a, b in zip(halves.now()[k], wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "update"), [("f32", "f32"), ("f32", "f16"), ("bf16", "f32"), ("f16", "f16")]
+)
+def test_stage2(device, parameter, update):
+    halves = Lamb(device, parameter, update, "f32")  # of these lists, the first two
+    rng = np.random.default_rng(9)
+    norms = [rng.uniform(1, 2, len(SIZES)).astype(np.float32) for _ in range(2)]
+    norms[0][0] = norms[1][2] = 0  # such a tensor moves by lr alone
+    arguments = make(
+        "LambStage2Arguments", "multi_tensor_lamb_stage2.h", lr=LR, scaled=1,
+        parameter_norms=device.put(norms[0]), update_norms=device.put(norms[1]),
+    )  # fmt: skip
+    table = tensor_table(device, halves.lists[:2], list(SIZES), CHUNK)
+    device.launch(f"multi_tensor_lamb_stage2_{parameter}_{update}", GRID, THREADS, [table, arguments])
+    for i, (p, u) in enumerate(zip(*halves.values[:2], strict=True)):
+        ratio = norms[0][i] / norms[1][i] if norms[0][i] and norms[1][i] else 1.0
+        tolerance = max(ROUNDING[parameter], 1e-6)
+        np.testing.assert_allclose(halves.now()[0][i], p - LR * ratio * u, rtol=tolerance, atol=tolerance)

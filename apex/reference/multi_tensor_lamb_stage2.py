@@ -1,0 +1,20 @@
+import torch
+
+from apex.reference._multi_tensor import math_dtype
+
+
+def multi_tensor_lamb_stage2(
+    params, updates, per_tensor_param_norm, per_tensor_update_norm, lr, weight_decay, use_nvlamb=False
+):
+    """params[i] -= lr * ratio * updates[i], in place.
+
+    ratio is per_tensor_param_norm[i] / per_tensor_update_norm[i] (float32, one element a tensor) where neither
+    is 0, and 1 elsewhere; always 1 where weight_decay is 0, unless use_nvlamb.
+    """
+    for i, (param, update) in enumerate(zip(params, updates, strict=True)):
+        math = math_dtype(param)
+        step_size = lr
+        if use_nvlamb or weight_decay != 0:
+            p_norm, u_norm = per_tensor_param_norm[i].to(math), per_tensor_update_norm[i].to(math)
+            step_size = lr * torch.where((p_norm != 0) & (u_norm != 0), p_norm / u_norm, 1.0)
+        param.copy_(param.to(math) - step_size * update.to(math))

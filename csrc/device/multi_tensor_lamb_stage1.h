@@ -1,0 +1,38 @@
+// The first half of LAMB as public apex splits it: moments and updates, each tensor with its own decay. Norms are
+// the caller's. See multi_tensor_lamb.h for the formula.
+#pragma once
+#include "multi_tensor_lamb.h"
+
+namespace gpu {
+// Lists: gradient, parameter, exp_avg, exp_avg_sq, update.
+template <class Math> struct LambStage1 : ElementwiseOperation {
+  using Arguments = LambArguments;
+  static constexpr int lists = 5, unroll = 1;
+  static constexpr u32 read = 0b01111, written = 0b11100;
+  LambMoments<Math> moments;
+
+  GPU_FN bool begin(const Arguments& a) { return moments.begin(a); }
+  GPU_FN void tensor(const Arguments& a, u32 t) { moments.s.decay = (Math)a.per_tensor_decay[t]; }
+  GPU_FN void update(const Math& gradient, const Math& parameter, Math& exp_avg, Math& exp_avg_sq, Math& update) {
+    update = moments.s.update(gradient, parameter, exp_avg, exp_avg_sq);
+  }
+};
+}  // namespace gpu
+
+// V(name, operation, arithmetic, gradient, parameter, exp_avg, exp_avg_sq, update); moments have the parameter's type.
+#define MULTI_TENSOR_LAMB_STAGE1(V)                                                                           \
+  V(f32_f32_f32, LambStage1, float, float, float, float, float, float)                                        \
+  V(f32_f32_f16, LambStage1, float, float, float, float, float, gpu::half)                                    \
+  V(f32_f32_bf16, LambStage1, float, float, float, float, float, gpu::bfloat16)                               \
+  V(f16_f32_f32, LambStage1, float, gpu::half, float, float, float, float)                                    \
+  V(f16_f32_f16, LambStage1, float, gpu::half, float, float, float, gpu::half)                                \
+  V(bf16_f32_f32, LambStage1, float, gpu::bfloat16, float, float, float, float)                               \
+  V(bf16_f32_bf16, LambStage1, float, gpu::bfloat16, float, float, float, gpu::bfloat16)                      \
+  V(f32_f16_f32, LambStage1, float, float, gpu::half, gpu::half, gpu::half, float)                            \
+  V(f32_f16_f16, LambStage1, float, float, gpu::half, gpu::half, gpu::half, gpu::half)                        \
+  V(f16_f16_f32, LambStage1, float, gpu::half, gpu::half, gpu::half, gpu::half, float)                        \
+  V(f16_f16_f16, LambStage1, float, gpu::half, gpu::half, gpu::half, gpu::half, gpu::half)                    \
+  V(f32_bf16_f32, LambStage1, float, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, float)               \
+  V(f32_bf16_bf16, LambStage1, float, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)      \
+  V(bf16_bf16_f32, LambStage1, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, float)      \
+  V(bf16_bf16_bf16, LambStage1, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)
