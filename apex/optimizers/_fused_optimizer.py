@@ -42,7 +42,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         params = self.param_groups[index]["params"]
         made_for, plan = self._plans.get(self._plan_key(index), ((), None))
         same = plan is not None and len(made_for) == len(params) and all(map(operator.is_, made_for, params))
-        if not same or plan.watched_has_gradient():
+        if not same or plan.watched_has_gradient() or plan.state_changed(self.state):
             plan = self._make_plan(index)
         if plan.shards is not None:
             plan = self._follow_shards(index, plan)
@@ -62,7 +62,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         waiting = [p for p in params if p.grad is None and not self.state.get(p)]
         lists = [[local(t) for t in column] for column in self._lists(ready, group)]
         names = ["gradient of parameter", "parameter", *self._list_names(ready, group)]
-        plan = make_plan(names, self._written(group), lists, ready, waiting)
+        plan = make_plan(names, self._written(group), lists, ready, waiting, self.state)
         plan.shards = [(p, local(p)) for p in ready] if any(map(is_sharded, ready)) else None
         self._plans[self._plan_key(index)] = (list(params), plan)
         return plan
@@ -93,8 +93,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         for name in self._states(group):
             if name not in state:
                 state[name] = self._new_state(p)
-            elif local(state[name]).stride() != local(p).stride():
-                state[name] = torch.empty_like(p, dtype=state[name].dtype).copy_(state[name])
+        for name in self._float_states():
+            if name in state and local(state[name]).stride() != local(p).stride():
+                laid_out = torch.empty_like(p, dtype=state[name].dtype, requires_grad=False)
+                state[name] = laid_out.copy_(state[name])
 
     def _new_state(self, p):
         return torch.zeros_like(p, dtype=full_precision(p.dtype), requires_grad=False)
@@ -129,7 +131,12 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self):
         # torch keeps groups and states alone; copies and pickles of these optimizers need their options too.
-        options = {k: v for k, v in vars(self).items() if not k.startswith("_") or k in self._saved_options}
+        # What is callable is none: a scheduler's wrapper of step(), which belongs to this object.
+        options = {
+            name: value
+            for name, value in vars(self).items()
+            if name in self._saved_options or not (name.startswith("_") or callable(value))
+        }
         return {**options, **super().__getstate__()}
 
     @torch._disable_dynamo

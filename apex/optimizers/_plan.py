@@ -12,27 +12,34 @@ import torch
 from apex._loader import bindings, library
 
 
-def make_plan(names, written, lists, owners, watched=()):
+def make_plan(names, written, lists, owners, watched=(), states=None):
     """A plan over `lists` (parameters first, then their states), whose gradients are read at each step.
 
     names: what errors call each list, the gradients' name first. written: bit k is set if the op writes list k
     (bit 0: gradients). owners: the tensors whose .grad are the gradients. watched: parameters without state;
-    see `watched_has_gradient`.
+    see `watched_has_gradient`. states: the optimizer's dict of states, where `lists` come from it for
+    `owners`; see `state_changed`.
     """
     native = bindings.load().module
     if native is None or not all(native.is_dense(t) for tensors in lists for t in tensors):
-        return ReferencePlan(lists, owners, watched)
-    return NativePlan(native, native.OptimizerPlan(names, written, lists, owners, watched))
+        return ReferencePlan(lists, owners, watched, states)
+    watch = None if states is None else native.StateWatch(states, owners)
+    return NativePlan(native, native.OptimizerPlan(names, written, lists, owners, watched), watch)
 
 
 class NativePlan:
     shards = None  # set by the optimizer: DTensors and the shards that the plan was made for
 
-    def __init__(self, module, plan):
+    def __init__(self, module, plan, watch):
         self._module = module
         self._plan = plan
+        self._watch = watch
         self.watched_has_gradient = plan.watched_has_gradient
         self.set_gradients = plan.set_gradients
+
+    def state_changed(self, states):
+        """Whether a state is not what the plan was made of, or not laid out as its parameter is."""
+        return self._plan.layouts_differ() or (self._watch is not None and not self._watch.holds(states))
 
     def run(self, op, **scalars):
         """One step of `op` (multi_tensor_adam, ...); scalars are the op's, by the names of its schema.
@@ -51,11 +58,24 @@ class NativePlan:
 class ReferencePlan:
     shards = None
 
-    def __init__(self, lists, owners, watched):
+    def __init__(self, lists, owners, watched, states):
         self._lists = lists
         self._owners = owners
         self._watched = watched
         self._gradients = None
+        self._states = states
+        self._entries = self._state_entries()
+
+    def _state_entries(self):
+        return [] if self._states is None else [dict(self._states.get(p, ())) for p in self._owners]
+
+    def state_changed(self, states):
+        if states is not self._states:
+            return True
+        return any(
+            old.keys() != new.keys() or any(old[name] is not new[name] for name in old)
+            for old, new in zip(self._entries, self._state_entries(), strict=True)
+        )
 
     def watched_has_gradient(self):
         return any(p.grad is not None for p in self._watched)

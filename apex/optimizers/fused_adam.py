@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import torch
 
+from apex._sharding import local
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
+from apex.optimizers._scaling import Scaling
 
 __all__ = ["FusedAdam"]
 
@@ -77,7 +79,7 @@ class FusedAdam(FusedOptimizer):
     def _move_scalars_to_device(self, group):
         if not group["params"]:
             return
-        device = group["params"][0].device
+        device = local(group["params"][0]).device
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
         if "step" in group:
             step = torch.as_tensor(group["step"]).to(device=device, dtype=torch.int32)
@@ -150,12 +152,13 @@ class FusedAdam(FusedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        scaling = Scaling(self, grad_scaler) if self.capturable else None
         for index, group in enumerate(self.param_groups):
             if group["params"]:
-                self._step_group(index, group, grad_scaler)
+                self._step_group(index, group, scaling)
         return loss
 
-    def _step_group(self, index, group, grad_scaler):
+    def _step_group(self, index, group, scaling):
         plan = self._plan(index)
         beta1, beta2 = group["betas"]
         scalars = dict(
@@ -166,22 +169,18 @@ class FusedAdam(FusedOptimizer):
             bias_correction=bool(group["bias_correction"]),
             weight_decay=group["weight_decay"],
         )
-        if self.capturable:
-            scalars |= self._scalars_on_device(group, grad_scaler)
-        else:
-            group["step"] = group.get("step", 0) + 1
-            scalars |= dict(lr=float(group["lr"]), step=group["step"])
-        if not plan.run("multi_tensor_adam", **scalars) and self.capturable:
+        if not self.capturable:
+            step = group.get("step", 0) + 1
+            plan.run("multi_tensor_adam", **scalars, lr=float(group["lr"]), step=step)
+            group["step"] = step
+        elif not plan.run("multi_tensor_adam", **scalars, **self._scalars_on_device(group, scaling)):
             group["step"] += 1  # no launch, so no kernel that advances it
 
-    def _scalars_on_device(self, group, grad_scaler):
-        device = group["params"][0].device
+    def _scalars_on_device(self, group, scaling):
+        device = local(group["params"][0]).device
         if "step" not in group:
             group["step"] = torch.zeros(1, dtype=torch.int32, device=device)
         scalars = dict(lr=0.0, lr_tensor=group["lr"], step=0, step_tensor=group["step"], advance_step=True)
         if not isinstance(group["lr"], torch.Tensor):
             scalars |= dict(lr=float(group["lr"]), lr_tensor=None)
-        if grad_scaler is not None:
-            scalars["found_inf"] = grad_scaler._check_inf_per_device(self)[device]
-            scalars["inv_scale"] = grad_scaler._get_scale_async().to(torch.float32).reciprocal()
-        return scalars
+        return scalars | scaling.on(device)

@@ -5,6 +5,7 @@ import torch
 from apex._sharding import local
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._gradient_norm import GradientNorm
+from apex.optimizers._scaling import Scaling
 from apex.optimizers.fused_lamb import check_lamb_arguments
 
 __all__ = ["FusedMixedPrecisionLamb"]
@@ -142,27 +143,20 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found_inf, inv_scale = {}, None
-        if grad_scaler is not None:
-            found_inf = grad_scaler._check_inf_per_device(self)
-            inv_scale = grad_scaler._get_scale_async().to(torch.float32).reciprocal()
-        scales = {}
-        if inv_scale is not None:
-            devices = {local(p).device for group in self.param_groups for p in group["params"]}
-            scales = {device: inv_scale.to(device) for device in devices}
+        scaling = Scaling(self, grad_scaler)
         norms = self._gradient_norm.measure([p for group in self.param_groups for p in group["params"]])
         for index, group in enumerate(self.param_groups):
             if group["params"]:
-                self._step_group(index, group, norms, found_inf, scales)
+                self._step_group(index, group, norms, scaling)
         return loss
 
-    def _step_group(self, index, group, norms, found_inf, scales):
+    def _step_group(self, index, group, norms, scaling):
         device = local(group["params"][0]).device
         beta1, beta2 = group["betas"]
         limit = group.get("max_grad_norm", self.defaults["max_grad_norm"]) or 0.0
-        scalars = dict(max_grad_norm=limit)
-        if device in scales:  # the norm is of scaled gradients, so is the limit
-            scalars = dict(max_grad_norm=0.0, max_grad_norm_tensor=limit / scales[device])
+        scalars = dict(max_grad_norm=limit) | scaling.on(device)
+        if "inv_scale" in scalars:  # the norm is of scaled gradients, so is the limit
+            scalars |= dict(max_grad_norm=0.0, max_grad_norm_tensor=limit / scalars["inv_scale"])
         lr = group["lr"]
         tensor_lr = isinstance(lr, torch.Tensor)
         launches = self._plan(index).run(
@@ -181,8 +175,6 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
             decay_mode=self.adam_w_mode,
             global_grad_norm=norms[device],
             use_nvlamb=self.use_nvlamb,
-            found_inf=found_inf.get(device),
-            inv_scale=scales.get(device),
             **scalars,
         )
         if not launches:

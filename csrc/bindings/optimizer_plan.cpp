@@ -36,6 +36,19 @@ bool OptimizerPlan::watched_has_gradient() const {
   return false;
 }
 
+bool OptimizerPlan::layouts_differ() const {
+  for (size_t i = 0; i < owners_.size(); ++i) {
+    const at::Tensor& first = lists_.empty() ? owners_[i] : lists_[0][i];
+    const bool contiguous = first.is_contiguous();
+    for (size_t k = 1; k < lists_.size(); ++k) {
+      const at::Tensor& other = lists_[k][i];
+      if (contiguous && other.is_contiguous()) continue;
+      if (other.numel() > 1 && other.strides() != first.strides()) return true;
+    }
+  }
+  return false;
+}
+
 void OptimizerPlan::set_gradients(std::optional<std::vector<at::Tensor>> gradients) {
   TORCH_CHECK_VALUE(!gradients || gradients->size() == owners_.size(), "one gradient a parameter: ",
                     gradients ? gradients->size() : 0, " for ", owners_.size());

@@ -17,6 +17,9 @@ class APEX_TORCH_API OptimizerPlan {
   // Whether a watched parameter has received a gradient: its state is to be made, and a new plan.
   bool watched_has_gradient() const;
 
+  // Whether a list's tensor no longer lies in memory as the first list's (its parameter's) does.
+  bool layouts_differ() const;
+
   // Gradients that are not the parameters' own .grad (local shards of a DTensor); none: .grad again.
   void set_gradients(std::optional<std::vector<at::Tensor>> gradients);
 
@@ -25,7 +28,8 @@ class APEX_TORCH_API OptimizerPlan {
   // A zeroed 32-bit counter on that device, which kernels leave zeroed.
   at::Tensor counter(c10::Device device);
 
-  size_t launches() const { return plan_ ? plan_->buckets() : 0; }
+  // Of the last run; a bucket without elements needs none.
+  size_t launches() const { return plan_ ? plan_->buckets_with_elements() : 0; }
 
  private:
   TensorSource source() const;

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "optimizer_plan.h"
+#include "python_state_watch.h"
 
 namespace py = pybind11;
 
@@ -42,7 +43,11 @@ PYBIND11_MODULE(_C, m) {
            py::arg("names"), py::arg("written"), py::arg("lists"), py::arg("owners"), py::arg("watched"))
       .def("watched_has_gradient", &apex::OptimizerPlan::watched_has_gradient)
       .def("set_gradients", &apex::OptimizerPlan::set_gradients, py::arg("gradients"))
+      .def("layouts_differ", &apex::OptimizerPlan::layouts_differ)
       .def_property_readonly("launches", &apex::OptimizerPlan::launches);
+  py::class_<apex::StateWatch>(m, "StateWatch")
+      .def(py::init<py::dict, std::vector<py::object>>(), py::arg("states"), py::arg("params"))
+      .def("holds", &apex::StateWatch::holds, py::arg("states"));
   m.def(
       "is_dense", [](const at::Tensor& t) { return t.layout() == at::kStrided && t.is_non_overlapping_and_dense(); },
       "Whether the tensor fills its memory: no gaps, no element twice.", py::arg("tensor"));

@@ -55,6 +55,10 @@ TensorPlan::TensorPlan(std::vector<std::string> names, uint32_t written, size_t 
   slots_.reserve(tensors);
   for (size_t i = 0; i < tensors; ++i) add(i, source);
   for (Bucket& bucket : buckets_) lay_out(bucket);
+  // Buckets without elements come first: the last launch does what is done once, and must take place.
+  for (const bool empty : {true, false})
+    for (size_t i = 0; i < buckets_.size(); ++i)
+      if ((buckets_[i].chunks == 0) == empty) order_.push_back(i);
 }
 
 // Checks the tensors of one index against each other and files them in a bucket.
@@ -219,9 +223,13 @@ void TensorPlan::attach_scratch(const apex_place& place, Bucket& bucket, bool ca
   lists.scratch = scratch->memory.mutable_data_ptr();
 }
 
-TensorPlan::Launch TensorPlan::launch_on(Bucket& bucket) const {
-  Launch l{bucket.device, place_of(bucket.device), {}, &bucket == &buckets_.front(), &bucket == &buckets_.back(), bucket.members,
-           slots_.size()};
+size_t TensorPlan::buckets_with_elements() const {
+  return size_t(std::count_if(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) { return bucket.chunks > 0; }));
+}
+
+TensorPlan::Launch TensorPlan::launch_on(size_t turn) const {
+  const Bucket& bucket = buckets_[order_[turn]];
+  Launch l{bucket.device, place_of(bucket.device), {}, turn == 0, turn + 1 == order_.size(), bucket.members, slots_.size()};
   l.lists.image = bucket.image.data();
   l.lists.lists = uint32_t(names_.size());
   l.lists.tensors = uint32_t(bucket.members.size());
@@ -234,17 +242,18 @@ TensorPlan::Launch TensorPlan::launch_on(Bucket& bucket) const {
 
 // What the op cannot take is said before the first bucket is written.
 void TensorPlan::check_buckets(const Op& op) {
-  for (Bucket& bucket : buckets_) {
-    Launch l = launch_on(bucket);
+  for (size_t turn = 0; turn < order_.size(); ++turn) {
+    Launch l = launch_on(turn);
     l.lists.check_only = 1;
     if (l.place.platform >= 0) use_reference(op.launch(l), op.unit);
   }
   checked_for_ = op.unit;
 }
 
-void TensorPlan::run_bucket(const Op& op, const TensorSource& source, Bucket& bucket) {
+void TensorPlan::run_bucket(const Op& op, const TensorSource& source, size_t turn) {
   const size_t lists = names_.size();
-  Launch l = launch_on(bucket);
+  Bucket& bucket = buckets_[order_[turn]];
+  Launch l = launch_on(turn);
   const apex_place& place = l.place;
 
   int32_t status = APEX_USE_REFERENCE;  // on a device that this library does not know
@@ -270,7 +279,7 @@ void TensorPlan::run_bucket(const Op& op, const TensorSource& source, Bucket& bu
 
 void TensorPlan::run(const Op& op, const TensorSource& source) {
   if (checked_for_ != op.unit) check_buckets(op);
-  for (Bucket& bucket : buckets_) run_bucket(op, source, bucket);
+  for (size_t turn = 0; turn < order_.size(); ++turn) run_bucket(op, source, turn);
   // In-place kernels are invisible to autograd: without this a stale saved tensor would go unnoticed.
   for (size_t k = 0; k < names_.size(); ++k)
     for (size_t i = 0; (written_ >> k & 1) && i < slots_.size(); ++i)

@@ -64,7 +64,7 @@ class APEX_TORCH_API TensorPlan {
   void run(const Op& op, const TensorSource& source);
 
   size_t tensors() const { return slots_.size(); }
-  size_t buckets() const { return buckets_.size(); }
+  size_t buckets_with_elements() const;
 
  private:
   struct Slot {  // one index of the lists
@@ -103,9 +103,9 @@ class APEX_TORCH_API TensorPlan {
   bool attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists, at::Tensor& temporary);
   void attach_scratch(const apex_place& place, Bucket& bucket, bool capturing, uint32_t reductions, apex_tensor_lists& lists,
                       at::Tensor& temporary);
-  Launch launch_on(Bucket& bucket) const;
+  Launch launch_on(size_t turn) const;
   void check_buckets(const Op& op);
-  void run_bucket(const Op& op, const TensorSource& source, Bucket& bucket);
+  void run_bucket(const Op& op, const TensorSource& source, size_t turn);
   std::string describe(size_t list, size_t index) const;
   std::string describe_model(size_t index) const;
 
@@ -113,6 +113,7 @@ class APEX_TORCH_API TensorPlan {
   uint32_t written_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
+  std::vector<size_t> order_;  // in which they are launched
   const char* checked_for_ = nullptr;  // the unit that is known to take every bucket
   std::vector<at::Tensor> copies_;  // gradients laid out like their parameters, while a call runs
   bool has_copies_ = false;

@@ -2,7 +2,7 @@
 
 Two ways. A table whose first chunk number wraps makes block 0 take a chunk that begins past 2^31 elements;
 the tensors' addresses then point as far before small buffers, so nothing huge is needed and it runs on every
-target. And real tensors of that size, in memory that costs nothing until it is touched, whose last block alone
+target. And real tensors of that size, in memory that costs nothing until touched, whose last block alone
 is run.
 """
 
