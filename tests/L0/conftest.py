@@ -52,6 +52,17 @@ def compiled():
     return compile_once
 
 
+@pytest.fixture
+def counting_backend():
+    """A backend for torch.compile that counts, with nothing compiled before."""
+    import torch
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    _compiled.clear()
+    return CompileCounterWithBackend("aot_eager")
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a GPU (and says so when it is skipped)")
 
