@@ -85,7 +85,7 @@ def render(text: str) -> str:
 def write(path: Path = README) -> None:
     """Writes the file anew, by way of a temporary name."""
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(render(path.read_text(encoding="utf-8")))
+    temporary.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
     temporary.replace(path)
 
 
