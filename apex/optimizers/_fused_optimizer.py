@@ -69,7 +69,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _follow_shards(self, index, plan):
         """A DTensor's gradient is a DTensor too: its local shard is handed over at every step."""
-        if any(local(p) is not local for p, local in plan.shards):
+        if any(local(p) is not shard for p, shard in plan.shards):
             plan = self._make_plan(index)
         plan.set_gradients([local_gradient(p) for p, _ in plan.shards])
         return plan
