@@ -1,0 +1,139 @@
+"""What each rank of test_fused_adam_sharded.py runs: FusedAdam over parameters that FSDP2 shards, on gloo."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import json
+import os
+import pathlib
+import traceback
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from apex.optimizers import FusedAdam
+
+HYPER = dict(lr=1e-2, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.1)
+
+
+def run(rank, ranks, folder, environment):
+    """One rank: every case, and a file that says how each ended ("" is well)."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    results = {}
+    for name, case in CASES.items():
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/{name}",
+            rank=rank,
+            world_size=ranks,
+            timeout=datetime.timedelta(seconds=30),
+        )
+        results[name] = ""
+        try:
+            case(init_device_mesh("cpu", (ranks,)))
+        except Exception:
+            results[name] = traceback.format_exc()
+        dist.destroy_process_group()
+    (pathlib.Path(folder) / f"rank{rank}.json").write_text(json.dumps(results))
+
+
+def _models(mesh, dtype=torch.float32):
+    """(sharded, whole) with the same weights. No size divides by the ranks, and one leaves a rank empty."""
+    torch.manual_seed(0)
+    whole = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)).to(dtype)
+    sharded = copy.deepcopy(whole)
+    fully_shard(sharded[0], mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    return sharded, whole
+
+
+def _train(model, optimizer, seeds, dtype=torch.float32):
+    """The same batch on every rank, so that the mean of their gradients is each one's."""
+    for seed in seeds:
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _check_same(sharded, whole, tolerance):
+    for (name, p), q in zip(sharded.named_parameters(), whole.parameters(), strict=True):
+        assert isinstance(p, DTensor)
+        torch.testing.assert_close(
+            p.full_tensor(), q, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: n + m
+        )
+
+
+def _parity(mesh, **options):
+    sharded, whole = _models(mesh)
+    optimizer = FusedAdam(sharded.parameters(), **HYPER, **options)
+    oracle = torch.optim.AdamW(whole.parameters(), **HYPER)
+    _train(sharded, optimizer, range(5))
+    _train(whole, oracle, range(5))
+    _check_same(sharded, whole, 1e-6)
+    for p in sharded.parameters():
+        moment = optimizer.state[p]["exp_avg"]
+        assert isinstance(moment, DTensor) and moment.placements == p.placements
+        assert moment.to_local().shape == p.to_local().shape
+    assert int(optimizer.param_groups[0]["step"]) == 5
+
+
+def _masters(mesh):
+    sharded, whole = _models(mesh, torch.bfloat16)
+    optimizer = FusedAdam(sharded.parameters(), **HYPER, master_weights=True)
+    other = FusedAdam(whole.parameters(), **HYPER, master_weights=True)
+    _train(sharded, optimizer, range(5), torch.bfloat16)
+    _train(whole, other, range(5), torch.bfloat16)
+    _check_same(sharded, whole, 1e-2)
+    for p in sharded.parameters():
+        master = optimizer.state[p]["master_param"].to_local()
+        assert master.dtype == torch.float32
+        assert torch.equal(p.to_local(), master.to(torch.bfloat16))
+
+
+def _resume(mesh):
+    sharded, whole = _models(mesh)
+    optimizer = FusedAdam(sharded.parameters(), **HYPER)
+    _train(sharded, optimizer, range(5))
+    again, _ = _models(mesh)
+    first = FusedAdam(again.parameters(), **HYPER)
+    _train(again, first, range(3))
+    resumed = FusedAdam(again.parameters(), **HYPER)
+    resumed.load_state_dict(copy.deepcopy(first.state_dict()))
+    _train(again, resumed, range(3, 5))
+    for p, q in zip(sharded.parameters(), again.parameters(), strict=True):
+        assert torch.equal(p.to_local(), q.to_local())
+        for name in ("exp_avg", "exp_avg_sq"):
+            a, b = optimizer.state[p][name], resumed.state[q][name]
+            assert isinstance(b, DTensor) and torch.equal(a.to_local(), b.to_local())
+
+
+def _replicated_gradient(mesh):
+    """A gradient that lies on every rank as a whole, as a user's own collective leaves it."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    full = torch.arange(10.0).view(5, 2)
+    p = torch.nn.Parameter(distribute_tensor(full, mesh, [Shard(0)]))
+    q = torch.nn.Parameter(full.clone())
+    optimizer, oracle = FusedAdam([p], **HYPER), torch.optim.AdamW([q], **HYPER)
+    gradient = torch.randn(5, 2, generator=torch.Generator().manual_seed(1))
+    p.grad = distribute_tensor(gradient, mesh, [Replicate()])
+    q.grad = gradient
+    for _ in range(2):
+        optimizer.step()
+        oracle.step()
+    torch.testing.assert_close(p.full_tensor(), q, rtol=1e-6, atol=1e-6)
+
+
+CASES = {
+    "parity": _parity,
+    "capturable": lambda mesh: _parity(mesh, capturable=True),
+    "masters": _masters,
+    "resume": _resume,
+    "replicated_gradient": _replicated_gradient,
+}
