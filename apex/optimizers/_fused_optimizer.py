@@ -56,7 +56,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         group = self.param_groups[index]
         params = group["params"]
         self._check_parameters(index, params)
-        ready = [p for p in params if p.grad is not None or self.state.get(p)]
+        ready = self._ordered([p for p in params if p.grad is not None or self.state.get(p)])
         for p in ready:
             self._init_state(p, group)
         waiting = [p for p in params if p.grad is None and not self.state.get(p)]
@@ -73,6 +73,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             plan = self._make_plan(index)
         plan.set_gradients([local_gradient(p) for p, _ in plan.shards])
         return plan
+
+    def _ordered(self, params):
+        """In which order the op is given these parameters of a group."""
+        return params
 
     def _states(self, group):
         """Names of the states that the op reads for this group's parameters."""

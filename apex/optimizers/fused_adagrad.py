@@ -4,7 +4,8 @@ import torch
 
 from apex._sharding import local
 from apex.optimizers._fused_optimizer import FusedOptimizer
-from apex.optimizers._scalars import learning_rate, loss_scaling
+from apex.optimizers._scalars import learning_rate
+from apex.optimizers._scaling import Scaling
 
 __all__ = ["FusedAdagrad"]
 
@@ -74,6 +75,7 @@ class FusedAdagrad(FusedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        scaling = Scaling(self)
         for index, group in enumerate(self.param_groups):
             if group["params"]:
                 device = local(group["params"][0]).device
@@ -83,6 +85,6 @@ class FusedAdagrad(FusedOptimizer):
                     decay_mode=self.adagrad_w_mode,
                     weight_decay=group["weight_decay"],
                     **learning_rate(group, device),
-                    **loss_scaling(self, device),
+                    **scaling.on(device),
                 )
         return loss

@@ -3,13 +3,14 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import local
+from apex.optimizers._capturable import Capturable
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._scaling import Scaling
 
 __all__ = ["FusedAdam"]
 
 
-class FusedAdam(FusedOptimizer):
+class FusedAdam(Capturable, FusedOptimizer):
     """Adam and AdamW with every parameter of one dtype updated in a single launch.
 
     A drop-in for torch.optim.AdamW, or torch.optim.Adam with ``adam_w_mode=False``; the interface is that of
@@ -70,28 +71,6 @@ class FusedAdam(FusedOptimizer):
         super().__init__(params, defaults, set_grad_none)
         if capturable:
             self._step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scaling to step()
-
-    def add_param_group(self, param_group):
-        super().add_param_group(param_group)
-        if self.capturable:
-            self._move_scalars_to_device(self.param_groups[-1])
-
-    def _move_scalars_to_device(self, group):
-        if not group["params"]:
-            return
-        device = local(group["params"][0]).device
-        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
-        if "step" in group:
-            step = torch.as_tensor(group["step"]).to(device=device, dtype=torch.int32)
-            group["step"] = step.reshape(1).clone()
-
-    def load_state_dict(self, state_dict):
-        super().load_state_dict(state_dict)
-        for group in self.param_groups:
-            if self.capturable:
-                self._move_scalars_to_device(group)
-            else:
-                group.update({k: v.item() for k, v in group.items() if isinstance(v, torch.Tensor)})
 
     # ---- master weights ------------------------------------------------------------------------------
 
@@ -159,28 +138,16 @@ class FusedAdam(FusedOptimizer):
         return loss
 
     def _step_group(self, index, group, scaling):
-        plan = self._plan(index)
         beta1, beta2 = group["betas"]
-        scalars = dict(
+        self._run_counted(
+            self._plan(index),
+            "multi_tensor_adam",
+            group,
             beta1=beta1,
             beta2=beta2,
             eps=group["eps"],
             decay_mode=self.adam_w_mode,
             bias_correction=bool(group["bias_correction"]),
             weight_decay=group["weight_decay"],
+            **(scaling.on(local(group["params"][0]).device) if scaling else {}),
         )
-        if not self.capturable:
-            step = group.get("step", 0) + 1
-            plan.run("multi_tensor_adam", **scalars, lr=float(group["lr"]), step=step)
-            group["step"] = step
-        elif not plan.run("multi_tensor_adam", **scalars, **self._scalars_on_device(group, scaling)):
-            group["step"] += 1  # no launch, so no kernel that advances it
-
-    def _scalars_on_device(self, group, scaling):
-        device = local(group["params"][0]).device
-        if "step" not in group:
-            group["step"] = torch.zeros(1, dtype=torch.int32, device=device)
-        scalars = dict(lr=0.0, lr_tensor=group["lr"], step=0, step_tensor=group["step"], advance_step=True)
-        if not isinstance(group["lr"], torch.Tensor):
-            scalars |= dict(lr=float(group["lr"]), lr_tensor=None)
-        return scalars | scaling.on(device)

@@ -8,7 +8,8 @@ from torch.optim.optimizer import required
 from apex._sharding import local
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._plan import make_plan
-from apex.optimizers._scalars import learning_rate, loss_scaling
+from apex.optimizers._scalars import learning_rate
+from apex.optimizers._scaling import Scaling
 
 __all__ = ["FusedSGD"]
 
@@ -149,15 +150,16 @@ class FusedSGD(FusedOptimizer):
             with torch.enable_grad():
                 loss = closure()
         under_amp = hasattr(getattr(self, "_amp_stash", None), "fp32_from_fp16_groups")
+        scaling = Scaling(self)
         for index, group in enumerate(self.param_groups):
             if group["params"]:
                 for plan in self._master_plans(index) if under_amp else [self._plan(index)]:
-                    self._run(plan, group)
+                    self._run(plan, group, scaling)
         self.most_recent_scale = 1.0
         self.scale_set_by_backward = False
         return loss
 
-    def _run(self, plan, group):
+    def _run(self, plan, group, scaling):
         device = local(group["params"][0]).device
         plan.run(
             "multi_tensor_sgd",
@@ -170,5 +172,5 @@ class FusedSGD(FusedOptimizer):
             scale=1.0 / self.most_recent_scale,
             marked_first_run=True,
             **learning_rate(group, device),
-            **loss_scaling(self, device),
+            **scaling.on(device),
         )

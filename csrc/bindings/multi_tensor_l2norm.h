@@ -55,7 +55,7 @@ struct NormCall {
     const at::Tensor skipped = watch && check_noop && noop_flag ? noop_flag->ne(0) : at::Tensor();
     call_reference<decltype(multi_tensor_l2norm)>(
         "multi_tensor_l2norm", t[0], of_bucket,
-        results.bucket().defined() ? std::optional<at::Tensor>(results.bucket()) : std::nullopt, noop_flag, scale, inv_scale,
+        results.bucket_if_any(), noop_flag, scale, inv_scale,
         check_noop, maximum, blend_new, blend_old, max_norm, l.first && l.last ? clip_coefficient : std::nullopt);
     results.write_back();
     if (!l.first) total.copy_(maximum ? total.maximum(of_bucket) : total.hypot(of_bucket));

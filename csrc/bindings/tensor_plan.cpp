@@ -271,10 +271,13 @@ void TensorPlan::run_bucket(const Op& op, const TensorSource& source, size_t tur
   }
   if (!use_reference(status, op.unit)) return;
   Tensors tensors(lists);
-  for (size_t i : bucket.members)
-    if (source(0, i).defined())
-      for (size_t k = 0; k < lists; ++k) tensors[k].push_back(source(k, i));
-  op.reference(tensors, l);
+  std::vector<size_t> present;
+  for (size_t i : bucket.members) {
+    if (!source(0, i).defined()) continue;
+    present.push_back(i);
+    for (size_t k = 0; k < lists; ++k) tensors[k].push_back(source(k, i));
+  }
+  op.reference(tensors, {l.device, l.place, l.lists, l.first, l.last, present, l.tensors});
 }
 
 void TensorPlan::run(const Op& op, const TensorSource& source) {

@@ -47,7 +47,7 @@ class APEX_TORCH_API TensorPlan {
     apex_place place;
     apex_tensor_lists lists;
     bool first, last;                    // of the plan's buckets
-    const std::vector<size_t>& members;  // which indices of the lists the bucket holds
+    const std::vector<size_t>& members;  // which indices of the lists the bucket holds; for a reference: its tensors'
     size_t tensors;                      // how many indices the lists have
   };
   using Launcher = std::function<int32_t(const Launch&)>;

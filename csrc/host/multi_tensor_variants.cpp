@@ -18,10 +18,9 @@ std::string describe(const int32_t* dtypes, uint32_t lists) {
   return text + ")";
 }
 
-MultiTensorVariant* find(MultiTensorVariant* variants, size_t count, const apex_tensor_lists& lists) {
+MultiTensorVariant* find(MultiTensorVariant* variants, size_t count, const int32_t* dtypes, uint32_t lists) {
   for (size_t i = 0; i < count; ++i)
-    if (variants[i].lists == lists.lists &&
-        std::memcmp(variants[i].dtypes, lists.dtypes, lists.lists * sizeof(int32_t)) == 0)
+    if (variants[i].lists == lists && std::memcmp(variants[i].dtypes, dtypes, lists * sizeof(int32_t)) == 0)
       return &variants[i];
   return nullptr;
 }
@@ -58,11 +57,11 @@ int32_t launch(MultiTensorVariant& variant, const apex_place* place, const apex_
 }  // namespace
 
 int32_t run_multi_tensor(MultiTensorVariant* variants, size_t count, const apex_place* place,
-                         const apex_tensor_lists* lists, const void* arguments) {
-  MultiTensorVariant* variant = find(variants, count, *lists);
+                         const apex_tensor_lists* lists, const void* arguments, uint32_t used) {
+  MultiTensorVariant* variant = find(variants, count, lists->dtypes, used);
   if (!variant) {
     std::string text = std::string(variants[0].kernel.unit) + ": no variant takes element types " +
-                       describe(lists->dtypes, lists->lists) + "; there are";
+                       describe(lists->dtypes, used) + "; there are";
     for (size_t i = 0; i < count; ++i) text += (i ? ", " : " ") + describe(variants[i].dtypes, variants[i].lists);
     return fail(APEX_ERROR_ARGUMENT, "%s", text.c_str());
   }

@@ -29,15 +29,15 @@ constexpr MultiTensorVariant multi_tensor_variant(const char* unit, const char* 
     return {{unit, kernel, 0}, 0, bytes, sizeof...(T), {DtypeOf<T>::value...}, &CpuOperation<Op, Math>::run};
 }
 
-// Runs the variant whose element types the lists have. `arguments` is the operation's struct. Returns
+// Runs the variant whose element types the lists (or their first `used`) have. `arguments` is the operation's struct. Returns
 // APEX_USE_REFERENCE where the probe chose the reference, APEX_ERROR_ARGUMENT for types that no variant takes.
 int32_t run_multi_tensor(MultiTensorVariant* variants, size_t count, const apex_place* place,
-                         const apex_tensor_lists* lists, const void* arguments);
+                         const apex_tensor_lists* lists, const void* arguments, uint32_t used);
 
 template <size_t N>
 int32_t run_multi_tensor(MultiTensorVariant (&variants)[N], const apex_place* place, const apex_tensor_lists* lists,
-                         const void* arguments) {
-  return run_multi_tensor(variants, N, place, lists, arguments);
+                         const void* arguments, uint32_t used = 0) {
+  return run_multi_tensor(variants, N, place, lists, arguments, used ? used : lists->lists);
 }
 }  // namespace apex
 

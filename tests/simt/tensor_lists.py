@@ -51,18 +51,23 @@ class TensorLists:
             for buffers, name in zip(self.buffers, self.types, strict=True)
         ]
 
-    def launch(self, kernel: str, struct: str, unit: str, reductions: int = 0, scratch=None, **values):
+    def launch(self, kernel: str, struct: str, unit: str, reductions: int = 0, run: int = 1, **values):
         """Launches <unit>_<kernel>; values of the struct in <unit>.h may be buffers.
 
-        Returns the ReductionScratch of a launch that reduces, to be read or handed to the next launch.
+        run: chunks that a block of a reduction takes. Returns its ReductionScratch, for the next launch to
+            read.
         """
-        table = tensor_table(self.device, self.buffers, SIZES, CHUNK)
+        table, scratch = self.table(), None
         parameters = [table, make(struct, f"{unit}.h", **values)]
         if reductions:
-            scratch, _ = reduction_scratch(self.device, table, reductions)
+            scratch, _ = reduction_scratch(self.device, table, reductions, run)
             parameters.append(scratch)
         self.device.launch(f"{unit}_{kernel}", GRID, THREADS, parameters)
         return scratch
+
+    def table(self):
+        """The TensorTable of a launch over these lists."""
+        return tensor_table(self.device, self.buffers, SIZES, CHUNK)
 
     def check_untouched(self, lists=None) -> None:
         """These lists, or all, hold what they held at first."""

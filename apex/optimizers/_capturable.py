@@ -1,0 +1,55 @@
+"""Step counts, on the host or (``capturable``) on the device."""
+
+from __future__ import annotations
+
+import torch
+
+from apex._sharding import local
+from apex.optimizers._scalars import learning_rate
+
+
+class Capturable:
+    """Mixin of optimizers that count steps, before FusedOptimizer.
+
+    With ``self.capturable`` a group's learning rate and step count are tensors on the device, so that a step
+    can be captured in a CUDA graph and replayed.
+    """
+
+    capturable = False
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        if self.capturable:
+            self._move_scalars_to_device(self.param_groups[-1])
+
+    def _move_scalars_to_device(self, group):
+        if not group["params"]:
+            return
+        device = local(group["params"][0]).device
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
+        if "step" in group:
+            step = torch.as_tensor(group["step"]).to(device=device, dtype=torch.int32)
+            group["step"] = step.reshape(1).clone()
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            if self.capturable:
+                self._move_scalars_to_device(group)
+            else:
+                group.update({k: v.item() for k, v in group.items() if isinstance(v, torch.Tensor)})
+
+    def _run_counted(self, plan, op, group, **scalars):
+        """Runs `op` with the group's learning rate and its next step."""
+        device = local(group["params"][0]).device
+        if not self.capturable:
+            step = group.get("step", 0) + 1
+            plan.run(op, step=step, **learning_rate(group, device), **scalars)
+            group["step"] = step
+            return
+        if "step" not in group:
+            group["step"] = torch.zeros(1, dtype=torch.int32, device=device)
+        on_device = isinstance(group["lr"], torch.Tensor)
+        rate = dict(lr=0.0, lr_tensor=group["lr"]) if on_device else dict(lr=float(group["lr"]))
+        if not plan.run(op, step=0, step_tensor=group["step"], advance_step=True, **rate, **scalars):
+            group["step"] += 1  # no launch, so no kernel that advances it
