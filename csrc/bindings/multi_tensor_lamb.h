@@ -39,7 +39,13 @@ struct LambCall {
     TORCH_CHECK_VALUE(step_tensor || !bias_correction || (step >= 1 && step <= INT32_MAX),
                       "multi_tensor_lamb: step counts from 1, not ", step);
   }
+  // The norm of all gradients was measured on one device; a group may have parameters on others.
+  std::optional<at::Tensor> norm_on(c10::Device device) const {
+    const bool elsewhere = global_grad_norm && global_grad_norm->defined() && global_grad_norm->device() != device;
+    return elsewhere ? global_grad_norm->to(device, /*non_blocking=*/true) : global_grad_norm;
+  }
   int32_t launch(const TensorPlan::Launch& l) const {
+    const std::optional<at::Tensor> norm = norm_on(l.device);
     gpu::LambArguments a{};
     a.lr = lr;
     a.beta1 = beta1;
@@ -56,25 +62,26 @@ struct LambCall {
     a.advance_step = advance_step && l.last;
     a.lr_on_device = scalar_pointer<float>(lr_tensor, "lr_tensor", at::kFloat, l.device);
     a.step_on_device = scalar_pointer<int32_t>(step_tensor, "step_tensor", at::kInt, l.device);
-    a.global_grad_norm = scalar_pointer<float>(global_grad_norm, "global_grad_norm", at::kFloat, l.device);
+    a.global_grad_norm = scalar_pointer<float>(norm, "global_grad_norm", at::kFloat, l.device);
     a.max_grad_norm_on_device = scalar_pointer<float>(max_grad_norm_tensor, "max_grad_norm_tensor", at::kFloat, l.device);
     a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
     a.found_inf = scalar_pointer<float>(found_inf, "found_inf", at::kFloat, l.device);
     a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
     return apex_multi_tensor_lamb(&l.place, &l.lists, &a);
   }
-  void reference(const TensorPlan::Tensors& t, bool last) const {
+  void reference(const TensorPlan::Tensors& t, const TensorPlan::Launch& l) const {
+    const bool last = l.last;
     const std::vector<at::Tensor> none;
     auto steps = step_tensor;
     if (steps && advance_step && !last) steps = steps->add(1);
     call_reference<decltype(multi_tensor_lamb)>(
         "multi_tensor_lamb", t[0], t[1], t[2], t[3], t.size() > 4 ? t[4] : none, lr, beta1, beta2, eps, step, bias_correction,
-        weight_decay, grad_averaging, decay_mode, global_grad_norm, max_grad_norm, use_nvlamb, lr_tensor, steps, advance_step && last,
+        weight_decay, grad_averaging, decay_mode, norm_on(l.device), max_grad_norm, use_nvlamb, lr_tensor, steps, advance_step && last,
         max_grad_norm_tensor, inv_scale, found_inf, noop_flag);
   }
   TensorPlan::Op op() const {
     return {"multi_tensor_lamb", 2, [this](const TensorPlan::Launch& l) { return launch(l); },
-            [this](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) { reference(t, l.last); }};
+            [this](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) { reference(t, l); }};
   }
   void run_on(const std::vector<at::TensorList>& lists) const {
     check();

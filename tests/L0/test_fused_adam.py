@@ -554,7 +554,9 @@ def test_learning_rate_in_place(variant):
 @pytest.mark.parametrize("unscaled_before", [False, True], ids=["", "unscale_ first"])
 def test_gradient_scaler(variant, unscaled_before):
     """An overflow changes neither parameters, moments nor step; gradients are unscaled once."""
-    params = parameters(variant.device) + parameters(variant.device, BF16, ((9,),))
+    # torch's check for overflows takes bfloat16 on the CPU alone; float16 it refuses to unscale.
+    second = F32 if variant.name == "cuda" else BF16
+    params = parameters(variant.device) + parameters(variant.device, second, ((9,),))
     optimizer = FusedAdam(params, **HYPER, capturable=True)
     copies, oracle = twin(params[:-1])
     scaler = torch.amp.GradScaler(variant.device.type, init_scale=2.0**10, growth_interval=100)
