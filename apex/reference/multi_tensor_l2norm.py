@@ -22,9 +22,9 @@ def multi_tensor_l2norm(
     tensors: float16, bfloat16, float32 or float64, each multiplied by scale (and by inv_scale, float32 of one
     element) first. total: float32 of one element. per_tensor: float32, one element a tensor, receives each
     tensor's norm n blended with the norm it holds: sqrt(blend_new * n^2 + blend_old * old^2), or for maxima
-    blend_new * n + blend_old * old. check_noop: leave all as it is if noop_flag (int32) is not 0, and raise it
-    to 1 if the norm is inf or nan. clip_coefficient: float32 of one element, receives
-    min(1, max_norm / (total + 1e-6)), the factor by which torch.nn.utils.clip_grad_norm_ multiplies.
+    blend_new * n + blend_old * old. noop_flag: int32 of one element, becomes 1 if the norm is inf or nan;
+    check_noop: where it is not 0 before, all is left as it is. clip_coefficient: float32 of one element,
+    receives min(1, max_norm / (total + 1e-6)), the factor by which torch.nn.utils.clip_grad_norm_ multiplies.
     """
     order = float("inf") if maximum else 2.0
     norms = [total.new_zeros(())]
@@ -46,7 +46,7 @@ def multi_tensor_l2norm(
         elif blend_old:
             new = (blend_new * new**2 + blend_old * per_tensor**2).sqrt()
         _write(per_tensor, new.reshape(per_tensor.shape), skip)
-    if skip is not None:
+    if noop_flag is not None:
         noop_flag.masked_fill_(~torch.isfinite(result), 1)
 
 

@@ -6,8 +6,8 @@ namespace gpu {
 struct NormArguments {
   double scale;            // elements are multiplied by it (and by inv_scale) before they are measured
   const float* inv_scale;  // nullable
-  i32* noop_flag;          // nullable
-  i32 check_noop;          // 1: a flag that is up on entry ends the launch, and a norm that is not finite raises it
+  i32* noop_flag;          // nullable; a norm that is not finite raises it
+  i32 check_noop;          // 1: a flag that is up on entry ends the launch
   i32 first, last;         // of several launches that measure one set of tensors together
   float* total;            // the norm of all; between launches: what `finish` must combine with
   float* per_tensor;       // [tensors] or null
@@ -59,7 +59,7 @@ template <class Math> struct L2Norm : NormBase<Math> {
     const Math square = totals[0] + (a.first ? Math(0) : (Math)*a.total);
     *a.total = (float)(a.last ? sqrt(square) : square);
     if (a.last) write_clip_coefficient(a, sqrt(square));
-    if (a.check_noop && a.noop_flag && !is_finite(square)) raise_flag(a.noop_flag);
+    if (a.noop_flag && !is_finite(square)) raise_flag(a.noop_flag);
   }
 };
 
@@ -80,7 +80,7 @@ template <class Math> struct MaximumNorm : NormBase<Math> {
     const Math largest = a.first ? totals[0] : Maximum::combine((Math)*a.total, totals[0]);
     *a.total = (float)largest;
     if (a.last) write_clip_coefficient(a, largest);
-    if (a.check_noop && a.noop_flag && !is_finite(largest)) raise_flag(a.noop_flag);
+    if (a.noop_flag && !is_finite(largest)) raise_flag(a.noop_flag);
   }
 };
 }  // namespace gpu
