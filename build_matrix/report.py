@@ -40,7 +40,7 @@ def units_table(results: list[Result], wall: float) -> None:
         ("kind", "left"),
         ("units", "right"),
         ("made", "right"),
-        ("CPU-seconds", "right"),
+        ("seconds", "right"),
     ):
         table.add_column(heading, justify=justify)
     table.add_column("bytes", justify="right")
