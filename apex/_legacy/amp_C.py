@@ -1,0 +1,520 @@
+"""The functions of public apex's extension amp_C, with its argument orders, over the ops of this package.
+
+chunk_size is taken and ignored: the ops cut tensors into chunks of their own. noop_flag: int32, one
+element. tensor_lists: lists of equally many tensors, in the order that each function says. Beyond public
+apex: any number of tensors, of any size, dtypes mixed within a list, empty lists, CPU tensors. Scalars are
+not rounded to float32.
+
+A function is here only if its op is. Errors: TypeError (dtypes), ValueError (devices, sizes, counts, values),
+before anything is written.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apex._loader import bindings, registry
+
+_compiled = bindings.load().module
+__all__ = []
+
+
+def _needs(op):
+    """Exports the function below if this installation has the op."""
+
+    def export(function):
+        if op in registry.schemas():
+            __all__.append(function.__name__)
+        return function
+
+    return export
+
+
+def _module():
+    """The compiled entries, cheaper than the dispatcher's; None without bindings, and where torch traces."""
+    return None if torch.compiler.is_compiling() else _compiled
+
+
+def _call(op, lists, **scalars):
+    """One call of an op whose compiled entry takes lists and a struct of scalars."""
+    module = _module()
+    if module is None:
+        getattr(torch.ops.apex, op)(*lists, **scalars)
+    else:
+        getattr(module, op)(lists, getattr(module, f"{op}_call")(**scalars))
+
+
+def _or_empty(lists, count):
+    """The lists, and empty ones for the dispatcher in the place of those that may lack at the end."""
+    if _module() is None:
+        return [*lists, *[[]] * (count - len(lists))]
+    return lists
+
+
+# ---- scaling and norms -------------------------------------------------------------------------------------
+
+
+@_needs("multi_tensor_scale")
+def multi_tensor_scale(chunk_size, noop_flag, tensor_lists, scale):
+    """outputs = scale * inputs, for tensor_lists [inputs, outputs]; noop_flag becomes 1 at an inf or nan."""
+    inputs, outputs = tensor_lists
+    _scale(noop_flag, inputs, outputs, scale)
+
+
+def _scale(noop_flag, inputs, outputs, scale, scale_tensor=None, skip_one=False):
+    if (module := _module()) is None:
+        torch.ops.apex.multi_tensor_scale(inputs, outputs, noop_flag, scale, scale_tensor, skip_one)
+    else:
+        module.multi_tensor_scale(noop_flag, [inputs, outputs], scale, scale_tensor, skip_one)
+
+
+@_needs("multi_tensor_axpby")
+def multi_tensor_axpby(chunk_size, noop_flag, tensor_lists, a, b, arg_to_check):
+    """outputs = a * x + b * y, for [x, y, outputs].
+
+    noop_flag becomes 1 at an inf or nan in x (arg_to_check 0), y (1) or either (-1).
+    """
+    if (module := _module()) is None:
+        torch.ops.apex.multi_tensor_axpby(*tensor_lists, noop_flag, a, b, arg_to_check)
+    else:
+        module.multi_tensor_axpby(noop_flag, tensor_lists, a, b, arg_to_check)
+
+
+def _l2norm(noop_flag, tensors, per_tensor, **options):
+    device = tensors[0].device if tensors else noop_flag.device
+    total = torch.zeros(1, dtype=torch.float32, device=device)
+    each = torch.zeros(len(tensors) if per_tensor else 0, dtype=torch.float32, device=device)
+    options |= dict(total=total, noop_flag=noop_flag)
+    if per_tensor and tensors:
+        options["per_tensor"] = each
+    _call("multi_tensor_l2norm", [tensors], **options)
+    return total, each
+
+
+@_needs("multi_tensor_l2norm")
+def multi_tensor_l2norm(chunk_size, noop_flag, tensor_lists, per_tensor_python=None):
+    """(the L2 norm of all tensors of [tensors] together, of each), float32 of shapes (1,) and (n,).
+
+    The second is empty unless per_tensor_python. noop_flag is not read; an inf or nan sets it to 1.
+    """
+    return _l2norm(noop_flag, tensor_lists[0], per_tensor_python)
+
+
+@_needs("multi_tensor_l2norm")
+def multi_tensor_l2norm_mp(chunk_size, noop_flag, tensor_lists, per_tensor_python=None):
+    """As multi_tensor_l2norm, but where noop_flag is not 0 nothing is measured and the norms are 0."""
+    return _l2norm(noop_flag, tensor_lists[0], per_tensor_python, check_noop=True)
+
+
+@_needs("multi_tensor_l2norm")
+def multi_tensor_l2norm_scale(chunk_size, noop_flag, tensor_lists, scale, per_tensor_python=None):
+    """As multi_tensor_l2norm for the inputs of [inputs, outputs], and outputs = scale * inputs."""
+    inputs, outputs = tensor_lists
+    norms = _l2norm(noop_flag, inputs, per_tensor_python)
+    _scale(noop_flag, inputs, outputs, scale)
+    return norms
+
+
+@_needs("multi_tensor_l2norm")
+def multi_tensor_unscale_l2norm(chunk_size, noop_flag, tensor_lists, inv_scale, per_tensor_python=None):
+    """As multi_tensor_l2norm, of the tensors times inv_scale (float32 of one element). They stay."""
+    return _l2norm(noop_flag, tensor_lists[0], per_tensor_python, inv_scale=inv_scale)
+
+
+# ---- optimizers --------------------------------------------------------------------------------------------
+
+
+@_needs("multi_tensor_sgd")
+def multi_tensor_sgd(
+    chunk_size,
+    noop_flag,
+    tensor_lists,
+    wd,
+    momentum,
+    dampening,
+    lr,
+    nesterov,
+    first_run,
+    wd_after_momentum,
+    scale,
+):
+    """One SGD step on [gradients, parameters, momentum buffers[, half-precision copies of the parameters]].
+
+    Gradients are multiplied by scale first; first_run sets the buffers to them. Nothing is done if noop_flag
+    is not 0.
+    """
+    _call(
+        "multi_tensor_sgd",
+        _or_empty(tensor_lists, 4),
+        weight_decay=wd,
+        momentum=momentum,
+        dampening=dampening,
+        lr=lr,
+        nesterov=bool(nesterov),
+        first_run=bool(first_run),
+        wd_after_momentum=bool(wd_after_momentum),
+        scale=scale,
+        noop_flag=noop_flag,
+    )
+
+
+@_needs("multi_tensor_adam")
+def multi_tensor_adam(
+    chunk_size,
+    noop_flag,
+    tensor_lists,
+    lr,
+    beta1,
+    beta2,
+    epsilon,
+    step,
+    mode,
+    bias_correction,
+    weight_decay,
+):
+    """One Adam (mode 0) or AdamW (mode 1) step on [gradients, parameters, exp_avgs, exp_avg_sqs].
+
+    noop_flag is not read.
+    """
+    _call(
+        "multi_tensor_adam",
+        _or_empty(tensor_lists, 5),
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        eps=epsilon,
+        step=step,
+        decay_mode=mode,
+        bias_correction=bool(bias_correction),
+        weight_decay=weight_decay,
+    )
+
+
+@_needs("multi_tensor_adam")
+def multi_tensor_adam_capturable(
+    chunk_size,
+    noop_flag,
+    tensor_lists,
+    lr,
+    beta1,
+    beta2,
+    epsilon,
+    step,
+    mode,
+    bias_correction,
+    weight_decay,
+    inv_scale,
+):
+    """As multi_tensor_adam, with lr, inv_scale (float32) and step (int32) as tensors of one element.
+
+    Gradients are multiplied by inv_scale, and left so. Nothing is done if noop_flag is 1.
+    """
+    _call(
+        "multi_tensor_adam",
+        _or_empty(tensor_lists, 5),
+        lr=0.0,
+        beta1=beta1,
+        beta2=beta2,
+        eps=epsilon,
+        step=0,
+        decay_mode=mode,
+        bias_correction=bool(bias_correction),
+        weight_decay=weight_decay,
+        lr_tensor=lr,
+        step_tensor=step,
+        inv_scale=inv_scale,
+        noop_flag=noop_flag,
+    )
+    gradients = tensor_lists[0]
+    factor = torch.where(noop_flag.view(1) == 1, 1.0, inv_scale.view(1))
+    _scale(None, gradients, gradients, 1.0, factor, skip_one=True)
+
+
+@_needs("multi_tensor_adam")
+def multi_tensor_adam_capturable_master(
+    chunk_size,
+    noop_flag,
+    tensor_lists,
+    lr,
+    beta1,
+    beta2,
+    epsilon,
+    step,
+    mode,
+    bias_correction,
+    weight_decay,
+    inv_scale,
+):
+    """As multi_tensor_adam_capturable on [gradients, parameters, exp_avgs, exp_avg_sqs, master parameters].
+
+    The masters (float32) are what is updated; the parameters become their roundings.
+    """
+    gradients, parameters, exp_avgs, exp_avg_sqs, masters = tensor_lists
+    multi_tensor_adam_capturable(
+        chunk_size,
+        noop_flag,
+        [gradients, masters, exp_avgs, exp_avg_sqs, parameters],
+        lr,
+        beta1,
+        beta2,
+        epsilon,
+        step,
+        mode,
+        bias_correction,
+        weight_decay,
+        inv_scale,
+    )
+
+
+@_needs("multi_tensor_adagrad")
+def multi_tensor_adagrad(chunk_size, noop_flag, tensor_lists, lr, epsilon, mode, weight_decay):
+    """One Adagrad step on [gradients, parameters, sums]; mode 0: L2 penalty, 1: decoupled decay.
+
+    noop_flag is not read.
+    """
+    _call(
+        "multi_tensor_adagrad", tensor_lists, lr=lr, eps=epsilon, decay_mode=mode, weight_decay=weight_decay
+    )
+
+
+@_needs("multi_tensor_novograd")
+def multi_tensor_novograd(
+    chunk_size,
+    noop_flag,
+    tensor_lists,
+    grad_norms,
+    lr,
+    beta1,
+    beta2,
+    epsilon,
+    step,
+    bias_correction,
+    weight_decay,
+    grad_averaging,
+    moment_mode,
+    norm_type,
+):
+    """One NovoGrad step on [gradients, parameters, exp_avgs]; noop_flag is not read.
+
+    grad_norms: float32, one element a tensor, the averaged norms, to which this step's are added.
+    """
+    _call(
+        "multi_tensor_novograd",
+        tensor_lists,
+        grad_norms=grad_norms,
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        eps=epsilon,
+        step=step,
+        bias_correction=bool(bias_correction),
+        weight_decay=weight_decay,
+        grad_averaging=bool(grad_averaging),
+        moment_mode=moment_mode,
+        norm_type=norm_type,
+    )
+
+
+@_needs("multi_tensor_lamb")
+def multi_tensor_lamb(
+    chunk_size,
+    noop_flag,
+    tensor_lists,
+    lr,
+    beta1,
+    beta2,
+    epsilon,
+    step,
+    bias_correction,
+    weight_decay,
+    grad_averaging,
+    mode,
+    global_grad_norm,
+    max_grad_norm,
+    use_nvlamb_python=None,
+):
+    """One LAMB step on [gradients, parameters, exp_avgs, exp_avg_sqs]; gradients become the updates.
+
+    noop_flag is not read. global_grad_norm: float32 of one element.
+    """
+    _call(
+        "multi_tensor_lamb",
+        _or_empty(tensor_lists, 5),
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        eps=epsilon,
+        step=step,
+        bias_correction=bool(bias_correction),
+        weight_decay=weight_decay,
+        grad_averaging=bool(grad_averaging),
+        decay_mode=mode,
+        global_grad_norm=global_grad_norm,
+        max_grad_norm=max_grad_norm,
+        use_nvlamb=bool(use_nvlamb_python),
+    )
+
+
+@_needs("multi_tensor_lamb")
+def multi_tensor_lamb_mp(
+    chunk_size,
+    noop_flag,
+    tensor_lists,
+    lr,
+    beta1,
+    beta2,
+    epsilon,
+    step,
+    bias_correction,
+    weight_decay,
+    grad_averaging,
+    mode,
+    global_grad_norm,
+    max_grad_norm,
+    use_nvlamb_python,
+    found_inf,
+    inv_scale,
+):
+    """As multi_tensor_lamb on [..., exp_avg_sqs[, half-precision copies of the parameters]].
+
+    lr, global_grad_norm, max_grad_norm, found_inf, inv_scale (float32) and step (int32) are tensors of one
+    element. Nothing is done if noop_flag or found_inf is not 0.
+    """
+    _call(
+        "multi_tensor_lamb",
+        _or_empty(tensor_lists, 5),
+        lr=0.0,
+        beta1=beta1,
+        beta2=beta2,
+        eps=epsilon,
+        step=0,
+        bias_correction=bool(bias_correction),
+        weight_decay=weight_decay,
+        grad_averaging=bool(grad_averaging),
+        decay_mode=mode,
+        global_grad_norm=global_grad_norm,
+        max_grad_norm=0.0,
+        use_nvlamb=bool(use_nvlamb_python),
+        lr_tensor=lr,
+        step_tensor=step,
+        max_grad_norm_tensor=max_grad_norm,
+        inv_scale=inv_scale,
+        found_inf=found_inf,
+        noop_flag=noop_flag,
+    )
+
+
+@_needs("multi_tensor_lamb_stage1")
+def multi_tensor_lamb_stage1_cuda(
+    chunk_size,
+    noop_flag,
+    tensor_lists,
+    per_tensor_decay,
+    step,
+    beta1,
+    beta2,
+    epsilon,
+    global_grad_norm,
+    max_global_grad_norm,
+):
+    """LAMB's updates and moments, on [gradients, parameters, exp_avgs, exp_avg_sqs, updates].
+
+    per_tensor_decay: float32, one element a tensor. global_grad_norm: float32 of one element. noop_flag is
+    not read.
+    """
+    scalars = (per_tensor_decay, step, beta1, beta2, epsilon, global_grad_norm, max_global_grad_norm)
+    if (module := _module()) is None:
+        torch.ops.apex.multi_tensor_lamb_stage1(*tensor_lists, *scalars)
+    else:
+        module.multi_tensor_lamb_stage1(tensor_lists, *scalars)
+
+
+@_needs("multi_tensor_lamb_stage2")
+def multi_tensor_lamb_stage2_cuda(
+    chunk_size,
+    noop_flag,
+    tensor_lists,
+    per_tensor_param_norm,
+    per_tensor_update_norm,
+    lr,
+    weight_decay,
+    use_nvlamb_python=None,
+):
+    """LAMB's second half, on [parameters, updates].
+
+    per_tensor_param_norm, per_tensor_update_norm: float32, one element a tensor. noop_flag is not read.
+    """
+    scalars = (per_tensor_param_norm, per_tensor_update_norm, lr, weight_decay, bool(use_nvlamb_python))
+    if (module := _module()) is None:
+        torch.ops.apex.multi_tensor_lamb_stage2(*tensor_lists, *scalars)
+    else:
+        module.multi_tensor_lamb_stage2(tensor_lists, *scalars)
+
+
+@_needs("multi_tensor_lars")
+def multi_tensor_lars(
+    chunk_size,
+    noop_flag,
+    tensor_lists,
+    grad_norms,
+    param_norms,
+    lr,
+    trust_coefficient,
+    epsilon,
+    weight_decay,
+    momentum,
+    dampening,
+    nesterov,
+    first_run,
+    wd_after_momentum,
+    scale,
+    is_skipped,
+):
+    """One LARS step on [gradients, parameters, momentum buffers[, half-precision copies of the parameters]].
+
+    grad_norms, param_norms: float32, one element a tensor. is_skipped: the learning rate is not adapted. As
+    in public apex, dampening, first_run, wd_after_momentum and scale have no effect. Nothing is done if
+    noop_flag is not 0.
+    """
+    _call(
+        "multi_tensor_lars",
+        _or_empty(tensor_lists, 4),
+        lr=lr,
+        trust_coefficient=trust_coefficient,
+        eps=epsilon,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        nesterov=bool(nesterov),
+        is_skipped=bool(is_skipped),
+        grad_norms=grad_norms,
+        param_norms=param_norms,
+        noop_flag=noop_flag,
+    )
+
+
+# ---- loss scale --------------------------------------------------------------------------------------------
+
+
+@_needs("update_scale_hysteresis")
+def update_scale_hysteresis(
+    current_scale,
+    growth_tracker,
+    hysteresis_tracker,
+    found_inf,
+    growth_factor,
+    backoff_factor,
+    growth_interval,
+    hysteresis,
+):
+    """Updates the loss scale and its trackers in place, see apex/reference; returns current_scale."""
+    (_module() or torch.ops.apex).update_scale_hysteresis(
+        current_scale,
+        growth_tracker,
+        hysteresis_tracker,
+        found_inf,
+        growth_factor,
+        backoff_factor,
+        growth_interval,
+        hysteresis,
+    )
+    return current_scale
