@@ -44,11 +44,19 @@ def support() -> str:
     rows = []
     for e in Registry.load().extensions:
         for op in e.ops:
-            header = REPOSITORY / "csrc/device" / f"{op}.h"
-            types = _VARIANT.findall(header.read_text(encoding="utf-8")) if header.is_file() else []
+            types = _types(op)
             rows.append((f"`{op}`", str(len(types)) or "", ", ".join(sorted(set(types)))))
     lines = _table(("op", "kernel types", "element types, in the order of the lists"), rows)
     return f"Packs: {', '.join(packs)}.\n\n{lines}"
+
+
+def _types(op: str) -> list[str]:
+    """Element types of an op's kernels: from its list of variants, or from the kernels it spells out."""
+    header, source = (REPOSITORY / "csrc/device" / f"{op}.{suffix}" for suffix in ("h", "cu"))
+    listed = _VARIANT.findall(header.read_text(encoding="utf-8")) if header.is_file() else []
+    if listed or not source.is_file():
+        return listed
+    return re.findall(rf"\bvoid {op}_(\w+)\(", source.read_text(encoding="utf-8"))
 
 
 def speed() -> str:
