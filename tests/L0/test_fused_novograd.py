@@ -290,16 +290,7 @@ def test_a_captured_step(variant):
         pytest.skip("only a GPU captures")
     fused, oracle, params, twins = _pair(variant.device, capturable=True)
 
-    class Torchlike:
-        """With the interface that training.replay() expects."""
-
-        param_groups = [{}]
-
-        def step(self):
-            oracle.lr = self.param_groups[0]["lr"]
-            oracle.step()
-
-    training.replay(fused, Torchlike(), params, twins, fused.param_groups[0]["lr"])
+    training.replay(fused, oracle, params, twins, fused.param_groups[0]["lr"])
     assert_trained(params, twins, steps=4)
     assert int(fused.param_groups[0]["step"]) == 3
 

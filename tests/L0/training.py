@@ -68,7 +68,8 @@ def state_values(optimizer, name):
 
 
 class Oracle:
-    """An optimizer in float64 for a formula that torch does not have.
+    """An optimizer in float64 for a formula that torch does not have; its learning rate, if it has one, is
+    `lr`.
 
     update(state, p, g): the new value of a parameter, from and into a dict that is its own.
     """
@@ -113,7 +114,10 @@ def replay(fused, oracle, params, twins, lr):
             memory.copy_(p.grad)
         fused.found_inf.fill_(float(step == 3))
         lr.fill_(0.1 * step)
-        oracle.param_groups[0]["lr"] = 0.1 * step
+        if isinstance(oracle, Oracle):
+            oracle.lr = 0.1 * step
+        else:
+            oracle.param_groups[0]["lr"] = 0.1 * step
         graph.replay()
         if step != 3:
             oracle.step()

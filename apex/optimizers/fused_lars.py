@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import torch
+from torch.optim.optimizer import required
+
+from apex._sharding import local
+from apex.optimizers._fused_optimizer import FusedOptimizer
+from apex.optimizers._scalars import learning_rate
+from apex.optimizers._scaling import Scaling
+
+__all__ = ["FusedLARS"]
+
+
+class FusedLARS(FusedOptimizer):
+    """LARS in two launches per dtype: the norms of gradients and parameters, the update.
+
+    The interface is that of public apex. Parameters: float16, bfloat16, float32 (momentum buffers in float32;
+    public apex rounds them to the parameter's dtype) and float64, mixed at will. A step asks nothing of the
+    host: it can be captured in a CUDA graph, and under torch.amp.GradScaler gradients are unscaled and
+    overflows skipped on the device. A group with ``is_skipped=True`` (biases, say) takes ``lr`` as it is.
+
+    Args:
+        params: parameters, or dicts that define groups.
+        lr: learning rate; a float32 tensor of one element on the parameters' device may change between
+            replays. A parameter p with gradient g takes lr * trust_coefficient * |p| / (|g| + weight_decay *
+            |p| + eps), or lr where a norm is 0.
+        momentum: factor of the buffer, which gathers steps.
+        dampening: only checked against nesterov, as in public apex.
+        weight_decay: strength of the L2 penalty.
+        trust_coefficient: see lr.
+        eps: see lr.
+        nesterov: look ahead by one more step of the buffer.
+        wd_after_momentum, materialize_master_grads: without effect, as in public apex.
+        set_grad_none: zero_grad() drops gradients rather than zeroing them.
+
+    Raises:
+        ValueError: lr, momentum, weight_decay or eps is negative; nesterov without momentum or with
+            dampening; parameters of CPU and accelerator in one group.
+        TypeError: parameters of another dtype.
+        RuntimeError: a sparse gradient.
+
+    Sources: You, Gitman & Ginsburg, arXiv:1708.03888; numerics and state layout of public apex.
+    """
+
+    state_names = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        params,
+        lr=required,
+        momentum=0,
+        dampening=0,
+        weight_decay=0,
+        trust_coefficient=0.001,
+        eps=0.0,
+        nesterov=False,
+        wd_after_momentum=False,
+        materialize_master_grads=True,
+        set_grad_none=False,
+    ):
+        if lr is not required and not float(lr) >= 0.0:
+            raise ValueError(f"lr must not be negative: {lr}")
+        for name, value in (("momentum", momentum), ("weight_decay", weight_decay), ("eps", eps)):
+            if not value >= 0.0:
+                raise ValueError(f"{name} must not be negative: {value}")
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+        self.wd_after_momentum = wd_after_momentum
+        self.materialize_master_grads = materialize_master_grads
+        # amp's, which scales gradients that it leaves to step().
+        self.most_recent_scale = 1.0
+        self.scale_set_by_backward = False
+        defaults = dict(
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            trust_coefficient=trust_coefficient,
+            eps=eps,
+            is_skipped=False,
+        )
+        super().__init__(params, defaults, set_grad_none)
+        self._step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scaling to step()
+
+    def get_momentums(self, params):
+        """Momentum buffers of the parameters that have a gradient, and whether all are new."""
+        params = [p for p in params if p.grad is not None]
+        first_run = all("momentum_buffer" not in self.state[p] for p in params)
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = self._new_state(p)
+        return [self.state[p]["momentum_buffer"] for p in params], first_run
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scaling = Scaling(self)
+        for index, group in enumerate(self.param_groups):
+            if group["params"]:
+                self._step_group(index, group, scaling)
+        self.most_recent_scale = 1.0
+        self.scale_set_by_backward = False
+        return loss
+
+    def _step_group(self, index, group, scaling):
+        device = local(group["params"][0]).device
+        self._plan(index).run(
+            "multi_tensor_lars",
+            trust_coefficient=group["trust_coefficient"],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            nesterov=bool(group["nesterov"]),
+            is_skipped=bool(group["is_skipped"]),
+            scale=1.0 / self.most_recent_scale,
+            **learning_rate(group, device),
+            **scaling.on(device),
+        )
