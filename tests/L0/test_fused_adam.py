@@ -12,6 +12,7 @@ import warnings
 import lists
 import pytest
 import torch
+import training
 from lists import BF16, F16, F32, F64
 
 from apex._loader import bindings
@@ -549,6 +550,21 @@ def test_learning_rate_in_place(variant):
         assert optimizer.param_groups[0]["lr"] is lr and optimizer.param_groups[0]["step"] is step
     assert_close(params, copies)
     assert step.item() == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtypes", [(F32,), (F32, BF16)], ids=["one dtype", "two dtypes"])
+def test_a_captured_step(variant, dtypes):
+    """Report 30: replays take new gradients, a new learning rate and a raised flag, and count their steps."""
+    if variant.name != "cuda":
+        pytest.skip("only a GPU captures")
+    params = [p for dtype in dtypes for p in training.parameters(dtype, variant.device)]
+    twins = training.twins_of(params)
+    optimizer = FusedAdam(params, lr=0.1, capturable=True)
+    oracle = torch.optim.AdamW(twins, lr=0.1, weight_decay=0.0)
+    training.replay(optimizer, oracle, params, twins, optimizer.param_groups[0]["lr"])
+    training.assert_trained(params, twins, steps=4)
+    assert optimizer.param_groups[0]["step"].item() == 3
 
 
 @pytest.mark.parametrize("unscaled_before", [False, True], ids=["", "unscale_ first"])
