@@ -105,13 +105,15 @@ def test_far_chunk(device, op, begin):
 def test_norm_of_a_far_chunk(device, begin):
     """The partial result of that chunk; the other chunks never come, so there is no norm."""
     values = encode(np.random.default_rng(9).standard_normal(LENGTH), "f16")
-    partials, total = device.full((1, 1), np.nan, np.float64), device.full(1, 7)
+    partials, total = device.full((1, 2), np.nan, np.float64), device.full(1, 7)
     scratch = make(
         "ReductionScratch",
         "multi_tensor_reduce.h",
         partials=partials,
         totals=device.full((1, 1), np.nan, np.float64),
         done=device.full(2, 0, np.uint32),
+        run=1,
+        runs=1,
     )
     arguments = make("NormArguments", "multi_tensor_l2norm.h", scale=1.0, first=1, last=1, total=total)
     table = _far_table(device, [device.put(values)], begin)
@@ -176,7 +178,7 @@ def test_norm_by_the_last_block(plain):
     with Huge(plain, ["f16"]) as huge:
         values = encode(np.random.default_rng(9).standard_normal(LENGTH), "f16")
         huge.write([values])
-        partials = plain.service.allocate(8 * CHUNKS, 0)
+        partials = plain.service.allocate(8 * (CHUNKS + 1), 0)
         total = plain.full(1, 7)
         scratch = make(
             "ReductionScratch",
@@ -184,6 +186,8 @@ def test_norm_by_the_last_block(plain):
             partials=partials,
             totals=plain.full(1, np.nan, np.float64),
             done=plain.put(np.array([CHUNKS - 1, 0], np.uint32)),
+            run=1,
+            runs=CHUNKS,
         )
         arguments = make("NormArguments", "multi_tensor_l2norm.h", scale=1.0, first=1, last=1, total=total)
         table = _table(plain, huge.addresses, SIZE, 0, CHUNKS)
