@@ -18,6 +18,7 @@ class Distribution:
 
     missing: files of its record that are not there
     summary: its own one-line description
+    has_loader: it holds `apex/_loader`: a source install is called `apex`, as an unrelated one on PyPI is
     """
 
     name: str
@@ -25,10 +26,11 @@ class Distribution:
     location: str
     missing: tuple[str, ...] = ()
     summary: str = ""
+    has_loader: bool = False
 
     @property
     def ours(self):
-        return self.name in OURS
+        return self.name in OURS or self.has_loader
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def _describe(distribution):
         str(Path(str(distribution.locate_file(""))).resolve()),
         missing,
         distribution.metadata["Summary"] or "",
+        any(file.parts[:2] == ("apex", "_loader") for file in own),
     )
 
 

@@ -202,6 +202,15 @@ def test_an_installed_wheel(site):
     assert "foreign apex" not in found and "two apex distributions" not in found
 
 
+def test_a_source_install(site):
+    """It is called apex, as the unrelated distribution is; what it holds tells them apart."""
+    (old,) = site.glob("apex_cpu-*.dist-info")
+    shutil.rmtree(old)
+    distribution(site, "apex", "1.10.0", [p for p in (site / "apex").rglob("*") if p.is_file()])
+    _, found = in_site(site)
+    assert "foreign apex" not in found and "two apex distributions" not in found
+
+
 def test_a_second_distribution(site):
     distribution(site, "apex_cuda", "1.10.0+cu130", [site / "apex" / "__init__.py"])
     assert "apex-cpu and apex-cuda" in in_site(site)[1]["two apex distributions"]["text"]
