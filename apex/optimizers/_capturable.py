@@ -51,5 +51,13 @@ class Capturable:
             group["step"] = torch.zeros(1, dtype=torch.int32, device=device)
         on_device = isinstance(group["lr"], torch.Tensor)
         rate = dict(lr=0.0, lr_tensor=group["lr"]) if on_device else dict(lr=float(group["lr"]))
-        if not plan.run(op, step=0, step_tensor=group["step"], advance_step=True, **rate, **scalars):
+        # Shards of parameters: a rank may hold none, and must count all the same.
+        advance = not plan.shards
+        if not advance:
+            found_inf = scalars.get("found_inf")
+            group["step"] += 1 if found_inf is None else (found_inf == 0).to(torch.int32).reshape(1)
+        if (
+            not plan.run(op, step=0, step_tensor=group["step"], advance_step=advance, **rate, **scalars)
+            and advance
+        ):
             group["step"] += 1  # no launch, so no kernel that advances it

@@ -3,10 +3,11 @@ from __future__ import annotations
 import torch
 from torch.optim.optimizer import required
 
-from apex._sharding import local
+from apex._sharding import local, local_gradient
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._scalars import learning_rate
 from apex.optimizers._scaling import Scaling
+from apex.optimizers._tensor_norms import sharded_norms
 
 __all__ = ["FusedLARS"]
 
@@ -110,7 +111,11 @@ class FusedLARS(FusedOptimizer):
 
     def _step_group(self, index, group, scaling):
         device = local(group["params"][0]).device
-        self._plan(index).run(
+        plan, scale = self._plan(index), 1.0 / self.most_recent_scale
+        norms = {}
+        if plan.shards and not group["is_skipped"]:
+            norms = _norms_over_ranks([p for p, _ in plan.shards], scale, scaling.on(device).get("inv_scale"))
+        plan.run(
             "multi_tensor_lars",
             trust_coefficient=group["trust_coefficient"],
             eps=group["eps"],
@@ -118,7 +123,23 @@ class FusedLARS(FusedOptimizer):
             momentum=group["momentum"],
             nesterov=bool(group["nesterov"]),
             is_skipped=bool(group["is_skipped"]),
-            scale=1.0 / self.most_recent_scale,
+            scale=scale,
+            **norms,
             **learning_rate(group, device),
             **scaling.on(device),
         )
+
+
+def _norms_over_ranks(params, scale, inv_scale):
+    """grad_norms and param_norms of parameters that are spread over ranks."""
+    grads = [local_gradient(p) for p in params]
+    present = [i for i, grad in enumerate(grads) if grad is not None]
+    if not present:
+        return {}
+    parts = [local(p).detach() for p in params]
+    of_params = sharded_norms(params, parts)
+    of_grads = torch.zeros_like(of_params)
+    of_grads[present] = sharded_norms(
+        [params[i] for i in present], [grads[i] for i in present], scale=scale, inv_scale=inv_scale
+    )
+    return dict(grad_norms=of_grads, param_norms=of_params)

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import torch
 
-from apex._sharding import local
+from apex._sharding import local, local_gradient
 from apex.optimizers._capturable import Capturable
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._scaling import Scaling
+from apex.optimizers._tensor_norms import sharded_norms
 
 __all__ = ["FusedNovoGrad"]
 
@@ -175,6 +176,9 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
         if index not in self._norms:
             return  # no parameter has received a gradient yet
         beta1, beta2 = group["betas"]
+        options = scaling.on(local(group["params"][0]).device)
+        if plan.shards:
+            self._average_over_ranks([p for p, _ in plan.shards], self._norms[index][1], group, options)
         self._run_counted(
             plan,
             "multi_tensor_novograd",
@@ -188,5 +192,25 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
             grad_averaging=bool(group["grad_averaging"]),
             moment_mode=self.moment_mode,
             norm_type=group["norm_type"],
-            **scaling.on(local(group["params"][0]).device),
+            update_norms=not plan.shards,
+            **options,
         )
+
+    @staticmethod
+    def _average_over_ranks(params, norms, group, options):
+        """Averages norms of gradients that are spread over ranks, as the op does with others."""
+        grads = [local_gradient(p) for p in params]
+        present = [i for i, grad in enumerate(grads) if grad is not None and params[i].numel()]
+        if not present:
+            return
+        maximum, beta = group["norm_type"] == 0, group["betas"][1]
+        new = sharded_norms(
+            [params[i] for i in present], [grads[i] for i in present], maximum, 1.0, options.get("inv_scale")
+        )
+        old = norms[present]
+        power = 1 if maximum else 2
+        averaged = (beta * old**power + (1 - beta) * new**power) ** (1 / power)
+        averaged = torch.where(old < 0, new, averaged)
+        if "found_inf" in options:
+            averaged = torch.where(options["found_inf"] != 0, old, averaged)
+        norms[present] = averaged

@@ -42,7 +42,15 @@ PYBIND11_MODULE(_C, m) {
                     std::vector<at::Tensor>>(),
            py::arg("names"), py::arg("written"), py::arg("lists"), py::arg("owners"), py::arg("watched"))
       .def("watched_has_gradient", &apex::OptimizerPlan::watched_has_gradient)
-      .def("set_gradients", &apex::OptimizerPlan::set_gradients, py::arg("gradients"))
+      .def(
+          "set_gradients",
+          [](apex::OptimizerPlan& plan, const std::optional<std::vector<std::optional<at::Tensor>>>& gradients) {
+            if (!gradients) return plan.set_gradients(std::nullopt);
+            std::vector<at::Tensor> tensors;
+            for (const auto& gradient : *gradients) tensors.push_back(gradient.value_or(at::Tensor()));
+            plan.set_gradients(std::move(tensors));
+          },
+          "None among them: that parameter has no gradient.", py::arg("gradients"))
       .def("layouts_differ", &apex::OptimizerPlan::layouts_differ)
       .def_property_readonly("launches", &apex::OptimizerPlan::launches);
   py::class_<apex::StateWatch>(m, "StateWatch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import importlib
 import json
 import os
 import pathlib
@@ -20,18 +21,18 @@ from apex.optimizers import FusedAdam
 HYPER = dict(lr=1e-2, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.1)
 
 
-def run(rank, ranks, folder, environment):
-    """One rank: every case, and a file that says how each ended ("" is well)."""
+def run(rank, ranks, folder, environment, module=__name__):
+    """One rank: every case of a module, and a file that says how each ended ("" is well)."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     results = {}
-    for name, case in CASES.items():
+    for name, case in importlib.import_module(module).CASES.items():
         dist.init_process_group(
             "gloo",
             init_method=f"file://{folder}/{name}",
             rank=rank,
             world_size=ranks,
-            timeout=datetime.timedelta(seconds=30),
+            timeout=datetime.timedelta(seconds=120),
         )
         results[name] = ""
         try:
