@@ -5,29 +5,36 @@ element. tensor_lists: lists of equally many tensors, in the order that each fun
 apex: any number of tensors, of any size, dtypes mixed within a list, empty lists, CPU tensors. Scalars are
 not rounded to float32.
 
-A function is here only if its op is. Errors: TypeError (dtypes), ValueError (devices, sizes, counts, values),
-before anything is written.
+Errors: TypeError (dtypes), ValueError (devices, sizes, counts, values), before anything is written.
 """
 
 from __future__ import annotations
 
 import torch
 
-from apex._loader import bindings, registry
+from apex._loader import bindings
 
 _compiled = bindings.load().module
-__all__ = []
-
-
-def _needs(op):
-    """Exports the function below if this installation has the op."""
-
-    def export(function):
-        if op in registry.schemas():
-            __all__.append(function.__name__)
-        return function
-
-    return export
+__all__ = [
+    "multi_tensor_scale",
+    "multi_tensor_axpby",
+    "multi_tensor_l2norm",
+    "multi_tensor_l2norm_mp",
+    "multi_tensor_l2norm_scale",
+    "multi_tensor_unscale_l2norm",
+    "multi_tensor_sgd",
+    "multi_tensor_adam",
+    "multi_tensor_adam_capturable",
+    "multi_tensor_adam_capturable_master",
+    "multi_tensor_adagrad",
+    "multi_tensor_novograd",
+    "multi_tensor_lamb",
+    "multi_tensor_lamb_mp",
+    "multi_tensor_lamb_stage1_cuda",
+    "multi_tensor_lamb_stage2_cuda",
+    "multi_tensor_lars",
+    "update_scale_hysteresis",
+]
 
 
 def _module():
@@ -54,7 +61,6 @@ def _or_empty(lists, count):
 # ---- scaling and norms -------------------------------------------------------------------------------------
 
 
-@_needs("multi_tensor_scale")
 def multi_tensor_scale(chunk_size, noop_flag, tensor_lists, scale):
     """outputs = scale * inputs, for tensor_lists [inputs, outputs]; noop_flag becomes 1 at an inf or nan."""
     inputs, outputs = tensor_lists
@@ -68,7 +74,6 @@ def _scale(noop_flag, inputs, outputs, scale, scale_tensor=None, skip_one=False)
         module.multi_tensor_scale(noop_flag, [inputs, outputs], scale, scale_tensor, skip_one)
 
 
-@_needs("multi_tensor_axpby")
 def multi_tensor_axpby(chunk_size, noop_flag, tensor_lists, a, b, arg_to_check):
     """outputs = a * x + b * y, for [x, y, outputs].
 
@@ -91,7 +96,6 @@ def _l2norm(noop_flag, tensors, per_tensor, **options):
     return total, each
 
 
-@_needs("multi_tensor_l2norm")
 def multi_tensor_l2norm(chunk_size, noop_flag, tensor_lists, per_tensor_python=None):
     """(the L2 norm of all tensors of [tensors] together, of each), float32 of shapes (1,) and (n,).
 
@@ -100,13 +104,11 @@ def multi_tensor_l2norm(chunk_size, noop_flag, tensor_lists, per_tensor_python=N
     return _l2norm(noop_flag, tensor_lists[0], per_tensor_python)
 
 
-@_needs("multi_tensor_l2norm")
 def multi_tensor_l2norm_mp(chunk_size, noop_flag, tensor_lists, per_tensor_python=None):
     """As multi_tensor_l2norm, but where noop_flag is not 0 nothing is measured and the norms are 0."""
     return _l2norm(noop_flag, tensor_lists[0], per_tensor_python, check_noop=True)
 
 
-@_needs("multi_tensor_l2norm")
 def multi_tensor_l2norm_scale(chunk_size, noop_flag, tensor_lists, scale, per_tensor_python=None):
     """As multi_tensor_l2norm for the inputs of [inputs, outputs], and outputs = scale * inputs."""
     inputs, outputs = tensor_lists
@@ -115,7 +117,6 @@ def multi_tensor_l2norm_scale(chunk_size, noop_flag, tensor_lists, scale, per_te
     return norms
 
 
-@_needs("multi_tensor_l2norm")
 def multi_tensor_unscale_l2norm(chunk_size, noop_flag, tensor_lists, inv_scale, per_tensor_python=None):
     """As multi_tensor_l2norm, of the tensors times inv_scale (float32 of one element). They stay."""
     return _l2norm(noop_flag, tensor_lists[0], per_tensor_python, inv_scale=inv_scale)
@@ -124,7 +125,6 @@ def multi_tensor_unscale_l2norm(chunk_size, noop_flag, tensor_lists, inv_scale, 
 # ---- optimizers --------------------------------------------------------------------------------------------
 
 
-@_needs("multi_tensor_sgd")
 def multi_tensor_sgd(
     chunk_size,
     noop_flag,
@@ -158,7 +158,6 @@ def multi_tensor_sgd(
     )
 
 
-@_needs("multi_tensor_adam")
 def multi_tensor_adam(
     chunk_size,
     noop_flag,
@@ -190,7 +189,6 @@ def multi_tensor_adam(
     )
 
 
-@_needs("multi_tensor_adam")
 def multi_tensor_adam_capturable(
     chunk_size,
     noop_flag,
@@ -230,7 +228,6 @@ def multi_tensor_adam_capturable(
     _scale(None, gradients, gradients, 1.0, factor, skip_one=True)
 
 
-@_needs("multi_tensor_adam")
 def multi_tensor_adam_capturable_master(
     chunk_size,
     noop_flag,
@@ -266,7 +263,6 @@ def multi_tensor_adam_capturable_master(
     )
 
 
-@_needs("multi_tensor_adagrad")
 def multi_tensor_adagrad(chunk_size, noop_flag, tensor_lists, lr, epsilon, mode, weight_decay):
     """One Adagrad step on [gradients, parameters, sums]; mode 0: L2 penalty, 1: decoupled decay.
 
@@ -277,7 +273,6 @@ def multi_tensor_adagrad(chunk_size, noop_flag, tensor_lists, lr, epsilon, mode,
     )
 
 
-@_needs("multi_tensor_novograd")
 def multi_tensor_novograd(
     chunk_size,
     noop_flag,
@@ -315,7 +310,6 @@ def multi_tensor_novograd(
     )
 
 
-@_needs("multi_tensor_lamb")
 def multi_tensor_lamb(
     chunk_size,
     noop_flag,
@@ -355,7 +349,6 @@ def multi_tensor_lamb(
     )
 
 
-@_needs("multi_tensor_lamb")
 def multi_tensor_lamb_mp(
     chunk_size,
     noop_flag,
@@ -404,7 +397,6 @@ def multi_tensor_lamb_mp(
     )
 
 
-@_needs("multi_tensor_lamb_stage1")
 def multi_tensor_lamb_stage1_cuda(
     chunk_size,
     noop_flag,
@@ -429,7 +421,6 @@ def multi_tensor_lamb_stage1_cuda(
         module.multi_tensor_lamb_stage1(tensor_lists, *scalars)
 
 
-@_needs("multi_tensor_lamb_stage2")
 def multi_tensor_lamb_stage2_cuda(
     chunk_size,
     noop_flag,
@@ -451,7 +442,6 @@ def multi_tensor_lamb_stage2_cuda(
         module.multi_tensor_lamb_stage2(tensor_lists, *scalars)
 
 
-@_needs("multi_tensor_lars")
 def multi_tensor_lars(
     chunk_size,
     noop_flag,
@@ -495,7 +485,6 @@ def multi_tensor_lars(
 # ---- loss scale --------------------------------------------------------------------------------------------
 
 
-@_needs("update_scale_hysteresis")
 def update_scale_hysteresis(
     current_scale,
     growth_tracker,
