@@ -38,18 +38,32 @@ template <class Math> struct AxpbyUpdate : ElementwiseOperation {
 }  // namespace gpu
 
 // V(name, operation, arithmetic, x, y, output)
-#define MULTI_TENSOR_AXPBY_OUTPUTS(V, name, x, y)              \
-  V(name##_f32, AxpbyUpdate, float, x, y, float)               \
-  V(name##_f16, AxpbyUpdate, float, x, y, gpu::half)           \
-  V(name##_bf16, AxpbyUpdate, float, x, y, gpu::bfloat16)
-#define MULTI_TENSOR_AXPBY(V)                                              \
-  MULTI_TENSOR_AXPBY_OUTPUTS(V, f32_f32, float, float)                     \
-  MULTI_TENSOR_AXPBY_OUTPUTS(V, f32_f16, float, gpu::half)                 \
-  MULTI_TENSOR_AXPBY_OUTPUTS(V, f32_bf16, float, gpu::bfloat16)            \
-  MULTI_TENSOR_AXPBY_OUTPUTS(V, f16_f32, gpu::half, float)                 \
-  MULTI_TENSOR_AXPBY_OUTPUTS(V, f16_f16, gpu::half, gpu::half)             \
-  MULTI_TENSOR_AXPBY_OUTPUTS(V, f16_bf16, gpu::half, gpu::bfloat16)        \
-  MULTI_TENSOR_AXPBY_OUTPUTS(V, bf16_f32, gpu::bfloat16, float)            \
-  MULTI_TENSOR_AXPBY_OUTPUTS(V, bf16_f16, gpu::bfloat16, gpu::half)        \
-  MULTI_TENSOR_AXPBY_OUTPUTS(V, bf16_bf16, gpu::bfloat16, gpu::bfloat16)   \
+#define MULTI_TENSOR_AXPBY(V)                                                        \
+  V(f32_f32_f32, AxpbyUpdate, float, float, float, float)                            \
+  V(f32_f32_f16, AxpbyUpdate, float, float, float, gpu::half)                        \
+  V(f32_f32_bf16, AxpbyUpdate, float, float, float, gpu::bfloat16)                   \
+  V(f32_f16_f32, AxpbyUpdate, float, float, gpu::half, float)                        \
+  V(f32_f16_f16, AxpbyUpdate, float, float, gpu::half, gpu::half)                    \
+  V(f32_f16_bf16, AxpbyUpdate, float, float, gpu::half, gpu::bfloat16)               \
+  V(f32_bf16_f32, AxpbyUpdate, float, float, gpu::bfloat16, float)                   \
+  V(f32_bf16_f16, AxpbyUpdate, float, float, gpu::bfloat16, gpu::half)               \
+  V(f32_bf16_bf16, AxpbyUpdate, float, float, gpu::bfloat16, gpu::bfloat16)          \
+  V(f16_f32_f32, AxpbyUpdate, float, gpu::half, float, float)                        \
+  V(f16_f32_f16, AxpbyUpdate, float, gpu::half, float, gpu::half)                    \
+  V(f16_f32_bf16, AxpbyUpdate, float, gpu::half, float, gpu::bfloat16)               \
+  V(f16_f16_f32, AxpbyUpdate, float, gpu::half, gpu::half, float)                    \
+  V(f16_f16_f16, AxpbyUpdate, float, gpu::half, gpu::half, gpu::half)                \
+  V(f16_f16_bf16, AxpbyUpdate, float, gpu::half, gpu::half, gpu::bfloat16)           \
+  V(f16_bf16_f32, AxpbyUpdate, float, gpu::half, gpu::bfloat16, float)               \
+  V(f16_bf16_f16, AxpbyUpdate, float, gpu::half, gpu::bfloat16, gpu::half)           \
+  V(f16_bf16_bf16, AxpbyUpdate, float, gpu::half, gpu::bfloat16, gpu::bfloat16)      \
+  V(bf16_f32_f32, AxpbyUpdate, float, gpu::bfloat16, float, float)                   \
+  V(bf16_f32_f16, AxpbyUpdate, float, gpu::bfloat16, float, gpu::half)               \
+  V(bf16_f32_bf16, AxpbyUpdate, float, gpu::bfloat16, float, gpu::bfloat16)          \
+  V(bf16_f16_f32, AxpbyUpdate, float, gpu::bfloat16, gpu::half, float)               \
+  V(bf16_f16_f16, AxpbyUpdate, float, gpu::bfloat16, gpu::half, gpu::half)           \
+  V(bf16_f16_bf16, AxpbyUpdate, float, gpu::bfloat16, gpu::half, gpu::bfloat16)      \
+  V(bf16_bf16_f32, AxpbyUpdate, float, gpu::bfloat16, gpu::bfloat16, float)          \
+  V(bf16_bf16_f16, AxpbyUpdate, float, gpu::bfloat16, gpu::bfloat16, gpu::half)      \
+  V(bf16_bf16_bf16, AxpbyUpdate, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16) \
   V(f64_f64_f64, AxpbyUpdate, double, double, double, double)
