@@ -71,7 +71,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         """A DTensor's gradient is a DTensor too: its local shard is handed over at every step."""
         if any(local(p) is not shard for p, shard in plan.shards):
             plan = self._make_plan(index)
-        plan.set_gradients([local_gradient(p) for p, _ in plan.shards])
+        plan.gradients = [_laid_out_like(shard, local_gradient(p)) for p, shard in plan.shards]
+        plan.set_gradients(plan.gradients)
         return plan
 
     def _ordered(self, params):
@@ -179,6 +180,13 @@ class FusedOptimizer(torch.optim.Optimizer):
                     stacklevel=3,
                 )
             group["step"] = max(counts)
+
+
+def _laid_out_like(shard, gradient):
+    """The gradient with the strides of its shard: LAMB leaves the update in it."""
+    if gradient is None or gradient.stride() == shard.stride():
+        return gradient
+    return torch.empty_like(shard, dtype=gradient.dtype).copy_(gradient)
 
 
 def _copy_like(value, p, dtype):

@@ -5,6 +5,7 @@ import torch
 from apex._sharding import local
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._gradient_norm import GradientNorm
+from apex.optimizers._tensor_norms import sharded_norms
 
 __all__ = ["FusedLAMB"]
 
@@ -92,9 +93,12 @@ class FusedLAMB(FusedOptimizer):
     def _step_group(self, index, group, norms):
         beta1, beta2 = group["betas"]
         group["step"] = group.get("step", 0) + 1
-        self._plan(index).run(
+        plan = self._plan(index)
+        # Where tensors are spread over ranks, their norms are too: the parameters wait for those.
+        lr = 0.0 if plan.shards else float(group["lr"])
+        plan.run(
             "multi_tensor_lamb",
-            lr=float(group["lr"]),
+            lr=lr,
             beta1=beta1,
             beta2=beta2,
             eps=group["eps"],
@@ -107,6 +111,22 @@ class FusedLAMB(FusedOptimizer):
             max_grad_norm=self.defaults["max_grad_norm"] or 0.0,
             use_nvlamb=self.use_nvlamb,
         )
+        if plan.shards:
+            self._apply_over_ranks(plan, group)
+
+    def _apply_over_ranks(self, plan, group):
+        """The second half of the step for DTensors, whose gradients hold the updates by now."""
+        rows = [
+            (p, shard, update)
+            for (p, shard), update in zip(plan.shards, plan.gradients, strict=True)
+            if update is not None
+        ]
+        if not rows:
+            return
+        params, shards, updates = map(list, zip(*rows, strict=True))
+        norms = [sharded_norms(params, parts) for parts in (shards, updates)]
+        rate, decay = float(group["lr"]), group["weight_decay"]
+        torch.ops.apex.multi_tensor_lamb_stage2(shards, updates, *norms, rate, decay, self.use_nvlamb)
 
 
 def check_lamb_arguments(name, lr, betas, eps, amsgrad):

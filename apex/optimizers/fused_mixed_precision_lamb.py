@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from apex._sharding import local
+from apex._sharding import is_sharded, local
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._gradient_norm import GradientNorm
 from apex.optimizers._scaling import Scaling
@@ -26,7 +26,8 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
         bias_correction, betas, eps, weight_decay, amsgrad, adam_w_mode, grad_averaging, max_grad_norm,
             use_nvlamb: as in FusedLAMB.
 
-    Raises: as FusedLAMB; TypeError too where the parameters of a group differ in dtype.
+    Raises: as FusedLAMB; TypeError too where the parameters of a group differ in dtype, NotImplementedError
+        for parameters that are spread over ranks.
 
     Source: arXiv:1904.00962; numerics and state layout of public apex.
     """
@@ -123,6 +124,11 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
     def _check_parameters(self, index, params):
         super()._check_parameters(index, params)
         for i, p in enumerate(params):
+            if is_sharded(p):
+                raise NotImplementedError(
+                    f"FusedMixedPrecisionLamb: parameter {i} of group {index} is spread over ranks, where the norm "
+                    "of a tensor is not at hand within the step; use FusedLAMB, which measures it over the ranks"
+                )
             if p.dtype != params[0].dtype:
                 raise TypeError(
                     f"FusedMixedPrecisionLamb: parameter {i} of group {index} is {p.dtype} but parameter 0 is "

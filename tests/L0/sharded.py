@@ -9,7 +9,14 @@ import torch
 from sharded_adam import _check_same, _models, _train
 from torch.distributed.tensor import DTensor
 
-from apex.optimizers import FusedAdagrad, FusedLARS, FusedNovoGrad, FusedSGD
+from apex.optimizers import (
+    FusedAdagrad,
+    FusedLAMB,
+    FusedLARS,
+    FusedMixedPrecisionLamb,
+    FusedNovoGrad,
+    FusedSGD,
+)
 
 SGD = dict(lr=0.1, momentum=0.9, dampening=0.5, weight_decay=0.1)
 NOVOGRAD = dict(lr=1e-2, betas=(0.9, 0.98), weight_decay=0.1)
@@ -94,7 +101,23 @@ def _missing_gradients(mesh):
     _check_same(sharded, whole, 2e-6)
 
 
+def _refused(mesh):
+    """Where the norm of a whole tensor is not at hand."""
+    sharded, _ = _models(mesh)
+    try:
+        _train(sharded, FusedMixedPrecisionLamb(sharded.parameters()), range(1))
+    except NotImplementedError as error:
+        assert "FusedLAMB" in str(error)
+    else:
+        raise AssertionError("FusedMixedPrecisionLamb stepped on shards")
+
+
+LAMB = dict(lr=0.05, weight_decay=0.1)
+
 CASES = {
+    "lamb": functools.partial(_parity, kind=FusedLAMB, oracle=FusedLAMB, **LAMB),
+    "lamb_clipped": functools.partial(_parity, kind=FusedLAMB, oracle=FusedLAMB, max_grad_norm=0.01, **LAMB),
+    "mixed_precision_lamb": _refused,
     "sgd": functools.partial(_parity, kind=FusedSGD, oracle=torch.optim.SGD, **SGD),
     "adagrad": functools.partial(_parity, kind=FusedAdagrad, oracle=torch.optim.Adagrad, lr=0.1),
     "lars": functools.partial(_parity, kind=FusedLARS, oracle=FusedLARS, **LARS),

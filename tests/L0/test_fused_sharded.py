@@ -1,4 +1,4 @@
-"""FusedSGD, FusedAdagrad, FusedLARS, FusedNovoGrad over FSDP2's shards: two processes, gloo, CPU."""
+"""FusedSGD, FusedAdagrad, FusedLAMB, FusedLARS, FusedNovoGrad over FSDP2's shards: two processes, gloo, CPU."""
 
 from __future__ import annotations
 
