@@ -44,7 +44,8 @@ def reduction_scratch(
 ) -> tuple[ctypes.Structure, Buffer]:
     """gpu::ReductionScratch of one launch over `table`, and its counters.
 
-    run: chunks that a block takes before it reduces. Partial results and totals hold a NaN at first: whoever reads one before it is written shows.
+    run: chunks that a block takes before it reduces. Partial results and totals hold a NaN at first: whoever
+    reads one before it is written shows.
     """
     done = device.full(table.tensors + 1, 0, np.uint32)
     scratch = make(
