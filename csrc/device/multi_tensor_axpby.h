@@ -7,6 +7,7 @@ enum AxpbyCheck : i32 { axpby_check_both = -1, axpby_check_x = 0, axpby_check_y 
 
 struct AxpbyArguments {
   double a, b;
+  const float* a_on_device;  // replaces `a` if not null (a loss scale's inverse that never visits the host)
   i32* noop_flag;  // set to 1 if a checked input is not finite; may be null
   i32 check;       // AxpbyCheck
   i32 reserved;
@@ -20,7 +21,7 @@ template <class Math> struct AxpbyUpdate : ElementwiseOperation {
   u32 check_x, check_y, not_finite;
 
   GPU_FN bool begin(const Arguments& arguments) {
-    a = (Math)arguments.a;
+    a = arguments.a_on_device ? (Math)*arguments.a_on_device : (Math)arguments.a;
     b = (Math)arguments.b;
     check_x = arguments.check != axpby_check_y;
     check_y = arguments.check != axpby_check_x;

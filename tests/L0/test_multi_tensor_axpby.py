@@ -127,6 +127,16 @@ def test_a_result_that_overflows_is_not_flagged(variant, axpby, dtype, in_place)
     assert noop_flag.item() == 0 and outputs[0].isinf().all()
 
 
+@pytest.mark.parametrize("dtype", [F32, F16, F64], ids=str)
+def test_a_on_the_device(variant, dtype):
+    """The inverse of a loss scale that the host has not read."""
+    x, y = lists.random(dtype, variant.device), lists.random(dtype, variant.device, seed=2)
+    expected, found = lists.empties(x), lists.empties(x)
+    dispatcher(x, y, expected, None, 0.375, B)
+    torch.ops.apex.multi_tensor_axpby(x, y, found, None, 9.0, B, BOTH, lists.scalar(0.375, variant.device))
+    lists.assert_same_bits(found, expected)
+
+
 @pytest.mark.parametrize("tensors", [[], [(0,)], [(0,), (3, 0)]], ids=str)
 def test_nothing_to_do(variant, axpby, tensors):
     x = [torch.ones(shape, device=variant.device) for shape in tensors]
