@@ -12,7 +12,8 @@ class Capturable:
     """Mixin of optimizers that count steps, before FusedOptimizer.
 
     With ``self.capturable`` a group's learning rate and step count are tensors on the device, so that a step
-    can be captured in a CUDA graph and replayed.
+    can be captured in a CUDA graph and replayed. The count alone moves there once a step is given
+    ``found_inf``: whether that step counts is then known to the device only.
     """
 
     capturable = False
@@ -42,15 +43,18 @@ class Capturable:
     def _run_counted(self, plan, op, group, **scalars):
         """Runs `op` with the group's learning rate and its next step."""
         device = local(group["params"][0]).device
-        if not self.capturable:
+        counted = group.get("step")
+        if not (self.capturable or "found_inf" in scalars or isinstance(counted, torch.Tensor)):
             step = group.get("step", 0) + 1
             plan.run(op, step=step, **learning_rate(group, device), **scalars)
             group["step"] = step
             return
-        if "step" not in group:
-            group["step"] = torch.zeros(1, dtype=torch.int32, device=device)
-        on_device = isinstance(group["lr"], torch.Tensor)
-        rate = dict(lr=0.0, lr_tensor=group["lr"]) if on_device else dict(lr=float(group["lr"]))
+        if not isinstance(counted, torch.Tensor):
+            group["step"] = torch.full((1,), counted or 0, dtype=torch.int32, device=device)
+        if self.capturable and isinstance(group["lr"], torch.Tensor):
+            rate = dict(lr=0.0, lr_tensor=group["lr"])
+        else:
+            rate = learning_rate(group, device)
         # Shards of parameters: a rank may hold none, and must count all the same.
         advance = not plan.shards
         if not advance:

@@ -28,6 +28,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     """
 
     state_names = ()
+    reads_found_inf = True  # step() leaves everything as it is where this attribute, a tensor, is not 0
     _saved_options = ("_step_supports_amp_scaling",)
 
     def __init__(self, params, defaults, set_grad_none=True):

@@ -131,7 +131,7 @@ class FusedAdam(Capturable, FusedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        scaling = Scaling(self, grad_scaler) if self.capturable else None
+        scaling = Scaling(self, grad_scaler if self.capturable else None)
         for index, group in enumerate(self.param_groups):
             if group["params"]:
                 self._step_group(index, group, scaling)
@@ -149,5 +149,5 @@ class FusedAdam(Capturable, FusedOptimizer):
             decay_mode=self.adam_w_mode,
             bias_correction=bool(group["bias_correction"]),
             weight_decay=group["weight_decay"],
-            **(scaling.on(local(group["params"][0]).device) if scaling else {}),
+            **scaling.on(local(group["params"][0]).device),
         )

@@ -38,6 +38,7 @@ class FusedLAMB(FusedOptimizer):
     """
 
     state_names = ("exp_avg", "exp_avg_sq")
+    reads_found_inf = False
 
     def __init__(
         self,
