@@ -1,0 +1,62 @@
+"""What the parts of amp know in common: one object a process."""
+
+import warnings
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from apex.amp._errors import AmpUsageError, AmpWarning
+
+
+class AmpState:
+    """amp's state in this process.
+
+    opt_properties (frontend.Properties), loss_scalers (list of scaler.LossScaler) and, where functions are
+    patched, handle (handle.AmpHandle) appear with amp.initialize.
+
+    Attributes:
+        hard_override: questionable options warn and go on.
+        allow_incoming_model_not_fp32: amp.initialize takes models that hold half precision already.
+        verbosity: 0 silent, 1 informs, 2 also prints each cast of a patched function.
+        cast_devices: device types whose tensors patched functions cast; None: every type.
+        masters: model parameter -> its float32 master weight.
+        session: how often amp.initialize succeeded.
+    """
+
+    def __init__(self):
+        self.hard_override = False
+        self.allow_incoming_model_not_fp32 = False
+        self.verbosity = 1
+        self.min_loss_scale = None
+        self.max_loss_scale = 2.0**24
+        self.cast_devices = None
+        self.masters = WeakIdKeyDictionary()
+        self.session = 0
+
+
+_amp_state = AmpState()
+
+
+def warn_or_err(msg, remedy=None):
+    """Raises AmpUsageError; warns only, if `_amp_state.hard_override` is set."""
+    if not _amp_state.hard_override:
+        raise AmpUsageError(msg, remedy=remedy)
+    warnings.warn(f"{msg}\n  remedy:    {remedy}" if remedy else msg, AmpWarning, stacklevel=3)
+
+
+def maybe_print(msg, rank0=False):
+    """Prints unless verbosity is 0; with rank0 only on the first rank of a distributed run."""
+    if _amp_state.verbosity <= 0:
+        return
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not (rank0 and distributed and torch.distributed.get_rank() != 0):
+        print(msg)
+
+
+def master_params(optimizer):
+    """Yields what `optimizer` updates: float32 master weights where a model's parameters are half precision.
+
+    Their gradients are unscaled once `scale_loss` was left; clip these, not the model's.
+    """
+    for group in optimizer.param_groups:
+        yield from group["params"]

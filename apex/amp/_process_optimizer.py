@@ -1,0 +1,512 @@
+"""What amp does to an optimizer: master weights, gradients before and after a backward pass, guarded steps.
+
+An optimizer that went through `_process_optimizer` has `_amp_stash` (AmpOptimizerState), and methods of ours
+in the place of step, zero_grad and add_param_group.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+import torch
+
+from apex._loader import bindings
+from apex.amp._amp_state import _amp_state, maybe_print
+from apex.amp._convert import HALVES
+from apex.amp._errors import AmpTypeError, AmpUsageError
+from apex.amp.handle import disable_casts
+from apex.amp.scaler import _op
+from apex.optimizers import FusedSGD
+from apex.optimizers._fused_optimizer import FusedOptimizer
+
+FULL = (torch.float32, torch.float64)
+
+
+class AmpOptimizerState:
+    """What amp knows of one optimizer.
+
+    Attributes:
+        lazy_init_called: the lists below are made.
+        already_patched: the host decided that the next step is skipped.
+        params_have_scaled_gradients: a backward pass with delay_unscale was the last.
+        scaled_by: the loss_id of that pass.
+        open: inside scale_loss.
+        found_inf: device tensor that decides about the next step, or None.
+        skipped: the message for a step that the host skips.
+        frozen: [(index of group, its list of parameters, index in that)] of parameters that did not require
+            gradients when amp met them.
+        methods: the optimizer's own step, zero_grad and add_param_group.
+
+    With master weights: fp16_groups, fp32_from_fp16_groups, fp32_from_fp32_groups (by group: the model's half
+    parameters, their masters, full-precision parameters) and the same flat, with stashes of gradients:
+    all_fp16_params, all_fp32_from_fp16_params, all_fp32_from_fp32_params, all_fp16_grad_stash,
+    all_fp32_from_fp32_grad_stash. Without: all_fp16_params, all_fp32_params and their stashes.
+    """
+
+    def __init__(self):
+        self.lazy_init_called = False
+        self.already_patched = False
+        self.params_have_scaled_gradients = False
+        self.scaled_by = None
+        self.open = False
+        self.found_inf = None
+        self.skipped = ""
+        self.frozen = []
+        self.session = 0
+
+    def stashes(self):
+        """[(parameters, stash of their gradients)]."""
+        names = ("all_fp16", "all_fp32", "all_fp32_from_fp32")
+        pairs = ((name + "_params", name + "_grad_stash") for name in names)
+        return [(getattr(self, p), getattr(self, g)) for p, g in pairs if hasattr(self, g)]
+
+    def masters(self):
+        """Master weights of half-precision parameters."""
+        return getattr(self, "all_fp32_from_fp16_params", ())
+
+
+# ---- lists of parameters ---------------------------------------------------------------------------------
+
+
+def lazy_init_with_master_weights(self, originals=None):
+    """Puts float32 masters into the optimizer's groups in the place of half-precision parameters.
+
+    originals: WeakIdKeyDictionary parameter -> its float32 data from before the model was cast, if there are.
+    """
+    stash = self._amp_stash
+    stash.fp16_groups, stash.fp32_from_fp16_groups, stash.fp32_from_fp32_groups = [], [], []
+    stash.all_fp16_params, stash.all_fp32_from_fp16_params, stash.all_fp32_from_fp32_params = [], [], []
+    stash.all_fp16_grad_stash, stash.all_fp32_from_fp32_grad_stash = [], []
+    for group in self.param_groups:
+        _adopt_group(self, group, originals)
+    for param in (*stash.all_fp32_from_fp16_params, *stash.all_fp32_from_fp32_params):
+        param.grad = None
+    _recast_states(self)
+
+
+def lazy_init_no_master_weights(self):
+    """Lists the optimizer's parameters by precision."""
+    stash = self._amp_stash
+    stash.all_fp16_params, stash.all_fp32_params = [], []
+    stash.all_fp16_grad_stash, stash.all_fp32_grad_stash = [], []
+    for group in self.param_groups:
+        _list_group(self, group)
+    _recast_states(self)
+
+
+def _recast_states(self):
+    """States from before the model was cast get their parameters' dtype, as load_state_dict has it."""
+    if any(self.state.values()):
+        self.load_state_dict(self.state_dict())
+
+
+def _adopt_group(self, group, originals=None):
+    stash = self._amp_stash
+    stash.fp16_groups.append([])
+    stash.fp32_from_fp16_groups.append([])
+    stash.fp32_from_fp32_groups.append([])
+    index = len(stash.fp16_groups) - 1
+    for i, param in enumerate(group["params"]):
+        _check_dtype(param)
+        if param.requires_grad:
+            _adopt(self, index, group["params"], i, originals)
+        else:
+            stash.frozen.append((index, group["params"], i))
+
+
+def _adopt(self, index, params, i, originals=None):
+    stash, param = self._amp_stash, params[i]
+    if param.dtype in FULL:
+        stash.fp32_from_fp32_groups[index].append(param)
+        stash.all_fp32_from_fp32_params.append(param)
+        stash.all_fp32_from_fp32_grad_stash.append(None)
+        return
+    master = _make_master(param, originals)
+    params[i] = master
+    if param in self.state:
+        self.state[master] = self.state.pop(param)
+    stash.fp16_groups[index].append(param)
+    stash.all_fp16_params.append(param)
+    stash.all_fp16_grad_stash.append(None)
+    stash.fp32_from_fp16_groups[index].append(master)
+    stash.all_fp32_from_fp16_params.append(master)
+
+
+def _make_master(param, originals):
+    master = _amp_state.masters.get(param)
+    if master is None:  # else another optimizer has it already
+        data = None if originals is None else originals.get(param)
+        if data is None:
+            data = param.detach().to(torch.float32)
+        master = torch.nn.Parameter(data)
+        vars(master).update(vars(param))  # marks of parallel training, that clipping reads
+        _amp_state.masters[param] = master
+    return master
+
+
+def _list_group(self, group):
+    stash = self._amp_stash
+    for param in group["params"]:
+        _check_dtype(param)
+        half = param.dtype in HALVES
+        (stash.all_fp16_params if half else stash.all_fp32_params).append(param)
+        (stash.all_fp16_grad_stash if half else stash.all_fp32_grad_stash).append(None)
+
+
+def _check_dtype(param):
+    if param.dtype not in (*HALVES, *FULL):
+        raise AmpTypeError(
+            "a parameter of an optimizer is neither half nor full precision",
+            wanted="float16, bfloat16, float32 or float64",
+            found=str(param.dtype),
+            remedy="leave it out: SGD((p for p in model.parameters() if p.is_floating_point()), lr)",
+        )
+
+
+def _thaw(self):
+    """Takes in parameters that require gradients by now."""
+    stash = self._amp_stash
+    if any(params[i].requires_grad for _, params, i in stash.frozen):
+        still = []
+        for index, params, i in stash.frozen:
+            if params[i].requires_grad:
+                _adopt(self, index, params, i)
+            else:
+                still.append((index, params, i))
+        stash.frozen = still
+
+
+# ---- before and after a backward pass --------------------------------------------------------------------
+
+
+def _set_aside(params, stash):
+    """Gradients that were there before go to the stash; autograd then has nothing to add to."""
+    for i, param in enumerate(params):
+        stash[i] = param.grad
+        param.grad = None
+
+
+def post_backward_models_are_masters(scaler, params, stashed_grads, scale_override=None):
+    """Unscales the gradients of `params` in place and adds those that were set aside.
+
+    scale_override: (scale of the gradients, of the stashed ones, of the result), floats.
+    """
+    found = _Gradients(params, stashed_grads)
+    if found.fresh:
+        override = None if scale_override is None else scale_override[0] / scale_override[2]
+        scaler.unscale(found.fresh, found.fresh, None, models_are_masters=True, scale_override=override)
+    if found.sums:
+        scaler.unscale_with_stashed(found.sums, found.stashed, found.sums, scale_override)
+    found.add_sparse()
+
+
+class _Gradients:
+    """Gradients of a backward pass, sorted; the stash is emptied.
+
+    Attributes:
+        fresh: those to unscale in place.
+        sums, stashed: those that go on top of a stashed one.
+    """
+
+    def __init__(self, params=(), stashed_grads=()):
+        self.fresh, self.sums, self.stashed = [], [], []
+        self._sparse = []  # (parameter, its gradient before): unscaled in place, then added
+        self.add(params, stashed_grads)
+
+    def add(self, params, stashed_grads):
+        for i, param in enumerate(params):
+            before, stashed_grads[i] = stashed_grads[i], None
+            grad = param.grad
+            if grad is None:
+                param.grad = before
+            elif before is None:
+                self.fresh.append(grad)
+            elif grad.layout != torch.strided or before.layout != torch.strided:
+                self.fresh.append(grad)
+                self._sparse.append((param, before))
+            else:
+                self.sums.append(grad)
+                self.stashed.append(before)
+
+    def add_sparse(self):
+        for param, before in self._sparse:
+            param.grad = param.grad + before
+
+
+def prepare_backward_with_master_weights(self):
+    stash = self._amp_stash
+    self._amp_lazy_init()
+    _thaw(self)
+    _check_devices(stash)
+    for param in stash.all_fp16_params:
+        param.grad = None  # what it held is in its master's gradient already
+    _set_aside(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
+
+
+def _check_devices(stash):
+    if stash.all_fp16_params and stash.all_fp16_params[0].device != stash.masters()[0].device:
+        raise AmpUsageError(
+            "the model was moved after amp.initialize",
+            found=f"weights on {stash.all_fp16_params[0].device}, masters on {stash.masters()[0].device}",
+            remedy="move first: model.to(device); model, optimizer = amp.initialize(model, optimizer, ...)",
+        )
+
+
+def post_backward_with_master_weights(self, scaler):
+    """Master gradients get the model's, unscaled, on top of what they hold: one launch for each pair of
+    dtypes."""
+    stash = self._amp_stash
+    self._amp_lazy_init()
+    scaled = scaler.dynamic or scaler.loss_scale() != 1.0
+    grads, targets, sums, stashed, results = [], [], [], [], []
+    for param, master in zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True):
+        if param.grad is None:
+            continue
+        if master.grad is None:
+            master.grad = torch.empty_like(master)
+            grads.append(param.grad)
+            targets.append(master.grad)
+        else:
+            sums.append(param.grad)
+            stashed.append(master.grad)
+            results.append(master.grad)
+    full = _Gradients(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
+    if scaled:
+        grads += full.fresh
+        targets += full.fresh
+    if grads:
+        scaler.unscale(grads, targets, None, models_are_masters=False)
+    if sums or full.sums:
+        scaler.unscale_with_stashed(sums + full.sums, stashed + full.stashed, results + full.sums)
+    full.add_sparse()
+
+
+def prepare_backward_no_master_weights(self):
+    stash = self._amp_stash
+    self._amp_lazy_init()
+    for params, grads in stash.stashes():
+        _set_aside(params, grads)
+
+
+def post_backward_no_master_weights(self, scaler):
+    stash = self._amp_stash
+    self._amp_lazy_init()
+    found = _Gradients()
+    for params, grads in stash.stashes():
+        found.add(params, grads)
+    if found.fresh:
+        scaler.unscale(found.fresh, found.fresh, None, models_are_masters=True)
+    if found.sums:
+        scaler.unscale_with_stashed(found.sums, found.stashed, found.sums)
+    found.add_sparse()
+
+
+# FusedSGD with materialize_master_grads=False reads the model's scaled gradients: what is accumulated stays
+# scaled, and step() is told by how much.
+
+
+def prepare_backward_with_master_weights_FusedSGD(self):
+    if self.materialize_master_grads:
+        prepare_backward_with_master_weights(self)
+        return
+    stash = self._amp_stash
+    self._amp_lazy_init()
+    _thaw(self)
+    _check_devices(stash)
+    for params, grads in stash.stashes():
+        _set_aside(params, grads)
+
+
+def post_backward_with_master_weights_FusedSGD(self, scaler):
+    if self.materialize_master_grads:
+        post_backward_with_master_weights(self, scaler)
+        return
+    stash = self._amp_stash
+    self._amp_lazy_init()
+    scale = out_scale = scaler.loss_scale()
+    if self.scale_set_by_backward:
+        out_scale = min(scale, self.most_recent_scale)
+    for params, grads in stash.stashes():
+        post_backward_models_are_masters(scaler, params, grads, (scale, self.most_recent_scale, out_scale))
+    self.most_recent_scale = out_scale
+    self.scale_set_by_backward = True
+
+
+prepare_backward_no_master_weights_FusedSGD = prepare_backward_no_master_weights
+post_backward_no_master_weights_FusedSGD = post_backward_no_master_weights
+
+
+def abandon_backward(self):
+    """After a backward pass that raised: gradients are what they were before it."""
+    for params, grads in self._amp_stash.stashes():
+        for i, param in enumerate(params):
+            param.grad, grads[i] = grads[i], None
+
+
+def _master_params_to_model_params(self):
+    """The model's half-precision parameters become the roundings of their masters."""
+    stash = self._amp_stash
+    if stash.all_fp16_params:
+        with torch.no_grad():
+            _copy(stash.all_fp32_from_fp16_params, stash.all_fp16_params)
+
+
+def _copy(sources, targets):
+    by_device = {}
+    for source, target in zip(sources, targets, strict=True):
+        columns = by_device.setdefault(target.device, ([], []))
+        columns[0].append(getattr(source, "_local_tensor", source).detach())
+        columns[1].append(getattr(target, "_local_tensor", target).detach())
+    bindings.load()
+    for columns in by_device.values():
+        _op("multi_tensor_scale", None, list(columns), 1.0, None)
+
+
+# ---- who decides about a step ----------------------------------------------------------------------------
+
+
+def skips_on_device(optimizer):
+    """Whether step() itself leaves everything as it is where the tensor `found_inf` says so."""
+    if isinstance(optimizer, FusedSGD) and hasattr(optimizer._amp_stash, "fp32_from_fp16_groups"):
+        return optimizer.materialize_master_grads
+    if isinstance(optimizer, FusedOptimizer):
+        return optimizer.reads_found_inf
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    if isinstance(optimizer, torch.optim.SGD) and any(g["momentum"] for g in optimizer.param_groups):
+        return False  # torch's first fused step leaves momentum buffers unwritten when it is skipped
+    return "grad_scaler" not in inspect.signature(optimizer._amp_stash.methods["step"]).parameters
+
+
+# ---- the optimizer's methods -----------------------------------------------------------------------------
+
+
+def _amp_lazy_init(self):
+    stash = self._amp_stash
+    if not stash.lazy_init_called:
+        stash.lazy_init_called = True
+        self._lazy_init_maybe_master_weights()
+
+
+def amp_step(self, closure=None, *args, **kwargs):
+    """The optimizer's step, unless a gradient overflowed; then master weights go to the model."""
+    stash = self._amp_stash
+    _check_step(stash)
+    step, loss = stash.methods["step"], None
+    if closure is not None:
+        if isinstance(self, torch.optim.LBFGS):
+            args = (closure, *args)
+        else:  # before it is known whether the step is skipped
+            with torch.enable_grad():
+                loss = closure()
+            _check_step(stash)
+    self._opt_called = True  # a skipped step counts too, for learning rate schedulers
+    if stash.already_patched:
+        maybe_print(stash.skipped)
+        if hasattr(self, "most_recent_scale"):
+            self.most_recent_scale, self.scale_set_by_backward = 1.0, False
+    else:
+        with disable_casts():
+            returned = _step_with(self, stash.found_inf, step, args, kwargs)
+        loss = returned if loss is None else loss
+        if stash.masters() and not isinstance(self, FusedSGD):
+            self._master_params_to_model_params()
+    stash.already_patched, stash.found_inf = False, None
+    for master in stash.masters():
+        master.grad = None  # model.zero_grad() would not reach it
+    return loss
+
+
+def _step_with(self, found_inf, step, args, kwargs):
+    if found_inf is None:
+        return step(*args, **kwargs)
+    self.found_inf, self.grad_scale = found_inf, None
+    try:
+        return step(*args, **kwargs)
+    finally:
+        del self.found_inf, self.grad_scale
+
+
+def _check_step(stash):
+    if stash.open:
+        raise AmpUsageError(
+            "optimizer.step() was called inside amp.scale_loss, where gradients are still scaled",
+            remedy="call it after the with statement",
+        )
+    if stash.params_have_scaled_gradients:
+        raise AmpUsageError(
+            "optimizer.step() was called after delay_unscale=True: gradients are still scaled",
+            remedy="with amp.scale_loss(loss, optimizer): for the last backward pass before a step",
+        )
+
+
+def amp_zero_grad(self, set_to_none=None):
+    """Drops or zeroes the model's gradients, drops those of master weights and what was set aside."""
+    stash = self._amp_stash
+    for master in stash.masters():
+        master.grad = None
+    if set_to_none is None:
+        stash.methods["zero_grad"]()
+        set_to_none = getattr(self, "set_grad_none", True)
+    else:
+        stash.methods["zero_grad"](set_to_none=set_to_none)
+    for param in stash.all_fp16_params if stash.masters() else ():
+        if param.grad is not None:
+            param.grad = None if set_to_none else param.grad.detach().zero_()
+    for _, grads in stash.stashes():
+        grads[:] = [None] * len(grads)
+    stash.params_have_scaled_gradients, stash.scaled_by = False, None
+
+
+def amp_add_param_group(self, param_group):
+    """Adds a group; its half-precision parameters get master weights where the others have them."""
+    stash = self._amp_stash
+    self._amp_lazy_init()
+    stash.methods["add_param_group"](param_group)
+    group = self.param_groups[-1]
+    if hasattr(stash, "fp32_from_fp16_groups"):
+        _adopt_group(self, group)
+    else:
+        _list_group(self, group)
+
+
+METHODS = {"step": amp_step, "zero_grad": amp_zero_grad, "add_param_group": amp_add_param_group}
+
+
+def _process_optimizer(optimizer, properties, originals=None):
+    """Fits an optimizer to amp, in place, and returns it. originals: see lazy_init_with_master_weights."""
+    stash = optimizer._amp_stash = AmpOptimizerState()
+    stash.session = _amp_state.session + 1
+    stash.methods = {name: getattr(optimizer, name) for name in METHODS}
+    for name, method in METHODS.items():
+        setattr(optimizer, name, types.MethodType(method, optimizer))
+    if hasattr(stash.methods["step"], "_wrapped_by_lr_sched"):
+        # A scheduler that was made before counts calls through this mark, and warns for ever without it.
+        optimizer.step = types.MethodType(_marked_step, optimizer)
+
+    suffix = "_FusedSGD" if isinstance(optimizer, FusedSGD) else ""
+    kind = "with_master_weights" if properties.master_weights else "no_master_weights"
+    lazy_init = lazy_init_with_master_weights if properties.master_weights else lazy_init_no_master_weights
+    own = {
+        "_lazy_init_maybe_master_weights": lazy_init,
+        "_master_params_to_model_params": _master_params_to_model_params,
+        "_prepare_amp_backward": globals()[f"prepare_backward_{kind}{suffix}"],
+        "_post_amp_backward": globals()[f"post_backward_{kind}{suffix}"],
+        "_amp_lazy_init": _amp_lazy_init,
+    }
+    for name, method in own.items():
+        setattr(optimizer, name, types.MethodType(method, optimizer))
+    stash.lazy_init_called = True
+    if properties.master_weights:
+        lazy_init_with_master_weights(optimizer, originals)
+    else:
+        lazy_init_no_master_weights(optimizer)
+    return optimizer
+
+
+def _marked_step(self, closure=None, *args, **kwargs):
+    return amp_step(self, closure, *args, **kwargs)
+
+
+_marked_step._wrapped_by_lr_sched = True

@@ -1,0 +1,421 @@
+"""`amp.initialize`, its options and levels, and amp's own state dict."""
+
+import functools
+import inspect
+import os
+import warnings
+from collections import OrderedDict
+
+import torch
+
+from apex.amp._amp_state import _amp_state, maybe_print, warn_or_err
+from apex.amp._errors import AmpUsageError, AmpValueError, AmpWarning
+from apex.amp.handle import INITIALIZE
+
+PATCHED = ("O1", "O4")  # levels that cast around functions and leave weights float32
+
+
+class Properties:
+    """The options in force, as attributes; setting one checks that it goes with the others.
+
+    `options` is the plain dict.
+    """
+
+    def __init__(self):
+        vars(self)["options"] = {
+            "enabled": False,
+            "opt_level": None,
+            "cast_model_type": None,
+            "patch_torch_functions": False,
+            "patch_torch_functions_type": None,
+            "keep_batchnorm_fp32": None,
+            "master_weights": None,
+            "loss_scale": 1.0,
+            "user_cast_preferred": None,
+        }
+
+    def _update_options_dict(self, new_options):
+        """Sets several options unchecked: a dict, or (name, value) pairs."""
+        for name, value in dict(new_options).items():
+            if name not in self.options:
+                raise ValueError(f"amp has no option {name}")
+            self.options[name] = value
+
+    def __getattr__(self, name):
+        options = vars(self).get("options", {})
+        if name in options:
+            return options[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name, value):
+        if name not in self.options:
+            super().__setattr__(name, value)
+            return
+        check = getattr(type(self), f"_checked_{name}", None)
+        self.options[name] = value if check is None else check(self, value)
+
+    def _checked_cast_model_type(self, value):
+        if self.opt_level in PATCHED and value not in (None, False, torch.float32):
+            warn_or_err(
+                f"{self.opt_level} leaves weights float32 and casts around functions, so "
+                f"cast_model_type={value} does not go with it",
+                remedy='opt_level="O2" (or "O5") casts the model',
+            )
+        return value
+
+    def _checked_patch_torch_functions(self, value):
+        if value and self.opt_level not in PATCHED:
+            warn_or_err(
+                f"patch_torch_functions=True does not go with {self.opt_level}",
+                remedy='opt_level="O1" or "O4"',
+            )
+        return value
+
+    def _checked_patch_torch_functions_type(self, value):
+        if self.opt_level not in PATCHED:
+            if value is not None:
+                warn_or_err(
+                    f"patch_torch_functions_type={value} does not go with {self.opt_level}",
+                    remedy='opt_level="O1" patches to float16, "O4" to bfloat16',
+                )
+            return self.patch_torch_functions_type if value is not None else None
+        wanted = torch.float16 if self.opt_level == "O1" else torch.bfloat16
+        if value != wanted:
+            warn_or_err(
+                f"{self.opt_level} patches to {wanted}, not {value}",
+                remedy='opt_level="O1" patches to float16, "O4" to bfloat16',
+            )
+            return self.patch_torch_functions_type
+        return value
+
+    def _checked_keep_batchnorm_fp32(self, value):
+        if self.opt_level in PATCHED and value is not None:
+            warn_or_err(
+                f"under {self.opt_level} batch norms stay float32 anyway, so keep_batchnorm_fp32={value} "
+                "does not go with it",
+                remedy="leave keep_batchnorm_fp32 out",
+            )
+        value = {"True": True, "False": False}.get(value, value) if isinstance(value, str) else value
+        if value not in (True, False, None):
+            raise AmpValueError(
+                "keep_batchnorm_fp32 is not a truth value",
+                wanted='True, False, "True", "False" or None',
+                found=repr(value),
+            )
+        return value
+
+    def _checked_master_weights(self, value):
+        if self.opt_level in PATCHED and value is not None:
+            warn_or_err(
+                f"under {self.opt_level} weights are float32 themselves, so master_weights={value} does not "
+                "go with it",
+                remedy="leave master_weights out",
+            )
+        return value
+
+    def _checked_loss_scale(self, value):
+        if value == "dynamic":
+            return value
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise AmpValueError(
+                "loss_scale is no number", wanted='a number, or "dynamic"', found=repr(value)
+            ) from None
+
+    def _checked_user_cast_preferred(self, value):
+        if value and self.opt_level not in PATCHED:
+            warn_or_err(
+                f"user_cast_preferred=True does not go with {self.opt_level}, which patches nothing",
+                remedy='opt_level="O1" or "O4"',
+            )
+        return value
+
+
+# ---- levels ----------------------------------------------------------------------------------------------
+
+
+class _Level:
+    """Sets the options of one level: `O1()(Properties())`."""
+
+    brief = more = ""
+    options = {}
+
+    def __call__(self, properties):
+        properties._update_options_dict(
+            {
+                "enabled": True,
+                "opt_level": type(self).__name__,
+                "patch_torch_functions": False,
+                "patch_torch_functions_type": None,
+                "keep_batchnorm_fp32": None,
+                **self.options,
+            }
+        )
+        return properties
+
+
+class O0(_Level):
+    brief = "O0: float32."
+    more = "Weights and inputs are cast to float32; nothing else changes. The baseline."
+    options = {"cast_model_type": torch.float32, "master_weights": False, "loss_scale": 1.0}
+
+
+class O1(_Level):
+    brief = "O1: float16 around functions."
+    more = (
+        "Weights stay float32. torch's functions are patched: products and convolutions cast to float16,\n"
+        "exponentials, sums, norms and losses to float32. The level to begin with."
+    )
+    options = {
+        "cast_model_type": None,
+        "patch_torch_functions": True,
+        "patch_torch_functions_type": torch.float16,
+        "master_weights": None,
+        "loss_scale": "dynamic",
+    }
+
+
+class O2(_Level):
+    brief = "O2: float16 model, float32 master weights."
+    more = (
+        "The model is cast to float16, but for batch norms and losses; so are its inputs; outputs are float32\n"
+        "again. The optimizer updates float32 masters, of which the model's weights are the roundings."
+    )
+    options = {
+        "cast_model_type": torch.float16,
+        "keep_batchnorm_fp32": True,
+        "master_weights": True,
+        "loss_scale": "dynamic",
+    }
+
+
+class O3(_Level):
+    brief = "O3: float16."
+    more = "The whole model is cast to float16, without master weights. How fast it could be."
+    options = {
+        "cast_model_type": torch.float16,
+        "keep_batchnorm_fp32": False,
+        "master_weights": False,
+        "loss_scale": 1.0,
+    }
+
+
+class O4(_Level):
+    brief = "O4: bfloat16 around functions."
+    more = "O1 with bfloat16, which has the range of float32 and needs no loss scale."
+    options = {**O1.options, "patch_torch_functions_type": torch.bfloat16, "loss_scale": 1.0}
+
+
+class O5(_Level):
+    brief = "O5: bfloat16 model, float32 master weights."
+    more = "O2 with bfloat16, which has the range of float32 and needs no loss scale."
+    options = {**O2.options, "cast_model_type": torch.bfloat16, "loss_scale": 1.0}
+
+
+opt_levels = {level.__name__: level() for level in (O0, O1, O2, O3, O4, O5)}
+
+
+# ---- positional order ------------------------------------------------------------------------------------
+
+_AMBIGUOUS = 6  # patch_torch_functions_type here and in ROCm's apex, keep_batchnorm_fp32 in NVIDIA's
+
+
+def _takes_nvidia_order(function):
+    """Positional arguments in NVIDIA's order, which lacks patch_torch_functions_type, are understood."""
+    names = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def initialize(*args, **kwargs):
+        if len(args) > _AMBIGUOUS and _is_nvidia_order(args):
+            warnings.warn(
+                "amp.initialize: its seventh positional argument is patch_torch_functions_type (ROCm's), "
+                f"but {args[_AMBIGUOUS]!r} is understood as keep_batchnorm_fp32 (NVIDIA's order) and what "
+                "follows accordingly; pass these by name",
+                AmpWarning,
+                stacklevel=2,
+            )
+            args = (*args[:_AMBIGUOUS], None, *args[_AMBIGUOUS:])
+        elif (
+            len(args) > _AMBIGUOUS + 1 and args[_AMBIGUOUS] is None and isinstance(args[_AMBIGUOUS + 1], bool)
+        ):
+            warnings.warn(
+                f"amp.initialize: its eighth positional argument, {args[_AMBIGUOUS + 1]}, is taken as "
+                f"{names[_AMBIGUOUS + 1]} (ROCm's order); in NVIDIA's it is {names[_AMBIGUOUS + 2]}; "
+                "pass it by name",
+                AmpWarning,
+                stacklevel=2,
+            )
+        return function(*args, **kwargs)
+
+    return initialize
+
+
+def _is_nvidia_order(args):
+    """Whether the arguments from the seventh on are keep_batchnorm_fp32, master_weights, loss_scale, ..."""
+    first, rest = args[_AMBIGUOUS], args[_AMBIGUOUS + 1 :]
+    if isinstance(first, (bool, str)):
+        return True
+    if first is not None:
+        return False
+    # None may be either: look at what only one of the orders could have in the places that follow.
+    third = rest[1] if len(rest) > 1 else None  # master_weights here, NVIDIA's loss_scale
+    fourth = rest[2] if len(rest) > 2 else None  # loss_scale here, NVIDIA's cast_model_outputs
+    fifth = rest[3] if len(rest) > 3 else None  # cast_model_outputs here, NVIDIA's num_losses
+    is_number = isinstance(third, (int, float, str)) and not isinstance(third, bool)
+    return is_number or isinstance(fourth, torch.dtype) or isinstance(fifth, int)
+
+
+@_takes_nvidia_order
+def initialize(
+    models,
+    optimizers=None,
+    enabled=True,
+    opt_level="O1",
+    cast_model_type=None,
+    patch_torch_functions=None,
+    patch_torch_functions_type=None,
+    keep_batchnorm_fp32=None,
+    master_weights=None,
+    loss_scale=None,
+    cast_model_outputs=None,
+    num_losses=1,
+    verbosity=1,
+    min_loss_scale=None,
+    max_loss_scale=2.0**24,
+    *,
+    dynamic_init_scale=2.0**16,
+    scale_growth_factor=2.0,
+    scale_backoff_factor=0.5,
+    scale_window=2000,
+    user_cast_preferred=None,
+):
+    """Fits models and optimizers to a level of mixed precision, in place, and returns them in the form given.
+
+    Call it once for all models and optimizers, when they are complete and on their device, and before
+    DistributedDataParallel wraps them. Whatever option is not None replaces that of the level.
+
+    Args:
+        models: a module or a list of modules; torch.compile may have wrapped them, or may do so afterwards.
+        optimizers: an optimizer, a list of them, or None for inference.
+        enabled: False makes every call of amp do nothing.
+        opt_level: "O0" to "O5", see docs/amp.md.
+        cast_model_type: dtype of weights and inputs.
+        patch_torch_functions: cast around torch's functions.
+        patch_torch_functions_type: to which dtype: torch.float16 (O1) or torch.bfloat16 (O4).
+        keep_batchnorm_fp32: batch norms stay float32 where the model is cast; also "True" or "False".
+        master_weights: the optimizer updates float32 copies of half-precision weights.
+        loss_scale: a number, a string of one, or "dynamic".
+        cast_model_outputs: dtype of outputs; by default float32 where the model is cast.
+        num_losses: loss scalers; amp.scale_loss takes one by loss_id.
+        verbosity: 0 silent, 1 informs, 2 prints each cast.
+        min_loss_scale, max_loss_scale: bounds of a dynamic scale.
+        dynamic_init_scale: where it starts.
+        scale_growth_factor, scale_backoff_factor: what it is multiplied by after scale_window updates without
+            overflow, and after one with.
+        user_cast_preferred: functions that the user registered are left out of amp's own lists.
+
+    Returns:
+        models, or (models, optimizers).
+
+    Raises:
+        AmpUsageError (a RuntimeError): an unknown level, options that do not go together, models that are
+            half precision or wrapped for data parallelism already, models or optimizers that went through it
+            before, optimizers that hold no parameter of the models.
+        AmpTypeError, AmpValueError: an argument is of a wrong type or value.
+
+    Where NVIDIA's apex has keep_batchnorm_fp32 as its seventh positional argument, that order is understood,
+    with a warning.
+    """
+    properties = Properties()
+    if not enabled:
+        _amp_state.verbosity, _amp_state.opt_properties = verbosity, properties
+        _amp_state.loss_scalers = []
+        return models if optimizers is None else (models, optimizers)
+
+    if opt_level not in opt_levels:
+        raise AmpUsageError(
+            f"there is no opt_level {opt_level!r}",
+            available=sorted(opt_levels),
+            remedy='opt_level="O1": the letter O and a digit',
+        )
+    overrides = {
+        "cast_model_type": cast_model_type,
+        "patch_torch_functions": patch_torch_functions,
+        "patch_torch_functions_type": patch_torch_functions_type,
+        "keep_batchnorm_fp32": keep_batchnorm_fp32,
+        "master_weights": master_weights,
+        "loss_scale": loss_scale,
+        "user_cast_preferred": user_cast_preferred,
+    }
+    properties = opt_levels[opt_level](properties)
+    for name, value in overrides.items():
+        if value is not None:
+            setattr(properties, name, value)
+
+    from apex.amp._initialize import _initialize
+
+    scaling = {
+        "init_scale": dynamic_init_scale,
+        "scale_growth_factor": scale_growth_factor,
+        "scale_backoff_factor": scale_backoff_factor,
+        "scale_window": scale_window,
+        "min_loss_scale": min_loss_scale,
+        "max_loss_scale": max_loss_scale,
+    }
+    returned = _initialize(models, optimizers, properties, num_losses, cast_model_outputs, scaling, verbosity)
+    maybe_print(f"apex.amp {opt_levels[opt_level].brief}", True)
+    for name, value in properties.options.items():
+        changed = "  (overridden)" if overrides.get(name) is not None else ""
+        maybe_print(f"    {name:27}: {value}{changed}", True)
+    os.environ["APEX_AMP_ENABLED"] = "1"  # ROCm's apex sets it
+    return returned
+
+
+# ---- state -----------------------------------------------------------------------------------------------
+
+
+def _scalers():
+    if not hasattr(_amp_state, "loss_scalers"):
+        raise AmpUsageError("amp has no state before amp.initialize", remedy=INITIALIZE)
+    return _amp_state.loss_scalers
+
+
+def state_dict(destination=None):
+    """{"loss_scaler0": {"loss_scale": float, "unskipped": int}, ...}; empty while amp is disabled.
+
+    Waits for the device. destination: a dict to put it into.
+    """
+    destination = OrderedDict() if destination is None else destination
+    for index, scaler in enumerate(_scalers()):
+        destination[f"loss_scaler{index}"] = {
+            "loss_scale": scaler.loss_scale(),
+            "unskipped": scaler._unskipped,
+        }
+    return destination
+
+
+def load_state_dict(state_dict):
+    """Restores what `state_dict` saved; call it after amp.initialize.
+
+    A number of loss scalers other than here's is warned of. Raises AmpUsageError on keys that are no loss
+    scaler's.
+    """
+    scalers = _scalers()
+    unexpected = [key for key in state_dict if "loss_scaler" not in key]
+    if unexpected:
+        raise AmpUsageError(
+            f"amp's state dict holds unexpected keys: {', '.join(map(repr, unexpected))}",
+            remedy='amp.load_state_dict(checkpoint["amp"]), of what amp.state_dict() returned',
+        )
+    if len(state_dict) != len(scalers):
+        why = f"num_losses={len(scalers)}" if scalers else "amp is disabled"
+        warnings.warn(
+            f"amp's state dict holds {len(state_dict)} loss scalers, but {why}: the first "
+            f"{min(len(state_dict), len(scalers))} are taken",
+            AmpWarning,
+            stacklevel=2,
+        )
+    for scaler, saved in zip(scalers, state_dict.values(), strict=False):
+        scaler._loss_scale = saved["loss_scale"]
+        scaler._unskipped = saved["unskipped"]

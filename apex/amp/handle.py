@@ -1,0 +1,314 @@
+"""`scale_loss`, `disable_casts`, and the handle of patched functions."""
+
+import contextlib
+import warnings
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from apex.amp._amp_state import _amp_state, maybe_print
+from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError
+from apex.amp.opt import OptimWrapper
+from apex.amp.scaler import LossScaler, skipping
+
+INITIALIZE = 'model, optimizer = amp.initialize(model, optimizer, opt_level="O1")'
+
+
+@contextlib.contextmanager
+def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, delay_overflow_check=False):
+    """Gives the scaled loss to a with statement; on leaving it, gradients are unscaled for optimizer.step().
+
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+
+    Gradients that were there before are added to, so several passes may come before one step. With master
+    weights the unscaled gradients are theirs (`amp.master_params`), and the model's stay scaled.
+
+    If a gradient is inf or nan and the scale is dynamic, the next step() of these optimizers is skipped and
+    the scale reduced. Fused optimizers find that out on the device; for others the host waits once.
+
+    Args:
+        loss: tensor; computed in float32 from here on.
+        optimizers: every optimizer whose parameters get gradients here; one, or a list.
+        loss_id: which of amp.initialize's `num_losses` loss scalers.
+        model: unused, as in public apex.
+        delay_unscale: leave gradients scaled; a later pass without it must come before step().
+        delay_overflow_check: do not adapt the scale or skip; the caller asks the scaler's update_scale().
+
+    Raises:
+        AmpUsageError (a RuntimeError): before amp.initialize; an optimizer that did not go through it, or
+            through an earlier one; none at all; an optimizer that is inside another scale_loss.
+        AmpValueError: no such loss_id.
+    """
+    properties = getattr(_amp_state, "opt_properties", None)
+    if properties is None:
+        raise AmpUsageError("amp.scale_loss was called before amp.initialize", remedy=INITIALIZE)
+    if not properties.enabled:
+        yield loss
+        return
+    optimizers = _checked(optimizers, loss_id, delay_unscale)
+    scaler = _amp_state.loss_scalers[loss_id]
+
+    if not (properties.master_weights or scaler.dynamic or scaler.loss_scale() != 1.0):
+        try:
+            yield loss.float()
+        finally:
+            _clear_cache()
+        return
+
+    prepared = [o for o in optimizers if not o._amp_stash.params_have_scaled_gradients]
+    for optimizer in prepared:
+        optimizer._prepare_amp_backward()
+    for optimizer in optimizers:
+        optimizer._amp_stash.open = True
+    try:
+        yield scaler.scaled(loss)
+    except BaseException:
+        for optimizer in prepared:
+            _abandon(optimizer)
+        raise
+    finally:
+        for optimizer in optimizers:
+            optimizer._amp_stash.open = False
+        _clear_cache()
+
+    if delay_unscale:
+        for optimizer in optimizers:
+            optimizer._amp_stash.params_have_scaled_gradients = True
+            optimizer._amp_stash.scaled_by = loss_id
+        return
+    scaler.clear_overflow_state()
+    for optimizer in optimizers:
+        optimizer._post_amp_backward(scaler)
+        optimizer._amp_stash.params_have_scaled_gradients = False
+        optimizer._amp_stash.scaled_by = None
+    if not delay_overflow_check:
+        _decide(scaler, optimizers, loss_id)
+
+
+def _checked(optimizers, loss_id, delay_unscale):
+    """The list of optimizers, if all is as it must be."""
+    if not isinstance(loss_id, int) or not 0 <= loss_id < len(_amp_state.loss_scalers):
+        raise AmpValueError(
+            "there is no such loss scaler",
+            wanted=f"loss_id={loss_id}",
+            available=range(len(_amp_state.loss_scalers)),
+            remedy="amp.initialize(..., num_losses=N) makes N of them",
+        )
+    optimizers = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+    if not optimizers or optimizers[0] is None:
+        raise AmpUsageError(
+            "amp.scale_loss needs the optimizers whose gradients it is to unscale",
+            remedy="with amp.scale_loss(loss, optimizer) as scaled_loss:",
+        )
+    for optimizer in optimizers:
+        _check_optimizer(optimizer, loss_id)
+    return optimizers
+
+
+def _check_optimizer(optimizer, loss_id):
+    if not hasattr(optimizer, "step") or not hasattr(optimizer, "param_groups"):
+        raise AmpTypeError(
+            f"amp.scale_loss takes optimizers, not {type(optimizer).__name__}",
+            remedy="with amp.scale_loss(loss, optimizer) as scaled_loss:",
+        )
+    stash = getattr(optimizer, "_amp_stash", None)
+    if stash is None or stash.session != _amp_state.session:
+        earlier = "went through an earlier amp.initialize" if stash else "did not go through amp.initialize"
+        raise AmpUsageError(
+            f"an optimizer ({type(optimizer).__name__}) that {earlier} was given to amp.scale_loss",
+            remedy="pass all at once: models, optimizers = amp.initialize(models, [optimizer, ...], ...)",
+        )
+    if stash.open:
+        raise AmpUsageError(
+            "amp.scale_loss was entered again for an optimizer that is inside it already",
+            remedy="leave the first with statement before the second; gradients add up all the same",
+        )
+    if stash.params_have_scaled_gradients and stash.scaled_by != loss_id:
+        raise AmpUsageError(
+            f"gradients wait to be unscaled by loss scaler {stash.scaled_by}, but this pass is for {loss_id}",
+            remedy="leave out delay_unscale=True in the pass before",
+        )
+
+
+def _abandon(optimizer):
+    from apex.amp._process_optimizer import abandon_backward
+
+    abandon_backward(optimizer)
+
+
+def _decide(scaler, optimizers, loss_id):
+    """Whether the next step of each optimizer is skipped: on the device if all of them read it there."""
+    from apex.amp._process_optimizer import skips_on_device
+
+    if scaler.dynamic and all(map(skips_on_device, optimizers)):
+        found = scaler.update_scale_on_device().reshape(())  # as torch.amp.GradScaler has it
+        for optimizer in optimizers:
+            stash = optimizer._amp_stash
+            before = stash.found_inf
+            stash.found_inf = found if before is None else torch.maximum(before, found)
+        scaler.tell_of_overflow(loss_id)
+    elif scaler.update_scale():
+        for optimizer in optimizers:
+            optimizer._amp_stash.already_patched = True
+            optimizer._amp_stash.skipped = skipping(loss_id, scaler.loss_scale())
+
+
+def _clear_cache():
+    handle = getattr(_amp_state, "handle", None)
+    if handle is not None:
+        handle._clear_cache()
+
+
+@contextlib.contextmanager
+def disable_casts():
+    """Inside, patched functions are torch's own. Does nothing where nothing is patched."""
+    handle = getattr(_amp_state, "handle", None)
+    if handle is None:
+        yield
+        return
+    with handle._disable_casts():
+        yield
+
+
+class AmpHandle:
+    """What patched functions ask: whether casts are on, and for casts of weights that were made already.
+
+    Its scale_loss and wrap_optimizer are the interface of the first public releases.
+    """
+
+    def __init__(self, loss_scale="dynamic", enable_caching=True, verbose=False):
+        self._enable_caching = enable_caching
+        self._verbose = verbose
+        self._cache = {}
+        self._default_scaler = LossScaler(loss_scale)
+        self._is_active = True
+        self._all_wrappers = []
+        self._step_hook = None
+
+    def is_active(self):
+        return self._is_active
+
+    @contextlib.contextmanager
+    def _disable_casts(self):
+        before, self._is_active = self._is_active, False
+        try:
+            yield
+        finally:
+            self._is_active = before
+
+    def wrap_optimizer(self, optimizer, num_loss=1):
+        """An optimizer with a scale_loss of its own, for num_loss losses a step."""
+        self._default_scaler = None
+        return OptimWrapper(optimizer, self, num_loss)
+
+    @contextlib.contextmanager
+    def scale_loss(self, loss, optimizer):
+        """As amp.scale_loss, for a bare optimizer."""
+        warnings.warn(
+            f"handle.scale_loss is of old; write: {INITIALIZE}; with amp.scale_loss(loss, optimizer)",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        if not self.is_active():
+            yield loss
+            return
+        if self._default_scaler is None:
+            raise AmpUsageError(
+                "this handle's optimizers are wrapped",
+                remedy="with optimizer.scale_loss(loss) as scaled_loss:",
+            )
+        scaler = self._default_scaler
+        yield scaler.scaled(loss)
+        if unscale_in_place(scaler, optimizer):
+            skip_next_step(optimizer, skipping(0, scaler.loss_scale()))
+        self._clear_cache()
+
+    def _clear_cache(self):
+        self._cache.clear()
+
+    def _clear_after_steps(self):
+        """Weights that any optimizer changed are cast anew; fused ones leave no mark on what they change."""
+        self._step_hook = register_optimizer_step_post_hook(lambda *_: self._clear_cache())
+
+    def _save_func(self, mod, fn, func):
+        self._all_wrappers.append((mod, fn, func))
+
+    def _deactivate(self):
+        """Takes back all patches, the last one first."""
+        for mod, fn, func in reversed(self._all_wrappers):
+            if func is None:  # was inherited
+                delattr(mod, fn)
+            else:
+                setattr(mod, fn, func)
+        self._all_wrappers = []
+        if self._step_hook is not None:
+            self._step_hook.remove()
+        self._is_active = False
+        self._clear_cache()
+
+    @property
+    def has_cache(self):
+        return self._enable_caching
+
+    @property
+    def cache(self):
+        return self._cache
+
+    def remove_cache(self, param):
+        """Forgets the casts of one parameter."""
+        for key in [key for key in self._cache if key[0] == id(param)]:
+            del self._cache[key]
+
+    @property
+    def verbose(self):
+        return self._verbose
+
+
+class NoOpHandle:
+    """The handle of amp.init(enabled=False)."""
+
+    has_cache = False
+    verbose = False
+
+    def is_active(self):
+        return False
+
+    @contextlib.contextmanager
+    def _disable_casts(self):
+        yield
+
+    def wrap_optimizer(self, optimizer, num_loss=1):
+        return OptimWrapper(optimizer, self, num_loss)
+
+    @contextlib.contextmanager
+    def scale_loss(self, loss, optimizer):
+        yield loss
+
+    def _clear_cache(self):
+        pass
+
+    def _deactivate(self):
+        pass
+
+
+def unscale_in_place(scaler, optimizer):
+    """Unscales the gradients of a bare optimizer; returns whether its step is to be skipped."""
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    scaler.clear_overflow_state()
+    scaler.unscale(grads, grads, scaler.loss_scale())
+    return scaler.update_scale()
+
+
+def skip_next_step(optimizer, message):
+    """The next call of a bare optimizer's step does nothing but print."""
+    own, step = "step" in vars(optimizer), optimizer.step
+
+    def skip_step(closure=None):
+        maybe_print(message)
+        if own:
+            optimizer.step = step
+        else:
+            del optimizer.step
+
+    optimizer.step = skip_step

@@ -1,0 +1,101 @@
+"""Small models and runs that the tests of amp share."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from apex import amp
+from apex.amp import amp as registration
+from apex.amp._amp_state import _amp_state
+from apex.optimizers import FusedAdam, FusedSGD
+
+LEVELS = ("O0", "O1", "O2", "O3", "O4", "O5")
+HALF = {
+    "O1": torch.float16,
+    "O2": torch.float16,
+    "O3": torch.float16,
+    "O4": torch.bfloat16,
+    "O5": torch.bfloat16,
+}
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+    "torch fused": lambda params: torch.optim.Adam(params, lr=0.01, fused=True),
+    "FusedAdam": lambda params: FusedAdam(params, lr=0.01),
+    "FusedSGD": lambda params: FusedSGD(params, lr=0.05, momentum=0.9),
+}
+
+
+def forget():
+    """As in a new process."""
+    registration.unpatch()
+    registration._USER_CAST_REGISTRY.clear()
+    registration._USER_PROMOTE_REGISTRY.clear()
+    vars(_amp_state).clear()
+    _amp_state.__init__()
+
+
+def network(seed=0):
+    """(N, 6) -> (N, 3), with a batch norm."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def plain(seed=0):
+    """(N, 6) -> (N, 3), without norm."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def batch(step=0, n=16):
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(n, 6, generator=generator), torch.randint(3, (n,), generator=generator)
+
+
+def loss_of(model, step=0):
+    x, y = batch(step)
+    device = next(model.parameters()).device
+    return nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+
+
+def initialize(model, optimizer=None, **options):
+    return amp.initialize(model, optimizer, verbosity=0, **options)
+
+
+def backward(loss, optimizers, **how):
+    with amp.scale_loss(loss, optimizers, **how) as scaled_loss:
+        scaled_loss.backward()
+
+
+def train(model, optimizer, steps, first=0):
+    """Losses of that many steps."""
+    losses = []
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        backward(loss, optimizer)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def overflow(model, optimizer):
+    """A backward pass with an infinite gradient."""
+    optimizer.zero_grad()
+    backward(loss_of(model) * float("inf"), optimizer)
+
+
+def values(model_or_optimizer):
+    """Copies of parameters: a model's, or what an optimizer updates."""
+    if isinstance(model_or_optimizer, nn.Module):
+        return [p.detach().clone() for p in model_or_optimizer.parameters()]
+    return [p.detach().clone() for p in amp.master_params(model_or_optimizer)]
+
+
+def equal(left, right):
+    return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+def scaler(index=0):
+    return _amp_state.loss_scalers[index]
