@@ -179,7 +179,7 @@ class O1(_Level):
 class O2(_Level):
     brief = "O2: float16 model, float32 master weights."
     more = (
-        "The model is cast to float16, but for batch norms and losses; so are its inputs; outputs are float32\n"
+        "The model is cast to float16, but for batch norms and losses; so are inputs; outputs are float32\n"
         "again. The optimizer updates float32 masters, of which the model's weights are the roundings."
     )
     options = {
