@@ -20,8 +20,8 @@ HALF = {
 }
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
-    "adam": lambda params: torch.optim.Adam(params, lr=0.01),
-    "torch fused": lambda params: torch.optim.Adam(params, lr=0.01, fused=True),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01, eps=1e-4),  # float16 rounds 1e-8 to 0
+    "torch fused": lambda params: torch.optim.Adam(params, lr=0.01, eps=1e-4, fused=True),
     "FusedAdam": lambda params: FusedAdam(params, lr=0.01),
     "FusedSGD": lambda params: FusedSGD(params, lr=0.05, momentum=0.9),
 }
