@@ -192,7 +192,7 @@ def post_backward_models_are_masters(scaler, params, stashed_grads, scale_overri
 
     scale_override: (scale of the gradients, of the stashed ones, of the result), floats.
     """
-    found = _Gradients(params, stashed_grads)
+    found = _Gradients(scaler, params, stashed_grads)
     if found.fresh:
         override = None if scale_override is None else scale_override[0] / scale_override[2]
         scaler.unscale(found.fresh, found.fresh, None, models_are_masters=True, scale_override=override)
@@ -209,7 +209,8 @@ class _Gradients:
         sums, stashed: those that go on top of a stashed one.
     """
 
-    def __init__(self, params=(), stashed_grads=()):
+    def __init__(self, scaler, params=(), stashed_grads=()):
+        self._take = scaler._take
         self.fresh, self.sums, self.stashed = [], [], []
         self._sparse = []  # (parameter, its gradient before): unscaled in place, then added
         self.add(params, stashed_grads)
@@ -220,6 +221,8 @@ class _Gradients:
             grad = param.grad
             if grad is None:
                 param.grad = before
+            elif not self._take(grad):
+                continue
             elif before is None:
                 self.fresh.append(grad)
             elif grad.layout != torch.strided or before.layout != torch.strided:
@@ -261,7 +264,7 @@ def post_backward_with_master_weights(self, scaler):
     scaled = scaler.dynamic or scaler.loss_scale() != 1.0
     grads, targets, sums, stashed, results = [], [], [], [], []
     for param, master in zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True):
-        if param.grad is None:
+        if param.grad is None or not scaler._take(param.grad):
             continue
         if master.grad is None:
             master.grad = torch.empty_like(master)
@@ -271,7 +274,7 @@ def post_backward_with_master_weights(self, scaler):
             sums.append(param.grad)
             stashed.append(master.grad)
             results.append(master.grad)
-    full = _Gradients(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
+    full = _Gradients(scaler, stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
     if scaled:
         grads += full.fresh
         targets += full.fresh
@@ -292,7 +295,7 @@ def prepare_backward_no_master_weights(self):
 def post_backward_no_master_weights(self, scaler):
     stash = self._amp_stash
     self._amp_lazy_init()
-    found = _Gradients()
+    found = _Gradients(scaler)
     for params, grads in stash.stashes():
         found.add(params, grads)
     if found.fresh:
@@ -396,6 +399,7 @@ def amp_step(self, closure=None, *args, **kwargs):
     step, loss = stash.methods["step"], None
     if closure is not None:
         if isinstance(self, torch.optim.LBFGS):
+            _check_lbfgs(stash)
             args = (closure, *args)
         else:  # before it is known whether the step is skipped
             with torch.enable_grad():
@@ -438,6 +442,14 @@ def _check_step(stash):
         raise AmpUsageError(
             "optimizer.step() was called after delay_unscale=True: gradients are still scaled",
             remedy="with amp.scale_loss(loss, optimizer): for the last backward pass before a step",
+        )
+
+
+def _check_lbfgs(stash):
+    if stash.masters() or any(scaler.dynamic for scaler in _amp_state.loss_scalers):
+        raise AmpUsageError(
+            "LBFGS calls its closure many times a step, and cannot skip one of them",
+            remedy='amp.initialize(model, optimizer, opt_level="O1", loss_scale=1.0), or opt_level="O4"',
         )
 
 

@@ -78,10 +78,12 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
             optimizer._amp_stash.scaled_by = loss_id
         return
     scaler.clear_overflow_state()
+    scaler._taken = set() if len(optimizers) > 1 else None
     for optimizer in optimizers:
         optimizer._post_amp_backward(scaler)
         optimizer._amp_stash.params_have_scaled_gradients = False
         optimizer._amp_stash.scaled_by = None
+    scaler._taken = None
     if not delay_overflow_check:
         _decide(scaler, optimizers, loss_id)
 

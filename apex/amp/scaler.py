@@ -82,6 +82,9 @@ class LossScaler:
             None  # (scale, unskipped): float32 and int32 tensors of one element; None: on the host
         )
         self._inverses = {}  # device -> 1 / scale, while the scale is on the device
+        self._taken = (
+            None  # ids of gradients that another optimizer of this pass took; None: there is but one
+        )
         self._shown = None  # pinned copy of the scale, to tell of overflows that the host did not wait for
         self._shown_scale = 0.0
 
@@ -100,6 +103,7 @@ class LossScaler:
     def _loss_scale(self, value):
         self._to_host()
         self._host_scale = float(value)
+        self._shown = None  # a smaller value that was set is no overflow
 
     @property
     def _unskipped(self):
@@ -235,6 +239,14 @@ class LossScaler:
             for column, tensor in zip(lists, row, strict=True):
                 column.append(tensor)
         return found
+
+    def _take(self, grad):
+        """Whether this gradient is still to be unscaled: optimizers of one pass may share parameters."""
+        if self._taken is None:
+            return True
+        fresh = id(grad) not in self._taken
+        self._taken.add(id(grad))
+        return fresh
 
     # ---- updates -----------------------------------------------------------------------------------------
 

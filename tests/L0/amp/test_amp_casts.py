@@ -331,6 +331,20 @@ def test_every_layer_runs_near_float32(level, name):
                 torch.testing.assert_close(a.float(), b, rtol=tolerance, atol=tolerance)
 
 
+def test_flat_weights_of_recurrent_networks():
+    """As cuDNN wants them: casts in one piece of memory, in the order of the originals, seen by autograd."""
+    memory = torch.randn(3 * 4 + 5)
+    weights = [memory[:12].view(3, 4).requires_grad_(), memory[12:].requires_grad_()]
+    flat = torch.empty(17, dtype=F16)
+    cast = utils.new_synthesize_flattened_rnn_weights(weights, flat, "lstm", F16)
+    assert torch.equal(flat, memory.half()) and [c.data_ptr() for c in cast] == [
+        flat.data_ptr(),
+        flat.data_ptr() + 24,
+    ]
+    sum(c.float().sum() * 2 for c in cast).backward()
+    assert all(w.grad.eq(2).all() and w.grad.dtype == F32 for w in weights)
+
+
 # ---- the cache of cast weights ---------------------------------------------------------------------------
 
 

@@ -317,6 +317,39 @@ def test_an_overflow_of_one_loss_skips_its_optimizers_only(second):
     assert [s.loss_scale() for s in amp._amp_state.loss_scalers] == [2.0**15, 2.0**16]
 
 
+@pytest.mark.parametrize("level", SCALED)
+def test_optimizers_of_one_pass_that_share_parameters(level):
+    """Each gradient is unscaled once."""
+    model = runs.plain()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(model[0].parameters(), 0.1)]
+    runs.initialize(model, optimizers, opt_level=level, loss_scale=64.0)
+    reference = runs.plain()
+    for step in range(2):
+        runs.backward(runs.loss_of(model, step), optimizers)
+        runs.loss_of(reference, step).backward()
+    tolerance = 5e-3 if runs.HALF[level] == torch.float16 else 4e-2
+    for p, q in zip(amp.master_params(optimizers[0]), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.float(), q.grad, rtol=8 * tolerance, atol=tolerance)
+
+
+def test_lbfgs():
+    model, optimizer = start(lambda p: torch.optim.LBFGS(p, max_iter=3), "O4")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = runs.loss_of(model)
+        runs.backward(loss, optimizer)
+        return loss
+
+    first = optimizer.step(closure)
+    assert runs.loss_of(model) < first
+    for level in ("O1", "O5"):
+        runs.forget()
+        model, optimizer = start(torch.optim.LBFGS, level)
+        with pytest.raises(RuntimeError, match="LBFGS"):
+            optimizer.step(closure)
+
+
 # ---- misuse ----------------------------------------------------------------------------------------------
 
 
