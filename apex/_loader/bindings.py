@@ -257,6 +257,7 @@ def _define_from_python(missing_only=False):
     names = [name for name in registry.schemas() if f"{NAMESPACE}::{name}" not in there]
     if names:
         _fallback = reference.define(NAMESPACE, forward, names, kind="FRAGMENT" if missing_only else "DEF")
+        reference.record(NAMESPACE, _fallback, names)
 
 
 def ops():

@@ -66,7 +66,7 @@ def _fitted(described):
 
 def choices(described):
     """The Choice of every op on every device, and on GPUs of the helper units too."""
-    ops = tuple(registry.schemas())
+    ops = registry.ops()
     helpers = tuple(unit for unit in registry.units() if unit not in ops)
     found = []
     for device in described.devices:

@@ -45,7 +45,7 @@ def fault():
 
 @functools.cache
 def cpu_units():
-    """Units that libapex.so has a CPU variant of, read from its exported names (apex_<unit>)."""
+    """Units that libapex.so has a CPU variant of, by its exported names: apex_<unit>, apex_<unit>_forward."""
     if fault():
         return ()
     from apex._loader import registry
@@ -53,7 +53,7 @@ def cpu_units():
     exported = {
         symbol.name for symbol in elf.Elf(path().read_bytes()).symbols(dynamic=True) if symbol.defined
     }
-    return tuple(unit for unit in registry.units() if f"apex_{unit}" in exported)
+    return tuple(unit for unit in registry.units() if exported & {f"apex_{unit}", f"apex_{unit}_forward"})
 
 
 class Library:

@@ -1,7 +1,7 @@
 """The reference implementations as dispatcher ops: library `apex_reference`.
 
 Each op of ops.schemas is defined there under the same name and schema; its implementation is the function of
-that name in `apex/reference/<op>.py`, imported at the first call. It serves every device (NPU, XPU and MPS
+that name in `apex/reference/<unit>.py`, imported at the first call. It serves every device (NPU, XPU and MPS
 among them); the bindings call it through the dispatcher wherever no other variant runs.
 """
 
@@ -47,11 +47,11 @@ def define(namespace, implementation, names=None, kind="DEF"):
 
 
 def implementation(name):
-    """The callable that imports `apex.reference.<name>` when it is first called."""
+    """The callable that imports the reference's module when it is first called."""
 
     @functools.cache
     def function():
-        return getattr(importlib.import_module(f"apex.reference.{name}"), name)
+        return getattr(module(name), name)
 
     def reference(*arguments, **keywords):
         import torch
@@ -61,6 +61,53 @@ def implementation(name):
             return function()(*arguments, **keywords)
 
     return reference
+
+
+def module(name):
+    """The module of `apex.reference` that holds an op, by the op's name."""
+    return importlib.import_module(f"apex.reference.{registry.schemas()[name].unit}")
+
+
+def record(namespace, library, names):
+    """Makes the functional pairs among `names` differentiable, and gives them their autocast rule.
+
+    For ops that are defined from Python (`define`): 3a does it in C++. A module of functional ops lists its
+    pairs as PAIRS, objects with what torch.library.register_autograd takes (see apex/reference/_norm.py).
+    """
+    import torch
+
+    units = dict.fromkeys(registry.schemas()[name].unit for name in names if name.endswith("_forward"))
+    for unit in units:
+        for pair in importlib.import_module(f"apex.reference.{unit}").PAIRS:
+            if f"{pair.name}_forward" not in names:
+                continue
+            for end, backward, setup in (
+                ("forward", pair.backward, pair.setup_context),
+                ("backward", pair.double_backward, pair.setup_double_context),
+            ):
+                torch.library.register_autograd(
+                    f"{namespace}::{pair.name}_{end}", backward, setup_context=setup, lib=library
+                )
+            for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+                library.impl(f"{pair.name}_forward", _autocast(namespace, pair, device_type), key)
+
+
+def _autocast(namespace, pair, device_type):
+    def forward(*arguments, **keywords):
+        import torch
+
+        op = getattr(getattr(torch.ops, namespace), f"{pair.name}_forward")
+        changed = pair.autocast(device_type, arguments, keywords)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_autocast_key(device_type))):
+            return op(**changed)
+
+    return forward
+
+
+def _autocast_key(device_type):
+    import torch
+
+    return torch._C.DispatchKey.AutocastCPU if device_type == "cpu" else torch._C.DispatchKey.AutocastCUDA
 
 
 def _nothing(*arguments, **keywords):

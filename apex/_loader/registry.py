@@ -23,11 +23,18 @@ class Extension:
 
 @dataclass(frozen=True)
 class Schema:
-    """One dispatcher op: its name, the text that torch.library takes, and whether it returns nothing."""
+    """One dispatcher op: its name, the text that torch.library takes, and whether it returns nothing.
+
+    `unit` is the op whose files it lies in: layer_norm for add_layer_norm_backward.
+    """
 
     name: str
     text: str
     returns_nothing: bool
+
+    @property
+    def unit(self):
+        return re.sub(r"^add_|_(forward|backward)$", "", self.name)
 
 
 @functools.cache
@@ -91,6 +98,11 @@ def parse_schemas(text):
     return found
 
 
+def ops():
+    """Names of the ops: a functional op has several schemas."""
+    return tuple(dict.fromkeys(schema.unit for schema in schemas().values()))
+
+
 @functools.cache
 def units():
     """Names of the device sources: every op that has one, and helpers such as table kernels.
@@ -99,5 +111,5 @@ def units():
     """
     folder = tree.device_sources()
     if folder is None:
-        return tuple(schemas())
+        return ops()
     return tuple(sorted(path.stem for path in folder.glob("*.cu")))

@@ -6,8 +6,8 @@
 
 namespace apex {
 // `Function` is the op's C++ signature, the same as that of apex::<op>.
-template <class Function, class... Arguments> void call_reference(const char* op, Arguments&&... arguments) {
-  c10::Dispatcher::singleton()
+template <class Function, class... Arguments> auto call_reference(const char* op, Arguments&&... arguments) {
+  return c10::Dispatcher::singleton()
       .findSchemaOrThrow((std::string("apex_reference::") + op).c_str(), "")
       .template typed<Function>()
       .call(std::forward<Arguments>(arguments)...);

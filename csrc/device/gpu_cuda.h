@@ -4,7 +4,8 @@
 #define GPU_CUDA 1
 #define GPU_WARP_SIZE 32
 #define GPU_FN __device__ __forceinline__
-#define GPU_KERNEL(threads) __global__ __launch_bounds__(threads)
+// GPU_KERNEL(threads), or (threads, blocks): at most so many threads, registers for at least so many blocks at once.
+#define GPU_KERNEL(...) __global__ __launch_bounds__(__VA_ARGS__)
 #define GPU_SHARED(T, name, n) __shared__ T name[n]
 #define GPU_DYNAMIC_SHARED(T, name)                                \
   extern __shared__ __align__(16) unsigned char gpu_dynamic_shared[]; \
@@ -45,6 +46,9 @@ GPU_FN u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x,
 GPU_FN void raise_flag(i32* flag) { *flag = 1; }
 GPU_FN u32 atomic_increment(u32* p) { return ::atomicAdd(p, 1u); }
 
+// Within two units in the last place, for divisors of usual size: a fraction of an exact division's instructions.
+GPU_FN float divide(float a, float b) { return __fdividef(a, b); }
+GPU_FN double divide(double a, double b) { return a / b; }
 GPU_FN float sqrt(float x) { return ::sqrtf(x); }
 GPU_FN double sqrt(double x) { return ::sqrt(x); }
 GPU_FN float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
@@ -62,6 +66,29 @@ GPU_FN void from_float(bfloat16& to, float x) {
 #else
   const u32 u = bit_cast<u32>(x);
   to.bits = (u & 0x7fffffffu) > 0x7f800000u ? (u16)0x7fff : (u16)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+#endif
+}
+
+// Copies to shared memory that run beside the thread; those since the last commit make a group.
+template <int bytes> GPU_FN void copy_async(void* to_shared, const void* from_global) {
+#if __CUDA_ARCH__ >= 800
+  const u32 to = (u32)__cvta_generic_to_shared(to_shared);
+  if constexpr (bytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from_global) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from_global), "n"(bytes) : "memory");
+#else
+  struct alignas(bytes) Bytes { u32 words[bytes / 4]; };
+  *(Bytes*)to_shared = *(const Bytes*)from_global;
+#endif
+}
+GPU_FN void copy_async_commit() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Returns when all but the newest `pending` groups of this thread have arrived; only this thread sees them then.
+template <int pending> GPU_FN void copy_async_wait() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 #endif
 }
 

@@ -9,7 +9,7 @@
 #define GPU_WARP_SIZE 32
 #endif
 #define GPU_FN __attribute__((device)) inline __attribute__((always_inline))
-#define GPU_KERNEL(threads) __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define GPU_KERNEL(threads, ...) __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 #define GPU_SHARED(T, name, n) static __attribute__((shared)) T name[n]
 #define GPU_DYNAMIC_SHARED(T, name)                                                                       \
   extern __attribute__((shared)) __attribute__((aligned(16))) unsigned char gpu_dynamic_shared[];         \
@@ -51,6 +51,9 @@ GPU_FN u32 atomic_increment(u32* p) {
   return __hip_atomic_fetch_add(p, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
+// Within two units in the last place, for divisors of usual size: a fraction of an exact division's instructions.
+GPU_FN float divide(float a, float b) { return a * __builtin_amdgcn_rcpf(b); }
+GPU_FN double divide(double a, double b) { return a / b; }
 GPU_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 GPU_FN double sqrt(double x) { return __builtin_sqrt(x); }
 GPU_FN float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -59,6 +62,14 @@ GPU_FN double fma(double a, double b, double c) { return __builtin_fma(a, b, c);
 GPU_FN float to_float(half x) { return (float)bit_cast<_Float16>(x.bits); }
 GPU_FN void from_float(half& to, float x) { to.bits = bit_cast<u16>((_Float16)x); }
 GPU_FN void from_float(bfloat16& to, float x) { to.bits = bit_cast<u16>((__bf16)x); }
+
+// Copies to shared memory; where the hardware has no such copies beside the thread, it makes them itself.
+template <int bytes> GPU_FN void copy_async(void* to_shared, const void* from_global) {
+  struct alignas(bytes) Bytes { u32 words[bytes / 4]; };
+  *(Bytes*)to_shared = *(const Bytes*)from_global;
+}
+GPU_FN void copy_async_commit() {}
+template <int pending> GPU_FN void copy_async_wait() {}
 
 // An address read from memory is a generic ("flat") pointer to the compiler; this says that it is global.
 template <class T> GPU_FN T* global_pointer(u64 address) {

@@ -3,7 +3,7 @@
 #include "testing/simt.h"
 
 #define GPU_FN inline
-#define GPU_KERNEL(threads)
+#define GPU_KERNEL(...)
 // The tag gives every shared array an identity, so that each gets its own guarded allocation.
 #define GPU_SHARED(T, name, n) \
   static char name##_tag;      \
@@ -26,5 +26,12 @@ GPU_FN u32 shuffle_xor(u32 x, int mask, int line = __builtin_LINE()) {
   return (u32)simt::exchange(x, lane_id() ^ mask, line);
 }
 GPU_FN u32 atomic_increment(u32* p) { return (*p)++; }
+// Copies to shared memory; where the hardware has no such copies beside the thread, it makes them itself.
+template <int bytes> GPU_FN void copy_async(void* to_shared, const void* from_global) {
+  struct alignas(bytes) Bytes { u32 words[bytes / 4]; };
+  *(Bytes*)to_shared = *(const Bytes*)from_global;
+}
+GPU_FN void copy_async_commit() {}
+template <int pending> GPU_FN void copy_async_wait() {}
 template <class T> GPU_FN T* global_pointer(u64 address) { return reinterpret_cast<T*>(address); }
 }  // namespace gpu

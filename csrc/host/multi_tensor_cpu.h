@@ -23,16 +23,20 @@
   __VA_ARGS__ void level##number(int64_t begin, int64_t end) const { this->run_chunks(number, begin, end); }
 
 namespace apex {
-// All chunks of the table, on the caller's threads, at this machine's level.
-template <class Chunked> void run_on_threads(const Chunked& chunked, const apex_tensor_lists& tensors) {
+// Runs [begin, end) on the caller's threads, at this machine's level.
+template <class Chunked> void run_at_level(const Chunked& chunked, int64_t begin, int64_t end, int64_t grain) {
   auto run_level = &Chunked::level1;
 #if defined(__x86_64__)
   const int32_t level = apex_cpu_level();
   run_level = level >= 4 ? &Chunked::level4 : level == 3 ? &Chunked::level3 : level == 2 ? &Chunked::level2 : run_level;
 #endif
-  constexpr int64_t elements_per_task = 32768;
-  const int64_t grain = std::max<int64_t>(1, elements_per_task / std::max<uint32_t>(1, tensors.chunk_size));
-  parallel_for(0, tensors.chunks, grain, [&](int64_t begin, int64_t end) { (chunked.*run_level)(begin, end); });
+  parallel_for(begin, end, grain, [&](int64_t first, int64_t last) { (chunked.*run_level)(first, last); });
+}
+constexpr int64_t elements_per_task = 32768;
+
+// All chunks of the table.
+template <class Chunked> void run_on_threads(const Chunked& chunked, const apex_tensor_lists& tensors) {
+  run_at_level(chunked, 0, tensors.chunks, std::max<int64_t>(1, elements_per_task / std::max<uint32_t>(1, tensors.chunk_size)));
 }
 
 // A tile of every list of an operation: tensors of the arithmetic's own type are worked on in place, others are

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from apex import _loader
-from apex._loader import registry
+from apex._loader import reference, registry
 
 
 @pytest.mark.parametrize("op", registry.schemas())
@@ -19,12 +19,11 @@ def test_no_argument_has_a_name_that_torch_uses(op):
 
 @pytest.mark.parametrize("op", registry.schemas())
 def test_the_reference_takes_the_same_arguments(op):
-    import importlib
     import inspect
 
     _loader.load()
     wanted = getattr(torch.ops.apex, op).default._schema.arguments
-    function = getattr(importlib.import_module(f"apex.reference.{op}"), op)
+    function = getattr(reference.module(op), op)
     found = inspect.signature(function).parameters.values()
     assert [a.name for a in wanted] == [p.name for p in found]
     for argument, parameter in zip(wanted, found, strict=True):
