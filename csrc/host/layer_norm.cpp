@@ -1,0 +1,5 @@
+#include "layer_norm.h"
+
+#include "norm.h"
+
+APEX_NORM_OP(layer_norm, true)

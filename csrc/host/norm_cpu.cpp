@@ -1,0 +1,211 @@
+// The CPU variants of the norms: rows in tiles that stay in the first-level cache, at each x86-64 level.
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "multi_tensor_cpu.h"
+#include "device/gpu.h"
+#include "norm.h"
+
+#define APEX_INLINE inline __attribute__((always_inline))
+
+namespace apex {
+namespace {
+constexpr int64_t lanes = 16;  // independent sums: they vectorise, and their order is fixed
+
+// Elements [i, i + n) as arithmetic sees them: in place, or converted into `buffer`. n is at most `tile`.
+template <class Math>
+APEX_INLINE const Math* load(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n, Math* buffer) {
+  if (type == DtypeOf<Math>::value) return static_cast<const Math*>(tensor) + i;
+  convert.load[type](buffer, tensor, i, n);
+  return buffer;
+}
+template <class Math>
+APEX_INLINE void store(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n, const Math* x) {
+  if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
+  else convert.store[type](tensor, i, x, n);
+}
+template <class Math> APEX_INLINE void fill(Math* x, int64_t n, Math value) {
+  for (int64_t j = 0; j < n; ++j) x[j] = value;
+}
+template <class Math> struct LaneSums {
+  alignas(64) Math of[lanes] = {};
+  APEX_INLINE void add(const Math* x, int64_t n) {
+    int64_t j = 0;
+    for (; j + lanes <= n; j += lanes)
+      for (int64_t l = 0; l < lanes; ++l) of[l] += x[j + l];
+    for (int64_t l = 0; j < n; ++j, ++l) of[l] += x[j];
+  }
+  APEX_INLINE Math total() const {
+    Math sum = Math(0);
+    for (int64_t l = 0; l < lanes; ++l) sum += of[l];
+    return sum;
+  }
+};
+
+template <bool centered, class Math> struct Forward {
+  const gpu::NormForward& a;
+
+  APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
+    const auto& convert = tile_conversions(level, Math());
+    alignas(64) Math first[tile], second[tile], third[tile];
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t base = row * a.hidden;
+      const void* input = a.input;
+      if (a.residual) {
+        for (int64_t i = 0; i < a.hidden; i += tile) {
+          const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+          const Math* x = load(convert, a.input, a.input_type, base + i, n, first);
+          const Math* y = load(convert, a.residual, a.input_type, base + i, n, second);
+          for (int64_t j = 0; j < n; ++j) third[j] = x[j] + y[j];
+          store(convert, a.sum, a.input_type, base + i, n, third);
+        }
+        input = a.sum;
+      }
+      Math mean = Math(0);
+      if (centered) {
+        LaneSums<Math> sums;
+        for (int64_t i = 0; i < a.hidden; i += tile) {
+          const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+          sums.add(load(convert, input, a.input_type, base + i, n, first), n);
+        }
+        mean = sums.total() / Math(a.hidden);
+      }
+      LaneSums<Math> squares;
+      for (int64_t i = 0; i < a.hidden; i += tile) {
+        const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+        const Math* x = load(convert, input, a.input_type, base + i, n, first);
+        for (int64_t j = 0; j < n; ++j) second[j] = (x[j] - mean) * (x[j] - mean);
+        squares.add(second, n);
+      }
+      const Math rstd = Math(1) / gpu::sqrt(squares.total() / Math(a.hidden) + Math(a.eps));
+      if (centered) reinterpret_cast<Math*>(a.mean)[row] = mean;
+      reinterpret_cast<Math*>(a.rstd)[row] = rstd;
+      for (int64_t i = 0; i < a.hidden; i += tile) {
+        const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+        const Math* x = load(convert, input, a.input_type, base + i, n, first);
+        for (int64_t j = 0; j < n; ++j) third[j] = (x[j] - mean) * rstd;
+        if (a.weight) {
+          const Math* w = load(convert, a.weight, a.weight_type, i, n, second);
+          for (int64_t j = 0; j < n; ++j) third[j] *= w[j];
+        }
+        if (centered && a.bias) {
+          const Math* b = load(convert, a.bias, a.weight_type, i, n, second);
+          for (int64_t j = 0; j < n; ++j) third[j] += b[j];
+        }
+        store(convert, a.output, a.output_type, base + i, n, third);
+      }
+    }
+  }
+  APEX_CPU_LEVELS(APEX_RUN_LEVEL)
+};
+
+// Parts of rows, one after the other: each adds its rows' weight gradients up in its own partial sums.
+template <bool centered, class Math> struct Backward {
+  const gpu::NormBackward& a;
+
+  struct Tile {
+    alignas(64) Math saved[tile], grad[tile], weight[tile], bias[tile], normalized[tile], along[tile];
+  };
+  // Normalised values and g = dy * weight of elements [i, i + n) of a row.
+  APEX_INLINE const Math* read(const TileConversions<Math>& convert, Tile& t, int64_t base, int64_t i, int64_t n, Math mean, Math rstd) const {
+    const Math* x = load(convert, a.saved, a.from_output ? a.output_type : a.input_type, base + i, n, t.saved);
+    const Math* dy = load(convert, a.grad_output, a.output_type, base + i, n, t.grad);
+    const Math* w = a.weight ? load(convert, a.weight, a.weight_type, i, n, t.weight) : nullptr;
+    if (a.from_output) {
+      const Math smallest = Math(a.eps);
+      const Math* b = centered && a.bias ? load(convert, a.bias, a.weight_type, i, n, t.bias) : nullptr;
+      for (int64_t j = 0; j < n; ++j) {
+        const Math weight = w ? w[j] : Math(1), magnitude = std::max(weight < Math(0) ? -weight : weight, smallest);
+        t.normalized[j] = (x[j] - (b ? b[j] : Math(0))) / (weight < Math(0) ? -magnitude : magnitude);
+      }
+    } else {
+      for (int64_t j = 0; j < n; ++j) t.normalized[j] = (x[j] - mean) * rstd;
+    }
+    if (w) for (int64_t j = 0; j < n; ++j) t.along[j] = dy[j] * w[j];
+    else for (int64_t j = 0; j < n; ++j) t.along[j] = dy[j];
+    return dy;
+  }
+
+  APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
+    const auto& convert = tile_conversions(level, Math());
+    Tile t;
+    for (int64_t part = begin; part < end; ++part) {
+      Math* of_weight = a.grad_weight ? reinterpret_cast<Math*>(a.partials) + part * a.hidden : nullptr;
+      Math* of_bias = centered && of_weight ? of_weight + a.parts * a.hidden : nullptr;
+      if (of_weight) fill(of_weight, a.hidden, Math(0));
+      if (of_bias) fill(of_bias, a.hidden, Math(0));
+      for (int64_t row = a.rows * part / a.parts; row < a.rows * (part + 1) / a.parts; ++row) {
+        const int64_t base = row * a.hidden;
+        const Math mean = centered && a.mean ? reinterpret_cast<const Math*>(a.mean)[row] : Math(0);
+        const Math rstd = reinterpret_cast<const Math*>(a.rstd)[row];
+        LaneSums<Math> along_x, along_one;
+        for (int64_t i = 0; i < a.hidden; i += tile) {
+          const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+          const Math* dy = read(convert, t, base, i, n, mean, rstd);
+          if (of_weight) for (int64_t j = 0; j < n; ++j) of_weight[i + j] += dy[j] * t.normalized[j];
+          if (of_bias) for (int64_t j = 0; j < n; ++j) of_bias[i + j] += dy[j];
+          if (centered) along_one.add(t.along, n);
+          for (int64_t j = 0; j < n; ++j) t.along[j] *= t.normalized[j];
+          along_x.add(t.along, n);
+        }
+        const Math of_x = along_x.total() / Math(a.hidden), of_one = centered ? along_one.total() / Math(a.hidden) : Math(0);
+        for (int64_t i = 0; i < a.hidden; i += tile) {
+          const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+          read(convert, t, base, i, n, mean, rstd);
+          for (int64_t j = 0; j < n; ++j) t.along[j] = (t.along[j] - of_one - t.normalized[j] * of_x) * rstd;
+          if (a.grad_sum) {
+            const Math* more = load(convert, a.grad_sum, a.input_type, base + i, n, t.saved);
+            for (int64_t j = 0; j < n; ++j) t.along[j] += more[j];
+          }
+          store(convert, a.grad_input, a.input_type, base + i, n, t.along);
+        }
+      }
+    }
+  }
+  APEX_CPU_LEVELS(APEX_RUN_LEVEL)
+};
+
+// Tiles of columns: the parts' sums, in order.
+template <bool centered, class Math> struct Finish {
+  const gpu::NormBackward& a;
+
+  APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
+    const auto& convert = tile_conversions(level, Math());
+    alignas(64) Math sums[tile];
+    const Math* partials = reinterpret_cast<const Math*>(a.partials);
+    for (int which = 0; which < (centered && a.grad_bias ? 2 : 1); ++which)
+      for (int64_t i = begin * tile; i < std::min<int64_t>(end * tile, a.hidden); i += tile) {
+        const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+        fill(sums, n, Math(0));
+        for (int64_t part = 0; part < a.parts; ++part) {
+          const Math* x = partials + (which * a.parts + part) * a.hidden + i;
+          for (int64_t j = 0; j < n; ++j) sums[j] += x[j];
+        }
+        store(convert, which ? a.grad_bias : a.grad_weight, a.weight_type, i, n, static_cast<const Math*>(sums));
+      }
+  }
+  APEX_CPU_LEVELS(APEX_RUN_LEVEL)
+};
+
+template <bool centered, class Math> void forward(const gpu::NormForward& a) {
+  run_at_level(Forward<centered, Math>{a}, 0, a.rows, std::max<int64_t>(1, elements_per_task / a.hidden));
+}
+template <bool centered, class Math> void backward(const gpu::NormBackward& a) {
+  const int64_t rows = std::max<int64_t>(1, a.rows / std::max<int64_t>(1, a.parts));
+  run_at_level(Backward<centered, Math>{a}, 0, a.parts, std::max<int64_t>(1, elements_per_task / (rows * a.hidden)));
+  if (!a.grad_weight) return;
+  const int64_t depth = std::max<int64_t>(1, a.parts) * tile;
+  run_at_level(Finish<centered, Math>{a}, 0, (a.hidden + tile - 1) / tile, std::max<int64_t>(1, elements_per_task / depth));
+}
+}  // namespace
+
+void norm_forward_cpu(bool centered, const gpu::NormForward& a) {
+  if (a.input_type == APEX_F64) (centered ? forward<true, double> : forward<false, double>)(a);
+  else (centered ? forward<true, float> : forward<false, float>)(a);
+}
+void norm_backward_cpu(bool centered, const gpu::NormBackward& a) {
+  if (a.input_type == APEX_F64) (centered ? backward<true, double> : backward<false, double>)(a);
+  else (centered ? backward<true, float> : backward<false, float>)(a);
+}
+}  // namespace apex

@@ -1,0 +1,217 @@
+"""Launches of the norms' kernels and what they must give: what test_layer_norm and test_rms_norm share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simt.element_types import DTYPES, ROUNDING, decode, encode
+from simt.structs import make
+
+TYPE = {"f32": 0, "f16": 1, "bf16": 2, "f64": 3}
+EPS = 1e-3
+SUM_COLUMNS = 8  # norm_sum_columns
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape, its dtypes, and the kernel that takes it.
+
+    kernel: the name's end. warps: of a block. stages: of the backward's rows in shared memory. columns: width
+    and height in blocks of the `columns` kernel's grid, or None where the backward sums by itself.
+    """
+
+    kernel: str
+    rows: int
+    hidden: int
+    input: str = "bf16"
+    output: str = "bf16"
+    weight: str = "bf16"
+    warp_rows: int = 0
+    warps: int = 2
+    grid: int = 2
+    stages: int = 2
+    affine: bool = True
+    residual: bool = False
+    from_output: bool = False
+
+    @property
+    def long(self) -> bool:
+        return self.kernel.startswith("long")
+
+    @property
+    def math(self) -> np.dtype:
+        return DTYPES["f64" if self.input == "f64" else "f32"]
+
+    def __str__(self) -> str:
+        ends = [
+            f"{self.kernel}-{self.rows}x{self.hidden}-{self.input}-{self.output}-{self.weight}",
+            *(name for name in ("warp_rows", "residual", "from_output") if getattr(self, name)),
+        ]
+        return "-".join(ends)
+
+
+CASES = [
+    Case("bf16x1", 5, 72, warp_rows=1),
+    Case("f16x2", 5, 1000, input="f16", output="f16", weight="f32", warps=4, grid=2, stages=3),
+    Case("anyx4", 3, 260, input="f32", output="bf16", weight="f32", warps=4, stages=1, residual=True),
+    Case("f32x2", 9, 36, input="f32", output="f32", weight="f32", warp_rows=1, stages=3, residual=True),
+    Case("bf16x1", 4, 64, warp_rows=1, from_output=True, weight="f32"),
+    Case("bf16x4", 3, 136, affine=False, warps=1),
+    Case("long8", 3, 272, output="f16", residual=True, from_output=False, warps=1),
+    Case("long1", 5, 67, input="f16", output="f32", weight="bf16", from_output=True),
+    Case("long_f64", 3, 67, input="f64", output="f64", weight="f64"),
+]
+
+
+def values(case: Case) -> dict[str, np.ndarray]:
+    """The tensors of a case, float64, exactly as its dtypes hold them."""
+    rng = np.random.default_rng(case.hidden)
+
+    def rounded(x, name):
+        return decode(encode(x, name), name)
+
+    shape = (case.rows, case.hidden)
+    found = {
+        "input": rounded(rng.standard_normal(shape) + 0.5, case.input),
+        "grad": rounded(rng.standard_normal(shape), case.output),
+        "grad_sum": rounded(rng.standard_normal(shape), case.input),
+        "weight": rounded(rng.uniform(0.5, 1.5, case.hidden), case.weight),
+        "bias": rounded(rng.standard_normal(case.hidden), case.weight),
+    }
+    found["residual"] = rounded(rng.standard_normal(shape), case.input)
+    if not case.affine:
+        found["weight"], found["bias"] = np.ones(case.hidden), np.zeros(case.hidden)
+    return found
+
+
+def oracle(v: dict[str, np.ndarray], case: Case, centered: bool) -> dict[str, np.ndarray]:
+    """Everything that forward and backward give, in float64."""
+    x = decode(encode(v["input"] + v["residual"], case.input), case.input) if case.residual else v["input"]
+    mean = x.mean(1, keepdims=True) if centered else np.zeros((case.rows, 1))
+    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(1, keepdims=True) + EPS)
+    normal = (x - mean) * rstd
+    output = normal * v["weight"] + (v["bias"] if centered else 0)
+    g = v["grad"] * v["weight"]
+    along = (g * normal).mean(1, keepdims=True)
+    grad = (g - (g.mean(1, keepdims=True) if centered else 0) - normal * along) * rstd
+    return {
+        "sum": x,
+        "mean": mean[:, 0],
+        "rstd": rstd[:, 0],
+        "output": output,
+        "grad_input": grad + (v["grad_sum"] if case.residual else 0),
+        "grad_weight": (v["grad"] * normal).sum(0),
+        "grad_bias": v["grad"].sum(0),
+    }
+
+
+def near(found: np.ndarray, name: str, expected: np.ndarray, arithmetic: float = 64.0) -> None:
+    """Within one rounding to the dtype and some roundings of the arithmetic."""
+    work = ROUNDING["f64" if name == "f64" else "f32"]
+    scale = np.abs(expected).max(initial=1.0)
+    tolerance = 1.01 * ROUNDING[name]
+    np.testing.assert_allclose(
+        decode(found, name), expected, rtol=tolerance + 4 * work, atol=arithmetic * work * scale
+    )
+
+
+class Tensors:
+    """The case's tensors on a device."""
+
+    def __init__(self, device, case: Case, centered: bool):
+        self.device, self.case, self.centered = device, case, centered
+        self.values = values(case)
+        self.expected = oracle(self.values, case, centered)
+
+    def put(self, name: str, dtype: str):
+        return self.device.put(encode(self.values[name], dtype))
+
+    def empty(self, shape, dtype: str):
+        return self.device.put(np.full(shape, encode(np.array(7.0), dtype)[()], DTYPES[dtype]))
+
+    def weights(self) -> dict:
+        if not self.case.affine:
+            return {}
+        weight = {"weight": self.put("weight", self.case.weight)}
+        return weight | ({"bias": self.put("bias", self.case.weight)} if self.centered else {})
+
+    def common(self) -> dict:
+        c = self.case
+        return dict(
+            rows=c.rows, hidden=c.hidden, eps=EPS, input_type=TYPE[c.input], output_type=TYPE[c.output],
+            weight_type=TYPE[c.weight], warp_rows=c.warp_rows, stages=c.stages,
+        )  # fmt: skip
+
+    @property
+    def block(self) -> int:
+        return self.case.warps * self.device.warp_size
+
+
+def check_forward(device, op: str, case: Case) -> None:
+    t = Tensors(device, case, op == "layer_norm")
+    shape, statistic = (case.rows, case.hidden), "f64" if case.math == np.float64 else "f32"
+    output = t.empty(shape, case.output)
+    mean, rstd = t.empty(case.rows, statistic), t.empty(case.rows, statistic)
+    total = t.empty(shape, case.input)
+    more = {"residual": t.put("residual", case.input), "sum": total} if case.residual else {}
+    if t.centered:
+        more["mean"] = mean
+    arguments = make(
+        "NormForward", "norm_arguments.h", input=t.put("input", case.input), output=output, rstd=rstd,
+        **t.weights(), **more, **t.common(),
+    )  # fmt: skip
+    row = -(-case.hidden * DTYPES[case.input].itemsize // 16) * 16 * (2 if case.residual else 1)
+    shared = 0 if case.long else (case.warps if case.warp_rows else 1) * case.stages * row + 8 * case.hidden  # and the weights
+    device.launch(f"{op}_forward_{case.kernel}", case.grid, t.block, [arguments], shared=shared)
+    near(output.numpy(), case.output, t.expected["output"])
+    near(rstd.numpy(), statistic, t.expected["rstd"])
+    if t.centered:
+        near(mean.numpy(), statistic, t.expected["mean"])
+    if case.residual:
+        np.testing.assert_array_equal(decode(total.numpy(), case.input), t.expected["sum"])
+
+
+def check_backward(device, op: str, case: Case) -> None:
+    t = Tensors(device, case, op == "layer_norm")
+    statistic = "f64" if case.math == np.float64 else "f32"
+    saved = encode(
+        t.expected["output" if case.from_output else "sum"], case.output if case.from_output else case.input
+    )
+    grad = t.empty((case.rows, case.hidden), case.input)
+    grad_weight, grad_bias = t.empty(case.hidden, case.weight), t.empty(case.hidden, case.weight)
+    parts = 2 if case.long else case.grid
+    partials = t.empty((2, parts, case.hidden), statistic)
+    more = {"grad_sum": t.put("grad_sum", case.input)} if case.residual else {}
+    if case.affine:
+        more["grad_weight"] = grad_weight
+        if t.centered:
+            more["grad_bias"] = grad_bias
+    if t.centered and not case.from_output:
+        more["mean"] = device.put(t.expected["mean"].astype(case.math))
+    wide = device.warp_size
+    arguments = make(
+        "NormBackward", "norm_arguments.h", grad_output=t.put("grad", case.output), saved=device.put(saved),
+        rstd=device.put(t.expected["rstd"].astype(case.math)), grad_input=grad, partials=partials, parts=parts,
+        from_output=case.from_output, column_threads=wide,
+        column_blocks=-(-case.hidden // wide), **t.weights(), **more, **t.common(),
+    )  # fmt: skip
+    saved_bytes, grad_bytes = (-(-case.hidden * a.itemsize // 16) * 16 for a in (saved, DTYPES[case.output]))
+    teams = case.warps if case.warp_rows else 1
+    shared = 0 if case.long else max(teams * case.stages * (saved_bytes + grad_bytes) + 4 * case.hidden, 8 * case.hidden)
+    device.launch(f"{op}_backward_{case.kernel}", case.grid, t.block, [arguments], shared=shared)
+    kind = "_f64" if statistic == "f64" else ""
+    if case.affine:
+        if case.long:
+            device.launch(f"{op}_columns{kind}", -(-case.hidden // wide) * parts, t.block, [arguments])
+        device.launch(
+            f"{op}_finish{kind}", -(-case.hidden // SUM_COLUMNS), 128, [arguments]
+        )
+    # The output that was saved is rounded to its dtype, which shows in what is computed from it.
+    loss = 40 * ROUNDING[case.output] / ROUNDING["f32"] if case.from_output and case.output != "f32" else 64.0
+    near(grad.numpy(), case.input, t.expected["grad_input"], max(loss, 64.0))
+    if case.affine:
+        near(grad_weight.numpy(), case.weight, t.expected["grad_weight"], max(loss, 64.0))
+    if case.affine and t.centered:
+        near(grad_bias.numpy(), case.weight, t.expected["grad_bias"], 64.0)
