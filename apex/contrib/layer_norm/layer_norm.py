@@ -1,0 +1,37 @@
+"""FastLayerNorm under its public name: the same op as apex.normalization's."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import init
+
+from apex.normalization import _norm
+from apex.normalization.fused_layer_norm import _Function
+
+
+class FastLayerNormFN(_Function):
+    """Layer norm over the last dimension; gamma and beta have one dtype, the output the input's."""
+
+    @staticmethod
+    def forward(ctx, x, gamma, beta, epsilon, memory_efficient=False):
+        return _norm.layer_norm(x, tuple(gamma.shape), gamma, beta, epsilon, memory_efficient)
+
+
+class FastLayerNorm(torch.nn.Module):
+    """Layer norm over the last dimension, of `hidden_size` elements."""
+
+    def __init__(self, hidden_size, eps=1e-5, memory_efficient=False):
+        super().__init__()
+        self.epsilon = eps
+        self.memory_efficient = memory_efficient
+        self.weight = torch.nn.Parameter(torch.empty(hidden_size))
+        self.bias = torch.nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Weight 1, bias 0."""
+        init.ones_(self.weight)
+        init.zeros_(self.bias)
+
+    def forward(self, x):
+        return FastLayerNormFN.apply(x, self.weight, self.bias, self.epsilon, self.memory_efficient)

@@ -1,0 +1,245 @@
+"""FusedLayerNorm, FusedRMSNorm and their Mixed* forms, with public apex's names and signatures.
+
+Dtypes: the output has the input's dtype; Mixed* give it the weight's. Statistics and sums are float32 (float64
+for float64). Under autocast the output has autocast's dtype, inputs and weights are read as they are, and
+weight gradients have the weight's dtype. CPU tensors take the CPU variant of the same ops.
+"""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+
+import torch
+from torch.nn import functional as F
+from torch.nn import init
+
+from apex.normalization import _norm
+
+
+def manual_rms_norm(input, normalized_shape, weight, eps):
+    """RMS norm by PyTorch's own ops: statistics in float32, the output in the weight's dtype if that is half."""
+    dims = tuple(range(-len(normalized_shape), 0))
+    scale = torch.rsqrt(input.to(torch.float32).square().mean(dims, keepdim=True) + eps)
+    output = input * scale
+    if weight is None:
+        return output
+    if weight.dtype in (torch.float16, torch.bfloat16):
+        output = output.to(weight.dtype)
+    return weight * output
+
+
+# ---- the functions ------------------------------------------------------------------------------------------
+
+
+class _Function:
+    """Has the face of an autograd.Function, `apply` and `forward`; the op behind is differentiable by itself.
+
+    Not a subclass: torch.compile would trace a backward that is not there.
+    """
+
+    @classmethod
+    def apply(cls, *arguments):
+        return cls.forward(None, *arguments)
+
+
+class FusedLayerNormAffineFunction(_Function):
+    """Layer norm with weight and bias, of the input's dtype."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, normalized_shape, eps, memory_efficient=False):
+        _norm.check_one_dtype("FusedLayerNorm", input, weight)
+        shape = _norm.as_shape(normalized_shape)
+        return _norm.layer_norm(input, shape, weight, bias, eps, memory_efficient)
+
+
+class FusedRMSNormAffineFunction(_Function):
+    """RMS norm with a weight of the input's dtype."""
+
+    @staticmethod
+    def forward(ctx, input, weight, normalized_shape, eps, memory_efficient=False):
+        _norm.check_one_dtype("FusedRMSNorm", input, weight)
+        return _norm.rms_norm(input, _norm.as_shape(normalized_shape), weight, eps, memory_efficient)
+
+
+class FusedLayerNormAffineMixedDtypesFunction(FusedLayerNormAffineFunction):
+    """Layer norm whose output has the weight's dtype."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, normalized_shape, eps, memory_efficient=False):
+        shape = _norm.as_shape(normalized_shape)
+        return _norm.layer_norm(input, shape, weight, bias, eps, memory_efficient, weight.dtype)
+
+
+class FusedRMSNormAffineMixedDtypesFunction(FusedRMSNormAffineFunction):
+    """RMS norm whose output has the weight's dtype."""
+
+    @staticmethod
+    def forward(ctx, input, weight, normalized_shape, eps, memory_efficient=False):
+        shape = _norm.as_shape(normalized_shape)
+        return _norm.rms_norm(input, shape, weight, eps, memory_efficient, weight.dtype)
+
+
+class FusedLayerNormFunction(_Function):
+    """Layer norm without weights."""
+
+    @staticmethod
+    def forward(ctx, input, normalized_shape, eps, memory_efficient=False):
+        return _norm.layer_norm(input, _norm.as_shape(normalized_shape), None, None, eps, memory_efficient)
+
+
+class FusedRMSNormFunction(_Function):
+    """RMS norm without a weight."""
+
+    @staticmethod
+    def forward(ctx, input, normalized_shape, eps, memory_efficient=False):
+        return _norm.rms_norm(input, _norm.as_shape(normalized_shape), None, eps, memory_efficient)
+
+
+def fused_layer_norm_affine(input, weight, bias, normalized_shape, eps=1e-6, memory_efficient=False):
+    """Layer norm of `input` over its last dimensions, which are normalized_shape.
+
+    memory_efficient: autograd keeps the output in place of the input, and divides by the weight in backward;
+    weights nearer to 0 than eps count as eps there. Raises TypeError where the dtypes of input and weight
+    differ outside autocast, ValueError where shapes do not fit.
+    """
+    return FusedLayerNormAffineFunction.apply(input, weight, bias, normalized_shape, eps, memory_efficient)
+
+
+def fused_layer_norm(input, normalized_shape, eps=1e-6, memory_efficient=False):
+    """Layer norm without weights."""
+    return FusedLayerNormFunction.apply(input, normalized_shape, eps, memory_efficient)
+
+
+def mixed_dtype_fused_layer_norm_affine(
+    input, weight, bias, normalized_shape, eps=1e-6, memory_efficient=False
+):
+    """Layer norm whose output has the weight's dtype."""
+    return FusedLayerNormAffineMixedDtypesFunction.apply(
+        input, weight, bias, normalized_shape, eps, memory_efficient
+    )
+
+
+def fused_rms_norm_affine(input, weight, normalized_shape, eps=1e-6, memory_efficient=False):
+    """RMS norm of `input` over its last dimensions; see fused_layer_norm_affine."""
+    return FusedRMSNormAffineFunction.apply(input, weight, normalized_shape, eps, memory_efficient)
+
+
+def fused_rms_norm(input, normalized_shape, eps=1e-6, memory_efficient=False):
+    """RMS norm without a weight."""
+    return FusedRMSNormFunction.apply(input, normalized_shape, eps, memory_efficient)
+
+
+def mixed_dtype_fused_rms_norm_affine(input, weight, normalized_shape, eps=1e-6, memory_efficient=False):
+    """RMS norm whose output has the weight's dtype."""
+    return FusedRMSNormAffineMixedDtypesFunction.apply(input, weight, normalized_shape, eps, memory_efficient)
+
+
+# ---- the modules --------------------------------------------------------------------------------------------
+
+
+class _Norm(torch.nn.Module):
+    has_bias = False
+
+    def __init__(self, normalized_shape, eps, elementwise_affine, memory_efficient):
+        super().__init__()
+        if isinstance(normalized_shape, numbers.Integral):
+            normalized_shape = (normalized_shape,)
+        self.normalized_shape = torch.Size(normalized_shape)
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+        self.memory_efficient = memory_efficient
+        names = ("weight", "bias") if self.has_bias else ("weight",)
+        for name in names:
+            made = torch.nn.Parameter(torch.empty(*normalized_shape)) if elementwise_affine else None
+            self.register_parameter(name, made)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Weight 1, bias 0."""
+        if self.elementwise_affine:
+            init.ones_(self.weight)
+            if self.has_bias:
+                init.zeros_(self.bias)
+
+    def extra_repr(self):
+        shape, affine = tuple(self.normalized_shape), self.elementwise_affine
+        return f"{shape}, eps={self.eps}, elementwise_affine={affine}"
+
+
+class FusedLayerNorm(_Norm):
+    """Layer norm over the last dimensions, as torch.nn.LayerNorm.
+
+    Args:
+        normalized_shape: of the last dimensions; an int is one dimension.
+        eps: added to the variance.
+        elementwise_affine: with weight and bias.
+        memory_efficient: keep the output for backward, not the input.
+    """
+
+    has_bias = True
+
+    def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, memory_efficient=False):
+        super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient)
+
+    def forward(self, input):
+        if torch.jit.is_tracing():
+            return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        if self.elementwise_affine:
+            return fused_layer_norm_affine(
+                input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
+            )
+        return fused_layer_norm(input, self.normalized_shape, self.eps, self.memory_efficient)
+
+
+class FusedRMSNorm(_Norm):
+    """RMS norm over the last dimensions; arguments as FusedLayerNorm's. It has a weight and no bias."""
+
+    def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, memory_efficient=False):
+        super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient)
+
+    def forward(self, input):
+        if torch.jit.is_tracing():
+            return manual_rms_norm(input, self.normalized_shape, self.weight, self.eps)
+        if self.elementwise_affine:
+            return fused_rms_norm_affine(
+                input, self.weight, self.normalized_shape, self.eps, self.memory_efficient
+            )
+        return fused_rms_norm(input, self.normalized_shape, self.eps, self.memory_efficient)
+
+
+def _always_affine(name, keywords):
+    if "elementwise_affine" in keywords:
+        warnings.warn(f"{name} does not support `elementwise_affine` argument", stacklevel=3)
+        if not keywords["elementwise_affine"]:
+            raise RuntimeError(f"{name} does not support `elementwise_affine = False`")
+
+
+class MixedFusedLayerNorm(FusedLayerNorm):
+    """FusedLayerNorm whose output has the weight's dtype, whatever the input's. Always with weight and bias."""
+
+    def __init__(self, normalized_shape, eps=1e-5, *, memory_efficient=False, **kwargs):
+        _always_affine("MixedFusedLayerNorm", kwargs)
+        super().__init__(normalized_shape, eps, True, memory_efficient)
+
+    def forward(self, input: torch.Tensor):
+        if torch.jit.is_tracing():
+            return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return mixed_dtype_fused_layer_norm_affine(
+            input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
+        )
+
+
+class MixedFusedRMSNorm(FusedRMSNorm):
+    """FusedRMSNorm whose output has the weight's dtype, whatever the input's. Always with a weight."""
+
+    def __init__(self, normalized_shape, eps=1e-5, *, memory_efficient=False, **kwargs):
+        _always_affine("MixedFusedRMSNorm", kwargs)
+        super().__init__(normalized_shape, eps, True, memory_efficient)
+
+    def forward(self, input: torch.Tensor):
+        if torch.jit.is_tracing():
+            return manual_rms_norm(input, self.normalized_shape, self.weight, self.eps)
+        return mixed_dtype_fused_rms_norm_affine(
+            input, self.weight, self.normalized_shape, self.eps, self.memory_efficient
+        )

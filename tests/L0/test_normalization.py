@@ -1,0 +1,236 @@
+"""apex.normalization, apex.contrib.layer_norm, apex.transformer.layers and the legacy modules, as users call them."""
+
+from __future__ import annotations
+
+import inspect
+
+import norms
+import pytest
+import torch
+import torch.nn.functional as F
+from lists import BF16, F16, F32, F64
+
+from apex import normalization
+from apex._legacy import fast_layer_norm, fused_layer_norm_cuda
+from apex.contrib.layer_norm import FastLayerNorm
+from apex.contrib.layer_norm.layer_norm import FastLayerNormFN
+from apex.normalization import fused_layer_norm as functions
+from apex.transformer import layers
+
+MODULES = [normalization.FusedLayerNorm, normalization.FusedRMSNorm, FastLayerNorm]
+
+
+def like_torch(module, x):
+    """What torch gives for the module's weights, and its gradients for a gradient of ones."""
+    eps = getattr(module, "eps", None) or module.epsilon
+    bias = getattr(module, "bias", None)
+    shape = tuple(getattr(module, "normalized_shape", x.shape[-1:]))
+    if "RMS" in type(module).__name__:
+        return F.rms_norm(x, shape, module.weight, eps)
+    return F.layer_norm(x, shape, module.weight, bias, eps)
+
+
+@pytest.mark.parametrize("make", MODULES, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("memory_efficient", [False, True], ids=["input", "output"])
+def test_modules_match_torch(variant, make, memory_efficient):
+    """On CPU tensors too (report: having apex installed changed what CPU tensors gave)."""
+    module = make(72, memory_efficient=memory_efficient).to(variant.device)
+    x = norms.random((5, 72), F32, variant.device).requires_grad_()
+    leaves = [x, *module.parameters()]
+    ours = torch.autograd.grad(module(x).square().sum(), leaves)
+    theirs = torch.autograd.grad(like_torch(module, x).square().sum(), leaves)
+    torch.testing.assert_close(module(x), like_torch(module, x), rtol=1e-5, atol=1e-5)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_no_weights():
+    """Report: non-affine layer norm errors in a later op."""
+    for make in MODULES[:2]:
+        module = make(64, elementwise_affine=False)
+        assert not list(module.parameters()) and "elementwise_affine=False" in repr(module)
+        x = norms.random((3, 64), F32, "cpu").requires_grad_()
+        (found,) = torch.autograd.grad((module(x) + 1).square().sum(), x)
+        (wanted,) = torch.autograd.grad((like_torch(module, x) + 1).square().sum(), x)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_mixed_dtypes_have_a_rule():
+    """Report: float32 input, half weight. Outside autocast it is refused by name; Mixed* take it."""
+    x = norms.random((2, 8, 512), F32, "cpu")
+    for kind in ("LayerNorm", "RMSNorm"):
+        plain = getattr(normalization, f"Fused{kind}")(512).half()
+        with pytest.raises(TypeError, match=f"MixedFused{kind}"):
+            plain(x)
+        mixed = getattr(normalization, f"MixedFused{kind}")(512).half()
+        assert mixed(x).dtype == F16
+        assert getattr(normalization, f"MixedFused{kind}")(512)(x.to(BF16)).dtype == F32
+        with pytest.raises(RuntimeError, match="elementwise_affine = False"), pytest.warns(UserWarning):
+            getattr(normalization, f"MixedFused{kind}")(512, elementwise_affine=False)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_autocast_after_linear(dtype):
+    """Report: half input with a float32 weight was rejected."""
+    for make in [*MODULES, normalization.MixedFusedLayerNorm, normalization.MixedFusedRMSNorm]:
+        linear, module = torch.nn.Linear(64, 64), make(64)
+        with torch.autocast("cpu", dtype):
+            y = module(linear(norms.random((4, 64), F32, "cpu")))
+        assert y.dtype == dtype
+        y.float().sum().backward()
+        assert module.weight.grad.dtype == F32 and linear.weight.grad.dtype == F32
+
+
+class Block(torch.nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        self.norm = norm
+
+    def forward(self, x):
+        return self.second(self.norm(x + F.dropout(self.first(x), 0.0)))
+
+
+@pytest.mark.parametrize("make", MODULES, ids=lambda m: m.__name__)
+def test_compile_fullgraph(make):
+    """Report: torch.compile splits the graph at the norm. One graph, two batch sizes, equal to eager."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    block = Block(make(64)).bfloat16()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend=counter)
+    compiled(norms.random((4, 64), BF16, "cpu").requires_grad_())
+    once = counter.frame_count
+    for batch in (4, 9):
+        x = norms.random((batch, 64), BF16, "cpu").requires_grad_()
+        ours = torch.autograd.grad(compiled(x).sum(), [x, *block.parameters()])
+        eager = torch.autograd.grad(block(x).sum(), [x, *block.parameters()])
+        for a, b in zip(ours, eager, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+    assert counter.frame_count == once
+
+
+SIGNATURES = {
+    "FusedLayerNormAffineFunction": "(ctx, input, weight, bias, normalized_shape, eps, memory_efficient=False)",
+    "FusedRMSNormAffineFunction": "(ctx, input, weight, normalized_shape, eps, memory_efficient=False)",
+    "FusedLayerNormAffineMixedDtypesFunction": (
+        "(ctx, input, weight, bias, normalized_shape, eps, memory_efficient=False)"
+    ),
+    "FusedRMSNormAffineMixedDtypesFunction": (
+        "(ctx, input, weight, normalized_shape, eps, memory_efficient=False)"
+    ),
+    "FusedLayerNormFunction": "(ctx, input, normalized_shape, eps, memory_efficient=False)",
+    "FusedRMSNormFunction": "(ctx, input, normalized_shape, eps, memory_efficient=False)",
+    "fused_layer_norm_affine": "(input, weight, bias, normalized_shape, eps=1e-06, memory_efficient=False)",
+    "fused_layer_norm": "(input, normalized_shape, eps=1e-06, memory_efficient=False)",
+    "mixed_dtype_fused_layer_norm_affine": (
+        "(input, weight, bias, normalized_shape, eps=1e-06, memory_efficient=False)"
+    ),
+    "fused_rms_norm_affine": "(input, weight, normalized_shape, eps=1e-06, memory_efficient=False)",
+    "fused_rms_norm": "(input, normalized_shape, eps=1e-06, memory_efficient=False)",
+    "mixed_dtype_fused_rms_norm_affine": "(input, weight, normalized_shape, eps=1e-06, memory_efficient=False)",
+    "manual_rms_norm": "(input, normalized_shape, weight, eps)",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_public_signatures(name):
+    """Report: a new positional argument broke downstream callers."""
+    found = getattr(functions, name)
+    assert str(inspect.signature(getattr(found, "forward", found))) == SIGNATURES[name]
+
+
+def test_functions_take_the_old_arguments_and_the_new_one():
+    x, w, b = norms.random((3, 8), F32, "cpu"), torch.rand(8), torch.rand(8)
+    layer, rms = functions.FusedLayerNormAffineFunction, functions.FusedRMSNormAffineFunction
+    assert torch.equal(layer.apply(x, w, b, (8,), 1e-5), layer.apply(x, w, b, (8,), 1e-5, True))
+    assert torch.equal(rms.apply(x, w, torch.Size([8]), 1e-5), rms.apply(x, w, 8, 1e-5, True))
+    assert torch.equal(FastLayerNormFN.apply(x, w, b, 1e-5), layer.apply(x, w, b, (8,), 1e-5))
+    torch.testing.assert_close(functions.manual_rms_norm(x, (8,), w, 1e-5), rms.apply(x, w, (8,), 1e-5))
+
+
+def test_state_of_torch_fits():
+    ours, theirs = normalization.FusedLayerNorm((3, 8)), torch.nn.LayerNorm((3, 8))
+    ours.load_state_dict(theirs.state_dict())
+    assert repr(ours) == "FusedLayerNorm((3, 8), eps=1e-05, elementwise_affine=True)"
+    assert torch.jit.trace(ours, norms.random((2, 3, 8), F32, "cpu")).graph.findNode("aten::layer_norm")
+
+
+def test_residual_functions():
+    x, r, w, b = (norms.random(s, F32, "cpu", seed=i) for i, s in enumerate([(4, 8), (4, 8), (8,), (8,)]))
+    y, total = normalization.fused_add_layer_norm(x, r, w, b)
+    assert torch.equal(total, x + r)
+    torch.testing.assert_close(y, F.layer_norm(total, (8,), w, b))
+    y, total = normalization.fused_add_rms_norm(x, r, normalized_shape=(8,))
+    torch.testing.assert_close(y, F.rms_norm(total, (8,), eps=1e-5))
+
+
+def test_layers_say_whether_they_are_sequence_parallel():
+    for make in (layers.FusedLayerNorm, layers.MixedFusedLayerNorm, layers.FastLayerNorm):
+        for enabled in (False, True):
+            module = make(16, sequence_parallel_enabled=enabled)
+            assert module.sequence_parallel_enabled is enabled
+            assert module.weight.sequence_parallel_enabled is enabled
+            assert module.bias.sequence_parallel_enabled is enabled
+        assert module(torch.ones(2, 16)).shape == (2, 16)
+
+
+@pytest.mark.parametrize("memory_efficient", [False, True], ids=["input", "output"])
+def test_fused_layer_norm_cuda(memory_efficient):
+    """Every function of the legacy module against autograd."""
+    m, shape, eps = fused_layer_norm_cuda, (24,), 1e-5
+    x = norms.random((5, 24), F64, "cpu").requires_grad_()
+    w, b = (t.requires_grad_() for t in norms.LAYER.make(shape, F64, "cpu"))
+    g = norms.random((5, 24), F64, "cpu", seed=5)
+
+    y, mean, invvar = m.forward_affine(x, shape, w, b, eps)
+    expected = F.layer_norm(x, shape, w, b, eps)
+    torch.testing.assert_close(y, expected)
+    assert mean.shape == invvar.shape == (5,) and not y.requires_grad
+    saved = y if memory_efficient else x
+    found = m.backward_affine(
+        g, None if memory_efficient else mean, invvar, saved, shape, w, b, eps, memory_efficient
+    )
+    for a, wanted in zip(found, torch.autograd.grad(expected, (x, w, b), g), strict=True):
+        torch.testing.assert_close(a, wanted)
+
+    y, mean, invvar = m.forward(x, shape, eps)
+    expected = F.layer_norm(x, shape, eps=eps)
+    torch.testing.assert_close(y, expected)
+    found = m.backward(g, mean, invvar, y if memory_efficient else x, shape, eps, memory_efficient)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, x, g)[0])
+
+    y, invvar = m.rms_forward_affine(x, shape, w, eps)
+    expected = F.rms_norm(x, shape, w, eps)
+    torch.testing.assert_close(y, expected)
+    found = m.rms_backward_affine(g, invvar, y if memory_efficient else x, shape, w, eps, memory_efficient)
+    for a, wanted in zip(found, torch.autograd.grad(expected, (x, w), g), strict=True):
+        torch.testing.assert_close(a, wanted)
+
+    y, invvar = m.rms_forward(x, shape, eps)
+    expected = F.rms_norm(x, shape, eps=eps)
+    torch.testing.assert_close(y, expected)
+    found = m.rms_backward(g, invvar, y if memory_efficient else x, shape, eps, memory_efficient)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, x, g)[0])
+
+    assert m.forward_affine_mixed_dtypes(x.float(), shape, w.half(), b.half(), eps)[0].dtype == F16
+    assert m.rms_forward_affine_mixed_dtypes(x.bfloat16(), shape, w.float(), eps)[0].dtype == F32
+
+
+def test_fast_layer_norm():
+    x = norms.random((5, 24), F64, "cpu").requires_grad_()
+    w, b = norms.LAYER.make((24,), F64, "cpu")
+    g = norms.random((5, 24), F64, "cpu", seed=5)
+    z, mu, rsigma = fast_layer_norm.ln_fwd(x, w, b, 1e-5)
+    expected = F.layer_norm(x, (24,), w, b, 1e-5)
+    torch.testing.assert_close(z, expected)
+    wanted = torch.autograd.grad(expected, (x, w, b), g)
+    for found in (
+        fast_layer_norm.ln_bwd(g, x, mu, rsigma, w),
+        fast_layer_norm.ln_bwd(g, z, None, rsigma, w, b, True),
+    ):
+        assert len(found) == 5
+        for a, e in zip(found, wanted, strict=False):
+            torch.testing.assert_close(a, e)
+    with pytest.raises(ValueError, match="needs beta"):
+        fast_layer_norm.ln_bwd(g, z, None, rsigma, w, memory_efficient=True)
