@@ -1,0 +1,170 @@
+"""Layer norm and RMS norm on a GPU, forward and backward together, beside torch's own.
+
+usage: python benchmarks/norms.py [--only rms] [--skip compile] [--split] [--accuracy] [--json FILE]
+
+Floor: five passes over the activations (forward reads the input and writes the output; backward reads input
+and gradient and writes a gradient), eight with a residual (it is read, the sum is written, and the sum's
+gradient read). Weights do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+import torch
+import torch.nn.functional as F
+from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+
+import apex
+from apex import normalization
+from apex.contrib.layer_norm import FastLayerNorm
+
+LARGE = {
+    "layer": [(8192, 4096), (4096, 12288), (32768, 768)],
+    "rms": [(8192, 4096), (32768, 768)],
+    "add rms": [(8192, 4096)],
+}
+SMALL = [(1024, 1024), (128, 1024), (64, 256)]
+EPS = 1e-5
+
+
+def implementations(norm, hidden, dtype):
+    """name -> (function of (x, residual, weight, bias), whether its outputs are two)"""
+    shape = (hidden,)
+
+    def layer(x, r, w, b):
+        return F.layer_norm(x, shape, w, b, EPS)
+
+    def rms(x, r, w, b):
+        return F.rms_norm(x, shape, w, EPS)
+
+    def add_rms(x, r, w, b):
+        total = x + r
+        return F.rms_norm(total, shape, w, EPS), total
+
+    own = {"layer": layer, "rms": rms, "add rms": add_rms}[norm]
+    found = {}
+    if norm == "layer":
+        for make in (normalization.FusedLayerNorm, FastLayerNorm):
+            module = make(hidden).to("cuda", dtype)
+            found[f"apex {make.__name__}"] = _of_module(module)
+    elif norm == "rms":
+        module = normalization.FusedRMSNorm(hidden).to("cuda", dtype)
+        found["apex FusedRMSNorm"] = _of_module(module)
+    else:
+        found["apex fused_add_rms_norm"] = lambda x, r, w, b: normalization.fused_add_rms_norm(x, r, w)
+    found["torch eager"] = own
+    found["torch.compile"] = torch.compile(own)
+    if norm == "rms":
+        try:
+            from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+            found["Liger"] = lambda x, r, w, b: LigerRMSNormFunction.apply(x, w, EPS)
+        except ImportError:
+            pass
+    return found
+
+
+def _of_module(module):
+    def run(x, r, w, b):
+        if module.weight is not w:
+            module.weight = w
+            if hasattr(module, "bias"):
+                module.bias = b
+        return module(x)
+
+    return run
+
+
+def tensors(norm, rows, hidden, dtype):
+    torch.manual_seed(0)
+    x, r, g, gs = (torch.randn(rows, hidden, device="cuda", dtype=dtype) for _ in range(4))
+    w = torch.nn.Parameter(torch.rand(hidden, device="cuda", dtype=dtype) + 0.5)
+    b = torch.nn.Parameter(torch.randn(hidden, device="cuda", dtype=dtype))
+    leaves = [x.requires_grad_(), w]
+    if norm == "layer":
+        leaves.append(b)
+    if norm == "add rms":
+        leaves.append(r.requires_grad_())
+    return (x, r, w, b), leaves, (g, gs)
+
+
+def step_of(function, inputs, leaves, gradients):
+    def step():
+        outputs = function(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return outputs, torch.autograd.grad(outputs, leaves, gradients[: len(outputs)])
+
+    return step
+
+
+def accuracy(norm, rows, hidden, dtype):
+    """Prints the largest and the root mean square error of ours and torch's against float64."""
+    inputs, leaves, gradients = tensors(norm, rows, hidden, dtype)
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    by_input = {id(t): d for t, d in zip(inputs, wide, strict=True)}
+    own = implementations(norm, hidden, torch.float64)["torch eager"]
+    outputs, found = step_of(own, wide, [by_input[id(t)] for t in leaves], [g.double() for g in gradients])()
+    expected = [*outputs, *found]
+    names = ["output", *(["sum"] if norm == "add rms" else []), "dx", "dw", "db or dr"]
+    for name, function in implementations(norm, hidden, dtype).items():
+        if name == "torch.compile":
+            continue
+        outputs, found = step_of(function, inputs, leaves, gradients)()
+        errors = [(a.double() - e).abs() for a, e in zip([*outputs, *found], expected, strict=True)]
+        text = ", ".join(
+            f"{n} {e.max().item():.2e} / {e.square().mean().sqrt().item():.2e}"
+            for n, e in zip(names, errors, strict=False)
+        )
+        print(f"  {norm} {rows}x{hidden} {str(dtype)[6:]} {name}: max / rms error of {text}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
+    parser.add_argument("--split", action="store_true", help="also the forward alone (two passes)")
+    parser.add_argument("--accuracy", action="store_true", help="errors against float64 as well")
+    parser.add_argument("--json", help="write all figures to this file")
+    arguments = parser.parse_args()
+    bandwidth, rows, dtype = copy_bandwidth(), [], torch.bfloat16
+    for norm, shapes in LARGE.items():
+        for count, hidden in [*shapes, *(SMALL if norm != "add rms" else [])]:
+            label = f"{norm} norm {count}x{hidden}"
+            if arguments.only not in label:
+                continue
+            torch._dynamo.reset()
+            inputs, leaves, gradients = tensors(norm, count, hidden, dtype)
+            passes = 8 if norm == "add rms" else 5
+            for name, function in implementations(norm, hidden, dtype).items():
+                if arguments.skip in name:
+                    continue
+                step = step_of(function, inputs, leaves, gradients)
+                graph = attempt(graph_seconds, step)
+                rows.append(Row(label, name, graph, attempt(wall_seconds, step), passes * count * hidden * 2))
+                if arguments.split and "compile" not in name:
+
+                    def forward(function=function, inputs=inputs):
+                        with torch.no_grad():
+                            return function(*inputs)
+
+                    graph = attempt(graph_seconds, forward)
+                    rows.append(Row(f"{label} forward", name, graph, None, 2 * count * hidden * 2))
+    print_table(rows, bandwidth)
+    if arguments.accuracy:
+        for norm, shapes in LARGE.items():
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                accuracy(norm, *shapes[0], dtype)
+    print("served by", sorted(set(apex.served().items())))
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(
+                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
+                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
