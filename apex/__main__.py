@@ -30,7 +30,7 @@ def main(arguments=None):
     explain = commands.add_parser("explain", help="the same for a machine you are not on")
     explain.add_argument("--arch", action="append", help="sm_120, gfx942, cpu; may be repeated")
     explain.add_argument("--driver", help="NVIDIA driver: branch (550) or the CUDA that it serves (12.4)")
-    explain.add_argument("--torch", help="2.14, or better 2.14.0+cu130")
+    explain.add_argument("--torch", help="2.14, or better 2.14.0+cu130; default: the release here")
     explain.add_argument("--python", help="cp312; default: this one")
     explain.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     options = parser.parse_args(arguments)

@@ -6,6 +6,7 @@ Reads three small files and imports nothing heavy: an answer takes a fraction of
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from build_matrix import REPOSITORY, matrix, pins, receipts
@@ -61,6 +62,8 @@ def answer(question: Question) -> dict:
     not and `nearest` what does. Raises BuildError when the question itself makes no sense."""
     if len(matrix.numbers(question.torch)) < 2:
         raise BuildError(f"{question.torch!r} is no version of torch; say 2.13")
+    if question.arch and not re.fullmatch(r"(sm|compute)_\d+|gfx[0-9a-f]+|gfx[0-9]+(-\d+)?-generic", question.arch):
+        raise BuildError(f"{question.arch!r} is no arch; say sm_90 or gfx942")
     axes = matrix.load()
     accelerator = axes.accelerator(question.accelerator)
     releases = {".".join(v.split(".")[:2]): v for v in axes.torch}

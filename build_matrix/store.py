@@ -62,21 +62,25 @@ class Store:
     def build(self, unit: WorkUnit) -> Result:
         """The unit's output, made now if it is not stored. Whatever `unit.make` raises passes through."""
         folder = self.folder(unit)
-        if not (folder / RECORD).is_file():
+        record = _record(folder)
+        if record is None:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{folder}.lock"):
-                if not (folder / RECORD).is_file():
+                record = _record(folder)
+                if record is None:
                     return self._make(unit, folder)
-        record = json.loads((folder / RECORD).read_text())
         return Result(unit, folder, record["seconds"], record["bytes"], stored=True)
 
     def _make(self, unit: WorkUnit, folder: Path) -> Result:
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+        prefix = f".partial-{folder.name}-"
+        for left in folder.parent.glob(f"{prefix}*"):  # by a build that was killed: the lock is ours
+            shutil.rmtree(left, ignore_errors=True)
+        partial = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
         try:
             start = time.monotonic()
             unit.make(partial)
             seconds = round(time.monotonic() - start, 3)
-            size = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
+            size = _size(partial)
             record = {
                 "kind": unit.kind,
                 "name": unit.name,
@@ -86,12 +90,25 @@ class Store:
             }
             (partial / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True))
             partial.chmod(0o755)
-            shutil.rmtree(folder, ignore_errors=True)  # a folder without its record is a torn one
+            shutil.rmtree(folder, ignore_errors=True)  # a torn one
             partial.rename(folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         return Result(unit, folder, seconds, size, stored=False)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != RECORD)
+
+
+def _record(folder: Path) -> dict | None:
+    """What a stored unit says of itself; None where it is missing, cannot be read, or files were lost or cut."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        return record if record["bytes"] == _size(folder) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 class DigestCache:

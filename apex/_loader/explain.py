@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 
 from apex._loader import bindings, compatibility, packs, registry, tree
 from apex._loader.fit import Torch
@@ -14,10 +15,12 @@ def machine(archs, driver=None, torch=None, python=None):
 
     archs:  "sm_120", "gfx942:xnack-", "cpu"
     driver: NVIDIA branch or version ("550", "550.54.15") or the CUDA version that it serves ("12.4")
-    torch:  "2.14" or "2.14.0+cu130"; the label tells which NVRTC or hipRTC comes with it
+    torch:  "2.14" or "2.14.0+cu130"; the label tells which NVRTC or hipRTC comes with it; default: the release
+            that is installed here, if any, of whichever label
     python: "cp312", "3.12"
     Raises ValueError for an argument that cannot be read.
     """
+    torch = torch or _installed_torch()
     described = _torch(torch) if torch else None
     from apex._loader import library
 
@@ -47,6 +50,13 @@ def _device(text, index):
     if re.fullmatch(r"gfx[0-9a-f]+", arch):
         return Device("hip", index, arch, features=features)
     raise ValueError(f"not an arch: {text!r} (such as sm_120, gfx942 or cpu)")
+
+
+def _installed_torch():
+    try:
+        return metadata.version("torch").partition("+")[0]  # another machine has a build of its own
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _torch(text):

@@ -62,6 +62,8 @@ class FusedAdam(Capturable, FusedOptimizer):
             raise ValueError(f"betas must lie in [0, 1): {betas}")
         if not eps >= 0.0:
             raise ValueError(f"eps must not be negative: {eps}")
+        if not weight_decay >= 0.0:
+            raise ValueError(f"weight_decay must not be negative: {weight_decay}")
         self.adam_w_mode = 1 if adam_w_mode else 0
         self.capturable = capturable
         self.master_weights = master_weights

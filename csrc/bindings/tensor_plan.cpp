@@ -37,6 +37,11 @@ std::vector<int64_t> strides_unless_contiguous(const at::Tensor& tensor) {
   return tensor.is_contiguous() ? std::vector<int64_t>() : tensor.strides().vec();
 }
 
+// A null address would mean "no gradient"; a storage is without memory after resize_(0), as FSDP frees it.
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.numel() == 0 || tensor.storage().unsafeGetStorageImpl()->data() != nullptr;
+}
+
 uint64_t address_of(const at::Tensor& tensor, bool written) {
   return reinterpret_cast<uint64_t>(written ? tensor.mutable_data_ptr() : tensor.const_data_ptr());
 }
@@ -162,6 +167,7 @@ bool TensorPlan::refresh(const TensorSource& source) {
         continue;
       }
       if (!fits(slot, k, tensor)) return false;
+      TORCH_CHECK_VALUE(has_memory(tensor), describe(k, i), " has no memory: its storage was freed");
       const bool same_layout = slot.strides.empty() ? tensor.is_contiguous() : tensor.strides() == slot.strides;
       if (same_layout || slot.numel <= 1) {
         *address = address_of(tensor, written_ >> k & 1);

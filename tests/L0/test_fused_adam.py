@@ -406,7 +406,8 @@ def test_constructor_refuses():
     p = [torch.nn.Parameter(torch.ones(3))]
     with pytest.raises(RuntimeError, match="AMSGrad"):
         FusedAdam(p, amsgrad=True)
-    for wrong in (dict(lr=-1.0), dict(betas=(1.0, 0.9)), dict(betas=(0.9, -0.1)), dict(eps=-1.0)):
+    negative = [{name: -1.0} for name in ("lr", "eps", "weight_decay")]
+    for wrong in (*negative, dict(betas=(1.0, 0.9)), dict(betas=(0.9, -0.1))):
         with pytest.raises(ValueError):
             FusedAdam(p, **wrong)
     with pytest.raises(ValueError, match="empty parameter list"):
@@ -435,6 +436,19 @@ def test_devices_that_do_not_go_together(variant):
     lonely.param_groups[0]["params"][0].grad = torch.ones(3, device="meta")
     with pytest.raises(ValueError, match="meta"):
         lonely.step()
+
+
+@pytest.mark.parametrize("freed", ["gradient", "parameter", "state", "gradient of other strides"])
+def test_a_tensor_whose_memory_was_freed(freed):
+    """As FSDP frees storages: neither read, nor taken for a parameter without gradient."""
+    param = torch.nn.Parameter(torch.ones(4, 3))
+    param.grad = torch.ones(3, 4).t() if "strides" in freed else torch.ones(4, 3)
+    optimizer = FusedAdam([param])
+    optimizer.step()
+    tensors = {"parameter": param, "state": optimizer.state[param]["exp_avg"]}
+    tensors.get(freed, param.grad).untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"\[0\] has no memory"):
+        optimizer.step()
 
 
 def test_sparse_gradient(variant):

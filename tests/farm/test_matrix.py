@@ -103,6 +103,13 @@ def test_the_nearest_cells_of_one_that_does_not_exist_do_exist(question):
         assert compat.answer(near)["found"], cell
 
 
+@pytest.mark.parametrize("arch", ["9.0", "sm_90a", "sm_", "hopper", "gfx"])
+def test_what_is_no_arch(arch):
+    accelerator = "rocm" if arch.startswith("gfx") else "cuda"
+    with pytest.raises(BuildError, match=f"'{arch}' is no arch; say sm_90 or gfx942"):
+        compat.answer(compat.Question("2.13", accelerator, arch=arch))
+
+
 def test_grades_come_from_receipts_that_passed():
     good = {"tier": "L0", "card": "H100", "arch": "sm_90", "torch": "2.13.0+cu130", "passed": 9, "failed": 0}
     assert receipts.grade("sm_90", "2.13", False, []) == "built"

@@ -57,6 +57,24 @@ def test_a_torn_folder_is_made_again(tmp_path):
     assert not store.build(unit({}, write("ok"))).stored
 
 
+@pytest.mark.parametrize("file, text", [("unit.json", "{"), ("unit.json", "[]"), ("out", "o"), ("out", None)])
+def test_a_damaged_output_is_made_again(tmp_path, file, text):
+    store = Store(tmp_path)
+    damaged = store.build(unit({}, write("ok"))).folder / file
+    damaged.unlink() if text is None else damaged.write_text(text)
+    assert not store.build(unit({}, write("ok"))).stored
+    assert (damaged.parent / "out").read_text() == "ok" and store.build(unit({}, write("ok"))).stored
+
+
+def test_what_a_killed_build_left_goes_when_the_unit_is_made(tmp_path):
+    store, wanted = Store(tmp_path), unit({}, write("ok"))
+    left = tmp_path / "test" / f".partial-{wanted.key[:40]}-abc"
+    left.mkdir(parents=True)
+    (left / "out").write_text("o")
+    store.build(wanted)
+    assert not left.exists()
+
+
 def test_threads_that_want_one_unit_share_it(tmp_path):
     store, calls = Store(tmp_path), []
     threads = [threading.Thread(target=lambda: store.build(unit({}, write("x", calls)))) for _ in range(8)]

@@ -348,6 +348,7 @@ def test_a_model_that_is_wrapped_already():
         runs.initialize(DistributedDataParallel(), opt_level="O1")
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 def test_torchs_ddp(tmp_path):
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/ddp", rank=0, world_size=1)
     try:

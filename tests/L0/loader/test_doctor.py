@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -143,6 +144,12 @@ def test_explain_by_the_packs_of_a_tree(tmp_path, cubin):
 def test_wrong_usage(arguments):
     done = doctor("explain", *arguments)
     assert done.returncode == 2 and "usage:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_explain_assumes_the_release_of_torch_that_is_here(no_parts):
+    _, found = explain("--arch", "sm_90", APEX_TREE=no_parts)
+    assert found["machine"]["torch"]["version"] == metadata.version("torch").partition("+")[0]
+    assert not any(p["name"] == "no torch" for p in found["problems"])
 
 
 def test_explain_needs_no_torch(no_parts):
