@@ -151,6 +151,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         States keep their own precision: torch would round them to the parameter's dtype.
         """
+        self._check_loaded(state_dict)
         super().load_state_dict(state_dict)
         saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
         here = itertools.chain.from_iterable(g["params"] for g in self.param_groups)
@@ -166,6 +167,19 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if group.get(option):
                     raise ValueError(f"{type(self).__name__} cannot continue a checkpoint with {option}=True")
         self._plans.clear()
+
+    def _check_loaded(self, state_dict):
+        """Refuses another optimizer's checkpoint, which would start from zeros without a word."""
+        for index, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=False)):
+            for key in saved["params"]:
+                state = state_dict["state"].get(key)
+                missing = [name for name in self._states({**group, **saved}) if name not in (state or ())]
+                if state and missing:
+                    raise ValueError(
+                        f"{type(self).__name__}: the checkpoint's state of parameter {key} in group {index} "
+                        f"holds {', '.join(sorted(map(str, state)))} but not {', '.join(missing)}: it is another "
+                        "optimizer's, or was cut"
+                    )
 
     def _float_states(self):
         return self.state_names

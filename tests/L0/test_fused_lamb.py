@@ -154,3 +154,23 @@ def test_refuses_other_dtypes_and_sparse_gradients(variant):
     table(torch.tensor([1], device=variant.device)).sum().backward()
     with pytest.raises((RuntimeError, TypeError), match="sparse"):
         FusedLAMB(table.parameters()).step()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad], ids=lambda kind: kind.__name__)
+def test_refuses_another_optimizers_checkpoint(kind):
+    params = training.parameters(F32, "cpu")
+    other = kind(params, lr=0.1, **(dict(momentum=0.9) if kind is torch.optim.SGD else {}))
+    training.give_gradients(params, training.twins_of(params), 1)
+    other.step()
+    fused = FusedLAMB(params)
+    with pytest.raises(ValueError, match="but not exp_avg"):
+        fused.load_state_dict(other.state_dict())
+
+
+def test_refuses_a_cut_checkpoint():
+    fused, oracle, params, twins = _pair("cpu")
+    training.train(fused, oracle, params, twins, steps=1)
+    checkpoint = copy.deepcopy(fused.state_dict())
+    del checkpoint["state"][2]["exp_avg_sq"]
+    with pytest.raises(ValueError, match="parameter 2 in group 0"):
+        fused.load_state_dict(checkpoint)
