@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import local
+from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._scalars import learning_rate
 from apex.optimizers._scaling import Scaling
@@ -47,12 +48,7 @@ class FusedAdagrad(FusedOptimizer):
         set_grad_none=True,
         adagrad_w_mode=False,
     ):
-        if not float(lr) >= 0.0:
-            raise ValueError(f"lr must not be negative: {lr}")
-        if not eps >= 0.0:
-            raise ValueError(f"eps must not be negative: {eps}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"weight_decay must not be negative: {weight_decay}")
+        check_arguments("FusedAdagrad", lr=lr, eps=eps, weight_decay=weight_decay)
         self.adagrad_w_mode = 1 if adagrad_w_mode else 0
         super().__init__(params, dict(lr=lr, eps=eps, weight_decay=weight_decay), set_grad_none)
         self._step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scaling to step()
@@ -71,10 +67,7 @@ class FusedAdagrad(FusedOptimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         scaling = Scaling(self)
         for index, group in enumerate(self.param_groups):
             if group["params"]:

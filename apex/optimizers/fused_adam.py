@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import local
+from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._capturable import Capturable
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._scaling import Scaling
@@ -54,16 +55,7 @@ class FusedAdam(Capturable, FusedOptimizer):
         capturable=False,
         master_weights=False,
     ):
-        if amsgrad:
-            raise RuntimeError("FusedAdam does not support the AMSGrad variant")
-        if not float(lr) >= 0.0:
-            raise ValueError(f"lr must not be negative: {lr}")
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"betas must lie in [0, 1): {betas}")
-        if not eps >= 0.0:
-            raise ValueError(f"eps must not be negative: {eps}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"weight_decay must not be negative: {weight_decay}")
+        check_arguments("FusedAdam", amsgrad=amsgrad, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self.adam_w_mode = 1 if adam_w_mode else 0
         self.capturable = capturable
         self.master_weights = master_weights
@@ -129,10 +121,7 @@ class FusedAdam(Capturable, FusedOptimizer):
                 "FusedAdam.step() takes no gradients, output_params, scale or grad_norms: construct it like "
                 "torch.optim.AdamW and call step()"
             )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         scaling = Scaling(self, grad_scaler if self.capturable else None)
         for index, group in enumerate(self.param_groups):
             if group["params"]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import local
+from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._gradient_norm import GradientNorm
 from apex.optimizers._tensor_norms import sharded_norms
@@ -55,7 +56,7 @@ class FusedLAMB(FusedOptimizer):
         max_grad_norm=1.0,
         use_nvlamb=False,
     ):
-        check_lamb_arguments("FusedLAMB", lr, betas, eps, amsgrad)
+        check_arguments("FusedLAMB", amsgrad=amsgrad, lr=lr, betas=betas, eps=eps)
         self.adam_w_mode = 1 if adam_w_mode else 0
         self.use_nvlamb = use_nvlamb
         self._gradient_norm = GradientNorm()
@@ -81,10 +82,7 @@ class FusedLAMB(FusedOptimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         norms = self._gradient_norm.measure([p for group in self.param_groups for p in group["params"]])
         for index, group in enumerate(self.param_groups):
             if group["params"]:
@@ -128,15 +126,3 @@ class FusedLAMB(FusedOptimizer):
         norms = [sharded_norms(params, parts) for parts in (shards, updates)]
         rate, decay = float(group["lr"]), group["weight_decay"]
         torch.ops.apex.multi_tensor_lamb_stage2(shards, updates, *norms, rate, decay, self.use_nvlamb)
-
-
-def check_lamb_arguments(name, lr, betas, eps, amsgrad):
-    """Raises what the LAMB optimizers document for bad arguments."""
-    if amsgrad:
-        raise RuntimeError(f"{name} does not support the AMSGrad variant")
-    if not float(lr) >= 0.0:
-        raise ValueError(f"lr must not be negative: {lr}")
-    if not all(0.0 <= beta < 1.0 for beta in betas):
-        raise ValueError(f"betas must lie in [0, 1): {betas}")
-    if not eps >= 0.0:
-        raise ValueError(f"eps must not be negative: {eps}")

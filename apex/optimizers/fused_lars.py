@@ -4,6 +4,7 @@ import torch
 from torch.optim.optimizer import required
 
 from apex._sharding import local, local_gradient
+from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._scalars import learning_rate
 from apex.optimizers._scaling import Scaling
@@ -59,11 +60,8 @@ class FusedLARS(FusedOptimizer):
         materialize_master_grads=True,
         set_grad_none=False,
     ):
-        if lr is not required and not float(lr) >= 0.0:
-            raise ValueError(f"lr must not be negative: {lr}")
-        for name, value in (("momentum", momentum), ("weight_decay", weight_decay), ("eps", eps)):
-            if not value >= 0.0:
-                raise ValueError(f"{name} must not be negative: {value}")
+        given = {} if lr is required else {"lr": lr}
+        check_arguments("FusedLARS", momentum=momentum, weight_decay=weight_decay, eps=eps, **given)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         self.wd_after_momentum = wd_after_momentum
@@ -97,10 +95,7 @@ class FusedLARS(FusedOptimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         scaling = Scaling(self)
         for index, group in enumerate(self.param_groups):
             if group["params"]:

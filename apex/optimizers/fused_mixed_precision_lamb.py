@@ -3,10 +3,10 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import is_sharded, local
+from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._gradient_norm import GradientNorm
 from apex.optimizers._scaling import Scaling
-from apex.optimizers.fused_lamb import check_lamb_arguments
 
 __all__ = ["FusedMixedPrecisionLamb"]
 
@@ -50,7 +50,7 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
         use_nvlamb=False,
         reduced_precision_dtype=None,
     ):
-        check_lamb_arguments("FusedMixedPrecisionLamb", lr, betas, eps, amsgrad)
+        check_arguments("FusedMixedPrecisionLamb", amsgrad=amsgrad, lr=lr, betas=betas, eps=eps)
         self.adam_w_mode = 1 if adam_w_mode else 0
         self.use_nvlamb = use_nvlamb
         self.reduced_precision_dtype = reduced_precision_dtype
@@ -145,10 +145,7 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
         grad_scaler: a torch.amp.GradScaler whose scale and overflow flag are applied on the device (the scaler
         passes itself).
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         scaling = Scaling(self, grad_scaler)
         norms = self._gradient_norm.measure([p for group in self.param_groups for p in group["params"]])
         for index, group in enumerate(self.param_groups):

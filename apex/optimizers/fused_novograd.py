@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import local, local_gradient
+from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._capturable import Capturable
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._scaling import Scaling
@@ -67,20 +68,13 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
         set_grad_none=True,
         capturable=False,
     ):
-        if amsgrad:
-            raise RuntimeError("FusedNovoGrad does not support the AMSGrad variant")
+        check_arguments(
+            "FusedNovoGrad", amsgrad=amsgrad, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay
+        )
         if norm_type not in (0, 2):
             raise RuntimeError(
                 f"FusedNovoGrad knows norm_type 2 (L2) and 0 (largest magnitude), not {norm_type}"
             )
-        if not float(lr) >= 0.0:
-            raise ValueError(f"lr must not be negative: {lr}")
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"betas must lie in [0, 1): {betas}")
-        if not eps >= 0.0:
-            raise ValueError(f"eps must not be negative: {eps}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"weight_decay must not be negative: {weight_decay}")
         self.moment_mode = 0 if reg_inside_moment else 1
         self.capturable = capturable
         self._norms = {}
@@ -161,10 +155,7 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         scaling = Scaling(self)
         for index, group in enumerate(self.param_groups):
             if group["params"]:

@@ -6,6 +6,7 @@ import torch
 from torch.optim.optimizer import required
 
 from apex._sharding import local
+from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._plan import make_plan
 from apex.optimizers._scalars import learning_rate
@@ -62,12 +63,8 @@ class FusedSGD(FusedOptimizer):
         materialize_master_grads=True,
         set_grad_none=False,
     ):
-        if lr is not required and not float(lr) >= 0.0:
-            raise ValueError(f"lr must not be negative: {lr}")
-        if not momentum >= 0.0:
-            raise ValueError(f"momentum must not be negative: {momentum}")
-        if not weight_decay >= 0.0:
-            raise ValueError(f"weight_decay must not be negative: {weight_decay}")
+        given = {} if lr is required else {"lr": lr}
+        check_arguments("FusedSGD", **given, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         self.wd_after_momentum = wd_after_momentum
@@ -145,10 +142,7 @@ class FusedSGD(FusedOptimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         under_amp = hasattr(getattr(self, "_amp_stash", None), "fp32_from_fp16_groups")
         scaling = Scaling(self)
         for index, group in enumerate(self.param_groups):
