@@ -163,7 +163,8 @@ def check_forward(device, op: str, case: Case) -> None:
         **t.weights(), **more, **t.common(),
     )  # fmt: skip
     row = -(-case.hidden * DTYPES[case.input].itemsize // 16) * 16 * (2 if case.residual else 1)
-    shared = 0 if case.long else (case.warps if case.warp_rows else 1) * case.stages * row + 8 * case.hidden  # and the weights
+    teams = case.warps if case.warp_rows else 1
+    shared = 0 if case.long else teams * case.stages * row + 8 * case.hidden  # and the weights
     device.launch(f"{op}_forward_{case.kernel}", case.grid, t.block, [arguments], shared=shared)
     near(output.numpy(), case.output, t.expected["output"])
     near(rstd.numpy(), statistic, t.expected["rstd"])
@@ -199,7 +200,8 @@ def check_backward(device, op: str, case: Case) -> None:
     )  # fmt: skip
     saved_bytes, grad_bytes = (-(-case.hidden * a.itemsize // 16) * 16 for a in (saved, DTYPES[case.output]))
     teams = case.warps if case.warp_rows else 1
-    shared = 0 if case.long else max(teams * case.stages * (saved_bytes + grad_bytes) + 4 * case.hidden, 8 * case.hidden)
+    rings = teams * case.stages * (saved_bytes + grad_bytes)
+    shared = 0 if case.long else max(rings + 4 * case.hidden, 8 * case.hidden)
     device.launch(f"{op}_backward_{case.kernel}", case.grid, t.block, [arguments], shared=shared)
     kind = "_f64" if statistic == "f64" else ""
     if case.affine:

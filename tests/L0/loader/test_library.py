@@ -54,7 +54,9 @@ def pack_on_disk(folder, arch, data, unit=UNIT):
 
 def test_cpu_units_are_the_exported_ones():
     exported = ctypes.CDLL(str(library.path()))
-    assert library.cpu_units() and all(hasattr(exported, f"apex_{unit}") for unit in library.cpu_units())
+    assert {"multi_tensor_adam", "layer_norm"} <= set(library.cpu_units())
+    for unit in library.cpu_units():
+        assert hasattr(exported, f"apex_{unit}") or hasattr(exported, f"apex_{unit}_forward"), unit
 
 
 def test_cpu(described):
