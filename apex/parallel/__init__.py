@@ -1,0 +1,5 @@
+"""Data parallel training with the interface of public apex."""
+
+from apex.parallel.process_groups import create_syncbn_process_group
+
+__all__ = ["create_syncbn_process_group"]

@@ -1,0 +1,39 @@
+"""Groups of ranks that share the statistics of SyncBatchNorm."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+
+def create_syncbn_process_group(group_size):
+    """The process group of `group_size` neighbouring ranks that this rank belongs to.
+
+    Every rank must make this call: it makes the groups of all of them. Call it once and hand the group to each
+    layer, since no group is ever given up.
+
+    Args:
+        group_size: ranks that share statistics; divides the world size. 0: all ranks. 1: each rank alone.
+
+    Returns:
+        The group, or None (all ranks) for 0.
+
+    Raises:
+        ValueError: the world cannot be divided so.
+        RuntimeError: torch.distributed is not initialized.
+    """
+    if group_size == 0:
+        return None
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError(
+            "create_syncbn_process_group: there is no process group to divide; call "
+            "torch.distributed.init_process_group first"
+        )
+    world = dist.get_world_size()
+    if group_size < 0 or world % group_size:
+        raise ValueError(
+            f"create_syncbn_process_group: {world} ranks cannot be divided into groups of {group_size}; "
+            "group_size must divide the world size"
+        )
+    firsts = range(0, world, group_size)
+    groups = [dist.new_group(list(range(first, first + group_size))) for first in firsts]
+    return groups[dist.get_rank() // group_size]
