@@ -110,7 +110,7 @@ template <class Math> struct AdamMasterUpdate : AdamUpdate<Math> {
 }  // namespace gpu
 
 // V(name, operation, arithmetic, gradient, parameter, exp_avg, exp_avg_sq[, model]). Moments are float, or
-// double with double parameters.
+// double with double parameters (float with those too: public apex's lists of fp64 are such).
 #define MULTI_TENSOR_ADAM(V)                                                            \
   V(f32_f32, AdamUpdate, float, float, float, float, float)                             \
   V(f16_f32, AdamUpdate, float, gpu::half, float, float, float)                         \
@@ -120,6 +120,7 @@ template <class Math> struct AdamMasterUpdate : AdamUpdate<Math> {
   V(bf16_bf16, AdamUpdate, float, gpu::bfloat16, gpu::bfloat16, float, float)           \
   V(f32_bf16, AdamUpdate, float, float, gpu::bfloat16, float, float)                    \
   V(f64_f64, AdamUpdate, double, double, double, double, double)                        \
+  V(f64_f64_f32, AdamUpdate, double, double, double, float, float)                      \
   V(f32_master_f32, AdamMasterUpdate, float, float, float, float, float, float)         \
   V(f16_master_f16, AdamMasterUpdate, float, gpu::half, float, float, float, gpu::half) \
   V(f32_master_f16, AdamMasterUpdate, float, float, float, float, float, gpu::half)     \

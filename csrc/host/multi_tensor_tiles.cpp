@@ -25,6 +25,16 @@ template <class T> inline __attribute__((always_inline)) void store_elements(T* 
 APEX_CPU_LEVELS(LEVEL)
 #undef LEVEL
 
+// Floats beside double arithmetic: rare, so not once a level.
+void load_floats(double* x, const void* elements, int64_t i, int64_t n) {
+  const float* from = static_cast<const float*>(elements) + i;
+  for (int64_t j = 0; j < n; ++j) x[j] = from[j];
+}
+void store_floats(void* elements, int64_t i, const double* x, int64_t n) {
+  float* to = static_cast<float*>(elements) + i;
+  for (int64_t j = 0; j < n; ++j) to[j] = float(x[j]);
+}
+
 #if defined(__x86_64__)
 // g++ does not find the instructions for halves by itself.
 #define APEX_HALVES __attribute__((target("arch=x86-64-v3"))) void
@@ -62,7 +72,7 @@ const TileConversions<float>& tile_conversions(int level, float) {
   return by_level[level - 1];
 }
 const TileConversions<double>& tile_conversions(int, double) {
-  static constexpr TileConversions<double> none{};
-  return none;
+  static constexpr TileConversions<double> conversions{{load_floats}, {store_floats}};  // APEX_F32 is 0
+  return conversions;
 }
 }  // namespace apex

@@ -21,6 +21,10 @@ template <class Math> struct TileConversions {
   void (*store[4])(void* elements, int64_t i, const Math* x, int64_t n);
 };
 
+// Whether they hold conversions for elements T.
+template <class Math, class T>
+constexpr bool tile_converts = sizeof(T) < sizeof(Math) && (sizeof(Math) == 4 || DtypeOf<T>::value == APEX_F32);
+
 // For an x86-64 level (1 elsewhere).
 const TileConversions<float>& tile_conversions(int level, float);
 const TileConversions<double>& tile_conversions(int level, double);

@@ -20,6 +20,8 @@ struct MultiTensorVariant {
 template <class Op, class Math, class... T>
 constexpr MultiTensorVariant multi_tensor_variant(const char* unit, const char* kernel) {
   static_assert(Op::lists == sizeof...(T), "the operation's lists and the variant's types differ");
+  static_assert(((DtypeOf<T>::value == DtypeOf<Math>::value || tile_converts<Math, T>)&&...),
+                "the CPU variant has no conversion for these elements");
   const uint32_t sizes[] = {uint32_t(sizeof(T))...};
   uint32_t bytes = 0;
   for (uint32_t k = 0; k < sizeof...(T); ++k) bytes += sizes[k] * ((Op::read >> k & 1) + (Op::written >> k & 1));

@@ -99,6 +99,14 @@ def test_values(variant, multi_tensor_adam, dtypes):
         assert sum(n for name, n in variant.kernels.items() if "adam" in name) == 1
 
 
+def test_float64_parameters_with_float32_moments(variant, multi_tensor_adam):
+    """What public apex's direct callers hold for double parameters."""
+    tensors = state(variant.device, (F64, F64), lists.SHAPES)
+    tensors[2:4] = ([moment.float() for moment in column] for column in tensors[2:4])
+    run(multi_tensor_adam, tensors)
+    assert {moment.dtype for moment in tensors[2]} == {F32}
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -11,7 +11,17 @@ from simt.element_types import ROUNDING, decode, encode
 from simt.multi_tensor import THREADS, tensor_table
 from simt.structs import make
 
-PAIRS = ["f32_f32", "f16_f32", "bf16_f32", "f16_f16", "f32_f16", "bf16_bf16", "f32_bf16", "f64_f64"]
+PAIRS = [
+    "f32_f32",
+    "f16_f32",
+    "bf16_f32",
+    "f16_f16",
+    "f32_f16",
+    "bf16_bf16",
+    "f32_bf16",
+    "f64_f64",
+    "f64_f64_f32",
+]
 MASTERS = ["f16_f16", "bf16_bf16", "f32_f16", "f32_bf16", "f32_f32"]  # gradient, model
 SIZES = (1, 0, 7, 1000, 2048, 2503)
 MISALIGNED = (0, 0, 0, 1, 0, 0)  # elements: the views of one tensor begin between two vectors
@@ -102,8 +112,8 @@ class State:
 
 
 def _state(device, pair: str, master: bool = False) -> State:
-    gradient, other = pair.split("_")
-    moment = "f64" if other == "f64" else "f32"
+    gradient, other, *moment = pair.split("_")
+    moment = moment[0] if moment else "f64" if other == "f64" else "f32"
     return State(device, gradient, "f32" if master else other, moment, other if master else None)
 
 
