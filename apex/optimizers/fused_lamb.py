@@ -33,7 +33,8 @@ class FusedLAMB(FusedOptimizer):
 
     Raises:
         RuntimeError: amsgrad, or a sparse gradient.
-        TypeError, ValueError: parameters of another dtype, or of CPU and accelerator in one group.
+        TypeError: parameters of another dtype.
+        ValueError: a number out of its bounds; parameters of CPU and accelerator in one group.
 
     Source: arXiv:1904.00962; numerics and state layout of public apex.
     """
@@ -56,7 +57,8 @@ class FusedLAMB(FusedOptimizer):
         max_grad_norm=1.0,
         use_nvlamb=False,
     ):
-        check_arguments("FusedLAMB", amsgrad=amsgrad, lr=lr, betas=betas, eps=eps)
+        bounds = dict(lr=lr, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm or 0.0)
+        check_arguments("FusedLAMB", amsgrad=amsgrad, betas=betas, **bounds)
         self.adam_w_mode = 1 if adam_w_mode else 0
         self.use_nvlamb = use_nvlamb
         self._gradient_norm = GradientNorm()

@@ -36,8 +36,8 @@ class FusedLARS(FusedOptimizer):
         set_grad_none: zero_grad() drops gradients rather than zeroing them.
 
     Raises:
-        ValueError: lr, momentum, weight_decay or eps is negative; nesterov without momentum or with
-            dampening; parameters of CPU and accelerator in one group.
+        ValueError: lr, momentum, weight_decay, trust_coefficient or eps is negative; nesterov without momentum
+            or with dampening; parameters of CPU and accelerator in one group.
         TypeError: parameters of another dtype.
         RuntimeError: a sparse gradient.
 
@@ -60,8 +60,8 @@ class FusedLARS(FusedOptimizer):
         materialize_master_grads=True,
         set_grad_none=False,
     ):
-        given = {} if lr is required else {"lr": lr}
-        check_arguments("FusedLARS", momentum=momentum, weight_decay=weight_decay, eps=eps, **given)
+        bounds = dict(momentum=momentum, weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps)
+        check_arguments("FusedLARS", **bounds, **({} if lr is required else {"lr": lr}))
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         self.wd_after_momentum = wd_after_momentum

@@ -50,7 +50,8 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
         use_nvlamb=False,
         reduced_precision_dtype=None,
     ):
-        check_arguments("FusedMixedPrecisionLamb", amsgrad=amsgrad, lr=lr, betas=betas, eps=eps)
+        bounds = dict(lr=lr, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm or 0.0)
+        check_arguments("FusedMixedPrecisionLamb", amsgrad=amsgrad, betas=betas, **bounds)
         self.adam_w_mode = 1 if adam_w_mode else 0
         self.use_nvlamb = use_nvlamb
         self.reduced_precision_dtype = reduced_precision_dtype

@@ -137,6 +137,8 @@ def test_copies_and_pickles_keep_their_options():
         (dict(lr=-1.0), ValueError),
         (dict(betas=(1.0, 0.9)), ValueError),
         (dict(eps=-1.0), ValueError),
+        (dict(weight_decay=-0.1), ValueError),
+        (dict(max_grad_norm=float("nan")), ValueError),
     ],
     ids=str,
 )

@@ -267,6 +267,7 @@ def test_a_captured_step(variant):
         ("momentum must not be negative", dict(lr=0.1, momentum=-0.1)),
         ("weight_decay must not be negative", dict(lr=0.1, weight_decay=float("nan"))),
         ("eps must not be negative", dict(lr=0.1, eps=-0.1)),
+        ("trust_coefficient must not be negative", dict(lr=0.1, trust_coefficient=-0.1)),
         ("Nesterov momentum requires", dict(lr=0.1, nesterov=True)),
         ("Nesterov momentum requires", dict(lr=0.1, nesterov=True, momentum=0.9, dampening=0.1)),
         ("didn't specify a value of required", dict()),
