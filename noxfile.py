@@ -54,7 +54,8 @@ def tests(session):
         return
     # These load a libapex.so of their own, beside which the loader rightly refuses the checkout's.
     session.run("python", "-m", "pytest", "-q", ALONE, env=environment)
-    session.run("python", "-m", "pytest", "-q", "tests", f"--ignore={ALONE}", env=environment)
+    spread = ["-n", "auto", "--dist", "loadfile"]  # a file's tests share what they built
+    session.run("python", "-m", "pytest", "-q", *spread, "tests", f"--ignore={ALONE}", env=environment)
 
 
 ALONE = "tests/L0/host"

@@ -6,14 +6,10 @@ sizes and both orders of their threads; a GPU where there is one. See variants.p
 
 from __future__ import annotations
 
-import collections
-
 import pytest
 import variants
 
 variants.count_references()
-
-_skipped = collections.defaultdict(collections.Counter)  # variant -> reason -> tests
 
 
 @pytest.fixture(params=variants.NAMES)
@@ -21,8 +17,7 @@ def variant(request):
     """The Variant that serves every op while the test runs; skipped, with the reason, where it cannot."""
     reason = variants.why_not(request.param)
     if reason:
-        _skipped[request.param][reason] += 1
-        pytest.skip(reason)
+        pytest.skip(f"variant {request.param}: {reason}")
     with variants.served_by(request.param) as served:
         yield served
 
@@ -65,9 +60,3 @@ def counting_backend():
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a GPU (and says so when it is skipped)")
-
-
-def pytest_terminal_summary(terminalreporter):
-    for name, reasons in _skipped.items():
-        for reason, count in reasons.items():
-            terminalreporter.write_line(f"variant {name}: {count} tests not run: {reason}")
