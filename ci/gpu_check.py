@@ -1,19 +1,21 @@
 """Tries a wheel on a GPU machine as a user would, and prints one receipt.
 
-usage: python ci/gpu_check.py WHEEL [--out FOLDER] [--skip-benchmarks]
+usage: python ci/gpu_check.py WHEEL [--out FOLDER] [--tests EXPRESSION] [--benchmarks NAME ...]
 
 Installs the wheel into a temporary folder (pip --target, no dependencies: torch is used as it is), then
   1. asks `python -m apex` what serves every op: packs must;
-  2. runs the GPU tests of tests/L0 against the installed wheel;
+  2. runs the GPU tests of tests/L0 against the installed wheel, several at once where pytest-xdist is;
   3. computes one set of results by the packs, by JIT with the packs removed, and by PTX, and compares bits;
   4. with neither packs nor JIT, runs on the reference and sees that this is said;
-  5. runs the benchmarks.
-Exit code 0 only if all of it held. FOLDER receives receipt.json and the figures.
+  5. runs the benchmarks, one step each.
+Exit code 0 only if all of it held. FOLDER receives receipt.json and the figures. EXPRESSION narrows the tests
+as pytest's -k does; NAMEs are files of benchmarks/, by default every one that measures a single GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -24,12 +26,13 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ["optimizers", "norms"]
 PROBE = Path(__file__).with_name("gpu_check_results.py")
 
 
 class Check:
-    def __init__(self, wheel: Path, place: Path, out: Path):
-        self.wheel, self.place, self.out = wheel, place, out
+    def __init__(self, wheel: Path, place: Path, out: Path, expression: str | None):
+        self.wheel, self.place, self.out, self.expression = wheel, place, out, expression
         self.site = place / "site"
         self.receipt = {"wheel": wheel.name, "steps": {}}
 
@@ -71,7 +74,10 @@ class Check:
         copy = self.place / "tests"
         shutil.copytree(ROOT / "tests", copy)
         arguments = ["-q", "-p", "no:cacheprovider", copy / "L0", "--ignore", copy / "L0/loader"]
-        arguments += ["--ignore", copy / "L0/host", "-k", "cuda or gpu"]
+        narrowed = f"(cuda or gpu) and ({self.expression})" if self.expression else "cuda or gpu"
+        arguments += ["--ignore", copy / "L0/host", "-k", narrowed]
+        if importlib.util.find_spec("xdist"):
+            arguments += ["-n", "6", "--dist", "loadfile"]
         code, text = self.run("-m", "pytest", *arguments, extra=[copy])
         return code == 0, "\n".join(text.splitlines()[-12:])
 
@@ -96,9 +102,8 @@ class Check:
         said = "reference" in probe and probe_code == 1
         return code == 0 and said and "reference" in text, text + probe
 
-    def benchmarks(self):
-        results = self.out / "optimizers.json"
-        code, text = self.run(ROOT / "benchmarks" / "optimizers.py", "--json", results)
+    def benchmark(self, name):
+        code, text = self.run(ROOT / "benchmarks" / f"{name}.py", "--json", self.out / f"{name}.json")
         return code == 0, text
 
     def without_packs(self):
@@ -113,19 +118,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--out", type=Path, default=Path("gpu_check"))
-    parser.add_argument("--skip-benchmarks", action="store_true")
+    parser.add_argument("--tests", metavar="EXPRESSION")
+    parser.add_argument("--benchmarks", nargs="*", default=BENCHMARKS, choices=BENCHMARKS, metavar="NAME")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
-        check = Check(arguments.wheel.resolve(), Path(place), out)
+        check = Check(arguments.wheel.resolve(), Path(place), out, arguments.tests)
         check.step("install", check.install)
         check.step("probe", check.probe)
         check.step("packs, JIT and PTX agree", check.same_bits)
         check.step("reference where nothing else is left", check.reference)
         check.step("tests", check.tests)
-        if not arguments.skip_benchmarks:
-            check.step("benchmarks", check.benchmarks)
+        for name in arguments.benchmarks:
+            check.step(f"benchmark {name}", lambda name=name: check.benchmark(name))
         failed = [name for name, step in check.receipt["steps"].items() if not step["passed"]]
         temporary = out / "receipt.json.tmp"
         temporary.write_text(json.dumps(check.receipt, indent=1))
