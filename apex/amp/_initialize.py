@@ -5,11 +5,13 @@ import warnings
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from apex.amp import _convert
-from apex.amp._amp_state import _amp_state, warn_or_err
+from apex.amp import _combined_access, _combined_ddp, _convert
+from apex.amp._amp_state import _amp_state, maybe_print, warn_or_err
+from apex.amp._combined import is_fused
 from apex.amp._convert import HALVES, O2StateDictHook, applier, to_type  # noqa: F401  public apex has them here
 from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError, AmpWarning
 from apex.amp._process_optimizer import _process_optimizer
+from apex.amp.frontend import COMBINING
 from apex.amp.scaler import LossScaler
 
 # Models that went through; a model may go through again only in another process.
@@ -36,8 +38,15 @@ def _initialize(
     _check_belong(models, optimizers)
     if properties.master_weights:
         _check_own_masters(optimizers)
+    _check_combined(optimizers, properties)
 
     _amp_state.verbosity = verbosity
+    if properties.combine_ddp:
+        _combined_ddp.broadcast_models(models)
+    if properties.check_combined_tensors and not (properties.combine_grad or any(map(is_fused, optimizers))):
+        maybe_print(
+            "apex.amp: check_combined_tensors has no effect: nothing is combined without combine_grad", True
+        )
     _amp_state.cast_devices = _device_types(models)
     originals = WeakIdKeyDictionary()
     if properties.master_weights:
@@ -185,6 +194,45 @@ def _check_own_masters(optimizers):
                 f"{type(optimizer).__name__}(master_weights=True) keeps master weights, and so would amp",
                 remedy="leave master_weights=True out of the optimizer",
             )
+
+
+def _check_combined(optimizers, properties):
+    """Combined tensors need a level with a float32 optimizer, and parameters of their own."""
+    for optimizer in optimizers:
+        name = type(optimizer).__name__
+        taken = [method for method in _combined_access.METHODS if hasattr(optimizer, method)]
+        if taken:
+            raise AmpUsageError(
+                f"{name} has a method {taken[0]} already, which amp.initialize adds",
+                remedy="rename the optimizer's own",
+            )
+        if is_fused(optimizer) and properties.opt_level not in COMBINING:
+            raise AmpUsageError(
+                f"{name} works on combined tensors, which {properties.opt_level} does not make",
+                remedy='opt_level="O1", "O2", "O4" or "O5"',
+            )
+        if not (properties.combine_grad or is_fused(optimizer)):
+            continue
+        if properties.opt_level in ("O2", "O5") and properties.master_weights is not True:
+            raise AmpUsageError(
+                f"combined tensors under {properties.opt_level} need master weights",
+                found=f"master_weights={properties.master_weights}",
+                remedy="leave master_weights out",
+            )
+        if properties.master_weights and getattr(optimizer, "materialize_master_grads", True) is False:
+            raise AmpUsageError(
+                f"{name}(materialize_master_grads=False) reads the model's gradients one by one",
+                remedy="leave materialize_master_grads=False out, or combine_grad",
+            )
+    if properties.combine_grad or any(map(is_fused, optimizers)):
+        held = [id(p) for o in optimizers for group in o.param_groups for p in group["params"]]
+        if len(set(held)) < len(held):
+            raise AmpUsageError(
+                "two optimizers share a parameter, whose gradient can lie in one buffer only",
+                remedy="leave combine_grad out, or give each parameter to one optimizer",
+            )
+    if properties.combine_ddp:
+        _combined_ddp.check_distributed()
 
 
 def _device_types(models):

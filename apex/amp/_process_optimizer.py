@@ -12,7 +12,10 @@ import types
 import torch
 
 from apex._loader import bindings
+from apex.amp import _combined_access
 from apex.amp._amp_state import _amp_state, maybe_print
+from apex.amp._combined import Combination, is_fused
+from apex.amp._combined_ddp import Reducer
 from apex.amp._convert import HALVES
 from apex.amp._errors import AmpTypeError, AmpUsageError
 from apex.amp.handle import disable_casts
@@ -37,6 +40,7 @@ class AmpOptimizerState:
         frozen: [(index of group, its list of parameters, index in that)] of parameters that did not require
             gradients when amp met them.
         methods: the optimizer's own step, zero_grad and add_param_group.
+        combined: Combination of its gradients in flat buffers, or None.
 
     With master weights: fp16_groups, fp32_from_fp16_groups, fp32_from_fp32_groups (by group: the model's half
     parameters, their masters, full-precision parameters) and the same flat, with stashes of gradients:
@@ -54,6 +58,7 @@ class AmpOptimizerState:
         self.skipped = ""
         self.frozen = []
         self.session = 0
+        self.combined = None
 
     def stashes(self):
         """[(parameters, stash of their gradients)]."""
@@ -305,6 +310,22 @@ def post_backward_no_master_weights(self, scaler):
     found.add_sparse()
 
 
+def prepare_backward_combined(self):
+    stash = self._amp_stash
+    self._amp_lazy_init()
+    masters = hasattr(stash, "fp16_groups")
+    if masters:
+        _thaw(self)
+        _check_devices(stash)
+    if not stash.combined.before_backward():
+        (prepare_backward_with_master_weights if masters else prepare_backward_no_master_weights)(self)
+
+
+def post_backward_combined(self, scaler):
+    self._amp_lazy_init()
+    self._amp_stash.combined.after_backward(scaler)
+
+
 # FusedSGD with materialize_master_grads=False reads the model's scaled gradients: what is accumulated stays
 # scaled, and step() is told by how much.
 
@@ -342,6 +363,9 @@ post_backward_no_master_weights_FusedSGD = post_backward_no_master_weights
 
 def abandon_backward(self):
     """After a backward pass that raised: gradients are what they were before it."""
+    combined = self._amp_stash.combined
+    if combined is not None and combined.abandon():
+        return
     for params, grads in self._amp_stash.stashes():
         for i, param in enumerate(params):
             param.grad, grads[i] = grads[i], None
@@ -373,7 +397,7 @@ def skips_on_device(optimizer):
     """Whether step() itself leaves everything as it is where the tensor `found_inf` says so."""
     if isinstance(optimizer, FusedSGD) and hasattr(optimizer._amp_stash, "fp32_from_fp16_groups"):
         return optimizer.materialize_master_grads
-    if isinstance(optimizer, FusedOptimizer):
+    if isinstance(optimizer, FusedOptimizer) or is_fused(optimizer):
         return optimizer.reads_found_inf
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
@@ -405,6 +429,8 @@ def amp_step(self, closure=None, *args, **kwargs):
             with torch.enable_grad():
                 loss = closure()
             _check_step(stash)
+    if stash.combined is not None:
+        stash.combined.before_step()
     self._opt_called = True  # a skipped step counts too, for learning rate schedulers
     if stash.already_patched:
         maybe_print(stash.skipped)
@@ -417,8 +443,9 @@ def amp_step(self, closure=None, *args, **kwargs):
         if stash.masters() and not isinstance(self, FusedSGD):
             self._master_params_to_model_params()
     stash.already_patched, stash.found_inf = False, None
-    for master in stash.masters():
-        master.grad = None  # model.zero_grad() would not reach it
+    if stash.combined is None or not stash.combined.after_step():
+        for master in stash.masters():
+            master.grad = None  # model.zero_grad() would not reach it
     return loss
 
 
@@ -454,8 +481,14 @@ def _check_lbfgs(stash):
 
 
 def amp_zero_grad(self, set_to_none=None):
-    """Drops or zeroes the model's gradients, drops those of master weights and what was set aside."""
+    """Drops or zeroes the model's gradients, drops those of master weights and what was set aside.
+
+    Combined gradients are always zeroed.
+    """
     stash = self._amp_stash
+    stash.params_have_scaled_gradients, stash.scaled_by = False, None
+    if stash.combined is not None and stash.combined.zero_grad():
+        return
     for master in stash.masters():
         master.grad = None
     if set_to_none is None:
@@ -468,13 +501,14 @@ def amp_zero_grad(self, set_to_none=None):
             param.grad = None if set_to_none else param.grad.detach().zero_()
     for _, grads in stash.stashes():
         grads[:] = [None] * len(grads)
-    stash.params_have_scaled_gradients, stash.scaled_by = False, None
 
 
 def amp_add_param_group(self, param_group):
     """Adds a group; its half-precision parameters get master weights where the others have them."""
     stash = self._amp_stash
     self._amp_lazy_init()
+    if stash.combined is not None:
+        stash.combined.dissolve()
     stash.methods["add_param_group"](param_group)
     group = self.param_groups[-1]
     if hasattr(stash, "fp32_from_fp16_groups"):
@@ -491,6 +525,9 @@ def _process_optimizer(optimizer, properties, originals=None):
     stash = optimizer._amp_stash = AmpOptimizerState()
     stash.session = _amp_state.session + 1
     stash.methods = {name: getattr(optimizer, name) for name in METHODS}
+    if properties.combine_grad or is_fused(optimizer):
+        reducer = Reducer(properties.ddp_replica_count) if properties.combine_ddp else None
+        stash.combined = Combination(optimizer, bool(properties.check_combined_tensors), reducer)
     for name, method in METHODS.items():
         setattr(optimizer, name, types.MethodType(method, optimizer))
     if hasattr(stash.methods["step"], "_wrapped_by_lr_sched"):
@@ -507,7 +544,10 @@ def _process_optimizer(optimizer, properties, originals=None):
         "_post_amp_backward": globals()[f"post_backward_{kind}{suffix}"],
         "_amp_lazy_init": _amp_lazy_init,
     }
-    for name, method in own.items():
+    if stash.combined is not None:
+        own["_prepare_amp_backward"] = prepare_backward_combined
+        own["_post_amp_backward"] = post_backward_combined
+    for name, method in (own | _combined_access.METHODS).items():
         setattr(optimizer, name, types.MethodType(method, optimizer))
     stash.lazy_init_called = True
     if properties.master_weights:

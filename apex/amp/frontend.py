@@ -12,6 +12,7 @@ from apex.amp._amp_state import _amp_state, maybe_print, warn_or_err
 from apex.amp._errors import AmpUsageError, AmpValueError, AmpWarning
 from apex.amp.handle import INITIALIZE
 
+COMBINING = ("O1", "O2", "O4", "O5")  # levels at which tensors can be combined
 PATCHED = ("O1", "O4")  # levels that cast around functions and leave weights float32
 
 
@@ -32,6 +33,10 @@ class Properties:
             "master_weights": None,
             "loss_scale": 1.0,
             "user_cast_preferred": None,
+            "combine_grad": None,
+            "combine_ddp": None,
+            "ddp_replica_count": 4,
+            "check_combined_tensors": None,
         }
 
     def _update_options_dict(self, new_options):
@@ -129,6 +134,33 @@ class Properties:
                 f"user_cast_preferred=True does not go with {self.opt_level}, which patches nothing",
                 remedy='opt_level="O1" or "O4"',
             )
+        return value
+
+    def _checked_combine_grad(self, value):
+        return self._checked_combining("combine_grad", value)
+
+    def _checked_check_combined_tensors(self, value):
+        return self._checked_combining("check_combined_tensors", value)
+
+    def _checked_combining(self, name, value):
+        if value and self.opt_level not in COMBINING:
+            warn_or_err(
+                f"{name}=True does not go with {self.opt_level}",
+                remedy='opt_level="O1" or "O2" (bfloat16: "O4" or "O5")',
+            )
+        return value
+
+    def _checked_combine_ddp(self, value):
+        if value and not self.combine_grad:
+            warn_or_err(
+                "combine_ddp=True averages combined gradients, and combine_grad is not True",
+                remedy="amp.initialize(..., combine_grad=True, combine_ddp=True)",
+            )
+        return value
+
+    def _checked_ddp_replica_count(self, value):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise AmpValueError(f"ddp_replica_count must be a whole number from 1 on, not {value!r}")
         return value
 
 
@@ -288,7 +320,11 @@ def initialize(
     scale_growth_factor=2.0,
     scale_backoff_factor=0.5,
     scale_window=2000,
+    combine_grad=None,
+    combine_ddp=None,
+    ddp_replica_count=4,
     user_cast_preferred=None,
+    check_combined_tensors=None,
 ):
     """Fits models and optimizers to a level of mixed precision, in place, and returns them in the form given.
 
@@ -313,7 +349,13 @@ def initialize(
         dynamic_init_scale: where it starts.
         scale_growth_factor, scale_backoff_factor: what it is multiplied by after scale_window updates without
             overflow, and after one with.
+        combine_grad: gradients lie in flat buffers, so that unscaling and zeroing are one launch a buffer; see
+            docs/combined_tensors.md. O1, O2, O4, O5.
+        combine_ddp: gradients are averaged over the ranks of torch.distributed, in slices of those buffers, in the
+            place of DistributedDataParallel; parameters and buffers become rank 0's. Needs combine_grad.
+        ddp_replica_count: how many slices of a buffer that makes, about.
         user_cast_preferred: functions that the user registered are left out of amp's own lists.
+        check_combined_tensors: whatever uses combined tensors looks first whether each still lies in its buffer.
 
     Returns:
         models, or (models, optimizers).
@@ -346,7 +388,11 @@ def initialize(
         "keep_batchnorm_fp32": keep_batchnorm_fp32,
         "master_weights": master_weights,
         "loss_scale": loss_scale,
+        "combine_grad": combine_grad,
+        "combine_ddp": combine_ddp,
+        "ddp_replica_count": None if ddp_replica_count == 4 else ddp_replica_count,
         "user_cast_preferred": user_cast_preferred,
+        "check_combined_tensors": check_combined_tensors,
     }
     properties = opt_levels[opt_level](properties)
     for name, value in overrides.items():

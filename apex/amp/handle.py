@@ -49,7 +49,8 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
     optimizers = _checked(optimizers, loss_id, delay_unscale)
     scaler = _amp_state.loss_scalers[loss_id]
 
-    if not (properties.master_weights or scaler.dynamic or scaler.loss_scale() != 1.0):
+    combined = any(optimizer._amp_stash.combined is not None for optimizer in optimizers)
+    if not (combined or properties.master_weights or scaler.dynamic or scaler.loss_scale() != 1.0):
         try:
             yield loss.float()
         finally:

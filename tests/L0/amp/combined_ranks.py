@@ -1,0 +1,259 @@
+"""What each rank of test_amp_combined_ddp.py runs: combine_ddp on gloo."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import json
+import os
+import pathlib
+import traceback
+import warnings
+
+import amp_runs as runs
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from apex import amp
+
+
+def run(rank, ranks, folder):
+    """One rank: every case, and a file that says how each ended ("" is well)."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    results = {}
+    for name, (case, arguments) in CASES.items():
+        results[name] = ""
+        runs.forget()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", amp.AmpWarning)
+                case(rank, *arguments)
+        except Exception:
+            results[name] = traceback.format_exc()
+    (pathlib.Path(folder) / f"rank{rank}.json").write_text(json.dumps(results))
+    dist.barrier()
+    os._exit(0)  # now and then a thread of torch's still runs while a group ends, which aborts the process
+
+
+class Net(nn.Module):
+    """(N, 6) -> (N, 3). Wide enough for several slices; `parts` of its branches are used."""
+
+    def __init__(self, seed=0, branches=3, width=400):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = nn.Linear(6, width)
+        self.branches = nn.ModuleList(nn.Linear(width, width) for _ in range(branches))
+        self.norm = nn.LayerNorm(width)
+        self.last = nn.Linear(width, 3)
+        self.used = range(branches)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        for i in self.used:
+            x = x + torch.tanh(self.branches[i](x))
+        return self.last(self.norm(x))
+
+
+def groups_of(model):
+    """Weights and biases apart, as weight decay wants it: the order of groups is not that of gradients."""
+    params = list(model.parameters())
+    return [
+        dict(params=[p for p in params if p.dim() > 1]),
+        dict(params=[p for p in params if p.dim() < 2], lr=0.02),
+    ]
+
+
+def start(level, seed=0, **options):
+    model = Net(seed)
+    optimizer = torch.optim.SGD(groups_of(model), lr=0.05, momentum=0.9)
+    return runs.initialize(model, optimizer, opt_level=level, combine_grad=True, combine_ddp=True, **options)
+
+
+def loss_of(model, step, rank):
+    return runs.loss_of(model, 10 * step + rank)
+
+
+def same_on_all_ranks(model):
+    for p in model.parameters():
+        other = p.detach().clone()
+        dist.broadcast(other, 0)
+        assert torch.equal(p.detach(), other)
+
+
+def is_ddp(rank, level, accumulate, replica_count):
+    """The weights that torch's DistributedDataParallel gives, after each rank began with other ones."""
+    model, optimizer = start(level, seed=rank, loss_scale=64.0, ddp_replica_count=replica_count)
+    train(model, optimizer, rank, accumulate, lambda loss: runs.backward(loss, optimizer))
+    same_on_all_ranks(model)
+    weights = runs.values(model)
+    runs.forget()
+    other = Net(0)
+    oracle = torch.optim.SGD(groups_of(other), lr=0.05, momentum=0.9)
+    other, oracle = runs.initialize(other, oracle, opt_level=level, loss_scale=64.0)
+    other = DistributedDataParallel(other)
+    train(other, oracle, rank, accumulate, lambda loss: runs.backward(loss, oracle))
+    tolerance = 1e-5 if level == "O1" else 2e-3  # half precision means are rounded in another order
+    for p, q in zip(weights, other.module.parameters(), strict=True):
+        torch.testing.assert_close(p, q.detach(), rtol=tolerance, atol=tolerance)
+
+
+def train(model, optimizer, rank, accumulate, backward):
+    for step in range(4):
+        if not (accumulate and step % 2):
+            optimizer.zero_grad()
+        backward(loss_of(model, step, rank))
+        if not accumulate or step % 2:
+            optimizer.step()
+
+
+def overflow_on_one_rank(rank, level):
+    """Every rank skips, and reduces its scale."""
+    model, optimizer = start(level, loss_scale="dynamic", dynamic_init_scale=256.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        before = runs.values(model)
+        loss = loss_of(model, step, rank) * (float("inf") if step == 1 and rank == 1 else 1.0)
+        runs.backward(loss, optimizer)
+        optimizer.step()
+        assert runs.equal(runs.values(model), before) == (step == 1)
+    assert runs.scaler().loss_scale() == 128.0
+    same_on_all_ranks(model)
+
+
+def unused_parameters(rank, level):
+    """Not those of the first pass; afterwards other branches on every rank, then none of a slice at all."""
+    model, optimizer = start(level, loss_scale=8.0, ddp_replica_count=8)
+    for step in range(4):
+        model.used = range(3) if step < 2 else [rank] if step == 2 else []
+        optimizer.zero_grad()
+        runs.backward(loss_of(model, step, rank), optimizer)
+        optimizer.step()
+    same_on_all_ranks(model)
+
+
+def overlap(rank):
+    """Once the order is known, slices go out while the backward pass runs."""
+    model, optimizer = start("O1", loss_scale=8.0)
+    reducer = optimizer._amp_stash.combined.reducer
+    from apex.amp import _combined_ddp
+
+    least, _combined_ddp.LEAST = _combined_ddp.LEAST, 1000
+    during = []
+    try:
+        for step in range(4):
+            optimizer.zero_grad()
+            with amp.scale_loss(loss_of(model, step, rank), optimizer) as loss:
+                loss.backward()
+                during.append(len(getattr(reducer, "_works", ())))
+            optimizer.step()
+    finally:
+        _combined_ddp.LEAST = least
+    assert len(reducer._slices) >= 4
+    assert during[:2] == [0, 0] and during[2] == during[3] == len(reducer._slices)
+    same_on_all_ranks(model)
+
+
+def inconsistent_models(rank):
+    model = Net(0)
+    model.used = range(3) if rank == 0 else range(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = runs.initialize(
+        model, optimizer, opt_level="O1", combine_grad=True, combine_ddp=True, loss_scale=8.0
+    )
+    try:
+        runs.backward(loss_of(model, 0, rank), optimizer)
+    except RuntimeError as error:
+        assert "inconsistent parameters" in str(error) and "rank" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+
+
+def a_second_pass(rank):
+    model, optimizer = start("O1", loss_scale=8.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        runs.backward(loss_of(model, step, rank), optimizer)
+        optimizer.step()
+    before = runs.values(model)
+    optimizer.zero_grad()
+    try:
+        with amp.scale_loss(loss_of(model, 3, rank), optimizer) as loss:
+            loss.backward(retain_graph=True)
+            loss.backward()
+    except RuntimeError as error:
+        assert "second gradient inside one amp.scale_loss" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+    assert runs.equal(runs.values(model), before)
+    optimizer.zero_grad()
+    runs.backward(loss_of(model, 4, rank), optimizer)
+    optimizer.step()
+    same_on_all_ranks(model)
+
+
+def a_late_gradient(rank):
+    model, optimizer = start("O1", loss_scale=8.0)
+    model.used = range(2)
+    for step in range(2):
+        runs.backward(loss_of(model, step, rank), optimizer)
+    model.used = range(3)
+    try:
+        runs.backward(loss_of(model, 2, rank), optimizer)
+    except RuntimeError as error:
+        assert "first gradient after gradients were combined" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+
+
+def an_added_group(rank):
+    model, optimizer = start("O2", loss_scale=8.0)
+    head = copy.deepcopy(model.branches[0])
+    for step in range(4):
+        if step == 2:
+            optimizer.add_param_group(dict(params=list(head.parameters()), lr=0.01))
+            model.branches.append(head)
+            model.used = range(4)
+        optimizer.zero_grad()
+        runs.backward(loss_of(model, step, rank), optimizer)
+        optimizer.step()
+    same_on_all_ranks(model)
+
+
+def gradients_replaced_in_the_pass(rank):
+    """create_graph=True: what arrived is copied into the slice before it goes out."""
+    model, optimizer = start("O1", loss_scale=8.0)
+    for step in range(4):
+        optimizer.zero_grad()
+        with amp.scale_loss(loss_of(model, step, rank), optimizer) as loss:
+            loss.backward(create_graph=step == 3)
+        optimizer.step()
+    same_on_all_ranks(model)
+
+
+CASES = {
+    **{
+        f"is_ddp-{level}-{accumulate}-{count}": (is_ddp, (level, accumulate, count))
+        for level in ("O1", "O2")
+        for accumulate in (False, True)
+        for count in (1, 4)
+    },
+    "overflow-O1": (overflow_on_one_rank, ("O1",)),
+    "overflow-O2": (overflow_on_one_rank, ("O2",)),
+    "unused-O1": (unused_parameters, ("O1",)),
+    "unused-O2": (unused_parameters, ("O2",)),
+    "overlap": (overlap, ()),
+    "inconsistent_models": (inconsistent_models, ()),
+    "a_second_pass": (a_second_pass, ()),
+    "a_late_gradient": (a_late_gradient, ()),
+    "an_added_group": (an_added_group, ()),
+    "gradients_replaced_in_the_pass": (gradients_replaced_in_the_pass, ()),
+}
