@@ -1,0 +1,75 @@
+"""DistributedDataParallel and Reducer: two and four processes on gloo; two GPUs on NCCL."""
+
+from __future__ import annotations
+
+import json
+
+import ddp_nccl
+import ddp_ranks
+import pytest
+import sharded_adam
+import torch
+import torch.multiprocessing
+from torch import nn
+
+from apex._loader import bindings
+from apex.parallel import DistributedDataParallel, Reducer
+from apex.parallel._buckets import plan_buckets
+
+distributed = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
+
+
+@pytest.fixture(scope="module", params=[(2, "cpu"), (4, "reference")], ids=["2-cpu", "4-reference"])
+def results(request, tmp_path_factory):
+    """How each case ended, by rank."""
+    ranks, variant = request.param
+    if variant == "cpu" and not bindings.load().native:
+        pytest.skip(f"no bindings: {bindings.load().reason}")
+    folder = tmp_path_factory.mktemp(variant)
+    arguments = (ranks, str(folder), {"APEX_VARIANT": variant}, "ddp_ranks")
+    torch.multiprocessing.spawn(sharded_adam.run, arguments, nprocs=ranks)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@distributed
+@pytest.mark.parametrize("case", ddp_ranks.CASES)
+def test_ranks(results, case):
+    for rank, result in enumerate(results):
+        assert not result[case], f"rank {rank}: {result[case]}"
+
+
+@pytest.mark.parametrize("make", [DistributedDataParallel, Reducer])
+def test_needs_a_process_group(make):
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        make(nn.Linear(1, 1))
+
+
+def test_plan_of_buckets():
+    sizes = (
+        (4, torch.float32),
+        (4, torch.float32),
+        (4, torch.float16),
+        (1, torch.float16),
+        (9, torch.float32),
+    )
+    params = [nn.Parameter(torch.zeros(n, dtype=dtype)) for n, dtype in sizes]
+    a, b, c, d, e = params
+    assert plan_buckets(params, [b, c, a, d], 8) == [[1, 0], [2, 3], [4]]
+    assert plan_buckets(params, [b, c, a, d], 1) == [[1], [2], [0], [3], [4]]
+    assert plan_buckets(params, [e, d, c, b, a], 100) == [[4, 1, 0], [3, 2]]
+    assert plan_buckets(params, [e, d, c, b, a], 1, {id(b)}) == [[4, 1], [3, 2], [0]]
+    assert plan_buckets(params, [], 1) == [[0, 1, 4], [2, 3]]
+
+
+@distributed
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_all_reduce_overlaps_backward(tmp_path):
+    """In a trace of the third pass: NCCL's kernels run while the backward pass's do."""
+    torch.multiprocessing.spawn(ddp_nccl.run, (2, str(tmp_path)), nprocs=2)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        beside, delayed = found["beside"], found["delayed"]
+        assert beside["messages"] >= 4, found
+        assert beside["overlap_us"] > 0.3 * beside["all_reduce_us"], found
+        assert delayed["overlap_us"] < 0.05 * delayed["all_reduce_us"], found
