@@ -51,6 +51,7 @@ class Rule:
 class Matrix:
     torch: tuple[str, ...]
     python: tuple[str, ...]
+    optional_python: tuple[str, ...]  #: built where an interpreter is found
     platform: tuple[str, ...]
     rules: tuple[Rule, ...]
     accelerators: tuple[Accelerator, ...]
@@ -120,6 +121,7 @@ def load(path: Path = FILE) -> Matrix:
     return Matrix(
         torch=tuple(data["axes"]["torch"]),
         python=tuple(data["axes"]["python"]),
+        optional_python=tuple(data["axes"].get("optional_python", [])),
         platform=tuple(data["axes"]["platform"]),
         rules=tuple(Rule(**rule) for rule in data.get("rule", [])),
         accelerators=tuple(
