@@ -92,7 +92,12 @@ def _unit(
             "".join(f'#include "bindings/{path.name}"\n' for path in _sources(python is not None))
         )
         include = [f"-I{work}", *(f"-I{path}" for path in INCLUDE)]
-        flags = [*FLAGS, *extra, *forced, *include, *headers.flags(), f"-ffile-prefix-map={folder}=."]
+        names = {headers.include: "torch/include", folder: "."}
+        if python:
+            include += ["-isystem", str(python.include)]
+            names[python.include] = "python"
+        hidden = [f"-ffile-prefix-map={path}={name}" for path, name in names.items()]
+        flags = [*FLAGS, *extra, *forced, *include, *headers.flags(), *hidden]
         objects = [work / "unit.o"]
         compiler.compile(unit, objects[0], flags)
         for source in host_compiler.compat_sources():
@@ -112,6 +117,7 @@ def _unit(
         "generated": inc,
         "headers": [headers.release, headers.git_version, headers.identity],
         "flags": [*FLAGS, *extra],
+        "paths": "mapped",
         "link": [*needed, *link, symbols],
         "compiler": compiler.describe(),
         "python": [python.tag, python.version] if python else [],
@@ -134,7 +140,7 @@ def torch_library(headers: TorchHeaders) -> WorkUnit:
 
 def python_module(headers: TorchHeaders, python: Python) -> WorkUnit:
     """3b: needs 3a beside it, and torch_python."""
-    extra = [f"-DTORCH_EXTENSION_NAME={PYTHON_MODULE}", "-isystem", str(python.include)]
+    extra = [f"-DTORCH_EXTENSION_NAME={PYTHON_MODULE}"]
     needed = [TORCH_LIBRARY, "libapex.so", "libc10.so", "libtorch_cpu.so", "libtorch_python.so"]
     link = ["-Wl,-rpath,$ORIGIN:$ORIGIN/..", "-Wl,--enable-new-dtags"]
     output = f"{PYTHON_MODULE}{python.suffix}"

@@ -38,7 +38,8 @@ class HostCompiler:
 
     def compile(self, source: Path, output: Path, flags: list[str]) -> None:
         """Compiles one file to an object. Raises CompileError."""
-        self._run(source.name, [self.path, "-c", *flags, *REPRODUCIBLE, str(source), "-o", str(output)])
+        # The last prefix map that fits counts: those of `flags` are closer than the checkout's.
+        self._run(source.name, [self.path, "-c", *REPRODUCIBLE, *flags, str(source), "-o", str(output)])
 
     def link(self, objects: list[Path], output: Path, flags: list[str]) -> None:
         """Links a shared library without symbols that its dynamic table does not need. Raises
