@@ -10,6 +10,18 @@ class BuildError(Exception):
 
     exit_code = 1
 
+    def __reduce__(self):
+        # Subclasses take other arguments than Exception's pickling would give them; workers of a cluster send
+        # faults as pickles.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[BuildError], arguments: tuple, fields: dict) -> BuildError:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(fields)
+    return error
+
 
 class ToolchainMissing(BuildError):
     """A compiler is not here. `remedy` is one command."""
@@ -77,6 +89,27 @@ class PackageIndexError(BuildError):
     """The package index does not hold what was asked, or cannot be reached."""
 
     exit_code = 7
+
+
+class StoreError(BuildError):
+    """The store cannot take or give an output."""
+
+    exit_code = 10
+
+    def __init__(self, root: object, fault: str):
+        self.root = str(root)
+        super().__init__(f"{fault} in the store {root}. APEX_STORE names another place.")
+
+
+class FarmError(BuildError):
+    """Steps of a plan failed; `failures` holds (step, fault) of each, and `waiting` counts those that needed
+    them. What was made stays in the store: the same command goes on from there."""
+
+    def __init__(self, failures: list[tuple[str, str]], waiting: int, exit_code: int = 1):
+        self.failures, self.waiting, self.exit_code = failures, waiting, exit_code
+        lines = [f"{step}: {fault}" for step, fault in failures]
+        after = f"\n{waiting} steps that need them were not run." if waiting else ""
+        super().__init__(f"{len(failures)} steps failed:\n" + "\n".join(lines) + after)
 
 
 class RequirementMissing(BuildError):

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from build_matrix import digest, package_index, pins
@@ -57,14 +58,34 @@ def obtain(version: str, store: Store) -> TorchHeaders:
     had.
     """
     have = installed_version()
-    if have and version in (have, have.partition("+")[0]):
-        headers = _installed()
-    else:
-        headers = _fetched(version.partition("+")[0], store)
-    pin = pins.torch(headers.release)
-    if pin and pin.sha != headers.git_version:
-        raise PinError(f"torch {headers.release}", pin.sha, headers.git_version)
+    if not (have and version in (have, have.partition("+")[0])):
+        return published(version, store)
+    headers = _installed()
+    _check_pin(headers.release, headers.git_version)
     return headers
+
+
+def published(version: str, store: Store) -> TorchHeaders:
+    """The headers of the wheel on the package index, whichever torch is installed: the same on every machine.
+
+    Raises as `obtain` does.
+    """
+    return _published(version.partition("+")[0], store.root, pins.torch(version))
+
+
+@cache
+def _published(version: str, root: Path, pin: pins.Pin | None) -> TorchHeaders:
+    """Remembered: there are ten thousand files to compare with their digest."""
+    result = Store(root).build(unit(version))
+    about = json.loads((result.folder / "headers.json").read_text())
+    about.pop("downloaded")
+    return TorchHeaders(**about, include=result.folder / "torch/include", installed=False)
+
+
+def _check_pin(release: str, git_version: str) -> None:
+    pin = pins.torch(release)
+    if pin and pin.sha != git_version:
+        raise PinError(f"torch {release}", pin.sha, git_version)
 
 
 def _installed() -> TorchHeaders:
@@ -101,7 +122,8 @@ def wheel_of(version: str) -> package_index.IndexFile:
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def _fetched(version: str, store: Store) -> TorchHeaders:
+def unit(version: str) -> WorkUnit:
+    """The headers of one release, out of its wheel."""
     pin = pins.torch(version)
     # With a pin the wheel need not be looked up to know whether the store has the headers.
     inputs = {"version": version, "git_version": pin.sha} if pin else {"wheel": wheel_of(version).sha256}
@@ -115,14 +137,12 @@ def _fetched(version: str, store: Store) -> TorchHeaders:
             path.write_bytes(contents)
             digests[name] = digest.of_bytes(contents)
         said = _say((folder / "torch/version.py").read_text())
+        _check_pin(version, said["git_version"] or "")
         del digests["torch/version.py"]
         about = {**said, "identity": digest.of_values(digests), "downloaded": archive.downloaded}
         (folder / "headers.json").write_text(json.dumps(about))
 
-    result = store.build(WorkUnit("headers", f"torch-{version}", inputs, make))
-    about = json.loads((result.folder / "headers.json").read_text())
-    about.pop("downloaded")
-    return TorchHeaders(**about, include=result.folder / "torch/include", installed=False)
+    return WorkUnit("headers", f"torch-{version}", inputs, make)
 
 
 def _wanted(name: str) -> bool:

@@ -3,7 +3,9 @@ again."""
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -11,12 +13,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from filelock import FileLock
 
 from build_matrix import REPOSITORY, digest
+from build_matrix.errors import StoreError
 
 RECORD = "unit.json"
+JOURNAL = "journal.jsonl"  # one line a unit that was made, ever: what the farm learns costs from
+log = logging.getLogger(__name__)
 
 
 def default_root() -> Path:
@@ -48,10 +54,21 @@ class Result:
     size: int
     stored: bool
 
+    @property
+    def kind(self) -> str:
+        return self.unit.kind
+
+    @property
+    def name(self) -> str:
+        return self.unit.name
+
 
 class Store:
     """A folder of outputs: <root>/<kind>/<key>/. Complete outputs appear by rename, so a killed build leaves
-    none that is half made. Safe for several threads and processes."""
+    none that is half made, and each is compared with its digest before it is used. Safe for several threads
+    and processes."""
+
+    _sound: ClassVar[dict[Path, str]] = {}  # outputs whose digest was found right, with their files' stats
 
     def __init__(self, root: Path | None = None):
         self.root = Path(root or default_root())
@@ -59,17 +76,29 @@ class Store:
     def folder(self, unit: WorkUnit) -> Path:
         return self.root / unit.kind / unit.key[:40]
 
-    def build(self, unit: WorkUnit) -> Result:
-        """The unit's output, made now if it is not stored. Whatever `unit.make` raises passes through."""
+    def find(self, unit: WorkUnit) -> Result | None:
+        """The unit's output, if it is stored and whole."""
         folder = self.folder(unit)
-        record = _record(folder)
+        record = self._record(folder)
         if record is None:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{folder}.lock"):
-                record = _record(folder)
-                if record is None:
-                    return self._make(unit, folder)
+            return None
         return Result(unit, folder, record["seconds"], record["bytes"], stored=True)
+
+    def build(self, unit: WorkUnit) -> Result:
+        """The unit's output, made now if it is not stored. Whatever `unit.make` raises passes through; raises
+        StoreError where the disk is full."""
+        found = self.find(unit)
+        if found is None:
+            folder = self.folder(unit)
+            try:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                with FileLock(f"{folder}.lock"):
+                    return self.find(unit) or self._make(unit, folder)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise StoreError(self.root, f"no space is left for {unit.kind} {unit.name}") from error
+                raise
+        return found
 
     def _make(self, unit: WorkUnit, folder: Path) -> Result:
         prefix = f".partial-{folder.name}-"
@@ -87,6 +116,7 @@ class Store:
                 "inputs": unit.inputs,
                 "seconds": seconds,
                 "bytes": size,
+                "digest": _digest(partial),
             }
             (partial / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True))
             partial.chmod(0o755)
@@ -95,20 +125,71 @@ class Store:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        self._sound[folder] = _stats(folder)
+        self._note({"kind": unit.kind, "name": unit.name, "key": folder.name, "seconds": seconds})
         return Result(unit, folder, seconds, size, stored=False)
+
+    def _note(self, line: dict) -> None:
+        """A short line is appended whole, whoever else appends."""
+        with open(self.root / JOURNAL, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def journal(self) -> list[dict]:
+        """Every unit that was made here, oldest first: kind, name, key, seconds."""
+        try:
+            lines = (self.root / JOURNAL).read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in lines:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue  # cut by a kill
+        return found
+
+    def _record(self, folder: Path) -> dict | None:
+        """What a stored unit says of itself; None where it is missing or not what was stored, which is
+        told."""
+        try:
+            text = (folder / RECORD).read_text()
+        except OSError:
+            return None
+        try:
+            record = json.loads(text)
+            if not {"bytes", "seconds"} <= set(record):
+                raise ValueError(f"{RECORD} does not say what it is")
+            stats = _stats(folder)
+            if self._sound.get(folder) != stats:
+                if record["bytes"] != _size(folder):
+                    raise ValueError("files are missing or cut")
+                # Records of before 1.10 hold no digest.
+                if record.get("digest", have := _digest(folder)) != have:
+                    raise ValueError(f"its digest is {have}, not {record['digest']}")
+                self._sound[folder] = stats
+            return record
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("the stored %s is damaged and is made again: %s", folder, error)
+            return None
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != RECORD)
+    return sum(path.stat().st_size for path in _files(folder))
 
 
-def _record(folder: Path) -> dict | None:
-    """What a stored unit says of itself; None where it is missing, cannot be read, or files were lost or cut."""
-    try:
-        record = json.loads((folder / RECORD).read_text())
-        return record if record["bytes"] == _size(folder) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != RECORD)
+
+
+def _digest(folder: Path) -> str:
+    """One digest of every name and content."""
+    return digest.of_values([(str(p.relative_to(folder)), digest.of_file(p)) for p in _files(folder)])
+
+
+def _stats(folder: Path) -> str:
+    """Changes whenever a file was written."""
+    stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in _files(folder)]
+    return digest.of_values(stats)
 
 
 class DigestCache:

@@ -1,10 +1,15 @@
 """The store: a unit is run once, whatever happens while it runs."""
 
+import errno
+import json
+import logging
+import os
 import threading
 
 import pytest
 
 from build_matrix.engine import Engine
+from build_matrix.errors import StoreError
 from build_matrix.store import Store, WorkUnit
 
 
@@ -64,6 +69,40 @@ def test_a_damaged_output_is_made_again(tmp_path, file, text):
     damaged.unlink() if text is None else damaged.write_text(text)
     assert not store.build(unit({}, write("ok"))).stored
     assert (damaged.parent / "out").read_text() == "ok" and store.build(unit({}, write("ok"))).stored
+
+
+def test_a_flipped_bit_is_told_and_made_again(tmp_path, caplog):
+    """Same size, same time of change: what a disk does, not a program. The next process must notice."""
+    made = Store(tmp_path).build(unit({}, write("ok"))).folder / "out"
+    before = made.stat()
+    made.write_text("oj")
+    os.utime(made, ns=(before.st_atime_ns, before.st_mtime_ns))
+    Store._sound.clear()
+    with caplog.at_level(logging.WARNING):
+        again = Store(tmp_path).build(unit({}, write("ok")))
+    assert not again.stored and made.read_text() == "ok"
+    assert "is damaged" in caplog.text and str(made.parent) in caplog.text
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
+    def fill(folder):
+        (folder / "half").write_text("x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(StoreError, match="no space is left for test x in the store .* APEX_STORE"):
+        Store(tmp_path).build(unit({}, fill))
+    assert not [p for p in (tmp_path / "test").iterdir() if p.is_dir()]
+
+
+def test_the_journal_has_a_line_for_each_that_was_made(tmp_path):
+    store = Store(tmp_path)
+    assert store.journal() == []
+    for inputs in ({"a": 1}, {"a": 1}, {"a": 2}):
+        store.build(unit(inputs, write("x")))
+    with open(tmp_path / "journal.jsonl", "a") as file:
+        file.write('{"kind": "te')  # a kill in mid-line
+    assert [(line["kind"], line["name"]) for line in store.journal()] == [("test", "x")] * 2
+    assert len({json.dumps(line["key"]) for line in store.journal()}) == 2
 
 
 def test_what_a_killed_build_left_goes_when_the_unit_is_made(tmp_path):
