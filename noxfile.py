@@ -45,7 +45,7 @@ def quickstart(session):
 @nox.session
 def tests(session):
     """Builds what the tests need and runs them; arguments after -- go to pytest."""
-    prepare(session, "farm", "tests")
+    prepare(session, "farm", "cluster", "tests")
     farm(session, "ensure-torch")
     farm(session, "tree", "--available", *(f"--arch={arch}" for arch in TESTED))
     environment = {"PYTHONPATH": str(ROOT)}
@@ -83,6 +83,20 @@ def lint(session):
     """ruff over everything."""
     prepare(session, "lint")
     session.run("ruff", "check", ".")
+
+
+@nox.session(name="farm")
+def whole_release(session):
+    """Builds the whole release on this machine, or on a Dask cluster: `-- --scheduler tcp://...`."""
+    prepare(session, "farm", "cluster")
+    farm(session, "farm", *session.posargs)
+
+
+@nox.session
+def plan(session):
+    """Shows the steps of a release and how long they would take."""
+    prepare(session, "farm", "cluster")
+    farm(session, "plan", *session.posargs)
 
 
 def wheel_session(name, accelerator, archs, about):

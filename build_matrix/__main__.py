@@ -200,16 +200,80 @@ def load_test(torches, tags) -> None:
             slim_torch.receipt(version, python, bindings.source_identity())
 
 
-@main.command()
-def plan() -> None:
-    """The wheels of the matrix, as the JSON that a GitHub Actions job matrix takes."""
-    axes = matrix.load()
-    rows = [
-        {"session": f"build-{accelerator.name}", "python": f"{tag[2]}.{tag[3:]}"}
-        for accelerator in axes.accelerators
-        for tag in axes.python
+def selection(command):
+    """The options that choose a part of the matrix; without them it is the whole."""
+    options = [
+        click.option("--accelerator", "accelerators", multiple=True, help="cpu, cuda, rocm. Default: all."),
+        click.option("--arch", "archs", multiple=True, help="sm_90, gfx942, ... Default: all."),
+        click.option("--torch", "torches", multiple=True, help="2.13.0, ... Default: all of the matrix."),
+        click.option("--python", "tags", multiple=True, help="3.11, ... Default: all of the matrix."),
+        click.option("--no-wheels", is_flag=True, help="Code objects, library and bindings only."),
+        click.option("--available", is_flag=True, help="Leaves out what cannot be built here, and says so."),
     ]
-    click.echo(json.dumps({"include": rows}))
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _selected(accelerators, archs, torches, tags, no_wheels):
+    from build_matrix.farm import plan
+
+    tags = tuple(tag_of(tag) for tag in tags)
+    return plan.Selection(accelerators, archs, torches, tags, wheels=not no_wheels)
+
+
+@main.command()
+@selection
+@click.option("--scheduler", help="tcp://...: an existing Dask cluster. Default: this machine.")
+@click.option("--jobs", type=int, help="Workers of this machine; default: the number of cores.")
+@click.option("--dist", type=click.Path(path_type=Path), default=REPOSITORY / "dist", help="Default: dist/.")
+@click.option(
+    "--target", type=click.Path(path_type=Path), default=REPOSITORY / ".whl", help="Default: .whl/."
+)
+def farm(accelerators, archs, torches, tags, no_wheels, available, scheduler, jobs, dist, target) -> None:
+    """Builds the whole release: packs, bindings, wheels, index, compatibility table. Goes on where it was
+    stopped."""
+    from build_matrix import report
+    from build_matrix.farm import cluster, costs, plan, progress, release
+    from build_matrix.store import Store
+
+    start = time.monotonic()
+    chosen = _selected(accelerators, archs, torches, tags, no_wheels)
+    made = plan.make(chosen, available, check=not scheduler)
+    for why in made.left_out:
+        click.echo(f"left out: {why}", err=True)
+    store = Store()
+    with cluster.existing(scheduler) if scheduler else cluster.local(jobs) as client:
+        workers = cluster.slots(client)
+        steps = ", ".join(f"{count} {kind}" for kind, count in made.count().items())
+        click.echo(f"{len(made.steps)} steps on {workers} workers: {steps}", err=True)
+        expected = costs.Costs(store).expected(made.steps, costs.stored(made.steps, store))
+        with progress.Live(progress.Farm(made, expected, workers)) as live:
+            done = cluster.run(made, client, store, live)
+    report.units_table(done, time.monotonic() - start)
+    if no_wheels:
+        return
+    built = release.publish(done, dist, target)
+    for path in built.wheels:
+        click.echo(str(path))
+    for root, wheels in built.index.items():
+        click.echo(f"{target}/whl/{root}/: {len(wheels)} wheels", err=True)
+
+
+@main.command()
+@selection
+@click.option("--workers", "workers", type=int, multiple=True, help="Predict the time for that many workers.")
+def plan(accelerators, archs, torches, tags, no_wheels, available, workers) -> None:
+    """Shows the steps of a release, what is stored, and how long the rest would take."""
+    from build_matrix import report
+    from build_matrix.farm import costs, plan
+    from build_matrix.store import Store
+
+    made = plan.make(_selected(accelerators, archs, torches, tags, no_wheels), available)
+    for why in made.left_out:
+        click.echo(f"left out: {why}", err=True)
+    store = Store()
+    report.plan_table(made, costs.Costs(store), store, workers or (1, 2, 8, 32))
 
 
 def _of_arch(arch: str) -> str:

@@ -26,9 +26,8 @@ def size(count: int) -> str:
 def tell(result: Result) -> None:
     """One line a unit that was really made."""
     if not result.stored:
-        unit = result.unit
         console.print(
-            f"  {unit.kind:<8} {unit.name:<40} {result.seconds:6.1f} s {size(result.size):>9}",
+            f"  {result.kind:<8} {result.name:<40} {result.seconds:6.1f} s {size(result.size):>9}",
             highlight=False,
         )
 
@@ -45,8 +44,8 @@ def units_table(results: list[Result], wall: float) -> None:
         table.add_column(heading, justify=justify)
     table.add_column("bytes", justify="right")
     unique = {result.folder: result for result in results}.values()
-    for kind in dict.fromkeys(result.unit.kind for result in unique):
-        rows = [result for result in unique if result.unit.kind == kind]
+    for kind in dict.fromkeys(result.kind for result in unique):
+        rows = [result for result in unique if result.kind == kind]
         made = [result for result in rows if not result.stored]
         seconds = sum(result.seconds for result in made)
         table.add_row(kind, str(len(rows)), str(len(made)), f"{seconds:.1f}", size(sum(r.size for r in rows)))
@@ -63,3 +62,24 @@ def wheel_table(path: Path) -> None:
     for part, count in wheel.sizes(path).items():
         table.add_row(part, size(count))
     console.print(table)
+
+
+def plan_table(plan, known, store, workers: tuple[int, ...]) -> None:
+    """Steps by kind: how many there are and are stored, and the seconds of the rest; then how long so many
+    workers would need for the rest, and for everything from nothing."""
+    from build_matrix.farm import costs
+
+    stored = costs.stored(plan.steps, store)
+    cold, warm = known.expected(plan.steps), known.expected(plan.steps, stored)
+    table = Table(title="steps", title_justify="left", box=None, pad_edge=False)
+    table.add_column("kind")
+    for heading in ("steps", "stored", "seconds left", "seconds from nothing"):
+        table.add_column(heading, justify="right")
+    for kind, count in plan.count().items():
+        names = [step.id for step in plan.steps if step.kind == kind]
+        sums = (f"{sum(seconds[name] for name in names):.0f}" for seconds in (warm, cold))
+        table.add_row(kind, str(count), str(len(stored.intersection(names))), *sums)
+    console.print(table)
+    for count in workers:
+        left, nothing = (costs.simulate(plan.steps, seconds, count) for seconds in (warm, cold))
+        console.print(f"{count} workers: {left:.0f} s left, {nothing:.0f} s from nothing", highlight=False)

@@ -46,6 +46,7 @@ class Request:
     distribution: str = ""  #: empty for apex-<accelerator>
     units: tuple[str, ...] | None = None  #: device units of the packs; None for all
     toolchains: Mapping[str, Toolchain] | None = None  #: by arch; None for those of the matrix
+    published: bool = False  #: torch's headers come from the index even where that torch is installed
 
 
 def version() -> str:
@@ -66,7 +67,8 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
     toolchains = {
         arch: (request.toolchains or {}).get(arch) or packs.toolchain_for(arch) for arch in request.archs
     }
-    torches = [headers.obtain(torch, engine.store) for torch in request.torch]
+    headers_of = headers.published if request.published else headers.obtain
+    torches = [headers_of(torch, engine.store) for torch in request.torch]
     units = _all_units(request, toolchains, torches)
     results = dict(zip([unit.key for unit in units], engine.run(units), strict=True))
     library = engine.one(host_library.build(engine.store, engine.run))

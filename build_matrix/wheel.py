@@ -129,10 +129,11 @@ def publish(folder: Path, target: Path) -> Path:
     Python."""
     (wheel,) = folder.glob("*.whl")
     target.mkdir(parents=True, exist_ok=True)
+    partial = target / f".{wheel.name}.partial"
+    shutil.copyfile(wheel, partial)
     for old in target.glob("-".join(wheel.name.split("-")[:4]) + "-*.whl"):
         old.unlink()
-    shutil.copyfile(wheel, target / wheel.name)
-    return target / wheel.name
+    return partial.replace(target / wheel.name)
 
 
 def sizes(path: Path) -> dict[str, int]:

@@ -1,0 +1,120 @@
+"""Runs a plan on Dask: on processes of this machine, or on the cluster of a scheduler that is named.
+
+A worker that dies loses the step it was at and nothing else: Dask gives that step to another, and what had been
+made lies in the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import dask
+from distributed import Client, LocalCluster, as_completed
+
+from build_matrix.errors import BuildError, FarmError
+from build_matrix.farm import costs, steps
+from build_matrix.farm.plan import Plan
+from build_matrix.farm.steps import Done
+from build_matrix.store import Store
+
+SETTINGS = {
+    # A step is minutes of a compiler: none is given to a worker before it can begin it.
+    "distributed.scheduler.worker-saturation": 1.0,
+    # Compilers are processes of their own; the memory of a worker is no reason to end it.
+    "distributed.worker.memory.terminate": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.target": False,
+}
+
+
+@contextlib.contextmanager
+def local(jobs: int | None = None, processes: bool = True) -> Iterator[Client]:
+    """Workers of this machine, one step each at a time; `jobs` of them, by default one a core."""
+    count = jobs or int(os.environ.get("APEX_JOBS") or os.cpu_count() or 1)
+    place = {"host": "127.0.0.1"} if processes else {}  # threads talk in memory
+    with (
+        dask.config.set(SETTINGS),
+        LocalCluster(
+            count, threads_per_worker=1, processes=processes, dashboard_address=None, **place
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@contextlib.contextmanager
+def existing(address: str) -> Iterator[Client]:
+    """The cluster of the scheduler at `address` (tcp://...). Raises BuildError when none answers."""
+    try:
+        client = Client(address, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise BuildError(f"no Dask scheduler answers at {address}: {error}") from error
+    with client:
+        yield client
+
+
+def slots(client: Client) -> int:
+    """Steps that can run at once."""
+    return sum(worker["nthreads"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
+
+
+def offered(client: Client) -> set[str]:
+    """The resources that workers offer: sm_90, gfx942, ..."""
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return {name for worker in workers for name in worker.get("resources", {})}
+
+
+def run(
+    plan: Plan, client: Client, store: Store, tell: Callable[[Done], None] = lambda done: None
+) -> list[Done]:
+    """Runs every step whose needs can be met; `tell` hears of each as it is done. Raises FarmError at the end
+    when steps failed: what does not need them was made all the same."""
+    known = costs.Costs(store)
+    rank = costs.ranks(plan.steps, {step.id: known.of(step) for step in plan.steps})
+    checkout, run_id = steps.checkout_digest(), uuid.uuid4().hex[:8]
+    futures: dict[str, object] = {}
+    for step in plan.steps:
+        futures[step.id] = client.submit(
+            steps.run,
+            step,
+            str(store.root),
+            checkout,
+            *(futures[name] for name in step.needs),
+            key=f"{step.id} {run_id}",  # a scheduler keeps results by key: those of an earlier run are not ours
+            priority=rank[step.id],
+            resources={step.resource: 1} if step.resource else None,
+            pure=False,
+        )
+    names = {future: name for name, future in futures.items()}
+    done: dict[str, Done] = {}
+    failed: dict[str, BaseException] = {}
+    try:
+        for future in as_completed(list(futures.values())):
+            name = names[future]
+            if (error := future.exception()) is None:
+                done[name] = future.result()
+                tell(done[name])
+            else:
+                failed[name] = error
+    except BaseException:
+        client.cancel(list(futures.values()), force=True)
+        raise
+    if failed:
+        raise _fault(plan, failed)
+    return [done[step.id] for step in plan.steps]
+
+
+def _fault(plan: Plan, failed: dict[str, BaseException]) -> FarmError:
+    """Dask gives a step that needs a failed one the other's fault; only the first of each chain is told."""
+    first = [step for step in plan.steps if step.id in failed and not any(n in failed for n in step.needs)]
+    told = []
+    for step in first:
+        error = failed[step.id]
+        words = str(error) if isinstance(error, BuildError) else f"{type(error).__name__}: {error}"
+        told.append((step.id, words))
+    code = next((e.exit_code for e in failed.values() if isinstance(e, BuildError)), 1)
+    return FarmError(told, len(failed) - len(first), code)

@@ -1,0 +1,126 @@
+"""Which steps a release is made of, and which are left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from build_matrix import REPOSITORY, host_library, matrix, packs, pythons
+from build_matrix.errors import BuildError, PinError, PythonMissing, ToolchainMissing
+from build_matrix.farm.steps import Step
+from build_matrix.registry import device_units
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of the matrix is built; empty means everything. `torches` are releases, `pythons` tags."""
+
+    accelerators: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
+    torches: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
+    wheels: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in an order in which each comes after those it needs."""
+
+    steps: tuple[Step, ...]
+    left_out: tuple[str, ...] = ()
+
+    def count(self) -> dict[str, int]:
+        """Steps by kind."""
+        kinds = [step.kind for step in self.steps]
+        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+
+def resolve(selection: Selection) -> Selection:
+    """The selection with every axis spelled out. Raises BuildError for a value that the matrix does not
+    have."""
+    axes = matrix.load()
+    accelerators = selection.accelerators or tuple(a.name for a in axes.accelerators)
+    for name in accelerators:
+        axes.accelerator(name)
+    archs = selection.archs or tuple(p.arch.name for p in axes.packs)
+    archs = tuple(arch for arch in archs if axes.pack(arch).arch.vendor in accelerators)
+    everything = (*axes.python, *axes.optional_python)
+    for value, known, what in (
+        *((torch, axes.torch, "torch") for torch in selection.torches),
+        *((tag, everything, "Python") for tag in selection.pythons),
+    ):
+        if value not in known:
+            raise BuildError(f"{what} {value} is not in matrix.toml; there are {', '.join(known)}")
+    torches = selection.torches or axes.torch
+    return replace(
+        selection,
+        accelerators=accelerators,
+        archs=archs,
+        torches=torches,
+        pythons=selection.pythons or everything,
+    )
+
+
+def make(selection: Selection, available: bool = False, check: bool = True) -> Plan:
+    """The plan of a release. With `check`, every toolchain and interpreter must be on this machine: raises
+    BuildError naming all that is missing, or, with `available`, leaves out what needs it. An optional Python
+    that is not here is always left out."""
+    chosen, left_out = resolve(selection), []
+    if check:
+        tags, archs, missing = [], [], []
+        for tag in chosen.pythons:
+            _try(lambda tag=tag: pythons.find(tag), tag, tags, missing)
+        for arch in chosen.archs:
+            _try(lambda arch=arch: packs.toolchain_for(arch), arch, archs, missing)
+        optional = [why for name, why in missing if name in matrix.load().optional_python]
+        required = [why for name, why in missing if name not in matrix.load().optional_python]
+        if required and not available:
+            raise BuildError(
+                "the release cannot be whole here (--available builds the rest):\n" + "\n".join(required)
+            )
+        left_out = [*optional, *required]
+        chosen = replace(chosen, pythons=tuple(tags), archs=tuple(archs))
+    return Plan(tuple(_steps(chosen)), tuple(left_out))
+
+
+def _try(find: Callable, name: str, found: list[str], missing: list[tuple[str, str]]) -> None:
+    try:
+        find()
+        found.append(name)
+    except (PythonMissing, ToolchainMissing, PinError) as error:
+        missing.append((name, f"{name}: {error}"))
+
+
+def _steps(chosen: Selection) -> list[Step]:
+    axes = matrix.load()
+    cells = [(t, p) for t in chosen.torches for p in chosen.pythons if not axes.why_not(t, p)]
+    torches = list(dict.fromkeys(torch for torch, _ in cells))
+    sources = [str(path.relative_to(REPOSITORY)) for path in host_library.sources()]
+    device = [path.stem for path in device_units()]
+
+    steps = [Step("headers", f"torch-{torch}", (torch,)) for torch in torches]
+    steps += [Step("object", source, (source,)) for source in sources]
+    steps.append(Step("library", "libapex.so", (), tuple(f"object {source}" for source in sources)))
+    steps += [Step("3a", f"torch {t}", (t,), (f"headers torch-{t}",)) for t in torches]
+    steps += [Step("3b", f"torch {t} {p}", (t, p), (f"headers torch-{t}",)) for t, p in cells]
+    steps += [Step("code", f"{arch}/{source}", (arch, source)) for arch in chosen.archs for source in device]
+    if chosen.wheels:
+        steps += [_wheel(name, tag, cells, chosen.archs, device) for name, tag in _wheels(chosen, cells)]
+    return steps
+
+
+def _wheels(chosen: Selection, cells: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(accelerator, Python) of each wheel; a Python that no chosen torch serves has none."""
+    served = {tag for _, tag in cells}
+    return [(name, tag) for name in chosen.accelerators for tag in chosen.pythons if tag in served]
+
+
+def _wheel(accelerator: str, tag: str, cells: list, archs: tuple[str, ...], device: list[str]) -> Step:
+    torches = [torch for torch, python in cells if python == tag]
+    own = [arch for arch in archs if matrix.load().pack(arch).arch.vendor == accelerator]
+    needs = ["library libapex.so"]
+    needs += [f"3a torch {torch}" for torch in torches]
+    needs += [f"3b torch {torch} {tag}" for torch in torches]
+    needs += [f"code {arch}/{source}" for arch in own for source in device]
+    name = f"{matrix.load().accelerator(accelerator).distribution} {tag}"
+    return Step("wheel", name, (accelerator, tag, " ".join(torches), " ".join(own)), tuple(needs))

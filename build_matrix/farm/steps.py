@@ -1,0 +1,156 @@
+"""Steps: each names one work unit by plain values, so that any worker can make it from a checkout of its own.
+
+What a step gives back is small; outputs meet in the store.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_matrix import (
+    REPOSITORY,
+    bindings,
+    digest,
+    headers,
+    host_compiler,
+    host_library,
+    packs,
+    pythons,
+    tree,
+    wheel,
+)
+from build_matrix.engine import Engine
+from build_matrix.errors import BuildError, StoreError
+from build_matrix.store import Result, Store, WorkUnit
+
+INPUTS = ("apex", "csrc", "build_matrix", "related_commits", "version.txt", "README.md", "LICENSE")
+LEFT_OUT = (".pyc", ".so", ".o")
+
+
+@dataclass(frozen=True)
+class Step:
+    """`needs` are the names of the steps whose outputs it reads; `resource` is what a worker must offer to be
+    given it (`gfx942`, `sm_90`)."""
+
+    kind: str
+    name: str
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    resource: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A step that was run, or whose output was stored. `key` and `folder` say where the output lies."""
+
+    kind: str
+    name: str
+    key: str
+    folder: Path
+    seconds: float
+    size: int
+    stored: bool
+
+
+def unit(step: Step, store: Store) -> WorkUnit:
+    """The work unit that a step names, as this checkout and this machine's compilers make it."""
+    return UNITS[step.kind](store, *step.arguments)
+
+
+def run(step: Step, place: str, checkout: str, *needs: Done) -> Done:
+    """Makes the step's output in the store at `place`, unless it is there. `needs` only say what came before.
+
+    Raises BuildError on a worker whose checkout is not the one that was planned.
+    """
+    if (have := checkout_digest()) != checkout:
+        raise BuildError(
+            f"the checkout of this worker ({REPOSITORY}) is {have[:12]}, the plan's {checkout[:12]}"
+        )
+    store = Store(place)
+    result = store.build(unit(step, store))
+    return of_result(step, result)
+
+
+def of_result(step: Step, result: Result) -> Done:
+    return Done(
+        step.kind, step.name, result.unit.key, result.folder, result.seconds, result.size, result.stored
+    )
+
+
+def checkout_digest() -> str:
+    """One digest of every file of the checkout that a unit can depend on."""
+    files = [
+        path
+        for name in INPUTS
+        for path in sorted([REPOSITORY / name, *(REPOSITORY / name).rglob("*")])
+        if path.is_file() and path.suffix not in LEFT_OUT and "receipts" not in path.parts
+    ]
+    return digest.of_values([(str(path.relative_to(REPOSITORY)), digest.of_file(path)) for path in files])
+
+
+class _Stored(Engine):
+    """Runs nothing: every unit must have been made by an earlier step."""
+
+    def run(self, units: list[WorkUnit]) -> list[Result]:
+        results = [self.store.find(unit) for unit in units]
+        for unit, result in zip(units, results, strict=True):
+            if result is None:
+                fault = f"{unit.kind} {unit.name} is not there as this worker's compilers would make it,"
+                raise StoreError(self.store.root, f"{fault} though the plan made it: the compilers differ")
+        return results
+
+
+def _headers(store: Store, torch: str) -> WorkUnit:
+    return headers.unit(torch)
+
+
+def _object(store: Store, source: str) -> WorkUnit:
+    return host_library.object_unit(REPOSITORY / source, host_compiler.find())
+
+
+def _library(store: Store) -> WorkUnit:
+    return host_library.build(store)
+
+
+def _torch_library(store: Store, torch: str) -> WorkUnit:
+    return bindings.torch_library(headers.published(torch, store))
+
+
+def _python_module(store: Store, torch: str, tag: str) -> WorkUnit:
+    return bindings.python_module(headers.published(torch, store), pythons.find(tag))
+
+
+def _code(store: Store, arch: str, source: str) -> WorkUnit:
+    (found,) = packs.units(arch, packs.toolchain_for(arch), [source])
+    return found
+
+
+def _wheel(store: Store, accelerator: str, tag: str, torches: str, archs: str) -> WorkUnit:
+    python = pythons.find(tag)
+    request = tree.Request(
+        accelerator=accelerator,
+        archs=tuple(archs.split()),
+        torch=tuple(torches.split()),
+        pythons=(python,),
+        published=True,
+    )
+    with tempfile.TemporaryDirectory(prefix="apex-tree-") as folder:
+        facts = tree.fill(request, Path(folder), _Stored(store))
+        return wheel.unit(Path(folder), facts, python)  # holds the contents of the tree
+
+
+UNITS = {
+    "headers": _headers,
+    "object": _object,
+    "library": _library,
+    "3a": _torch_library,
+    "3b": _python_module,
+    "code": _code,
+    "wheel": _wheel,
+}

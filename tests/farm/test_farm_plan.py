@@ -1,0 +1,177 @@
+"""Which steps a release is made of, what they cost, and how long they take on N workers."""
+
+import itertools
+import pickle
+
+import pytest
+
+from build_matrix import errors, host_library, matrix, packs, pythons
+from build_matrix.errors import BuildError, PythonMissing, ToolchainMissing
+from build_matrix.farm import costs, plan, progress, steps
+from build_matrix.farm.plan import Selection
+from build_matrix.farm.steps import Done, Step
+from build_matrix.registry import device_units
+from build_matrix.store import Store
+
+AXES = matrix.load()
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return plan.make(Selection(), check=False)
+
+
+def test_the_whole_release_has_every_cell(whole):
+    cells = [
+        (t, p) for t in AXES.torch for p in (*AXES.python, *AXES.optional_python) if not AXES.why_not(t, p)
+    ]
+    assert ("2.8.0", "cp313") in cells and ("2.8.0", "cp314") not in cells
+    assert {step.arguments for step in whole.steps if step.kind == "3b"} == set(cells)
+    assert {step.arguments[0] for step in whole.steps if step.kind == "3a"} == set(AXES.torch)
+    assert whole.count()["code"] == len(AXES.packs) * len(device_units())
+    assert whole.count()["object"] == len(host_library.sources())
+    assert whole.count()["wheel"] == len(AXES.accelerators) * 5
+
+
+def test_steps_come_after_what_they_need(whole):
+    seen = set()
+    for step in whole.steps:
+        assert seen.issuperset(step.needs), step
+        assert step.id not in seen
+        seen.add(step.id)
+
+
+def test_a_wheel_needs_its_own_parts_and_no_other(whole):
+    needs = {step.name: set(step.needs) for step in whole.steps if step.kind == "wheel"}
+    rocm = needs["apex-rocm cp310"]
+    assert "3b torch 2.14.1 cp310" in rocm and "3a torch 2.15.0" not in rocm and "library libapex.so" in rocm
+    assert {n.split()[1].partition("/")[0] for n in rocm if n.startswith("code")} == set(AXES.archs("rocm"))
+    assert not [n for n in needs["apex-cpu cp312"] if n.startswith("code")]
+
+
+def test_a_part_of_the_matrix():
+    chosen = Selection(("rocm",), ("sm_90", "gfx942"), ("2.13.0",), ("cp312",))
+    made = plan.make(chosen, check=False)
+    assert {s.name.partition("/")[0] for s in made.steps if s.kind == "code"} == {"gfx942"}
+    assert [s.name for s in made.steps if s.kind == "wheel"] == ["apex-rocm cp312"]
+    without = plan.make(Selection(wheels=False), check=False)
+    assert "wheel" not in without.count() and without.count()["3a"] == len(AXES.torch)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (Selection(torches=("2.7.0",)), "torch 2.7.0 is not in matrix.toml; there are 2.8.0, "),
+        (Selection(pythons=("cp39",)), "Python cp39 is not in matrix.toml"),
+        (Selection(archs=("sm_60",)), "no pack is made for sm_60"),
+        (Selection(accelerators=("xpu",)), "no accelerator is called xpu"),
+    ],
+)
+def test_what_the_matrix_does_not_have(chosen, words):
+    with pytest.raises(BuildError, match=words):
+        plan.make(chosen, check=False)
+
+
+def test_what_is_missing_here_is_all_named_or_left_out(monkeypatch):
+    def toolchain_for(arch):
+        if arch.startswith("gfx"):
+            raise ToolchainMissing("clang-hip-7.2", "nox -s toolchain -- clang-hip-7.2")
+
+    def find(tag):
+        if tag in ("cp310", "cp314"):
+            raise PythonMissing(tag)
+
+    monkeypatch.setattr(packs, "toolchain_for", toolchain_for)
+    monkeypatch.setattr(pythons, "find", find)
+    chosen = Selection(archs=("sm_90", "gfx942", "gfx1100"))
+    with pytest.raises(BuildError) as fault:
+        plan.make(chosen)
+    assert [line.partition(":")[0] for line in str(fault.value).splitlines()[1:]] == [
+        "cp310",
+        "gfx942",
+        "gfx1100",
+    ]
+    made = plan.make(chosen, available=True)
+    assert [why.partition(":")[0] for why in made.left_out] == ["cp314", "cp310", "gfx942", "gfx1100"]
+    assert {step.arguments[1] for step in made.steps if step.kind == "3b"} == {"cp311", "cp312", "cp313"}
+    # A Python that no release must have is left out without being asked.
+    assert plan.make(Selection(archs=("sm_90",), pythons=("cp311", "cp314"))).left_out == (
+        f"cp314: {PythonMissing('cp314')}",
+    )
+
+
+def step(name, *needs):
+    return Step("x", name, (), tuple(f"x {need}" for need in needs))
+
+
+#   a(3) -> c(4) -> e(1),  b(2) -> d(2) -> e
+GRAPH = [step("a"), step("b"), step("c", "a"), step("d", "b"), step("e", "c", "d")]
+SECONDS = {"x a": 3.0, "x b": 2.0, "x c": 4.0, "x d": 2.0, "x e": 1.0}
+
+
+def test_simulated_times():
+    assert costs.ranks(GRAPH, SECONDS) == {"x a": 8, "x b": 5, "x c": 5, "x d": 3, "x e": 1}
+    assert costs.simulate(GRAPH, SECONDS, 1) == sum(SECONDS.values())
+    assert costs.simulate(GRAPH, SECONDS, 2) == costs.simulate(GRAPH, SECONDS, 99) == 8
+    assert costs.simulate(GRAPH, SECONDS, 1, done={"x a", "x c"}) == 5
+    assert costs.simulate([], {}, 2) == 0
+
+
+def test_no_simulation_beats_the_work_or_the_critical_path(whole):
+    seconds = costs.Costs(Store("/nonexistent")).expected(whole.steps)
+    total, path = sum(seconds.values()), max(costs.ranks(whole.steps, seconds).values())
+    times = [costs.simulate(whole.steps, seconds, n) for n in (1, 2, 8, 10_000)]
+    assert times[0] == pytest.approx(total) and times[-1] == pytest.approx(path)
+    for n, found in zip((1, 2, 8), times, strict=False):
+        assert max(total / n, path) <= found + 1e-6 <= total / n + path  # Graham's bound
+
+
+def test_costs_are_learnt(tmp_path):
+    store = Store(tmp_path)
+    for name, seconds in (("a", 9), ("a", 3), ("b", 5)):
+        store._note({"kind": "x", "name": name, "key": "", "seconds": seconds})
+    known = costs.Costs(store)
+    assert known.of(step("a")) == 3 and known.of(step("b")) == 5 and known.of(step("new")) == 5
+    assert known.of(Step("3a", "torch 2.8.0", ())) == costs.FIRST["3a"]
+    assert known.expected(GRAPH[:2], {"x b"}) == {"x a": 3, "x b": costs.HIT}
+
+
+def test_time_left_follows_the_pace():
+    farm = progress.Farm(plan.Plan(tuple(GRAPH)), SECONDS, 1)
+    assert farm.left == 12 and farm.words() == "0 stored, 0 made, 0:12 left"
+    farm.add(Done("x", "a", "", None, 6.0, 0, stored=False))  # twice as long as was thought
+    farm.add(Done("x", "b", "", None, 6.0, 0, stored=True))  # says nothing of the pace
+    assert farm.left == 14 and farm.words() == "1 stored, 1 made, 0:14 left"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3725, "1:02:05")])
+def test_clock(seconds, text):
+    assert progress.clock(seconds) == text
+
+
+def test_every_kind_of_step_has_its_unit(whole):
+    assert set(whole.count()) == set(steps.UNITS) == set(costs.FIRST)
+
+
+FAULTS = [
+    errors.BuildError("x"),
+    errors.ToolchainMissing("nvcc-13.0", "nox"),
+    errors.PythonMissing("cp311"),
+    errors.CompileError("x.cu", ["nvcc"], "error: no"),
+    errors.GateError("x", ["a", "b"]),
+    errors.PinError("torch 2.13.0", "a", "b"),
+    errors.PackageIndexError("x"),
+    errors.RequirementMissing("x", "y", "z"),
+    errors.UnknownVariable("APEX_BUILD_X", ["APEX_BUILD_Y"]),
+    errors.StoreError("/store", "no space is left"),
+    errors.FarmError([("3a", "no")], 2, 6),
+]
+
+
+def test_faults_travel_between_processes():
+    kinds = {k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, BuildError)}
+    assert {type(fault) for fault in FAULTS} == kinds
+    for fault, protocol in itertools.product(FAULTS, range(2, pickle.HIGHEST_PROTOCOL + 1)):
+        copy = pickle.loads(pickle.dumps(fault, protocol))
+        assert (type(copy), str(copy), copy.__dict__) == (type(fault), str(fault), fault.__dict__)
+        assert copy.exit_code == fault.exit_code
