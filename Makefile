@@ -3,3 +3,10 @@
 clean:
 	rm -rf build dist .whl *.egg-info .nox .pytest_cache .hypothesis
 	find . -path ./.toolchains -prune -o -name __pycache__ -type d -print | xargs rm -rf
+
+# AMD's rotary kernels, for USE_ROCM_AITER_ROPE_BACKEND=1 on ROCm: the commit that public apex names.
+PYTHON ?= python3
+AITER ?= git+https://github.com/ROCm/aiter@56824f8f221584862216bea0ac738c232f538e4c
+.PHONY: aiter
+aiter:
+	$(PYTHON) -m pip install --force-reinstall --no-build-isolation --no-deps "$(AITER)"

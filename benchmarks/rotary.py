@@ -1,0 +1,139 @@
+"""Rotary embeddings on a GPU, forward and backward together, beside torch's own.
+
+usage: python benchmarks/rotary.py [--only thd] [--skip compile] [--json FILE]
+
+Floor: four passes over the heads (forward reads the input and writes the output, backward reads one gradient and
+writes the other). Angles do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+import torch
+from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+
+import apex
+from apex.transformer import functional
+
+# name -> form, shape, elements of a head that turn
+CASES = {
+    "rotary 4096x4x32x128": ("freqs", (4096, 4, 32, 128), 128),
+    "rotary cached 4096x4x32x128": ("cached", (4096, 4, 32, 128), 128),
+    "rotary transposed 4096x4x32x128": ("transposed", (4096, 4, 32, 128), 128),
+    "rotary half of 4096x4x32x128": ("freqs", (4096, 4, 32, 128), 64),
+    "rotary thd 16384x32x128": ("thd", (16384, 32, 128), 128),
+    "rotary 2d 16x64x64x16x128": ("2d", (16, 64, 64, 16, 128), 64),
+    "rotary 128x1x8x64": ("freqs", (128, 1, 8, 64), 64),
+    "rotary 1024x1x16x64": ("freqs", (1024, 1, 16, 64), 64),
+}
+
+
+def rotate(x, cos, sin):
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def implementations(form, shape, rotary):
+    """name -> function of the input alone"""
+    angles = torch.rand(shape[0], 1, 1, rotary // 2, device="cuda") * 100
+    freqs = torch.cat((angles, angles), -1)
+    cos, sin = freqs.cos().bfloat16(), freqs.sin().bfloat16()
+    if form == "thd":
+        ends = torch.arange(0, shape[0] + 1, 1024, dtype=torch.int32, device="cuda")
+        rows = torch.arange(shape[0], device="cuda") % 1024
+        c, s = (f(freqs[rows, 0]).bfloat16() for f in (torch.cos, torch.sin))
+
+        def own(x):
+            return rotate(x, c, s)
+
+        def ours(x):
+            return functional.fused_apply_rotary_pos_emb_thd(x, ends, freqs)
+    elif form == "2d":
+        h, w = shape[1:3]
+        tables = [
+            f(torch.rand(1, n, 1, rotary, device="cuda") * 100)
+            for n in (h, w)
+            for f in (torch.cos, torch.sin)
+        ]
+        tables = [t.bfloat16() for t in tables]
+
+        def own(x):
+            first, second = x.chunk(2, -1)
+            first = rotate(first, tables[0][:, :, None], tables[1][:, :, None])
+            second = rotate(second, tables[2][:, None], tables[3][:, None])
+            return torch.cat((first, second), -1)
+
+        def ours(x):
+            return functional.fused_apply_rotary_pos_emb_2d(x.flatten(1, 2), h, w, *tables)
+    else:
+
+        def own(x):
+            turned = rotate(x[..., :rotary], freqs.cos().to(x.dtype), freqs.sin().to(x.dtype))
+            return turned if rotary == shape[-1] else torch.cat((turned, x[..., rotary:]), -1)
+
+        def ours(x):
+            if form == "cached":
+                return functional.fused_apply_rotary_pos_emb_cached(x, cos, sin)
+            return functional.fused_apply_rotary_pos_emb(x, freqs, form == "transposed")
+
+    found = {"apex": ours, "torch eager": own, "torch.compile": torch.compile(own)}
+    liger = _liger(cos, sin) if form in ("freqs", "cached") and rotary == shape[-1] else None
+    return found | ({"Liger": liger} if liger else {})
+
+
+def _liger(cos, sin):
+    """Liger turns queries and keys [batch, heads, places, dim] in one call: half of the heads each."""
+    try:
+        from liger_kernel.ops.rope import LigerRopeFunction
+    except ImportError:
+        return None
+    c, s = cos[:, 0, 0].unsqueeze(0), sin[:, 0, 0].unsqueeze(0)
+
+    def run(x):
+        q, k = x.permute(1, 2, 0, 3).chunk(2, 1)
+        return LigerRopeFunction.apply(q, k, c, s)
+
+    return run
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
+    parser.add_argument("--json", help="write all figures to this file")
+    arguments = parser.parse_args()
+    bandwidth, rows = copy_bandwidth(), []
+    for label, (form, shape, rotary) in CASES.items():
+        if arguments.only not in label:
+            continue
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        x = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        g = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        for name, function in implementations(form, shape, rotary).items():
+            if arguments.skip in name:
+                continue
+
+            def step(function=function, x=x, g=g):
+                y = function(x)
+                if isinstance(y, tuple):  # Liger's halves
+                    return y, torch.autograd.grad(y, x, g.permute(1, 2, 0, 3).chunk(2, 1))
+                return y, torch.autograd.grad(y, x, g.view(y.shape))
+
+            graph = attempt(graph_seconds, step)
+            rows.append(Row(label, name, graph, attempt(wall_seconds, step), 4 * x.numel() * 2))
+    print_table(rows, bandwidth)
+    print("served by", sorted(set(apex.served().items())))
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(
+                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
+                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+// Rotary positional embedding: launches and the CPU variant. csrc/device/rope.h says what is computed.
+#include "rope.h"
+
+#include <algorithm>
+
+#include "multi_tensor_cpu.h"
+#include "status.h"
+
+#define APEX_INLINE inline __attribute__((always_inline))
+
+namespace apex {
+namespace {
+constexpr int64_t table_bytes = 16384;  // of shared memory, at most
+constexpr int64_t most = 0x7fffffff;
+int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
+
+// ---- kernels
+#define APEX_ROPE_KERNEL(name) {"rope", "rope_" #name, 0}
+apex_kernel bf16x8 = APEX_ROPE_KERNEL(bf16x8), f16x8 = APEX_ROPE_KERNEL(f16x8), f32x4 = APEX_ROPE_KERNEL(f32x4),
+            any4 = APEX_ROPE_KERNEL(any4), any1 = APEX_ROPE_KERNEL(any1), f64 = APEX_ROPE_KERNEL(f64);
+
+// Whether every head splits into vectors of `width`, each at a multiple of its own size.
+bool takes_vectors(const gpu::Rope& a, int64_t width) {
+  if (a.in_element != 1 && a.dim > 1) return false;
+  if (a.rotary / 2 % width || (a.dim - a.groups * a.rotary) % width) return false;
+  const uintptr_t bytes = width * bytes_of(a.type);
+  if ((reinterpret_cast<uintptr_t>(a.input) | reinterpret_cast<uintptr_t>(a.output)) % bytes) return false;
+  const int64_t extents[] = {a.height, a.width, a.batch, a.heads};
+  const int64_t in[] = {a.in_y, a.in_x, a.in_batch, a.in_head}, out[] = {a.out_y, a.out_x, a.out_batch, a.out_head};
+  for (int i = 0; i < 4; ++i)
+    if (extents[i] > 1 && (in[i] % width || out[i] % width)) return false;
+  return true;
+}
+
+int32_t launch(const apex_place* place, gpu::Rope a) {
+  const int64_t turned = int64_t(a.groups) * a.rotary, row_table = 2 * turned * (a.type == APEX_F64 ? 8 : 4);
+  a.table = row_table <= table_bytes;
+  int64_t width = 1;
+  apex_kernel* kernel = a.type == APEX_F64 ? &f64 : &any1;
+  if (a.type != APEX_F64 && a.table) {
+    if (a.type != APEX_F32 && takes_vectors(a, 8)) {
+      width = 8;
+      kernel = a.type == APEX_BF16 ? &bf16x8 : &f16x8;
+    } else if (takes_vectors(a, 4)) {
+      width = 4;
+      kernel = a.type == APEX_F32 ? &f32x4 : &any4;
+    }
+  }
+  const int64_t lanes = a.groups * (a.rotary / 2 / width) + ((a.dim - turned) / width + 1) / 2;
+  a.lane_threads = int32_t(std::min<int64_t>(lanes, gpu::rope_threads));
+  // A block takes what its threads can have in flight: several positions, or a part of one.
+  const int64_t rows = a.batch * a.heads, at_once = gpu::rope_threads / a.lane_threads;
+  a.step_positions = int32_t(at_once / rows);
+  a.step_batches = int32_t(at_once % rows / a.heads);
+  a.step_heads = int32_t(at_once % rows % a.heads);
+  const int64_t wanted = at_once * gpu::rope_in_flight;
+  int64_t positions = std::clamp<int64_t>(wanted / rows, 1, gpu::rope_most_positions);
+  if (a.table && row_table) positions = std::min(positions, std::max<int64_t>(1, table_bytes / row_table));
+  a.positions = int32_t(positions);
+  const int64_t chunks = positions > 1 ? 1 : ceil_divide(rows, wanted), blocks = ceil_divide(a.height * a.width, positions) * chunks;
+  if (blocks > most) return fail(APEX_ERROR_ARGUMENT, "rope: a tensor of more than 2^31 blocks of %lld heads", (long long)wanted);
+  a.chunks = uint32_t(chunks);
+  a.chunk_rows = ceil_divide(rows, chunks);
+  a.blocks = uint32_t(blocks);
+  void* parameters[] = {&a};
+  return apex_launch(place, kernel, {a.blocks, 1, 1}, {gpu::rope_threads, 1, 1}, uint32_t(a.table ? positions * row_table : 0), parameters);
+}
+
+// ---- the CPU variant: units are positions, or positions and batches where positions are few
+template <class Math> struct Turn {
+  const gpu::Rope& a;
+  int64_t parts;  // of the batch
+  bool fits;      // cu_seqlens make sense
+
+  // Elements [k, k + n) of a head that begins at `from`; in place where they lie there as arithmetic sees them.
+  APEX_INLINE const Math* load(const TileConversions<Math>& convert, int64_t from, int64_t k, int64_t n, Math* buffer) const {
+    if (a.in_element == 1) {
+      if (a.type == DtypeOf<Math>::value) return reinterpret_cast<const Math*>(a.input) + from + k;
+      convert.load[a.type](buffer, a.input, from + k, n);
+    } else {
+      for (int64_t j = 0; j < n; ++j) {
+        Math x[1];
+        gpu::load_values(x, a.input, a.type, from + (k + j) * a.in_element);
+        buffer[j] = x[0];
+      }
+    }
+    return buffer;
+  }
+  APEX_INLINE void store(const TileConversions<Math>& convert, int64_t i, const Math* x, int64_t n) const {
+    if (a.type == DtypeOf<Math>::value) std::copy(x, x + n, reinterpret_cast<Math*>(a.output) + i);
+    else convert.store[a.type](a.output, i, x, n);
+  }
+  template <class Body> APEX_INLINE void each_head(int64_t y, int64_t x, int64_t part, const Body& body) const {
+    for (int64_t b = a.batch * part / parts; b < a.batch * (part + 1) / parts; ++b)
+      for (int64_t h = 0; h < a.heads; ++h)
+        body(y * a.in_y + x * a.in_x + b * a.in_batch + h * a.in_head, y * a.out_y + x * a.out_x + b * a.out_batch + h * a.out_head);
+  }
+
+  APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
+    const auto& convert = tile_conversions(level, Math());
+    alignas(64) Math cos_low[tile], cos_high[tile], sin_low[tile], sin_high[tile], first[tile], second[tile], low[tile], high[tile];
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t place = unit / parts, part = unit % parts, y = place / a.width, x = place % a.width;
+      const int64_t row = a.cu_seqlens ? gpu::rope_row(a, place, fits) : a.groups == 2 ? y : x;
+      const int64_t half = a.rotary / 2;
+      const int64_t turned = row == gpu::rope_unturned ? 0 : int64_t(a.groups) * a.rotary;
+      for (int64_t group = 0; group * a.rotary < turned; ++group)
+        for (int64_t i = 0; i < half; i += tile) {
+          const int64_t n = std::min<int64_t>(tile, half - i), at = group * a.rotary + i;
+          for (int64_t j = 0; j < n; ++j) {
+            Math s[2];
+            gpu::rope_entry(a, row, x, int32_t(at + j), cos_low[j], s[0]);
+            gpu::rope_entry(a, row, x, int32_t(at + half + j), cos_high[j], s[1]);
+            sin_low[j] = s[a.transposed];
+            sin_high[j] = s[1 - a.transposed];
+          }
+          each_head(y, x, part, [&](int64_t from, int64_t to) {
+            const Math* u = load(convert, from, at, n, first);
+            const Math* v = load(convert, from, at + half, n, second);
+            for (int64_t j = 0; j < n; ++j) {
+              low[j] = gpu::fma(v[j], sin_low[j], u[j] * cos_low[j]);
+              high[j] = gpu::fma(u[j], sin_high[j], v[j] * cos_high[j]);
+            }
+            store(convert, to + at, low, n);
+            store(convert, to + at + half, high, n);
+          });
+        }
+      for (int64_t i = turned; i < a.dim; i += tile) {
+        const int64_t n = std::min<int64_t>(tile, a.dim - i);
+        each_head(y, x, part, [&](int64_t from, int64_t to) { store(convert, to + i, load(convert, from, i, n, first), n); });
+      }
+    }
+  }
+  APEX_CPU_LEVELS(APEX_RUN_LEVEL)
+};
+
+template <class Math> void run_cpu(const gpu::Rope& a) {
+  bool fits = true;
+  if (a.cu_seqlens)
+    for (int32_t k = 0; k <= a.sequences; ++k) fits = fits && gpu::rope_sequence_fits(a, k);
+  const int64_t places = a.height * a.width, parts = places < 64 ? a.batch : 1;
+  const int64_t unit_elements = std::max<int64_t>(1, a.batch / parts * a.heads * a.dim);
+  run_at_level(Turn<Math>{a, parts, fits}, 0, places * parts, std::max<int64_t>(1, elements_per_task / unit_elements));
+}
+
+int32_t run(const apex_place* place, const gpu::Rope& a) {
+  const int32_t variant = apex_resolve(place->platform, place->device, "rope");
+  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
+  if (variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
+  if (a.height == 0 || a.width == 0 || a.batch == 0 || a.heads == 0 || a.dim == 0) return APEX_OK;
+  if (variant == APEX_VARIANT_CPU) {
+    a.type == APEX_F64 ? run_cpu<double>(a) : run_cpu<float>(a);
+    return APEX_OK;
+  }
+  if (a.batch > most / a.heads || (a.height > 1 && a.height > most / a.width))
+    return fail(APEX_ERROR_ARGUMENT, "rope: batch times heads, and the places of an image, must each stay below 2^31");
+  return launch(place, a);
+}
+}  // namespace
+}  // namespace apex
+
+extern "C" int32_t apex_rope(const apex_place* place, const gpu::Rope* arguments) { return apex::run(place, *arguments); }
