@@ -11,8 +11,7 @@ from apex.amp._errors import AmpUsageError, AmpWarning
 class AmpState:
     """amp's state in this process.
 
-    opt_properties (frontend.Properties), loss_scalers (list of scaler.LossScaler) and, where functions are
-    patched, handle (handle.AmpHandle) appear with amp.initialize.
+    opt_properties (frontend.Properties) and loss_scalers (list of scaler.LossScaler) appear with amp.initialize.
 
     Attributes:
         hard_override: questionable options warn and go on.
@@ -20,7 +19,7 @@ class AmpState:
         verbosity: 0 silent, 1 informs, 2 also prints each cast of a patched function.
         cast_devices: device types whose tensors patched functions cast; None: every type.
         masters: model parameter -> its float32 master weight.
-        session: how often amp.initialize succeeded.
+        handle: of the functions that were patched last (handle.AmpHandle), or a handle.NoOpHandle.
     """
 
     def __init__(self):
@@ -31,7 +30,19 @@ class AmpState:
         self.max_loss_scale = 2.0**24
         self.cast_devices = None
         self.masters = WeakIdKeyDictionary()
-        self.session = 0
+        self._handle = None
+
+    @property
+    def handle(self):
+        if self._handle is None:
+            from apex.amp.handle import NoOpHandle  # which needs this module
+
+            self._handle = NoOpHandle()
+        return self._handle
+
+    @handle.setter
+    def handle(self, value):
+        self._handle = value
 
 
 _amp_state = AmpState()

@@ -67,7 +67,6 @@ def _initialize(
     _amp_state.max_loss_scale = scaling.get("max_loss_scale", 2.0**24)
     _patch(properties, verbosity)
     _amp_state.opt_properties = properties
-    _amp_state.session += 1
 
     models = models if isinstance(models_given, list) else models[0]
     if optimizers_given is None:
@@ -158,10 +157,10 @@ def _check_new(models, optimizers):
     for objects, kind in ((models, "model"), (optimizers, "optimizer")):
         if len({id(o) for o in objects}) < len(objects):
             raise AmpUsageError(f"one {kind} is in the list twice", remedy=f"list each {kind} once")
-    if _amp_state.session and getattr(_amp_state, "opt_properties", None) is not None:
+    if getattr(_amp_state, "opt_properties", None) is not None:
         warnings.warn(
             "amp.initialize is called again: its loss scalers and patches replace those of the call before, "
-            "whose optimizers cannot be used with amp.scale_loss any more",
+            "for the optimizers of that call too",
             AmpWarning,
             stacklevel=5,
         )

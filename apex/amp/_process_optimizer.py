@@ -57,7 +57,7 @@ class AmpOptimizerState:
         self.found_inf = None
         self.skipped = ""
         self.frozen = []
-        self.session = 0
+        self.master_weights = False
         self.combined = None
 
     def stashes(self):
@@ -523,7 +523,7 @@ METHODS = {"step": amp_step, "zero_grad": amp_zero_grad, "add_param_group": amp_
 def _process_optimizer(optimizer, properties, originals=None):
     """Fits an optimizer to amp, in place, and returns it. originals: see lazy_init_with_master_weights."""
     stash = optimizer._amp_stash = AmpOptimizerState()
-    stash.session = _amp_state.session + 1
+    stash.master_weights = bool(properties.master_weights)
     stash.methods = {name: getattr(optimizer, name) for name in METHODS}
     if properties.combine_grad or is_fused(optimizer):
         reducer = Reducer(properties.ddp_replica_count) if properties.combine_ddp else None

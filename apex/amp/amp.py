@@ -8,7 +8,7 @@ import torch
 from apex.amp import rnn_compat, utils, wrap
 from apex.amp._amp_state import _amp_state
 from apex.amp._errors import AmpValueError
-from apex.amp.handle import AmpHandle, NoOpHandle
+from apex.amp.handle import AmpHandle
 from apex.amp.lists import (
     fft_overrides,
     functional_overrides,
@@ -19,7 +19,6 @@ from apex.amp.lists import (
 
 OVERRIDES = [functional_overrides, torch_overrides, tensor_overrides, linalg_overrides, fft_overrides]
 
-_DECORATOR_HANDLE = None
 # Dicts for their order: the later of two registrations of one function wraps the earlier.
 _USER_CAST_REGISTRY = {}
 _USER_PROMOTE_REGISTRY = {}
@@ -31,8 +30,8 @@ _USER_PROMOTE_REGISTRY = {}
 def _decorator_helper(orig_fn, cast_fn, wrap_fn):
     @functools.wraps(orig_fn)
     def wrapper(*args, **kwargs):
-        handle = _DECORATOR_HANDLE
-        if handle is None or not handle.is_active():
+        handle = _amp_state.handle
+        if not handle.is_active():
             return orig_fn(*args, **kwargs)
         inner_cast_fn = utils.verbosify(cast_fn, getattr(orig_fn, "__name__", "?"), handle.verbose)
         return wrap_fn(orig_fn, inner_cast_fn, handle)(*args, **kwargs)
@@ -120,7 +119,6 @@ def init(
     that are refused in half precision in float32. user_cast_preferred: registered functions are left out of
     amp's own lists, so that the user's choice is final. Raises ValueError on another patch_type.
     """
-    global _DECORATOR_HANDLE
     if patch_type not in (torch.float16, torch.bfloat16):
         raise AmpValueError(
             f"patched functions run in torch.float16 or torch.bfloat16, not {patch_type}",
@@ -128,8 +126,7 @@ def init(
         )
     unpatch()
     if not enabled:
-        _DECORATOR_HANDLE = NoOpHandle()
-        return _DECORATOR_HANDLE
+        return _amp_state.handle
 
     handle = AmpHandle(loss_scale, enable_caching, verbose)
     handle._clear_after_steps()
@@ -146,7 +143,7 @@ def init(
         else:
             wrap.err_if_any_half(functional_overrides.MODULE, name, handle, message)
 
-    _DECORATOR_HANDLE = _amp_state.handle = handle
+    _amp_state.handle = handle
     return handle
 
 
@@ -185,8 +182,5 @@ def _patch_in_place(handle, patch_type, verbose):
 
 def unpatch():
     """Takes back every patch of the last `init`."""
-    global _DECORATOR_HANDLE
-    _DECORATOR_HANDLE = None
-    handle = vars(_amp_state).pop("handle", None)
-    if handle is not None:
-        handle._deactivate()
+    _amp_state.handle._deactivate()
+    _amp_state.handle = None

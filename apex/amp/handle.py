@@ -36,8 +36,8 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
         delay_overflow_check: do not adapt the scale or skip; the caller asks the scaler's update_scale().
 
     Raises:
-        AmpUsageError (a RuntimeError): before amp.initialize; an optimizer that did not go through it, or
-            through an earlier one; none at all; an optimizer that is inside another scale_loss.
+        AmpUsageError (a RuntimeError): before amp.initialize; an optimizer that did not go through it; none at
+            all; an optimizer that is inside another scale_loss.
         AmpValueError: no such loss_id.
     """
     properties = getattr(_amp_state, "opt_properties", None)
@@ -49,8 +49,9 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
     optimizers = _checked(optimizers, loss_id, delay_unscale)
     scaler = _amp_state.loss_scalers[loss_id]
 
-    combined = any(optimizer._amp_stash.combined is not None for optimizer in optimizers)
-    if not (combined or properties.master_weights or scaler.dynamic or scaler.loss_scale() != 1.0):
+    # What an optimizer needs was settled when it was initialized, maybe under other options than today's.
+    own_gradients = any(o._amp_stash.combined is not None or o._amp_stash.master_weights for o in optimizers)
+    if not (own_gradients or scaler.dynamic or scaler.loss_scale() != 1.0):
         try:
             yield loss.float()
         finally:
@@ -116,10 +117,10 @@ def _check_optimizer(optimizer, loss_id):
             remedy="with amp.scale_loss(loss, optimizer) as scaled_loss:",
         )
     stash = getattr(optimizer, "_amp_stash", None)
-    if stash is None or stash.session != _amp_state.session:
-        earlier = "went through an earlier amp.initialize" if stash else "did not go through amp.initialize"
+    if stash is None:
         raise AmpUsageError(
-            f"an optimizer ({type(optimizer).__name__}) that {earlier} was given to amp.scale_loss",
+            f"amp.scale_loss was given an optimizer, {type(optimizer).__name__}, that did not go through "
+            "amp.initialize",
             remedy="pass all at once: models, optimizers = amp.initialize(models, [optimizer, ...], ...)",
         )
     if stash.open:

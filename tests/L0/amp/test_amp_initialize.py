@@ -394,11 +394,27 @@ def test_a_second_run_in_one_process():
             runs.initialize(model, optimizer, opt_level="O1")
         assert any("called again" in str(w.message) for w in caught) == (fold == 1)
         losses.append(runs.train(model, optimizer, 3))
-        if fold == 0:
-            first = optimizer
     assert losses[0] == losses[1]
-    with pytest.raises(RuntimeError, match="went through an earlier amp.initialize"):
-        runs.backward(runs.loss_of(model), first)
+
+
+@pytest.mark.parametrize("first, second", [("O2", "O0"), ("O0", "O2"), ("O5", "O1"), ("O3", "O4")])
+def test_a_run_goes_on_after_another_began(first, second):
+    """As in public apex's own test of checkpoints: the optimizers of both calls train by turns."""
+
+    def start(level):
+        model = runs.plain()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is called again
+            return runs.initialize(model, sgd(model), opt_level=level, loss_scale=128.0)
+
+    model, optimizer = start(first)
+    undisturbed = runs.train(model, optimizer, 4)
+    model, optimizer = start(first)
+    losses = runs.train(model, optimizer, 2)
+    amp._amp_state.handle._deactivate()  # harmless where nothing is patched
+    runs.train(*start(second), 1)
+    amp._amp_state.handle._deactivate()
+    assert losses + runs.train(model, optimizer, 2, first=2) == undisturbed
 
 
 def test_one_model_or_optimizer_twice_in_a_list():
