@@ -25,6 +25,8 @@ void translate(std::exception_ptr pending) {
     PyErr_SetString(PyExc_TypeError, error.what_without_backtrace());
   } catch (const c10::ValueError& error) {
     PyErr_SetString(PyExc_ValueError, error.what_without_backtrace());
+  } catch (const c10::IndexError& error) {
+    PyErr_SetString(PyExc_IndexError, error.what_without_backtrace());
   } catch (const c10::NotImplementedError& error) {
     PyErr_SetString(PyExc_NotImplementedError, error.what_without_backtrace());
   } catch (python_error& error) {  // raised by a reference, in Python

@@ -1,0 +1,117 @@
+#include "xentropy.h"
+
+#include <algorithm>
+
+#include "device_limits.h"
+#include "status.h"
+
+namespace apex {
+namespace {
+constexpr const char* unit = "xentropy";
+// By apex_dtype.
+apex_kernel forward_kernels[] = {{unit, "xentropy_forward_f32", 0}, {unit, "xentropy_forward_f16", 0},
+                                 {unit, "xentropy_forward_bf16", 0}, {unit, "xentropy_forward_f64", 0}};
+apex_kernel backward_kernels[] = {{unit, "xentropy_backward_f32", 0}, {unit, "xentropy_backward_f16", 0},
+                                  {unit, "xentropy_backward_bf16", 0}, {unit, "xentropy_backward_f64", 0}};
+apex_kernel merge_kernels[] = {{unit, "xentropy_merge", 0}, {unit, "xentropy_merge_f64", 0}};
+
+constexpr int64_t most_blocks = 0x7fffffff;
+constexpr int64_t vectors_ahead = 4;  // of a thread, in the kernels
+int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+struct Layout {
+  int64_t blocks, splits;
+  uint32_t threads;
+  bool warp_rows;
+};
+Layout choose(int64_t rows, int64_t classes, int32_t type, const DeviceLimits& limits) {
+  const int64_t width = type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8, vectors = ceil_divide(classes, width);
+  const int64_t wanted = ceil_divide(vectors, vectors_ahead);
+  if (wanted <= limits.warp_size) {
+    constexpr int64_t threads = 256;
+    return {ceil_divide(rows, threads / limits.warp_size), 1, uint32_t(threads), true};
+  }
+  const int64_t threads = std::min<int64_t>(gpu::xentropy_threads, ceil_divide(wanted, limits.block_multiple) * limits.block_multiple);
+  // Few rows: enough blocks that every multiprocessor has two, as long as each has a round of vectors for its threads.
+  const int64_t most = vectors / (threads * vectors_ahead), few = ceil_divide(limits.multiprocessors * 2, rows);
+  const int64_t splits = few < 2 ? 1 : std::max<int64_t>(1, std::min(most, few));
+  return {rows * splits, splits, uint32_t(threads), false};
+}
+
+int32_t check(int32_t logits_type, int32_t other_type, int64_t classes) {
+  if (classes > 0x7fffffff) return fail(APEX_ERROR_ARGUMENT, "%s: %lld classes are more than 2^31 - 1", unit, (long long)classes);
+  const auto known = [](int32_t type) { return type >= APEX_F32 && type <= APEX_F64; };
+  if (!known(logits_type) || !known(other_type))
+    return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
+  if ((logits_type == APEX_F64) != (other_type == APEX_F64))
+    return fail(APEX_ERROR_ARGUMENT, "%s: float64 goes with float64 alone: logits and losses alike", unit);
+  return APEX_OK;
+}
+
+template <class Arguments>
+int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, const Arguments& a) {
+  void* parameters[] = {const_cast<Arguments*>(&a)};
+  return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_blocks)), 1, 1}, {threads, 1, 1}, 0, parameters);
+}
+
+// Sets *cpu where the CPU variant serves.
+int32_t resolve(const apex_place* place, bool* cpu) {
+  const int32_t variant = apex_resolve(place->platform, place->device, unit);
+  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
+  *cpu = variant == APEX_VARIANT_CPU;
+  return variant == APEX_VARIANT_REFERENCE ? APEX_USE_REFERENCE : APEX_OK;
+}
+}  // namespace
+}  // namespace apex
+
+using namespace apex;
+
+int32_t apex_xentropy_prepare(const apex_place* place, gpu::XentropyForward* a) {
+  if (const int32_t status = check(a->logits_type, a->loss_type, a->classes)) return status;
+  bool cpu = false;
+  if (const int32_t status = resolve(place, &cpu)) return status;
+  a->splits = 1;
+  if (cpu || a->rows == 0) return APEX_OK;
+  DeviceLimits limits;
+  if (const int32_t status = device_limits(*place, &limits)) return status;
+  const Layout layout = choose(a->rows, a->classes, a->logits_type, limits);
+  a->splits = int32_t(layout.splits);
+  a->warp_rows = layout.warp_rows;
+  return APEX_OK;
+}
+
+int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForward* prepared) {
+  const gpu::XentropyForward& a = *prepared;
+  bool cpu = false;
+  if (const int32_t status = resolve(place, &cpu)) return status;
+  if (a.rows == 0) return APEX_OK;
+  if (cpu) {
+    xentropy_forward_cpu(a);
+    return APEX_OK;
+  }
+  DeviceLimits limits;
+  if (const int32_t status = device_limits(*place, &limits)) return status;
+  const Layout layout = choose(a.rows, a.classes, a.logits_type, limits);
+  if (const int32_t status = launch(place, forward_kernels[a.logits_type], layout.blocks, layout.threads, a)) return status;
+  if (a.splits == 1) return APEX_OK;
+  constexpr uint32_t threads = 128;
+  return launch(place, merge_kernels[a.logits_type == APEX_F64], ceil_divide(a.rows, threads / limits.block_multiple), threads, a);
+}
+
+int32_t apex_xentropy_backward(const apex_place* place, const gpu::XentropyBackward* arguments) {
+  if (const int32_t status = check(arguments->logits_type, arguments->grad_type, arguments->classes)) return status;
+  bool cpu = false;
+  if (const int32_t status = resolve(place, &cpu)) return status;
+  if (arguments->rows == 0) return APEX_OK;
+  if (cpu) {
+    xentropy_backward_cpu(*arguments);
+    return APEX_OK;
+  }
+  DeviceLimits limits;
+  if (const int32_t status = device_limits(*place, &limits)) return status;
+  const Layout layout = choose(arguments->rows, arguments->classes, arguments->logits_type, limits);
+  gpu::XentropyBackward a = *arguments;
+  a.splits = int32_t(layout.splits);
+  a.warp_rows = layout.warp_rows;
+  return launch(place, backward_kernels[a.logits_type], layout.blocks, layout.threads, a);
+}
