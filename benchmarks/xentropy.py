@@ -1,0 +1,123 @@
+"""Softmax cross entropy with label smoothing on a GPU, forward and backward together, beside torch's own.
+
+usage: python benchmarks/xentropy.py [--only 50304] [--skip compile] [--split] [--accuracy] [--json FILE]
+
+Floor: three passes over the logits (the forward reads them; the backward reads them and writes their gradient).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+import torch
+import torch.nn.functional as F
+from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+
+import apex
+from apex.contrib.xentropy import SoftmaxCrossEntropyLoss
+
+LARGE = [(8192, 50304), (4096, 128256), (8192, 50257), (64, 128256), (65536, 1000)]
+SMALL = [(1024, 1024), (128, 1000)]
+SMOOTHING = 0.1
+
+
+def implementations():
+    """name -> function of (logits, labels) that gives the mean loss, or what stands for it"""
+
+    def torch_loss(logits, labels):
+        return F.cross_entropy(logits, labels, label_smoothing=SMOOTHING)
+
+    found = {
+        "apex": lambda x, t: SoftmaxCrossEntropyLoss.apply(x, t, SMOOTHING, -100, True).mean(),
+        "torch eager": torch_loss,
+        "torch.compile": torch.compile(torch_loss),
+    }
+    try:
+        from liger_kernel.transformers.functional import liger_cross_entropy
+    except ImportError:
+        return found
+    # The last: it writes the gradient over the logits, so they are others afterwards.
+    return found | {"Liger": lambda x, t: liger_cross_entropy(x, t, label_smoothing=SMOOTHING)}
+
+
+def tensors(rows, classes, dtype):
+    torch.manual_seed(0)
+    logits = torch.randn(rows, classes, device="cuda", dtype=dtype).requires_grad_()
+    return logits, torch.randint(0, classes, (rows,), device="cuda")
+
+
+def step_of(function, logits, labels):
+    def step():
+        loss = function(logits, labels)
+        return loss, torch.autograd.grad(loss, logits)
+
+    return step
+
+
+def accuracy(rows, classes, dtype):
+    """Prints the largest and the root mean square error of ours and torch's against float64."""
+    logits, labels = tensors(rows, classes, dtype)
+    wide = logits.detach().double().requires_grad_()
+    expected = F.cross_entropy(wide, labels, reduction="none", label_smoothing=SMOOTHING)
+    (wanted,) = torch.autograd.grad(expected.sum(), wide)
+    for name, function in {
+        "apex": lambda x, t: SoftmaxCrossEntropyLoss.apply(x, t, SMOOTHING, -100),
+        "apex half_to_float": lambda x, t: SoftmaxCrossEntropyLoss.apply(x, t, SMOOTHING, -100, True),
+        "torch": lambda x, t: F.cross_entropy(x, t, reduction="none", label_smoothing=SMOOTHING),
+    }.items():
+        losses = function(logits, labels)
+        (gradient,) = torch.autograd.grad(losses.sum(), logits)
+        errors = [(a.double() - e).abs() for a, e in ((losses, expected), (gradient, wanted))]
+        text = ", ".join(
+            f"{n} {e.max().item():.2e} / {e.square().mean().sqrt().item():.2e}"
+            for n, e in zip(("loss", "gradient"), errors, strict=True)
+        )
+        print(f"  {rows}x{classes} {str(dtype)[6:]} {name}: max / rms error of {text}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
+    parser.add_argument("--split", action="store_true", help="also the forward alone (one pass)")
+    parser.add_argument("--accuracy", action="store_true", help="errors against float64 as well")
+    parser.add_argument("--json", help="write all figures to this file")
+    arguments = parser.parse_args()
+    bandwidth, rows, dtype = copy_bandwidth(), [], torch.bfloat16
+    for count, classes in [*LARGE, *SMALL]:
+        label = f"cross entropy {count}x{classes}"
+        if arguments.only not in label:
+            continue
+        torch._dynamo.reset()
+        logits, labels = tensors(count, classes, dtype)
+        for name, function in implementations().items():
+            if arguments.skip in name:
+                continue
+            step = step_of(function, logits, labels)
+            graph = attempt(graph_seconds, step)
+            rows.append(Row(label, name, graph, attempt(wall_seconds, step), 3 * count * classes * 2))
+            if arguments.split and "compile" not in name and name != "Liger":
+
+                def forward(function=function, inputs=(logits, labels)):
+                    with torch.no_grad():
+                        return function(*inputs)
+
+                graph = attempt(graph_seconds, forward)
+                rows.append(Row(f"{label} forward", name, graph, None, count * classes * 2))
+    print_table(rows, bandwidth)
+    if arguments.accuracy:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            accuracy(1024, 50304, dtype)
+    print("served by", sorted(set(apex.served().items())))
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(
+                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
+                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
