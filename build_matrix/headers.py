@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from build_matrix import digest, package_index, pins
@@ -70,13 +69,19 @@ def published(version: str, store: Store) -> TorchHeaders:
 
     Raises as `obtain` does.
     """
-    return _published(version.partition("+")[0], store.root, pins.torch(version))
+    release = version.partition("+")[0]
+    asked = (release, store.root, pins.torch(release))
+    if asked not in _PUBLISHED:
+        _PUBLISHED[asked] = _published(release, store)
+    return _PUBLISHED[asked]
 
 
-@cache
-def _published(version: str, root: Path, pin: pins.Pin | None) -> TorchHeaders:
-    """Remembered: there are ten thousand files to compare with their digest."""
-    result = Store(root).build(unit(version))
+# Remembered by release, store and pin: there are ten thousand files to compare with their digest.
+_PUBLISHED: dict[tuple, TorchHeaders] = {}
+
+
+def _published(release: str, store: Store) -> TorchHeaders:
+    result = store.build(unit(release))
     about = json.loads((result.folder / "headers.json").read_text())
     about.pop("downloaded")
     return TorchHeaders(**about, include=result.folder / "torch/include", installed=False)

@@ -8,17 +8,21 @@ import json
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from filelock import FileLock
 
 from build_matrix import REPOSITORY, digest
 from build_matrix.errors import StoreError
+
+if TYPE_CHECKING:
+    from build_matrix.remote import Remote
 
 RECORD = "unit.json"
 JOURNAL = "journal.jsonl"  # one line a unit that was made, ever: what the farm learns costs from
@@ -62,16 +66,44 @@ class Result:
     def name(self) -> str:
         return self.unit.name
 
+    @property
+    def key(self) -> str:
+        return self.unit.key
+
 
 class Store:
     """A folder of outputs: <root>/<kind>/<key>/. Complete outputs appear by rename, so a killed build leaves
     none that is half made, and each is compared with its digest before it is used. Safe for several threads
-    and processes."""
+    and processes. With `shared` (remote.Remote), what is not here is looked for there, and what is made here
+    goes there too."""
 
     _sound: ClassVar[dict[Path, str]] = {}  # outputs whose digest was found right, with their files' stats
 
-    def __init__(self, root: Path | None = None):
+    def __init__(self, root: Path | None = None, shared: Remote | None = None):
         self.root = Path(root or default_root())
+        self.shared = shared
+
+    @classmethod
+    def at(cls, place: str) -> Store:
+        """The store at `place`: a folder, or a URL that this machine's own folder stands before."""
+        if "://" not in place:
+            return cls(Path(place))
+        from build_matrix.remote import Remote
+
+        return cls(default_root(), Remote(place))
+
+    @property
+    def place(self) -> str:
+        """What `at` takes, on any machine that sees the same store."""
+        return self.shared.address if self.shared else str(self.root)
+
+    def output(self, kind: str, key: str) -> Path:
+        """The folder of an output whose unit is not at hand. Raises StoreError when the store has none that is
+        whole."""
+        folder = self.root / kind / key[:40]
+        if self._record(folder) is None and not self._fetch(kind, folder):
+            raise StoreError(self.place, f"there is no {kind}/{folder.name}")
+        return folder
 
     def folder(self, unit: WorkUnit) -> Path:
         return self.root / unit.kind / unit.key[:40]
@@ -80,6 +112,8 @@ class Store:
         """The unit's output, if it is stored and whole."""
         folder = self.folder(unit)
         record = self._record(folder)
+        if record is None and self._fetch(unit.kind, folder):
+            record = self._record(folder)
         if record is None:
             return None
         return Result(unit, folder, record["seconds"], record["bytes"], stored=True)
@@ -87,24 +121,41 @@ class Store:
     def build(self, unit: WorkUnit) -> Result:
         """The unit's output, made now if it is not stored. Whatever `unit.make` raises passes through; raises
         StoreError where the disk is full."""
-        found = self.find(unit)
+        found, folder = self.find(unit), self.folder(unit)
         if found is None:
-            folder = self.folder(unit)
             try:
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 with FileLock(f"{folder}.lock"):
-                    return self.find(unit) or self._make(unit, folder)
+                    found = self.find(unit) or self._make(unit, folder)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise StoreError(self.root, f"no space is left for {unit.kind} {unit.name}") from error
                 raise
+        if self.shared is not None and not self.shared.has(unit.kind, folder.name):
+            self.shared.give(unit.kind, folder.name, folder)
         return found
 
+    def _fetch(self, kind: str, folder: Path) -> bool:
+        """Whether the shared store gave a whole output, which is here now."""
+        if self.shared is None:
+            return False
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.fetch"):
+            if self._record(folder) is not None:
+                return True
+            partial = _partial(folder, "fetched")
+            try:
+                if not self.shared.take(kind, folder.name, partial) or self._record(partial) is None:
+                    return False
+                partial.chmod(0o755)
+                shutil.rmtree(folder, ignore_errors=True)
+                partial.rename(folder)
+                return True
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+
     def _make(self, unit: WorkUnit, folder: Path) -> Result:
-        prefix = f".partial-{folder.name}-"
-        for left in folder.parent.glob(f"{prefix}*"):  # by a build that was killed: the lock is ours
-            shutil.rmtree(left, ignore_errors=True)
-        partial = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+        partial = _partial(folder, "partial")  # the lock is ours
         try:
             start = time.monotonic()
             unit.make(partial)
@@ -126,7 +177,8 @@ class Store:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         self._sound[folder] = _stats(folder)
-        self._note({"kind": unit.kind, "name": unit.name, "key": folder.name, "seconds": seconds})
+        by = f"{socket.gethostname()} {os.getpid()}"
+        self._note({"kind": unit.kind, "name": unit.name, "key": folder.name, "seconds": seconds, "by": by})
         return Result(unit, folder, seconds, size, stored=False)
 
     def _note(self, line: dict) -> None:
@@ -135,7 +187,7 @@ class Store:
             file.write(json.dumps(line) + "\n")
 
     def journal(self) -> list[dict]:
-        """Every unit that was made here, oldest first: kind, name, key, seconds."""
+        """Every unit that was made here, oldest first: kind, name, key, seconds, and by which host and process."""
         try:
             lines = (self.root / JOURNAL).read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
@@ -175,6 +227,14 @@ class Store:
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in _files(folder))
+
+
+def _partial(folder: Path, what: str) -> Path:
+    """A new folder beside `folder`; those that killed builds left go."""
+    prefix = f".{what}-{folder.name}-"
+    for left in folder.parent.glob(f"{prefix}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
 
 
 def _files(folder: Path) -> list[Path]:

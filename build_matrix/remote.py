@@ -1,0 +1,92 @@
+"""A store that machines share: any place that fsspec can write to, s3://bucket/prefix among them.
+
+An output is one archive, <kind>/<key>.tar.gz, written whole: an object store shows an object only when it is
+complete, and in a folder the archive appears by a rename. What comes from there is compared with its digest by the
+local store, like anything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tarfile
+import tempfile
+import uuid
+import zlib
+from pathlib import Path
+
+from build_matrix.errors import RequirementMissing, StoreError
+
+# Whoever makes the same unit at the same time writes the same contents: no lock is needed.
+PACKED = ".tar.gz"
+log = logging.getLogger(__name__)
+
+
+class Remote:
+    """`address` is a URL of fsspec. Its credentials come from the environment, as its own tools take them
+    (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)."""
+
+    def __init__(self, address: str):
+        import fsspec
+
+        self.address = address.rstrip("/")
+        try:
+            self.system, self.path = fsspec.core.url_to_fs(self.address)
+        except ImportError as error:  # it says which package it wants: s3fs, gcsfs, ...
+            remedy = "pip install s3fs" if address.startswith("s3") else "pip install what it names"
+            raise RequirementMissing(f"a package ({error})", f"the store {address}", remedy) from None
+        except ValueError as error:
+            raise StoreError(address, str(error)) from None
+        self.folder = "file" in self.system.protocol or "local" in self.system.protocol
+
+    def _name(self, kind: str, key: str) -> str:
+        return f"{self.path}/{kind}/{key}{PACKED}"
+
+    def has(self, kind: str, key: str) -> bool:
+        """Whether an output is there. Raises StoreError when the place cannot be asked."""
+        try:
+            self.system.invalidate_cache()
+            return self.system.exists(self._name(kind, key))
+        except Exception as error:  # each file system has exceptions of its own
+            raise StoreError(self.address, f"{kind}/{key} cannot be looked up ({_words(error)})") from error
+
+    def take(self, kind: str, key: str, target: Path) -> bool:
+        """Unpacks an output into the empty folder `target`. False when it is not there, or is no whole archive,
+        which is told. Raises StoreError when the place cannot be read."""
+        if not self.has(kind, key):
+            return False
+        with tempfile.TemporaryDirectory(prefix="apex-store-") as folder:
+            packed = Path(folder) / "output"
+            try:
+                self.system.get_file(self._name(kind, key), str(packed))
+            except Exception as error:
+                raise StoreError(self.address, f"{kind}/{key} cannot be read ({_words(error)})") from error
+            try:
+                with tarfile.open(packed) as archive:
+                    archive.extractall(target, filter="data")
+            except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+                log.warning("%s/%s in %s is damaged: %s", kind, key, self.address, _words(error))
+                return False
+        return True
+
+    def give(self, kind: str, key: str, folder: Path) -> None:
+        """Packs an output and puts it there. Raises StoreError."""
+        with tempfile.TemporaryDirectory(prefix="apex-store-") as place:
+            packed = Path(place) / "output"
+            with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
+                archive.add(folder, arcname=".")
+            name = self._name(kind, key)
+            try:
+                if self.folder:
+                    partial = f"{name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.partial"
+                    self.system.makedirs(str(Path(name).parent), exist_ok=True)
+                    self.system.put_file(str(packed), partial)
+                    os.replace(partial, name)
+                else:
+                    self.system.put_file(str(packed), name)
+            except Exception as error:
+                raise StoreError(self.address, f"{kind}/{key} cannot be written ({_words(error)})") from error
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
