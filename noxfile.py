@@ -45,7 +45,7 @@ def quickstart(session):
 @nox.session
 def tests(session):
     """Builds what the tests need and runs them; arguments after -- go to pytest."""
-    prepare(session, "farm", "cluster", "tests")
+    prepare(session, "farm", "cluster", "s3", "tests")
     farm(session, "ensure-torch")
     farm(session, "tree", "--available", *(f"--arch={arch}" for arch in TESTED))
     environment = {"PYTHONPATH": str(ROOT)}
@@ -88,7 +88,8 @@ def lint(session):
 @nox.session(name="farm")
 def whole_release(session):
     """Builds the whole release on this machine, or on a Dask cluster: `-- --scheduler tcp://...`."""
-    prepare(session, "farm", "cluster")
+    s3 = ["s3"] if any("s3://" in argument for argument in session.posargs) else []
+    prepare(session, "farm", "cluster", *s3)
     farm(session, "farm", *session.posargs)
 
 

@@ -207,7 +207,7 @@ def selection(command):
         click.option("--arch", "archs", multiple=True, help="sm_90, gfx942, ... Default: all."),
         click.option("--torch", "torches", multiple=True, help="2.13.0, ... Default: all of the matrix."),
         click.option("--python", "tags", multiple=True, help="3.11, ... Default: all of the matrix."),
-        click.option("--no-wheels", is_flag=True, help="Code objects, library and bindings only."),
+        click.option("--only", multiple=True, help="library, bindings, packs: no wheels. Default: all."),
         click.option("--available", is_flag=True, help="Leaves out what cannot be built here, and says so."),
     ]
     for option in reversed(options):
@@ -215,22 +215,28 @@ def selection(command):
     return command
 
 
-def _selected(accelerators, archs, torches, tags, no_wheels):
+def _selected(accelerators, archs, torches, tags, only, tests=()):
     from build_matrix.farm import plan
 
     tags = tuple(tag_of(tag) for tag in tags)
-    return plan.Selection(accelerators, archs, torches, tags, wheels=not no_wheels)
+    return plan.Selection(accelerators, archs, torches, tags, only, tests)
 
 
 @main.command()
 @selection
 @click.option("--scheduler", help="tcp://...: an existing Dask cluster. Default: this machine.")
+@click.option(
+    "--store", "place", help="A folder or s3://bucket/prefix. Default: APEX_STORE, else build/store."
+)
+@click.option("--test", "tests", multiple=True, help="sm_90, gfx942, ...: tries the wheel on such a card.")
 @click.option("--jobs", type=int, help="Workers of this machine; default: the number of cores.")
 @click.option("--dist", type=click.Path(path_type=Path), default=REPOSITORY / "dist", help="Default: dist/.")
 @click.option(
     "--target", type=click.Path(path_type=Path), default=REPOSITORY / ".whl", help="Default: .whl/."
 )
-def farm(accelerators, archs, torches, tags, no_wheels, available, scheduler, jobs, dist, target) -> None:
+def farm(
+    accelerators, archs, torches, tags, only, available, scheduler, place, tests, jobs, dist, target
+) -> None:
     """Builds the whole release: packs, bindings, wheels, index, compatibility table. Goes on where it was
     stopped."""
     from build_matrix import report
@@ -238,12 +244,12 @@ def farm(accelerators, archs, torches, tags, no_wheels, available, scheduler, jo
     from build_matrix.store import Store
 
     start = time.monotonic()
-    chosen = _selected(accelerators, archs, torches, tags, no_wheels)
+    chosen = _selected(accelerators, archs, torches, tags, only, tests)
     made = plan.make(chosen, available, check=not scheduler)
     for why in made.left_out:
         click.echo(f"left out: {why}", err=True)
-    store = Store()
-    with cluster.existing(scheduler) if scheduler else cluster.local(jobs) as client:
+    store = Store.at(place) if place else Store()
+    with cluster.existing(scheduler) if scheduler else cluster.local(jobs, offers=tests) as client:
         workers = cluster.slots(client)
         steps = ", ".join(f"{count} {kind}" for kind, count in made.count().items())
         click.echo(f"{len(made.steps)} steps on {workers} workers: {steps}", err=True)
@@ -251,9 +257,9 @@ def farm(accelerators, archs, torches, tags, no_wheels, available, scheduler, jo
         with progress.Live(progress.Farm(made, expected, workers)) as live:
             done = cluster.run(made, client, store, live)
     report.units_table(done, time.monotonic() - start)
-    if no_wheels:
+    if only:
         return
-    built = release.publish(done, dist, target)
+    built = release.publish(done, store, dist, target)
     for path in built.wheels:
         click.echo(str(path))
     for root, wheels in built.index.items():
@@ -263,13 +269,25 @@ def farm(accelerators, archs, torches, tags, no_wheels, available, scheduler, jo
 @main.command()
 @selection
 @click.option("--workers", "workers", type=int, multiple=True, help="Predict the time for that many workers.")
-def plan(accelerators, archs, torches, tags, no_wheels, available, workers) -> None:
-    """Shows the steps of a release, what is stored, and how long the rest would take."""
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "github"]),
+    default="table",
+    help="github: the matrix of its jobs.",
+)
+def plan(accelerators, archs, torches, tags, only, available, workers, form) -> None:
+    """Shows the steps of a release, what is stored, and how long the rest would take; or the jobs that GitHub
+    Actions runs it in."""
     from build_matrix import report
-    from build_matrix.farm import costs, plan
+    from build_matrix.farm import costs, plan, workflow
     from build_matrix.store import Store
 
-    made = plan.make(_selected(accelerators, archs, torches, tags, no_wheels), available)
+    chosen = _selected(accelerators, archs, torches, tags, only)
+    if form == "github":
+        click.echo(json.dumps(workflow.jobs(plan.resolve(chosen))))
+        return
+    made = plan.make(chosen, available)
     for why in made.left_out:
         click.echo(f"left out: {why}", err=True)
     store = Store()

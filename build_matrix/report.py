@@ -4,12 +4,16 @@ bytes."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from build_matrix import wheel
 from build_matrix.store import Result
+
+if TYPE_CHECKING:
+    from build_matrix.farm.steps import Done
 
 console = Console(stderr=True)
 
@@ -23,7 +27,7 @@ def size(count: int) -> str:
     return f"{count:.1f} GB"
 
 
-def tell(result: Result) -> None:
+def tell(result: Result | Done) -> None:
     """One line a unit that was really made."""
     if not result.stored:
         console.print(
@@ -32,7 +36,7 @@ def tell(result: Result) -> None:
         )
 
 
-def units_table(results: list[Result], wall: float) -> None:
+def units_table(results: list[Result] | list[Done], wall: float) -> None:
     """One row a kind of work unit."""
     table = Table(title="work units", title_justify="left", box=None, pad_edge=False)
     for heading, justify in (
@@ -43,7 +47,7 @@ def units_table(results: list[Result], wall: float) -> None:
     ):
         table.add_column(heading, justify=justify)
     table.add_column("bytes", justify="right")
-    unique = {result.folder: result for result in results}.values()
+    unique = {(result.kind, result.key): result for result in results}.values()
     for kind in dict.fromkeys(result.kind for result in unique):
         rows = [result for result in unique if result.kind == kind]
         made = [result for result in rows if not result.stored]

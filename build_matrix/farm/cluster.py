@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import dask
 from distributed import Client, LocalCluster, as_completed
@@ -20,6 +20,7 @@ from build_matrix.farm.plan import Plan
 from build_matrix.farm.steps import Done
 from build_matrix.store import Store
 
+PATIENCE = "10s"
 SETTINGS = {
     # A step is minutes of a compiler: none is given to a worker before it can begin it.
     "distributed.scheduler.worker-saturation": 1.0,
@@ -32,8 +33,9 @@ SETTINGS = {
 
 
 @contextlib.contextmanager
-def local(jobs: int | None = None, processes: bool = True) -> Iterator[Client]:
-    """Workers of this machine, one step each at a time; `jobs` of them, by default one a core."""
+def local(jobs: int | None = None, processes: bool = True, offers: Collection[str] = ()) -> Iterator[Client]:
+    """Workers of this machine, one step each at a time; `jobs` of them, by default one a core. Each `offers`
+    the resources that are named."""
     count = jobs or int(os.environ.get("APEX_JOBS") or os.cpu_count() or 1)
     place = {"host": "127.0.0.1"} if processes else {}  # threads talk in memory
     with (
@@ -50,7 +52,7 @@ def local(jobs: int | None = None, processes: bool = True) -> Iterator[Client]:
 def existing(address: str) -> Iterator[Client]:
     """The cluster of the scheduler at `address` (tcp://...). Raises BuildError when none answers."""
     try:
-        client = Client(address, timeout="10s")
+        client = Client(address, timeout=PATIENCE)
     except (OSError, ValueError) as error:
         raise BuildError(f"no Dask scheduler answers at {address}: {error}") from error
     with client:
@@ -72,7 +74,14 @@ def run(
     plan: Plan, client: Client, store: Store, tell: Callable[[Done], None] = lambda done: None
 ) -> list[Done]:
     """Runs every step whose needs can be met; `tell` hears of each as it is done. Raises FarmError at the end
-    when steps failed: what does not need them was made all the same."""
+    when steps failed: what does not need them was made all the same. Raises BuildError at once when a step wants
+    a resource that no worker offers: it would wait for ever."""
+    if missing := {step.resource for step in plan.steps if step.resource} - offered(client):
+        name = min(missing)
+        raise BuildError(
+            f"no worker of the cluster offers {', '.join(sorted(missing))}: on a machine with such a card run "
+            f"`dask worker SCHEDULER --resources {name}=1` in a checkout"
+        )
     known = costs.Costs(store)
     rank = costs.ranks(plan.steps, {step.id: known.of(step) for step in plan.steps})
     checkout, run_id = steps.checkout_digest(), uuid.uuid4().hex[:8]
@@ -81,7 +90,7 @@ def run(
         futures[step.id] = client.submit(
             steps.run,
             step,
-            str(store.root),
+            store.place,
             checkout,
             *(futures[name] for name in step.needs),
             key=f"{step.id} {run_id}",  # a scheduler keeps results by key: those of an earlier run are not ours

@@ -19,7 +19,11 @@ class Selection:
     archs: tuple[str, ...] = ()
     torches: tuple[str, ...] = ()
     pythons: tuple[str, ...] = ()
-    wheels: bool = True
+    only: tuple[str, ...] = ()  #: of PARTS; wheels are all of it
+    tests: tuple[str, ...] = ()  #: archs whose wheel is tried on a worker that offers such a card
+
+
+PARTS = {"library": ("object", "library"), "bindings": ("headers", "3a", "3b"), "packs": ("code",)}
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,13 @@ def resolve(selection: Selection) -> Selection:
     """The selection with every axis spelled out. Raises BuildError for a value that the matrix does not
     have."""
     axes = matrix.load()
-    accelerators = selection.accelerators or tuple(a.name for a in axes.accelerators)
-    for name in accelerators:
-        axes.accelerator(name)
     archs = selection.archs or tuple(p.arch.name for p in axes.packs)
+    vendors = {axes.pack(arch).arch.vendor for arch in archs}
+    wanted = vendors if selection.archs else {a.name for a in axes.accelerators}
+    accelerators = selection.accelerators or tuple(a.name for a in axes.accelerators if a.name in wanted)
+    for name in accelerators:
+        if axes.accelerator(name) and name not in vendors and name != "cpu":
+            raise BuildError(f"no arch of {name} was chosen: its wheel would hold no pack")
     archs = tuple(arch for arch in archs if axes.pack(arch).arch.vendor in accelerators)
     everything = (*axes.python, *axes.optional_python)
     for value, known, what in (
@@ -51,6 +58,9 @@ def resolve(selection: Selection) -> Selection:
     ):
         if value not in known:
             raise BuildError(f"{what} {value} is not in matrix.toml; there are {', '.join(known)}")
+    for part in selection.only:
+        if part not in PARTS:
+            raise BuildError(f"{part} is no part of a release; there are {', '.join(PARTS)}")
     torches = selection.torches or axes.torch
     return replace(
         selection,
@@ -69,9 +79,11 @@ def make(selection: Selection, available: bool = False, check: bool = True) -> P
     if check:
         tags, archs, missing = [], [], []
         for tag in chosen.pythons:
-            _try(lambda tag=tag: pythons.find(tag), tag, tags, missing)
+            if not selection.only or "bindings" in selection.only:
+                _try(lambda tag=tag: pythons.find(tag), tag, tags, missing)
         for arch in chosen.archs:
-            _try(lambda arch=arch: packs.toolchain_for(arch), arch, archs, missing)
+            if not selection.only or "packs" in selection.only:
+                _try(lambda arch=arch: packs.toolchain_for(arch), arch, archs, missing)
         optional = [why for name, why in missing if name in matrix.load().optional_python]
         required = [why for name, why in missing if name not in matrix.load().optional_python]
         if required and not available:
@@ -104,9 +116,11 @@ def _steps(chosen: Selection) -> list[Step]:
     steps += [Step("3a", f"torch {t}", (t,), (f"headers torch-{t}",)) for t in torches]
     steps += [Step("3b", f"torch {t} {p}", (t, p), (f"headers torch-{t}",)) for t, p in cells]
     steps += [Step("code", f"{arch}/{source}", (arch, source)) for arch in chosen.archs for source in device]
-    if chosen.wheels:
-        steps += [_wheel(name, tag, cells, chosen.archs, device) for name, tag in _wheels(chosen, cells)]
-    return steps
+    if chosen.only:
+        kinds = {kind for part in chosen.only for kind in PARTS[part]}
+        return [step for step in steps if step.kind in kinds]
+    steps += [_wheel(name, tag, cells, chosen.archs, device) for name, tag in _wheels(chosen, cells)]
+    return steps + [_test(arch, chosen, cells) for arch in chosen.tests]
 
 
 def _wheels(chosen: Selection, cells: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -124,3 +138,14 @@ def _wheel(accelerator: str, tag: str, cells: list, archs: tuple[str, ...], devi
     needs += [f"code {arch}/{source}" for arch in own for source in device]
     name = f"{matrix.load().accelerator(accelerator).distribution} {tag}"
     return Step("wheel", name, (accelerator, tag, " ".join(torches), " ".join(own)), tuple(needs))
+
+
+def _test(arch: str, chosen: Selection, cells: list[tuple[str, str]]) -> Step:
+    """The tests of the wheel that a worker with that card can install: it runs the Python that plans."""
+    tag, vendor = pythons.own_tag(), matrix.load().pack(arch).arch.vendor
+    if arch not in chosen.archs or (vendor, tag) not in _wheels(chosen, cells):
+        raise BuildError(
+            f"the tests on {arch} want the wheel apex-{vendor} for {tag}, which is not in this plan"
+        )
+    distribution = matrix.load().accelerator(vendor).distribution
+    return Step("test", f"{distribution} {tag} {arch}", (arch,), (f"wheel {distribution} {tag}",), arch)

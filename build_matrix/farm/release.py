@@ -9,8 +9,9 @@ from pathlib import Path
 
 from build_matrix import digest, index, matrix, receipts, wheel
 from build_matrix.farm.steps import Done
+from build_matrix.store import Store
 
-SUMS, TABLE, CELLS = "SHA256SUMS", "compatibility.md", "compatibility.json"
+SUMS, TABLE, CELLS, RECEIPTS = "SHA256SUMS", "compatibility.md", "compatibility.json", "receipts"
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,17 @@ class Release:
     index: dict[str, list[index.IndexedWheel]]
 
 
-def publish(done: list[Done], dist: Path, target: Path) -> Release:
-    """Lays the wheels of `done` into `dist`, each by rename, with SHA256SUMS and the compatibility table, and
-    writes the index of all wheels in `dist` to `target`."""
-    wheels = [wheel.publish(step.folder, dist) for step in done if step.kind == "wheel"]
+def publish(done: list[Done], store: Store, dist: Path, target: Path) -> Release:
+    """Lays the wheels of `done` into `dist`, each by rename, with SHA256SUMS, the compatibility table and the
+    receipts of GPU tests, and writes the index of all wheels in `dist` to `target`."""
+    folders = [(step, store.output(step.kind, step.key)) for step in done if step.kind in ("wheel", "test")]
+    wheels = [wheel.publish(folder, dist) for step, folder in folders if step.kind == "wheel"]
+    for step, folder in folders:
+        if step.kind == "test":
+            (dist / RECEIPTS).mkdir(exist_ok=True)
+            _write(
+                dist / RECEIPTS / f"{step.name.replace(' ', '-')}.json", (folder / "receipt.json").read_text()
+            )
     found = sorted(dist.glob("*.whl"))
     _write(dist / SUMS, "".join(f"{digest.of_file(path)}  {path.name}\n" for path in found))
     served = cells(found)

@@ -23,6 +23,7 @@ from build_matrix import (
 )
 from build_matrix.engine import Engine
 from build_matrix.errors import BuildError, StoreError
+from build_matrix.farm import gpu_test
 from build_matrix.store import Result, Store, WorkUnit
 
 INPUTS = ("apex", "csrc", "build_matrix", "related_commits", "version.txt", "README.md", "LICENSE")
@@ -47,24 +48,25 @@ class Step:
 
 @dataclass(frozen=True)
 class Done:
-    """A step that was run, or whose output was stored. `key` and `folder` say where the output lies."""
+    """A step that was run, or whose output was stored. `key` says where in the store the output lies."""
 
     kind: str
     name: str
     key: str
-    folder: Path
     seconds: float
     size: int
     stored: bool
 
 
-def unit(step: Step, store: Store) -> WorkUnit:
+def unit(step: Step, store: Store, needs: tuple[Done, ...] = ()) -> WorkUnit:
     """The work unit that a step names, as this checkout and this machine's compilers make it."""
+    if step.kind == "test":
+        return gpu_test.unit(store, *step.arguments, wheel=needs[0].key)
     return UNITS[step.kind](store, *step.arguments)
 
 
 def run(step: Step, place: str, checkout: str, *needs: Done) -> Done:
-    """Makes the step's output in the store at `place`, unless it is there. `needs` only say what came before.
+    """Makes the step's output in the store at `place`, unless it is there, after its `needs`.
 
     Raises BuildError on a worker whose checkout is not the one that was planned.
     """
@@ -72,15 +74,9 @@ def run(step: Step, place: str, checkout: str, *needs: Done) -> Done:
         raise BuildError(
             f"the checkout of this worker ({REPOSITORY}) is {have[:12]}, the plan's {checkout[:12]}"
         )
-    store = Store(place)
-    result = store.build(unit(step, store))
-    return of_result(step, result)
-
-
-def of_result(step: Step, result: Result) -> Done:
-    return Done(
-        step.kind, step.name, result.unit.key, result.folder, result.seconds, result.size, result.stored
-    )
+    store = Store.at(place)
+    result = store.build(unit(step, store, needs))
+    return Done(step.kind, step.name, result.unit.key, result.seconds, result.size, result.stored)
 
 
 def checkout_digest() -> str:

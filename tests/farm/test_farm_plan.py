@@ -54,8 +54,22 @@ def test_a_part_of_the_matrix():
     made = plan.make(chosen, check=False)
     assert {s.name.partition("/")[0] for s in made.steps if s.kind == "code"} == {"gfx942"}
     assert [s.name for s in made.steps if s.kind == "wheel"] == ["apex-rocm cp312"]
-    without = plan.make(Selection(wheels=False), check=False)
-    assert "wheel" not in without.count() and without.count()["3a"] == len(AXES.torch)
+    without = plan.make(Selection(only=("bindings", "library")), check=False)
+    assert set(without.count()) == {"headers", "object", "library", "3a", "3b"}
+    # An arch alone is a wish for the wheels that hold it.
+    named = plan.make(Selection(archs=("sm_90",), pythons=("cp311",)), check=False)
+    assert [s.name for s in named.steps if s.kind == "wheel"] == ["apex-cuda cp311"]
+
+
+def test_a_gpu_test_wants_its_card_and_its_wheel():
+    own = pythons.own_tag()
+    made = plan.make(Selection(archs=("sm_90", "gfx942"), tests=("gfx942",)), check=False)
+    (found,) = [step for step in made.steps if step.kind == "test"]
+    assert (found.resource, found.needs) == ("gfx942", (f"wheel apex-rocm {own}",))
+    with pytest.raises(
+        BuildError, match=f"the tests on sm_90 want the wheel apex-cuda for {own}, which is not"
+    ):
+        plan.make(Selection(archs=("sm_80",), tests=("sm_90",)), check=False)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +79,8 @@ def test_a_part_of_the_matrix():
         (Selection(pythons=("cp39",)), "Python cp39 is not in matrix.toml"),
         (Selection(archs=("sm_60",)), "no pack is made for sm_60"),
         (Selection(accelerators=("xpu",)), "no accelerator is called xpu"),
+        (Selection(accelerators=("rocm",), archs=("sm_90",)), "no arch of rocm was chosen"),
+        (Selection(only=("wheels",)), "wheels is no part of a release; there are library, bindings, packs"),
     ],
 )
 def test_what_the_matrix_does_not_have(chosen, words):
@@ -136,11 +152,16 @@ def test_costs_are_learnt(tmp_path):
     assert known.expected(GRAPH[:2], {"x b"}) == {"x a": 3, "x b": costs.HIT}
 
 
+def test_looking_up_what_is_stored_makes_nothing(tmp_path):
+    made = plan.make(Selection(only=("library",)), check=False)
+    assert costs.stored(made.steps, Store(tmp_path)) == set() == set(tmp_path.iterdir())
+
+
 def test_time_left_follows_the_pace():
     farm = progress.Farm(plan.Plan(tuple(GRAPH)), SECONDS, 1)
     assert farm.left == 12 and farm.words() == "0 stored, 0 made, 0:12 left"
-    farm.add(Done("x", "a", "", None, 6.0, 0, stored=False))  # twice as long as was thought
-    farm.add(Done("x", "b", "", None, 6.0, 0, stored=True))  # says nothing of the pace
+    farm.add(Done("x", "a", "", 6.0, 0, stored=False))  # twice as long as was thought
+    farm.add(Done("x", "b", "", 6.0, 0, stored=True))  # says nothing of the pace
     assert farm.left == 14 and farm.words() == "1 stored, 1 made, 0:14 left"
 
 
@@ -150,7 +171,7 @@ def test_clock(seconds, text):
 
 
 def test_every_kind_of_step_has_its_unit(whole):
-    assert set(whole.count()) == set(steps.UNITS) == set(costs.FIRST)
+    assert set(whole.count()) == set(steps.UNITS) == set(costs.FIRST) - {"test"}
 
 
 FAULTS = [

@@ -67,7 +67,7 @@ def test_objects_are_made_once(client, tmp_path):
     assert sorted(done.name for done in told) == sorted(OBJECTS)
     assert not any(done.stored for done in first) and all(done.stored for done in again)
     assert len(store.journal()) == len(OBJECTS)
-    assert all((done.folder / "unit.json").is_file() for done in first)
+    assert all((store.output(done.kind, done.key) / "unit.json").is_file() for done in first)
 
 
 def test_a_fault_is_told_once_and_the_rest_is_made(client, tmp_path, fakes):

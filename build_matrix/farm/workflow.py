@@ -1,0 +1,86 @@
+"""The release as GitHub Actions runs it: the jobs of its matrix, and .github/workflows/release.yml made from them.
+
+`python -m build_matrix.farm.workflow` writes the file anew; a test compares.
+
+Two stages. The first makes the parts, each job those of one toolchain or one torch; what its store holds then travels
+as an artifact. The second finds them there and zips the wheels. Keys hold the digests of the compilers, so the second
+stage provisions the same ones, and makes again what differs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from build_matrix import REPOSITORY, matrix
+from build_matrix.farm.plan import Selection, resolve
+
+FILE = REPOSITORY / ".github/workflows/release.yml"
+TEMPLATE = Path(__file__).with_name("release.yml.jinja")
+
+
+def jobs(chosen: Selection) -> dict[str, dict]:
+    """{"parts": {"include": [...]}, "wheels": {"include": [...]}}: two job matrices. `chosen` is resolved. Each
+    row names the job, the toolchains it brings first, and the options of `nox -s farm`."""
+    by_toolchain: dict[str, list[str]] = {}
+    for arch in chosen.archs:
+        by_toolchain.setdefault(matrix.load().pack(arch).toolchains[0], []).append(arch)
+    parts = [_row("library", [], ["--only library"])]
+    parts += [
+        _row(f"torch {t}", [], ["--only bindings", f"--torch {t}", *_pythons(chosen)]) for t in chosen.torches
+    ]
+    for toolchain, archs in by_toolchain.items():
+        parts.append(
+            _row(f"packs {toolchain}", [toolchain], ["--only packs", *(f"--arch {a}" for a in archs)])
+        )
+    wheels = []
+    for name in chosen.accelerators:
+        own = [a for a in chosen.archs if matrix.load().pack(a).arch.vendor == name]
+        toolchains = [t for t, archs in by_toolchain.items() if set(archs) & set(own)]
+        options = [f"--accelerator {name}", *(f"--torch {t}" for t in chosen.torches), *_pythons(chosen)]
+        wheels.append(_row(f"apex-{name}", toolchains, [*options, *(f"--arch {a}" for a in own)]))
+    return {"parts": {"include": parts}, "wheels": {"include": wheels}}
+
+
+def _row(name: str, toolchains: list[str], options: list[str]) -> dict[str, str]:
+    return {"name": name, "toolchains": " ".join(toolchains), "options": " ".join(options)}
+
+
+def _pythons(chosen: Selection) -> list[str]:
+    return [f"--python {_spoken(tag)}" for tag in chosen.pythons]
+
+
+def _spoken(tag: str) -> str:
+    return f"{tag[2]}.{tag[3:]}"
+
+
+def render() -> str:
+    """The text of release.yml for the whole matrix."""
+    chosen = resolve(Selection())
+    made = jobs(chosen)
+    environment = Environment(
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        variable_start_string="<<",
+        variable_end_string=">>",
+    )
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        parts=made["parts"]["include"],
+        wheels=made["wheels"]["include"],
+        # The last one is the one that runs nox.
+        pythons=sorted(map(_spoken, chosen.pythons), key=lambda python: python == "3.11"),
+    )
+
+
+def write() -> None:
+    """Writes the file anew, by way of a temporary name."""
+    partial = FILE.with_suffix(".partial")
+    partial.write_text(render(), encoding="utf-8")
+    partial.replace(FILE)
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,67 @@
+"""GitHub's jobs are the matrix, and the workflow file is what the matrix makes."""
+
+import json
+import shlex
+import subprocess
+import sys
+
+import yaml
+from click.testing import CliRunner
+
+from build_matrix import REPOSITORY, matrix
+from build_matrix.__main__ import farm
+from build_matrix.farm import plan, workflow
+from build_matrix.farm.plan import Selection
+
+JOBS = workflow.jobs(plan.resolve(Selection()))
+
+
+def options(row):
+    """What `nox -s farm` would make of a row's options, as a plan."""
+    asked = farm.make_context("farm", shlex.split(row["options"])).params
+    tags = tuple(f"cp{tag.replace('.', '')}" for tag in asked["tags"])
+    chosen = Selection(asked["accelerators"], asked["archs"], asked["torches"], tags, asked["only"])
+    return plan.make(chosen, check=False)
+
+
+def test_the_workflow_is_current():
+    assert workflow.FILE.read_text(encoding="utf-8") == workflow.render(), (
+        "run: python -m build_matrix.farm.workflow"
+    )
+
+
+def test_its_jobs_are_the_matrix():
+    said = yaml.safe_load(workflow.FILE.read_text(encoding="utf-8"))["jobs"]
+    assert {name: said[name]["strategy"]["matrix"] for name in JOBS} == JOBS
+
+
+def test_the_parts_together_are_the_release_and_none_is_made_twice():
+    whole = plan.make(Selection(), check=False).steps
+    parts = [step.id for row in JOBS["parts"]["include"] for step in options(row).steps]
+    assert sorted(parts) == sorted(step.id for step in whole if step.kind != "wheel")
+    wheels = [s for row in JOBS["wheels"]["include"] for s in options(row).steps if s.kind == "wheel"]
+    assert sorted(wheels, key=str) == sorted((step for step in whole if step.kind == "wheel"), key=str)
+
+
+def test_every_job_brings_the_toolchains_of_its_archs():
+    for row in [*JOBS["parts"]["include"], *JOBS["wheels"]["include"]]:
+        archs = {step.arguments[0] for step in options(row).steps if step.kind == "code"}
+        assert set(row["toolchains"].split()) == {matrix.load().pack(a).toolchains[0] for a in archs}, row[
+            "name"
+        ]
+
+
+def test_the_command_prints_json_and_nothing_else():
+    command = [sys.executable, "-m", "build_matrix", "plan", "--format", "github"]
+    done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
+    assert done.returncode == 0 and json.loads(done.stdout) == JOBS
+    part = CliRunner().invoke(
+        workflow_command(), ["--format", "github", "--arch", "sm_90", "--torch", "2.8.0"]
+    )
+    assert [row["name"] for row in json.loads(part.output)["wheels"]["include"]] == ["apex-cuda"]
+
+
+def workflow_command():
+    from build_matrix.__main__ import plan as command
+
+    return command
