@@ -125,10 +125,10 @@ def convert_module(module, dtype):
 def convert_network(network, dtype, keep_batchnorm=True):
     """Casts a network to dtype, in place, and returns it.
 
-    Batch norms stay as they are with keep_batchnorm: their statistics need float32, with weights or without.
+    Batch norms with weights stay as they are with keep_batchnorm; those without are cast, as in public apex.
     """
     for module in network.modules():
-        if keep_batchnorm and isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        if keep_batchnorm and isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.affine:
             continue
         convert_module(module, dtype)
         if isinstance(module, torch.nn.RNNBase):
