@@ -12,15 +12,15 @@ __all__ = ["ln_bwd", "ln_fwd"]
 
 @torch.no_grad()
 def ln_fwd(x, gamma, beta, epsilon):
-    """[output, mean, 1 / standard deviation] of rows of gamma.numel() elements."""
-    return list(torch.ops.apex.layer_norm_forward(x, gamma.shape, gamma, beta, epsilon))
+    """[output, mean, 1 / standard deviation] of rows of gamma.numel() elements; the output has gamma's dtype."""
+    return list(torch.ops.apex.layer_norm_forward(x, gamma.shape, gamma, beta, epsilon, dtype=gamma.dtype))
 
 
 @torch.no_grad()
 def ln_bwd(dz, x_or_z, mu, rsigma, gamma, beta=None, memory_efficient=False):
     """[dx, dgamma, dbeta, and their partial sums over rows, float32: of one part each].
 
-    x_or_z: the forward's input or, if memory_efficient, its output, which needs `beta`.
+    x_or_z: the forward's input or, if memory_efficient, its output, which needs `beta`. dx has its dtype.
     """
     some = gamma if beta is None else beta  # dbeta has gamma's shape and dtype
     if memory_efficient and beta is None:

@@ -217,6 +217,34 @@ def test_fused_layer_norm_cuda(memory_efficient):
     assert m.rms_forward_affine_mixed_dtypes(x.bfloat16(), shape, w.float(), eps)[0].dtype == F32
 
 
+@pytest.mark.parametrize("memory_efficient", [False, True], ids=["input", "output"])
+@pytest.mark.parametrize("half", [F16, BF16], ids=str)
+def test_fast_layer_norm_has_the_weights_dtype(variant, memory_efficient, half):
+    """float32 rows and half weights, one of public apex's combinations: the output is half too."""
+    x = norms.random((5, 72), F32, variant.device).requires_grad_()
+    w, b = (t.requires_grad_() for t in norms.LAYER.make((72,), half, variant.device))
+    z, mu, rsigma = fast_layer_norm.ln_fwd(x, w, b, 1e-5)
+    own = FastLayerNormFN.apply(x, w, b, 1e-5, memory_efficient)
+    assert z.dtype == own.dtype == half and mu.dtype == rsigma.dtype == F32
+    assert torch.equal(z, own)
+    expected = F.layer_norm(x, (72,), w.float(), b.float())
+    torch.testing.assert_close(own.float(), expected, rtol=2**-8, atol=2**-8)
+    g = norms.random((5, 72), half, variant.device, seed=5)
+    dx, dw, db, *_ = fast_layer_norm.ln_bwd(
+        g, z if memory_efficient else x, mu, rsigma, w, b, memory_efficient
+    )
+    assert dx.dtype == (half if memory_efficient else F32)
+    wanted = torch.autograd.grad(expected, (x, w, b), g.float())
+    for found, theirs, autograd in zip(
+        (dx, dw, db), wanted, torch.autograd.grad(own, (x, w, b), g), strict=True
+    ):
+        # What a row was is known to half precision only, where its output was saved.
+        torch.testing.assert_close(
+            found.float(), theirs.float(), rtol=0.02, atol=0.1 if memory_efficient else 0.02
+        )
+        torch.testing.assert_close(autograd.float(), theirs.float(), rtol=0.02, atol=0.1)
+
+
 def test_fast_layer_norm():
     x = norms.random((5, 24), F64, "cpu").requires_grad_()
     w, b = norms.LAYER.make((24,), F64, "cpu")

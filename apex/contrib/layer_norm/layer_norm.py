@@ -10,11 +10,11 @@ from apex.normalization.fused_layer_norm import _Function
 
 
 class FastLayerNormFN(_Function):
-    """Layer norm over the last dimension; gamma and beta have one dtype, the output the input's."""
+    """Layer norm over the last dimension; gamma, beta and the output have one dtype (under autocast, autocast's)."""
 
     @staticmethod
     def forward(ctx, x, gamma, beta, epsilon, memory_efficient=False):
-        return _norm.layer_norm(x, tuple(gamma.shape), gamma, beta, epsilon, memory_efficient)
+        return _norm.layer_norm(x, tuple(gamma.shape), gamma, beta, epsilon, memory_efficient, gamma.dtype)
 
 
 class FastLayerNorm(torch.nn.Module):
