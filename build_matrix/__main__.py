@@ -8,10 +8,17 @@ import sys
 import time
 from pathlib import Path
 
-import click
-
 from build_matrix import REPOSITORY, matrix, pythons
 from build_matrix.errors import BuildError
+
+try:
+    import click
+except ImportError:
+    if sys.argv[1:2] != ["which"]:  # the one command for an environment that is not the farm's
+        raise
+    from build_matrix import which
+
+    sys.exit(which.main(sys.argv[2:]))
 
 PYTHON = re.compile(r"(?:cp)?3\.?(\d+)")
 
@@ -292,6 +299,51 @@ def plan(accelerators, archs, torches, tags, only, available, workers, form) -> 
         click.echo(f"left out: {why}", err=True)
     store = Store()
     report.plan_table(made, costs.Costs(store), store, workers or (1, 2, 8, 32))
+
+
+@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def which(arguments) -> None:
+    """The one pip line for this interpreter, its torch and its cards."""
+    from build_matrix import which
+
+    raise click.exceptions.Exit(which.main(list(arguments)))
+
+
+WHEEL = click.Path(path_type=Path, dir_okay=False)
+
+
+@main.command()
+@click.argument("wheel", type=WHEEL)
+@click.option("--arch", help="Also every kernel of that pack.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: everything.")
+def explain(wheel, arch, as_json) -> None:
+    """What is inside a wheel: source, compilers, pins, bindings, packs, kernels, sizes."""
+    from build_matrix import report
+    from build_matrix.wheel_file import WheelFile
+
+    about = WheelFile(wheel).about()
+    if as_json:
+        click.echo(json.dumps(about, indent=1))
+        return
+    if arch and arch not in about["packs"]:
+        raise BuildError(f"{wheel.name} has no pack for {arch}; it has {', '.join(about['packs']) or 'none'}")
+    report.explain(about, arch)
+
+
+@main.command()
+@click.argument("old", type=WHEEL)
+@click.argument("new", type=WHEEL)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def diff(old, new, as_json) -> None:
+    """How two wheels differ: facts, files, code objects, kernels. Exit code 1 when they do."""
+    from build_matrix import report
+    from build_matrix.wheel_file import WheelFile, difference
+
+    found = difference(WheelFile(old), WheelFile(new))
+    click.echo(json.dumps(found, indent=1)) if as_json else report.difference(found)
+    if found["facts"] or any(found["files"].values()):
+        raise click.exceptions.Exit(1)
 
 
 def _of_arch(arch: str) -> str:

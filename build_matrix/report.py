@@ -87,3 +87,68 @@ def plan_table(plan, known, store, workers: tuple[int, ...]) -> None:
     for count in workers:
         left, nothing = (costs.simulate(plan.steps, seconds, count) for seconds in (warm, cold))
         console.print(f"{count} workers: {left:.0f} s left, {nothing:.0f} s from nothing", highlight=False)
+
+
+printed = Console(soft_wrap=True, highlight=False)  # answers go to standard output
+
+
+def _table(*headings: str, left: int = 1) -> Table:
+    """A plain table whose first `left` columns are text and the others numbers."""
+    table = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < left else "right", overflow="fold")
+    return table
+
+
+def explain(about: dict, arch: str | None) -> None:
+    """What `explain` shows; with `arch`, every kernel of that pack."""
+    printed.print(f"{about['wheel']}: {size(about['bytes'])}")
+    printed.print(f"sha256  {about['sha256']}\nversion {about['version']}\nsource  {about['source_sha256']}")
+    for compiler in about["compilers"]:
+        printed.print(f"{compiler['name']} {compiler['version']}  sha256 {compiler['sha256']}")
+    for name, sha in about["pins"].items():
+        printed.print(f"{name}  {sha}")
+    if about["bindings"]:
+        table = _table("binding", "Python", "built against", "grade", "compressed", left=4)
+        for row in about["bindings"]:
+            name = f"torch {row['torch']}"
+            table.add_row(name, row["python"], row["built_against"], row["grade"], size(row["bytes"]))
+        printed.print(table)
+    if about["packs"]:
+        table = _table("pack", "compiler", "units", "kernels", "bytes", "compressed", left=2)
+        for name, pack in about["packs"].items():
+            compiler = f"{pack['compiler']['name']} {pack['compiler']['version']}"
+            kernels = sum(len(unit["kernels"]) for unit in pack["units"].values())
+            sizes = (size(pack["bytes"]), size(pack["packed"]))
+            table.add_row(name, compiler, str(len(pack["units"])), str(kernels), *sizes)
+        printed.print(table)
+    if arch:
+        table = _table("kernel", "registers", "spilled", "shared", left=1)
+        for unit in about["packs"][arch]["units"].values():
+            for name, kernel in unit["kernels"].items():
+                columns = ("registers", "spill_bytes", "shared_bytes")
+                table.add_row(name, *(str(kernel[column]) for column in columns))
+        printed.print(f"{arch}: {' '.join(about['packs'][arch]['flags'])}")
+        printed.print(table)
+
+
+def difference(found: dict) -> None:
+    """What `diff` shows."""
+    for name, (old, new) in found["facts"].items():
+        printed.print(f"{name}: {old} -> {new}", markup=False)
+    for what, names in found["files"].items():
+        for name in names:
+            printed.print(f"{what} {name}", markup=False)
+    for name, unit in found["units"].items():
+        old, new = unit["bytes"]
+        printed.print(f"code {name}: {old} -> {new} bytes, source {unit['source']}")
+        for kernel, (before, after) in unit["kernels"].items():
+            printed.print(f"  {kernel}: {_resources(before)} -> {_resources(after)}")
+    if not found["facts"] and not any(found["files"].values()):
+        printed.print("the contents are the same")
+
+
+def _resources(kernel: dict | None) -> str:
+    if kernel is None:
+        return "absent"
+    return f"{kernel['registers']} registers, {kernel['spill_bytes']} bytes spilled"
