@@ -4,12 +4,12 @@ pages)."""
 from __future__ import annotations
 
 import html.parser
+import http.client
 import json
 import os
 import ssl
 import subprocess
 import sys
-import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ from build_matrix.errors import PackageIndexError
 DEFAULT = "https://pypi.org/simple"
 JSON = "application/vnd.pypi.simple.v1+json"
 TIMEOUT = 60
+# No answer, an answer that is cut, or a page that is none.
+UNREADABLE = (OSError, http.client.HTTPException, ValueError, LookupError)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def files(project: str) -> list[IndexFile]:
         if root.startswith("http"):
             try:
                 found += _page(f"{root}/{project}/")
-            except (OSError, urllib.error.URLError) as error:
+            except UNREADABLE as error:
                 reasons.append(f"{root}/{project}/: {error}")
     if not found:
         raise PackageIndexError(f"no index holds {project}. " + "; ".join(reasons))
@@ -79,7 +81,7 @@ def files_at(address: str) -> list[IndexFile]:
     """Every file of one project page; empty when it cannot be read."""
     try:
         return _page(address)
-    except (OSError, urllib.error.URLError):
+    except UNREADABLE:
         return []
 
 

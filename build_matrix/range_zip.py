@@ -7,8 +7,9 @@ torch wheel.
 
 from __future__ import annotations
 
+import http.client
+import re
 import struct
-import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
@@ -61,9 +62,13 @@ class RangeZip:
                 if answer.status != 206:
                     raise PackageIndexError(f"the server of {self.url} does not serve ranges of a file")
                 data = answer.read()
-                total = int(answer.headers["Content-Range"].rpartition("/")[2])
-        except (urllib.error.URLError, TimeoutError) as error:
+                first, last, total = map(int, re.findall(r"\d+", answer.headers["Content-Range"]))
+        except (OSError, http.client.HTTPException, TypeError, ValueError) as error:
             raise PackageIndexError(f"{self.url}: {error}") from error
+        if len(data) != last - first + 1:
+            raise PackageIndexError(
+                f"{self.url}: the download was cut, {len(data)} of {last - first + 1} bytes came"
+            )
         self.downloaded += len(data)
         self.requests += 1
         return data, total
@@ -110,12 +115,15 @@ def _runs(members: list[Member]) -> Iterator[list[Member]]:
 
 
 def _unpack(member: Member, data: bytes, at: int) -> bytes:
-    name, extra = struct.unpack_from("<HH", data, at + 26)
-    if data[at : at + 4] != LOCAL:
+    if data[at : at + 4] != LOCAL or at + 30 > len(data):
         raise PackageIndexError(f"{member.name}: its local header is damaged")
+    name, extra = struct.unpack_from("<HH", data, at + 26)
     start = at + 30 + name + extra
     packed = data[start : start + member.packed]
-    contents = zlib.decompress(packed, -15) if member.method == 8 else packed
+    try:
+        contents = zlib.decompress(packed, -15) if member.method == 8 else packed
+    except zlib.error as error:
+        raise PackageIndexError(f"{member.name}: it is damaged ({error})") from None
     if zlib.crc32(contents) != member.crc:
         raise PackageIndexError(f"{member.name}: CRC differs")
     return contents

@@ -38,8 +38,8 @@ class Ranges(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(content, ranges=True):
-    handler = type("Handler", (Ranges,), {"content": content, "requests": [], "ranges": ranges})
+def serving(content, ranges=True, handler=Ranges):
+    handler = type("Handler", (handler,), {"content": content, "requests": [], "ranges": ranges})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -1,0 +1,176 @@
+"""What goes wrong in a farm is named, nothing half made is used, and the same command then goes on."""
+
+import logging
+
+import pytest
+
+pytest.importorskip("distributed")
+
+from build_matrix import host_compiler, package_index, pins
+from build_matrix.errors import FarmError
+from build_matrix.farm import cluster, plan, steps
+from build_matrix.farm.steps import Step
+from build_matrix.store import Store, WorkUnit
+from tests.farm.test_farm_run import OBJECTS, object_plan
+from tests.farm.test_headers import Ranges, archive, serving
+
+TORCH = "2.8.0"
+BINDINGS = plan.Plan(
+    (
+        Step("headers", f"torch-{TORCH}", (TORCH,)),
+        Step("3a", f"torch {TORCH}", (TORCH,), (f"headers torch-{TORCH}",)),
+        Step("3b", f"torch {TORCH} cp311", (TORCH, "cp311"), (f"headers torch-{TORCH}",)),
+    )
+)
+HEADERS = plan.Plan(BINDINGS.steps[:1])
+
+
+@pytest.fixture(scope="module")
+def client():
+    with cluster.local(2, processes=False) as client:
+        yield client
+
+
+def fault(client, store, wanted):
+    with pytest.raises(FarmError) as caught:
+        cluster.run(wanted, client, store)
+    return caught.value
+
+
+def stored(store):
+    return [path for path in store.root.glob("*/*") if path.is_dir()]
+
+
+def wheel_of_torch(git_version):
+    """A wheel with torch's version.py and enough headers to be cut in."""
+    version = f"__version__ = '{TORCH}'\ncuda = None\ngit_version = '{git_version}'\n"
+    headers = [(f"torch/include/{n}.h", bytes(range(256)) * 256, 0) for n in range(8)]
+    return archive([("torch/version.py", version.encode(), 0), *headers])
+
+
+@pytest.fixture
+def offer(monkeypatch):
+    """Makes the package index hold the wheel at an address."""
+
+    def offer(address):
+        name = f"torch-{TORCH}-cp311-cp311-manylinux_2_28_x86_64.whl"
+        file = package_index.IndexFile(name, address, "0" * 64)
+        monkeypatch.setattr(package_index, "files", lambda project: [file])
+
+    return offer
+
+
+def test_an_index_that_does_not_answer(client, tmp_path, monkeypatch):
+    monkeypatch.setattr(package_index, "urls", lambda: ["http://127.0.0.1:9/simple"])
+    store = Store(tmp_path)
+    found = fault(client, store, BINDINGS)
+    ((step, words),) = found.failures
+    assert step == f"headers torch-{TORCH}" and "http://127.0.0.1:9/simple/torch/: " in words
+    assert (found.waiting, found.exit_code, stored(store)) == (2, 7, [])
+
+
+@pytest.mark.parametrize("page", [b"<html", b"{", b'{"files": [{}]}'])
+def test_an_index_whose_page_is_none(page, monkeypatch):
+    class Page(Ranges):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Type", package_index.JSON if page[:1] == b"{" else "text/html")
+            self.send_header("Content-Length", "1000" if page == b"{" else str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+    with serving(b"", handler=Page) as (url, _):
+        monkeypatch.setattr(package_index, "urls", lambda: [url.rpartition("/")[0]])
+        with pytest.raises(package_index.PackageIndexError, match="no index holds torch"):
+            package_index.files("torch")
+
+
+def test_a_wrong_pin(client, tmp_path, offer):
+    store = Store(tmp_path)
+    with serving(wheel_of_torch("f" * 40)) as (url, _):
+        offer(url)
+        found = fault(client, store, BINDINGS)
+    ((step, words),) = found.failures
+    assert words.startswith(f"torch {TORCH} is pinned to {pins.torch(TORCH).sha}, have {'f' * 40}.")
+    assert (step, found.exit_code, stored(store)) == (f"headers torch-{TORCH}", 6, [])
+
+
+@pytest.mark.parametrize("way", ["closed early", "short"])
+def test_a_download_that_is_cut(client, tmp_path, offer, way):
+    class Cut(Ranges):
+        whole = False
+
+        def do_GET(self):
+            if not self.whole and "-65558" not in self.headers["Range"]:  # all but the archive's end
+                first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+                last = min(int(last), len(self.content) - 1)
+                half = self.content[int(first) : (int(first) + last) // 2]
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.content)}")
+                length = last - int(first) + 1 if way == "closed early" else len(half)
+                self.send_header("Content-Length", str(length))
+                self.end_headers()
+                self.wfile.write(half)
+                self.close_connection = True
+            else:
+                super().do_GET()
+
+    store = Store(tmp_path)
+    with serving(wheel_of_torch(pins.torch(TORCH).sha), handler=Cut) as (url, server):
+        offer(url)
+        found = fault(client, store, HEADERS)
+        ((_, words),) = found.failures
+        assert url in words and ("IncompleteRead" in words or "the download was cut" in words)
+        assert (found.exit_code, stored(store)) == (7, [])
+        server.whole = True  # the same command goes on
+        (done,) = cluster.run(HEADERS, client, store)
+    assert not done.stored and stored(store) == [store.output("headers", done.key)]
+
+
+def test_a_full_disk(client, tmp_path, monkeypatch):
+    def unit(store, name):
+        def make(folder):
+            (folder / "half").write_text("x")
+            with open("/dev/full", "w") as full:
+                full.write("x" * 1_000_000)
+
+        return WorkUnit("fake", name, {}, make)
+
+    monkeypatch.setitem(steps.UNITS, "fake", unit)
+    store = Store(tmp_path)
+    found = fault(
+        client, store, plan.Plan((Step("fake", "a", ("a",)), Step("fake", "b", ("b",), ("fake a",))))
+    )
+    assert found.failures == [
+        ("fake a", f"no space is left for fake a in the store {tmp_path}. APEX_STORE names another place.")
+    ]
+    assert (found.waiting, found.exit_code, stored(store)) == (1, 10, [])
+
+
+def test_a_compiler_that_fails(client, tmp_path, monkeypatch):
+    broken = tmp_path / "g++"
+    fails = 'case "$*" in *status.cpp*) echo "error: cosmic ray" >&2; exit 1;; esac'
+    broken.write_text(f'#!/bin/sh\n{fails}\nexec {host_compiler.find().path} "$@"\n')
+    broken.chmod(0o755)
+    compiler = host_compiler.HostCompiler(str(broken))
+    monkeypatch.setattr(host_compiler, "find", lambda: compiler)
+    store = Store(tmp_path / "store")
+    found = fault(client, store, object_plan())
+    ((step, words),) = found.failures
+    assert step == "object csrc/host/status.cpp" and "error: cosmic ray" in words and found.exit_code == 4
+    assert len(stored(store)) == len(OBJECTS) - 1  # the others were made all the same
+
+
+def test_a_damaged_output_is_named_and_made_again(client, tmp_path, caplog):
+    store = Store(tmp_path)
+    first = cluster.run(object_plan(), client, store)
+    victim = next(store.output(first[0].kind, first[0].key).glob("*.o"))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    with caplog.at_level(logging.WARNING, "build_matrix.store"):
+        again = cluster.run(object_plan(), client, store)
+    assert [done.name for done in again if not done.stored] == [first[0].name]
+    assert f"the stored {victim.parent} is damaged" in caplog.text
+    data[len(data) // 2] ^= 1
+    assert victim.read_bytes() == data
