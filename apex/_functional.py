@@ -22,6 +22,8 @@ def call(name, forward, outputs, arguments):
     """
     if torch.compiler.is_compiling() or _module is None or torch.overrides.has_torch_function(arguments):
         found = forward(*arguments)
+        if isinstance(found, torch.Tensor):
+            return found
         return found[0] if outputs == 1 else found[:outputs]
     try:
         return getattr(_module, name)(*arguments)

@@ -1,1 +1,6 @@
 """Parts of transformers."""
+
+from apex.transformer import functional, layers
+from apex.transformer.enums import AttnMaskType, AttnType, LayerType, ModelType
+
+__all__ = ["AttnMaskType", "AttnType", "LayerType", "ModelType", "functional", "layers"]

@@ -48,4 +48,38 @@ GPU_FN double exp2(double x) {
   const double power = bit_cast<double>((bit_cast<u64>(shifted) - (0x4338000000000000ull - 1023ull)) << 52);
   return x < -1022.0 ? 0.0 : p * power;
 }
+
+// e^x as 2^n * e^r, |r| <= ln(2) / 2, by the series of e^r: within a unit in the last place, which exp2(x / ln(2)) is
+// not where x is large. Results too small for the type round to it or to 0, those too large to infinity; a nan stays.
+template <class Math> struct ExpSeries;
+template <> struct ExpSeries<float> {
+  using Bits = i32;
+  static constexpr float round = 12582912.0f, least = -170.0f, most = 170.0f;  // 1.5 * 2^23: adding it rounds
+  static constexpr float ln2 = 0.693359375f, ln2_rest = -2.12194440e-4f;       // n * ln2 is exact
+  static constexpr int terms = 7, mantissa = 23, bias = 127;
+};
+template <> struct ExpSeries<double> {
+  using Bits = i64;
+  static constexpr double round = 6755399441055744.0, least = -1400.0, most = 1400.0;
+  static constexpr double ln2 = 6.93147180369123816490e-01, ln2_rest = 1.90821492927058770002e-10;
+  static constexpr int terms = 13, mantissa = 52, bias = 1023;
+};
+template <class Math> GPU_FN Math exp_series(Math x) {
+  using S = ExpSeries<Math>;
+  using Bits = typename S::Bits;
+  constexpr Math coefficients[14] = {  // 1 / k!
+      Math(1), Math(1), Math(1.0 / 2), Math(1.0 / 6), Math(1.0 / 24), Math(1.0 / 120), Math(1.0 / 720), Math(1.0 / 5040),
+      Math(1.0 / 40320), Math(1.0 / 362880), Math(1.0 / 3628800), Math(1.0 / 39916800), Math(1.0 / 479001600), Math(1.0 / 6227020800.0)};
+  x = x < S::least ? S::least : x;
+  x = x > S::most ? S::most : x;
+  const Math shifted = x * Math(1.4426950408889634) + S::round, whole = shifted - S::round;
+  const Math r = (x - whole * S::ln2) - whole * S::ln2_rest;
+  const Bits n = bit_cast<Bits>(shifted) - bit_cast<Bits>(S::round);
+  Math y = coefficients[S::terms];
+  GPU_UNROLL for (int k = S::terms - 1; k >= 2; --k) y = fma(y, r, coefficients[k]);
+  y = Math(1) + (r + r * r * y);  // the least rounding last
+  // Two factors, as 2^n alone may be too small for the type. Of a nan n is any number, and the product a nan.
+  const Bits first = n / 2, second = n - first;
+  return y * bit_cast<Math>((first + S::bias) << S::mantissa) * bit_cast<Math>((second + S::bias) << S::mantissa);
+}
 }  // namespace gpu

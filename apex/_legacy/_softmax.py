@@ -1,0 +1,29 @@
+"""What the four softmax modules of public apex share. Their functions record no gradients, as there."""
+
+from __future__ import annotations
+
+import torch
+
+from apex._loader import bindings
+
+bindings.load()
+
+
+def check(name, tensor, dims):
+    """Raises ValueError unless the tensor has so many dimensions."""
+    if tensor.dim() != dims:
+        raise ValueError(f"{name} has {dims} dimensions, not {tensor.dim()}: shape {list(tensor.shape)}")
+
+
+@torch.no_grad()
+def forward(input, mask, scale_factor, causal=False):
+    """softmax(scale_factor * input), masked. scale_factor: a number, or a tensor of one on the CPU."""
+    return torch.ops.apex.scaled_masked_softmax_forward(input, mask, float(scale_factor), causal)
+
+
+@torch.no_grad()
+def backward(output_grads, softmax_results, scale_factor, causal=False):
+    """The gradient of the input, a fresh tensor."""
+    return torch.ops.apex.scaled_masked_softmax_backward(
+        output_grads, softmax_results, float(scale_factor), causal
+    )

@@ -1,0 +1,53 @@
+// softmax(scale * input) over the last dimension, where masked elements are zero: what kernels, launches and CPU
+// variants agree on.
+//
+// Masked are elements whose byte of the mask is not 0 and, if causal, those past the diagonal that ends in the last
+// row's last element: query q keeps the first keys - queries + q + 1 keys. A row that keeps nothing is zeros.
+#pragma once
+#include "gpu.h"
+
+namespace gpu {
+constexpr u32 softmax_threads = 512;       // of a block, at most
+constexpr u32 softmax_warp_threads = 128;  // likewise where every row is a warp's
+
+struct SoftmaxForward {
+  const u8* input;  // [rows][keys]; rows = batch * heads * queries
+  const u8* mask;   // bytes; or null
+  u8* output;       // [rows][keys]
+  i64 rows, keys, heads, queries;
+  i64 mask_batch, mask_head, mask_query;  // the mask's strides; its keys lie side by side
+  double magnitude;           // of the scale, and never 0: -inf times it is -inf
+  float factor, factor_rest;  // magnitude / ln 2, and what rounding took from it
+  i32 negative;               // the scale is below 0
+  i32 type;                   // of input and output
+  i32 causal;
+  i32 lanes;  // of the `rows` kernels: 2^lanes share a row, up to a warp; -1: the block does
+  i32 shift;  // elements between the last multiple of 16 bytes and the tensors' first element, the same for all
+  i32 reserved;
+};
+
+struct SoftmaxBackward {
+  const u8* grad_output;  // [rows][keys]
+  const u8* output;       // likewise, of the forward
+  u8* grad_input;         // likewise: scale * output * (grad_output - sum(output * grad_output))
+  i64 rows, keys, queries;
+  double scale;
+  float factor;  // the scale
+  i32 type, causal, lanes, shift;  // as above
+  i32 reserved;
+};
+
+// How many keys a row keeps, the mask aside.
+GPU_FN i64 softmax_length(i64 keys, i64 queries, i64 query, bool causal) {
+  const i64 length = keys - queries + query + 1;
+  return !causal || length > keys ? keys : length < 0 ? 0 : length;
+}
+
+// The least finite number: where maxima begin of rows that keep something, so that a row of -inf alone differs from
+// one that keeps nothing, which has minus_infinity.
+template <class Math> struct Least;
+template <> struct Least<float> { static constexpr float finite = -3.4028234663852886e+38f; };
+template <> struct Least<double> { static constexpr double finite = -1.7976931348623157e+308; };
+GPU_FN float minus_infinity(float) { return bit_cast<float>(0xff800000u); }
+GPU_FN double minus_infinity(double) { return bit_cast<double>(0xfff0000000000000ull); }
+}  // namespace gpu

@@ -1,0 +1,165 @@
+#include "scaled_masked_softmax.h"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+
+#include "device_limits.h"
+#include "status.h"
+
+namespace apex {
+namespace {
+constexpr const char* unit = "scaled_masked_softmax";
+constexpr int64_t most_blocks = 0x7fffffff, most_keys = 0xfffff000;
+int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+#define KERNEL(name) {unit, "scaled_masked_softmax_" name, 0}
+// Of one element type. `rows`, `masked`, `odd`: by vectors a thread, 1 and 4; `warps`: 8.
+struct Forward {
+  apex_kernel rows[2], masked[2], odd[2], warps, whole;
+};
+struct Backward {
+  apex_kernel rows[2], odd[2], warps, whole;
+};
+#define FORWARD(type)                                                                                      \
+  {{KERNEL("forward_" type "x1"), KERNEL("forward_" type "x4")},                                           \
+   {KERNEL("forward_masked_" type "x1"), KERNEL("forward_masked_" type "x4")},                             \
+   {KERNEL("forward_odd_" type "x1"), KERNEL("forward_odd_" type "x4")},                                   \
+   KERNEL("forward_" type "x8"),                                                                           \
+   KERNEL("forward_long_" type)}
+#define BACKWARD(type)                                                                                     \
+  {{KERNEL("backward_" type "x1"), KERNEL("backward_" type "x4")},                                         \
+   {KERNEL("backward_odd_" type "x1"), KERNEL("backward_odd_" type "x4")},                                 \
+   KERNEL("backward_" type "x8"),                                                                          \
+   KERNEL("backward_long_" type)}
+// In the order of apex_dtype.
+Forward forward_kernels[] = {FORWARD("f32"), FORWARD("f16"), FORWARD("bf16")};
+Backward backward_kernels[] = {BACKWARD("f32"), BACKWARD("f16"), BACKWARD("bf16")};
+// Element by element: tensors that begin at different places between two vectors, and doubles.
+apex_kernel forward_elements[] = {KERNEL("forward_long_any"), KERNEL("forward_long_f64")};
+apex_kernel backward_elements[] = {KERNEL("backward_long_any"), KERNEL("backward_long_f64")};
+
+// How threads share a row.
+struct Layout {
+  enum Kind { registers, warps, whole, elements } kind;
+  bool aligned;  // rows begin and end with a vector of 16 bytes
+  int which;     // of the table's two
+  int32_t lanes, shift;
+  uint32_t threads;
+  int64_t blocks;
+};
+
+// `simple`: there is a kernel that gives each row a warp. `bytes`: the tensors, by address.
+Layout choose(int64_t rows, int64_t keys, int32_t type, bool simple, bool mask_fits, std::initializer_list<const void*> tensors,
+              const DeviceLimits& limits) {
+  const int64_t size = type == APEX_F32 ? 4 : 2, width = 16 / size, first = reinterpret_cast<uintptr_t>(*tensors.begin()) % 16;
+  Layout l{Layout::registers, false, 0, -1, int32_t(first / size), gpu::softmax_warp_threads, 0};
+  const bool alike = std::all_of(tensors.begin(), tensors.end(), [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == uintptr_t(first); });
+  l.aligned = alike && first == 0 && keys % width == 0 && mask_fits;
+  const int64_t vectors = l.aligned ? keys / width : ceil_divide(keys + width - 1, width), warp = limits.warp_size;
+  int64_t rows_at_once = l.threads / warp;  // of a block
+  if (type == APEX_F64 || !alike || first % size != 0) {
+    l.kind = Layout::elements;
+  } else if (vectors <= 4 * warp) {
+    l.which = vectors <= warp ? 0 : 1;
+    for (l.lanes = 0; (int64_t(1) << l.lanes) < std::min(vectors, warp);) ++l.lanes;
+    rows_at_once *= warp >> l.lanes;
+  } else if (l.aligned && simple && vectors <= 8 * warp) {
+    l.kind = Layout::warps;
+  } else if (vectors <= 4 * int64_t(gpu::softmax_threads)) {
+    l.which = 1;
+    l.threads = uint32_t(ceil_divide(ceil_divide(vectors, 4), limits.block_multiple) * limits.block_multiple);
+    rows_at_once = 1;
+  } else {
+    l.kind = Layout::whole;
+  }
+  if (l.kind == Layout::whole || l.kind == Layout::elements) {
+    const int64_t wanted = ceil_divide(l.kind == Layout::elements ? keys : vectors, limits.block_multiple) * limits.block_multiple;
+    l.threads = uint32_t(std::min<int64_t>(gpu::softmax_threads, wanted));
+    rows_at_once = 1;
+  }
+  // Enough blocks for every multiprocessor; beyond, a block takes up to four turns, so that fewer have to be started.
+  const int64_t blocks = ceil_divide(rows, rows_at_once);
+  l.blocks = std::min(most_blocks, std::max(std::min<int64_t>(blocks, limits.multiprocessors * 32), ceil_divide(blocks, 4)));
+  return l;
+}
+
+// Whether a vector's worth of the mask can be read at once, in every row.
+bool fits(const gpu::SoftmaxForward& a) {
+  const int64_t width = a.type == APEX_F32 ? 4 : 8;
+  return (int64_t(reinterpret_cast<uintptr_t>(a.mask)) | a.mask_batch | a.mask_head | a.mask_query) % width == 0;
+}
+
+int32_t check(int64_t rows, int64_t keys, int32_t type) {
+  if (type < APEX_F32 || type > APEX_F64) return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
+  if (rows < 0 || keys < 0) return fail(APEX_ERROR_ARGUMENT, "%s: %lld rows of %lld keys", unit, (long long)rows, (long long)keys);
+  return APEX_OK;
+}
+
+template <class Arguments>
+int32_t launch(const apex_place* place, apex_kernel& kernel, const Layout& layout, Arguments& a) {
+  a.lanes = layout.lanes;
+  a.shift = layout.shift;
+  void* parameters[] = {&a};
+  return apex_launch(place, &kernel, {uint32_t(layout.blocks), 1, 1}, {layout.threads, 1, 1}, 0, parameters);
+}
+
+// Answers APEX_OK with *cpu or not, or what the caller must answer.
+int32_t resolve(const apex_place* place, int64_t keys, bool* cpu) {
+  const int32_t variant = apex_resolve(place->platform, place->device, unit);
+  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
+  *cpu = variant == APEX_VARIANT_CPU;
+  return variant == APEX_VARIANT_REFERENCE || keys > most_keys ? APEX_USE_REFERENCE : APEX_OK;
+}
+}  // namespace
+}  // namespace apex
+
+extern "C" int32_t apex_scaled_masked_softmax_forward(const apex_place* place, const gpu::SoftmaxForward* arguments, double scale) {
+  using namespace apex;
+  gpu::SoftmaxForward a = *arguments;
+  bool cpu;
+  if (const int32_t status = check(a.rows, a.keys, a.type)) return status;
+  if (const int32_t status = resolve(place, a.keys, &cpu)) return status;
+  if (a.rows == 0 || a.keys == 0) return APEX_OK;
+  a.magnitude = std::max(std::fabs(scale), 0x1p-126);
+  if (scale != scale) a.magnitude = scale;
+  const double factor = a.magnitude * 1.4426950408889634;
+  a.factor = float(factor);
+  a.factor_rest = std::isfinite(a.factor) ? float(factor - a.factor) : 0.0f;
+  a.negative = scale < 0;
+  if (cpu) {
+    scaled_masked_softmax_forward_cpu(a);
+    return APEX_OK;
+  }
+  DeviceLimits limits;
+  if (const int32_t status = device_limits(*place, &limits)) return status;
+  const Layout l = choose(a.rows, a.keys, a.type, !a.mask, !a.mask || fits(a), {a.input, a.output}, limits);
+  if (l.kind == Layout::elements) return launch(place, forward_elements[a.type == APEX_F64], l, a);
+  Forward& kernels = forward_kernels[a.type];
+  if (l.kind == Layout::whole) return launch(place, kernels.whole, l, a);
+  if (l.kind == Layout::warps) return launch(place, kernels.warps, l, a);
+  return launch(place, (!l.aligned ? kernels.odd : a.mask ? kernels.masked : kernels.rows)[l.which], l, a);
+}
+
+extern "C" int32_t apex_scaled_masked_softmax_backward(const apex_place* place, const gpu::SoftmaxBackward* arguments, double scale) {
+  using namespace apex;
+  gpu::SoftmaxBackward a = *arguments;
+  bool cpu;
+  if (const int32_t status = check(a.rows, a.keys, a.type)) return status;
+  if (const int32_t status = resolve(place, a.keys, &cpu)) return status;
+  if (a.rows == 0 || a.keys == 0) return APEX_OK;
+  a.scale = scale;
+  a.factor = float(scale);
+  if (cpu) {
+    scaled_masked_softmax_backward_cpu(a);
+    return APEX_OK;
+  }
+  DeviceLimits limits;
+  if (const int32_t status = device_limits(*place, &limits)) return status;
+  const Layout l = choose(a.rows, a.keys, a.type, true, true, {a.output, a.grad_output, a.grad_input}, limits);
+  if (l.kind == Layout::elements) return launch(place, backward_elements[a.type == APEX_F64], l, a);
+  Backward& kernels = backward_kernels[a.type];
+  if (l.kind == Layout::whole) return launch(place, kernels.whole, l, a);
+  if (l.kind == Layout::warps) return launch(place, kernels.warps, l, a);
+  return launch(place, (l.aligned ? kernels.rows : kernels.odd)[l.which], l, a);
+}
