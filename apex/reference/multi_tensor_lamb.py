@@ -31,6 +31,7 @@ def multi_tensor_lamb(
     inv_scale=None,
     found_inf=None,
     noop_flag=None,
+    max_param_norm=0.0,
 ):
     """One LAMB step, in place; each gradient is overwritten by its parameter's update.
 
@@ -38,7 +39,8 @@ def multi_tensor_lamb(
     lower-precision copies of params. Gradients are multiplied by inv_scale (float32) and divided by
     global_grad_norm / max_grad_norm where that exceeds 1 (max_grad_norm 0: never; max_grad_norm_tensor, float32,
     replaces it). decay_mode 0: weight_decay is an L2 penalty on the gradient, 1: decoupled. Without use_nvlamb the
-    ratio of norms scales the step only where weight_decay is not 0. lr_tensor (float32), step_tensor (int32):
+    ratio of norms scales the step only where weight_decay is not 0; in it a parameter's norm is at most max_param_norm
+    (0: as it is). lr_tensor (float32), step_tensor (int32):
     one-element tensors that replace lr and step; with advance_step, step_tensor holds the last step and receives
     this one. Nothing changes if found_inf (float32) or noop_flag (int32) is not 0.
 
@@ -72,6 +74,8 @@ def multi_tensor_lamb(
         ratio = 1.0
         if use_nvlamb or weight_decay != 0:
             p_norm, u_norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(update)
+            if max_param_norm > 0:
+                p_norm = p_norm.clamp(max=max_param_norm)
             ratio = torch.where((p_norm != 0) & (u_norm != 0), p_norm / u_norm, torch.ones_like(p_norm))
         p = p - rate * ratio * update
         write(grad, update, skip)

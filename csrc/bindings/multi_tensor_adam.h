@@ -27,12 +27,12 @@ struct AdamCall {
   bool advance_step;
   std::optional<at::Tensor> inv_scale, found_inf, noop_flag;
 
-  void check() const {
-    TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, "multi_tensor_adam: betas must lie in [0, 1), not ",
-                      beta1, " and ", beta2);
-    TORCH_CHECK_VALUE(decay_mode == 0 || decay_mode == 1, "multi_tensor_adam: decay_mode is 0 (L2) or 1 (decoupled), not ", decay_mode);
-    TORCH_CHECK_VALUE(step_tensor || !bias_correction || (step >= 1 && step <= INT32_MAX),
-                      "multi_tensor_adam: step counts from 1, not ", step);
+  void check(const char* op = "multi_tensor_adam") const {
+    TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, op, ": betas must lie in [0, 1), not ", beta1, " and ",
+                      beta2);
+    TORCH_CHECK_VALUE(decay_mode == 0 || decay_mode == 1, op, ": decay_mode is 0 (L2) or 1 (decoupled), not ", decay_mode);
+    TORCH_CHECK_VALUE(step_tensor || !bias_correction || (step >= 1 && step <= INT32_MAX), op,
+                      ": step counts from 1, not ", step);
   }
   // `last`: the step is advanced by the last launch alone, after every other has read it.
   gpu::AdamArguments arguments(const TensorPlan::Launch& l, const at::Tensor& counter) const {

@@ -10,6 +10,7 @@ enum LambMode : i32 { lamb_l2 = 0, lamb_decoupled = 1 };
 struct LambArguments {
   double lr, beta1, beta2, eps, weight_decay;
   double max_grad_norm;  // gradients are divided by global_grad_norm / max_grad_norm where that exceeds 1; 0: never
+  double max_param_norm; // norms of parameters count as this where they exceed it; 0: never
   i32 step;              // 1 at the first step
   i32 mode;              // LambMode
   i32 bias_correction, grad_averaging;
@@ -130,7 +131,10 @@ template <class Math> struct LambApply : ElementwiseOperation {
   }
   GPU_FN void tensor(const Arguments& a, u32 t) {
     const Math* norms = reinterpret_cast<const Math*>(a.totals);
-    step_size = lamb_step_size(lr, a.use_nvlamb || a.weight_decay != 0.0, sqrt(norms[t]), sqrt(norms[a.tensors + t]));
+    const Math limit = (Math)a.max_param_norm;
+    Math norm = sqrt(norms[t]);
+    if (limit > Math(0) && norm > limit) norm = limit;
+    step_size = lamb_step_size(lr, a.use_nvlamb || a.weight_decay != 0.0, norm, sqrt(norms[a.tensors + t]));
   }
   GPU_FN void update(const Math& update, Math& parameter, const Math&, const Math&) {
     parameter = fma(-step_size, update, parameter);

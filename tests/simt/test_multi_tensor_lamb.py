@@ -72,7 +72,9 @@ class Lamb:
         self.device.launch(f"multi_tensor_lamb_apply_{self.name}", GRID, THREADS, [table, second])
 
 
-def expected(values, *, mode=DECOUPLED, decay=DECAY, clip=1.0, nvlamb=0, correct=1, average=1, step=STEP):
+def expected(
+    values, *, mode=DECOUPLED, decay=DECAY, clip=1.0, nvlamb=0, correct=1, average=1, step=STEP, limit=np.inf
+):
     """(updates, parameters, exp_avgs, exp_avg_sqs) by You et al. 2019, algorithm 2, in float64."""
     results = []
     for g, p, m, v in zip(*values[:4], strict=True):
@@ -81,7 +83,7 @@ def expected(values, *, mode=DECOUPLED, decay=DECAY, clip=1.0, nvlamb=0, correct
         v = BETA2 * v + (1 - BETA2) * g * g
         c1, c2 = (1 - BETA1**step, 1 - BETA2**step) if correct else (1, 1)
         u = (m / c1) / (np.sqrt(v / c2) + EPS) + (decay * p if mode == DECOUPLED else 0)
-        norms = np.linalg.norm(p), np.linalg.norm(u)
+        norms = min(np.linalg.norm(p), limit), np.linalg.norm(u)
         scaled = (nvlamb or decay != 0) and all(norms)
         results.append((u, p - LR * (norms[0] / norms[1] if scaled else 1) * u, m, v))
     return [list(column) for column in zip(*results, strict=True)]
@@ -122,8 +124,9 @@ def test_model_copies_are_the_rounded_masters(device, types):
         (dict(weight_decay=0.0), dict(decay=0.0)),
         (dict(weight_decay=0.0, use_nvlamb=1), dict(decay=0.0, nvlamb=1)),
         (dict(bias_correction=0, grad_averaging=0), dict(correct=0, average=0)),
+        (dict(max_param_norm=10.0), dict(limit=10.0)),
     ],
-    ids=["l2", "no decay", "nvlamb", "no correction"],
+    ids=["l2", "no decay", "nvlamb", "no correction", "largest norm"],
 )
 def test_options(device, arguments, formula):
     lamb = Lamb(device, "f32", "f32", "f32")
