@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._loader import bindings
 from apex._sharding import is_sharded
 
 ALIGNMENT, PADDING = 16, 32  # elements
@@ -109,3 +110,18 @@ def alias(tensor, view):
 
 def addresses(tensors):
     return [t.data_ptr() for t in tensors]
+
+
+def gradient_norm(flats, norm_type=2.0):
+    """The p-norm of all elements of flat gradients on one device: a float32 tensor of one element."""
+    maximum = norm_type == float("inf")
+    if norm_type != 2.0 and not maximum:
+        norms = torch.stack([torch.linalg.vector_norm(flat.float(), norm_type) for flat in flats])
+        return torch.linalg.vector_norm(norms, norm_type).reshape(1)
+    norm = torch.empty(1, device=flats[0].device)
+    native = bindings.load().module
+    if native is None:
+        torch.ops.apex.multi_tensor_l2norm(flats, norm, maximum=maximum)
+    else:
+        native.multi_tensor_l2norm([flats], native.multi_tensor_l2norm_call(total=norm, maximum=maximum))
+    return norm

@@ -215,7 +215,8 @@ class Combination:
                 f"{problem}: it cannot be combined",
                 remedy="leave combine_grad out"
                 if not self.fused
-                else "another optimizer (apex.optimizers.FusedAdam, ...) for this parameter",
+                else "another optimizer for this parameter: torch.optim.SparseAdam for a sparse gradient, "
+                "apex.optimizers.FusedAdam for another dtype",
             )
 
     def _fill(self, part, stashed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._flat import gradient_norm
 from apex._loader import bindings
 from apex.amp._amp_state import maybe_print
 from apex.amp._errors import AmpUsageError
@@ -109,21 +110,6 @@ def clip(flats, max_norm, norm_type):
     bindings.load()
     _op("multi_tensor_scale", None, [flats, flats], 1.0, coefficient, True)
     return norm.reshape(())
-
-
-def gradient_norm(flats, norm_type=2.0):
-    """The p-norm of all elements of flat gradients on one device: a float32 tensor of one element."""
-    maximum = norm_type == float("inf")
-    if norm_type != 2.0 and not maximum:
-        norms = torch.stack([torch.linalg.vector_norm(flat.float(), norm_type) for flat in flats])
-        return torch.linalg.vector_norm(norms, norm_type).reshape(1)
-    norm = torch.empty(1, device=flats[0].device)
-    native = bindings.load().module
-    if native is None:
-        torch.ops.apex.multi_tensor_l2norm(flats, norm, maximum=maximum)
-    else:
-        native.multi_tensor_l2norm([flats], native.multi_tensor_l2norm_call(total=norm, maximum=maximum))
-    return norm
 
 
 METHODS = {

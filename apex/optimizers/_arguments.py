@@ -17,6 +17,13 @@ def check_arguments(optimizer, *, amsgrad=False, betas=(), **not_negative):
             raise ValueError(f"{name} must not be negative: {value}")
 
 
+def check_fraction(**values):
+    """Raises ValueError for what does not lie in [0, 1)."""
+    for name, value in values.items():
+        if not 0.0 <= value < 1.0:
+            raise ValueError(f"{name} must lie in [0, 1): {value}")
+
+
 def evaluate(closure):
     """The loss that step()'s closure returns, its gradients recorded; None without a closure."""
     if closure is None:
