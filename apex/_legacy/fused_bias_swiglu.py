@@ -1,0 +1,23 @@
+"""The functions of public apex's fused_bias_swiglu. They record no gradients, as there."""
+
+from __future__ import annotations
+
+import torch
+
+from apex._loader import bindings
+
+bindings.load()
+
+__all__ = ["backward", "forward"]
+
+
+@torch.no_grad()
+def forward(input, bias):
+    """silu(u1) * u2 of the two halves of u = input + bias; input [rows, 2 n], bias [2 n]; [rows, n]."""
+    return torch.ops.apex.bias_activation_forward(input, bias, "silu", True)
+
+
+@torch.no_grad()
+def backward(grad_output, input, bias):
+    """The gradient of the input, [rows, 2 n]; summed over rows, it is that of the bias."""
+    return torch.ops.apex.bias_activation_backward(grad_output, input, bias, "silu", True, False)[0]

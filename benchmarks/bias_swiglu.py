@@ -1,0 +1,152 @@
+"""Bias and activation on a GPU, forward and backward together, beside torch's own.
+
+usage: python benchmarks/bias_swiglu.py [--only gelu] [--skip compile] [--accuracy] [--json FILE]
+
+Floor of gated forms: eight passes over half of the input (forward reads two halves and writes one, backward reads
+three and writes two); of others five over all of it. Biases do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+import torch
+import torch.nn.functional as F
+from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+
+import apex
+from apex.transformer import functional
+
+
+def swiglu(x, b):
+    first, second = (x if b is None else x + b).chunk(2, -1)
+    return F.silu(first) * second
+
+
+def geglu(x, b):
+    first, second = (x if b is None else x + b).chunk(2, -1)
+    return F.gelu(first, approximate="tanh") * second
+
+
+def gelu(x, b):
+    return F.gelu(x if b is None else x + b, approximate="tanh")
+
+
+def quick_gelu(x, b):
+    u = x if b is None else x + b
+    return u * torch.sigmoid(1.702 * u)
+
+
+def squared_relu(x, b):
+    return F.relu(x if b is None else x + b).square()
+
+
+OWN = {"swiglu": swiglu, "geglu": geglu, "gelu": gelu, "quick_gelu": quick_gelu, "squared_relu": squared_relu}
+# name, rows, size of the output, with a bias
+CASES = [
+    ("swiglu", 8192, 11008, True),
+    ("swiglu", 8192, 11008, False),
+    ("geglu", 8192, 11008, True),
+    ("gelu", 8192, 16384, True),
+    ("quick_gelu", 8192, 16384, True),
+    ("squared_relu", 8192, 16384, True),
+    ("swiglu", 32768, 1024, True),
+    ("swiglu", 1024, 1024, True),
+    ("swiglu", 128, 512, True),
+    ("gelu", 128, 1024, True),
+]
+
+
+def implementations(name, bias):
+    """name -> function of (input, bias or None)"""
+    found = {
+        "apex": getattr(functional, f"fused_bias_{name}"),
+        "torch eager": OWN[name],
+        "torch.compile": torch.compile(OWN[name]),
+    }
+    if not bias and name in ("swiglu", "geglu"):  # Liger's take two tensors and no bias
+        try:
+            from liger_kernel.ops.geglu import LigerGELUMulFunction
+            from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+        except ImportError:
+            return found
+        liger = {"swiglu": LigerSiLUMulFunction, "geglu": LigerGELUMulFunction}[name]
+        found["Liger"] = lambda x, b: liger.apply(*(t.contiguous() for t in x.chunk(2, -1)))
+    return found
+
+
+def tensors(name, rows, hidden, bias, dtype):
+    torch.manual_seed(0)
+    columns = hidden * 2 if name.endswith("glu") else hidden
+    x = torch.randn(rows, columns, device="cuda", dtype=dtype, requires_grad=True)
+    b = torch.randn(columns, device="cuda", dtype=dtype, requires_grad=True) if bias else None
+    return x, b, torch.randn(rows, hidden, device="cuda", dtype=dtype)
+
+
+def step_of(function, x, b, g):
+    leaves = [x] if b is None else [x, b]
+
+    def step():
+        y = function(x, b)
+        return y, *torch.autograd.grad(y, leaves, g)
+
+    return step
+
+
+def accuracy(name, rows, hidden, bias, dtype):
+    """Prints the largest and the root mean square error of ours and torch's against float64."""
+    x, b, g = tensors(name, rows, hidden, bias, dtype)
+    wide = [None if t is None else t.detach().double().requires_grad_() for t in (x, b)]
+    expected = step_of(OWN[name], *wide, g.double())()
+    for implementation, function in implementations(name, bias).items():
+        if implementation == "torch.compile":
+            continue
+        errors = [(a.double() - e).abs() for a, e in zip(step_of(function, x, b, g)(), expected, strict=True)]
+        text = ", ".join(
+            f"{n} {e.max().item():.2e} / {e.square().mean().sqrt().item():.2e}"
+            for n, e in zip(("output", "dx", "db"), errors, strict=False)
+        )
+        print(f"  {name} {rows}x{hidden} {str(dtype)[6:]} {implementation}: max / rms error of {text}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
+    parser.add_argument("--accuracy", action="store_true", help="errors against float64 as well")
+    parser.add_argument("--json", help="write all figures to this file")
+    arguments = parser.parse_args()
+    bandwidth, rows = copy_bandwidth(), []
+    for name, count, hidden, bias in CASES:
+        label = f"{'bias ' if bias else ''}{name} {count}x{hidden}"
+        if arguments.only not in label:
+            continue
+        torch._dynamo.reset()
+        x, b, g = tensors(name, count, hidden, bias, torch.bfloat16)
+        passes = 8 if name.endswith("glu") else 5
+        for implementation, function in implementations(name, bias).items():
+            if arguments.skip in implementation:
+                continue
+            step = step_of(function, x, b, g)
+            graph = attempt(graph_seconds, step)
+            rows.append(
+                Row(label, implementation, graph, attempt(wall_seconds, step), passes * count * hidden * 2)
+            )
+    print_table(rows, bandwidth)
+    if arguments.accuracy:
+        for name in OWN:
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                accuracy(name, 4096, 4096, True, dtype)
+    print("served by", sorted(set(apex.served().items())))
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(
+                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
+                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

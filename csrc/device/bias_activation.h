@@ -1,0 +1,86 @@
+// Bias and activation, gated or not: arguments of the kernels and the CPU variant, by value, and the formula.
+//
+//   u = input + bias;  output = f(u), or gated f(u1) * u2 of the two halves u1, u2 of u's columns
+//   f(x) = x * sigmoid(slope * x + cubic * x^3), or max(x, 0)^2
+// SiLU has slope 1, quick GELU 1.702, GELU (its tanh form) 2 sqrt(2 / pi) and a cubic of 0.044715 times that.
+#pragma once
+#include "exponential.h"
+#include "vectors.h"
+
+namespace gpu {
+struct BiasActivation {
+  const u8* input;        // [rows][columns], columns = hidden, gated twice that
+  const u8* bias;         // [columns]; or null
+  const u8* grad_output;  // [rows][hidden]; of the backward
+  u8* output;             // [rows][hidden]; of the backward: the gradient of the input
+  u8* grad_bias;          // [columns]; or null
+  u8* partials;           // [parts][columns], float or double: the bias's gradient, a sum of rows for each part
+  i64 rows, hidden;
+  double slope, cubic;
+  i32 squared_relu;
+  i32 gated;
+  i32 type, bias_type;    // of input, output and gradients; of bias and grad_bias
+  i32 lane_threads;       // threads side by side; the block's others take other rows
+  u32 column_blocks;      // blocks side by side
+  i64 parts;              // blocks on top of each other: each takes every parts-th row, or group of rows
+};
+constexpr int bias_activation_threads = 128;
+constexpr int bias_activation_finish_threads = 256, bias_activation_finish_columns = 32;
+
+// 1 / x of an x in [1, 2^126], within a unit in the last place or two.
+#if defined(GPU_CUDA)
+GPU_FN float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#elif defined(GPU_HIP)
+GPU_FN float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
+#else
+GPU_FN float reciprocal(float x) { return 1.0f / x; }
+#endif
+GPU_FN double reciprocal(double x) { return 1.0 / x; }
+
+// f and its derivative. exact: exp as exact as Math; else it loses what halves do not see.
+template <class Math, bool exact> struct Activation {
+  Math slope, cubic;      // of the sigmoid's argument
+  Math minus_slope, minus_cubic;  // of exp2's, which is -1 / ln(2) of it
+  bool squared_relu;
+
+  GPU_FN explicit Activation(const BiasActivation& a)
+      : slope((Math)a.slope), cubic((Math)a.cubic), minus_slope((Math)(a.slope * -1.4426950408889634)),
+        minus_cubic((Math)(a.cubic * -1.4426950408889634)), squared_relu(a.squared_relu != 0) {}
+
+  // e^(-v) of v = near * (slope + cubic * square); `held`: at most e^most.
+  template <bool held> GPU_FN Math exp_of(Math near, Math square, Math most) const {
+    if constexpr (exact) {
+      const Math v = near * fma(cubic, square, slope);
+      return exp_series(held ? -max_number(v, -most) : -v);
+    } else {
+      const Math t = near * fma(minus_cubic, square, minus_slope);
+      return exp2(held ? -max_number(-t, -most * Math(1.4426950408889634)) : t);
+    }
+  }
+  // f(x), and with `derivative` f'(x) beside it. Far below 0, x is held where exp stays in range: f goes to 0 there.
+  template <bool derivative> GPU_FN Math value(Math x, Math& slope_there) const {
+    if (squared_relu) {
+      const Math positive = x < Math(0) ? Math(0) : x;  // a nan stays
+      slope_there = positive + positive;
+      return positive * positive;
+    }
+    constexpr Math most = sizeof(Math) == 8 ? Math(700) : Math(87);
+    x = x < -most ? -most : x;
+    const Math near = -max_number(-x, -most), square = near * near;
+    const Math e = exp_of<derivative>(near, square, most), sigmoid = reciprocal(Math(1) + e);
+    if constexpr (derivative) {
+      slope_there = fma(near * sigmoid, e * sigmoid * fma(Math(3) * cubic, square, slope), sigmoid);
+      slope_there = x != x ? x : slope_there;
+    }
+    return x * sigmoid;
+  }
+  GPU_FN Math operator()(Math x) const {
+    Math unused;
+    return value<false>(x, unused);
+  }
+};
+}  // namespace gpu

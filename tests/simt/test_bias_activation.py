@@ -1,0 +1,142 @@
+"""The kernels of bias and activation against float64, on every SIMT build and the emulated AMD targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from simt.element_types import DTYPES, ROUNDING, decode, encode
+from simt.structs import make
+
+TYPE = {"f32": 0, "f16": 1, "bf16": 2, "f64": 3}
+THREADS, FINISH_THREADS, FINISH_COLUMNS = 128, 256, 32
+GELU = 1.5957691216057308
+FORMS = {
+    "silu": (1.0, 0.0),
+    "quick_gelu": (1.702, 0.0),
+    "gelu": (GELU, GELU * 0.044715),
+    "squared_relu": None,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tensor. `kernel` is the name's end, `width` its vectors; parts: of the rows."""
+
+    kernel: str
+    width: int
+    type: str
+    rows: int
+    hidden: int
+    form: str = "silu"
+    gated: bool = True
+    bias: str | None = "f32"
+    parts: int = 2
+
+    def __str__(self):
+        end = "gated" if self.gated else "plain"
+        return f"{self.kernel}-{self.type}-{self.rows}x{self.hidden}-{self.form}-{end}-{self.bias}"
+
+
+CASES = [
+    Case("bf16x8", 8, "bf16", 7, 24, bias="bf16"),
+    Case("bf16x8", 8, "bf16", 3, 1032, parts=1),  # two blocks of columns
+    Case("f16x8", 8, "f16", 40, 16, "gelu", bias="f16"),
+    Case("f16x8", 8, "f16", 9, 40, "squared_relu", gated=False, parts=3),
+    Case("f32x4", 4, "f32", 11, 20, "quick_gelu"),
+    Case("f32x4", 4, "f32", 70, 8, gated=False, bias=None),
+    Case("any1", 1, "bf16", 5, 7, bias="f16"),
+    Case("any1", 1, "f32", 6, 131, "gelu", gated=False),
+    Case("f64", 1, "f64", 5, 6, "gelu", bias="f64"),
+    Case("f64", 1, "f64", 130, 3, gated=False, bias="f64", parts=1),
+]
+
+
+def f(x, form):
+    """The activation and its derivative, float64."""
+    if FORMS[form] is None:
+        return np.maximum(x, 0) ** 2, 2 * np.maximum(x, 0)
+    slope, cubic = FORMS[form]
+    s = 1 / (1 + np.exp(-(slope * x + cubic * x**3)))
+    return x * s, s + x * s * (1 - s) * (slope + 3 * cubic * x**2)
+
+
+class Tensors:
+    """The case's tensors on a device, and what must come of them."""
+
+    def __init__(self, device, case: Case):
+        rng = np.random.default_rng(case.hidden)
+        self.columns = case.hidden * (2 if case.gated else 1)
+        x, g = (
+            encode(rng.standard_normal((case.rows, n)) * 2, case.type) for n in (self.columns, case.hidden)
+        )
+        bias = encode(rng.standard_normal(self.columns), case.bias) if case.bias else None
+        u = decode(x, case.type) + (decode(bias, case.bias) if case.bias else 0)
+        wide, (first, second) = decode(g, case.type), (u[:, : case.hidden], u[:, case.hidden :])
+        y, slope = f(first, case.form)
+        self.output = y * second if case.gated else y
+        self.gradient = np.concatenate((wide * second * slope, wide * y), 1) if case.gated else wide * slope
+        self.arrays = {
+            "input": device.put(x),
+            "grad_output": device.put(g),
+            "bias": None if bias is None else device.put(bias),
+        }
+        lanes = case.hidden // case.width
+        self.lane_threads = min(lanes, THREADS)
+        self.column_blocks = -(-lanes // self.lane_threads)
+        self.case, self.device = case, device
+
+    def empty(self, shape, name):
+        return self.device.put(np.full(shape, encode(np.array(7.0), name)[()], DTYPES[name]))
+
+    def arguments(self, **more):
+        c = self.case
+        slope, cubic = FORMS[c.form] or (0.0, 0.0)
+        return make(
+            "BiasActivation", "bias_activation.h", rows=c.rows, hidden=c.hidden, slope=slope, cubic=cubic,
+            squared_relu=FORMS[c.form] is None, gated=c.gated, type=TYPE[c.type], bias_type=TYPE[c.bias or c.type],
+            lane_threads=self.lane_threads, column_blocks=self.column_blocks, parts=c.parts, **self.arrays, **more,
+        )  # fmt: skip
+
+    def launch(self, way, arguments):
+        c = self.case
+        name = f"bias_activation_{way}_{'gated_' if c.gated else ''}{c.kernel}"
+        self.device.launch(name, self.column_blocks * c.parts, THREADS, [arguments])
+
+
+def near(found, name, expected, rows=1):
+    work = ROUNDING["f64" if name == "f64" else "f32"]
+    scale = np.abs(expected).max(initial=1.0)
+    np.testing.assert_allclose(
+        decode(found, name), expected, rtol=1.01 * ROUNDING[name] + 16 * work, atol=(16 + rows) * work * scale
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward(device, case):
+    t = Tensors(device, case)
+    output = t.empty((case.rows, case.hidden), case.type)
+    t.launch("forward", t.arguments(output=output))
+    near(output.numpy(), case.type, t.output)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_backward(device, case):
+    t = Tensors(device, case)
+    gradient = t.empty((case.rows, t.columns), case.type)
+    math = "f64" if case.type == "f64" else "f32"
+    more = {}
+    if case.bias:
+        more = {
+            "grad_bias": t.empty(t.columns, case.bias),
+            "partials": t.empty((case.parts, t.columns), math),
+        }
+    arguments = t.arguments(output=gradient, **more)
+    t.launch("backward", arguments)
+    near(gradient.numpy(), case.type, t.gradient)
+    if case.bias:
+        finish = "bias_activation_finish" + ("_f64" if math == "f64" else "")
+        device.launch(finish, -(-t.columns // FINISH_COLUMNS), FINISH_THREADS, [arguments])
+        near(more["grad_bias"].numpy(), case.bias, t.gradient.sum(0), case.rows)
