@@ -37,14 +37,15 @@ def local(jobs: int | None = None, processes: bool = True, offers: Collection[st
     """Workers of this machine, one step each at a time; `jobs` of them, by default one a core. Each `offers`
     the resources that are named."""
     count = jobs or int(os.environ.get("APEX_JOBS") or os.cpu_count() or 1)
-    place = {"host": "127.0.0.1"} if processes else {}  # threads talk in memory
+    options = {"threads_per_worker": 1, "processes": processes, "resources": dict.fromkeys(offers, 1)}
+    if processes:  # threads talk in memory
+        options["host"] = "127.0.0.1"
     with (
         dask.config.set(SETTINGS),
-        LocalCluster(
-            count, threads_per_worker=1, processes=processes, dashboard_address=None, **place
-        ) as cluster,
+        LocalCluster(n_workers=count, dashboard_address=None, **options) as cluster,
         Client(cluster) as client,
     ):
+        client.wait_for_workers(count, timeout="60s")
         yield client
 
 

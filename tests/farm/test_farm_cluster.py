@@ -171,6 +171,11 @@ def test_the_command_runs_a_plan_on_it_with_a_shared_store(fleet, tmp_path):
     assert len(list((tmp_path / "shared/library").glob("*.tar.gz"))) == 1
 
 
+def test_a_machine_may_have_the_card_itself():
+    with cluster.local(3, processes=False, offers=["sm_90"]) as client:
+        assert cluster.offered(client) == {"sm_90"} and cluster.slots(client) == 3
+
+
 def test_a_scheduler_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr(cluster, "PATIENCE", "1s")
     with (
