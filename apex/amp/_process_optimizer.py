@@ -12,6 +12,7 @@ import types
 import torch
 
 from apex._loader import bindings
+from apex._sharding import local
 from apex.amp import _combined_access
 from apex.amp._amp_state import _amp_state, maybe_print
 from apex.amp._combined import Combination, is_fused
@@ -381,10 +382,12 @@ def _master_params_to_model_params(self):
 
 def _copy(sources, targets):
     by_device = {}
-    for source, target in zip(sources, targets, strict=True):
-        columns = by_device.setdefault(target.device, ([], []))
-        columns[0].append(getattr(source, "_local_tensor", source).detach())
-        columns[1].append(getattr(target, "_local_tensor", target).detach())
+    for source, target in zip(map(local, sources), map(local, targets), strict=True):
+        columns = by_device.get(target.device)
+        if columns is None:
+            columns = by_device[target.device] = ([], [])
+        columns[0].append(source)
+        columns[1].append(target)
     bindings.load()
     for columns in by_device.values():
         _op("multi_tensor_scale", None, list(columns), 1.0, None)
