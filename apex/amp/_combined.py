@@ -306,9 +306,17 @@ class Combination:
                     part.set_aside()
                 else:
                     part.zero("model_grad")  # what it held is in its masters' gradients already
-        if self.reducer is not None:
-            self.reducer.start()
         return True
+
+    def begin(self, delayed):
+        """A backward pass comes. One whose unscaling is delayed is averaged over ranks with the one after it."""
+        if self.parts is not None and self.reducer is not None and not delayed:
+            self.reducer.start()
+
+    def stop(self):
+        """The pass raised."""
+        if self.reducer is not None:
+            self.reducer.abandon()
 
     @torch.no_grad()
     def after_backward(self, scaler):
@@ -355,8 +363,6 @@ class Combination:
         """After a backward pass that raised: gradients are what they were before it. False if nothing is combined."""
         if self.parts is None:
             return False
-        if self.reducer is not None:
-            self.reducer.abandon()
         for part in self.parts:
             for params, views, _ in part.pairs():
                 _point(params, views)

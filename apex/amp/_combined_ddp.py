@@ -79,7 +79,7 @@ class Reducer:
     def __init__(self, replica_count):
         self.replica_count = replica_count
         self._handles, self._slices, self._order = [], [], None
-        self._active = False
+        self._active, self._works = False, []
 
     # ---- making ----------------------------------------------------------------------------------------------
 

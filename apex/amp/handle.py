@@ -63,9 +63,14 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
         optimizer._prepare_amp_backward()
     for optimizer in optimizers:
         optimizer._amp_stash.open = True
+        if optimizer._amp_stash.combined is not None:
+            optimizer._amp_stash.combined.begin(delay_unscale)
     try:
         yield scaler.scaled(loss)
     except BaseException:
+        for optimizer in optimizers:
+            if optimizer._amp_stash.combined is not None:
+                optimizer._amp_stash.combined.stop()
         for optimizer in prepared:
             _abandon(optimizer)
         raise

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from apex import amp
+from apex.optimizers import CombinedSGD
 
 
 def run(rank, ranks, folder):
@@ -162,6 +163,44 @@ def overlap(rank):
     same_on_all_ranks(model)
 
 
+def delayed_passes(rank, level):
+    """Two passes that are unscaled, and averaged, together: as one pass of both losses."""
+    weights = []
+    for delayed in (True, False):
+        runs.forget()
+        model, optimizer = start(level, loss_scale=8.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            losses = [loss_of(model, 2 * step + k, rank) for k in (0, 1)]
+            if delayed:
+                runs.backward(losses[0], optimizer, delay_unscale=True)
+                runs.backward(losses[1], optimizer)
+            else:
+                runs.backward(losses[0] + losses[1], optimizer)
+            optimizer.step()
+        same_on_all_ranks(model)
+        weights.append(runs.values(model))
+    for p, q in zip(*weights, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-2, atol=2e-3)
+
+
+def combined_optimizer(rank, level):
+    """CombinedSGD trains as torch's SGD does."""
+    weights = []
+    for kind in (torch.optim.SGD, CombinedSGD):
+        runs.forget()
+        model = Net(rank)
+        optimizer = kind(groups_of(model), lr=0.05, momentum=0.9)
+        runs.initialize(
+            model, optimizer, opt_level=level, combine_grad=True, combine_ddp=True, loss_scale=64.0
+        )
+        train(model, optimizer, rank, False, lambda loss, optimizer=optimizer: runs.backward(loss, optimizer))
+        same_on_all_ranks(model)
+        weights.append(runs.values(model))
+    for p, q in zip(*weights, strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-3, atol=2e-3)
+
+
 def inconsistent_models(rank):
     model = Net(0)
     model.used = range(3) if rank == 0 else range(2)
@@ -250,6 +289,10 @@ CASES = {
     "overflow-O2": (overflow_on_one_rank, ("O2",)),
     "unused-O1": (unused_parameters, ("O1",)),
     "unused-O2": (unused_parameters, ("O2",)),
+    "delayed-O1": (delayed_passes, ("O1",)),
+    "delayed-O2": (delayed_passes, ("O2",)),
+    "CombinedSGD-O1": (combined_optimizer, ("O1",)),
+    "CombinedSGD-O2": (combined_optimizer, ("O2",)),
     "overlap": (overlap, ()),
     "inconsistent_models": (inconsistent_models, ()),
     "a_second_pass": (a_second_pass, ()),

@@ -125,6 +125,31 @@ def test_several_losses(level):
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
+def test_several_optimizers(level):
+    """Each has its own buffers; a loss that overflows skips the steps of those that it was for."""
+    found = []
+    for combine in (None, True):
+        runs.forget()
+        models = [runs.network(0), runs.plain(1)]
+        first, second = (
+            runs.OPTIMIZERS[name](model.parameters())
+            for name, model in zip(("sgd", "FusedAdam"), models, strict=True)
+        )
+        runs.initialize(models, [first, second], opt_level=level, combine_grad=combine, num_losses=2)
+        for step in range(4):
+            first.zero_grad()
+            second.zero_grad()
+            runs.backward(runs.loss_of(models[0], step), first, loss_id=0)
+            both_losses = runs.loss_of(models[0], step + 1) + runs.loss_of(models[1], step)
+            factor = float("inf") if step == 2 else 1.0
+            runs.backward(both_losses * factor, [first, second], loss_id=1)
+            first.step()
+            second.step()
+        found.append([*runs.values(models[0]), *runs.values(models[1])])
+    assert runs.equal(*found)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
 def test_an_added_group(level):
     def script(model, optimizer):
         runs.train(model, optimizer, 2)
