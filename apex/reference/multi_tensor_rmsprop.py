@@ -33,6 +33,8 @@ def multi_tensor_rmsprop(
     """
     skip = skip_mask(found_inf, noop_flag)
     rate = lr if lr_tensor is None else lr_tensor.reshape(())
+    if momentum != 0 and not momentums:  # a plan gives the lists that there are, in order
+        grad_avgs, momentums = momentums, grad_avgs
     for i, (grad, param, square_avg) in enumerate(zip(grads, params, square_avgs, strict=True)):
         math = math_dtype(param)
         p, g = param.to(math), grad.to(math)

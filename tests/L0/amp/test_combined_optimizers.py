@@ -17,7 +17,8 @@ from torch import nn
 
 import apex.optimizers
 from apex import amp
-from apex.optimizers import Lamb
+from apex._loader import bindings
+from apex.optimizers import Lamb, _combined_optimizer, _plan
 
 SHAPES = ((7,), (0,), (33, 5), (1,), (4, 3, 2, 2), (2050,))
 NAMES = ("SGD", "Adam", "AdamW", "AdamP", "BertAdam", "Adadelta", "Lamb", "RMSprop", "RMSpropTF")
@@ -210,6 +211,20 @@ def test_formula(variant, name, first, second):
     train(optimizer, Two(name, twins, 3, (first, second)), params, twins)
     training.assert_trained(params, twins, steps=4, arithmetic=64)
     assert_gaps_are_zero(optimizer)
+
+
+@pytest.mark.parametrize("name, first, second", CASES, ids=str)
+def test_formula_where_no_binding_fits(monkeypatch, name, first, second):
+    """Plans then run the reference by themselves, as on a device that no kernel is for."""
+    monkeypatch.setattr(_combined_optimizer, "make_plan", reference_plan)
+    optimizer, params, twins = start(name, "cpu", (first, second))
+    train(optimizer, Two(name, twins, 3, (first, second)), params, twins)
+    training.assert_trained(params, twins, steps=4, arithmetic=64)
+
+
+def reference_plan(names, written, lists, owners, watched=(), states=None):
+    bindings.load()
+    return _plan.ReferencePlan(lists, owners, watched, states)
 
 
 @pytest.mark.parametrize("name", NAMES)
