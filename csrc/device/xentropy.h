@@ -11,8 +11,8 @@
 #pragma once
 #include "exponential.h"
 #include "logarithm.h"
+#include "packets.h"
 #include "reduce.h"
-#include "vectors.h"
 #include "xentropy_arguments.h"
 
 namespace gpu {
@@ -53,22 +53,6 @@ template <class Math> GPU_FN void warp_merge(LogitSums<Math>& sums) {
 }
 
 // ---- rows --------------------------------------------------------------------------------------------------
-// How elements of a type move: 16 bytes at once.
-template <i32 type> struct Logits {
-  using Math = float;
-  static constexpr int size = type == type_f32 ? 4 : 2, width = 16 / size;
-  using Raw = Words;
-  GPU_FN static void unpack_raw(float (&x)[width], const Raw& raw) { unpack(x, raw, type); }
-  GPU_FN static Raw pack_raw(const float (&x)[width]) { return pack(x, type); }
-};
-template <> struct Logits<type_f64> {
-  using Math = double;
-  static constexpr int size = 8, width = 2;
-  using Raw = Vector<double, 2>;
-  GPU_FN static void unpack_raw(double (&x)[2], const Raw& raw) { x[0] = raw.v[0], x[1] = raw.v[1]; }
-  GPU_FN static Raw pack_raw(const double (&x)[2]) { return Raw{{x[0], x[1]}}; }
-};
-
 // The threads that work on a row, or on their split of it, together.
 struct LogitTeam {
   bool is_warp;
@@ -114,16 +98,6 @@ struct RowLabel {
   }
 };
 
-template <class Math> GPU_FN Math load_one(const u8* tensor, i32 type, i64 index) {
-  Math x[1];
-  load_values(x, tensor, type, index);
-  return x[0];
-}
-template <class Math> GPU_FN void store_one(u8* tensor, i32 type, i64 index, Math value) {
-  const Math x[1] = {value};
-  store_values(tensor, type, index, x);
-}
-
 // ---- forward -----------------------------------------------------------------------------------------------
 // The loss of a row of which everything is known; `of_label` is the label's logit.
 template <class Math>
@@ -143,7 +117,7 @@ GPU_FN void write_loss(const XentropyForward& a, i64 row, Label kind, const Logi
 }
 
 template <i32 type> GPU_FN void xentropy_forward(const XentropyForward& a) {
-  using Row = Logits<type>;
+  using Row = Packet<type>;
   using Math = typename Row::Math;
   constexpr int width = Row::width, most_warps = xentropy_threads / warp_size;
   constexpr int ahead = 4, together = width == 8 ? 2 : 4;  // vectors on their way; vectors added at once
@@ -264,7 +238,7 @@ template <class Math> struct LogitGradient {
 };
 
 template <i32 type> GPU_FN void xentropy_backward(const XentropyBackward& a) {
-  using Row = Logits<type>;
+  using Row = Packet<type>;
   using Math = typename Row::Math;
   using Raw = typename Row::Raw;
   constexpr int width = Row::width, ahead = 4;

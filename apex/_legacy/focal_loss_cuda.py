@@ -1,0 +1,29 @@
+"""The functions of public apex's focal_loss_cuda. They record no gradients, as there."""
+
+from __future__ import annotations
+
+import torch
+
+from apex._loader import bindings
+
+bindings.load()
+__all__ = ["backward", "forward"]
+
+
+@torch.no_grad()
+def forward(
+    cls_output, cls_targets_at_level, num_positives_sum, num_real_classes, alpha, gamma, smoothing_factor
+):
+    """[loss, gradient of the sum of the losses before it is divided by num_positives_sum]"""
+    arguments = (cls_targets_at_level, num_positives_sum, num_real_classes, alpha, gamma, smoothing_factor)
+    loss = torch.ops.apex.focal_loss_forward(cls_output, *arguments)
+    one = torch.ones_like(num_positives_sum)
+    arguments = (cls_targets_at_level, one, num_real_classes, alpha, gamma, smoothing_factor)
+    return [loss, torch.ops.apex.focal_loss_backward(one, cls_output, *arguments)]
+
+
+@torch.no_grad()
+def backward(grad_output, partial_grad, num_positives_sum):
+    """The gradient of the logits: partial_grad, which is overwritten, as in public apex."""
+    scale = (grad_output.double() / num_positives_sum.double()).reshape(())
+    return partial_grad.copy_(partial_grad.to(torch.promote_types(partial_grad.dtype, torch.float32)) * scale)

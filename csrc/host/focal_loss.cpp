@@ -1,0 +1,86 @@
+#include "focal_loss.h"
+
+#include <algorithm>
+
+#include "device_limits.h"
+#include "status.h"
+
+namespace apex {
+namespace {
+constexpr const char* unit = "focal_loss";
+// By apex_dtype.
+apex_kernel forward_kernels[] = {{unit, "focal_loss_forward_f32", 0}, {unit, "focal_loss_forward_f16", 0},
+                                 {unit, "focal_loss_forward_bf16", 0}, {unit, "focal_loss_forward_f64", 0}};
+apex_kernel backward_kernels[] = {{unit, "focal_loss_backward_f32", 0}, {unit, "focal_loss_backward_f16", 0},
+                                  {unit, "focal_loss_backward_bf16", 0}, {unit, "focal_loss_backward_f64", 0}};
+apex_kernel finish_kernels[] = {{unit, "focal_loss_finish", 0}, {unit, "focal_loss_finish_f64", 0}};
+
+int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Blocks for all elements, but no more than the device holds at once: the others go around.
+int64_t blocks_of(const gpu::FocalLoss& a, const DeviceLimits& limits) {
+  const int64_t width = !a.in_vectors ? 1 : a.type == APEX_F64 ? 2 : a.type == APEX_F32 ? 4 : 8;
+  const int64_t wanted = ceil_divide(a.rows * a.classes, width * int64_t(gpu::focal_loss_threads));
+  return std::clamp<int64_t>(wanted, 1, int64_t(limits.multiprocessors) * 8);
+}
+
+int32_t check(const gpu::FocalLoss& a) {
+  if (a.type < APEX_F32 || a.type > APEX_F64)
+    return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
+  if (a.classes > 0x7fffffff) return fail(APEX_ERROR_ARGUMENT, "%s: %lld classes are more than 2^31 - 1", unit, (long long)a.classes);
+  return APEX_OK;
+}
+
+// Sets *cpu where the CPU variant serves, else *limits.
+int32_t resolve(const apex_place* place, bool* cpu, DeviceLimits* limits) {
+  const int32_t variant = apex_resolve(place->platform, place->device, unit);
+  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
+  if (variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
+  *cpu = variant == APEX_VARIANT_CPU;
+  return *cpu ? int32_t(APEX_OK) : device_limits(*place, limits);
+}
+
+int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, const gpu::FocalLoss& a) {
+  void* parameters[] = {const_cast<gpu::FocalLoss*>(&a)};
+  return apex_launch(place, &kernel, {uint32_t(blocks), 1, 1}, {gpu::focal_loss_threads, 1, 1}, 0, parameters);
+}
+}  // namespace
+}  // namespace apex
+
+using namespace apex;
+
+int32_t apex_focal_loss_prepare(const apex_place* place, gpu::FocalLoss* a) {
+  if (const int32_t status = check(*a)) return status;
+  bool cpu = false;
+  DeviceLimits limits;
+  if (const int32_t status = resolve(place, &cpu, &limits)) return status;
+  // On a CPU as many parts whatever the number of threads: the sums stay the same.
+  a->blocks = cpu ? int32_t(std::clamp<int64_t>(a->rows * a->classes / 16384, 1, std::max<int64_t>(1, std::min<int64_t>(a->rows, 256))))
+                  : int32_t(blocks_of(*a, limits));
+  return APEX_OK;
+}
+
+int32_t apex_focal_loss_forward(const apex_place* place, const gpu::FocalLoss* a) {
+  bool cpu = false;
+  DeviceLimits limits;
+  if (const int32_t status = resolve(place, &cpu, &limits)) return status;
+  if (cpu) {
+    focal_loss_forward_cpu(*a);
+    return APEX_OK;
+  }
+  if (const int32_t status = launch(place, forward_kernels[a->type], a->blocks, *a)) return status;
+  return launch(place, finish_kernels[a->type == APEX_F64], 1, *a);
+}
+
+int32_t apex_focal_loss_backward(const apex_place* place, const gpu::FocalLoss* a) {
+  if (const int32_t status = check(*a)) return status;
+  bool cpu = false;
+  DeviceLimits limits;
+  if (const int32_t status = resolve(place, &cpu, &limits)) return status;
+  if (a->rows == 0 || a->classes == 0) return APEX_OK;
+  if (cpu) {
+    focal_loss_backward_cpu(*a);
+    return APEX_OK;
+  }
+  return launch(place, backward_kernels[a->type], blocks_of(*a, limits), *a);
+}

@@ -1,0 +1,14 @@
+// Launching the sigmoid focal loss, and its CPU variant: csrc/device/focal_loss.h says what it computes.
+#pragma once
+#include "apex.h"
+#include "device/focal_loss_arguments.h"
+
+/* Sets `blocks`: `partials` must hold so many floats (doubles of doubles) before apex_focal_loss_forward. */
+extern "C" APEX_EXPORT int32_t apex_focal_loss_prepare(const apex_place* place, gpu::FocalLoss* arguments);
+extern "C" APEX_EXPORT int32_t apex_focal_loss_forward(const apex_place* place, const gpu::FocalLoss* arguments);
+extern "C" APEX_EXPORT int32_t apex_focal_loss_backward(const apex_place* place, const gpu::FocalLoss* arguments);
+
+namespace apex {
+void focal_loss_forward_cpu(const gpu::FocalLoss& a);
+void focal_loss_backward_cpu(const gpu::FocalLoss& a);
+}  // namespace apex
