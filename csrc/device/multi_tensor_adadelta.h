@@ -31,10 +31,10 @@ template <class Math> struct AdadeltaUpdate : ElementwiseOperation {
   }
   GPU_FN void update(const Math& gradient, Math& parameter, Math& square_avg, Math& acc_delta) {
     const Math g = fma(decay, parameter, gradient * scale);
-    square_avg = fma(rho, square_avg, one_minus_rho * g * g);
+    square_avg = fma(rho, square_avg, one_minus_rho * (g * g));
     const Math delta = sqrt((acc_delta + eps) / (square_avg + eps)) * g;
     parameter = fma(-lr, delta, parameter);
-    acc_delta = fma(rho, acc_delta, one_minus_rho * delta * delta);
+    acc_delta = fma(rho, acc_delta, one_minus_rho * (delta * delta));
   }
 };
 }  // namespace gpu
