@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import apex.optimizers
 from apex import amp
 from apex.contrib.combine_tensors import get_aligned_storage_size, is_combined_tensor_valid
 
@@ -51,6 +52,25 @@ def combined(optimizer):
 @pytest.mark.parametrize("level", LEVELS)
 def test_bit_for_bit(level, name, scale):
     assert_same(both(lambda model, optimizer: runs.train(model, optimizer, 4), level, name, loss_scale=scale))
+
+
+@pytest.mark.parametrize(
+    "name", ["FusedAdagrad", "FusedLAMB", "FusedLARS", "FusedMixedPrecisionLamb", "FusedNovoGrad"]
+)
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_every_fused_optimizer(level, name):
+    """Some leave their updates in the gradients; a skipped step among the others."""
+    found = []
+    for combine in (None, True):
+        runs.forget()
+        make = getattr(apex.optimizers, name)
+        model, optimizer = start(level, lambda params, make=make: make(params, lr=0.01), combine_grad=combine)
+        losses = runs.train(model, optimizer, 3)
+        runs.overflow(model, optimizer)
+        optimizer.step()
+        losses += runs.train(model, optimizer, 2, first=4)
+        found.append((losses, runs.values(model), runs.values(optimizer)))
+    assert_same(found)
 
 
 @pytest.mark.parametrize("scale", [None, 1.0])
