@@ -8,7 +8,7 @@
 
 namespace gpu {
 constexpr u32 softmax_threads = 512;       // of a block, at most
-constexpr u32 softmax_warp_threads = 128;  // likewise where every row is a warp's
+constexpr u32 softmax_fixed_threads = 128;  // likewise of kernels that give each row one warp, or two
 
 struct SoftmaxForward {
   const u8* input;  // [rows][keys]; rows = batch * heads * queries

@@ -10,27 +10,27 @@
 namespace apex {
 namespace {
 constexpr const char* unit = "scaled_masked_softmax";
-constexpr int64_t most_blocks = 0x7fffffff, most_keys = 0xfffff000;
+constexpr int64_t most_threads = 0xffffffff, most_keys = 0xfffff000;  // HIP counts a grid's threads in 32 bits
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 #define KERNEL(name) {unit, "scaled_masked_softmax_" name, 0}
-// Of one element type. `rows`, `masked`, `odd`: by vectors a thread, 1 and 4; `warps`: 8.
+// Of one element type. `rows`, `masked`, `odd`: by vectors a thread, 1 and 4. `fixed`: 8 of them, one or two warps a row.
 struct Forward {
-  apex_kernel rows[2], masked[2], odd[2], warps, whole;
+  apex_kernel rows[2], masked[2], odd[2], fixed[2], whole;
 };
 struct Backward {
-  apex_kernel rows[2], odd[2], warps, whole;
+  apex_kernel rows[2], odd[2], fixed[2], whole;
 };
 #define FORWARD(type)                                                                                      \
   {{KERNEL("forward_" type "x1"), KERNEL("forward_" type "x4")},                                           \
    {KERNEL("forward_masked_" type "x1"), KERNEL("forward_masked_" type "x4")},                             \
    {KERNEL("forward_odd_" type "x1"), KERNEL("forward_odd_" type "x4")},                                   \
-   KERNEL("forward_" type "x8"),                                                                           \
+   {KERNEL("forward_" type "x8"), KERNEL("forward_" type "x8w2")},                                         \
    KERNEL("forward_long_" type)}
 #define BACKWARD(type)                                                                                     \
   {{KERNEL("backward_" type "x1"), KERNEL("backward_" type "x4")},                                         \
    {KERNEL("backward_odd_" type "x1"), KERNEL("backward_odd_" type "x4")},                                 \
-   KERNEL("backward_" type "x8"),                                                                          \
+   {KERNEL("backward_" type "x8"), KERNEL("backward_" type "x8w2")},                                       \
    KERNEL("backward_long_" type)}
 // In the order of apex_dtype.
 Forward forward_kernels[] = {FORWARD("f32"), FORWARD("f16"), FORWARD("bf16")};
@@ -41,7 +41,7 @@ apex_kernel backward_elements[] = {KERNEL("backward_long_any"), KERNEL("backward
 
 // How threads share a row.
 struct Layout {
-  enum Kind { registers, warps, whole, elements } kind;
+  enum Kind { registers, fixed, whole, elements } kind;
   bool aligned;  // rows begin and end with a vector of 16 bytes
   int which;     // of the table's two
   int32_t lanes, shift;
@@ -49,11 +49,11 @@ struct Layout {
   int64_t blocks;
 };
 
-// `simple`: there is a kernel that gives each row a warp. `bytes`: the tensors, by address.
+// `simple`: there are kernels that give each row a fixed number of warps. `bytes`: the tensors, by address.
 Layout choose(int64_t rows, int64_t keys, int32_t type, bool simple, bool mask_fits, std::initializer_list<const void*> tensors,
               const DeviceLimits& limits) {
   const int64_t size = type == APEX_F32 ? 4 : 2, width = 16 / size, first = reinterpret_cast<uintptr_t>(*tensors.begin()) % 16;
-  Layout l{Layout::registers, false, 0, -1, int32_t(first / size), gpu::softmax_warp_threads, 0};
+  Layout l{Layout::registers, false, 0, -1, int32_t(first / size), gpu::softmax_fixed_threads, 0};
   const bool alike = std::all_of(tensors.begin(), tensors.end(), [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == uintptr_t(first); });
   l.aligned = alike && first == 0 && keys % width == 0 && mask_fits;
   const int64_t vectors = l.aligned ? keys / width : ceil_divide(keys + width - 1, width), warp = limits.warp_size;
@@ -65,7 +65,12 @@ Layout choose(int64_t rows, int64_t keys, int32_t type, bool simple, bool mask_f
     for (l.lanes = 0; (int64_t(1) << l.lanes) < std::min(vectors, warp);) ++l.lanes;
     rows_at_once *= warp >> l.lanes;
   } else if (l.aligned && simple && vectors <= 8 * warp) {
-    l.kind = Layout::warps;
+    l.kind = Layout::fixed;
+  } else if (l.aligned && simple && vectors <= 16 * warp && limits.block_multiple == warp) {  // not so on the executor
+    l.kind = Layout::fixed;
+    l.which = 1;
+    l.threads = uint32_t(2 * warp);
+    rows_at_once = 1;
   } else if (vectors <= 4 * int64_t(gpu::softmax_threads)) {
     l.which = 1;
     l.threads = uint32_t(ceil_divide(ceil_divide(vectors, 4), limits.block_multiple) * limits.block_multiple);
@@ -78,9 +83,9 @@ Layout choose(int64_t rows, int64_t keys, int32_t type, bool simple, bool mask_f
     l.threads = uint32_t(std::min<int64_t>(gpu::softmax_threads, wanted));
     rows_at_once = 1;
   }
-  // Enough blocks for every multiprocessor; beyond, a block takes up to four turns, so that fewer have to be started.
+  // Enough blocks for every multiprocessor; beyond, a block takes four turns or more, so that fewer have to be started.
   const int64_t blocks = ceil_divide(rows, rows_at_once);
-  l.blocks = std::min(most_blocks, std::max(std::min<int64_t>(blocks, limits.multiprocessors * 32), ceil_divide(blocks, 4)));
+  l.blocks = std::min<int64_t>(most_threads / l.threads, std::max(std::min<int64_t>(blocks, limits.multiprocessors * 32), ceil_divide(blocks, 4)));
   return l;
 }
 
@@ -137,7 +142,7 @@ extern "C" int32_t apex_scaled_masked_softmax_forward(const apex_place* place, c
   if (l.kind == Layout::elements) return launch(place, forward_elements[a.type == APEX_F64], l, a);
   Forward& kernels = forward_kernels[a.type];
   if (l.kind == Layout::whole) return launch(place, kernels.whole, l, a);
-  if (l.kind == Layout::warps) return launch(place, kernels.warps, l, a);
+  if (l.kind == Layout::fixed) return launch(place, kernels.fixed[l.which], l, a);
   return launch(place, (!l.aligned ? kernels.odd : a.mask ? kernels.masked : kernels.rows)[l.which], l, a);
 }
 
@@ -160,6 +165,6 @@ extern "C" int32_t apex_scaled_masked_softmax_backward(const apex_place* place, 
   if (l.kind == Layout::elements) return launch(place, backward_elements[a.type == APEX_F64], l, a);
   Backward& kernels = backward_kernels[a.type];
   if (l.kind == Layout::whole) return launch(place, kernels.whole, l, a);
-  if (l.kind == Layout::warps) return launch(place, kernels.warps, l, a);
+  if (l.kind == Layout::fixed) return launch(place, kernels.fixed[l.which], l, a);
   return launch(place, (l.aligned ? kernels.rows : kernels.odd)[l.which], l, a);
 }

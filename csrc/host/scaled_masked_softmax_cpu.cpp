@@ -46,7 +46,8 @@ template <class Reduction, class Math> APEX_INLINE Math reduce(const Math* x, in
   for (; j + lanes <= n; j += lanes)
     for (int64_t l = 0; l < lanes; ++l) of[l] = Reduction::combine(of[l], x[j + l]);
   for (int64_t l = 0; j < n; ++j, ++l) of[l] = Reduction::combine(of[l], x[j]);
-  for (int64_t l = 1; l < lanes; ++l) of[0] = Reduction::combine(of[0], of[l]);
+  for (int64_t half = lanes / 2; half; half /= 2)
+    for (int64_t l = 0; l < half; ++l) of[l] = Reduction::combine(of[l], of[l + half]);
   return of[0];
 }
 // Of a block at a time: fewer roundings come one after the other.
