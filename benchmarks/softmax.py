@@ -1,0 +1,143 @@
+"""Scaled softmax of attention scores on a GPU, causal, masked and plain, forward and backward, beside torch's own.
+
+usage: python benchmarks/softmax.py [--only causal] [--skip compile] [--split] [--accuracy] [--json FILE]
+
+Floor: five passes over the scores (the forward reads and writes them; the backward reads output and gradient and
+writes a gradient). Causal scores are half masked, and that half is written without being read: 3.5 passes. Masks,
+of a byte for all heads, do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+import torch
+from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+
+import apex
+from apex.transformer.functional import fused_softmax
+
+# kind -> (batch, heads, queries, keys)
+LARGE = {
+    "causal": [(8, 16, 2048, 2048), (2, 32, 4096, 4096), (8, 16, 2047, 2047), (32, 16, 1024, 1024)],
+    "masked": [(8, 16, 2048, 2048), (32, 16, 512, 512)],
+    "plain": [(8, 16, 2048, 2048), (1, 8, 512, 65536), (64, 16, 256, 257)],
+}
+SMALL = {
+    "causal": [(1, 4, 512, 512), (1, 8, 128, 128)],
+    "masked": [(1, 8, 128, 128)],
+    "plain": [(1, 1, 1024, 1024), (1, 1, 128, 1024)],
+}
+SCALE = 0.125
+PASSES = {"causal": (1.5, 3.5), "masked": (2, 5), "plain": (2, 5)}  # forward, and with the backward
+
+
+def implementations(kind, shape):
+    """name -> function of (scores, mask)"""
+    later = torch.ones(*shape[2:], dtype=torch.bool, device="cuda").triu(1) if kind == "causal" else None
+
+    def by_torch(x, mask):
+        x = x * SCALE
+        mask = later if kind == "causal" else mask
+        return torch.softmax(x if mask is None else x.masked_fill(mask, -torch.inf), -1)
+
+    ours = {
+        "causal": lambda x, mask: fused_softmax.scaled_upper_triang_masked_softmax(x, None, SCALE),
+        "masked": lambda x, mask: fused_softmax.scaled_masked_softmax(x, mask, SCALE),
+        "plain": lambda x, mask: fused_softmax.ScaledSoftmax.apply(x, SCALE),
+    }
+    found = {"apex": ours[kind], "torch eager": by_torch, "torch.compile": torch.compile(by_torch)}
+    if kind == "plain":
+        found["torch softmax alone"] = lambda x, mask: torch.softmax(x, -1)
+        try:
+            from liger_kernel.transformers.functional import liger_softmax
+
+            found["Liger softmax alone"] = lambda x, mask: liger_softmax(x)
+        except ImportError:
+            pass
+    return found
+
+
+def tensors(kind, shape, dtype):
+    torch.manual_seed(0)
+    x, g = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
+    mask = torch.rand(shape[0], 1, *shape[2:], device="cuda") < 0.2 if kind == "masked" else None
+    return x.requires_grad_(), mask, g
+
+
+def step_of(function, x, mask, gradient):
+    def step():
+        y = function(x, mask)
+        return y, torch.autograd.grad(y, x, gradient)[0]
+
+    return step
+
+
+def accuracy(kind, shape, dtype):
+    """Prints the largest and the root mean square error of ours and torch's against float64."""
+    x, mask, gradient = tensors(kind, shape, dtype)
+    every = implementations(kind, shape)
+    wide = x.detach().double().requires_grad_()
+    expected = step_of(every["torch eager"], wide, mask, gradient.double())()
+    for name in ("apex", "torch eager"):
+        errors = [
+            (a.double() - e).abs()
+            for a, e in zip(step_of(every[name], x, mask, gradient)(), expected, strict=True)
+        ]
+        text = ", ".join(
+            f"{n} {e.max().item():.2e} / {e.square().mean().sqrt().item():.2e}"
+            for n, e in zip(("output", "dx"), errors, strict=True)
+        )
+        print(f"  {kind} {'x'.join(map(str, shape))} {str(dtype)[6:]} {name}: max / rms error of {text}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
+    parser.add_argument("--split", action="store_true", help="also the forward alone")
+    parser.add_argument("--accuracy", action="store_true", help="errors against float64 as well")
+    parser.add_argument("--json", help="write all figures to this file")
+    arguments = parser.parse_args()
+    bandwidth, rows, dtype = copy_bandwidth(), [], torch.bfloat16
+    for kind in LARGE:
+        forward_passes, passes = PASSES[kind]
+        for shape in [*LARGE[kind], *SMALL[kind]]:
+            label = f"{kind} softmax {'x'.join(map(str, shape))}"
+            if arguments.only not in label:
+                continue
+            torch._dynamo.reset()
+            x, mask, gradient = tensors(kind, shape, dtype)
+            for name, function in implementations(kind, shape).items():
+                if arguments.skip in name:
+                    continue
+                step, nbytes = step_of(function, x, mask, gradient), x.numel() * x.element_size()
+                graph = attempt(graph_seconds, step)
+                rows.append(Row(label, name, graph, attempt(wall_seconds, step), int(passes * nbytes)))
+                if arguments.split and "compile" not in name:
+
+                    def forward(function=function, x=x, mask=mask):
+                        with torch.no_grad():
+                            return function(x, mask)
+
+                    graph = attempt(graph_seconds, forward)
+                    rows.append(Row(f"{label} forward", name, graph, None, int(forward_passes * nbytes)))
+            del x, mask, gradient
+    print_table(rows, bandwidth)
+    if arguments.accuracy:
+        for kind in LARGE:
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                accuracy(kind, (2, 4, 1024, 1024), dtype)
+    print("served by", sorted(set(apex.served().items())))
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(
+                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
+                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
