@@ -45,7 +45,7 @@ def quickstart(session):
 @nox.session
 def tests(session):
     """Builds what the tests need and runs them; arguments after -- go to pytest."""
-    prepare(session, "farm", "cluster", "s3", "tests")
+    prepare(session, "farm", "cluster", "s3", "tests", "examples")
     farm(session, "ensure-torch")
     farm(session, "tree", "--available", *(f"--arch={arch}" for arch in TESTED))
     environment = {"PYTHONPATH": str(ROOT)}

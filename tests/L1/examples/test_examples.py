@@ -1,0 +1,146 @@
+"""The examples run as they are, for an epoch or a few; what they print and write is what their READMEs say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import apex.parallel
+
+ROOT = Path(__file__).resolve().parents[3]
+NEEDED = ("sklearn", "matplotlib", "rich", "PIL")
+MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"the examples need {', '.join(MISSING)}")
+
+SYNC_BN = ["--sync_bn"] if hasattr(apex.parallel, "convert_syncbn_model") else []
+
+
+def run(folder, script, *arguments, ranks=1):
+    """What it prints. Runs in `folder`, where it also finds nothing of the checkout."""
+    command = [sys.executable, str(ROOT / "examples" / script), *map(str, arguments)]
+    if ranks > 1:
+        command[1:1] = ["-m", "apex.parallel.multiproc"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
+    environment.update(PYTHONPATH=str(ROOT), WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1", COLUMNS="200")
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def assert_pictures(*paths):
+    from PIL import Image
+
+    for path in paths:
+        with Image.open(path) as image:
+            assert image.format == "PNG" and len(image.convert("L").getcolors(256)) > 1
+
+
+def figures(text, pattern):
+    return [float(number) for number in re.findall(pattern, text)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_simple_distributed(tmp_path, ranks):
+    script = "simple/distributed/distributed_data_parallel.py"
+    printed = run(tmp_path, script, "--epochs", 5, "--opt-level", "O1" if ranks == 1 else "O5", ranks=ranks)
+    assert f"{ranks} process(es)" in printed
+    assert figures(printed, r"test accuracy (\S+)")[0] > 0.85
+    assert_pictures(tmp_path / "loss.png")
+
+
+def test_imagenet_on_digits(tmp_path):
+    """Two processes that share their batch norms; a checkpoint that one process goes on from."""
+    printed = run(
+        tmp_path,
+        "imagenet/main_amp.py",
+        "--epochs",
+        2,
+        "--opt-level",
+        "O4",
+        *SYNC_BN,
+        "--deterministic",
+        ranks=2,
+    )
+    losses = figures(printed, r"epoch \d: loss (\S+)")
+    assert len(losses) == 2 and losses[1] < losses[0]
+    assert_pictures(tmp_path / "curve.png")
+    checkpoint = tmp_path / "checkpoint.pth.tar"
+    saved = torch.load(checkpoint)
+    assert saved["epoch"] == 2 and not any(name.startswith("module.") for name in saved["state_dict"])
+    assert (tmp_path / "model_best.pth.tar").exists()
+
+    first = saved["history"][-1][2]
+    evaluated = run(
+        tmp_path, "imagenet/main_amp.py", "--evaluate", "--resume", checkpoint, "--opt-level", "O4"
+    )
+    assert figures(evaluated, r"top-1 (\S+) %")[0] == pytest.approx(first, abs=0.5)
+    printed = run(
+        tmp_path, "imagenet/main_amp.py", "--epochs", 3, "--resume", checkpoint, "--opt-level", "O4"
+    )
+    assert re.findall(r"epoch (\d): loss", printed) == ["3"]
+    assert figures(printed, r"epoch 3: loss (\S+)")[0] < losses[0]
+    history = torch.load(checkpoint)["history"]
+    assert [epoch for epoch, *_ in history] == [1, 2, 3] and history[:2] == saved["history"]
+
+
+@pytest.fixture(scope="module")
+def image_folder(tmp_path_factory):
+    """train/ and val/ with two classes of pictures of different sizes: the digits 0 and 1."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    folder, data = tmp_path_factory.mktemp("images"), load_digits()
+    for label in (0, 1):
+        for number, image in enumerate(data.images[data.target == label][:40]):
+            place = folder / ("train" if number < 32 else "val") / f"digit{label}"
+            place.mkdir(parents=True, exist_ok=True)
+            picture = Image.fromarray((image * (255 / 16)).astype("uint8"))
+            picture.resize((20, 20 + number % 4)).save(place / f"{number}.png")
+    return folder
+
+
+def test_imagenet_on_a_folder(tmp_path, image_folder):
+    options = (
+        "-a",
+        "small",
+        "--image-size",
+        16,
+        "-b",
+        8,
+        "--workers",
+        1,
+        "--opt-level",
+        "O2",
+        "--loss-scale",
+        128,
+    )
+    options += ("--keep-batchnorm-fp32", "True", "--channels-last")
+    printed = run(tmp_path, "imagenet/main_amp.py", image_folder, *options, "--epochs", 1)
+    assert figures(printed, r"top-5 (\S+) %")[0] == 100  # of two classes
+    printed = run(tmp_path, "imagenet/main_amp.py", image_folder, *options, "--prof", 2)
+    assert "convolution" in printed
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_dcgan(tmp_path, image_folder):
+    """On the digits; and on a folder, going on from networks that were saved."""
+    printed = run(tmp_path, "dcgan/main_amp.py", "--niter", 1, "--imageSize", 8)
+    assert "1 epochs on 1797 images" in printed
+    assert_pictures(
+        *(tmp_path / f"{n}.png" for n in ("real_samples", "amp_fake_samples_epoch_000", "losses"))
+    )
+
+    folder = ("--dataset", "folder", "--dataroot", image_folder, "--imageSize", 8, "--batchSize", 16)
+    run(tmp_path, "dcgan/main_amp.py", *folder, "--niter", 1, "--outf", "folder", "--opt_level", "O2")
+    again = ("--netG", "folder/netG.pth", "--netD", "folder/netD.pth", "--opt_level", "O5", "--outf", "again")
+    printed = run(tmp_path, "dcgan/main_amp.py", *folder, *again, "--niter", 2)
+    assert "2 epochs on 80 images" in printed
+    assert_pictures(*(tmp_path / "again" / f"{n}.png" for n in ("losses", "amp_fake_samples_epoch_001")))
