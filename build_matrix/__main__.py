@@ -262,8 +262,12 @@ def farm(
         click.echo(f"{len(made.steps)} steps on {workers} workers: {steps}", err=True)
         expected = costs.Costs(store).expected(made.steps, costs.stored(made.steps, store))
         with progress.Live(progress.Farm(made, expected, workers)) as live:
+            begun = time.monotonic()
             done = cluster.run(made, client, store, live)
+            took = time.monotonic() - begun
     report.units_table(done, time.monotonic() - start)
+    predicted = costs.simulate(made.steps, expected, workers)
+    click.echo(f"steps took {took:.0f} s on {workers} workers, predicted {predicted:.0f} s", err=True)
     if only:
         return
     built = release.publish(done, store, dist, target)

@@ -87,6 +87,14 @@ def plan_table(plan, known, store, workers: tuple[int, ...]) -> None:
     for count in workers:
         left, nothing = (costs.simulate(plan.steps, seconds, count) for seconds in (warm, cold))
         console.print(f"{count} workers: {left:.0f} s left, {nothing:.0f} s from nothing", highlight=False)
+    cells, together, apart = costs.sum_and_product(plan.steps, cold)
+    if cells:
+        console.print(
+            f"{cells} cells (torch, Python, arch): {together / 60:.0f} minutes of compilers, "
+            f"{apart / 60:.0f} if each were compiled by itself",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 printed = Console(soft_wrap=True, highlight=False)  # answers go to standard output

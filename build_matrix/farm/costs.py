@@ -100,3 +100,22 @@ def simulate(
             if not waiting[dependent]:
                 heapq.heappush(ready, (-rank[dependent], dependent))
     return now
+
+
+def sum_and_product(steps: Iterable[Step], seconds: dict[str, float]) -> tuple[int, float, float]:
+    """(cells, sum, product): the cells (torch, Python, arch, and the CPU's) that a plan serves, the seconds that it
+    takes for all of them, and those of compiling each cell by itself, as a build that knows no packs does."""
+    steps = list(steps)
+    host = sum(seconds[s.id] for s in steps if s.kind in ("object", "library"))
+    torches = {s.arguments[0]: seconds[s.id] for s in steps if s.kind == "3a"}
+    bindings = {
+        s.arguments: torches.get(s.arguments[0], 0.0) + seconds[s.id] for s in steps if s.kind == "3b"
+    }
+    packs: dict[str, float] = {}
+    for step in steps:
+        if step.kind == "code":
+            packs[step.arguments[0]] = packs.get(step.arguments[0], 0.0) + seconds[step.id]
+    archs = [0.0, *packs.values()]  # the CPU needs no pack
+    product = sum(host + binding + pack for binding in bindings.values() for pack in archs)
+    compiled = sum(seconds[s.id] for s in steps if s.kind in ("object", "library", "3a", "3b", "code"))
+    return len(bindings) * len(archs), compiled, product

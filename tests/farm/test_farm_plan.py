@@ -142,6 +142,23 @@ def test_no_simulation_beats_the_work_or_the_critical_path(whole):
         assert max(total / n, path) <= found + 1e-6 <= total / n + path  # Graham's bound
 
 
+def test_sum_against_product():
+    """2 sources, 1 torch for 2 Pythons, 2 archs of 2 units: (host 3 + 3a 10 + 3b 20 + pack) for each of 6 cells."""
+    kinds = {"object": 1.0, "library": 1.0, "headers": 9.0, "3a": 10.0, "3b": 20.0, "code": 5.0, "wheel": 7.0}
+    graph = [Step("object", n, (n,)) for n in "ab"] + [
+        Step("library", "l", ()),
+        Step("headers", "h", ("2.8.0",)),
+    ]
+    graph += [Step("3a", "t", ("2.8.0",))] + [Step("3b", f"t {p}", ("2.8.0", p)) for p in ("cp311", "cp312")]
+    graph += [Step("code", f"{a}/{u}", (a, u)) for a in ("sm_90", "gfx942") for u in "xy"] + [
+        Step("wheel", "w", ())
+    ]
+    seconds = {step.id: kinds[step.kind] for step in graph}
+    cells, together, apart = costs.sum_and_product(graph, seconds)
+    assert (cells, together) == (6, 3 + 10 + 2 * 20 + 4 * 5)
+    assert apart == 2 * ((3 + 30) + 2 * (3 + 30 + 10))
+
+
 def test_costs_are_learnt(tmp_path):
     store = Store(tmp_path)
     for name, seconds in (("a", 9), ("a", 3), ("b", 5)):
