@@ -1,0 +1,59 @@
+"""xentropy, focal_loss and index_mul_2d where no binding fits this torch: autograd registered from Python."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lists import BF16, F32, F64
+
+from apex import _loader
+from apex._loader import reference, registry
+
+NAMESPACE = "apex_losses_test"
+
+
+@pytest.fixture(scope="module")
+def ops():
+    """The three pairs as the loader defines them without a binding, in a namespace of their own."""
+    _loader.load()
+    names = [n for n in registry.schemas() if n.startswith(("xentropy_", "focal_loss_", "index_mul_2d_"))]
+    library = reference.define(NAMESPACE, reference.implementation, names)
+    reference.record(NAMESPACE, library, names)
+    yield getattr(torch.ops, NAMESPACE)
+    library._destroy()
+
+
+def leaf(*shape, seed=1):
+    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def test_xentropy(ops):
+    logits, labels = leaf(5, 7), torch.tensor([0, 1, 2, 3, -100])
+    assert torch.autograd.gradcheck(lambda x: ops.xentropy_forward(x, labels, 0.1, 0, False)[0], logits)
+    with torch.autocast("cpu", BF16):
+        assert ops.xentropy_forward(logits.bfloat16(), labels)[0].dtype == F32
+    normalizers = ops.xentropy_forward(logits.detach(), labels, 0.1, 0)[1]
+    g = leaf(5, seed=2)
+    found, wanted = (
+        torch.autograd.grad(
+            o.xentropy_backward(g, logits, labels, normalizers, 0.1, 0).square().sum(), (g, logits)
+        )
+        for o in (ops, torch.ops.apex)
+    )
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_focal_loss(ops):
+    logits, targets, num_positives = leaf(5, 7), torch.tensor([0, 1, -1, 3, -2]), torch.tensor(2.0, dtype=F64)
+    arguments = (targets, num_positives, 6, 0.25, 2.0, 0.1)
+    assert torch.autograd.gradcheck(lambda x: ops.focal_loss_forward(x, *arguments), logits)
+    gradient = ops.focal_loss_backward(torch.ones((), dtype=F64), logits, *arguments)
+    with pytest.raises(NotImplementedError, match="double backward"):
+        gradient.sum().backward()
+
+
+def test_index_mul_2d(ops):
+    in1, in2, g, index = leaf(3, 4), leaf(5, 4, seed=2), leaf(5, 4, seed=3), torch.tensor([0, 2, 2, 1, 0])
+    assert torch.autograd.gradcheck(lambda a, b: ops.index_mul_2d_forward(a, b, index), (in1, in2))
+    assert torch.autograd.gradcheck(lambda a, b, g: ops.index_mul_2d_backward(g, a, b, index), (in1, in2, g))
