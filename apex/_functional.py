@@ -16,7 +16,7 @@ _module = bindings.load().module
 
 
 def call(name, forward, outputs, arguments):
-    """The first `outputs` results of the op `forward`; one alone if `outputs` is 1.
+    """The first `outputs` results of the op `forward` (None: all); one alone if `outputs` is 1.
 
     name: of the direct entry in the bindings' module. forward: the op, as torch.ops.apex.<op>.default.
     """

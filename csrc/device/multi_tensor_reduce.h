@@ -93,19 +93,6 @@ template <class Math, class... T> struct MultiTensorReduce {
   }
 
  private:
-  // Counts this block in; true, to all its threads, in the block that completes `count` (the counter is 0 again).
-  static GPU_FN bool is_last_of(u32* counter, u32 count, u32 (&is_last)[1]) {
-    sync_threads();
-    if (thread_x() == 0) {
-      device_fence();
-      is_last[0] = atomic_increment(counter) == count - 1;
-      if (is_last[0]) *counter = 0;
-      device_fence();
-    }
-    sync_threads();
-    return is_last[0];
-  }
-
   template <class Op>
   static GPU_FN void finish(Op& op, const TensorTable& table, const typename Op::Arguments& arguments,
                             const ReductionScratch& scratch) {

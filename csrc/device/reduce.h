@@ -34,5 +34,19 @@ template <class Reduction, class T> GPU_FN T block_reduce(T x) {
   x = lane_id() < warps ? partial[lane_id()] : T(0);
   return warp_reduce<Reduction>(x);
 }
+
+// Counts this block in; true, to all its threads, in the block that completes `count` (the counter is 0 again). What
+// the blocks wrote before is there for it to read with load_coherent.
+GPU_FN bool is_last_of(u32* counter, u32 count, u32 (&is_last)[1]) {
+  sync_threads();
+  if (thread_x() == 0) {
+    device_fence();
+    is_last[0] = atomic_increment(counter) == count - 1;
+    if (is_last[0]) *counter = 0;
+    device_fence();
+  }
+  sync_threads();
+  return is_last[0];
+}
 #endif
 }  // namespace gpu

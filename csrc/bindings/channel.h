@@ -1,0 +1,127 @@
+// What the ops of batch norm share: where a tensor's channels are, checks, the arguments of their kernels.
+//
+// They are no functional pairs: between the statistics of a rank and the output lies a collective, so the whole is an
+// autograd function in Python (apex/parallel/optimized_sync_batchnorm_kernel.py) over these.
+#pragma once
+#include "functional.h"
+
+#if defined(APEX_TORCH_LIBRARY_UNIT)
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "device/batchnorm_arguments.h"
+#include "place.h"
+#include "reference.h"
+#include "status.h"
+#include "zeroed_counters.h"
+
+namespace apex {
+using OptionalTensor = std::optional<at::Tensor>;
+
+// The tensor's channels are its last dimension, or else the second one, whatever their order in memory.
+struct Channels {
+  c10::SymInt count;
+  at::MemoryFormat format;  // of the input as kernels read it, and of outputs
+  bool last_in_memory;
+  at::ScalarType math;      // of statistics
+};
+
+inline Channels channels_of(const char* op, const at::Tensor& input, bool channel_last) {
+  const int64_t dims = input.dim();
+  TORCH_CHECK_VALUE(dims >= 2, op, ": the input has ", dims, " dimensions; it must have at least 2, batch and channels");
+  element_type(op, input.scalar_type());
+  Channels found{input.sym_size(channel_last || dims == 2 ? dims - 1 : 1), at::MemoryFormat::Contiguous, channel_last || dims == 2,
+                 input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat};
+  if (found.last_in_memory || input.is_contiguous()) return found;
+  for (const auto& [wanted, format] : {std::pair{4, at::MemoryFormat::ChannelsLast}, std::pair{5, at::MemoryFormat::ChannelsLast3d}}) {
+    if (dims != wanted || !input.is_contiguous(format)) continue;
+    found.format = format;
+    found.last_in_memory = true;
+  }
+  return found;
+}
+
+inline void check_per_channel(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& input, const c10::SymInt& channels) {
+  TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == channels, op, ": ", name, " has shape ", tensor.sym_sizes(),
+                    " but the input has ", channels, " channels");
+  TORCH_CHECK_VALUE(tensor.device() == input.device(), op, ": ", name, " is on ", tensor.device(), " but the input is on ", input.device());
+}
+inline void check_statistic(const char* op, const char* name, const OptionalTensor& tensor, const at::Tensor& input, const Channels& channels) {
+  if (!has_value(tensor)) return;
+  check_per_channel(op, name, *tensor, input, channels.count);
+  TORCH_CHECK_TYPE(tensor->scalar_type() == channels.math, op, ": ", name, " must be ", channels.math, ", not ", tensor->scalar_type());
+}
+inline void check_affine(const char* op, const OptionalTensor& weight, const OptionalTensor& shift, const at::Tensor& input, const Channels& channels) {
+  const auto math = [](at::ScalarType type) { return type == at::kDouble; };
+  for (const OptionalTensor* w : {&weight, &shift}) {
+    if (!has_value(*w)) continue;
+    check_per_channel(op, w == &weight ? "weight" : "bias", **w, input, channels.count);
+    element_type(op, (*w)->scalar_type());
+    TORCH_CHECK_TYPE(math((*w)->scalar_type()) == math(input.scalar_type()), op, ": float64 goes with float64 alone: the input is ",
+                     input.scalar_type(), ", the ", w == &weight ? "weight" : "bias", " ", (*w)->scalar_type());
+  }
+  TORCH_CHECK_TYPE(!has_value(weight) || !has_value(shift) || weight->scalar_type() == shift->scalar_type(), op,
+                   ": weight and bias must have one dtype");
+}
+// Another tensor of the input's shape: a gradient, or what is added.
+inline void check_like_input(const char* op, const char* name, const OptionalTensor& tensor, const at::Tensor& input) {
+  if (!has_value(tensor)) return;
+  TORCH_CHECK_VALUE(tensor->sym_sizes() == input.sym_sizes() && tensor->device() == input.device(), op, ": ", name, " has shape ",
+                    tensor->sym_sizes(), " on ", tensor->device(), ", not the input's ", input.sym_sizes(), " on ", input.device());
+  TORCH_CHECK_TYPE(tensor->scalar_type() == input.scalar_type(), op, ": ", name, " has dtype ", tensor->scalar_type(),
+                   ", not the input's ", input.scalar_type());
+}
+
+inline const gpu::u8* const_bytes(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<const gpu::u8*>(tensor.const_data_ptr()) : nullptr;
+}
+inline gpu::u8* bytes_to_write(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<gpu::u8*>(tensor.mutable_data_ptr()) : nullptr;
+}
+inline at::Tensor in_format(const OptionalTensor& tensor, at::MemoryFormat format) {
+  return has_value(tensor) ? tensor->contiguous(format) : at::Tensor();
+}
+inline at::Tensor output_like(const at::Tensor& input, const Channels& channels) {
+  return at::empty_symint(input.sym_sizes(), input.options().memory_format(channels.format));
+}
+
+// [batch][channels][spatial], or rows of channels.
+template <class Arguments> void set_shape(const char* op, const at::Tensor& input, const Channels& channels, const OptionalTensor& weight, Arguments* a) {
+  const int64_t count = channels.count.guard_int(__FILE__, __LINE__), elements = input.numel();
+  a->channels = count;
+  a->batch = input.size(0);
+  a->spatial = a->batch == 0 || count == 0 ? 0 : elements / (a->batch * count);
+  // One element a channel and image: the same memory either way.
+  a->channels_last = channels.last_in_memory || a->spatial == 1;
+  if (a->channels_last) {
+    a->batch = count == 0 ? 0 : elements / count;
+    a->spatial = 1;
+  }
+  a->input_type = element_type(op, input.scalar_type());
+  a->weight_type = has_value(weight) ? element_type(op, weight->scalar_type()) : a->input_type;
+}
+
+// A reduction: its partial sums and counters, and the launch. False: the reference must run.
+inline bool reduce_over_channels(const char* op, const apex_place& place, const at::Tensor& input, const Channels& channels, gpu::ChannelReduce* a,
+                                 int32_t (*prepare)(const apex_place*, gpu::ChannelReduce*, int64_t*),
+                                 int32_t (*run)(const apex_place*, const gpu::ChannelReduce*)) {
+  int64_t count = 0;
+  if (use_reference(prepare(&place, a, &count), op)) return false;
+  at::Tensor partials, counters;
+  if (a->parts > 1 || place.platform == APEX_CPU) {  // the CPU variant merges a single part too
+    partials = at::empty({a->parts, 3, a->channels}, input.options().dtype(channels.math).memory_format(at::MemoryFormat::Contiguous));
+    a->partials = bytes_to_write(partials);
+  }
+  if (count > 0) {
+    counters = zeroed_counters(place, input.device(), count);
+    a->counters = static_cast<uint32_t*>(counters.mutable_data_ptr());
+  }
+  return !use_reference(run(&place, a), op);
+}
+}  // namespace apex
+
+// One kernel for every device (it asks the probe), one for shapes alone.
+#define APEX_CHANNEL_OP(op)                                                                    \
+  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::op); }           \
+  TORCH_LIBRARY_IMPL(apex, Meta, m) { m.impl(#op, &apex::op##_meta); }
+#endif

@@ -1,0 +1,74 @@
+// The CPU variant of batch norm's elementwise passes: the kernels' own formulas over tiles. `first` are the statistics
+// of one channel of one image, and of adjacent channels in some rows.
+#pragma once
+#include "device/channel_apply.h"
+#include "host/channel.h"
+#include "host/channel_tiles.h"
+
+namespace apex {
+template <class Op> struct ApplyTile {
+  using Math = typename Op::Math;
+  alignas(64) Math first[tile], second[tile], third[tile], result[tile];
+
+  // Elements [i, i + n); `of` gives the numbers of an element's channel.
+  template <class Of>
+  APEX_INLINE void run(const gpu::ChannelApply& a, const TileConversions<Math>& convert, const typename Op::Common& common,
+                       int64_t i, int64_t n, const Of& of) {
+    const Math* x = load_tile(convert, a.input, a.input_type, i, n, first);
+    const Math* dy = x;
+    if constexpr (Op::reads_grad) dy = load_tile(convert, a.grad_output, a.input_type, i, n, second);
+    if (Op::reads_z && a.z) {
+      const Math* z = load_tile(convert, a.z, a.input_type, i, n, third);
+      for (int64_t j = 0; j < n; ++j) result[j] = of(j).apply(common, x[j], dy[j], z[j]);
+    } else {
+      for (int64_t j = 0; j < n; ++j) result[j] = of(j).apply(common, x[j], dy[j], Math(0));
+    }
+    store_tile(convert, a.output, a.input_type, i, n, static_cast<const Math*>(result));
+  }
+};
+
+// Channels [begin, end) of all images, one after the other.
+template <class Op> struct ApplyChannelsFirst {
+  const gpu::ChannelApply& a;
+
+  APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
+    const auto& convert = tile_conversions(level, typename Op::Math());
+    const typename Op::Common common(a);
+    ApplyTile<Op> tiles;
+    for (int64_t segment = begin; segment < end; ++segment) {
+      Op op;
+      op.load(a, common, segment % a.channels);
+      for (int64_t i = 0; i < a.spatial; i += tile)
+        tiles.run(a, convert, common, segment * a.spatial + i, std::min<int64_t>(tile, a.spatial - i), [&](int64_t) -> const Op& { return op; });
+    }
+  }
+  APEX_CPU_LEVELS(APEX_RUN_LEVEL)
+};
+
+// Rows [begin, end).
+template <class Op> struct ApplyChannelsLast {
+  const gpu::ChannelApply& a;
+
+  APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
+    const auto& convert = tile_conversions(level, typename Op::Math());
+    const typename Op::Common common(a);
+    ApplyTile<Op> tiles;
+    Op ops[tile];
+    for (int64_t c = 0; c < a.channels; c += tile) {
+      const int64_t n = std::min<int64_t>(tile, a.channels - c);
+      for (int64_t j = 0; j < n; ++j) ops[j].load(a, common, c + j);
+      for (int64_t row = begin; row < end; ++row) tiles.run(a, convert, common, row * a.channels + c, n, [&](int64_t j) -> const Op& { return ops[j]; });
+    }
+  }
+  APEX_CPU_LEVELS(APEX_RUN_LEVEL)
+};
+
+template <class Op> void apply_channels(const gpu::ChannelApply& a) {
+  if (a.channels_last) run_at_level(ApplyChannelsLast<Op>{a}, 0, a.batch, std::max<int64_t>(1, elements_per_task / a.channels));
+  else run_at_level(ApplyChannelsFirst<Op>{a}, 0, a.batch * a.channels, std::max<int64_t>(1, elements_per_task / a.spatial));
+}
+template <template <class> class Channel> void apply_channels_of_type(const gpu::ChannelApply& a) {
+  if (a.input_type == APEX_F64) apply_channels<Channel<double>>(a);
+  else apply_channels<Channel<float>>(a);
+}
+}  // namespace apex

@@ -1,0 +1,198 @@
+"""Launches of batch norm's kernels and what they must give: what the tests of its ops share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simt.element_types import DTYPES, ROUNDING, decode, encode
+from simt.structs import make
+
+TYPE = {"f32": 0, "f16": 1, "bf16": 2, "f64": 3}
+
+
+def ceil_divide(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tensor [batch, channels, spatial] and how its kernels are launched.
+
+    kind: which kernel. parts: of a reduction. offset: bytes past a multiple of 16 at which tensors begin.
+    """
+
+    kind: str
+    dtype: str
+    batch: int
+    channels: int
+    spatial: int = 1
+    threads: int = 64
+    parts: int = 1
+    offset: int = 0
+    weight: str = ""
+    z: bool = False
+    relu: bool = False
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, (self.batch, self.channels, self.spatial)))
+        flags = [name for name in ("z", "relu") if getattr(self, name)]
+        return "-".join([self.kind, self.dtype, shape, *flags, *(["offset"] if self.offset else [])])
+
+    @property
+    def math(self) -> str:
+        return "f64" if self.dtype == "f64" else "f32"
+
+    @property
+    def width(self) -> int:
+        return 1 if self.kind == "last1" else 16 // DTYPES[self.dtype].itemsize
+
+    @property
+    def columns(self) -> int:
+        """Vectors side by side in a block, channels last."""
+        wide = ceil_divide(self.channels, self.width)
+        return 1 << (min(wide, 64 if self.width == 1 else 8) - 1).bit_length()
+
+
+REDUCTIONS = [
+    Case("first", "f16", 3, 2, 24),
+    Case("first", "f16", 5, 3, 13, parts=2, offset=2),
+    Case("first", "bf16", 4, 2, 200, threads=128, parts=3),
+    Case("first", "f32", 3, 2, 37, parts=2, offset=4),
+    Case("first", "f64", 2, 2, 9),
+    Case("last", "f16", 70, 16, threads=128, parts=2),
+    Case("last", "bf16", 9, 136),
+    Case("last", "f32", 40, 12, parts=3),
+    Case("last", "f64", 20, 6, parts=2),
+    Case("last1", "f16", 30, 5, parts=2, offset=2),
+    Case("last1", "f32", 7, 70),
+]
+PASSES = [
+    Case("any", "f16", 3, 2, 24, weight="f32", z=True, relu=True),
+    Case("any", "bf16", 5, 3, 13, weight="bf16"),
+    Case("any", "f32", 3, 5, 1, weight="f16", relu=True, offset=4),
+    Case("any", "f64", 2, 2, 9, weight="f64", z=True),
+    Case("last", "f16", 21, 24, weight="f16", z=True),
+    Case("last", "bf16", 3, 272, weight="f32", relu=True),
+    Case("last", "f32", 9, 12, z=True, relu=True),
+    Case("last", "f64", 20, 6),
+]
+
+
+class Tensors:
+    """The case's tensors on a device, and in float64 exactly as their dtypes hold them."""
+
+    def __init__(self, device, case: Case, mean: float = 3.0):
+        self.device, self.case = device, case
+        rng = np.random.default_rng(case.batch * 1000 + case.channels)
+        shape = (case.batch, case.channels, case.spatial)
+
+        def rounded(x, name):
+            return decode(encode(x, name), name)
+
+        self.x = rounded(rng.standard_normal(shape) * 2 + mean, case.dtype)
+        self.dy, self.z = (rounded(rng.standard_normal(shape), case.dtype) for _ in range(2))
+        weight = case.weight or case.math
+        self.weight, self.shift = np.ones(case.channels), np.zeros(case.channels)
+        if case.weight:
+            self.weight = rounded(rng.uniform(0.5, 1.5, case.channels), weight)
+            self.shift = rounded(rng.standard_normal(case.channels), weight)
+        self.mean = rounded(self.x.mean((0, 2)), case.math)
+        self.inv_std = rounded(1 / np.sqrt(self.x.var((0, 2)) + 1e-3), case.math)
+
+    def spread(self, x: np.ndarray) -> np.ndarray:
+        """[channels] against the tensors."""
+        return x[:, None]
+
+    def put(self, name: str, dtype: str, offset: int = 0):
+        return self.device.put(encode(getattr(self, name), dtype), offset)
+
+    def empty(self, shape, dtype: str, offset: int = 0):
+        return self.device.put(np.full(shape, encode(np.array(7.0), dtype)[()], DTYPES[dtype]), offset)
+
+    def statistics(self) -> dict:
+        return {name: self.put(name, self.case.math) for name in ("mean", "inv_std")}
+
+    def common(self) -> dict:
+        c = self.case
+        last = c.kind.startswith("last")
+        return dict(
+            batch=c.batch, channels=c.channels, spatial=c.spatial, input_type=TYPE[c.dtype],
+            weight_type=TYPE[c.weight or c.math], channels_last=last,
+        )  # fmt: skip
+
+
+def near(found, dtype: str, expected: np.ndarray, arithmetic: float = 32.0) -> None:
+    """Within one rounding to the dtype and some of the arithmetic, relative to the largest value."""
+    work = ROUNDING["f64" if dtype == "f64" else "f32"]
+    np.testing.assert_allclose(
+        decode(found, dtype).reshape(expected.shape),
+        expected,
+        rtol=1.01 * ROUNDING[dtype] + 8 * work,
+        atol=arithmetic * work * np.abs(expected).max(initial=1.0),
+    )
+
+
+def reduce(t: Tensors, op: str, same_alignment=True, **more):
+    """Launches a reduction twice, which must leave its counters zero; its sums, one number more than most ops write."""
+    c, device = t.case, t.device
+    values = {"input": t.put("x", c.dtype, c.offset), **more}
+    sums = t.empty(2 * c.channels + 1, c.math)
+    geometry = {"threads": c.threads, "width": c.width}
+    if c.kind == "first":
+        exact = c.spatial % c.width == 0 and not c.offset
+        segment = c.spatial // c.width if exact else ceil_divide(c.spatial + c.width - 1, c.width)
+        of_part = ceil_divide(c.batch * segment, c.parts)
+        parts, blocks = ceil_divide(c.batch * segment, of_part), c.channels
+        geometry |= dict(
+            segment_vectors=segment, part_vectors=of_part, step_segments=c.threads // segment,
+            step_vectors=c.threads % segment, same_alignment=same_alignment,
+        )  # fmt: skip
+    else:
+        blocks = ceil_divide(ceil_divide(c.channels, c.width), c.columns)
+        rows = ceil_divide(c.batch, c.parts)
+        parts = ceil_divide(c.batch, rows)
+        geometry |= dict(columns=c.columns, column_blocks=blocks, part_rows=rows)
+    counters = device.put(np.zeros(blocks, np.uint32))
+    arguments = make(
+        "ChannelReduce", "batchnorm_arguments.h", sums=sums, partials=t.empty((parts, 3, c.channels), c.math),
+        counters=counters, parts=parts, **values, **t.common(), **geometry,
+    )  # fmt: skip
+    for _ in range(2):
+        device.launch(f"{op}_{c.kind}_{c.dtype}", parts * blocks, c.threads, [arguments])
+        np.testing.assert_array_equal(counters.numpy(), 0)
+    return decode(sums.numpy(), c.math)
+
+
+def apply(t: Tensors, op: str, **more):
+    """Launches an elementwise pass; its output."""
+    c, device = t.case, t.device
+    output = t.empty(t.x.shape, c.dtype, c.offset)
+    grid = 2
+    geometry = {"relu": c.relu, "vectors": not c.offset}
+    if c.kind == "last":
+        columns = 1 << (min(c.channels // c.width, 32) - 1).bit_length()
+        blocks = ceil_divide(c.channels // c.width, columns)
+        rows = ceil_divide(c.batch, grid)
+        grid = ceil_divide(c.batch, rows) * blocks
+        geometry |= dict(columns=columns, column_blocks=blocks, part_rows=rows)
+    else:
+        step = grid * c.threads * c.width
+        geometry |= dict(step_spatial=step % c.spatial, step_channels=step // c.spatial % c.channels)
+    if c.weight:
+        more |= {name: t.put(name, c.weight) for name in ("weight", "shift")}
+    if c.z:
+        more["z"] = t.put("z", c.dtype, c.offset)
+    arguments = make(
+        "ChannelApply", "batchnorm_arguments.h", input=t.put("x", c.dtype, c.offset), output=output,
+        **t.statistics(), **more, **t.common(), **geometry,
+    )  # fmt: skip
+    device.launch(f"{op}_{c.kind}_{c.dtype}", grid, c.threads, [arguments])
+    return output.numpy()
+
+
+def normalized(t: Tensors) -> np.ndarray:
+    """The forward before its ReLU."""
+    y = (t.x - t.spread(t.mean)) * t.spread(t.inv_std * t.weight) + t.spread(t.shift)
+    return y + t.z if t.case.z else y
