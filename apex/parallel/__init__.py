@@ -1,6 +1,14 @@
 """Data parallel training with the interface of public apex."""
 
+from apex.parallel.convert_syncbn import convert_syncbn_model
 from apex.parallel.distributed import DistributedDataParallel, Reducer
+from apex.parallel.optimized_sync_batchnorm import SyncBatchNorm
 from apex.parallel.process_groups import create_syncbn_process_group
 
-__all__ = ["DistributedDataParallel", "Reducer", "create_syncbn_process_group"]
+__all__ = [
+    "DistributedDataParallel",
+    "Reducer",
+    "SyncBatchNorm",
+    "convert_syncbn_model",
+    "create_syncbn_process_group",
+]

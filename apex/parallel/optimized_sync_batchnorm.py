@@ -1,0 +1,118 @@
+"""SyncBatchNorm on fused kernels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from apex.parallel.optimized_sync_batchnorm_kernel import SyncBatchnormFunction
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Batch norm whose statistics are those of the batches of all ranks together.
+
+    Works with and without torch.distributed, on batches that differ in size over the ranks (one may be empty), on any
+    device, for float16, bfloat16, float32 and float64; float32 weights go with half inputs. The output has the input's
+    dtype, also under autocast. In eval mode no rank waits for another.
+
+    Args:
+        num_features: channels.
+        eps: added to the variance.
+        momentum: share of a batch in the running statistics; None: their plain average over all batches.
+        affine: learn a weight and a bias.
+        track_running_stats: keep running statistics, which eval mode uses; else it uses its own batch's.
+        process_group: the ranks that share statistics; None: all.
+        channel_last: the channels are the input's last dimension. Not needed for torch.channels_last, which is seen.
+        fuse_relu: ReLU of the result.
+
+    Shape:
+        input, z, output: [N, C], [N, C, L], [N, C, H, W], [N, C, D, H, W] or, with channel_last, [N, ..., C].
+    """
+
+    def __init__(
+        self,
+        num_features,
+        eps=1e-5,
+        momentum=0.1,
+        affine=True,
+        track_running_stats=True,
+        process_group=None,
+        channel_last=False,
+        fuse_relu=False,
+    ):
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        self.process_group = process_group
+        self.channel_last = channel_last
+        self.fuse_relu = fuse_relu
+
+    def _specify_process_group(self, process_group):
+        self.process_group = process_group
+
+    def _specify_channel_last(self, channel_last):
+        self.channel_last = channel_last
+
+    def _check(self, input, z):
+        """Before anything is counted or sent."""
+        self._check_input_dim(input)
+        if z is not None and (z.shape != input.shape or z.dtype != input.dtype):
+            raise ValueError(
+                f"SyncBatchNorm: z must be as the input, {list(input.shape)} {input.dtype}, not "
+                f"{list(z.shape)} {z.dtype}"
+            )
+        for name, tensor in (("weight", self.weight), ("running_mean", self.running_mean)):
+            if tensor is not None and (tensor.dtype == torch.float64) != (input.dtype == torch.float64):
+                raise TypeError(
+                    f"SyncBatchNorm: float64 goes with float64 alone: the input is {input.dtype}, {name} is "
+                    f"{tensor.dtype}; use .to({input.dtype}) on the module"
+                )
+
+    def _check_input_dim(self, input):
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+        channels = input.size(-1 if self.channel_last else 1)
+        if channels != self.num_features:
+            raise ValueError(
+                f"SyncBatchNorm({self.num_features}) got an input of shape {list(input.shape)}, with {channels} "
+                f"channels; channel_last is {self.channel_last}"
+            )
+
+    def forward(self, input, z=None):
+        """Normalizes the input, adds z if given, and takes the ReLU if fuse_relu.
+
+        Raises:
+            ValueError: shapes do not fit; one value a channel in training, and no other rank.
+            TypeError: dtypes do not fit.
+        """
+        self._check(input, z)
+        channel_last = self.channel_last or input.dim() == 2
+        uses_batch = self.training or self.running_mean is None
+        plain = not self.fuse_relu and z is None and (not self.channel_last or input.dim() == 2)
+        if not uses_batch and plain:
+            return F.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        running_mean, running_var = self.running_mean, self.running_var
+        batches = None
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                batches = self.num_batches_tracked
+        if self.training and not self.track_running_stats:
+            running_mean = running_var = None
+        return SyncBatchnormFunction.apply(
+            input,
+            z,
+            self.weight,
+            self.bias,
+            running_mean,
+            running_var,
+            self.eps,
+            uses_batch,
+            0.0 if self.momentum is None else self.momentum,
+            self.process_group,
+            channel_last,
+            self.fuse_relu,
+            batches,
+            self.training,
+        )
