@@ -1,5 +1,6 @@
 // What layer_norm and rms_norm share: checks, launches, autograd.
 #pragma once
+#include "device/norm_layout.h"
 #include "functional.h"
 #include "host/layer_norm.h"
 #include "host/rms_norm.h"
@@ -18,8 +19,8 @@ struct NormFunctions {
   const char* name;
   bool centered;
   int32_t (*forward)(const apex_place*, const gpu::NormForward*);
-  int32_t (*prepare)(const apex_place*, gpu::NormBackward*);
-  int32_t (*backward)(const apex_place*, const gpu::NormBackward*);
+  int32_t (*prepare)(const apex_place*, gpu::NormBackward*, NormPlan*);
+  int32_t (*backward)(const apex_place*, const gpu::NormBackward*, const NormPlan*);
 };
 constexpr NormFunctions layer_norm_functions{"layer_norm", true, &apex_layer_norm_forward, &apex_layer_norm_prepare, &apex_layer_norm_backward};
 constexpr NormFunctions rms_norm_functions{"rms_norm", false, &apex_rms_norm_forward, &apex_rms_norm_prepare, &apex_rms_norm_backward};
@@ -165,13 +166,14 @@ inline bool run_norm_backward(const NormFunctions& op, const NormBackwardInputs&
   a.output_type = element_type(op.name, output_type);
   a.weight_type = w.defined() ? element_type(op.name, w.scalar_type()) : a.input_type;
   a.from_output = in.from_output;
-  if (use_reference(op.prepare(&place, &a), op.name)) return false;
+  NormPlan plan;
+  if (use_reference(op.prepare(&place, &a, &plan), op.name)) return false;
   at::Tensor partials;
   if (a.grad_weight && a.parts > 0) {
-    partials = at::empty({op.centered ? 2 : 1, a.parts, a.hidden}, saved.options().dtype(math));
+    partials = at::empty({op.centered ? 2 : 1, a.parts, gpu::norm_partials_pitch(a.hidden)}, saved.options().dtype(math));
     a.partials = mutable_bytes(partials);
   }
-  return !use_reference(op.backward(&place, &a), op.name);
+  return !use_reference(op.backward(&place, &a, &plan), op.name);
 }
 
 // The same gradients by torch's differentiable ops: what double backward differentiates.
@@ -218,6 +220,8 @@ struct NormNode : Node {
       const at::Tensor x = saved.unpack(from_output || has_residual ? getptr() : nullptr), r = rstd.unpack();
       const OptionalTensor w = weight.unpack(), b = bias.unpack(), m = mean.unpack();
       const bool weights = task_should_compute_output(of_weight) || (has_bias && task_should_compute_output(of_weight + 1));
+      std::optional<at::AutoDispatchBelowADInplaceOrView> nothing_records;
+      if (!at::GradMode::is_enabled()) nothing_records.emplace();  // past the backward's own autograd kernel
       made = backward({gradients[0], grad_sum, x, m, r, shape, w, b, eps, from_output, dtype, weights});
       if (has_value(w)) set(of_weight, made.weight);
       if (has_bias && has_value(b)) set(of_weight + 1, made.bias);

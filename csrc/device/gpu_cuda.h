@@ -42,6 +42,8 @@ GPU_FN double load_coherent(const double* p) {
   return x;
 }
 GPU_FN u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+// A value that is the same in all threads of the warp: said so, branches on it need no care for divergence.
+GPU_FN u32 warp_uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 // Any number of threads may raise one flag: they all write the same word.
 GPU_FN void raise_flag(i32* flag) { *flag = 1; }
 GPU_FN u32 atomic_increment(u32* p) { return ::atomicAdd(p, 1u); }
@@ -49,6 +51,8 @@ GPU_FN u32 atomic_increment(u32* p) { return ::atomicAdd(p, 1u); }
 // Within two units in the last place, for divisors of usual size: a fraction of an exact division's instructions.
 GPU_FN float divide(float a, float b) { return __fdividef(a, b); }
 GPU_FN double divide(double a, double b) { return a / b; }
+// Within two units in the last place.
+GPU_FN float rsqrt(float x) { return ::rsqrtf(x); }
 GPU_FN float sqrt(float x) { return ::sqrtf(x); }
 GPU_FN double sqrt(double x) { return ::sqrt(x); }
 GPU_FN float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
@@ -90,6 +94,13 @@ template <int pending> GPU_FN void copy_async_wait() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 #endif
+}
+
+// An address of shared memory in a register: the compiler would compute it again at every use.
+template <class T> GPU_FN T* pinned_shared(T* p) {
+  u32 address = (u32)__cvta_generic_to_shared(p);
+  asm volatile("mov.u32 %0, %0;" : "+r"(address));
+  return (T*)__cvta_shared_to_generic(address);
 }
 
 // An address read from memory is a generic pointer to the compiler; this says that it is global.

@@ -45,6 +45,7 @@ template <class T> GPU_FN T load_coherent(const T* p) {
 GPU_FN u32 shuffle_xor(u32 x, int mask) {
   return (u32)__builtin_amdgcn_ds_bpermute((int)((lane_id() ^ mask) << 2), (int)x);
 }
+GPU_FN u32 warp_uniform(u32 x) { return (u32)__builtin_amdgcn_readfirstlane((int)x); }
 // Any number of threads may raise one flag: they all write the same word.
 GPU_FN void raise_flag(i32* flag) { *flag = 1; }
 GPU_FN u32 atomic_increment(u32* p) {
@@ -54,6 +55,8 @@ GPU_FN u32 atomic_increment(u32* p) {
 // Within two units in the last place, for divisors of usual size: a fraction of an exact division's instructions.
 GPU_FN float divide(float a, float b) { return a * __builtin_amdgcn_rcpf(b); }
 GPU_FN double divide(double a, double b) { return a / b; }
+// The hardware's own takes subnormal numbers for zero.
+GPU_FN float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 GPU_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 GPU_FN double sqrt(double x) { return __builtin_sqrt(x); }
 GPU_FN float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -62,14 +65,6 @@ GPU_FN double fma(double a, double b, double c) { return __builtin_fma(a, b, c);
 GPU_FN float to_float(half x) { return (float)bit_cast<_Float16>(x.bits); }
 GPU_FN void from_float(half& to, float x) { to.bits = bit_cast<u16>((_Float16)x); }
 GPU_FN void from_float(bfloat16& to, float x) { to.bits = bit_cast<u16>((__bf16)x); }
-
-// Copies to shared memory; where the hardware has no such copies beside the thread, it makes them itself.
-template <int bytes> GPU_FN void copy_async(void* to_shared, const void* from_global) {
-  struct alignas(bytes) Bytes { u32 words[bytes / 4]; };
-  *(Bytes*)to_shared = *(const Bytes*)from_global;
-}
-GPU_FN void copy_async_commit() {}
-template <int pending> GPU_FN void copy_async_wait() {}
 
 // An address read from memory is a generic ("flat") pointer to the compiler; this says that it is global.
 template <class T> GPU_FN T* global_pointer(u64 address) {

@@ -11,6 +11,7 @@ template <class To, class From> GPU_FN To bit_cast(From x) {
 GPU_FN void raise_flag(i32* flag) { __atomic_store_n(flag, 1, __ATOMIC_RELAXED); }
 GPU_FN float divide(float a, float b) { return a / b; }
 GPU_FN double divide(double a, double b) { return a / b; }
+GPU_FN float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
 GPU_FN float sqrt(float x) { return __builtin_sqrtf(x); }
 GPU_FN double sqrt(double x) { return __builtin_sqrt(x); }
 #if defined(GPU_SIMT)

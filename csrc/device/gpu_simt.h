@@ -25,6 +25,7 @@ template <class T> GPU_FN T load_coherent(const T* p) { return *p; }
 GPU_FN u32 shuffle_xor(u32 x, int mask, int line = __builtin_LINE()) {
   return (u32)simt::exchange(x, lane_id() ^ mask, line);
 }
+GPU_FN u32 warp_uniform(u32 x) { return x; }
 GPU_FN u32 atomic_increment(u32* p) { return (*p)++; }
 // Copies to shared memory; where the hardware has no such copies beside the thread, it makes them itself.
 template <int bytes> GPU_FN void copy_async(void* to_shared, const void* from_global) {
@@ -33,5 +34,6 @@ template <int bytes> GPU_FN void copy_async(void* to_shared, const void* from_gl
 }
 GPU_FN void copy_async_commit() {}
 template <int pending> GPU_FN void copy_async_wait() {}
+template <class T> GPU_FN T* pinned_shared(T* p) { return p; }
 template <class T> GPU_FN T* global_pointer(u64 address) { return reinterpret_cast<T*>(address); }
 }  // namespace gpu

@@ -4,7 +4,6 @@
 
 namespace gpu {
 constexpr u32 norm_threads = 512;
-constexpr u32 norm_finish_columns = 32;
 
 struct NormForward {
   const u8* input;     // [rows][hidden]
@@ -19,8 +18,8 @@ struct NormForward {
   double eps;
   i32 input_type, output_type, weight_type;
   i32 warp_rows;       // of the `rows` kernels. 1: a row is one warp's, 0: one block's
-  i32 stages;          // likewise: how many rows of a team are in shared memory at once
-  i32 reserved;
+  i32 stages;          // likewise: how many rows of a warp's part are in shared memory at once
+  i32 constant_bytes;  // likewise: of shared memory before those rows, for weights
 };
 
 struct NormBackward {
@@ -34,7 +33,7 @@ struct NormBackward {
   u8* grad_input;         // [rows][hidden], input_type
   u8* grad_weight;        // [hidden], weight_type; null: not wanted, nor is that of the bias
   u8* grad_bias;          // layer norm alone; or null
-  u8* partials;           // [2][parts][hidden], float or double
+  u8* partials;           // [2][parts][norm_partials_pitch(hidden)], float or double
   i64 rows, hidden;
   double eps;             // weights nearer to 0 count as eps where the output is divided by them
   i32 input_type, output_type, weight_type;
@@ -42,7 +41,9 @@ struct NormBackward {
   i32 warp_rows;          // as above
   i32 stages;
   i64 parts;
+  i32 constant_bytes;
   i32 column_threads;     // of the `columns` kernel: threads side by side; the block's others take other rows
   i32 column_blocks;      // and blocks side by side
+  i32 reserved;
 };
 }  // namespace gpu

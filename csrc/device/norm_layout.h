@@ -2,9 +2,11 @@
 #pragma once
 
 namespace gpu {
-// Columns of a block that adds partial sums up: 32 bytes of floats, which is what memory moves at least.
-constexpr unsigned norm_sum_columns = 8;
-// Elements a thread up to which a `rows` kernel holds its weights in registers; past it they lie in shared memory, as
-// floats, after the rows.
-constexpr int norm_most_kept_forward = 8, norm_most_kept_backward_centered = 16, norm_most_kept_backward = 24;
+// Columns of a block that adds partial sums up.
+constexpr unsigned norm_sum_columns = 32;
+// Elements from one part's partial sums to the next's: whole vectors of four.
+#if !defined(GPU_FN)
+#define GPU_FN inline
+#endif
+GPU_FN constexpr long long norm_partials_pitch(long long hidden) { return (hidden + 3) / 4 * 4; }
 }  // namespace gpu

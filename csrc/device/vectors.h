@@ -47,6 +47,19 @@ template <class T> GPU_FN u32 pack_two(float low, float high) {
   from_float(b, high);
   return (u32)b.bits << 16 | a.bits;
 }
+#if defined(GPU_CUDA) && __CUDA_ARCH__ >= 800
+// One instruction converts both.
+template <> GPU_FN u32 pack_two<bfloat16>(float low, float high) {
+  u32 two;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+  return two;
+}
+template <> GPU_FN u32 pack_two<half>(float low, float high) {
+  u32 two;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+  return two;
+}
+#endif
 template <int width> GPU_FN Words pack(const float (&x)[width], i32 type) {
   Words w{};
   if (width == 4 && type == type_f32) GPU_UNROLL for (int i = 0; i < 4; ++i) w.v[i] = bit_cast<u32>(x[i % width]);

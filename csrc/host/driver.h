@@ -30,6 +30,9 @@ class Driver {
    * on a module. Allowed while this or another thread captures a graph. */
   virtual int32_t load(int device, const void* image, void** module, const char* kernel, void** function) = 0;
 
+  /* How many blocks of the function fit on a multiprocessor at once; 0: the driver does not say. */
+  virtual int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes, int32_t* blocks) = 0;
+
   virtual int32_t is_capturing(int device, void* stream, bool* capturing) = 0;
   virtual int32_t info(int device, apex_device_info* info) = 0;
 
@@ -44,6 +47,9 @@ Driver* open_driver(int32_t platform, int32_t& status);
 /* Makers, for open_driver alone. Null after a failure. */
 Driver* open_cuda(int32_t& status);
 Driver* open_hip(int32_t& status);
+
+/* Driver::blocks_at_once of a launch site's kernel, loading it if need be; 0 on the SIMT executor. */
+int32_t blocks_at_once(const apex_place& place, apex_kernel* kernel, uint32_t threads, uint32_t dynamic_shared_bytes, int32_t* blocks);
 
 /* True in a process that fork() made from one that had loaded this library. */
 bool is_forked_child();

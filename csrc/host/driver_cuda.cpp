@@ -54,6 +54,7 @@ struct Api {
   int (*stream_is_capturing)(void* stream, int* status);
   int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
                 void* stream, void** parameters, void** extra);
+  int (*blocks_at_once)(int* blocks, void* function, int threads, size_t dynamic_shared_bytes); // null: unknown
 };
 
 class Cuda final : public Driver {
@@ -99,6 +100,18 @@ class Cuda final : public Driver {
         return not_loaded("cuFuncLoad", kernel, device, code);
     if (const int32_t status = allow_shared(device, found)) return status;
     *function = found;
+    return APEX_OK;
+  }
+
+  int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes, int32_t* blocks) override {
+    *blocks = 0;
+    if (!api_.blocks_at_once) return APEX_OK;
+    const Current current(*this, device);
+    if (current.status) return current.status;
+    int found = 0;
+    if (const int code = api_.blocks_at_once(&found, function, static_cast<int>(threads), dynamic_shared_bytes))
+      return refusal("cuOccupancyMaxActiveBlocksPerMultiprocessor", device, code);
+    *blocks = found;
     return APEX_OK;
   }
 
@@ -323,6 +336,7 @@ Driver* open_cuda(int32_t& status) {
       find(api.stream_is_capturing, "cuStreamIsCapturing") && find(api.launch, "cuLaunchKernel");
   if (!whole) return nullptr;
   api.function_load = reinterpret_cast<decltype(api.function_load)>(dlsym(library, "cuFuncLoad"));
+  api.blocks_at_once = reinterpret_cast<decltype(api.blocks_at_once)>(dlsym(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor"));
 
   if (const int code = api.init(0)) {
     const char* name = nullptr;

@@ -43,6 +43,7 @@ struct Api {
   int (*stream_is_capturing)(void* stream, int* status);
   int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
                 void* stream, void** parameters, void** extra);
+  int (*blocks_at_once)(int* blocks, void* function, int threads, size_t dynamic_shared_bytes); // null: unknown
 };
 
 class Hip final : public Driver {
@@ -83,6 +84,18 @@ class Hip final : public Driver {
       return refusal("hipModuleGetFunction", device, code);
     }
     *function = found;
+    return APEX_OK;
+  }
+
+  int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes, int32_t* blocks) override {
+    *blocks = 0;
+    if (!api_.blocks_at_once) return APEX_OK;
+    const Current current(*this, device);
+    if (current.status) return current.status;
+    int found = 0;
+    if (const int code = api_.blocks_at_once(&found, function, static_cast<int>(threads), dynamic_shared_bytes))
+      return refusal("hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", device, code);
+    *blocks = found;
     return APEX_OK;
   }
 
@@ -221,6 +234,7 @@ Driver* open_hip(int32_t& status) {
       find(api.exchange_capture_mode, "hipThreadExchangeStreamCaptureMode") &&
       find(api.stream_is_capturing, "hipStreamIsCapturing") && find(api.launch, "hipModuleLaunchKernel");
   if (!whole) return nullptr;
+  api.blocks_at_once = reinterpret_cast<decltype(api.blocks_at_once)>(dlsym(library, "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"));
   if (const int code = api.init(0)) {
     api.last_error();
     status = fail(APEX_ERROR_DRIVER, "hipInit: %s (%d)", api.error_name(code), code);

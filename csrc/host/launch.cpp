@@ -44,25 +44,45 @@ int32_t no_such_place(const char* what, int32_t platform, int32_t device) {
   return APEX_OK;
 }
 
+// The driver, and the kernel as it launches it.
+struct Loaded {
+  Driver* driver;
+  Kernel* kernel;
+  void* function;
+};
+int32_t find(const apex_place& place, apex_kernel* handle, Loaded* loaded) {
+  if (!is_gpu_place(place)) return no_such_place(handle->name, place.platform, place.device);
+  int32_t status;
+  loaded->driver = open_driver(place.platform, status);
+  if (!loaded->driver) return status;
+  loaded->kernel = find_kernel(handle);
+  if (!loaded->kernel) return fail(APEX_ERROR_MEMORY, "the table of kernels is full");
+  loaded->function = loaded->kernel->function[place.platform][place.device].load(std::memory_order_acquire);
+  return loaded->function ? int32_t{APEX_OK} : load(place, loaded->kernel, *loaded->driver, &loaded->function);
+}
+
 int32_t launch(const apex_place& place, apex_kernel* handle, apex_dim grid, apex_dim block, uint32_t shared,
                void** parameters) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return APEX_OK;
   if (place.platform == APEX_CPU) return execute(handle->name, grid, block, shared, parameters);
-  if (!is_gpu_place(place)) return no_such_place(handle->name, place.platform, place.device);
-
-  int32_t status;
-  Driver* driver = open_driver(place.platform, status);
-  if (!driver) return status;
-  Kernel* kernel = find_kernel(handle);
-  if (!kernel) return fail(APEX_ERROR_MEMORY, "the table of kernels is full");
-  void* function = kernel->function[place.platform][place.device].load(std::memory_order_acquire);
-  if (!function)
-    if ((status = load(place, kernel, *driver, &function))) return status;
-  return driver->launch(
-      {kernel->name, place.device, place.stream, function, grid, block, shared, parameters});
+  Loaded loaded;
+  if (const int32_t status = find(place, handle, &loaded)) return status;
+  return loaded.driver->launch(
+      {loaded.kernel->name, place.device, place.stream, loaded.function, grid, block, shared, parameters});
 }
 
 } // namespace
+
+int32_t blocks_at_once(const apex_place& place, apex_kernel* handle, uint32_t threads, uint32_t shared, int32_t* blocks) {
+  *blocks = 0;
+  if (place.platform == APEX_CPU) return APEX_OK;
+  return guarded([&] {
+    Loaded loaded;
+    if (const int32_t status = find(place, handle, &loaded)) return status;
+    return loaded.driver->blocks_at_once(place.device, loaded.function, threads, shared, blocks);
+  });
+}
+
 } // namespace apex
 
 extern "C" {

@@ -5,11 +5,13 @@
 
 #include "device/norm_layout.h"
 #include "device_limits.h"
+#include "driver.h"
 #include "status.h"
 
 namespace apex {
 namespace {
 constexpr int64_t most_blocks = 0x7fffffff;
+constexpr int64_t shared_vector = 16, shared_beside = 2048;  // bytes: of a vector in a stage; what the kernel and the driver use besides
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 
@@ -19,12 +21,14 @@ bool aligned(std::initializer_list<const void*> pointers) {
   return bits % 16 == 0;
 }
 
+apex_norm_layout asked_layouts[2] = {};  // of forward and backward
+
 // How the threads share a row.
 struct Layout {
   int kernel;      // index in the op's table
   bool in_registers, warp_rows;
-  uint32_t threads;
-  int64_t elements;  // a thread, in registers
+  int64_t threads;
+  int64_t width, vectors;  // in registers: elements of a vector, vectors a thread
 };
 
 int64_t whole_warps(int64_t threads, const DeviceLimits& limits) {
@@ -34,43 +38,86 @@ int64_t whole_warps(int64_t threads, const DeviceLimits& limits) {
 Layout choose_long(int64_t hidden, bool vectors, bool doubles, const DeviceLimits& limits) {
   const int64_t width = vectors && hidden % 8 == 0 && !doubles ? 8 : 1;
   const int64_t threads = whole_warps(ceil_divide(hidden, width), limits);
-  return {doubles ? 2 : width == 8 ? 0 : 1, false, false, uint32_t(std::min<int64_t>(gpu::norm_threads, threads)), 0};
+  return {doubles ? 2 : width == 8 ? 0 : 1, false, false, std::min<int64_t>(gpu::norm_threads, threads), width, 1};
 }
 
 // `vectors`: every tensor's memory begins at a multiple of 16 bytes.
-Layout choose(int64_t hidden, int32_t input_type, int32_t output_type, bool vectors, const DeviceLimits& limits) {
+Layout choose(int64_t hidden, int32_t input_type, int32_t output_type, bool vectors, const DeviceLimits& limits, bool backward) {
+  const apex_norm_layout& asked = asked_layouts[backward];
   const bool doubles = input_type == APEX_F64, halves = input_type == output_type && bytes_of(input_type) == 2;
   const int64_t width = halves ? 8 : 4;
   if (doubles || !vectors || hidden % width != 0) return choose_long(hidden, vectors, doubles, limits);
-  // The table: of halves four kernels a type, 8, 16, 24 and 32 elements a thread; of others three, 8, 16 and 32.
-  static constexpr int64_t elements[] = {8, 16, 24, 32, 8, 16, 24, 32, 8, 16, 32, 8, 16, 32};
-  const int first = input_type != output_type ? 11 : input_type == APEX_BF16 ? 0 : input_type == APEX_F16 ? 4 : 8;
-  const int last = first + (halves ? 4 : 3);
-  for (int i = first; i < last; ++i)
-    if (ceil_divide(hidden, elements[i]) <= limits.warp_size) return {i, true, true, 256, elements[i]};
-  for (const int64_t most : {int64_t(256), int64_t(gpu::norm_threads)})
-    for (int i = first; i < last; ++i) {
-      const int64_t threads = whole_warps(ceil_divide(hidden, elements[i]), limits);
-      if (threads <= most) return {i, true, false, uint32_t(threads), elements[i]};
+  // The table: vectors a thread. Of halves three kernels a type, of others two.
+  static constexpr int64_t of_kernel[NormOp::rows_kernels] = {2, 3, 4, 2, 3, 4, 4, 8, 4, 8};
+  const int first = input_type != output_type ? 8 : input_type == APEX_BF16 ? 0 : input_type == APEX_F16 ? 3 : 6;
+  const int last = first + (halves ? 3 : 2);
+  // As few elements past the row's end as can be; then, in the forward, as few threads, because what a thread does once a
+  // row is much of its work; in the backward as many, because its sums take registers.
+  Layout best{};
+  const auto consider = [&](int i, int64_t threads, int64_t most, bool warp_rows) {
+    const int64_t vectors_a_thread = of_kernel[i], all = threads * vectors_a_thread;
+    if (threads > most || (asked.vectors && asked.vectors != vectors_a_thread)) return;
+    const int64_t best_all = best.threads * best.vectors;
+    if (best.threads && (all > best_all || (all == best_all && backward))) return;
+    best = {i, true, warp_rows, threads, width, vectors_a_thread};
+  };
+  if (asked.row_teams != 2)
+    for (int i = first; i < last; ++i)
+      if (ceil_divide(hidden, width * of_kernel[i]) <= limits.warp_size) consider(i, limits.warp_size, limits.warp_size, true);
+  if (best.threads) {
+    best.threads = asked.threads ? asked.threads : 256;
+    return best;
+  }
+  if (asked.row_teams != 1)
+    for (const int64_t most : {int64_t(256), int64_t(gpu::norm_threads)}) {
+      for (int i = first; i < last; ++i) consider(i, whole_warps(ceil_divide(hidden, width * of_kernel[i]), limits), most, false);
+      if (best.threads) return best;
     }
-  return choose_long(hidden, vectors, doubles, limits);
+  return choose_long(hidden, vectors, false, limits);
 }
 
-int64_t row_bytes(int64_t hidden, int32_t type) { return (hidden * bytes_of(type) + 15) / 16 * 16; }
-
-// Blocks that stay, each with several rows on their way in shared memory. No stages: a row does not fit there.
+// Blocks that stay. No blocks: a row does not fit in shared memory.
 struct Residence {
-  int64_t blocks, stages, shared;
+  int64_t blocks, stages, constant_bytes, shared;
 };
-Residence reside(const apex_place* place, const DeviceLimits& limits, const Layout& layout, int64_t rows, int64_t stage_bytes,
-                 int64_t weight_bytes, int64_t threads_at_once) {
-  const int64_t teams = layout.warp_rows ? layout.threads / limits.warp_size : 1;
-  const int64_t at_once = std::max<int64_t>(1, threads_at_once / layout.threads);  // of a multiprocessor
-  const int64_t budget = limits.shared_bytes / at_once - 2048 - weight_bytes;  // beside static shared memory
-  // Only NVIDIA's copies to shared memory run beside the threads, so only there is it of use to be ahead.
-  const int64_t most_stages = place->platform == APEX_HIP ? 1 : 2;
-  const int64_t stages = std::min<int64_t>(most_stages, budget / (teams * stage_bytes));
-  return {std::min<int64_t>(limits.multiprocessors * at_once, ceil_divide(rows, teams)), stages, teams * stages * stage_bytes + weight_bytes};
+
+// How many of those blocks a multiprocessor holds, at most `wanted`.
+int32_t limit_by_driver(const apex_place* place, apex_kernel& kernel, std::atomic<uint64_t>& known, uint32_t threads, int64_t shared, int64_t* wanted) {
+  const uint64_t asked = uint64_t(place->platform) << 56 | uint64_t(place->device) << 48 | uint64_t(threads) << 32 | uint64_t(shared) << 8;
+  uint64_t answer = known.load(std::memory_order_relaxed);
+  if (answer >> 8 != asked >> 8) {
+    int32_t blocks = 0;
+    if (const int32_t status = blocks_at_once(*place, &kernel, threads, uint32_t(shared), &blocks)) return status;
+    answer = asked | uint64_t(std::clamp(blocks, 0, 255));
+    known.store(answer, std::memory_order_relaxed);
+  }
+  if (answer & 255) *wanted = std::min<int64_t>(*wanted, answer & 255);
+  return APEX_OK;
+}
+
+// `constants`: tensors of one row's length that are kept. `threads_at_once`: of a multiprocessor.
+int32_t reside(const apex_place* place, const DeviceLimits& limits, apex_kernel& kernel, std::atomic<uint64_t>& known, const Layout& layout,
+               int64_t rows, int64_t tensors, int64_t constants, int64_t least_shared, int64_t threads_at_once, const apex_norm_layout& asked,
+               Residence* found) {
+  // On AMD rows and weights are in registers.
+  const bool staged = place->platform != APEX_HIP;
+  const int64_t team = layout.warp_rows ? limits.block_multiple : layout.threads;
+  const int64_t constant_bytes = staged ? constants * team * layout.vectors * layout.width * 4 : 0;
+  const int64_t stage = layout.threads * layout.vectors * tensors * shared_vector;
+  const int64_t most_stages = asked.stages ? asked.stages : 3;
+  *found = {};
+  int64_t at_once = asked.blocks ? asked.blocks : std::max<int64_t>(1, threads_at_once / layout.threads);
+  for (; at_once; --at_once) {
+    const int64_t budget = (limits.shared_bytes + shared_beside) / at_once - shared_beside;
+    const int64_t stages = staged ? std::min(most_stages, (budget - constant_bytes) / stage) : 1;
+    if (budget < least_shared || stages < (at_once > 1 && staged ? std::min<int64_t>(2, most_stages) : 1)) continue;
+    const int64_t shared = std::max(constant_bytes + (staged ? stages * stage : 0), least_shared);
+    if (const int32_t status = limit_by_driver(place, kernel, known, uint32_t(layout.threads), shared, &at_once)) return status;
+    const int64_t teams = layout.warp_rows ? layout.threads / limits.warp_size : 1;
+    *found = {std::min<int64_t>(limits.multiprocessors * at_once, ceil_divide(rows, teams)), stages, constant_bytes, shared};
+    return APEX_OK;
+  }
+  return APEX_OK;
 }
 
 template <class Arguments>
@@ -79,27 +126,25 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uin
   return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_blocks)), 1, 1}, {threads, 1, 1}, uint32_t(shared), parameters);
 }
 
-// What one launch of the backward does, from arguments alone, so that prepare and run agree.
-struct BackwardPlan {
-  Layout layout;
-  int64_t blocks, shared;
-};
-
-int32_t plan_backward(const NormOp& op, const apex_place* place, gpu::NormBackward& a, BackwardPlan* plan) {
+int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a, NormPlan* plan) {
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const bool vectors = aligned({a.grad_output, a.saved, a.grad_sum, a.weight, a.bias, a.grad_input});
-  Layout layout = choose(a.hidden, a.input_type, a.output_type, vectors, limits);
+  const apex_norm_layout asked = asked_layouts[1];
+  Layout layout = choose(a.hidden, a.input_type, a.output_type, vectors, limits, true);
   if (layout.in_registers) {
-    const int64_t stage_bytes = row_bytes(a.hidden, a.from_output ? a.output_type : a.input_type) + row_bytes(a.hidden, a.output_type);
-    const int64_t weight_bytes = layout.elements <= (op.centered ? gpu::norm_most_kept_backward_centered : gpu::norm_most_kept_backward) ? 0 : a.hidden * 4;
-    const Residence r = reside(place, limits, layout, a.rows, stage_bytes, weight_bytes, 512);
-    if (r.stages >= 1) {
+    Residence r;
+    const int64_t tensors = a.grad_sum ? 3 : 2, constants = op.centered && a.from_output ? 2 : 1;
+    const int64_t sums = layout.warp_rows ? layout.threads * layout.vectors * layout.width * 4 : 0;  // of one gradient, a warp each
+    apex_kernel& kernel = (a.from_output ? op.backward_of_output_rows : op.backward_rows)[layout.kernel];
+    auto& known = (a.from_output ? op.backward_of_output_fits : op.backward_fits)[layout.kernel];
+    if (const int32_t status = reside(place, limits, kernel, known, layout, a.rows, tensors, constants, sums, 512, asked, &r)) return status;
+    if (r.blocks || a.rows == 0) {
       a.warp_rows = layout.warp_rows;
       a.stages = int32_t(r.stages);
+      a.constant_bytes = int32_t(r.constant_bytes);
       a.parts = r.blocks;
-      const int64_t sums = layout.warp_rows ? a.hidden * 8 : 0;  // the teams' gradients of weight and bias, at the end
-      *plan = {layout, a.parts, std::max(r.shared, sums)};
+      *plan = {plan->variant, layout.kernel, true, uint32_t(layout.threads), r.blocks, r.shared};
       return APEX_OK;
     }
     layout = choose_long(a.hidden, vectors, false, limits);
@@ -110,7 +155,7 @@ int32_t plan_backward(const NormOp& op, const apex_place* place, gpu::NormBackwa
   a.column_blocks = int32_t(ceil_divide(a.hidden, wide));
   const int64_t high = gpu::norm_threads / wide, wanted = ceil_divide(limits.multiprocessors * 4, a.column_blocks);
   a.parts = std::min<int64_t>(wanted, ceil_divide(a.rows, high * 4));
-  *plan = {layout, a.rows, 0};
+  *plan = {plan->variant, layout.kernel, false, uint32_t(layout.threads), a.rows, 0};
   return APEX_OK;
 }
 
@@ -123,13 +168,18 @@ int32_t check(const NormOp& op, int32_t input, int32_t output, int32_t weight, b
     return fail(APEX_ERROR_ARGUMENT, "%s: float64 goes with float64 alone: input, weight and output alike", op.unit);
   return APEX_OK;
 }
+
+// APEX_OK: go on; what a variant other than a kernel means is the caller's.
+int32_t resolve(const NormOp& op, const apex_place* place, int32_t* variant) {
+  *variant = apex_resolve(place->platform, place->device, op.unit);
+  return *variant == APEX_VARIANT_UNKNOWN ? APEX_ERROR_NO_VARIANT : *variant == APEX_VARIANT_REFERENCE ? APEX_USE_REFERENCE : APEX_OK;
+}
 }  // namespace
 
 int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a) {
+  int32_t variant;
   if (const int32_t status = check(op, a.input_type, a.output_type, a.weight_type, a.weight)) return status;
-  const int32_t variant = apex_resolve(place->platform, place->device, op.unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  if (variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
+  if (const int32_t status = resolve(op, place, &variant)) return status;
   if (a.rows == 0 || a.hidden == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
     norm_forward_cpu(op.centered, a);
@@ -138,51 +188,49 @@ int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const bool vectors = aligned({a.input, a.residual, a.sum, a.weight, a.bias, a.output});
-  Layout layout = choose(a.hidden, a.input_type, a.output_type, vectors, limits);
+  const apex_norm_layout asked = asked_layouts[0];
+  Layout layout = choose(a.hidden, a.input_type, a.output_type, vectors, limits, false);
   if (layout.in_registers) {
-    const int64_t stage_bytes = row_bytes(a.hidden, a.input_type) * (a.residual ? 2 : 1);
-    const int64_t weight_bytes = layout.elements <= gpu::norm_most_kept_forward ? 0 : a.hidden * (op.centered ? 8 : 4);
-    const Residence r = reside(place, limits, layout, a.rows, stage_bytes, weight_bytes, 768);
-    if (r.stages >= 1) {
+    Residence r;
+    apex_kernel& kernel = op.forward_rows[layout.kernel];
+    if (const int32_t status = reside(place, limits, kernel, op.forward_fits[layout.kernel], layout, a.rows, a.residual ? 2 : 1,
+                                      op.centered ? 2 : 1, 0, 768, asked, &r))
+      return status;
+    if (r.blocks) {
       a.warp_rows = layout.warp_rows;
       a.stages = int32_t(r.stages);
-      return launch(place, op.forward_rows[layout.kernel], r.blocks, layout.threads, r.shared, a);
+      a.constant_bytes = int32_t(r.constant_bytes);
+      return launch(place, kernel, r.blocks, uint32_t(layout.threads), r.shared, a);
     }
     layout = choose_long(a.hidden, vectors, false, limits);
   }
-  return launch(place, op.forward_long[layout.kernel], a.rows, layout.threads, 0, a);
+  return launch(place, op.forward_long[layout.kernel], a.rows, uint32_t(layout.threads), 0, a);
 }
 
-int32_t prepare_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward* a) {
+int32_t prepare_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward* a, NormPlan* plan) {
+  *plan = {};
   if (const int32_t status = check(op, a->input_type, a->output_type, a->weight_type, a->weight)) return status;
-  const int32_t variant = apex_resolve(place->platform, place->device, op.unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  if (variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
-  if (variant == APEX_VARIANT_CPU) {  // as many parts whatever the number of threads: the sums stay the same
+  if (const int32_t status = resolve(op, place, &plan->variant)) return status;
+  if (a->hidden == 0) return APEX_OK;
+  if (plan->variant == APEX_VARIANT_CPU) {  // as many parts whatever the number of threads: the sums stay the same
     a->parts = a->rows == 0 ? 0 : std::clamp<int64_t>(a->rows / 16, 1, 64);
     return APEX_OK;
   }
-  BackwardPlan plan;
-  return plan_backward(op, place, *a, &plan);
+  return plan_backward(op, place, *a, plan);
 }
 
-int32_t run_norm_backward(NormOp& op, const apex_place* place, const gpu::NormBackward& prepared) {
-  if (prepared.hidden == 0) return APEX_OK;
-  const int32_t variant = apex_resolve(place->platform, place->device, op.unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  if (variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
-  if (variant == APEX_VARIANT_CPU) {
-    norm_backward_cpu(op.centered, prepared);
+int32_t run_norm_backward(NormOp& op, const apex_place* place, const gpu::NormBackward& a, const NormPlan& plan) {
+  if (a.hidden == 0) return APEX_OK;
+  if (plan.variant == APEX_VARIANT_CPU) {
+    norm_backward_cpu(op.centered, a);
     return APEX_OK;
   }
-  gpu::NormBackward a = prepared;
-  BackwardPlan plan;
-  int32_t status = plan_backward(op, place, a, &plan);
+  int32_t status = APEX_OK;
   const bool doubles = a.input_type == APEX_F64;
-  if (status == APEX_OK && a.rows > 0) {
-    apex_kernel& kernel = (plan.layout.in_registers ? op.backward_rows : op.backward_long)[plan.layout.kernel];
-    status = launch(place, kernel, plan.blocks, plan.layout.threads, plan.shared, a);
-    if (status == APEX_OK && a.grad_weight && !plan.layout.in_registers)
+  if (a.rows > 0) {
+    apex_kernel* const kernels = !plan.in_registers ? op.backward_long : a.from_output ? op.backward_of_output_rows : op.backward_rows;
+    status = launch(place, kernels[plan.kernel], plan.blocks, plan.threads, plan.shared, a);
+    if (status == APEX_OK && a.grad_weight && !plan.in_registers)
       status = launch(place, op.columns[doubles], a.column_blocks * a.parts, gpu::norm_threads, 0, a);
   }
   if (status == APEX_OK && a.grad_weight)
@@ -190,3 +238,7 @@ int32_t run_norm_backward(NormOp& op, const apex_place* place, const gpu::NormBa
   return status;
 }
 }  // namespace apex
+
+extern "C" void apex_set_norm_layout(int32_t backward, const apex_norm_layout* layout) {
+  apex::asked_layouts[backward != 0] = layout ? *layout : apex_norm_layout{};
+}

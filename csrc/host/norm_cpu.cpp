@@ -5,6 +5,7 @@
 
 #include "multi_tensor_cpu.h"
 #include "device/gpu.h"
+#include "device/norm_layout.h"
 #include "norm.h"
 
 #define APEX_INLINE inline __attribute__((always_inline))
@@ -131,8 +132,8 @@ template <bool centered, class Math> struct Backward {
     const auto& convert = tile_conversions(level, Math());
     Tile t;
     for (int64_t part = begin; part < end; ++part) {
-      Math* of_weight = a.grad_weight ? reinterpret_cast<Math*>(a.partials) + part * a.hidden : nullptr;
-      Math* of_bias = centered && of_weight ? of_weight + a.parts * a.hidden : nullptr;
+      Math* of_weight = a.grad_weight ? reinterpret_cast<Math*>(a.partials) + part * gpu::norm_partials_pitch(a.hidden) : nullptr;
+      Math* of_bias = centered && of_weight ? of_weight + a.parts * gpu::norm_partials_pitch(a.hidden) : nullptr;
       if (of_weight) fill(of_weight, a.hidden, Math(0));
       if (of_bias) fill(of_bias, a.hidden, Math(0));
       for (int64_t row = a.rows * part / a.parts; row < a.rows * (part + 1) / a.parts; ++row) {
@@ -179,7 +180,7 @@ template <bool centered, class Math> struct Finish {
         const int64_t n = std::min<int64_t>(tile, a.hidden - i);
         fill(sums, n, Math(0));
         for (int64_t part = 0; part < a.parts; ++part) {
-          const Math* x = partials + (which * a.parts + part) * a.hidden + i;
+          const Math* x = partials + (which * a.parts + part) * gpu::norm_partials_pitch(a.hidden) + i;
           for (int64_t j = 0; j < n; ++j) sums[j] += x[j];
         }
         store(convert, which ? a.grad_bias : a.grad_weight, a.weight_type, i, n, static_cast<const Math*>(sums));

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import lists
 import norms
 import pytest
@@ -9,7 +11,7 @@ import torch
 from lists import BF16, F16, F32, F64
 from norms import FEW, NORMS, SHAPES
 
-from apex._loader import bindings
+from apex._loader import bindings, library
 
 bindings.load()
 pytestmark = pytest.mark.parametrize("norm", NORMS, ids=lambda n: n.name)
@@ -95,6 +97,46 @@ def test_many_rows(variant, norm):
         first = norms.check(norm, x, (32,), weights)
         again = norms.check(norm, x, (32,), weights)
         lists.assert_same_bits([first[0], *first[1]], [again[0], *again[1]])
+
+
+def test_more_rows_than_a_grid(variant, norm):
+    """Report: no step at any number of rows. Float32, with and without weights."""
+    if variant.name != "cuda":
+        pytest.skip("sixty million elements: a GPU's work")
+    x = norms.random((2**20 + 1, 64), F32, variant.device)
+    norms.check(norm, x, (64,), norm.make((64,), F32, variant.device))
+    norms.check(norm, x, (64,), ())
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_weight_gradients_over_all_rows(variant, norm, dtype):
+    """Report: where the wave size was assumed, weight gradients were off by half."""
+    shape = (64, 768) if variant.simt else (512, 768)
+    norms.check(
+        norm, norms.random(shape, dtype, variant.device), (768,), norm.make((768,), dtype, variant.device)
+    )
+
+
+def test_layouts_that_benchmarks_ask_for(variant, norm):
+    """Every kernel gives the same to rounding, however a row is shared; one that does not fit is not taken."""
+    if not variant.simt:
+        pytest.skip("counts kernels, which the executor does")
+    function = library.load().c.apex_set_norm_layout
+    function.argtypes, function.restype = [ctypes.c_int32, ctypes.c_void_p], None
+    weights = norm.make((264,), BF16, variant.device)
+    x = norms.random((5, 264), BF16, variant.device)
+    try:
+        for vectors, teams, taken in ((2, 1, "bf16x2"), (4, 2, "bf16x4"), (3, 2, "bf16x3"), (7, 0, "long8")):
+            layout = (ctypes.c_int32 * 5)(vectors, teams, 64 if teams == 1 else 0, 1, 2)
+            for backward in (0, 1):
+                function(backward, ctypes.byref(layout))
+            variant.kernels.clear()
+            norms.check(norm, x, (264,), weights)
+            names = set(variant.kernels)
+            assert {f"{norm.name}_forward_{taken}", f"{norm.name}_backward_{taken}"} <= names
+    finally:
+        for backward in (0, 1):
+            function(backward, None)
 
 
 def test_same_bits(variant, norm):
