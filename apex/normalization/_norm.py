@@ -4,29 +4,52 @@ from __future__ import annotations
 
 import torch
 
-from apex._functional import call
+from apex._functional import call, entry
+from apex._loader import library
 
 _ops = torch.ops.apex
+_layer_norm, _rms_norm = entry("layer_norm"), entry("rms_norm")
+_has_torch_function = torch.overrides.has_torch_function_variadic
 
 
 def layer_norm(input, normalized_shape, weight, bias, eps, memory_efficient, dtype=None):
     """Layer norm over the last dimensions; dtype: the output's, by default the input's."""
-    return call(
-        "layer_norm",
-        _ops.layer_norm_forward.default,
-        1,
-        (input, normalized_shape, weight, bias, eps, memory_efficient, dtype),
-    )
+    if torch.compiler.is_compiling():
+        return _ops.layer_norm_forward.default(
+            input, normalized_shape, weight, bias, eps, memory_efficient, dtype
+        )[0]
+    return eager_layer_norm(input, normalized_shape, weight, bias, eps, memory_efficient, dtype)
+
+
+def eager_layer_norm(input, normalized_shape, weight, bias, eps, memory_efficient, dtype=None):
+    """layer_norm where nothing compiles."""
+    if _layer_norm is None or _has_torch_function(input, weight, bias):
+        return _ops.layer_norm_forward.default(
+            input, normalized_shape, weight, bias, eps, memory_efficient, dtype
+        )[0]
+    try:
+        return _layer_norm(input, normalized_shape, weight, bias, eps, memory_efficient, dtype)
+    except RuntimeError:
+        library.raise_stored()  # the probe's own exception, if it refused to choose
+        raise
 
 
 def rms_norm(input, normalized_shape, weight, eps, memory_efficient, dtype=None):
     """RMS norm over the last dimensions."""
-    return call(
-        "rms_norm",
-        _ops.rms_norm_forward.default,
-        1,
-        (input, normalized_shape, weight, eps, memory_efficient, dtype),
-    )
+    if torch.compiler.is_compiling():
+        return _ops.rms_norm_forward.default(input, normalized_shape, weight, eps, memory_efficient, dtype)[0]
+    return eager_rms_norm(input, normalized_shape, weight, eps, memory_efficient, dtype)
+
+
+def eager_rms_norm(input, normalized_shape, weight, eps, memory_efficient, dtype=None):
+    """rms_norm where nothing compiles."""
+    if _rms_norm is None or _has_torch_function(input, weight):
+        return _ops.rms_norm_forward.default(input, normalized_shape, weight, eps, memory_efficient, dtype)[0]
+    try:
+        return _rms_norm(input, normalized_shape, weight, eps, memory_efficient, dtype)
+    except RuntimeError:
+        library.raise_stored()
+        raise
 
 
 def add_layer_norm(input, residual, normalized_shape, weight, bias, eps, memory_efficient, dtype=None):
@@ -50,14 +73,40 @@ def add_rms_norm(input, residual, normalized_shape, weight, eps, memory_efficien
 
 
 def check_one_dtype(name, input, weight):
-    """Raises TypeError where input and weight differ outside autocast: the Mixed* classes are for that."""
-    if weight.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type):
-        raise TypeError(
-            f"{name}: the input is {input.dtype} but the weight {weight.dtype}; "
-            f"Mixed{name} takes both (its output has the weight's dtype)"
-        )
+    """Raises TypeError where input and weight differ outside autocast: the Mixed* classes are for that.
+
+    But a half input may have float32 weights, as behind a linear layer of amp's O1 or of autocast: the output has the
+    input's dtype.
+    """
+    if weight.dtype in (input.dtype, torch.float32) or torch.is_autocast_enabled(input.device.type):
+        return
+    raise TypeError(
+        f"{name}: the input is {input.dtype} but the weight {weight.dtype}; "
+        f"Mixed{name} takes both (its output has the weight's dtype)"
+    )
 
 
 def as_shape(normalized_shape):
     """A tuple of what may be one int."""
+    if isinstance(normalized_shape, tuple):  # a torch.Size is one
+        return normalized_shape
     return (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+
+
+def parameter(module, name):
+    """module.<name>, past torch.nn.Module.__getattr__, which costs a third of a microsecond.
+
+    FSDP and parametrizations keep a parameter elsewhere; then the attribute is asked.
+    """
+    try:
+        return module._parameters[name]
+    except KeyError:
+        return getattr(module, name)
+
+
+def is_traced():
+    """Whether torch.compile, torch.export or torch.jit.trace looks at the Python code that runs."""
+    return torch.compiler.is_compiling() or _tracing_state() is not None
+
+
+_tracing_state = torch._C._get_tracing_state

@@ -1,6 +1,7 @@
 """FusedLayerNorm, FusedRMSNorm and their Mixed* forms, with public apex's names and signatures.
 
-Dtypes: the output has the input's dtype; Mixed* give it the weight's. Statistics and sums are float32 (float64
+Dtypes: the output has the input's dtype, also where a half input meets float32 weights; Mixed* give it the weight's,
+whatever both are. Statistics and sums are float32 (float64
 for float64). Under autocast the output has autocast's dtype, inputs and weights are read as they are, and
 weight gradients have the weight's dtype. CPU tensors take the CPU variant of the same ops.
 """
@@ -100,8 +101,8 @@ def fused_layer_norm_affine(input, weight, bias, normalized_shape, eps=1e-6, mem
     """Layer norm of `input` over its last dimensions, which are normalized_shape.
 
     memory_efficient: autograd keeps the output in place of the input, and divides by the weight in backward;
-    weights nearer to 0 than eps count as eps there. Raises TypeError where the dtypes of input and weight
-    differ outside autocast, ValueError where shapes do not fit.
+    weights nearer to 0 than eps count as eps there. Raises TypeError where the weight is neither float32 nor of the
+    input's dtype outside autocast, ValueError where shapes do not fit.
     """
     return FusedLayerNormAffineFunction.apply(input, weight, bias, normalized_shape, eps, memory_efficient)
 
@@ -183,6 +184,16 @@ class FusedLayerNorm(_Norm):
         super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient)
 
     def forward(self, input):
+        if _norm.is_traced():
+            return self._traced(input)
+        weight, bias = _norm.parameter(self, "weight"), _norm.parameter(self, "bias")
+        if weight is not None and weight.dtype != input.dtype:
+            _norm.check_one_dtype("FusedLayerNorm", input, weight)
+        return _norm.eager_layer_norm(
+            input, self.normalized_shape, weight, bias, self.eps, self.memory_efficient
+        )
+
+    def _traced(self, input):
         if torch.jit.is_tracing():
             return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
         if self.elementwise_affine:
@@ -199,6 +210,14 @@ class FusedRMSNorm(_Norm):
         super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient)
 
     def forward(self, input):
+        if _norm.is_traced():
+            return self._traced(input)
+        weight = _norm.parameter(self, "weight")
+        if weight is not None and weight.dtype != input.dtype:
+            _norm.check_one_dtype("FusedRMSNorm", input, weight)
+        return _norm.eager_rms_norm(input, self.normalized_shape, weight, self.eps, self.memory_efficient)
+
+    def _traced(self, input):
         if torch.jit.is_tracing():
             return manual_rms_norm(input, self.normalized_shape, self.weight, self.eps)
         if self.elementwise_affine:
@@ -223,6 +242,14 @@ class MixedFusedLayerNorm(FusedLayerNorm):
         super().__init__(normalized_shape, eps, True, memory_efficient)
 
     def forward(self, input: torch.Tensor):
+        if _norm.is_traced():
+            return self._traced(input)
+        weight, bias = _norm.parameter(self, "weight"), _norm.parameter(self, "bias")
+        return _norm.eager_layer_norm(
+            input, self.normalized_shape, weight, bias, self.eps, self.memory_efficient, weight.dtype
+        )
+
+    def _traced(self, input):
         if torch.jit.is_tracing():
             return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
         return mixed_dtype_fused_layer_norm_affine(
@@ -238,6 +265,14 @@ class MixedFusedRMSNorm(FusedRMSNorm):
         super().__init__(normalized_shape, eps, True, memory_efficient)
 
     def forward(self, input: torch.Tensor):
+        if _norm.is_traced():
+            return self._traced(input)
+        weight = _norm.parameter(self, "weight")
+        return _norm.eager_rms_norm(
+            input, self.normalized_shape, weight, self.eps, self.memory_efficient, weight.dtype
+        )
+
+    def _traced(self, input):
         if torch.jit.is_tracing():
             return manual_rms_norm(input, self.normalized_shape, self.weight, self.eps)
         return mixed_dtype_fused_rms_norm_affine(

@@ -81,6 +81,36 @@ def test_autocast_after_linear(dtype):
         assert module.weight.grad.dtype == F32 and linear.weight.grad.dtype == F32
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_half_input_with_float32_weights(dtype):
+    """Report: half input with a float32 weight was rejected. Without autocast too: amp's O1 casts the linear layers."""
+    for make in MODULES:
+        module = make(64)
+        x = norms.random((4, 64), dtype, "cpu").requires_grad_()
+        y = module(x)
+        assert y.dtype == (F32 if make is FastLayerNorm else dtype)
+        found = torch.autograd.grad(y.float().square().sum(), [x, *module.parameters()])
+        assert [g.dtype for g in found] == [dtype, *([F32] * (len(found) - 1))]
+        near = dict(rtol=2 * torch.finfo(dtype).eps, atol=2 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(y.float(), like_torch(module, x.float()), **near)
+
+
+def test_parameters_that_moved():
+    """FSDP and parametrizations take a parameter out of the module's own table; the attribute is then what counts."""
+    for make in MODULES:
+        module, twin = make(8), make(8)
+        x = norms.random((3, 8), F32, "cpu")
+        torch.nn.utils.parametrize.register_parametrization(module, "weight", torch.nn.Identity())
+        with torch.no_grad():
+            module.parametrizations.weight.original.fill_(2.0)
+            twin.weight.fill_(2.0)
+        assert torch.equal(module(x), twin(x))
+        weight = twin.weight.detach() * 2
+        del twin.weight
+        twin.weight = weight
+        assert torch.equal(twin(x), 2 * module(x))
+
+
 class Block(torch.nn.Module):
     def __init__(self, norm):
         super().__init__()

@@ -14,6 +14,7 @@ from lists import F32
 
 from apex import optimizers
 from apex.contrib.clip_grad import clip_grad_norm_
+from apex.normalization import FusedLayerNorm, FusedRMSNorm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,6 +52,24 @@ def test_every_device_gives_the_same(name, current):
         lists.assert_near(found, lists.exact(wanted), arithmetic=16)
     else:
         lists.assert_same_bits(found, wanted)
+
+
+def test_norm_on_the_other_device():
+    """Report: zeros, or a memory fault, where the current device was not the tensor's."""
+    x = torch.tensor([[1.5, 0.0, 0.0, 0.0]])
+    for make in (FusedLayerNorm, FusedRMSNorm):
+        module = make(4).to("cuda:1")
+        with torch.cuda.device(0):
+            before = torch.cuda.memory_allocated(0)
+            leaf = x.to("cuda:1").requires_grad_()
+            y = module(leaf)
+            y.square().sum().backward()
+            assert torch.cuda.current_device() == 0 and torch.cuda.memory_allocated(0) == before
+        twin = make(4)
+        wanted = x.clone().requires_grad_()
+        twin(wanted).square().sum().backward()
+        torch.testing.assert_close(y.cpu(), twin(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(leaf.grad.cpu(), wanted.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_one_norm_over_two_devices():

@@ -34,4 +34,9 @@ class FastLayerNorm(torch.nn.Module):
         init.zeros_(self.bias)
 
     def forward(self, x):
+        if not _norm.is_traced():
+            weight, bias = _norm.parameter(self, "weight"), _norm.parameter(self, "bias")
+            return _norm.eager_layer_norm(
+                x, weight.shape, weight, bias, self.epsilon, self.memory_efficient, weight.dtype
+            )
         return FastLayerNormFN.apply(x, self.weight, self.bias, self.epsilon, self.memory_efficient)

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from apex import amp
+from apex.contrib.layer_norm import FastLayerNorm
+from apex.normalization import FusedLayerNorm, FusedRMSNorm
 from apex.optimizers import FusedAdam
 
 # ---- half inputs meet float32 weights (NVIDIA/apex 760, 979, 1379; transformers 1172) --------------------
@@ -27,6 +29,20 @@ def test_a_norm_after_a_linear_layer(norm, level):
     y = model(torch.randn(5, 6) * 300)
     assert y.dtype == torch.float32 and y.isfinite().all()
     runs.backward(y.square().sum(), optimizer)
+    assert all(p.grad.dtype == torch.float32 for p in amp.master_params(optimizer))
+
+
+@pytest.mark.parametrize("norm", [FusedLayerNorm, FusedRMSNorm, FastLayerNorm])
+@pytest.mark.parametrize("level", ["O1", "O4", "O2", "O5"])
+def test_a_fused_norm_after_a_linear_layer(norm, level):
+    """The norm's output has its input's dtype, which is the linear layer's; FastLayerNorm's has its weights'."""
+    model = nn.Sequential(nn.Linear(6, 8), norm(8))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    runs.initialize(model, optimizer, opt_level=level)
+    y = model(torch.randn(5, 6))
+    half = {} if norm is FastLayerNorm else {"O1": torch.float16, "O4": torch.bfloat16}
+    assert y.dtype == half.get(level, torch.float32) and y.isfinite().all()
+    runs.backward(y.float().square().sum(), optimizer)
     assert all(p.grad.dtype == torch.float32 for p in amp.master_params(optimizer))
 
 
