@@ -1,6 +1,9 @@
 """Layer norm and RMS norm on a GPU, forward and backward together, beside torch's own.
 
 usage: python benchmarks/norms.py [--only rms] [--skip compile] [--split] [--accuracy] [--json FILE]
+       python benchmarks/norms.py --layouts [--only rms]                  # which layout of threads is fastest
+       python benchmarks/norms.py --layout backward:vectors=2,blocks=2    # everything in that layout
+       python benchmarks/norms.py --accuracy                              # without a GPU: the errors alone
 
 Floor: five passes over the activations (forward reads the input and writes the output; backward reads input
 and gradient and writes a gradient), eight with a residual (it is read, the sum is written, and the sum's
@@ -13,6 +16,7 @@ import argparse
 import dataclasses
 import json
 
+import norm_layouts
 import torch
 import torch.nn.functional as F
 from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
@@ -28,6 +32,7 @@ LARGE = {
 }
 SMALL = [(1024, 1024), (128, 1024), (64, 256)]
 EPS = 1e-5
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def implementations(norm, hidden, dtype):
@@ -48,10 +53,10 @@ def implementations(norm, hidden, dtype):
     found = {}
     if norm == "layer":
         for make in (normalization.FusedLayerNorm, FastLayerNorm):
-            module = make(hidden).to("cuda", dtype)
+            module = make(hidden).to(DEVICE, dtype)
             found[f"apex {make.__name__}"] = _of_module(module)
     elif norm == "rms":
-        module = normalization.FusedRMSNorm(hidden).to("cuda", dtype)
+        module = normalization.FusedRMSNorm(hidden).to(DEVICE, dtype)
         found["apex FusedRMSNorm"] = _of_module(module)
     else:
         found["apex fused_add_rms_norm"] = lambda x, r, w, b: normalization.fused_add_rms_norm(x, r, w)
@@ -80,9 +85,9 @@ def _of_module(module):
 
 def tensors(norm, rows, hidden, dtype):
     torch.manual_seed(0)
-    x, r, g, gs = (torch.randn(rows, hidden, device="cuda", dtype=dtype) for _ in range(4))
-    w = torch.nn.Parameter(torch.rand(hidden, device="cuda", dtype=dtype) + 0.5)
-    b = torch.nn.Parameter(torch.randn(hidden, device="cuda", dtype=dtype))
+    x, r, g, gs = (torch.randn(rows, hidden, device=DEVICE, dtype=dtype) for _ in range(4))
+    w = torch.nn.Parameter(torch.rand(hidden, device=DEVICE, dtype=dtype) + 0.5)
+    b = torch.nn.Parameter(torch.randn(hidden, device=DEVICE, dtype=dtype))
     leaves = [x.requires_grad_(), w]
     if norm == "layer":
         leaves.append(b)
@@ -121,14 +126,37 @@ def accuracy(norm, rows, hidden, dtype):
         print(f"  {norm} {rows}x{hidden} {str(dtype)[6:]} {name}: max / rms error of {text}")
 
 
+def accuracies():
+    for norm, shapes in LARGE.items():
+        rows, hidden = shapes[0]
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            accuracy(norm, rows if DEVICE == "cuda" else 256, hidden, dtype)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
     parser.add_argument("--split", action="store_true", help="also the forward alone (two passes)")
     parser.add_argument("--accuracy", action="store_true", help="errors against float64 as well")
+    parser.add_argument("--layout", action="append", default=[], type=norm_layouts.parse, help="see above")
+    parser.add_argument("--layouts", action="store_true", help="only try layouts")
     parser.add_argument("--json", help="write all figures to this file")
     arguments = parser.parse_args()
+    if DEVICE == "cpu":
+        if not arguments.accuracy:
+            parser.error("times need a GPU; without one there is --accuracy")
+        accuracies()
+        return
+    if arguments.layouts:
+        bandwidth = copy_bandwidth()
+        for norm, shapes in LARGE.items():
+            for count, hidden in shapes:
+                if arguments.only in f"{norm} norm {count}x{hidden}":
+                    norm_layouts.sweep(norm, count, hidden, bandwidth)
+        return
+    for direction, layout in arguments.layout:
+        norm_layouts.ask(direction, layout)
     bandwidth, rows, dtype = copy_bandwidth(), [], torch.bfloat16
     for norm, shapes in LARGE.items():
         for count, hidden in [*shapes, *(SMALL if norm != "add rms" else [])]:
@@ -154,9 +182,7 @@ def main():
                     rows.append(Row(f"{label} forward", name, graph, None, 2 * count * hidden * 2))
     print_table(rows, bandwidth)
     if arguments.accuracy:
-        for norm, shapes in LARGE.items():
-            for dtype in (torch.float32, torch.bfloat16, torch.float16):
-                accuracy(norm, *shapes[0], dtype)
+        accuracies()
     print("served by", sorted(set(apex.served().items())))
     if arguments.json:
         with open(arguments.json, "w") as file:
