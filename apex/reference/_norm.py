@@ -24,6 +24,8 @@ def check(op, input, normalized_shape, weight, bias=None):
             raise ValueError(
                 f"{op}: {name} has shape {list(tensor.shape)} but normalized_shape is {list(shape)}"
             )
+    if weight is not None and bias is not None and weight.dtype != bias.dtype:
+        raise TypeError(f"{op}: weight and bias must have one dtype")
     dtypes = [t.dtype for t in (input, weight, bias) if t is not None]
     if any((d == torch.float64) != (input.dtype == torch.float64) for d in dtypes):
         raise TypeError(
@@ -31,6 +33,16 @@ def check(op, input, normalized_shape, weight, bias=None):
         )
     if not input.dtype.is_floating_point:
         raise TypeError(f"{op} takes float32, float16, bfloat16 and float64, not {input.dtype}")
+
+
+def check_residual(op, input, residual):
+    """Raises ValueError or TypeError, as the bindings do."""
+    if residual.shape != input.shape or residual.device != input.device:
+        raise ValueError(
+            f"{op}: the residual must have the input's shape {list(input.shape)} and be on its device, {input.device}"
+        )
+    if residual.dtype != input.dtype:
+        raise TypeError(f"{op}: the residual must have the input's dtype {input.dtype}")
 
 
 def dims(tensor, normalized_shape):
@@ -153,7 +165,9 @@ class Pair:
         of_input = of_weight = of_bias = None
         if grad_output is not None:
             first = 2 if self.residual else 1
-            wanted = ctx.needs_input_grad[first + 1] or (self.centered and ctx.needs_input_grad[first + 2])
+            # torch leaves arguments out that have their default and come last.
+            needed = (*ctx.needs_input_grad, *[False] * 8)
+            wanted = needed[first + 1] or (self.centered and needed[first + 2])
             op = getattr(torch.ops.apex, f"{self.name}_backward")
             arguments = [grad_output, *([grad_sum] if self.residual else []), saved]
             arguments += [*([mean] if self.centered else []), rstd, shape, weight]

@@ -51,6 +51,7 @@ def add_layer_norm_forward(
 ):
     """(output, sum, mean, rstd): the layer norm of sum = input + residual, which has the input's dtype."""
     _norm.check("layer_norm", input, normalized_shape, weight, bias)
+    _norm.check_residual("layer_norm", input, residual)
     total = (input + residual).contiguous()
     output, mean, rstd = _norm.forward(total, normalized_shape, weight, bias, eps, dtype, centered=True)
     return output, total, mean, rstd

@@ -41,6 +41,7 @@ def add_rms_norm_forward(
 ):
     """(output, sum, rstd): the RMS norm of sum = input + residual, which has the input's dtype."""
     _norm.check("rms_norm", input, normalized_shape, weight)
+    _norm.check_residual("rms_norm", input, residual)
     total = (input + residual).contiguous()
     output, _, rstd = _norm.forward(total, normalized_shape, weight, None, eps, dtype, centered=False)
     return output, total, rstd

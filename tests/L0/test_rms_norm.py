@@ -153,6 +153,7 @@ x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
 for make in (FusedLayerNorm, FusedRMSNorm):
     module = make(8).double()
     assert torch.autograd.gradcheck(module, x) and torch.autograd.gradgradcheck(module, x)
+    assert torch.autograd.gradcheck(make(8, elementwise_affine=False).double(), x)
     efficient = make(8, memory_efficient=True).double()
     assert torch.autograd.gradcheck(efficient, x)
     (first,) = torch.autograd.grad(efficient(x).sum(), x, create_graph=True)
