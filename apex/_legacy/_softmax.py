@@ -16,14 +16,21 @@ def check(name, tensor, dims):
 
 
 @torch.no_grad()
+def _run(op, *arguments):
+    """The op on the tensors as they are: autocast is for the functions above these modules."""
+    device_type = arguments[0].device.type
+    if not torch.is_autocast_enabled(device_type):
+        return op(*arguments)
+    with torch.autocast(device_type, enabled=False):
+        return op(*arguments)
+
+
 def forward(input, mask, scale_factor, causal=False):
     """softmax(scale_factor * input), masked. scale_factor: a number, or a tensor of one on the CPU."""
-    return torch.ops.apex.scaled_masked_softmax_forward(input, mask, float(scale_factor), causal)
+    return _run(torch.ops.apex.scaled_masked_softmax_forward, input, mask, float(scale_factor), causal)
 
 
-@torch.no_grad()
 def backward(output_grads, softmax_results, scale_factor, causal=False):
     """The gradient of the input, a fresh tensor."""
-    return torch.ops.apex.scaled_masked_softmax_backward(
-        output_grads, softmax_results, float(scale_factor), causal
-    )
+    op = torch.ops.apex.scaled_masked_softmax_backward
+    return _run(op, output_grads, softmax_results, float(scale_factor), causal)

@@ -217,3 +217,5 @@ def test_legacy_modules(dtype):
         with pytest.raises(ValueError, match="softmax_results"):
             module.backward(grad, y[0], scale)
     assert scaled_masked_softmax_cuda.get_batch_per_block(1023, 17, 3, 5) == 1
+    with torch.autocast("cpu", F16 if dtype == BF16 else BF16):
+        assert scaled_softmax_cuda.forward(x, scale).dtype == dtype
