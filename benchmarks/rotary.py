@@ -1,6 +1,6 @@
 """Rotary embeddings on a GPU, forward and backward together, beside torch's own.
 
-usage: python benchmarks/rotary.py [--only thd] [--skip compile] [--json FILE]
+usage: python benchmarks/rotary.py [--only thd] [--skip compile] [--accuracy] [--json FILE]
 
 Floor: four passes over the heads (forward reads the input and writes the output, backward reads one gradient and
 writes the other). Angles do not count.
@@ -99,10 +99,41 @@ def _liger(cos, sin):
     return run
 
 
+def accuracy(dtype, shape=(2048, 2, 16, 128)):
+    """Prints the largest and the root mean square error of ours and torch's against float64."""
+    torch.manual_seed(0)
+    angles = torch.rand(shape[0], 1, 1, shape[-1] // 2, device="cuda") * 2048
+    freqs = torch.cat((angles, angles), -1)
+    x = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True)
+    g = torch.randn_like(x)
+
+    def own(x):
+        wide = freqs.double() if x.dtype == torch.float64 else freqs
+        return rotate(x, wide.cos().to(x.dtype), wide.sin().to(x.dtype))
+
+    wide = x.detach().double().requires_grad_()
+    exact = own(wide)
+    exact = (exact, *torch.autograd.grad(exact, wide, g.double()))
+    for name, function in (
+        ("apex", lambda x: functional.fused_apply_rotary_pos_emb(x, freqs)),
+        ("torch eager", own),
+    ):
+        y = function(x)
+        errors = [
+            (a.double() - e).abs() for a, e in zip((y, *torch.autograd.grad(y, x, g)), exact, strict=True)
+        ]
+        text = ", ".join(
+            f"{n} {e.max().item():.2e} / {e.square().mean().sqrt().item():.2e}"
+            for n, e in zip(("output", "gradient"), errors, strict=True)
+        )
+        print(f"  rotary {str(dtype)[6:]} {name}: max / rms error of {text}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
+    parser.add_argument("--accuracy", action="store_true", help="errors against float64 as well")
     parser.add_argument("--json", help="write all figures to this file")
     arguments = parser.parse_args()
     bandwidth, rows = copy_bandwidth(), []
@@ -126,6 +157,9 @@ def main():
             graph = attempt(graph_seconds, step)
             rows.append(Row(label, name, graph, attempt(wall_seconds, step), 4 * x.numel() * 2))
     print_table(rows, bandwidth)
+    if arguments.accuracy:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            accuracy(dtype)
     print("served by", sorted(set(apex.served().items())))
     if arguments.json:
         with open(arguments.json, "w") as file:

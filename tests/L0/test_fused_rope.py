@@ -72,6 +72,27 @@ def test_functions(form, dtype):
     rope.near(torch.autograd.grad(y, t, g)[0], torch.autograd.grad(expected, wide, g.double())[0])
 
 
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_as_exact_as_torch(dtype):
+    """Against float64, no worse than torch's own ops in the same dtype, in the maximum and the root mean square."""
+    x, g = (random(128, 2, 4, 64, dtype=dtype, seed=s) for s in (1, 2))
+    freqs = torch.cat((angles := random(128, 1, 1, 32, seed=3) * 100, angles), -1)
+
+    def everything(function, x, g):
+        x = x.clone().requires_grad_()
+        y = function(x)
+        return (y, *torch.autograd.grad(y, x, g))
+
+    exact = everything(lambda x: rope.exact(x, freqs.double()), x.double(), g.double())
+    ours = everything(lambda x: functional.fused_apply_rotary_pos_emb(x, freqs), x, g)
+    theirs = everything(lambda x: rope.rotate(x, freqs.cos().to(dtype), freqs.sin().to(dtype)), x, g)
+    for a, b, e in zip(ours, theirs, exact, strict=True):
+        own, other = (a.double() - e).abs(), (b.double() - e).abs()
+        slack = 2 * lists.ROUNDING[F32]
+        assert own.max() <= other.max() * 1.05 + slack
+        assert own.square().mean().sqrt() <= other.square().mean().sqrt() * 1.05 + slack / 4
+
+
 @pytest.mark.parametrize("cached", [False, True], ids=["freqs", "cached"])
 def test_transpose_output_memory(cached):
     function, arguments, _ = four_forms()["cached" if cached else "freqs"]

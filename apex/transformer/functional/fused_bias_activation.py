@@ -30,12 +30,8 @@ from apex._functional import call
 _op = torch.ops.apex.bias_activation_forward.default
 
 
-def _forward(*arguments):
-    return (_op(*arguments),)
-
-
 def _activate(input, bias, activation, gated):
-    return call("bias_activation", _forward, 1, (input, bias, activation, gated))
+    return call("bias_activation", _op, 1, (input, bias, activation, gated))
 
 
 def fused_bias_swiglu(input: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -27,12 +27,8 @@ AITER_ROPE_BACKEND = _aiter.load()
 _op = torch.ops.apex.rope_forward.default
 
 
-def _forward(*arguments):
-    return (_op(*arguments),)
-
-
 def _rope(t, cos, sin=None, cos_w=None, sin_w=None, cu_seqlens=None, transpose_output=False):
-    return call("rope", _forward, 1, (t, cos, sin, cos_w, sin_w, cu_seqlens, transpose_output))
+    return call("rope", _op, 1, (t, cos, sin, cos_w, sin_w, cu_seqlens, transpose_output))
 
 
 # ---- classes that callers of public apex use by `apply` --------------------------------------------------------
