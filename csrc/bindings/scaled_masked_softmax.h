@@ -163,7 +163,7 @@ inline at::Tensor scaled_masked_softmax_backward_autograd(c10::DispatchKeySet ke
     check_scaled_masked_softmax_gradient(grad_output, output, causal);
     const at::ScalarType math = output.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     at::Tensor dy = grad_output.to(math), y = output.to(math);
-    if (causal) dy = dy.tril_symint(output.sym_size(-1) - output.sym_size(-2));
+    if (causal) dy = dy.tril((output.sym_size(-1) - output.sym_size(-2)).guard_int(__FILE__, __LINE__));
     return (y * (dy - (y * dy).sum(-1, true)) * scale).to(output.scalar_type());
   }
   at::AutoDispatchBelowADInplaceOrView guard;

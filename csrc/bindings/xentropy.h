@@ -83,7 +83,7 @@ inline void check_backward(const at::Tensor& grad_losses, const at::Tensor& logi
   check(logits, labels, smoothing);
   TORCH_CHECK_VALUE(grad_losses.sym_sizes() == labels.sym_sizes() && grad_losses.device() == logits.device(),
                     "xentropy: the gradient of the losses must have their shape ", labels.sym_sizes(), " and device, not ", grad_losses.sym_sizes());
-  TORCH_CHECK_VALUE(normalizers.sym_sizes() == normalizer_sizes(labels) && normalizers.scalar_type() == math_type(logits.scalar_type()),
+  TORCH_CHECK_VALUE(normalizers.sym_sizes() == c10::SymIntArrayRef(normalizer_sizes(labels)) && normalizers.scalar_type() == math_type(logits.scalar_type()),
                     "xentropy: normalizers are two ", math_type(logits.scalar_type()), " for each label, as the forward gives them");
 }
 
