@@ -170,6 +170,8 @@ def main():
     parser.add_argument("--kernels", action="store_true", help="the kernels alone, no whole layers")
     parser.add_argument("--json", help="add all figures to this file, a line each")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this measures a GPU, and torch.cuda.is_available() is False")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, apex {apex.__version__}")
     bandwidth = copy_bandwidth()
     rows = list(kernels(arguments.only))
