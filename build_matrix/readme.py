@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
-from build_matrix import REPOSITORY, matrix
+from build_matrix import REPOSITORY, host_compiler, matrix
 from build_matrix.registry import Registry
 
 README = REPOSITORY / "README.md"
 RESULTS = REPOSITORY / "benchmarks" / "results"
-_VARIANT = re.compile(r"^\s*V\((\w+),", re.MULTILINE)
+ELEMENT_TYPES = ("bf16", "f16", "f32", "f64")
 
 
 def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -39,24 +40,25 @@ def extensions() -> str:
 
 
 def support() -> str:
-    """Ops with the element types of their kernels; all packs are built from the same sources."""
+    """Ops with what their kernels take; all packs are built from the same sources."""
     packs = [pack.arch.name for pack in matrix.load().packs]
     rows = []
-    for e in Registry.load().extensions:
-        for op in e.ops:
-            types = _types(op)
-            rows.append((f"`{op}`", str(len(types)) or "", ", ".join(sorted(set(types)))))
-    lines = _table(("op", "kernel types", "element types, in the order of the lists"), rows)
-    return f"Packs: {', '.join(packs)}.\n\n{lines}"
+    for op in dict.fromkeys(op for e in Registry.load().extensions for op in e.ops):
+        names = kernels(op)
+        types = [t for t in ELEMENT_TYPES if any(t in re.split(r"_|x\d", name) for name in names)]
+        rows.append((f"`{op}`", str(len(names) or ""), ", ".join(types)))
+    return f"Packs: {', '.join(packs)}.\n\n" + _table(("op", "kernels", "element types"), rows)
 
 
-def _types(op: str) -> list[str]:
-    """Element types of an op's kernels: from its list of variants, or from the kernels it spells out."""
-    header, source = (REPOSITORY / "csrc/device" / f"{op}.{suffix}" for suffix in ("h", "cu"))
-    listed = _VARIANT.findall(header.read_text(encoding="utf-8")) if header.is_file() else []
-    if listed or not source.is_file():
-        return listed
-    return re.findall(rf"\bvoid {op}_(\w+)\(", source.read_text(encoding="utf-8"))
+def kernels(op: str) -> list[str]:
+    """Names of the kernels in an op's device source, after the op's own; none for an op of the host alone."""
+    source = REPOSITORY / "csrc" / "device" / f"{op}.cu"
+    if not source.is_file():
+        return []
+    includes = [f"-I{REPOSITORY / folder}" for folder in ("csrc", "csrc/device")]
+    flags = ["-E", "-P", "-x", "c++", "-std=c++17", "-DGPU_SIMT", "-DGPU_WARP_SIZE=32", *includes]
+    done = subprocess.run([host_compiler.find().path, *flags, source], capture_output=True, text=True, check=True)
+    return sorted(set(re.findall(rf"\bvoid {op}_(\w+)\(", done.stdout)))
 
 
 def speed() -> str:

@@ -118,7 +118,7 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
       const u32 start = (u32)first_row + my_slot;
       RopeItem item{my_slot, (i32)(start / rows), start % rows / heads, start % rows % heads};
       i32 known = -1;  // whose coefficients these are
-      Math cos_low[width], cos_high[width], sin_low[width], sin_high[width];
+      Math cos_low[width], cos_high[width], sin_low[width] = {}, sin_high[width] = {};
       const u32 at_once = slots * rope_in_flight;
       for (u32 begin = 0; begin < items; begin += at_once) {
         Cells low[rope_in_flight], high[rope_in_flight];

@@ -242,7 +242,7 @@ template <int width> GPU_FN void replace_words(Words& w, u32 dropped, u32 by) {
 }
 
 // Makes the compiler convert a vector again, rather than keep what it was converted to.
-GPU_FN void keep_as_it_is(Words& w) {
+GPU_FN void keep_as_it_is([[maybe_unused]] Words& w) {
 #if defined(GPU_CUDA)
   asm volatile("" : "+r"(w.v[0]), "+r"(w.v[1]), "+r"(w.v[2]), "+r"(w.v[3]));
 #elif defined(GPU_HIP)
@@ -284,7 +284,7 @@ template <i32 type, int vectors, bool aligned, bool masked, int fixed = 0> GPU_F
     const Row row(type, a.shift, number, a.rows, a.keys, place.length);
     const HeldVectors<fixed> held(team, row);
     Words words[vectors];
-    u32 dropped[masked ? vectors : 1];
+    u32 dropped[masked ? vectors : 1] = {};
     GPU_UNROLL for (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       words[v] = row.load(a.input, held.offset(v), held.vector(v));
