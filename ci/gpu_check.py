@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BENCHMARKS = ["optimizers", "norms"]
+BENCHMARKS = ["optimizers", "norms", "softmax", "rotary", "bias_swiglu", "xentropy"]
 PROBE = Path(__file__).with_name("gpu_check_results.py")
 
 

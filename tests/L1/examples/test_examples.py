@@ -13,14 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import apex.parallel
-
 ROOT = Path(__file__).resolve().parents[3]
 NEEDED = ("sklearn", "matplotlib", "rich", "PIL")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"the examples need {', '.join(MISSING)}")
 
-SYNC_BN = ["--sync_bn"] if hasattr(apex.parallel, "convert_syncbn_model") else []
 
 
 def run(folder, script, *arguments, ranks=1):
@@ -65,7 +62,7 @@ def test_imagenet_on_digits(tmp_path):
         2,
         "--opt-level",
         "O4",
-        *SYNC_BN,
+        "--sync_bn",
         "--deterministic",
         ranks=2,
     )
