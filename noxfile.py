@@ -94,6 +94,13 @@ def whole_release(session):
 
 
 @nox.session
+def verify(session):
+    """Builds a wheel again and compares: `-- dist/WHEEL`, `-- dist/WHEEL --arch gfx942`."""
+    prepare(session, "farm", "cluster")
+    farm(session, "verify", *session.posargs)
+
+
+@nox.session
 def plan(session):
     """Shows the steps of a release and how long they would take."""
     prepare(session, "farm", "cluster")

@@ -350,6 +350,19 @@ def diff(old, new, as_json) -> None:
         raise click.exceptions.Exit(1)
 
 
+@main.command()
+@click.argument("wheel", type=WHEEL)
+@click.option("--arch", help="Compiles the code objects of that pack again, and nothing else.")
+@click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
+def verify(wheel, arch, jobs) -> None:
+    """Builds a wheel again from this checkout and the pins, and compares byte for byte. Exit code 5 when it
+    differs, 6 when it cannot be verified here."""
+    from build_matrix import report, verify
+
+    for line in verify.run(wheel, arch, jobs, report.tell):
+        click.echo(line)
+
+
 def _of_arch(arch: str) -> str:
     return "cpu" if not arch else "rocm" if arch.startswith("gfx") else "cuda"
 

@@ -11,7 +11,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from build_matrix import REPOSITORY, audit, digest, matrix
+from build_matrix import REPOSITORY, audit, digest, matrix, pins, provenance, sbom
 from build_matrix.errors import GateError
 from build_matrix.pythons import Python
 from build_matrix.registry import Registry
@@ -70,8 +70,17 @@ def metadata(distribution: str, version: str) -> str:
     return head + "\n" + (readme.read_text(encoding="utf-8") if readme.is_file() else SUMMARY + "\n")
 
 
-def write(path: Path, distribution: str, version: str, tag: str, files: dict[str, bytes]) -> None:
-    """Writes the wheel `path` with METADATA, WHEEL (tag `cp311-cp311-manylinux_2_28_x86_64`) and RECORD."""
+def write(
+    path: Path,
+    distribution: str,
+    version: str,
+    tag: str,
+    files: dict[str, bytes],
+    more: dict[str, bytes] | None = None,
+    level: int = 9,
+) -> None:
+    """Writes the wheel `path` with METADATA, WHEEL (tag `cp311-cp311-manylinux_2_28_x86_64`) and RECORD; `more`
+    files go into the dist-info."""
     info = f"{distribution.replace('-', '_')}-{version}.dist-info"
     wheel = f"Wheel-Version: 1.0\nGenerator: apex.build_matrix\nRoot-Is-Purelib: false\nTag: {tag}\n"
     top = sorted({name.split("/")[0].removesuffix(".py") for name in files})
@@ -82,15 +91,16 @@ def write(path: Path, distribution: str, version: str, tag: str, files: dict[str
     }
     if (REPOSITORY / "LICENSE").is_file():
         last[f"{info}/licenses/LICENSE"] = (REPOSITORY / "LICENSE").read_bytes()
+    last |= {f"{info}/{name}": data for name, data in (more or {}).items()}
     ordered = {**dict(sorted(files.items())), **dict(sorted(last.items()))}
     record = "".join(f"{name},{_record_digest(data)},{len(data)}\n" for name, data in ordered.items())
     ordered[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in ordered.items():
             entry = zipfile.ZipInfo(name, EPOCH)
             entry.create_system, entry.external_attr = 3, 0o100644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, data, compresslevel=9)
+            archive.writestr(entry, data, compresslevel=level)
 
 
 def _record_digest(data: bytes) -> str:
@@ -101,21 +111,24 @@ def unit(tree: Path, facts: dict, python: Python, names: list[str] | None = None
     """The wheel of one Python. Its platform tag is what auditwheel finds, never what we would like."""
     files = contents(tree, names)
     distribution, version = facts["distribution"], f"{facts['version']}+{facts['local']}"
+    more = {sbom.NAME: sbom.render(facts, files)}
 
     def make(folder: Path) -> None:
         stem = f"{distribution.replace('-', '_')}-{version}-{python.tag}-{python.tag}"
         draft = folder / f"{stem}-linux_x86_64.whl"
-        write(draft, distribution, version, f"{python.tag}-{python.tag}-linux_x86_64", files)
+        write(draft, distribution, version, f"{python.tag}-{python.tag}-linux_x86_64", files, more, level=0)
         platform = audit.platform_tag(draft)
         draft.unlink()
         name = f"{stem}-{platform}.whl"
-        write(folder / name, distribution, version, f"{python.tag}-{python.tag}-{platform}", files)
+        write(folder / name, distribution, version, f"{python.tag}-{python.tag}-{platform}", files, more)
         size, budget = (folder / name).stat().st_size, matrix.load().wheel_bytes
         if size > budget:
             raise GateError(name, [f"{size} bytes are over the budget of {budget} (matrix.toml)"])
+        provenance.write(folder / name, facts, python.tag)
 
     inputs = {
-        "files": {name: digest.of_bytes(data) for name, data in files.items()},
+        "files": {name: digest.of_bytes(data) for name, data in (files | more).items()},
+        "stated": [digest.of_file(path) for path in (pins.FILE, matrix.FILE)],
         "metadata": metadata(distribution, version),
         "license": digest.of_file(REPOSITORY / "LICENSE") if (REPOSITORY / "LICENSE").is_file() else "",
         "tag": python.tag,
@@ -125,15 +138,18 @@ def unit(tree: Path, facts: dict, python: Python, names: list[str] | None = None
 
 
 def publish(folder: Path, target: Path) -> Path:
-    """Copies a built wheel into `target` (dist/) in place of others of its distribution, version and
-    Python."""
+    """Copies a built wheel, and its statement of provenance, into `target` (dist/) in place of others of its
+    distribution, version and Python."""
     (wheel,) = folder.glob("*.whl")
     target.mkdir(parents=True, exist_ok=True)
-    partial = target / f".{wheel.name}.partial"
-    shutil.copyfile(wheel, partial)
-    for old in target.glob("-".join(wheel.name.split("-")[:4]) + "-*.whl"):
+    partial = {path.name: target / f".{path.name}.partial" for path in sorted(folder.glob(f"{wheel.name}*"))}
+    for name, path in partial.items():
+        shutil.copyfile(folder / name, path)
+    for old in target.glob("-".join(wheel.name.split("-")[:4]) + "-*.whl*"):
         old.unlink()
-    return partial.replace(target / wheel.name)
+    for name, path in partial.items():
+        path.replace(target / name)
+    return target / wheel.name
 
 
 def sizes(path: Path) -> dict[str, int]:

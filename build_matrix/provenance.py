@@ -1,0 +1,106 @@
+"""How a wheel was made, as an in-toto statement with SLSA's provenance (v1) in it.
+
+It lies beside the wheel and holds no time: the same build gives the same statement.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from build_matrix import REPOSITORY, digest, pins
+from build_matrix.errors import GateError
+
+SUFFIX = ".intoto.json"
+STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
+BUILD_TYPE, BUILDER = "urn:apex:build-matrix:wheel:v1", "urn:apex:build-matrix"
+INPUTS = ("apex", "csrc", "related_commits", "version.txt", "build_matrix/matrix.toml")
+NO_INPUT = (".pyc", ".so", ".o")
+
+
+def statement(wheel: Path, facts: dict, python: str) -> dict:
+    """Of the file `wheel`, with `facts` as its build.json holds them."""
+    asked = {
+        "accelerator": facts["accelerator"],
+        "archs": facts["archs"],
+        "torch": [torch["release"] for torch in facts["torch"]],
+        "python": python,
+    }
+    return {
+        "_type": STATEMENT,
+        "subject": [{"name": wheel.name, "digest": {"sha256": digest.of_file(wheel)}}],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": asked,
+                "internalParameters": {"source_sha256": facts["source_sha256"]},
+                "resolvedDependencies": [*_torches(facts), *_compilers(facts), *_sources()],
+            },
+            "runDetails": {"builder": {"id": BUILDER, "version": {"apex": facts["version"]}}},
+        },
+    }
+
+
+def _torches(facts: dict) -> list[dict]:
+    return [
+        {
+            "name": f"torch-{torch['release']} headers",
+            "uri": f"git+https://github.com/pytorch/pytorch@{torch['git_version']}",
+            "digest": {"gitCommit": torch["git_version"]},
+        }
+        for torch in facts["torch"]
+    ]
+
+
+def _compilers(facts: dict) -> list[dict]:
+    """By the digest of their programs; the packages that bring them stand in related_commits."""
+    found = []
+    for compiler in [facts["host_compiler"], *facts["toolchains"]]:
+        if compiler:
+            name = f"{compiler['name']} {compiler['version']}"
+            packages = [
+                f"pkg:pypi/{pin.component}@{pin.sha}"
+                for pin in pins.load()
+                if pin.project == "package" and _of(pin.branch, compiler)
+            ]
+            entry = {"name": name, "digest": {"sha256": compiler["sha256"]}}
+            found.append(entry | ({"annotations": {"packages": packages}} if packages else {}))
+    return found
+
+
+def _of(toolchain: str, compiler: dict) -> bool:
+    pin = pins.toolchain(toolchain)
+    return toolchain.startswith(f"{compiler['name']}-") and pin is not None and pin.sha == compiler["version"]
+
+
+def _sources() -> list[dict]:
+    """Every file that is compiled or decides how."""
+    files = [
+        path
+        for name in INPUTS
+        for path in sorted([REPOSITORY / name, *(REPOSITORY / name).rglob("*")])
+        if path.is_file() and "testing" not in path.parts and path.suffix not in NO_INPUT
+    ]
+    return [
+        {"uri": f"file:{path.relative_to(REPOSITORY)}", "digest": {"sha256": digest.of_file(path)}}
+        for path in files
+    ]
+
+
+def write(wheel: Path, facts: dict, python: str) -> Path:
+    """Writes the statement beside the wheel. Returns its path."""
+    path = wheel.with_name(wheel.name + SUFFIX)
+    path.write_text(json.dumps(statement(wheel, facts, python), indent=1) + "\n")
+    return path
+
+
+def check(wheel: Path) -> bool:
+    """Whether a statement lies beside the wheel. Raises GateError where it is of another file."""
+    path = wheel.with_name(wheel.name + SUFFIX)
+    if not path.is_file():
+        return False
+    said = json.loads(path.read_text())["subject"][0]["digest"]["sha256"]
+    if said != (have := digest.of_file(wheel)):
+        raise GateError(wheel.name, [f"its sha256 is {have}; {path.name} states {said}"])
+    return True

@@ -1,0 +1,81 @@
+"""The software bill of materials of a wheel: CycloneDX JSON, in its dist-info (PEP 770).
+
+Names what was compiled in (torch's headers), what it was compiled with, and every library and code object by digest.
+It holds no time and no random number: the same contents give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import datetime, timezone
+
+from build_matrix import digest
+
+NAME = "sboms/apex.cdx.json"
+LICENSE = "BSD-3-Clause"
+BINARY = (".so", ".cubin", ".ptx", ".co")
+EPOCH = datetime(1980, 1, 1, tzinfo=timezone.utc)  # as the dates in the archive
+
+
+def render(facts: dict, files: dict[str, bytes]) -> bytes:
+    """`facts` as build.json holds them, `files` the wheel's contents by name."""
+    from cyclonedx.model import HashAlgorithm, HashType, Property
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import Component, ComponentScope, ComponentType
+    from cyclonedx.model.license import DisjunctiveLicense
+    from cyclonedx.output.json import JsonV1Dot6
+    from packageurl import PackageURL
+
+    def sha256(value: str) -> list:
+        return [HashType(alg=HashAlgorithm.SHA_256, content=value)]
+
+    version = f"{facts['version']}+{facts['local']}" if facts["local"] else facts["version"]
+    apex = Component(
+        type=ComponentType.LIBRARY,
+        name=facts["distribution"],
+        version=version,
+        bom_ref=f"{facts['distribution']}@{version}",
+        purl=PackageURL("pypi", None, facts["distribution"], version),
+        licenses=[DisjunctiveLicense(id=LICENSE)],
+        properties=[Property(name="apex:source-sha256", value=facts["source_sha256"])],
+    )
+    torches = [
+        Component(
+            type=ComponentType.LIBRARY,
+            name="torch",
+            version=torch["release"],
+            bom_ref=f"torch@{torch['release']}",
+            purl=PackageURL("pypi", None, "torch", torch["release"]),
+            description="C++ headers, compiled into the bindings",
+            properties=[Property(name="git-commit", value=torch["git_version"])],
+        )
+        for torch in facts["torch"]
+    ]
+    compilers = [
+        Component(
+            type=ComponentType.APPLICATION,
+            name=compiler["name"],
+            version=compiler["version"],
+            bom_ref=f"{compiler['name']}@{compiler['version']}",
+            scope=ComponentScope.EXCLUDED,  # it made the code and is not in it
+            hashes=sha256(compiler["sha256"]),
+        )
+        for compiler in [facts["host_compiler"], *facts["toolchains"]]
+        if compiler
+    ]
+    binaries = [
+        Component(type=ComponentType.FILE, name=name, bom_ref=name, hashes=sha256(digest.of_bytes(data)))
+        for name, data in sorted(files.items())
+        if name.endswith(BINARY)
+    ]
+    identity = digest.of_values([facts, {name: digest.of_bytes(data) for name, data in files.items()}])
+    bom = Bom(
+        components=[*torches, *compilers, *binaries], serial_number=uuid.uuid5(uuid.NAMESPACE_OID, identity)
+    )
+    bom.metadata.timestamp = EPOCH
+    bom.metadata.component = apex
+    bom.register_dependency(apex, torches)
+    return (
+        json.dumps(json.loads(JsonV1Dot6(bom).output_as_string()), indent=1, sort_keys=True) + "\n"
+    ).encode()

@@ -1,0 +1,125 @@
+"""Whether a wheel is what this checkout and the pinned compilers make: built again from nothing, compared byte for
+byte."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from build_matrix import digest, host_compiler, packs, provenance, tree
+from build_matrix.engine import Engine
+from build_matrix.errors import BuildError, GateError, PinError
+from build_matrix.store import Result, Store
+from build_matrix.wheel_file import WheelFile, difference
+
+
+def run(
+    path: Path, arch: str | None = None, jobs: int | None = None, tell: Callable = lambda done: None
+) -> list[str]:
+    """What was verified, a line each. With `arch`, the code objects of that pack alone.
+
+    Raises BuildError where the wheel is of another source, PinError (not verifiable) where a compiler that made it is
+    not here, GateError where something differs.
+    """
+    wheel = WheelFile(path)
+    said = [_record(wheel), _statement(wheel)]
+    with tempfile.TemporaryDirectory(prefix="apex-verify-") as folder:
+        store = Store(Path(folder))  # nothing that was made before is believed
+        if arch:
+            return [*said, pack(wheel, arch, Engine(store, jobs, tell))]
+        return [*said, whole(wheel, store, jobs, tell)]
+
+
+def _record(wheel: WheelFile) -> str:
+    """Every file is what RECORD says."""
+    (name,) = [name for name in wheel.members if name.endswith(".dist-info/RECORD")]
+    rows = {row[0]: row[1] for row in csv.reader(io.StringIO(wheel.data(name).decode()))}
+    faults = [f"RECORD does not list {file}" for file in wheel.members if file not in rows]
+    for file, recorded in rows.items():
+        if file not in wheel.members:
+            faults.append(f"RECORD lists {file}, which is not there")
+        elif file != name:
+            have = base64.urlsafe_b64encode(bytes.fromhex(wheel.members[file].sha256)).rstrip(b"=").decode()
+            if recorded != f"sha256={have}":
+                faults.append(f"{file} is not what RECORD says")
+    if faults:
+        raise GateError(wheel.path.name, faults)
+    return f"RECORD: {len(rows)} files are as listed"
+
+
+def _statement(wheel: WheelFile) -> str:
+    there = provenance.check(wheel.path)
+    return "statement: of this very file" if there else f"statement: none lies beside ({provenance.SUFFIX})"
+
+
+def _check_source(wheel: WheelFile) -> None:
+    stated, have = wheel.facts["source_sha256"], tree.source_digest()
+    if stated != have:
+        raise BuildError(
+            f"{wheel.path.name} was made of source {stated[:12]}, this checkout is {have[:12]}: check out its commit"
+        )
+
+
+def _check_compiler(stated: dict, have: dict) -> None:
+    if stated != have:
+        pinned, here = (f"{c['version']} (sha256 {c['sha256'][:12]})" for c in (stated, have))
+        raise PinError(stated["name"], pinned, here, verifiable=False)
+
+
+def pack(wheel: WheelFile, arch: str, engine: Engine, only: Sequence[str] | None = None) -> str:
+    """Compiles the code objects of one pack again (`only` those units) and compares their digests."""
+    _check_source(wheel)
+    if arch not in wheel.packs:
+        raise BuildError(
+            f"{wheel.path.name} has no pack for {arch}; it has {', '.join(wheel.packs) or 'none'}"
+        )
+    manifest, toolchain = wheel.packs[arch], packs.toolchain_for(arch)
+    _check_compiler(manifest["compiler"], toolchain.describe())
+    units = {name: entry for name, entry in manifest["units"].items() if only is None or name in only}
+    faults = []
+    for result in engine.run(packs.units(arch, toolchain, list(units))):
+        name = result.name.partition("/")[2]
+        (path,) = [p for p in result.folder.iterdir() if p.name == units[name]["file"]]
+        shipped = wheel.members[f"apex/packs/{arch}/{path.name}"].sha256
+        if digest.of_file(path) != shipped or shipped != units[name]["sha256"]:
+            faults.append(f"{arch}/{name}: built again it is {digest.of_file(path)}, in the wheel {shipped}")
+    if faults:
+        raise GateError(wheel.path.name, faults)
+    return f"{arch}: {len(units)} code objects are the same, byte for byte"
+
+
+def whole(wheel: WheelFile, store: Store, jobs: int | None, tell: Callable[[Result], None]) -> str:
+    """Builds the wheel again and compares the files."""
+    from build_matrix.farm import cluster, plan
+
+    _check_source(wheel)
+    facts = wheel.facts
+    _check_compiler(facts["host_compiler"], host_compiler.find().describe())
+    for arch, manifest in wheel.packs.items():
+        _check_compiler(manifest["compiler"], packs.toolchain_for(arch).describe())
+    chosen = plan.Selection(
+        (facts["accelerator"],),
+        tuple(facts["archs"]),
+        tuple(torch["release"] for torch in facts["torch"]),
+        tuple(facts["python"]),
+    )
+    with cluster.local(jobs) as client:
+        done = cluster.run(plan.make(chosen), client, store, tell)
+    (made,) = [step for step in done if step.kind == "wheel"]
+    (again,) = store.output("wheel", made.key).glob("*.whl")
+    if again.name == wheel.path.name and again.read_bytes() == wheel.path.read_bytes():
+        return f"{again.name}: the same, byte for byte"
+    raise GateError(
+        wheel.path.name, _words(difference(wheel, WheelFile(again))) or ["the archives differ in form"]
+    )
+
+
+def _words(found: dict) -> list[str]:
+    """What is in the wheel and what was built again, where they differ."""
+    facts = [f"{name}: {old} in the wheel, {new} built again" for name, (old, new) in found["facts"].items()]
+    names = {"added": "not in the wheel", "removed": "not built again", "changed": "differs"}
+    return facts + [f"{name} {names[what]}" for what, files in found["files"].items() for name in files]
