@@ -3,6 +3,8 @@
 #include "apex.h"
 
 namespace apex {
+constexpr int64_t most_threads = 0xffffffff;  // of a grid: HIP counts them in 32 bits
+
 struct DeviceLimits {
   int32_t multiprocessors;
   int32_t warp_size;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "host/device_limits.h"
 #include "host/status.h"
 
 namespace apex {
@@ -51,8 +52,9 @@ int32_t launch(MultiTensorVariant& variant, const apex_place* place, const apex_
     blocks = scratch.runs;
   }
   void* parameters[] = {&table, const_cast<void*>(arguments), &scratch};  // elementwise kernels take the first two
-  blocks = std::clamp<uint32_t>(blocks, 1, 0x7fffffffu);  // beyond that a block takes several turns
-  return apex_launch(place, &variant.kernel, {blocks, 1, 1}, {512, 1, 1}, 0, parameters);
+  constexpr uint32_t threads = 512;
+  blocks = std::clamp<uint32_t>(blocks, 1, most_threads / threads);  // beyond that a block takes several turns
+  return apex_launch(place, &variant.kernel, {blocks, 1, 1}, {threads, 1, 1}, 0, parameters);
 }
 }  // namespace
 

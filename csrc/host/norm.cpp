@@ -10,7 +10,6 @@
 
 namespace apex {
 namespace {
-constexpr int64_t most_blocks = 0x7fffffff;
 constexpr int64_t shared_vector = 16, shared_beside = 2048;  // bytes: of a vector in a stage; what the kernel and the driver use besides
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
@@ -123,7 +122,7 @@ int32_t reside(const apex_place* place, const DeviceLimits& limits, apex_kernel&
 template <class Arguments>
 int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, int64_t shared, const Arguments& a) {
   void* parameters[] = {const_cast<Arguments*>(&a)};
-  return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_blocks)), 1, 1}, {threads, 1, 1}, uint32_t(shared), parameters);
+  return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_threads / threads)), 1, 1}, {threads, 1, 1}, uint32_t(shared), parameters);
 }
 
 int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a, NormPlan* plan) {

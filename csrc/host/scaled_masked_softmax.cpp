@@ -10,7 +10,7 @@
 namespace apex {
 namespace {
 constexpr const char* unit = "scaled_masked_softmax";
-constexpr int64_t most_threads = 0xffffffff, most_keys = 0xfffff000;  // HIP counts a grid's threads in 32 bits
+constexpr int64_t most_keys = 0xfffff000;
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 #define KERNEL(name) {unit, "scaled_masked_softmax_" name, 0}

@@ -15,7 +15,6 @@ apex_kernel backward_kernels[] = {{unit, "xentropy_backward_f32", 0}, {unit, "xe
                                   {unit, "xentropy_backward_bf16", 0}, {unit, "xentropy_backward_f64", 0}};
 apex_kernel merge_kernels[] = {{unit, "xentropy_merge", 0}, {unit, "xentropy_merge_f64", 0}};
 
-constexpr int64_t most_blocks = 0x7fffffff;
 constexpr int64_t vectors_ahead = 4;  // of a thread, in the kernels
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -51,7 +50,7 @@ int32_t check(int32_t logits_type, int32_t other_type, int64_t classes) {
 template <class Arguments>
 int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, const Arguments& a) {
   void* parameters[] = {const_cast<Arguments*>(&a)};
-  return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_blocks)), 1, 1}, {threads, 1, 1}, 0, parameters);
+  return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_threads / threads)), 1, 1}, {threads, 1, 1}, 0, parameters);
 }
 
 // Sets *cpu where the CPU variant serves.
