@@ -19,7 +19,6 @@ MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"the examples need {', '.join(MISSING)}")
 
 
-
 def run(folder, script, *arguments, ranks=1):
     """What it prints. Runs in `folder`, where it also finds nothing of the checkout."""
     command = [sys.executable, str(ROOT / "examples" / script), *map(str, arguments)]
@@ -27,7 +26,10 @@ def run(folder, script, *arguments, ranks=1):
         command[1:1] = ["-m", "apex.parallel.multiproc"]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
     environment.update(PYTHONPATH=str(ROOT), WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1", COLUMNS="200")
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    environment["PYTHONUTF8"] = "1"  # progress bars are no ASCII, whatever the locale of the tests
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
