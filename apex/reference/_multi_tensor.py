@@ -35,6 +35,16 @@ def write(target, value, skip):
     target.copy_(value)
 
 
+def this_step(step, step_tensor, advance_step, skip):
+    """The number of this step: `step`, or of step_tensor, which with advance_step receives it unless `skip` holds."""
+    if step_tensor is None:
+        return step
+    step = step_tensor.reshape(()) + int(advance_step)
+    if advance_step:
+        write(step_tensor, step.reshape(step_tensor.shape), skip)
+    return step
+
+
 def power(base, step, math):
     """base ** step in double where the device has it: 1 - base ** step loses digits in float32."""
     if not isinstance(step, torch.Tensor):

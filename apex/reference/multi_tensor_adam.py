@@ -1,4 +1,4 @@
-from apex.reference._multi_tensor import math_dtype, power, skip_mask, write
+from apex.reference._multi_tensor import math_dtype, power, skip_mask, this_step, write
 
 L2 = 0
 DECOUPLED = 1
@@ -36,10 +36,7 @@ def multi_tensor_adam(
     Follows Kingma & Ba, arXiv:1412.6980, algorithm 1, and Loshchilov & Hutter, arXiv:1711.05101, algorithm 2.
     """
     skip = skip_mask(found_inf, noop_flag)
-    if step_tensor is not None:
-        step = step_tensor.reshape(()) + int(advance_step)
-        if advance_step:
-            write(step_tensor, step.reshape(step_tensor.shape), skip)
+    step = this_step(step, step_tensor, advance_step, skip)
     rate = lr if lr_tensor is None else lr_tensor.reshape(())
     for i, (grad, param, exp_avg, exp_avg_sq) in enumerate(
         zip(grads, params, exp_avgs, exp_avg_sqs, strict=True)
@@ -63,4 +60,3 @@ def multi_tensor_adam(
         write(param, p, skip)
         if model_params:
             write(model_params[i], p, skip)
-

@@ -1,6 +1,6 @@
 import torch
 
-from apex.reference._multi_tensor import math_dtype, power, skip_mask, write
+from apex.reference._multi_tensor import math_dtype, power, skip_mask, this_step, write
 
 L2 = 0
 DECOUPLED = 1
@@ -34,10 +34,7 @@ def multi_tensor_amsgrad(
     Follows Reddi, Kale & Kumar, arXiv:1904.09237, algorithm 2, with bias corrections as torch.optim.Adam has them.
     """
     skip = skip_mask(found_inf, noop_flag)
-    if step_tensor is not None:
-        step = step_tensor.reshape(()) + int(advance_step)
-        if advance_step:
-            write(step_tensor, step.reshape(step_tensor.shape), skip)
+    step = this_step(step, step_tensor, advance_step, skip)
     rate = lr if lr_tensor is None else lr_tensor.reshape(())
     for grad, param, exp_avg, exp_avg_sq, largest in zip(
         grads, params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, strict=True

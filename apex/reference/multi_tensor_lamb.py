@@ -1,6 +1,6 @@
 import torch
 
-from apex.reference._multi_tensor import math_dtype, power, skip_mask, write
+from apex.reference._multi_tensor import math_dtype, power, skip_mask, this_step, write
 
 L2 = 0
 DECOUPLED = 1
@@ -47,10 +47,7 @@ def multi_tensor_lamb(
     Follows You et al., arXiv:1904.00962, algorithm 2, with public apex's clipping.
     """
     skip = skip_mask(found_inf, noop_flag)
-    if step_tensor is not None:
-        step = step_tensor.reshape(()) + int(advance_step)
-        if advance_step:
-            write(step_tensor, step.reshape(step_tensor.shape), skip)
+    step = this_step(step, step_tensor, advance_step, skip)
     rate = lr if lr_tensor is None else lr_tensor.reshape(())
     clip = _gradient_scale(global_grad_norm, max_grad_norm, max_grad_norm_tensor)
     for i, (grad, param, exp_avg, exp_avg_sq) in enumerate(

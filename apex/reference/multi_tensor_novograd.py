@@ -1,6 +1,6 @@
 import torch
 
-from apex.reference._multi_tensor import math_dtype, power, skip_mask, write
+from apex.reference._multi_tensor import math_dtype, power, skip_mask, this_step, write
 
 INSIDE = 0
 DECOUPLED = 1
@@ -43,10 +43,7 @@ def multi_tensor_novograd(
     Follows Ginsburg et al., arXiv:1905.11286, algorithm 1, with public apex's bias correction.
     """
     skip = skip_mask(found_inf, noop_flag)
-    if step_tensor is not None:
-        step = step_tensor.reshape(()) + int(advance_step)
-        if advance_step:
-            write(step_tensor, step.reshape(step_tensor.shape), skip)
+    step = this_step(step, step_tensor, advance_step, skip)
     rate = lr if lr_tensor is None else lr_tensor.reshape(())
     norms = grad_norms.view(-1)
     for i, (grad, param, exp_avg) in enumerate(zip(grads, params, exp_avgs, strict=True)):
