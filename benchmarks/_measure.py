@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import statistics
 import time
 from dataclasses import dataclass
@@ -104,6 +106,20 @@ def print_table(rows: list[Row], bandwidth: float) -> None:
     for line in table:
         left = "  ".join(cell.ljust(width) for cell, width in zip(line[:2], widths[:2], strict=True))
         print(left, "  ".join(cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)))
+
+
+def write_json(path: str, rows: list[Row], bandwidth: float) -> None:
+    """The rows, and what print_table's first line says, as a file."""
+    with open(path, "w") as file:
+        json.dump(
+            {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
+             "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
+        )  # fmt: skip
+
+
+def max_and_rms(errors: torch.Tensor) -> str:
+    """The largest and the root mean square of absolute errors."""
+    return f"{errors.max().item():.2e} / {errors.square().mean().sqrt().item():.2e}"
 
 
 def attempt(measure, step):

@@ -9,12 +9,19 @@ three and writes two); of others five over all of it. Biases do not count.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 
 import torch
 import torch.nn.functional as F
-from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+from _measure import (
+    Row,
+    attempt,
+    copy_bandwidth,
+    graph_seconds,
+    max_and_rms,
+    print_table,
+    wall_seconds,
+    write_json,
+)
 
 import apex
 from apex.transformer import functional
@@ -105,8 +112,7 @@ def accuracy(name, rows, hidden, bias, dtype):
             continue
         errors = [(a.double() - e).abs() for a, e in zip(step_of(function, x, b, g)(), expected, strict=True)]
         text = ", ".join(
-            f"{n} {e.max().item():.2e} / {e.square().mean().sqrt().item():.2e}"
-            for n, e in zip(("output", "dx", "db"), errors, strict=False)
+            f"{n} {max_and_rms(e)}" for n, e in zip(("output", "dx", "db"), errors, strict=False)
         )
         print(f"  {name} {rows}x{hidden} {str(dtype)[6:]} {implementation}: max / rms error of {text}")
 
@@ -141,11 +147,7 @@ def main():
                 accuracy(name, 4096, 4096, True, dtype)
     print("served by", sorted(set(apex.served().items())))
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
-                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
-            )  # fmt: skip
+        write_json(arguments.json, rows, bandwidth)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,9 @@ floor of its elementwise part, 28. Unscaling float16 gradients into masters and 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 
 import torch
-from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds, write_json
 from optimizers import gpt2_355m, parameters
 
 import apex
@@ -136,11 +134,7 @@ def main():
     print_table(rows, bandwidth)
     print("served by", sorted(set(apex.served().items())))
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
-                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
-            )  # fmt: skip
+        write_json(arguments.json, rows, bandwidth)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,20 @@ gradient read). Weights do not count.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 
 import norm_layouts
 import torch
 import torch.nn.functional as F
-from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+from _measure import (
+    Row,
+    attempt,
+    copy_bandwidth,
+    graph_seconds,
+    max_and_rms,
+    print_table,
+    wall_seconds,
+    write_json,
+)
 
 import apex
 from apex import normalization
@@ -119,10 +126,7 @@ def accuracy(norm, rows, hidden, dtype):
             continue
         outputs, found = step_of(function, inputs, leaves, gradients)()
         errors = [(a.double() - e).abs() for a, e in zip([*outputs, *found], expected, strict=True)]
-        text = ", ".join(
-            f"{n} {e.max().item():.2e} / {e.square().mean().sqrt().item():.2e}"
-            for n, e in zip(names, errors, strict=False)
-        )
+        text = ", ".join(f"{n} {max_and_rms(e)}" for n, e in zip(names, errors, strict=False))
         print(f"  {norm} {rows}x{hidden} {str(dtype)[6:]} {name}: max / rms error of {text}")
 
 
@@ -185,11 +189,7 @@ def main():
         accuracies()
     print("served by", sorted(set(apex.served().items())))
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
-                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
-            )  # fmt: skip
+        write_json(arguments.json, rows, bandwidth)
 
 
 if __name__ == "__main__":

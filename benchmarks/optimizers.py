@@ -10,12 +10,10 @@ moments 28, update 12), clipping above the limit 12, below it 4.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
-import json
 
 import torch
-from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds, write_json
 
 import apex
 from apex import optimizers
@@ -157,11 +155,7 @@ def main():
     print_table(rows, bandwidth)
     print("served by", sorted(set(apex.served().items())))
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
-                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
-            )  # fmt: skip
+        write_json(arguments.json, rows, bandwidth)
 
 
 if __name__ == "__main__":

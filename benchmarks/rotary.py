@@ -9,11 +9,18 @@ writes the other). Angles do not count.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 
 import torch
-from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+from _measure import (
+    Row,
+    attempt,
+    copy_bandwidth,
+    graph_seconds,
+    max_and_rms,
+    print_table,
+    wall_seconds,
+    write_json,
+)
 
 import apex
 from apex.transformer import functional
@@ -122,10 +129,7 @@ def accuracy(dtype, shape=(2048, 2, 16, 128)):
         errors = [
             (a.double() - e).abs() for a, e in zip((y, *torch.autograd.grad(y, x, g)), exact, strict=True)
         ]
-        text = ", ".join(
-            f"{n} {e.max().item():.2e} / {e.square().mean().sqrt().item():.2e}"
-            for n, e in zip(("output", "gradient"), errors, strict=True)
-        )
+        text = ", ".join(f"{n} {max_and_rms(e)}" for n, e in zip(("output", "gradient"), errors, strict=True))
         print(f"  rotary {str(dtype)[6:]} {name}: max / rms error of {text}")
 
 
@@ -162,11 +166,7 @@ def main():
             accuracy(dtype)
     print("served by", sorted(set(apex.served().items())))
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
-                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
-            )  # fmt: skip
+        write_json(arguments.json, rows, bandwidth)
 
 
 if __name__ == "__main__":

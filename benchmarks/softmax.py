@@ -10,11 +10,18 @@ of a byte for all heads, do not count.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 
 import torch
-from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+from _measure import (
+    Row,
+    attempt,
+    copy_bandwidth,
+    graph_seconds,
+    max_and_rms,
+    print_table,
+    wall_seconds,
+    write_json,
+)
 
 import apex
 from apex.transformer.functional import fused_softmax
@@ -86,10 +93,7 @@ def accuracy(kind, shape, dtype):
             (a.double() - e).abs()
             for a, e in zip(step_of(every[name], x, mask, gradient)(), expected, strict=True)
         ]
-        text = ", ".join(
-            f"{n} {e.max().item():.2e} / {e.square().mean().sqrt().item():.2e}"
-            for n, e in zip(("output", "dx"), errors, strict=True)
-        )
+        text = ", ".join(f"{n} {max_and_rms(e)}" for n, e in zip(("output", "dx"), errors, strict=True))
         print(f"  {kind} {'x'.join(map(str, shape))} {str(dtype)[6:]} {name}: max / rms error of {text}")
 
 
@@ -132,11 +136,7 @@ def main():
                 accuracy(kind, (2, 4, 1024, 1024), dtype)
     print("served by", sorted(set(apex.served().items())))
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
-                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
-            )  # fmt: skip
+        write_json(arguments.json, rows, bandwidth)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,19 @@ Floor: three passes over the logits (the forward reads them; the backward reads 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 
 import torch
 import torch.nn.functional as F
-from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+from _measure import (
+    Row,
+    attempt,
+    copy_bandwidth,
+    graph_seconds,
+    max_and_rms,
+    print_table,
+    wall_seconds,
+    write_json,
+)
 
 import apex
 from apex.contrib.xentropy import SoftmaxCrossEntropyLoss
@@ -70,10 +77,7 @@ def accuracy(rows, classes, dtype):
         losses = function(logits, labels)
         (gradient,) = torch.autograd.grad(losses.sum(), logits)
         errors = [(a.double() - e).abs() for a, e in ((losses, expected), (gradient, wanted))]
-        text = ", ".join(
-            f"{n} {e.max().item():.2e} / {e.square().mean().sqrt().item():.2e}"
-            for n, e in zip(("loss", "gradient"), errors, strict=True)
-        )
+        text = ", ".join(f"{n} {max_and_rms(e)}" for n, e in zip(("loss", "gradient"), errors, strict=True))
         print(f"  {rows}x{classes} {str(dtype)[6:]} {name}: max / rms error of {text}")
 
 
@@ -112,11 +116,7 @@ def main():
             accuracy(1024, 50304, dtype)
     print("served by", sorted(set(apex.served().items())))
     if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
-                 "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
-            )  # fmt: skip
+        write_json(arguments.json, rows, bandwidth)
 
 
 if __name__ == "__main__":
