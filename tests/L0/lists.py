@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
+
+from apex._loader import bindings
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
 # Nothing, one, less than a vector, odd, one chunk of the CPU's plans to the brim, several chunks.
@@ -22,6 +25,29 @@ def random(dtype, device, shapes=SHAPES, scale=1.0, seed=1):
     generator = torch.Generator().manual_seed(seed)
     values = [scale * torch.randn(shape, generator=generator, dtype=F64) for shape in shapes]
     return [value.to(dtype).to(device) for value in values]
+
+
+def entrances(op):
+    """(the op called through the dispatcher, a fixture that is this and the direct entry by turns).
+
+    Both take (tensors, **options), every list of the op in its place.
+    """
+
+    def dispatcher(tensors, **options):
+        getattr(torch.ops.apex, op)(*tensors, **options)
+
+    def direct(tensors, **options):
+        module = bindings.load().module
+        if module is None:
+            pytest.skip(f"no bindings: {bindings.load().reason}")
+        getattr(module, op)(tensors, getattr(module, f"{op}_call")(**options))
+
+    @pytest.fixture(name=op, params=[dispatcher, direct], ids=lambda f: f.__name__)
+    def entrance(request):
+        bindings.load()
+        return request.param
+
+    return dispatcher, entrance
 
 
 def empties(like, dtype=None, fill=7.0):

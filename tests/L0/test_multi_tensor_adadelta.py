@@ -16,21 +16,7 @@ from apex._loader import bindings
 SCALARS = dict(lr=0.5, rho=0.9, eps=1e-2, weight_decay=0.3)
 
 
-def dispatcher(tensors, **options):
-    torch.ops.apex.multi_tensor_adadelta(*tensors, **options)
-
-
-def direct(tensors, **options):
-    module = bindings.load().module
-    if module is None:
-        pytest.skip(f"no bindings: {bindings.load().reason}")
-    module.multi_tensor_adadelta(tensors, module.multi_tensor_adadelta_call(**options))
-
-
-@pytest.fixture(params=[dispatcher, direct], ids=lambda f: f.__name__)
-def multi_tensor_adadelta(request):
-    bindings.load()
-    return request.param
+dispatcher, multi_tensor_adadelta = lists.entrances("multi_tensor_adadelta")
 
 
 def state(device, dtype=F32, shapes=lists.FEW):

@@ -20,21 +20,7 @@ DTYPES = [(*pair, F64 if pair[1] == F64 else F32) for pair in PAIRS] + [(F16,) *
 SCALARS = dict(lr=0.1, eps=1e-6, decay_mode=L2, weight_decay=0.3)
 
 
-def dispatcher(tensors, **options):
-    torch.ops.apex.multi_tensor_adagrad(*tensors, **options)
-
-
-def direct(tensors, **options):
-    module = bindings.load().module
-    if module is None:
-        pytest.skip(f"no bindings: {bindings.load().reason}")
-    module.multi_tensor_adagrad(tensors, module.multi_tensor_adagrad_call(**options))
-
-
-@pytest.fixture(params=[dispatcher, direct], ids=lambda f: f.__name__)
-def multi_tensor_adagrad(request):
-    bindings.load()
-    return request.param
+dispatcher, multi_tensor_adagrad = lists.entrances("multi_tensor_adagrad")
 
 
 def state(device, dtypes=(F32, F32, F32), shapes=lists.FEW):

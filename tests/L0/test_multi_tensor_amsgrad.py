@@ -19,21 +19,7 @@ SCALARS = dict(
 )
 
 
-def dispatcher(tensors, **options):
-    torch.ops.apex.multi_tensor_amsgrad(*tensors, **options)
-
-
-def direct(tensors, **options):
-    module = bindings.load().module
-    if module is None:
-        pytest.skip(f"no bindings: {bindings.load().reason}")
-    module.multi_tensor_amsgrad(tensors, module.multi_tensor_amsgrad_call(**options))
-
-
-@pytest.fixture(params=[dispatcher, direct], ids=lambda f: f.__name__)
-def multi_tensor_amsgrad(request):
-    bindings.load()
-    return request.param
+dispatcher, multi_tensor_amsgrad = lists.entrances("multi_tensor_amsgrad")
 
 
 def state(device, dtype=F32, shapes=lists.FEW):

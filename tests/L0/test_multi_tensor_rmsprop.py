@@ -20,21 +20,7 @@ CENTERED = [False, True]
 MOMENTUM = [0.0, 0.9]
 
 
-def dispatcher(tensors, **options):
-    torch.ops.apex.multi_tensor_rmsprop(*tensors, **options)
-
-
-def direct(tensors, **options):
-    module = bindings.load().module
-    if module is None:
-        pytest.skip(f"no bindings: {bindings.load().reason}")
-    module.multi_tensor_rmsprop(tensors, module.multi_tensor_rmsprop_call(**options))
-
-
-@pytest.fixture(params=[dispatcher, direct], ids=lambda f: f.__name__)
-def multi_tensor_rmsprop(request):
-    bindings.load()
-    return request.param
+dispatcher, multi_tensor_rmsprop = lists.entrances("multi_tensor_rmsprop")
 
 
 def state(device, dtype=F32, shapes=lists.FEW, centered=True, momentum=0.9):
