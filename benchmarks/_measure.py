@@ -95,14 +95,22 @@ class Row:
         )
 
 
+def device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
 HEADINGS = ("case", "implementation", "GPU µs", "floor µs", "of floor", "wall µs")
 
 
 def print_table(rows: list[Row], bandwidth: float) -> None:
     """The rows as aligned text, under a line that names card, versions and the measured copy bandwidth."""
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth / 1e9:.0f} GB/s")
-    table = [HEADINGS, *(row.cells(bandwidth) for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(HEADINGS))]
+    print_lines([HEADINGS, *(row.cells(bandwidth) for row in rows)])
+
+
+def print_lines(table: list[tuple[str, ...]]) -> None:
+    """Lines of cells, the headings first, as aligned text: two columns of names, then figures."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
         left = "  ".join(cell.ljust(width) for cell, width in zip(line[:2], widths[:2], strict=True))
         print(left, "  ".join(cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)))
