@@ -45,7 +45,7 @@ def quickstart(session):
 @nox.session
 def tests(session):
     """Builds what the tests need and runs them; arguments after -- go to pytest."""
-    prepare(session, "farm", "cluster", "s3", "tests", "examples")
+    prepare(session, "farm", "cluster", "s3", "containers", "tests", "examples")
     farm(session, "ensure-torch")
     farm(session, "tree", "--available", *(f"--arch={arch}" for arch in TESTED))
     environment = {"PYTHONPATH": str(ROOT)}
@@ -112,7 +112,7 @@ def wheel_session(name, accelerator, archs, about):
 
     @nox.session(name=name)
     def build(session):
-        prepare(session, "farm")
+        prepare(session, "farm", *(["containers"] if "--container" in session.posargs else []))
         farm(session, "wheel", accelerator, *(f"--arch={arch}" for arch in archs), *session.posargs)
 
     build.__doc__ = about

@@ -80,8 +80,20 @@ def tree(archs, tags, torches, jobs, target, available) -> None:
 @click.option("--torch", "torches", multiple=True, help="Bindings to put in; default: all of the matrix.")
 @click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
 @click.option("--dist", type=click.Path(path_type=Path), default=REPOSITORY / "dist", help="Default: dist/.")
-def wheel(accelerator, archs, tags, torches, jobs, dist) -> None:
+@click.option("--container", is_flag=True, help="Builds in a container, with cibuildwheel.")
+@click.option(
+    "--engine", type=click.Choice(["podman", "docker"]), help="With --container; default: what is here."
+)
+@click.option("--image", help="With --container; default: manylinux_2_28, or CIBW_MANYLINUX_X86_64_IMAGE.")
+def wheel(accelerator, archs, tags, torches, jobs, dist, container, engine, image) -> None:
     """Builds installable wheels into dist/."""
+    if container:
+        _wheels_in_container(
+            accelerator, archs, tags, torches, dist, engine_name=engine, image=image, jobs=jobs
+        )
+        return
+    if engine or image:
+        raise click.UsageError("--engine and --image belong to --container")
     from build_matrix import build, report
     from build_matrix.engine import Engine
     from build_matrix.store import Store
@@ -95,6 +107,16 @@ def wheel(accelerator, archs, tags, torches, jobs, dist) -> None:
         wheels.append(build.one_wheel(request, python, engine, dist))
     report.units_table(engine.finished, time.monotonic() - start)
     for path in wheels:
+        report.wheel_table(path)
+        click.echo(str(path))
+
+
+def _wheels_in_container(accelerator, archs, tags, torches, dist, **container) -> None:
+    from build_matrix import report
+    from build_matrix.containers import wheels
+
+    chosen = [tag_of(tag) for tag in tags or [pythons.own_tag()]]
+    for path in wheels.build(accelerator, archs, torches, chosen, dist, **container):
         report.wheel_table(path)
         click.echo(str(path))
 

@@ -122,6 +122,16 @@ class RequirementMissing(BuildError):
         super().__init__(f"{what} is missing; {wanted_for} needs it. Run: {remedy}")
 
 
+class ContainerError(BuildError):
+    """A container or image cannot be run or made here. `remedy` is what would change that."""
+
+    exit_code = 11
+
+    def __init__(self, fault: str, remedy: str = ""):
+        self.fault, self.remedy = fault, remedy
+        super().__init__(f"{fault}. Run: {remedy}" if remedy else f"{fault}.")
+
+
 class UnknownVariable(BuildError):
     """An APEX_BUILD_ variable or option that names no extension."""
 

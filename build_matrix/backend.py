@@ -1,0 +1,106 @@
+"""The build backend of pyproject.toml: setuptools', and the farm's own wheels where they are asked for.
+
+    pip install .                                               setup.py, as setuptools builds it
+    pip wheel . -C farm=rocm -C arch=gfx942 -C torch=2.13.0     the wheel of `python -m build_matrix wheel`
+
+cibuildwheel takes the second form. Several archs or torches are joined by commas; what is not named is all of the
+matrix. torch's headers come from the package index, whichever torch is installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from setuptools import build_meta
+from setuptools.build_meta import (  # noqa: F401  hooks that a front end looks up here
+    build_editable,
+    build_sdist,
+    get_requires_for_build_editable,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+)
+
+from build_matrix import REPOSITORY, toml
+from build_matrix.errors import BuildError
+
+Settings = Mapping[str, "str | list[str]"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A wheel of the farm, as config settings name it."""
+
+    accelerator: str
+    archs: tuple[str, ...] = ()
+    torches: tuple[str, ...] = ()
+
+
+def asked(settings: Settings | None) -> Asked | None:
+    """What the config settings ask of the farm; None where they do not. Raises BuildError for half a request."""
+    words = {name: _words((settings or {}).get(name, "")) for name in ("farm", "arch", "torch")}
+    if not words["farm"]:
+        if words["arch"] or words["torch"]:
+            raise BuildError("-C arch and -C torch belong to a wheel of the farm: say -C farm=rocm too")
+        return None
+    if len(words["farm"]) > 1 or words["farm"][0] not in ("cpu", "cuda", "rocm"):
+        raise BuildError(f"-C farm={','.join(words['farm'])}: say one of cpu, cuda, rocm")
+    return Asked(words["farm"][0], words["arch"], words["torch"])
+
+
+def _words(value: str | list[str]) -> tuple[str, ...]:
+    text = value if isinstance(value, str) else ",".join(value)
+    return tuple(filter(None, (word.strip() for word in text.split(","))))
+
+
+def get_requires_for_build_wheel(config_settings: Settings | None = None) -> list[str]:
+    """What the farm needs is in the environment of a build only when it builds the wheel."""
+    if _asked(config_settings) is None:
+        return build_meta.get_requires_for_build_wheel(config_settings)
+    return toml.read(REPOSITORY / "pyproject.toml")["dependency-groups"]["farm"]
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings | None = None) -> str:
+    wanted = _asked(config_settings)
+    if wanted is None:
+        return build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+    from build_matrix import matrix, tree, wheel
+
+    accelerator = matrix.load().accelerator(wanted.accelerator)
+    version = f"{tree.version()}+{accelerator.label}"
+    folder = Path(metadata_directory) / f"{accelerator.distribution.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(wheel.metadata(accelerator.distribution, version), encoding="utf-8")
+    return folder.name
+
+
+def build_wheel(
+    wheel_directory: str,
+    config_settings: Settings | None = None,
+    metadata_directory: str | None = None,
+) -> str:
+    wanted = _asked(config_settings)
+    if wanted is None:
+        return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+    from build_matrix import build, pythons, report
+    from build_matrix.engine import Engine
+    from build_matrix.store import Store
+
+    try:
+        python = pythons.find(pythons.own_tag())
+        request = build.request(wanted.accelerator, wanted.archs, wanted.torches, python)
+        request = dataclasses.replace(request, published=True)
+        path = build.one_wheel(request, python, Engine(Store(), tell=report.tell), Path(wheel_directory))
+    except BuildError as error:
+        sys.exit(f"apex: {error}")
+    return path.name
+
+
+def _asked(settings: Settings | None) -> Asked | None:
+    try:
+        return asked(settings)
+    except BuildError as error:
+        sys.exit(f"apex: {error}")

@@ -1,0 +1,1 @@
+"""Containers: wheels through cibuildwheel, and images with apex installed."""

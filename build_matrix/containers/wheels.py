@@ -1,0 +1,166 @@
+"""Wheels through cibuildwheel: the farm's own wheel, built in a container by podman or docker.
+
+pyproject.toml holds what cibuildwheel is told; here stand the cell, the image, and what the container sees of this
+machine: the provisioned toolchains, the store of work units, and pip's configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from build_matrix import REPOSITORY, matrix, provenance, wheel
+from build_matrix.containers import engine, pip_settings
+from build_matrix.errors import BuildError, ContainerError, ToolchainMissing
+from build_matrix.store import default_root
+from build_matrix.toolchains.base import provisioned_root
+from build_matrix.wheel_file import WheelFile
+
+PROJECT, STORE = "/project", "/store"  # in the container; cibuildwheel fixes the first
+SOURCES = (
+    "apex", "build_matrix", "csrc", "ci/containers", "setup.py", "pyproject.toml", "LICENSE", "README.md",
+    "related_commits", "version.txt",
+)  # fmt: skip
+NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so", "*.o")
+LOCAL_IMAGE = "localhost/apex-manylinux"
+
+
+def build(
+    accelerator: str,
+    archs: Sequence[str],
+    torches: Sequence[str],
+    tags: Sequence[str],
+    dist: Path,
+    *,
+    engine_name: str | None = None,
+    image: str | None = None,
+    jobs: int | None = None,
+) -> list[Path]:
+    """Builds one wheel for each Python of `tags` (cp311). Returns their paths in `dist`.
+
+    Raises ContainerError without an engine or image, ToolchainMissing where a pack's compiler is not provisioned.
+    """
+    if sys.version_info < (3, 11):
+        raise ContainerError(
+            "cibuildwheel runs on Python 3.11 and later", "python3.11 -m nox -s build-cpu -- --container"
+        )
+    axes = matrix.load()
+    vendor = accelerator if accelerator != "cpu" else ""
+    chosen = tuple(archs) or tuple(axes.archs(vendor) if vendor else ())
+    name = engine.find(engine_name)
+    environment = os.environ | variables(accelerator, archs, torches, tags, jobs)
+    environment["CIBW_CONTAINER_ENGINE"] = container_engine(name, chosen)
+    if image:
+        environment["CIBW_MANYLINUX_X86_64_IMAGE"] = image
+    default_root().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="apex-cibuildwheel-") as folder:
+        sources, output = Path(folder) / "sources", Path(folder) / "wheels"
+        export(sources)
+        command = [sys.executable, "-m", "cibuildwheel", "--platform=linux", f"--output-dir={output}"]
+        if subprocess.run(command, cwd=sources, env=environment, stdout=sys.stderr).returncode:
+            raise ContainerError(*_failed(name, environment.get("CIBW_MANYLINUX_X86_64_IMAGE")))
+        return [deliver(path, dist) for path in sorted(output.glob("*.whl"))]
+
+
+def _failed(name: str, image: str | None) -> tuple[str, str]:
+    if image and not engine.has_image(name, image):
+        return f"{name} has no image {image}", "bash ci/containers/local_image.sh"
+    if image:
+        return "cibuildwheel failed; its output says why", ""
+    remedy = f"bash ci/containers/local_image.sh, and say --image {LOCAL_IMAGE}"
+    return "cibuildwheel failed; its output says why. Where no image registry is reached", remedy
+
+
+def variables(
+    accelerator: str,
+    archs: Sequence[str],
+    torches: Sequence[str],
+    tags: Sequence[str],
+    jobs: int | None = None,
+) -> dict[str, str]:
+    """What cibuildwheel is told of one cell, as its variables."""
+    settings = {"farm": accelerator, "arch": ",".join(archs), "torch": ",".join(torches)}
+    inside = {"APEX_STORE": STORE, **pip_settings.read().variables}
+    if count := jobs or os.environ.get("APEX_JOBS"):
+        inside["APEX_JOBS"] = str(count)
+    return {
+        "CIBW_BUILD": " ".join(f"{tag}-manylinux_x86_64" for tag in tags),
+        "CIBW_ARCHS_LINUX": "x86_64",
+        "CIBW_CONFIG_SETTINGS": " ".join(f"{key}={value}" for key, value in settings.items() if value),
+        "CIBW_ENVIRONMENT": " ".join(f"{key}={shlex.quote(value)}" for key, value in inside.items()),
+    }
+
+
+def container_engine(name: str, archs: Sequence[str]) -> str:
+    """cibuildwheel's container-engine: nothing of this machine is in sight but what is named here."""
+    arguments = [
+        "--network=host",  # the package index may be on this machine
+        "--security-opt=label=disable",
+        *engine.limits(),
+        *(engine.volume(path) for path in pip_settings.read().paths),
+        engine.volume(default_root().resolve(), STORE, read_only=False),
+        *toolchains(archs),
+    ]
+    return f"{name}; create_args: {shlex.join(arguments)}; disable_host_mount: true"
+
+
+def toolchains(archs: Sequence[str]) -> list[str]:
+    """Options that show the provisioned toolchains of `archs` where the checkout in the container looks for them.
+
+    Raises ToolchainMissing when an arch has none.
+    """
+    places: dict[str, Path] = {}
+    for arch in archs:
+        names = matrix.load().pack(arch).toolchains
+        found = next(((name, place) for name in names if (place := provisioned(name))), None)
+        if found is None:
+            raise ToolchainMissing(f"a provisioned {names[-1]}", f"nox -s toolchain -- {names[-1]}")
+        places[found[0]] = found[1]
+    options = []
+    for name, place in sorted(places.items()):
+        hip = name.startswith("clang-hip")
+        inside = f"{PROJECT}/.toolchains/{'rocm' if hip else name}"
+        options.append(engine.volume(place.resolve(), inside))
+        if hip:
+            options.append(f"--tmpfs={inside}/tmp")  # clang runs in the chroot, and writes there
+    return options
+
+
+def provisioned(name: str) -> Path | None:
+    """The folder of a toolchain that can be shown in a container: not one that is installed system-wide."""
+    if not name.startswith("clang-hip"):
+        place = provisioned_root() / name
+        return place if place.is_dir() else None
+    roots = [os.environ.get("APEX_ROCM_ROOT"), provisioned_root() / "rocm"]
+    chroots = (Path(root) for root in roots if root)
+    return next((root for root in chroots if any(root.glob("usr/lib/llvm-*/bin/clang"))), None)
+
+
+def export(target: Path) -> None:
+    """Copies what a wheel is made of: cibuildwheel takes a whole folder, and a checkout also holds outputs."""
+    for name in SOURCES:
+        source, place = REPOSITORY / name, target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, place, ignore=NOT_SOURCES)
+        elif source.is_file():
+            shutil.copyfile(source, place)
+        elif name != "LICENSE":
+            raise BuildError(f"{source} is missing: this is no whole checkout")
+
+
+def deliver(path: Path, dist: Path) -> Path:
+    """Writes the statement of provenance beside a wheel that came out of a container, and copies both into
+    `dist`."""
+    tag = path.name.split("-")[2]
+    provenance.write(path, WheelFile(path).facts, tag)
+    with tempfile.TemporaryDirectory() as folder:
+        for file in path.parent.glob(f"{path.name}*"):
+            shutil.copyfile(file, Path(folder) / file.name)
+        return wheel.publish(Path(folder), dist)
