@@ -12,7 +12,7 @@ import types
 import torch
 
 from apex._loader import bindings
-from apex._sharding import local
+from apex._sharding import is_sharded, local
 from apex.amp import _combined_access
 from apex.amp._amp_state import _amp_state, maybe_print
 from apex.amp._combined import Combination, is_fused
@@ -42,6 +42,7 @@ class AmpOptimizerState:
             gradients when amp met them.
         methods: the optimizer's own step, zero_grad and add_param_group.
         combined: Combination of its gradients in flat buffers, or None.
+        aside: _C.AmpGradients that keeps gradients from before the backward pass, or None: the stashes have them.
 
     With master weights: fp16_groups, fp32_from_fp16_groups, fp32_from_fp32_groups (by group: the model's half
     parameters, their masters, full-precision parameters) and the same flat, with stashes of gradients:
@@ -60,9 +61,45 @@ class AmpOptimizerState:
         self.frozen = []
         self.master_weights = False
         self.combined = None
+        self.aside = None
+        self._native = None
+
+    def native(self):
+        """_C.AmpGradients of all parameters; None where there is no binding, or one of them is no plain tensor."""
+        own = self._own()
+        sizes = len(self.all_fp16_params), len(own)
+        if self._native is None or self._native[0] != sizes:
+            self._native = sizes, self._make_native(own)
+        return self._native[1]
+
+    def _own(self):
+        """Parameters that the optimizer updates themselves, in the order of their stashes."""
+        if hasattr(self, "all_fp32_params"):
+            return [*self.all_fp16_params, *self.all_fp32_params]
+        return self.all_fp32_from_fp32_params
+
+    def _make_native(self, own):
+        module, masters = bindings.load().module, list(self.masters())
+        models = list(self.all_fp16_params) if masters else []
+        if module is None or self.combined is not None or any(map(is_sharded, (*models, *own))):
+            return None
+        return module.AmpGradients(models, masters, list(own))
+
+    def put_back(self):
+        """What was set aside goes to the stashes."""
+        if self.aside is not None:
+            kept, self.aside = iter(self.aside.take_stash()), None
+            for params, grads in self._stashes():
+                if params is not self.all_fp16_params or not self.masters():
+                    for i, grad in zip(range(len(grads)), kept, strict=False):
+                        grads[i] = grad
 
     def stashes(self):
         """[(parameters, stash of their gradients)]."""
+        self.put_back()
+        return self._stashes()
+
+    def _stashes(self):
         names = ("all_fp16", "all_fp32", "all_fp32_from_fp32")
         pairs = ((name + "_params", name + "_grad_stash") for name in names)
         return [(getattr(self, p), getattr(self, g)) for p, g in pairs if hasattr(self, g)]
@@ -174,6 +211,7 @@ def _thaw(self):
     """Takes in parameters that require gradients by now."""
     stash = self._amp_stash
     if any(params[i].requires_grad for _, params, i in stash.frozen):
+        stash.put_back()
         still = []
         for index, params, i in stash.frozen:
             if params[i].requires_grad:
@@ -243,11 +281,32 @@ class _Gradients:
             param.grad = param.grad + before
 
 
+def _set_aside_at_once(stash):
+    """Before a backward pass; False where that is to be done one by one."""
+    stash.aside = stash.native()
+    if stash.aside is None:
+        return False
+    stash.aside.set_aside()
+    return True
+
+
+def _unscale_at_once(stash, scaler):
+    """After a backward pass; False, and nothing done, where that is to be done one by one."""
+    native, params = stash.aside, stash.all_fp16_params or stash._own()
+    if native is not None and params and scaler.unscales_all(native, params[0].device):
+        stash.aside = None
+        return True
+    stash.put_back()
+    return False
+
+
 def prepare_backward_with_master_weights(self):
     stash = self._amp_stash
     self._amp_lazy_init()
     _thaw(self)
     _check_devices(stash)
+    if _set_aside_at_once(stash):
+        return
     for param in stash.all_fp16_params:
         param.grad = None  # what it held is in its master's gradient already
     _set_aside(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
@@ -267,6 +326,8 @@ def post_backward_with_master_weights(self, scaler):
     dtypes."""
     stash = self._amp_stash
     self._amp_lazy_init()
+    if _unscale_at_once(stash, scaler):
+        return
     scaled = scaler.dynamic or scaler.loss_scale() != 1.0
     grads, targets, sums, stashed, results = [], [], [], [], []
     for param, master in zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True):
@@ -294,6 +355,8 @@ def post_backward_with_master_weights(self, scaler):
 def prepare_backward_no_master_weights(self):
     stash = self._amp_stash
     self._amp_lazy_init()
+    if _set_aside_at_once(stash):
+        return
     for params, grads in stash.stashes():
         _set_aside(params, grads)
 
@@ -301,6 +364,8 @@ def prepare_backward_no_master_weights(self):
 def post_backward_no_master_weights(self, scaler):
     stash = self._amp_stash
     self._amp_lazy_init()
+    if _unscale_at_once(stash, scaler):
+        return
     found = _Gradients(scaler)
     for params, grads in stash.stashes():
         found.add(params, grads)
@@ -376,6 +441,9 @@ def _master_params_to_model_params(self):
     """The model's half-precision parameters become the roundings of their masters."""
     stash = self._amp_stash
     if stash.all_fp16_params:
+        if stash.native() is not None:
+            stash.native().update_models()
+            return
         with torch.no_grad():
             _copy(stash.all_fp32_from_fp16_params, stash.all_fp16_params)
 
@@ -447,9 +515,16 @@ def amp_step(self, closure=None, *args, **kwargs):
             self._master_params_to_model_params()
     stash.already_patched, stash.found_inf = False, None
     if stash.combined is None or not stash.combined.after_step():
-        for master in stash.masters():
-            master.grad = None  # model.zero_grad() would not reach it
+        _drop_master_gradients(stash)  # model.zero_grad() would not reach them
     return loss
+
+
+def _drop_master_gradients(stash):
+    if stash.native() is not None:
+        stash.native().drop_master_gradients()
+        return
+    for master in stash.masters():
+        master.grad = None
 
 
 def _step_with(self, found_inf, step, args, kwargs):
@@ -492,24 +567,35 @@ def amp_zero_grad(self, set_to_none=None):
     stash.params_have_scaled_gradients, stash.scaled_by = False, None
     if stash.combined is not None and stash.combined.zero_grad():
         return
-    for master in stash.masters():
-        master.grad = None
+    _drop_master_gradients(stash)
     if set_to_none is None:
         stash.methods["zero_grad"]()
         set_to_none = getattr(self, "set_grad_none", True)
     else:
         stash.methods["zero_grad"](set_to_none=set_to_none)
-    for param in stash.all_fp16_params if stash.masters() else ():
-        if param.grad is not None:
-            param.grad = None if set_to_none else param.grad.detach().zero_()
+    _clear_model_gradients(stash, set_to_none)
     for _, grads in stash.stashes():
         grads[:] = [None] * len(grads)
+
+
+def _clear_model_gradients(stash, set_to_none):
+    """Of those parameters that have masters, which the optimizer's own zero_grad() does not know."""
+    if not stash.masters():
+        return
+    native = stash.native()
+    if native is not None:
+        (native.drop_model_gradients if set_to_none else native.zero_model_gradients)()
+        return
+    for param in stash.all_fp16_params:
+        if param.grad is not None:
+            param.grad = None if set_to_none else param.grad.detach().zero_()
 
 
 def amp_add_param_group(self, param_group):
     """Adds a group; its half-precision parameters get master weights where the others have them."""
     stash = self._amp_stash
     self._amp_lazy_init()
+    stash.put_back()
     if stash.combined is not None:
         stash.combined.dissolve()
     stash.methods["add_param_group"](param_group)

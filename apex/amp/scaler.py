@@ -183,6 +183,17 @@ class LossScaler:
             scale, scale_tensor = self._factor(device, scale_override)
             _op("multi_tensor_scale", self._flag_on(device), [grads, masters], scale, scale_tensor)
 
+    def unscales_all(self, gradients, device):
+        """Lets `gradients` (_C.AmpGradients), all on `device`, unscale themselves by what `unscale` would do.
+
+        False, and nothing is done, if they cannot, or if other optimizers share this pass.
+        """
+        if self._has_overflow or self._taken is not None:
+            return False
+        scale, scale_tensor = self._factor(device, None)
+        scaled = self.dynamic or self._host_scale != 1.0
+        return gradients.unscale(self._flag_on(device), scale, scale_tensor, scaled)
+
     def unscale_with_stashed(self, model_grads, stashed_master_grads, master_grads, scale_override=None):
         """master_grads[i] = model_grads[i] / scale + stashed_master_grads[i]; notes inf, nan in the first.
 

@@ -33,7 +33,8 @@ class Scaling:
         if device not in self._on:
             self._on[device] = options = {}
             if self._found:
-                options["found_inf"] = sum(flag.to(device, torch.float32) for flag in self._found)
+                first, *others = (flag.to(device, torch.float32) for flag in self._found)
+                options["found_inf"] = sum(others, first)
             if self._scale is not None:
                 options["inv_scale"] = self._scale.to(device, torch.float32).reciprocal()
         return self._on[device]

@@ -15,6 +15,7 @@ inline void check_lists(const char* op, const std::vector<std::vector<at::Tensor
 }  // namespace apex
 
 #include "ops.inc"
+#include "python_amp_gradients.h"
 
 namespace {
 // torch's exceptions as the Python exceptions they are named after, without the C++ backtrace.
@@ -58,6 +59,17 @@ PYBIND11_MODULE(_C, m) {
   py::class_<apex::StateWatch>(m, "StateWatch")
       .def(py::init<py::dict, std::vector<py::object>>(), py::arg("states"), py::arg("params"))
       .def("holds", &apex::StateWatch::holds, py::arg("states"));
+  py::class_<apex::AmpGradients>(m, "AmpGradients")
+      .def(py::init<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>(), py::arg("models"),
+           py::arg("masters"), py::arg("own"))
+      .def("set_aside", &apex::AmpGradients::set_aside)
+      .def("take_stash", &apex::AmpGradients::take_stash)
+      .def("unscale", &apex::AmpGradients::unscale, py::arg("flag"), py::arg("scale"), py::arg("scale_tensor"),
+           py::arg("scaled"))
+      .def("drop_model_gradients", &apex::AmpGradients::drop_model_gradients)
+      .def("drop_master_gradients", &apex::AmpGradients::drop_master_gradients)
+      .def("zero_model_gradients", &apex::AmpGradients::zero_model_gradients)
+      .def("update_models", &apex::AmpGradients::update_models, py::call_guard<py::gil_scoped_release>());
   m.def(
       "is_dense", [](const at::Tensor& t) { return t.layout() == at::kStrided && t.is_non_overlapping_and_dense(); },
       "Whether the tensor fills its memory: no gaps, no element twice.", py::arg("tensor"));
