@@ -4,7 +4,9 @@ Sessions run in environments of their own that also see the packages of the Pyth
 is large, is used from there and not installed again.
 """
 
+import os
 import site
+import subprocess
 import sys
 from pathlib import Path
 
@@ -98,6 +100,46 @@ def verify(session):
     """Builds a wheel again and compares: `-- dist/WHEEL`, `-- dist/WHEEL --arch gfx942`."""
     prepare(session, "farm", "cluster")
     farm(session, "verify", *session.posargs)
+
+
+def run_tier(session, tier, cell, *arguments):
+    """Skips, and says why, where the cell's card is not: what did not run is not shown as passed."""
+    prepare(session, "farm", "tests", "examples")
+    python, environment = Path(session.bin) / "python", os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [python, "-m", "build_matrix", "tier", tier, "--cell", cell]
+    asked = subprocess.run([*command, "--check"], env=environment, stderr=subprocess.PIPE, text=True)
+    if asked.returncode == 3:
+        session.skip(asked.stderr.strip())
+    archs = dict.fromkeys([*TESTED, *([cell] if cell != "cpu" else [])])
+    farm(session, "tree", "--available", *(f"--arch={arch}" for arch in archs))
+    farm(session, "tier", tier, "--cell", cell, *arguments)
+
+
+@nox.session
+@nox.parametrize("cell", [nox.param(cell, id=cell) for cell in matrix.load().cells()])
+def L0(session, cell):
+    """Tests of every op and optimizer in a cell, with a receipt; `-- --wheel dist/WHEEL`: as installed from it."""
+    run_tier(session, "L0", cell, *session.posargs)
+
+
+@nox.session
+def L1(session):
+    """amp's whole cross product and the examples, on the CPU, with a receipt."""
+    run_tier(session, "L1", "cpu", *session.posargs)
+
+
+@nox.session
+def emulated(session):
+    """Every kernel's AMD machine code on the emulator, with a receipt an arch."""
+    run_tier(session, "emulated", "cpu", *session.posargs)
+
+
+@nox.session(name="release-check")
+def release_check(session):
+    """Everything that a release must pass, in hours; `-- --list` shows it."""
+    prepare(session, "farm", "cluster", "s3", "tests", "examples", "lint")
+    farm(session, "ensure-torch")
+    farm(session, "release-check", *session.posargs)
 
 
 @nox.session

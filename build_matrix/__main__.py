@@ -385,6 +385,112 @@ def verify(wheel, arch, jobs) -> None:
         click.echo(line)
 
 
+@main.command()
+@click.argument("tier", type=click.Choice(["L0", "L1", "emulated"]))
+@click.option("--cell", default="cpu", show_default=True, help="cpu, or an arch whose card is here.")
+@click.option("--wheel", type=WHEEL, help="As installed from it. Default: this checkout, as `tree` built it.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=REPOSITORY / "build/receipts",
+    help="Where JUnit files and receipts go. Default: build/receipts, where the compatibility table looks.",
+)
+@click.option("--tests", "expression", default="", help="Narrows them as pytest's -k; then nothing counts.")
+@click.option("--jobs", type=int, help="Tests at once; default: the number of cores.")
+@click.option("--check", is_flag=True, help="Only tells whether the cell's card is here.")
+def tier(tier, cell, wheel, out, expression, jobs, check) -> None:
+    """Runs a tier of the tests in a cell, and writes its receipt. Exit code 3 where the cell's card is not here,
+    1 where a test failed."""
+    from build_matrix import receipts, tiers
+
+    if check:
+        tiers.here(tier, cell)
+        return
+    made = [receipts.read(path) for path in tiers.run(tier, cell, out, wheel, jobs, expression)]
+    for receipt in made:
+        click.echo(receipts.words(receipt))
+    if any(receipts.totals(receipt)["failed"] for receipt in made):
+        raise click.exceptions.Exit(1)
+
+
+@main.command()
+@click.option("--list", "show", is_flag=True, help="Shows the list and runs nothing.")
+@click.option("--only", multiple=True, help="These checks; default: all.")
+@click.option("--again", is_flag=True, help="Also what passed for these very sources.")
+def release_check(show, only, again) -> None:
+    """Everything that a release must pass; goes on where it was stopped. Exit code 1 when a check failed. Receipts go
+    to build/receipts, logs to build/release-check."""
+    from build_matrix import release_check
+
+    known = release_check.checks()
+    if unknown := set(only) - {check.name for check in known}:
+        raise BuildError(f"no check is called {min(unknown)}; there are {', '.join(c.name for c in known)}")
+    if show:
+        for check in known:
+            click.echo(f"{check.name}: {' '.join(word for word in check.command if word != sys.executable)}")
+        return
+
+    def tell(check, outcome):
+        click.echo(f"{outcome.state:<8} {check.name} ({outcome.seconds:.0f} s): {outcome.says}")
+
+    outcomes = release_check.run(only=only, again=again, tell=tell).values()
+    states = [outcome.state for outcome in outcomes]
+    click.echo(", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)))
+    if release_check.FAILED in states:
+        raise click.exceptions.Exit(1)
+
+
+@main.group()
+def receipts() -> None:
+    """What runs of the tests saw, and which of it counts."""
+
+
+@receipts.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--into", type=click.Path(path_type=Path), help="Default: build_matrix/receipts.")
+def merge(files, into) -> None:
+    """Takes receipts of other machines: files, or folders of them. Exit code 12 when any is cut, was changed, is a
+    duplicate or none; the others are taken all the same."""
+    from build_matrix import identity, receipts
+    from build_matrix.errors import ReceiptError
+
+    paths = [path for file in files for path in (sorted(file.glob("*.json")) if file.is_dir() else [file])]
+    taken, refused = receipts.merge(paths, into or receipts.FOLDER)
+    for receipt in taken:
+        why = receipts.why_not(receipt, identity.checkout())
+        click.echo(f"{receipts.words(receipt)}: {f'does not count here: {why}' if why else 'counts'}")
+    for error in refused:
+        click.echo(f"not taken: {error}", err=True)
+    if refused:
+        raise click.exceptions.Exit(ReceiptError.exit_code)
+
+
+@receipts.command(name="list")
+def list_receipts() -> None:
+    """Every receipt here, and whether it counts for this checkout."""
+    from build_matrix import identity, receipts
+
+    for receipt in receipts.load():
+        why = receipts.why_not(receipt, identity.checkout())
+        click.echo(f"{receipts.words(receipt)}: {f'does not count here: {why}' if why else 'counts'}")
+
+
+@main.command()
+@click.argument("text", required=False)
+def changelog(text) -> None:
+    """Tells whether the registry or the matrix changed without an entry in release_notes/changes.toml (exit code 5);
+    with TEXT, which says what a user gets, writes the entry."""
+    from build_matrix import changes, tree
+
+    if text is None:
+        changes.check()
+        return
+    change = changes.add(text, tree.version())
+    for what, items in (("added", change.added), ("removed", change.removed)):
+        for item in items:
+            click.echo(f"{what} {item}")
+
+
 def _of_arch(arch: str) -> str:
     return "cpu" if not arch else "rocm" if arch.startswith("gfx") else "cuda"
 

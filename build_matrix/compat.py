@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from build_matrix import REPOSITORY, matrix, pins, receipts
+from build_matrix import REPOSITORY, identity, matrix, pins, receipts
 from build_matrix.archs import Arch
 from build_matrix.errors import BuildError
 
@@ -62,7 +62,9 @@ def answer(question: Question) -> dict:
     not and `nearest` what does. Raises BuildError when the question itself makes no sense."""
     if len(matrix.numbers(question.torch)) < 2:
         raise BuildError(f"{question.torch!r} is no version of torch; say 2.13")
-    if question.arch and not re.fullmatch(r"(sm|compute)_\d+|gfx[0-9a-f]+|gfx[0-9]+(-\d+)?-generic", question.arch):
+    if question.arch and not re.fullmatch(
+        r"(sm|compute)_\d+|gfx[0-9a-f]+|gfx[0-9]+(-\d+)?-generic", question.arch
+    ):
         raise BuildError(f"{question.arch!r} is no arch; say sm_90 or gfx942")
     axes = matrix.load()
     accelerator = axes.accelerator(question.accelerator)
@@ -100,7 +102,6 @@ def _found(question, minor, release, accelerator, tags, pack) -> dict:
     version = (REPOSITORY / "version.txt").read_text().strip()
     pin = pins.torch(release)
     archs = [pack[0]] if pack else axes.archs(question.accelerator) if question.accelerator != "cpu" else []
-    known = receipts.load()
     toolchains = {name for arch in archs for name in axes.pack(arch).toolchains[:1]}
     return {
         "apex": version,
@@ -114,8 +115,31 @@ def _found(question, minor, release, accelerator, tags, pack) -> dict:
             **{name: p.sha for name in sorted(toolchains) if (p := pins.toolchain(name))},
         },
         "pack": {"arch": pack[0], "reason": pack[1]} if pack else None,
-        "grades": {a: receipts.grade(a, minor, axes.pack(a).emulated, known) for a in archs},
+        "grades": grades(archs or [receipts.CPU], release, tags),
     }
+
+
+def grades(cells: list[str], release: str, tags: list[str]) -> dict[str, str]:
+    """The best that receipts which count for this checkout say of archs (or the CPU) with a release of torch."""
+    known = receipts.counting(identity.checkout())
+    minor = ".".join(release.split(".")[:2])
+    return {
+        cell: receipts.best(
+            {tag: receipts.grade(cell, minor, tag, known, _base(cell, release, tag)) for tag in tags}
+        )
+        for cell in cells
+    }
+
+
+def _base(cell: str, release: str, tag: str) -> str:
+    """What is known without a run of the tests."""
+    if cell != receipts.CPU:
+        return "built"
+    if not (receipts.LOADS / f"torch-{release}-{tag}.json").is_file():
+        return "linked"
+    from build_matrix import bindings  # reads every source of the bindings
+
+    return receipts.load_grade(release, tag, bindings.source_identity()) or "linked"
 
 
 def nearest(question: Question, minor: str, releases: dict, archs: list[str], accelerator) -> list[dict]:
@@ -186,13 +210,13 @@ def _spoken(key: str, value: str) -> str:
 def table() -> str:
     """The support table of README and release notes, as Markdown: one row an arch, one column a torch."""
     axes = matrix.load()
-    known = receipts.load()
     minors = [".".join(v.split(".")[:2]) for v in axes.torch]
+    rows = {receipts.CPU: "every wheel"} | {p.arch.name: f"apex-{p.arch.vendor}" for p in axes.packs}
+    found = [grades(list(rows), release, axes.python_for(release)) for release in axes.torch]
     lines = [
         "| pack | wheel | " + " | ".join(f"torch {m}" for m in minors) + " |",
         "|---" * (2 + len(minors)) + "|",
     ]
-    for rule in axes.packs:
-        grades = [receipts.grade(rule.arch.name, minor, rule.emulated, known) for minor in minors]
-        lines.append(f"| {rule.arch.name} | apex-{rule.arch.vendor} | " + " | ".join(grades) + " |")
+    for cell, wheel in rows.items():
+        lines.append(f"| {cell} | {wheel} | " + " | ".join(column[cell] for column in found) + " |")
     return "\n".join(lines) + "\n"

@@ -101,6 +101,16 @@ class StoreError(BuildError):
         super().__init__(f"{fault} in the store {root}. APEX_STORE names another place.")
 
 
+class ReceiptError(BuildError):
+    """A file that is no receipt of a test run, or not the one that was written; or a run that leaves none."""
+
+    exit_code = 12
+
+    def __init__(self, name: str, fault: str):
+        self.name, self.fault = name, fault
+        super().__init__(f"{name}: {fault}")
+
+
 class FarmError(BuildError):
     """Steps of a plan failed; `failures` holds (step, fault) of each, and `waiting` counts those that needed
     them. What was made stays in the store: the same command goes on from there."""

@@ -3,6 +3,8 @@ and the one source of the doctor's screen, the support tables, the size budget a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from build_matrix.archs import Arch
 
 NATIVE, JIT, REFERENCE = "native", "jit", "reference"
@@ -31,7 +33,8 @@ def ledger(version: str, manifests: dict[str, dict], archs: list[str], sources: 
             }
             for name in sorted(names)
         }
-        units[unit] = {"source_sha256": sources.get(unit, ""), "kernels": rows}
+        sizes = {arch: m["units"][unit]["bytes"] for arch, m in manifests.items() if unit in m["units"]}
+        units[unit] = {"source_sha256": sources.get(unit, ""), "bytes": sizes, "kernels": rows}
     return {"format": 1, "version": version, "archs": archs, "units": units}
 
 
@@ -51,9 +54,14 @@ def _cell(manifest: dict | None, unit: str, kernel: str, arch: str) -> dict:
     }
 
 
-def size_by_arch(manifests: dict[str, dict]) -> dict[str, int]:
-    """Bytes of code objects a pack."""
-    return {arch: sum(u["bytes"] for u in m["units"].values()) for arch, m in manifests.items()}
+def over_budget(coverage: dict, budget: Callable[[str, str], int]) -> list[str]:
+    """Code objects that are larger than `budget` (unit, arch) allows, one line each."""
+    return [
+        f"{unit} for {arch}: {size} bytes are over its budget of {allowed} (matrix.toml)"
+        for unit, row in coverage["units"].items()
+        for arch, size in row["bytes"].items()
+        if size > (allowed := budget(unit, arch))
+    ]
 
 
 def holes(coverage: dict) -> list[str]:

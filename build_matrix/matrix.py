@@ -32,7 +32,7 @@ class PackRule:
     arch: Arch
     toolchains: tuple[str, ...]
     reason: str = ""
-    emulated: bool = False  #: its machine code runs in the emulated tier of the tests
+    emulated: bool = False  #: the emulated tier of the tests can run its machine code
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Matrix:
     packs: tuple[PackRule, ...]
     spills: tuple[dict, ...]
     wheel_bytes: int  #: size budget of a wheel
+    unit_bytes: dict[str, int]  #: size budget of an op's code on one arch, by its kind: cubin, ptx, hsaco
+    unit_budgets: tuple[dict, ...]  #: of ops that may be larger
 
     def accelerator(self, name: str) -> Accelerator:
         for accelerator in self.accelerators:
@@ -76,6 +78,10 @@ class Matrix:
     def archs(self, vendor: str) -> list[str]:
         return [rule.arch.name for rule in self.packs if rule.arch.vendor == vendor]
 
+    def cells(self) -> list[str]:
+        """Where tests run: the CPU, and every arch that a card can have."""
+        return ["cpu", *(p.arch.name for p in self.packs if p.arch.kind != "ptx" and not p.arch.generic)]
+
     def why_not(self, torch: str, python: str) -> str | None:
         """The reason why a binding (torch, python) is not built, or None."""
         return next((rule.reason for rule in self.rules if rule.forbids(torch, python)), None)
@@ -83,6 +89,16 @@ class Matrix:
     def torch_for(self, python: str) -> list[str]:
         """The releases of torch that a wheel of that Python carries bindings for."""
         return [torch for torch in self.torch if not self.why_not(torch, python)]
+
+    def python_for(self, torch: str) -> list[str]:
+        """The Pythons whose wheel carries a binding for that release of torch."""
+        return [python for python in self.python if not self.why_not(torch, python)]
+
+    def unit_budget(self, op: str, arch: str) -> int:
+        """Bytes that the code of an op may have on an arch."""
+        own = next((budget for budget in self.unit_budgets if budget["op"] == op), {})
+        kind = Arch(arch).kind
+        return own.get(kind, self.unit_bytes[kind])
 
     def accepted_spill(self, kernel: str, arch: str) -> int:
         """Bytes of spills that are accepted for a kernel on an arch."""
@@ -133,4 +149,6 @@ def load(path: Path = FILE) -> Matrix:
         ),
         spills=tuple(data.get("spill", [])),
         wheel_bytes=data["budget"]["wheel_bytes"],
+        unit_bytes=data["budget"]["unit_bytes"],
+        unit_budgets=tuple(data["budget"]["unit"]),
     )

@@ -1,4 +1,5 @@
-"""The tables of README.md, made from the registry, the matrix and the measurements in benchmarks/results."""
+"""The tables of README.md and of this version's release notes, made from the registry, the matrix, the pins, the
+changelog, the receipts and the measurements in benchmarks/results."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from build_matrix import REPOSITORY, host_compiler, matrix
+from build_matrix import REPOSITORY, changes, host_compiler, matrix, pins, receipts
 from build_matrix.registry import Registry
 
 README = REPOSITORY / "README.md"
@@ -57,7 +58,9 @@ def kernels(op: str) -> list[str]:
         return []
     includes = [f"-I{REPOSITORY / folder}" for folder in ("csrc", "csrc/device")]
     flags = ["-E", "-P", "-x", "c++", "-std=c++17", "-DGPU_SIMT", "-DGPU_WARP_SIZE=32", *includes]
-    done = subprocess.run([host_compiler.find().path, *flags, source], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [host_compiler.find().path, *flags, source], capture_output=True, text=True, check=True
+    )
     return sorted(set(re.findall(rf"\bvoid {op}_(\w+)\(", done.stdout)))
 
 
@@ -79,12 +82,91 @@ def speed() -> str:
     return f"{heading}:\n\n" + _table(("case", "implementation", "GPU µs", "of floor", "wall µs"), rows)
 
 
-SECTIONS = {"install": install, "extensions": extensions, "support": support, "speed": speed}
+def versions() -> str:
+    """apex <-> torch <-> CUDA and ROCm: a line a wheel, then a line a torch."""
+    axes, version = matrix.load(), _version()
+    minors = [_minor(release) for release in axes.torch]
+    span, rows = f"{minors[0]} to {minors[-1]}", []
+    for a in axes.accelerators:
+        names = dict.fromkeys(
+            name for p in axes.packs if p.arch.vendor == a.name for name in p.toolchains[:1]
+        )
+        compilers = [f"{name.rpartition('-')[0]} {pins.toolchain(name).sha}" for name in names]
+        pythons = ", ".join(_spoken(tag) for tag in axes.python)
+        rows.append(
+            (
+                version,
+                f"{a.distribution} {version}+{a.label}",
+                _toolkit(a),
+                span,
+                pythons,
+                ", ".join(compilers),
+            )
+        )
+    wheels = _table(("apex", "wheel", "for", "torch", "Python", "compilers of its packs"), rows)
+    rows = [
+        (
+            version,
+            release,
+            f"`{pins.torch(release).sha[:12]}`",
+            ", ".join(_spoken(t) for t in axes.python_for(release)),
+        )
+        for release in axes.torch
+    ]
+    return wheels + "\n\n" + _table(("apex", "torch", "its commit", "Python"), rows)
 
 
-def render(text: str) -> str:
-    """README's text with every generated section made anew."""
-    for name, section in SECTIONS.items():
+def _version() -> str:
+    return (REPOSITORY / "version.txt").read_text().strip()
+
+
+def _minor(release: str) -> str:
+    return ".".join(release.split(".")[:2])
+
+
+def _spoken(tag: str) -> str:
+    """3.11 of cp311."""
+    return f"{tag[2]}.{tag[3:]}"
+
+
+def _toolkit(accelerator: matrix.Accelerator) -> str:
+    """CUDA 13.0 of cu130, ROCm 7.2 of rocm7.2."""
+    label = accelerator.label
+    if accelerator.name == "cuda":
+        return f"CUDA {label[2:-1]}.{label[-1]}"
+    return f"ROCm {label.removeprefix('rocm')}" if accelerator.name == "rocm" else "CPU"
+
+
+def tried() -> str:
+    """The receipts that are kept with the sources, whatever they are of."""
+    found = [r for r in receipts.load(receipts.FOLDER) if not r["narrowed"]]
+    if not found:
+        return "No run is recorded."
+    rows = []
+    for r in found:
+        counts = [str(count) for count in receipts.totals(r).values()]
+        of = r["wheel"]["name"] if r["wheel"] else f"source `{r['source']['compiled'][:12]}`"
+        where = f"{r['cell']}, {r['card']}" if r["card"] else "CPU"
+        rows.append((r["tier"], where, f"torch {r['torch']}, {_spoken(r['python'])}", *counts, of))
+    return _table(("tier", "where", "with", "passed", "failed", "did not run", "of"), rows)
+
+
+def changelog() -> str:
+    """What entries of changes.toml say of this version."""
+    return "\n".join(f"- {change.text}" for change in changes.load() if change.version == _version())
+
+
+NOTES = REPOSITORY / "release_notes" / f"{_version()}.md"
+SECTIONS = {
+    README: {"install": install, "extensions": extensions, "support": support, "speed": speed},
+    NOTES: {"versions": versions, "tried": tried, "changes": changelog},
+}
+
+
+def render(page: Path) -> str:
+    """The page's text with every generated section made anew."""
+    text = page.read_text(encoding="utf-8")
+    for name, section in SECTIONS[page].items():
         begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
         head, rest = text.split(begin, 1)
         _, tail = rest.split(end, 1)
@@ -92,12 +174,13 @@ def render(text: str) -> str:
     return text
 
 
-def write(path: Path = README) -> None:
-    """Writes the file anew, by way of a temporary name."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
-    temporary.replace(path)
+def write(page: Path) -> None:
+    """Writes the page anew, by way of a temporary name."""
+    temporary = page.with_suffix(".tmp")
+    temporary.write_text(render(page), encoding="utf-8")
+    temporary.replace(page)
 
 
 if __name__ == "__main__":
-    write()
+    for name in SECTIONS:
+        write(name)

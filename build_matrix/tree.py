@@ -18,6 +18,7 @@ from build_matrix import (
     headers,
     host_compiler,
     host_library,
+    identity,
     ledger,
     packs,
 )
@@ -153,14 +154,8 @@ def _facts(
         "host_compiler": host_compiler.find().describe() if torches else None,
         "torch": [{"release": torch.release, "git_version": torch.git_version} for torch in torches],
         "python": sorted({entry["python"] for entry in entries}),
-        "source_sha256": source_digest(),
+        "source_sha256": identity.compiled(),
     }
-
-
-def source_digest() -> str:
-    """One digest of everything that is compiled."""
-    files = sorted(path for path in CSRC.rglob("*") if path.is_file() and "testing" not in path.parts)
-    return digest.of_values({str(path.relative_to(CSRC)): digest.of_file(path) for path in files})
 
 
 def _lay_data(root: Path, facts: dict, entries: list[dict], manifests: dict[str, dict]) -> None:

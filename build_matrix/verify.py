@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from build_matrix import digest, host_compiler, packs, provenance, tree
+from build_matrix import digest, host_compiler, identity, packs, provenance
 from build_matrix.engine import Engine
 from build_matrix.errors import BuildError, GateError, PinError
 from build_matrix.store import Result, Store
@@ -57,7 +57,7 @@ def _statement(wheel: WheelFile) -> str:
 
 
 def _check_source(wheel: WheelFile) -> None:
-    stated, have = wheel.facts["source_sha256"], tree.source_digest()
+    stated, have = wheel.facts["source_sha256"], identity.compiled()
     if stated != have:
         raise BuildError(
             f"{wheel.path.name} was made of source {stated[:12]}, this checkout is {have[:12]}: check out its commit"

@@ -7,11 +7,12 @@ import base64
 import hashlib
 import importlib.util
 import io
+import json
 import shutil
 import zipfile
 from pathlib import Path
 
-from build_matrix import REPOSITORY, audit, digest, matrix, pins, provenance, sbom
+from build_matrix import REPOSITORY, audit, digest, ledger, matrix, pins, provenance, sbom
 from build_matrix.errors import GateError
 from build_matrix.pythons import Python
 from build_matrix.registry import Registry
@@ -114,6 +115,10 @@ def unit(tree: Path, facts: dict, python: Python, names: list[str] | None = None
     more = {sbom.NAME: sbom.render(facts, files)}
 
     def make(folder: Path) -> None:
+        if "apex/coverage.json" in files:
+            coverage = json.loads(files["apex/coverage.json"])
+            if found := ledger.over_budget(coverage, matrix.load().unit_budget):
+                raise GateError(f"{distribution} {python.tag}", found)
         stem = f"{distribution.replace('-', '_')}-{version}-{python.tag}-{python.tag}"
         draft = folder / f"{stem}-linux_x86_64.whl"
         write(draft, distribution, version, f"{python.tag}-{python.tag}-linux_x86_64", files, more, level=0)

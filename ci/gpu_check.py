@@ -1,4 +1,4 @@
-"""Tries a wheel on a GPU machine as a user would, and prints one receipt.
+"""Tries a wheel on a GPU machine as a user would, and writes one receipt.
 
 usage: python ci/gpu_check.py WHEEL [--out FOLDER] [--tests EXPRESSION] [--benchmarks NAME ...]
 
@@ -8,8 +8,10 @@ Installs the wheel into a temporary folder (pip --target, no dependencies: torch
   3. computes one set of results by the packs, by JIT with the packs removed, and by PTX, and compares bits;
   4. with neither packs nor JIT, runs on the reference and sees that this is said;
   5. runs the benchmarks, one step each.
-Exit code 0 only if all of it held. FOLDER receives receipt.json and the figures. EXPRESSION narrows the tests
-as pytest's -k does; NAMEs are files of benchmarks/, by default every one that measures a single GPU.
+Exit code 0 only if all of it held. FOLDER receives receipt.json, which `python -m build_matrix receipts merge` takes
+on any machine, L0.xml (JUnit), steps.json (what every step said) and the figures. EXPRESSION narrows the tests as
+pytest's -k does, and such a receipt counts for nothing; NAMEs are files of benchmarks/, by default every one that
+measures a single GPU.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from build_matrix import identity, receipts  # noqa: E402
+from build_matrix.errors import ReceiptError  # noqa: E402
+from build_matrix.wheel_file import WheelFile  # noqa: E402
+
 BENCHMARKS = ["optimizers", "norms", "softmax", "rotary", "bias_swiglu", "xentropy"]
 PROBE = Path(__file__).with_name("gpu_check_results.py")
 
@@ -33,8 +40,8 @@ PROBE = Path(__file__).with_name("gpu_check_results.py")
 class Check:
     def __init__(self, wheel: Path, place: Path, out: Path, expression: str | None):
         self.wheel, self.place, self.out, self.expression = wheel, place, out, expression
-        self.site = place / "site"
-        self.receipt = {"wheel": wheel.name, "steps": {}}
+        self.site, self.junit = place / "site", out / "L0.xml"
+        self.steps, self.machine = {}, {}
 
     def run(self, *command, site=None, extra=(), **variables):
         """A command in the temporary folder, where no checkout is importable; returns (exit code, output)."""
@@ -54,7 +61,7 @@ class Check:
         except Exception as error:  # a step that breaks is a failed step, and the others still run
             ok, text = False, f"{type(error).__name__}: {error}"
         seconds = time.monotonic() - start
-        self.receipt["steps"][name] = {"passed": ok, "seconds": round(seconds, 1), "says": text[-2000:]}
+        self.steps[name] = {"passed": ok, "seconds": round(seconds, 1), "says": text[-2000:]}
         print(f"{'ok  ' if ok else 'FAIL'} {name} ({seconds:.0f} s)\n{text.rstrip()}\n", flush=True)
 
     # ---- the steps -------------------------------------------------------------------------------------
@@ -67,7 +74,7 @@ class Check:
     def probe(self):
         code, text = self.run("-m", "apex")
         _, report = self.run("-m", "apex", "--json")
-        self.receipt["probe"] = json.loads(report)
+        self.machine = json.loads(report)
         return code == 0, text
 
     def tests(self):
@@ -75,7 +82,7 @@ class Check:
         shutil.copytree(ROOT / "tests", copy)
         arguments = ["-q", "-p", "no:cacheprovider", copy / "L0", "--ignore", copy / "L0/loader"]
         narrowed = f"(cuda or gpu) and ({self.expression})" if self.expression else "cuda or gpu"
-        arguments += ["--ignore", copy / "L0/host", "-k", narrowed]
+        arguments += ["--ignore", copy / "L0/host", "-k", narrowed, f"--junitxml={self.junit}"]
         if importlib.util.find_spec("xdist"):
             arguments += ["-n", "6", "--dist", "loadfile"]
         code, text = self.run("-m", "pytest", *arguments, extra=[copy])
@@ -106,6 +113,20 @@ class Check:
         code, text = self.run(ROOT / "benchmarks" / f"{name}.py", "--json", self.out / f"{name}.json")
         return code == 0, text
 
+    def receipt(self):
+        """What receipts.py says a receipt is, and how every step went."""
+        cards = [device for device in self.machine["machine"]["devices"] if device["platform"] != "cpu"]
+        if not cards:
+            raise ReceiptError(self.wheel.name, "no GPU is here: there is nothing to write down")
+        cell = cards[0]["arch"]
+        manifest = WheelFile(self.wheel).packs.get(cell)
+        found = receipts.make(
+            receipts.L0, cell, self.machine, [self.junit], identity.wheel(self.wheel), self.wheel,
+            identity.pack(manifest) if manifest else None, self.expression or "",
+        )  # fmt: skip
+        steps = {name: {k: step[k] for k in ("passed", "seconds")} for name, step in self.steps.items()}
+        return receipts.sealed(found | {"steps": steps})
+
     def without_packs(self):
         bare = self.place / "bare"
         if not bare.exists():
@@ -132,10 +153,14 @@ def main():
         check.step("tests", check.tests)
         for name in arguments.benchmarks:
             check.step(f"benchmark {name}", lambda name=name: check.benchmark(name))
-        failed = [name for name, step in check.receipt["steps"].items() if not step["passed"]]
-        temporary = out / "receipt.json.tmp"
-        temporary.write_text(json.dumps(check.receipt, indent=1))
-        temporary.replace(out / "receipt.json")
+        failed = [name for name, step in check.steps.items() if not step["passed"]]
+        text = json.dumps({"wheel": check.wheel.name, "steps": check.steps, "probe": check.machine}, indent=1)
+        (out / "steps.json").write_text(text)
+        try:
+            receipts.write(check.receipt(), out / "receipt.json")
+        except Exception as error:  # a step that failed left nothing to make it of
+            failed.append("receipt")
+            print(f"no receipt: {type(error).__name__}: {error}")
     print("failed: " + ", ".join(failed) if failed else "everything held")
     return bool(failed)
 

@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_matrix import digest, index, matrix, receipts, wheel
+from build_matrix import digest, identity, index, matrix, receipts, wheel
 from build_matrix.farm.steps import Done
 from build_matrix.store import Store
 
@@ -27,10 +27,8 @@ def publish(done: list[Done], store: Store, dist: Path, target: Path) -> Release
     wheels = [wheel.publish(folder, dist) for step, folder in folders if step.kind == "wheel"]
     for step, folder in folders:
         if step.kind == "test":
-            (dist / RECEIPTS).mkdir(exist_ok=True)
-            _write(
-                dist / RECEIPTS / f"{step.name.replace(' ', '-')}.json", (folder / "receipt.json").read_text()
-            )
+            receipt = receipts.read(folder / "receipt.json")
+            receipts.write(receipt, dist / RECEIPTS / receipts.name(receipt))
     found = sorted(dist.glob("*.whl"))
     _write(dist / SUMS, "".join(f"{digest.of_file(path)}  {path.name}\n" for path in found))
     served = cells(found)
@@ -40,17 +38,17 @@ def publish(done: list[Done], store: Store, dist: Path, target: Path) -> Release
 
 
 def cells(wheels: list[Path]) -> list[dict]:
-    """One line for each (wheel, torch): what the wheel itself says that it holds, and how far each was tried."""
-    known, found = receipts.load(), []
+    """One line for each (wheel, torch): what the wheel itself says that it holds, and how far each was tried: by the
+    receipts of this checkout and those that lie beside the wheel."""
+    found = []
     for path in wheels:
         with zipfile.ZipFile(path) as archive:
             facts = json.loads(archive.read("apex/build.json"))
             bindings = json.loads(archive.read("apex/lib/bindings.json"))
+        folders = (receipts.FOLDER, receipts.LOCAL, path.parent / RECEIPTS)
+        known = receipts.counting(identity.wheel(path), [digest.of_file(path)], folders)
         for entry in bindings:
-            grades = {
-                arch: receipts.grade(arch, entry["torch"], matrix.load().pack(arch).emulated, known)
-                for arch in facts["archs"]
-            }
+            of = entry["torch"], entry["python"], known
             found.append(
                 {
                     "wheel": path.name,
@@ -58,32 +56,39 @@ def cells(wheels: list[Path]) -> list[dict]:
                     "local": facts["local"],
                     "torch": entry["torch"],
                     "python": entry["python"],
-                    "binding": entry["grade"],
-                    "packs": grades,
+                    "binding": receipts.grade(receipts.CPU, *of, entry["grade"]),
+                    "packs": {arch: receipts.grade(arch, *of, "built") for arch in facts["archs"]},
                 }
             )
     return found
 
 
 def table(served: list[dict]) -> str:
-    """Markdown: one row a pack, one column a torch; the grade, and the Pythons whose wheels lack that torch."""
+    """Markdown: one row for the CPU of each wheel and one a pack, one column a torch; the grade, and the Pythons whose
+    wheels lack that torch."""
     minors = sorted({cell["torch"] for cell in served}, key=matrix.numbers)
-    rows = list(dict.fromkeys((arch, cell["accelerator"]) for cell in served for arch in cell["packs"]))
     lines = [
         "| pack | wheel | " + " | ".join(f"torch {m}" for m in minors) + " |",
         "|---" * (2 + len(minors)) + "|",
     ]
-    for arch, accelerator in rows:
-        own = [cell for cell in served if cell["accelerator"] == accelerator and arch in cell["packs"]]
-        every = {cell["python"] for cell in own}
-        texts = []
-        for minor in minors:
-            having = [cell for cell in own if cell["torch"] == minor]
-            lacking = sorted(every - {cell["python"] for cell in having})
-            grade = having[0]["packs"][arch] if having else "–"
-            texts.append(f"{grade} (not {', '.join(lacking)})" if having and lacking else grade)
-        lines.append(f"| {arch} | apex-{accelerator} | " + " | ".join(texts) + " |")
+    for accelerator in dict.fromkeys(cell["accelerator"] for cell in served):
+        own = [cell for cell in served if cell["accelerator"] == accelerator]
+        for arch in [receipts.CPU, *dict.fromkeys(arch for cell in own for arch in cell["packs"])]:
+            texts = [_text(arch, own, minor) for minor in minors]
+            lines.append(f"| {arch} | apex-{accelerator} | " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _text(arch: str, own: list[dict], minor: str) -> str:
+    """The best grade of an arch (or the CPU) among the wheels of one accelerator, with a torch."""
+    holding = [cell for cell in own if arch == receipts.CPU or arch in cell["packs"]]
+    grades = {
+        cell["python"]: cell["packs"].get(arch, cell["binding"]) for cell in holding if cell["torch"] == minor
+    }
+    if not grades:
+        return "–"
+    lacking = sorted({cell["python"] for cell in holding} - set(grades))
+    return receipts.best(grades) + (f" (not {', '.join(lacking)})" if lacking else "")
 
 
 def _write(path: Path, text: str) -> None:

@@ -201,6 +201,8 @@ FAULTS = [
     errors.PackageIndexError("x"),
     errors.RequirementMissing("x", "y", "z"),
     errors.UnknownVariable("APEX_BUILD_X", ["APEX_BUILD_Y"]),
+    errors.ContainerError("no engine is here", "apt-get install podman"),
+    errors.ReceiptError("receipt.json", "it is cut"),
     errors.StoreError("/store", "no space is left"),
     errors.FarmError([("3a", "no")], 2, 6),
 ]

@@ -139,7 +139,7 @@ def test_a_file_that_was_changed_is_found(built):
 @pytest.fixture
 def of_now(built, facts):
     """The wheel, where build/tree was built from the very sources of this checkout."""
-    if facts["source_sha256"] != verify.tree.source_digest():
+    if facts["source_sha256"] != verify.identity.compiled():
         pytest.skip("build/tree is of other sources: run python -m build_matrix tree")
     if not facts["archs"]:
         pytest.skip("build/tree has no pack")

@@ -1,0 +1,72 @@
+"""Outcomes of a pytest run, from the JUnit file that it wrote. Standard library alone: GPU machines run it too."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+OUTCOMES = (PASSED, FAILED, SKIPPED)
+ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A test: the module it is in (`tests.L0.test_rope`), its name with parameters, and why it did not run."""
+
+    module: str
+    name: str
+    outcome: str
+    reason: str = ""
+
+
+def read(path: Path) -> list[Case]:
+    """Every test of the file, each once. Raises ValueError where the file is cut, or its own counts are not those of
+    its tests."""
+    try:
+        root = ElementTree.parse(path).getroot()
+    except (OSError, ElementTree.ParseError) as error:
+        raise ValueError(f"{path.name} is cut, or no JUnit file: {error}") from None
+    found: dict[tuple[str, str], Case] = {}
+    for element in root.iter("testcase"):
+        case = _case(element)
+        # One that failed, and whose fixtures then failed as well, is there twice.
+        if (case.module, case.name) not in found or case.outcome == FAILED:
+            found[case.module, case.name] = case
+    stated = Counter()
+    for suite in root.iter("testsuite"):
+        stated.update({key: int(suite.get(key, 0)) for key in ("tests", "errors", "skipped")})
+    # pytest counts a test that passed and whose fixtures then failed as two.
+    skipped = sum(case.outcome == SKIPPED for case in found.values())
+    if stated["skipped"] != skipped or not 0 <= stated["tests"] - len(found) <= stated["errors"]:
+        says = f"{stated['tests']} tests, {stated['skipped']} skipped"
+        raise ValueError(f"{path.name} states {says}, and holds {len(found)}, {skipped}")
+    return list(found.values())
+
+
+def _case(element: ElementTree.Element) -> Case:
+    module, name = element.get("classname", ""), element.get("name", "")
+    if element.find("failure") is not None or element.find("error") is not None:
+        return Case(module, name, FAILED)
+    skipped = element.find("skipped")
+    if skipped is not None:
+        reason = skipped.get("message") or skipped.get("type", "").replace("pytest.xfail", "expected to fail")
+        return Case(module, name, SKIPPED, ADDRESS.sub("0x…", reason))
+    return Case(module, name, PASSED)
+
+
+def counts(cases: Iterable[Case]) -> dict[str, dict[str, int]]:
+    """module -> how many passed, failed and were skipped."""
+    found: dict[str, Counter] = {}
+    for case in cases:
+        found.setdefault(case.module, Counter())[case.outcome] += 1
+    return {module: {o: counter[o] for o in OUTCOMES} for module, counter in sorted(found.items())}
+
+
+def reasons(cases: Iterable[Case]) -> dict[str, int]:
+    """Why tests did not run -> how many."""
+    return dict(Counter(case.reason for case in cases if case.outcome == SKIPPED).most_common())

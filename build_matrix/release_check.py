@@ -1,0 +1,149 @@
+"""Everything that a release must pass, one command after another. Each leaves a log; receipts go where the
+compatibility table looks. What cannot run here is listed as not run, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from build_matrix import REPOSITORY, digest, identity, matrix, pythons
+
+FOLDER = REPOSITORY / "build/release-check"
+RESULT = "result.json"
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+ABSENT = 3  # exit code of commands whose toolchain, interpreter or card is not here
+PYTHON = (sys.executable, "-m")
+FARM = (*PYTHON, "build_matrix")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A command of the list. `after`: a check without which it has nothing to look at."""
+
+    name: str
+    command: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    state: str
+    seconds: float = 0.0
+    says: str = ""
+
+
+def checks(dist: Path = REPOSITORY / "dist") -> list[Check]:
+    """The list, in order."""
+    pytest = (*PYTHON, "pytest", "-q", "-p", "no:cacheprovider")
+    found = [
+        Check("lint", (*PYTHON, "ruff", "check", ".")),
+        Check("changelog", (*FARM, "changelog")),
+        Check("tree", (*FARM, "tree", "--available", *(f"--arch={arch}" for arch in _archs()))),
+        Check("tests of the farm, 50 kills", (*pytest, "tests/farm"), (("APEX_FARM_KILLS", "50"),)),
+        Check("containers", (*pytest, "tests/containers"), (("APEX_CONTAINER_TESTS", "all"),)),
+        Check("kernels on the executor", (*pytest, "tests/simt", "-m", "not emulated")),
+        Check("L0(cpu)", (*FARM, "tier", "L0"), after="tree"),
+        Check("L1(cpu)", (*FARM, "tier", "L1"), after="tree"),
+        Check("emulated", (*FARM, "tier", "emulated"), after="tree"),
+        Check("loads", (*FARM, "load-test", *(f"--python={tag}" for tag in matrix.load().python))),
+        Check("release", (*FARM, "farm", "--dist", str(dist))),
+    ]
+    for accelerator in matrix.load().accelerators:
+        wheel = f"{accelerator.distribution.replace('-', '_')}-*-{pythons.own_tag()}-*.whl"
+        found.append(
+            Check(f"verify {accelerator.distribution}", (*FARM, "verify", str(dist / wheel)), after="release")
+        )
+    cards = [cell for cell in matrix.load().cells() if cell != "cpu"]
+    found += [Check(f"L0({cell})", (*FARM, "tier", "L0", "--cell", cell), after="tree") for cell in cards]
+    return found
+
+
+def _archs() -> list[str]:
+    """Packs that the tests look at: a card's own is found by its cell."""
+    return [p.arch.name for p in matrix.load().packs]
+
+
+def run(
+    folder: Path = FOLDER,
+    only: tuple[str, ...] = (),
+    again: bool = False,
+    tell: Callable[[Check, Outcome], None] = lambda check, outcome: None,
+    wanted: list[Check] | None = None,
+) -> dict[str, Outcome]:
+    """Outcome of every check. One that passed for these very sources is not run again unless `again`; what was done is
+    written after each, so that a list that was stopped goes on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    of, before = _state(), {} if again else _before(folder)
+    outcomes: dict[str, Outcome] = {}
+    for check in checks() if wanted is None else wanted:
+        known = before.get(check.name)
+        if only and check.name not in only:
+            if known:
+                outcomes[check.name] = known
+            continue
+        if known and known.state == PASSED:
+            outcome = known
+        elif check.after and (missing := outcomes.get(check.after)) and missing.state != PASSED:
+            outcome = Outcome(NOT_RUN, says=f"{check.after}: {missing.state}")
+        else:
+            outcome = _run(check, folder)
+        outcomes[check.name] = outcome
+        tell(check, outcome)
+        _write(folder, of, outcomes)
+    return outcomes
+
+
+def _run(check: Check, folder: Path) -> Outcome:
+    command = list(_expanded(check.command))
+    log = folder / f"{check.name.replace(' ', '-').replace(',', '')}.log"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)} | dict(check.variables)
+    start = time.monotonic()
+    with log.open("w", encoding="utf-8") as file:
+        done = subprocess.run(command, cwd=REPOSITORY, env=environment, stdout=file, stderr=subprocess.STDOUT)
+    seconds = round(time.monotonic() - start, 1)
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    says = lines[-1].strip() if lines else ""
+    state = {0: PASSED, ABSENT: NOT_RUN}.get(done.returncode, FAILED)
+    return Outcome(state, seconds, says)
+
+
+def _expanded(command: tuple[str, ...]) -> Iterator[str]:
+    """A word with a * names the last file that it matches: there is none before the release is made."""
+    for word in command:
+        found = sorted(Path(word).parent.glob(Path(word).name)) if "*" in word else []
+        yield str(found[-1]) if found else word
+
+
+def _state() -> dict[str, str]:
+    """What the outcomes are of: sources, and the tests and tools that look at them."""
+    tests = [
+        path
+        for name in ("tests", "build_matrix", "ci", "examples", "benchmarks")
+        for path in sorted((REPOSITORY / name).rglob("*"))
+        if path.suffix in (".py", ".toml", ".cpp", ".h")
+    ]
+    named = {str(path.relative_to(REPOSITORY)): digest.of_file(path) for path in tests}
+    return identity.checkout().as_json() | {"tests": digest.of_values(named)}
+
+
+def _before(folder: Path) -> dict[str, Outcome]:
+    """Outcomes of an earlier run over the same sources."""
+    try:
+        said = json.loads((folder / RESULT).read_text())
+        return {n: Outcome(**o) for n, o in said["checks"].items()} if said["of"] == _state() else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _write(folder: Path, of: dict[str, str], outcomes: dict[str, Outcome]) -> None:
+    text = json.dumps({"of": of, "checks": {n: asdict(o) for n, o in outcomes.items()}}, indent=1)
+    partial = folder / f".{RESULT}.partial"
+    partial.write_text(text)
+    partial.replace(folder / RESULT)

@@ -1,0 +1,384 @@
+"""What a run of tests saw is written down, comes back from other machines, and counts for what it ran on alone."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from build_matrix import REPOSITORY, compat, identity, junit, matrix, receipts, tiers, wheel
+from build_matrix.errors import BuildError, ReceiptError
+from build_matrix.farm import release
+
+HERE = identity.Source("c" * 64, "d" * 64)
+PROBE = {
+    "apex": "1.10.0+cu130",
+    "machine": {
+        "torch": {"version": "2.13.0+cu130"},
+        "python": "cp311",
+        "cuda_driver": "13.0",
+        "devices": [
+            {"platform": "cpu", "index": 0, "arch": "x86-64-v4", "name": ""},
+            {"platform": "cuda", "index": 0, "arch": "sm_90", "name": "NVIDIA H200"},
+        ],
+    },
+    "choices": [
+        {"unit": unit, "device": device, "arch": arch, "taken": taken}
+        for unit in ("rope", "xentropy")
+        for device, arch, taken in (("cpu:0", "x86-64-v4", "cpu"), ("cuda:0", "sm_90", "sm_90"))
+    ],
+}
+RUN = {"test_rope": ["ok", "ok", "no GPU"], "test_xentropy": ["ok"]}
+
+
+def junit_file(path, run=RUN, broken=0):
+    """A file as pytest writes it: "ok", "failed", or why a test did not run."""
+    lines, counts = [], {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
+    for module, outcomes in run.items():
+        for number, outcome in enumerate(outcomes):
+            inner = {"ok": "", "failed": "<failure message='x'/>"}.get(
+                outcome, f"<skipped type='pytest.skip' message='{outcome}'/>"
+            )
+            counts["tests"] += 1
+            counts["skipped"] += inner.startswith("<skipped")
+            lines.append(f"<testcase classname='L0.{module}' name='test[{number}]'>{inner}</testcase>")
+    said = " ".join(f"{key}='{value + (key == 'tests') * broken}'" for key, value in counts.items())
+    path.write_text(f"<testsuites><testsuite name='pytest' {said}>{''.join(lines)}</testsuite></testsuites>")
+    return path
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A receipt of this run, with what is named changed, sealed anew."""
+
+    def make(run=RUN, cell="sm_90", tier="L0", probe=PROBE, **changed):
+        found = receipts.make(tier, cell, probe, [junit_file(tmp_path / "run.xml", run)], HERE)
+        return receipts.sealed(found | changed)
+
+    return make
+
+
+def test_a_receipt_says_what_ran_where(make):
+    found = make()
+    assert receipts.totals(found) == {"passed": 3, "failed": 0, "skipped": 1}
+    assert found["not_run"] == {"no GPU": 1} and found["served"] == {"sm_90": 2}
+    assert (found["card"], found["driver"]) == ("NVIDIA H200", "13.0")
+    assert receipts.name(found) == "L0-sm_90-nvidia-h200-torch2.13-cp311.json"
+    assert receipts.why_not(found, HERE) is None
+    on_the_cpu = make(cell="cpu")
+    assert (on_the_cpu["card"], on_the_cpu["served"]) == ("", {"cpu": 2})
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"run": {"a": ["ok", "failed"]}}, "1 tests failed"),
+        ({"narrowed": "rope"}, "it is of a part of the tests: rope"),
+        ({"served": {"sm_90": 1, "jit": 1}}, "sm_90 did not serve every op: sm_90, jit did"),
+        ({"served": {}}, "sm_90 did not serve every op: nothing did"),
+        ({"source": {"compiled": "e" * 64, "python": "d" * 64}}, "it is of other sources (eeeeeeeeeeee, not"),
+        ({"source": {"compiled": "c" * 64, "python": "e" * 64}}, "it is of other Python files (eeee"),
+        ({"steps": {"probe": {"passed": True}, "same bits": {"passed": False}}}, "same bits failed"),
+    ],
+)
+def test_what_does_not_count(make, tmp_path, changed, why):
+    found = make(**changed)
+    assert receipts.why_not(found, HERE).startswith(why)
+    assert (
+        receipts.read(receipts.write(found, REPOSITORY / "build/tests/receipt.json")) == found
+    )  # sound all the same
+
+
+def test_a_wheel_s_receipt_counts_for_that_wheel_whatever_the_checkout_is(make):
+    found = make(wheel={"name": "a.whl", "sha256": "f" * 64})
+    other = identity.Source("0" * 64, "0" * 64)
+    assert receipts.why_not(found, other) and receipts.why_not(found, other, ["e" * 64])
+    assert receipts.why_not(found, other, ["f" * 64]) is None
+
+
+def test_machine_code_on_the_emulator_does_not_depend_on_python(tmp_path):
+    path = junit_file(tmp_path / "run.xml", {"a": ["ok"]})
+    path.write_text(path.read_text().replace("test[0]", "test[emulated-gfx950-in_order]"))
+    found = receipts.make("emulated", "gfx950", PROBE, [path], HERE)
+    assert receipts.why_not(found, identity.Source("c" * 64, "other")) is None
+    assert receipts.why_not(found, identity.Source("other", "d" * 64))
+    with pytest.raises(ReceiptError, match=r"emulated\(gfx1100\): no test ran, .* none was chosen"):
+        receipts.make("emulated", "gfx1100", PROBE, [path], HERE)
+
+
+def test_where_nothing_ran_nothing_is_written(tmp_path):
+    with pytest.raises(ReceiptError, match=r"L0\(sm_90\): no test ran, so nothing is written down: no GPU"):
+        receipts.make("L0", "sm_90", PROBE, [junit_file(tmp_path / "a.xml", {"a": ["no GPU"]})], HERE)
+    cut = junit_file(tmp_path / "cut.xml")
+    cut.write_text(cut.read_text()[:-40])
+    with pytest.raises(ReceiptError, match="cut.xml is cut, or no JUnit file"):
+        receipts.make("L0", "sm_90", PROBE, [cut], HERE)
+    with pytest.raises(ReceiptError, match="states 6 tests, 1 skipped, and holds 4, 1"):
+        receipts.make("L0", "sm_90", PROBE, [junit_file(tmp_path / "b.xml", broken=2)], HERE)
+
+
+def test_junit_as_pytest_writes_it(tmp_path, monkeypatch):
+    """Failures of fixtures, which pytest counts in ways of its own, and expected failures."""
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n@pytest.fixture\ndef bad():\n    yield\n    assert 0\n"
+        "def test_a(bad): pass\ndef test_b(bad): assert 0\ndef test_c(): pass\n"
+        "@pytest.mark.xfail\ndef test_d(): assert 0\ndef test_e(): pytest.skip('why')\n"
+    )
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={tmp_path}/x.xml"]
+    subprocess.run([*command, tmp_path / "test_it.py"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    cases = junit.read(tmp_path / "x.xml")
+    assert {case.name: case.outcome for case in cases} == dict(
+        test_a="failed", test_b="failed", test_c="passed", test_d="skipped", test_e="skipped"
+    )
+    assert junit.reasons(cases) == {"expected to fail": 1, "why": 1}
+
+
+# ---- coming back ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def merge(tmp_path, make):
+    """Merges a receipt, written as the text that `change` makes of it: (how many were taken, why not)."""
+    calls = iter(range(100))
+
+    def merge(change=lambda text: text, receipt=None):
+        path = tmp_path / f"came-{next(calls)}" / "receipt.json"
+        receipts.write(receipt or make(finished="2026-01-01T00:00:00+00:00"), path)
+        path.write_text(change(path.read_text()))
+        taken, refused = receipts.merge([path], tmp_path / "merged")
+        return len(taken), "".join(map(str, refused))
+
+    return merge
+
+
+def test_a_receipt_comes_back_once(merge, tmp_path, make):
+    assert merge() == (1, "")
+    (kept,) = receipts.load(tmp_path / "merged")
+    assert receipts.totals(kept)["passed"] == 3
+    assert merge() == (
+        0,
+        "receipt.json: it is a duplicate: L0-sm_90-nvidia-h200-torch2.13-cp311.json holds it already",
+    )
+    taken, why = merge(receipt=make(finished="2025-12-31T00:00:00+00:00"))
+    assert taken == 0 and "is of a later run (2026-01-01" in why
+    failed = make({"a": ["ok", "failed"]}, finished="2026-01-02T00:00:00+00:00")
+    assert merge(receipt=failed) == (1, "")  # the last run is what is known, the worse it is
+    (kept,) = receipts.load(tmp_path / "merged")
+    assert receipts.totals(kept)["failed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda text: text[:-80], "it is cut, or no JSON"),
+        (lambda text: "", "it is cut, or no JSON"),
+        (lambda text: "[]", "it is no receipt of format 1"),
+        (lambda text: text.replace('"format": 1', '"format": 2'), "it is no receipt of format 1"),
+        (lambda text: text.replace('"cell"', '"sell"'), "it is cut, or no receipt: cell is missing"),
+        (lambda text: text.replace('"passed": 2', '"passed": 200'), "it was changed after it was written"),
+        (lambda text: text.replace("NVIDIA H200", "NVIDIA B200"), "it was changed after it was written"),
+    ],
+)
+def test_what_is_cut_or_was_changed_is_named_and_left_out(merge, tmp_path, change, why):
+    taken, said = merge(change)
+    assert taken == 0 and said.startswith(f"receipt.json: {why}")
+    assert receipts.load(tmp_path / "merged") == []
+
+
+def test_counts_that_contradict_each_other_are_named(merge, make, tmp_path):
+    taken, why = merge(receipt=make(not_run={}))
+    assert taken == 0 and "its counts contradict each other" in why
+    # With the JUnit file beside it, its counts are the file's or it is refused.
+    forged = make(tests={"L0.test_rope": {"passed": 900, "failed": 0, "skipped": 1}})
+    path = receipts.write(forged, tmp_path / "receipt.json")  # run.xml lies there
+    with pytest.raises(ReceiptError, match="its counts are not those of the JUnit file beside it"):
+        receipts.read(path)
+
+
+def test_signed_receipts(merge, make, tmp_path, monkeypatch):
+    unsigned = make(finished="2026-01-01T00:00:00+00:00")
+    key, other = tmp_path / "key", tmp_path / "other"
+    key.write_text("secret\n")
+    other.write_text("guessed\n")
+    monkeypatch.setenv(receipts.KEY, str(other))
+    forged = make(finished="2026-01-02T00:00:00+00:00")
+    monkeypatch.setenv(receipts.KEY, str(key))
+    assert merge(receipt=unsigned)[1].startswith("receipt.json: it is not signed")
+    assert merge(receipt=forged)[1].startswith("receipt.json: its signature is not of the key")
+    assert merge(receipt=make(finished="2026-01-03T00:00:00+00:00")) == (1, "")
+    monkeypatch.setenv(receipts.KEY, str(tmp_path / "none"))
+    with pytest.raises(BuildError, match="APEX_RECEIPT_KEY names .* cannot be read"):
+        make()
+
+
+def test_the_commands(tmp_path, make):
+    good, bad = tmp_path / "in/good.json", tmp_path / "in/bad.json"
+    receipts.write(make(), good)
+    bad.write_text("{")
+    command = [sys.executable, "-m", "build_matrix", "receipts"]
+    merged = [*command, "merge", str(good.parent), "--into", str(tmp_path / "kept")]
+    done = subprocess.run(merged, cwd=REPOSITORY, text=True, capture_output=True)
+    assert done.returncode == ReceiptError.exit_code == 12
+    assert done.stdout.startswith("L0(sm_90) on NVIDIA H200, torch 2.13.0+cu130, cp311: 3 passed, 0 failed, ")
+    assert "does not count here: it is of other sources" in done.stdout  # this checkout is not made of c's
+    assert "not taken: bad.json: it is cut, or no JSON" in done.stderr
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [receipts.name(make())]
+    assert subprocess.run([*command, "list"], cwd=REPOSITORY, capture_output=True).returncode == 0
+
+
+# ---- the table -----------------------------------------------------------------------------------------------
+
+
+def grade(known, cell="sm_90", torch="2.13", python="cp311", base="built"):
+    return receipts.grade(cell, torch, python, known, base)
+
+
+def test_grades(make):
+    found = make()
+    assert grade([]) == "built" and grade([found]) == "L0 on NVIDIA H200"
+    assert grade([found, make(tier="L1")]) == "L1 on NVIDIA H200"
+    for other in ({"python": "cp312"}, {"torch": "2.11"}, {"cell": "sm_80"}, {"torch": "2.1"}):
+        assert grade([found], **other) == "built"  # what ran elsewhere did not run here
+    assert grade([make(cell="cpu")], cell="cpu", base="linked") == "L0 on CPU"
+    emulated = make() | {"tier": "emulated", "cell": "gfx950"}
+    assert grade([emulated], cell="gfx950", torch="2.8", python="cp313") == "emulated"
+
+
+def test_grades_over_pythons():
+    assert receipts.best({"cp310": "built", "cp311": "built"}) == "built"
+    assert receipts.best({"cp310": "built", "cp311": "L0 on H200"}) == "L0 on H200 (cp311)"
+    assert receipts.best({"cp310": "linked, never loaded", "cp311": "loaded (slim torch)"}) == (
+        "loaded (slim torch) (cp311)"
+    )
+
+
+@pytest.fixture
+def tiny_wheel(tmp_path):
+    """Enough of a wheel for the compatibility table."""
+    facts = {"source_sha256": HERE.compiled, "archs": ["sm_90"], "accelerator": "cuda", "local": "cu130"}
+    binding = {"torch": "2.13", "python": "cp311", "grade": "linked, never loaded"}
+    files = {
+        "apex/__init__.py": b"",
+        "apex/build.json": json.dumps(facts).encode(),
+        "apex/lib/bindings.json": json.dumps([binding]).encode(),
+    }
+    path = tmp_path / "dist/apex_cuda-1.10.0+cu130-cp311-cp311-linux_x86_64.whl"
+    path.parent.mkdir()
+    wheel.write(path, "apex-cuda", "1.10.0+cu130", "cp311-cp311-linux_x86_64", files)
+    return path
+
+
+def test_a_receipt_beside_a_wheel_counts_in_its_table_until_the_wheel_changes(tiny_wheel, tmp_path):
+    (before,) = release.cells([tiny_wheel])
+    assert (before["packs"], before["binding"]) == ({"sm_90": "built"}, "linked, never loaded")
+    found = receipts.make("L0", "sm_90", PROBE, [junit_file(tmp_path / "r.xml")], HERE, tiny_wheel)
+    receipts.write(found, tiny_wheel.parent / "receipts" / receipts.name(found))
+    served = release.cells([tiny_wheel])
+    assert served[0]["packs"] == {"sm_90": "L0 on NVIDIA H200"}
+    assert "| sm_90 | apex-cuda | L0 on NVIDIA H200 |" in release.table(served)
+    assert "| cpu | apex-cuda | linked, never loaded |" in release.table(served)
+    stale = tiny_wheel.with_name("apex_cuda-1.10.1+cu130-cp311-cp311-linux_x86_64.whl")
+    with_more = {"apex/__init__.py": b"changed = 1\n"}
+    facts = json.dumps(
+        {"source_sha256": "e" * 64, "archs": ["sm_90"], "accelerator": "cuda", "local": "cu130"}
+    )
+    binding = json.dumps([{"torch": "2.13", "python": "cp311", "grade": "linked"}])
+    with_more |= {"apex/build.json": facts.encode(), "apex/lib/bindings.json": binding.encode()}
+    wheel.write(stale, "apex-cuda", "1.10.1+cu130", "cp311-cp311-linux_x86_64", with_more)
+    assert release.cells([stale])[0]["packs"] == {"sm_90": "built"}
+
+
+def test_the_table_of_the_checkout_counts_receipts(make, tmp_path, monkeypatch):
+    receipts.write(make(), tmp_path / "kept" / "a.json")
+    monkeypatch.setattr(receipts, "LOCAL", tmp_path / "none")
+    monkeypatch.setattr(receipts, "FOLDER", tmp_path / "kept")
+    assert "L0" not in compat.table()  # of other sources
+    monkeypatch.setattr(identity, "checkout", lambda: HERE)
+    (row,) = [line for line in compat.table().splitlines() if "L0" in line]
+    assert row.startswith("| sm_90 | apex-cuda | built") and "| L0 on NVIDIA H200 (cp311) |" in row
+    answer = compat.answer(compat.Question("2.13", "cuda", "13.0", "sm_90", "cp311"))
+    assert answer["grades"] == {"sm_90": "L0 on NVIDIA H200"}
+
+
+def test_receipts_that_are_kept_are_sound():
+    for path in receipts.FOLDER.glob("*.json"):
+        assert receipts.read(path)
+
+
+# ---- running -------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_whose_card_is_not_here_runs_nothing(monkeypatch):
+    monkeypatch.setattr(tiers, "_probe", lambda site, cell: PROBE)
+    tiers.here("L0", "cpu")
+    tiers.here("L0", "sm_90")
+    with pytest.raises(tiers.NotHere, match=r"L0\(gfx942\): no such card is here \(sm_90\); nothing ran"):
+        tiers.here("L0", "gfx942")
+    with pytest.raises(BuildError, match="compute_80 is no cell; there are cpu, sm_70"):
+        tiers.here("L0", "compute_80")
+    none = PROBE | {"machine": PROBE["machine"] | {"torch": None}}
+    monkeypatch.setattr(tiers, "_probe", lambda site, cell: none)
+    with pytest.raises(tiers.NotHere, match="no torch is installed; nothing ran"):
+        tiers.here("L1", "cpu")
+
+
+def test_a_tier_is_of_the_sources_that_are_built(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiers.tree, "DEFAULT", tmp_path)
+    with pytest.raises(
+        BuildError, match="build/tree is not of these sources. Run: python -m build_matrix tree"
+    ):
+        tiers.run("L0", "cpu", tmp_path)
+
+
+def test_a_tier_leaves_its_receipt(tmp_path, monkeypatch):
+    """A whole run of a small tier: pytest, its cell's tests alone, JUnit and the receipt."""
+    folder = tmp_path / "tests/small"
+    folder.mkdir(parents=True)
+    (folder / "test_small.py").write_text(
+        "import os, pytest\n@pytest.mark.parametrize('v', ['cpu', 'cuda'])\n"
+        "def test_it(v): assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
+        "def test_other(): pytest.skip('not today')\n"
+    )
+    (tmp_path / "apex").mkdir()
+    (tmp_path / "apex/build.json").write_text(json.dumps({"source_sha256": identity.compiled()}))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(tiers.tree, "DEFAULT", tmp_path)
+    monkeypatch.setattr(tiers, "TESTS", tmp_path / "tests")
+    monkeypatch.setattr(tiers, "_probe", lambda site, cell: PROBE)
+    monkeypatch.setitem(tiers.PARTS, "L0", (tiers.Part("small", alone=True),))
+    (path,) = tiers.run("L0", "cpu", tmp_path / "out")
+    found = receipts.read(path)
+    assert receipts.totals(found) == {"passed": 1, "failed": 0, "skipped": 1}
+    assert found["not_run"] == {"not today": 1} and found["source"] == identity.checkout().as_json()
+    assert receipts.why_not(found, identity.checkout()) is None
+    (part,) = tiers.run("L0", "cpu", tmp_path / "out", expression="test_it")
+    assert (
+        receipts.why_not(receipts.read(part), identity.checkout()).startswith("it is of a part")
+        and part != path
+    )
+
+
+def test_the_archs_of_the_emulated_tier_are_the_matrix_s():
+    spec = importlib.util.spec_from_file_location("toolchain", REPOSITORY / "tests/emulated/toolchain.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert set(module.ARCHES) == {p.arch.name for p in matrix.load().packs if p.emulated}
+
+
+def test_a_gpu_machine_s_check_writes_a_receipt_that_merges(tiny_wheel, tmp_path):
+    """The part of ci/gpu_check.py that needs no GPU."""
+    spec = importlib.util.spec_from_file_location("gpu_check", REPOSITORY / "ci/gpu_check.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    check = module.Check(tiny_wheel, tmp_path, tmp_path, None)
+    check.machine = PROBE
+    junit_file(check.junit)
+    check.step("tests", lambda: (True, "3 passed"))
+    path = receipts.write(check.receipt(), tmp_path / "receipt.json")
+    ((found,), refused) = receipts.merge([path], tmp_path / "kept")
+    assert not refused and found["wheel"]["name"] == tiny_wheel.name and found["steps"]["tests"]["passed"]
+    check.machine = PROBE | {"machine": PROBE["machine"] | {"devices": PROBE["machine"]["devices"][:1]}}
+    with pytest.raises(ReceiptError, match="no GPU is here"):
+        check.receipt()

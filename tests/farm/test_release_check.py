@@ -1,0 +1,69 @@
+"""The list of what a release must pass: every outcome is told as it was, and a stopped list goes on."""
+
+import json
+import sys
+
+import pytest
+
+from build_matrix import matrix, release_check
+from build_matrix.release_check import FAILED, NOT_RUN, PASSED, Check
+
+SAY = "import sys; print('first'); print(sys.argv[1]); sys.exit(int(sys.argv[2]))"
+
+
+def check(name, code=0, **more):
+    return Check(name, (sys.executable, "-c", SAY, f"says {name}", str(code)), **more)
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(*wanted, **options):
+        told = []
+        found = release_check.run(tmp_path, wanted=wanted, tell=lambda c, o: told.append(c.name), **options)
+        return {name: outcome.state for name, outcome in found.items()}, told
+
+    return run
+
+
+def test_what_failed_and_what_could_not_run_are_told_apart(run, tmp_path):
+    wanted = check("a"), check("b", 1), check("c", 3), check("d", 2, after="a"), check("e", after="c")
+    states, _ = run(*wanted)
+    assert states == {"a": PASSED, "b": FAILED, "c": NOT_RUN, "d": FAILED, "e": NOT_RUN}
+    written = json.loads((tmp_path / release_check.RESULT).read_text())["checks"]
+    assert written["b"]["says"] == "says b" and written["e"]["says"] == "c: not run"
+    assert (tmp_path / "b.log").read_text() == "first\nsays b\n" and not (tmp_path / "e.log").exists()
+
+
+def test_it_goes_on_where_it_was_stopped(run, monkeypatch, tmp_path):
+    run(check("a"), check("b", 1))
+    again, _ = run(check("a", 1), check("b"))  # what passed is not run again, what failed is
+    assert again == {"a": PASSED, "b": PASSED}
+    assert run(check("a", 1), check("b"), again=True)[0] == {"a": FAILED, "b": PASSED}
+    run(check("a"), check("b"))
+    states, told = run(check("a"), check("b"), only=("b",))
+    assert told == ["b"] and states == {"a": PASSED, "b": PASSED}
+    monkeypatch.setattr(release_check, "_state", lambda: {"of": "other sources"})
+    assert run(check("a", 1))[0] == {"a": FAILED}
+
+
+def test_a_star_is_the_file_that_an_earlier_check_made(tmp_path):
+    (tmp_path / "apex_cpu-1-cp311.whl").write_text("")
+    command = ("verify", str(tmp_path / "apex_cpu-*.whl"), str(tmp_path / "none-*.whl"))
+    expanded = list(release_check._expanded(command))
+    assert expanded == ["verify", str(tmp_path / "apex_cpu-1-cp311.whl"), str(tmp_path / "none-*.whl")]
+
+
+def test_the_list_has_every_tier_and_cell_and_its_commands_exist():
+    from build_matrix.__main__ import main
+
+    found = {check.name: check for check in release_check.checks()}
+    assert {f"L0({cell})" for cell in matrix.load().cells()} | {"L1(cpu)", "emulated", "release"} <= set(
+        found
+    )
+    for each in found.values():
+        assert not each.after or each.after in found
+        words = each.command[each.command.index("-m") + 1 :]
+        if words[0] == "build_matrix":
+            main.commands[words[1]].make_context(
+                words[1], list(words[2:])
+            )  # raises for what it does not take
