@@ -15,7 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from apex.parallel import SyncBatchNorm, convert_syncbn_model, create_syncbn_process_group
+from apex.parallel import ReduceOp, SyncBatchNorm, convert_syncbn_model, create_syncbn_process_group
+from apex.parallel.sync_batchnorm_kernel import SyncBatchnormFunction
 
 
 def run_on_gpus(rank, ranks, folder):
@@ -281,7 +282,33 @@ def _compiled(mesh):
     torch.testing.assert_close(other.state_dict(), eager.state_dict())
 
 
+def _given_statistics(mesh):
+    """Each rank's part is as in a batch norm of the whole batch, also where ranks share by twos."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for group, ranks in ((None, world), (create_syncbn_process_group(2), 2)):
+        torch.manual_seed(3)
+        whole = torch.randn(3 * world, 4, 5)
+        gradient, weight, bias = torch.randn(whole.shape), torch.rand(4) + 1, torch.rand(4)
+        mine = slice(3 * rank, 3 * rank + 3)
+        first = 3 * (rank // ranks * ranks)
+        shared = slice(first, first + 3 * ranks)
+        x = whole[mine].clone().requires_grad_()
+        mean, square = x.detach().mean((0, 2)), x.detach().square().mean((0, 2))
+        for t in (mean, square):
+            dist.all_reduce(t, ReduceOp.SUM, group)
+            t /= ranks
+        y = SyncBatchnormFunction.apply(x, weight, bias, mean, square - mean**2, 1e-5, group, ranks)
+        y.backward(gradient[mine])
+        leaf = whole[shared].double().requires_grad_()
+        expected = torch.nn.functional.batch_norm(leaf, None, None, weight.double(), bias.double(), True)
+        expected.backward(gradient[shared].double())
+        here = slice(3 * rank - first, 3 * rank - first + 3)
+        torch.testing.assert_close(y.double(), expected[here], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(x.grad.double(), leaf.grad[here], rtol=1e-4, atol=1e-4)
+
+
 CASES = {
+    "given_statistics": _given_statistics,
     "group_of_1": functools.partial(_group, size=1),
     "group_of_2": functools.partial(_group, size=2),
     "all_ranks": _all_ranks,

@@ -14,6 +14,7 @@ from lists import BF16, F16, F32, F64
 
 from apex import parallel
 from apex.parallel import SyncBatchNorm, convert_syncbn_model, optimized_sync_batchnorm_kernel
+from apex.parallel.sync_batchnorm_kernel import SyncBatchnormFunction
 
 TORCH = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d, 5: torch.nn.BatchNorm3d}
 SHAPES = [(8, 4), (3, 5, 7), (4, 3, 6, 8), (2, 16, 5, 5), (2, 3, 2, 4, 5), (6, 8, 1, 1)]
@@ -365,3 +366,26 @@ def test_inference_mode(variant):
     x = random((4, 3, 6), F32, variant.device)
     with torch.inference_mode():
         same(ours(x), F.batch_norm(x.cpu().double(), None, None, theirs.weight, theirs.bias, True))
+
+
+@pytest.mark.parametrize("affine", [True, False], ids=["", "no affine"])
+@pytest.mark.parametrize("shape", [(8, 4), (4, 3, 6, 8)], ids=str)
+def test_given_statistics(variant, shape, affine):
+    """What layers of one's own that gather statistics by themselves are built of."""
+    x = random(shape, F32, variant.device)
+    parameters = (
+        [random(shape[1:2], F32, variant.device, seed=i) + 1 for i in (2, 3)] if affine else [None, None]
+    )
+    others = [d for d in range(len(shape)) if d != 1]
+    mean, variance = x.mean(others), x.var(others, correction=0)
+    leaves = [t.detach().requires_grad_() for t in (x, *parameters) if t is not None]
+    wide = [t.detach().cpu().double().requires_grad_() for t in leaves]
+    weights = leaves[1:] or parameters
+    y = SyncBatchnormFunction.apply(leaves[0], *weights, mean, variance, 1e-5, None, 1)
+    expected = F.batch_norm(wide[0], None, None, *(wide[1:] or parameters), True, 0.1, 1e-5)
+    same(y, expected)
+    gradient = random(shape, F32, variant.device, seed=9)
+    found = torch.autograd.grad(y, leaves, gradient)
+    wanted = torch.autograd.grad(expected, wide, gradient.cpu().double())
+    for a, b in zip(found, wanted, strict=True):
+        same(a, b)
