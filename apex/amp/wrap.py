@@ -209,6 +209,14 @@ def new_rnn_cast(fn, cast_fn, handle, verbose=False):
     utils.set_func_save(handle, mod, fn, wrapper)
 
 
+def rnn_cast(backend, fn, handle, verbose=False):
+    """Patched the factories of recurrent functions that torch had before 1.0. Raises NotImplementedError."""
+    raise NotImplementedError(
+        f"torch has no factories of recurrent functions since 1.0, so {fn} of {backend} cannot be cast: "
+        "apex.amp.wrap.new_rnn_cast(fn, cast_fn, handle) casts those of today"
+    )
+
+
 def _cast_weights(weights, cast_fn, dtype, handle, fn, verbose):
     if not _in_one_piece(weights):
         if handle.has_cache and utils.should_cache(weights) and not torch.compiler.is_compiling():

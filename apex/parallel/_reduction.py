@@ -10,8 +10,8 @@ import torch.distributed as dist
 from apex._legacy import amp_C
 from apex.parallel._flat import flatten, unflatten
 
-_HALVES = (torch.float16, torch.bfloat16)
-_SCALED_AS_COPIED = (*_HALVES, torch.float32, torch.float64)  # what multi_tensor_scale takes
+HALVES = (torch.float16, torch.bfloat16)
+_SCALED_AS_COPIED = (*HALVES, torch.float32, torch.float64)  # what multi_tensor_scale takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Reduction:
         first = given[0]
         self._numel = sum(g.numel() for g in given)
         self._flat = flatten([*given, _present(self._grads, first)])
-        if averaging.always_float32 and first.dtype in _HALVES:
+        if averaging.always_float32 and first.dtype in HALVES:
             self._flat = self._flat.float()
         if averaging.predivide != 1.0:
             self._flat.mul_(1.0 / averaging.predivide)

@@ -24,7 +24,7 @@ from apex.parallel._flat import (  # noqa: F401  public apex has them here
     split_half_float_double_bfloat16,
     unflatten,
 )
-from apex.parallel._reduction import Averaging, Reduction
+from apex.parallel._reduction import HALVES, Averaging, Reduction
 
 
 class Reducer:
@@ -322,13 +322,13 @@ class DistributedDataParallel(torch.nn.Module):
         if live.next == 0:
             live.buffers = [None] * len(live.buckets) if self.retain_allreduce_buffers else []
         live.next = number + 1
-        averaging = Averaging(
-            self.gradient_average, self.gradient_predivide_factor, self.allreduce_always_fp32
-        )
         group = live.groups[number % len(live.groups)]
         params = live.buckets[number].params
-        live.reductions[number] = Reduction(params, averaging, group, _namer(self.module))
+        live.reductions[number] = Reduction(params, self._averaging(), group, _namer(self.module))
         return live.reductions[number]
+
+    def _averaging(self):
+        return Averaging(self.gradient_average, self.gradient_predivide_factor, self.allreduce_always_fp32)
 
     def _finish(self, number, reduction):
         buffer = reduction.finish(self.retain_allreduce_buffers)
@@ -352,6 +352,50 @@ class DistributedDataParallel(torch.nn.Module):
                 if not reduction.finished:
                     self._finish(number, reduction)
             live.forget_pass()
+
+    # ---- to be called by hand, after passes that did not reduce; the hooks do not go this way --------------
+
+    def allreduce_fallback(self):
+        """Reduces all gradients now, in one message for each dtype. Every rank must call it.
+
+        A parameter that has a gradient on some ranks only counts as 0 on the others.
+        """
+        params = [p for p in self.module.parameters() if p.requires_grad]
+        averaging, name_of = self._averaging(), _namer(self.module)
+        reductions = [Reduction(bucket, averaging, name_of=name_of) for bucket in by_type(params)]
+        buffers = [reduction.finish(self.retain_allreduce_buffers) for reduction in reductions]
+        self._live.buffers = buffers if self.retain_allreduce_buffers else []
+
+    @torch.no_grad()
+    def allreduce_bucket(self, bucket, bucket_idx, force_default_stream):
+        """Reduces dense tensors of one dtype and device, in one message; returns them flat.
+
+        The tensors themselves change too, unless retain_allreduce_buffers is set. bucket_idx: whose turn among
+        num_allreduce_streams process groups it is; with force_default_stream the default group reduces.
+        """
+        self._make_groups()
+        averaging, groups = self._averaging(), self._live.groups
+        flat = flatten(bucket)
+        summed = flat.float() if averaging.always_float32 and flat.dtype in HALVES else flat
+        if averaging.predivide != 1.0:
+            summed.mul_(1.0 / averaging.predivide)
+        dist.all_reduce(summed, group=None if force_default_stream else groups[bucket_idx % len(groups)])
+        flat.copy_(summed.mul_(averaging.factor))
+        if not self.retain_allreduce_buffers:
+            torch._foreach_copy_(list(bucket), list(unflatten(flat, bucket)))
+        return flat
+
+    @torch.no_grad()
+    def allreduce_maybe_retain(self, bucket, bucket_idx, force_default_stream=False):
+        """`allreduce_bucket`; where buffers are retained, allreduce_buffers[bucket_idx] is the result and the
+        tensors are views of it."""
+        flat = self.allreduce_bucket(bucket, bucket_idx, force_default_stream)
+        if self.retain_allreduce_buffers:
+            buffers = self._live.buffers
+            buffers.extend([None] * (bucket_idx + 1 - len(buffers)))
+            buffers[bucket_idx] = flat
+            for tensor, view in zip(bucket, unflatten(flat, bucket), strict=True):
+                tensor.data = view
 
     def _range(self, name):
         return _named(name) if self.prof else _UNNAMED

@@ -23,6 +23,10 @@ from pathlib import Path
 GRACE = 10.0  # seconds between asking a process to end and killing it
 
 
+def docstring_hack():
+    """Does nothing: in public apex it holds what this module's docstring says."""
+
+
 def world_size(arguments):
     """How many processes: --world-size, WORLD_SIZE, or one for each GPU."""
     if "--world-size" in arguments[:-1]:

@@ -162,6 +162,39 @@ def _prof(mesh):
     assert ours <= names[0] and not ours & names[1]
 
 
+def _by_hand(mesh):
+    """What public apex's hooks call, called by the script instead."""
+    for options in (dict(), dict(retain_allreduce_buffers=True), dict(gradient_predivide_factor=2.0)):
+        whole = network()
+        loss_of(whole(rows())).backward()
+        wanted = grads(whole)
+        ddp = DDP(network(), num_allreduce_streams=2, **options)
+        ddp.disable_allreduce()
+
+        def own_gradients(ddp=ddp):
+            ddp.zero_grad()
+            loss_of(ddp(mine(rows()))).backward()
+            return grads(ddp)
+
+        own_gradients()
+        ddp.allreduce_fallback()
+        close(grads(ddp), wanted)
+        bucket = own_gradients()
+        kept = [grad.clone() for grad in bucket]
+        flat = ddp.allreduce_bucket(bucket, 1, False)
+        close([flat], [torch.cat([grad.reshape(-1) for grad in wanted])])
+        close(bucket, kept if ddp.retain_allreduce_buffers else wanted)
+        bucket = own_gradients()
+        ddp.allreduce_maybe_retain(bucket, 1, force_default_stream=True)
+        close(bucket, wanted)
+        if ddp.retain_allreduce_buffers:
+            assert bucket[0].data_ptr() == ddp.allreduce_buffers[1].data_ptr()
+
+    halves = DDP(network(dtype=torch.float16), allreduce_always_fp32=True)
+    bucket = [torch.full((2,), 6e4, dtype=torch.float16)]  # the sum is beyond float16
+    assert halves.allreduce_bucket(bucket, 0, True).eq(6e4).all() and bucket[0].eq(6e4).all()
+
+
 def _refused(mesh):
     for options, word in (
         (dict(shared_param=True), "delay_allreduce=True"),
@@ -200,5 +233,6 @@ CASES = {
     "factors": _factors,
     "streams": _streams,
     "prof": _prof,
+    "by_hand": _by_hand,
     "refused": _refused,
 }
