@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import torch
 
+from apex.optimizers._arguments import check_arguments
 from apex.optimizers._combined_optimizer import CombinedOptimizer
 
 __all__ = ["CombinedAdamP"]
@@ -24,7 +25,9 @@ class CombinedAdamP(CombinedOptimizer):
         wd_ratio: what weight decay is multiplied by for such weights.
         nesterov: Nesterov momentum.
 
-    Raises RuntimeError: step() without amp.initialize; a sparse gradient.
+    Raises:
+        ValueError: lr, eps or weight_decay is negative, a beta is not in [0, 1).
+        RuntimeError: step() without amp.initialize; a sparse gradient.
 
     Source: arXiv:2006.08217, algorithm 3.
     """
@@ -43,6 +46,7 @@ class CombinedAdamP(CombinedOptimizer):
         wd_ratio=0.1,
         nesterov=False,
     ):
+        check_arguments(type(self).__name__, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         defaults = dict(
             lr=lr,
             betas=betas,

@@ -28,7 +28,7 @@ class CombinedLamb(CombinedOptimizer):
         use_global_grad_norm: divide gradients by their norm over all groups where that is more than 1.
 
     Raises:
-        ValueError: lr or eps is negative, a beta is not in [0, 1).
+        ValueError: lr, eps or weight_decay is negative, a beta is not in [0, 1).
         RuntimeError: step() without amp.initialize; a sparse gradient.
 
     Source: arXiv:1904.00962v3, algorithm 2.
@@ -44,7 +44,7 @@ class CombinedLamb(CombinedOptimizer):
         adam=False,
         use_global_grad_norm=False,
     ):
-        check_arguments(type(self).__name__, lr=lr, betas=betas, eps=eps)
+        check_arguments(type(self).__name__, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self.adam = adam
         self.use_global_grad_norm = use_global_grad_norm
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))

@@ -25,16 +25,12 @@ class CombinedRMSprop(CombinedOptimizer):
     Sources: Hinton, lecture 6e (2012); arXiv:1308.0850; in the form of torch.optim.RMSprop.
     """
 
-    def __init__(
-        self, params, lr=1e-2, alpha=0.99, eps=1e-8, weight_decay=0, momentum=0, centered=False, **more
-    ):
-        check_arguments(
-            type(self).__name__, lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum
-        )
-        defaults = dict(
-            lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
-        )
-        super().__init__(params, defaults | more)
+    _form_defaults = {}  # further options that groups have
+
+    def __init__(self, params, lr=1e-2, alpha=0.99, eps=1e-8, weight_decay=0, momentum=0, centered=False):
+        numbers = dict(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
+        check_arguments(type(self).__name__, **numbers)
+        super().__init__(params, {**numbers, "centered": centered, **self._form_defaults})
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -92,8 +88,8 @@ class CombinedRMSpropTF(CombinedRMSprop):
         decoupled_decay=False,
         lr_in_momentum=True,
     ):
-        form = dict(decoupled_decay=decoupled_decay, lr_in_momentum=lr_in_momentum)
-        super().__init__(params, lr, alpha, eps, weight_decay, momentum, centered, **form)
+        self._form_defaults = dict(decoupled_decay=decoupled_decay, lr_in_momentum=lr_in_momentum)
+        super().__init__(params, lr, alpha, eps, weight_decay, momentum, centered)
 
     def _form(self, group):
         return dict(

@@ -26,14 +26,14 @@ class Lamb(torch.optim.Optimizer):
     without dimensions).
 
     Raises:
-        ValueError: lr or eps is negative, a beta is not in [0, 1).
+        ValueError: lr, eps or weight_decay is negative, a beta is not in [0, 1).
         RuntimeError: a sparse gradient.
 
     Source: arXiv:1904.00962v3, algorithm 2.
     """
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0, adam=False):
-        check_arguments("Lamb", lr=lr, betas=betas, eps=eps)
+        check_arguments("Lamb", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self.adam = adam
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 

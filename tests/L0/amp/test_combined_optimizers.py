@@ -655,14 +655,11 @@ def test_sparse_gradients(name):
 
 
 BAD = [
-    *((name, dict(lr=-1.0)) for name in NAMES if name != "AdamP"),
-    *(
-        (name, dict(lr=0.1, eps=-1.0))
-        for name in ("Adam", "AdamW", "Adadelta", "Lamb", "RMSprop", "RMSpropTF")
-    ),
-    *((name, dict(lr=0.1, weight_decay=-1.0)) for name in NAMES if name not in ("AdamP", "Lamb")),
-    *((name, dict(betas=(1.0, 0.9))) for name in ("Adam", "AdamW", "Lamb")),
-    *((name, dict(betas=(0.9, -0.1))) for name in ("Adam", "AdamW", "Lamb")),
+    *((name, dict(lr=lr)) for name in NAMES for lr in (-1.0, float("nan"))),
+    *((name, dict(lr=0.1, eps=-1.0)) for name in NAMES if name not in ("SGD", "BertAdam")),
+    *((name, dict(lr=0.1, weight_decay=-1.0)) for name in NAMES),
+    *((name, dict(betas=(1.0, 0.9))) for name in ("Adam", "AdamW", "AdamP", "Lamb")),
+    *((name, dict(betas=(0.9, -0.1))) for name in ("Adam", "AdamW", "AdamP", "Lamb")),
     ("SGD", dict(lr=0.1, momentum=-1.0)),
     ("SGD", dict(lr=0.1, nesterov=True)),
     ("SGD", dict(lr=0.1, nesterov=True, momentum=0.9, dampening=0.1)),
@@ -677,6 +674,12 @@ BAD = [
     ("RMSprop", dict(alpha=-0.1)),
     ("RMSprop", dict(momentum=-0.1)),
 ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_options(name):
+    with pytest.raises(TypeError):
+        kind(name)([nn.Parameter(torch.ones(1))], lr=0.1, temperature=1.0)
 
 
 @pytest.mark.parametrize("name, options", BAD, ids=str)
