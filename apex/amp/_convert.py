@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from apex.amp._amp_state import _amp_state
+from apex.amp._errors import AmpUsageError
 
 HALVES = (torch.float16, torch.bfloat16)
 _CONTAINERS = (list, tuple, set, frozenset, collections.deque)
@@ -179,6 +180,10 @@ class O2StateDictHook:
                 state_dict[key] = _full_precision(tensor)
 
 
+def _holds_halves(module):
+    return any(p is not None and p.dtype in HALVES for p in module._parameters.values())
+
+
 @torch.no_grad()
 def _full_precision(tensor):
     value = tensor.detach().to(torch.float32)
@@ -190,8 +195,18 @@ def _full_precision(tensor):
 
 
 @torch.no_grad()
-def load_masters(module, state_dict, prefix, *_):
-    """Before a module loads its state: master weights get the values unrounded."""
+def load_masters(module, state_dict, prefix, metadata=None, *_):
+    """Before a module loads its state: master weights get the values unrounded.
+
+    Raises AmpUsageError for load_state_dict(assign=True), which would leave the optimizer other parameters.
+    """
+    if (metadata or {}).get("assign_to_params_buffers") and _holds_halves(module):
+        del metadata["assign_to_params_buffers"]  # torch keeps it with the state dict, for the next call too
+        raise AmpUsageError(
+            "load_state_dict(assign=True) puts float32 parameters in the place of those that amp.initialize cast "
+            "and the optimizer updates",
+            remedy="model.load_state_dict(state_dict), or assign before amp.initialize",
+        )
     for name, param in module._parameters.items():
         master = None if param is None else _amp_state.masters.get(param)
         value = state_dict.get(prefix + name)

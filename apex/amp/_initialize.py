@@ -10,7 +10,7 @@ from apex.amp._amp_state import _amp_state, maybe_print, warn_or_err
 from apex.amp._combined import is_fused
 from apex.amp._convert import HALVES, O2StateDictHook, applier, to_type  # noqa: F401  public apex has them here
 from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError, AmpWarning
-from apex.amp._process_optimizer import _process_optimizer
+from apex.amp._process_optimizer import _process_optimizer, holds_no_gradient
 from apex.amp.frontend import COMBINING
 from apex.amp.scaler import LossScaler
 
@@ -36,6 +36,7 @@ def _initialize(
     if not _amp_state.allow_incoming_model_not_fp32:
         check_params_fp32(models)
     _check_belong(models, optimizers)
+    _check_parameters(optimizers, properties)
     if properties.master_weights:
         _check_own_masters(optimizers)
     _check_combined(optimizers, properties)
@@ -184,6 +185,19 @@ def _check_belong(models, optimizers):
         AmpWarning,
         stacklevel=5,
     )
+
+
+def _check_parameters(optimizers, properties):
+    """Refuses parameters that amp cannot unscale, or cannot copy yet."""
+    for optimizer in optimizers:
+        for param in (p for group in optimizer.param_groups for p in group["params"]):
+            if not torch.nn.parameter.is_lazy(param):
+                holds_no_gradient(param)
+            elif properties.master_weights:
+                raise AmpUsageError(
+                    f"a parameter of {type(optimizer).__name__} has no shape yet, and so can have no master weight",
+                    remedy="run the model once, model(inputs), before amp.initialize",
+                )
 
 
 def _check_own_masters(optimizers):

@@ -151,7 +151,8 @@ def _adopt_group(self, group, originals=None):
     stash.fp32_from_fp32_groups.append([])
     index = len(stash.fp16_groups) - 1
     for i, param in enumerate(group["params"]):
-        _check_dtype(param)
+        if holds_no_gradient(param):
+            continue
         if param.requires_grad:
             _adopt(self, index, group["params"], i, originals)
         else:
@@ -191,20 +192,25 @@ def _make_master(param, originals):
 def _list_group(self, group):
     stash = self._amp_stash
     for param in group["params"]:
-        _check_dtype(param)
+        if holds_no_gradient(param):
+            continue
         half = param.dtype in HALVES
         (stash.all_fp16_params if half else stash.all_fp32_params).append(param)
         (stash.all_fp16_grad_stash if half else stash.all_fp32_grad_stash).append(None)
 
 
-def _check_dtype(param):
+def holds_no_gradient(param):
+    """Whether it never will: integers and booleans. Raises AmpTypeError for gradients that amp cannot unscale."""
+    if not (param.is_floating_point() or param.is_complex()):
+        return True
     if param.dtype not in (*HALVES, *FULL):
         raise AmpTypeError(
             "a parameter of an optimizer is neither half nor full precision",
             wanted="float16, bfloat16, float32 or float64",
             found=str(param.dtype),
-            remedy="leave it out: SGD((p for p in model.parameters() if p.is_floating_point()), lr)",
+            remedy="leave it out: SGD((p for p in model.parameters() if p.dtype == torch.float32), lr)",
         )
+    return False
 
 
 def _thaw(self):

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import math
+import numbers
 import os
 import warnings
 from collections import OrderedDict
@@ -60,6 +62,8 @@ class Properties:
         self.options[name] = value if check is None else check(self, value)
 
     def _checked_cast_model_type(self, value):
+        if value is not False:
+            _check_floating("cast_model_type", value)
         if self.opt_level in PATCHED and value not in (None, False, torch.float32):
             warn_or_err(
                 f"{self.opt_level} leaves weights float32 and casts around functions, so "
@@ -122,11 +126,14 @@ class Properties:
         if value == "dynamic":
             return value
         try:
-            return float(value)
+            scale = float(value)
         except (TypeError, ValueError):
+            scale = math.nan
+        if not 0.0 < scale < math.inf:
             raise AmpValueError(
-                "loss_scale is no number", wanted='a number, or "dynamic"', found=repr(value)
-            ) from None
+                "loss_scale is no scale", wanted='a number above 0, or "dynamic"', found=repr(value)
+            )
+        return scale
 
     def _checked_user_cast_preferred(self, value):
         if value and self.opt_level not in PATCHED:
@@ -162,6 +169,35 @@ class Properties:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise AmpValueError(f"ddp_replica_count must be a whole number from 1 on, not {value!r}")
         return value
+
+
+def _check_floating(name, value):
+    if not (isinstance(value, torch.dtype) and value.is_floating_point):
+        raise AmpValueError(
+            f"{name} is no floating-point dtype", wanted="torch.float16, for example", found=repr(value)
+        )
+
+
+def _check_numbers(scaling, verbosity):
+    """Bounds and factors of a dynamic loss scale, by the names of amp.initialize; and verbosity."""
+    bounds = {
+        "dynamic_init_scale": (lambda x: 0.0 < x < math.inf, "a number above 0"),
+        "max_loss_scale": (lambda x: x > 0.0, "a number above 0"),
+        "min_loss_scale": (
+            lambda x: 0.0 <= x <= scaling["max_loss_scale"],
+            "None, or from 0 to max_loss_scale",
+        ),
+        "scale_growth_factor": (lambda x: 1.0 <= x < math.inf, "a number from 1 on"),
+        "scale_backoff_factor": (lambda x: 0.0 < x < 1.0, "a number between 0 and 1"),
+        "scale_window": (lambda x: x >= 1 and x % 1 == 0, "a whole number from 1 on"),
+        "verbosity": (lambda x: x >= 0, "0, 1 or 2"),
+    }
+    for name, (fits, wanted) in bounds.items():
+        value = verbosity if name == "verbosity" else scaling[name]
+        if value is None and name == "min_loss_scale":
+            continue
+        if not (isinstance(value, numbers.Real) and fits(value)):
+            raise AmpValueError(f"{name} is out of bounds", wanted=wanted, found=repr(value))
 
 
 # ---- levels ----------------------------------------------------------------------------------------------
@@ -369,13 +405,19 @@ def initialize(
     Where NVIDIA's apex has keep_batchnorm_fp32 as its seventh positional argument, that order is understood,
     with a warning.
     """
+    if isinstance(enabled, str):
+        raise AmpValueError(
+            f"the third positional argument, enabled, is {enabled!r}",
+            wanted="True or False",
+            remedy=f'amp.initialize(model, optimizer, opt_level="{enabled}")',
+        )
     properties = Properties()
     if not enabled:
         _amp_state.verbosity, _amp_state.opt_properties = verbosity, properties
         _amp_state.loss_scalers = []
         return models if optimizers is None else (models, optimizers)
 
-    if opt_level not in opt_levels:
+    if not isinstance(opt_level, str) or opt_level not in opt_levels:
         raise AmpUsageError(
             f"there is no opt_level {opt_level!r}",
             available=sorted(opt_levels),
@@ -394,6 +436,19 @@ def initialize(
         "user_cast_preferred": user_cast_preferred,
         "check_combined_tensors": check_combined_tensors,
     }
+    scaling = {
+        "dynamic_init_scale": dynamic_init_scale,
+        "scale_growth_factor": scale_growth_factor,
+        "scale_backoff_factor": scale_backoff_factor,
+        "scale_window": scale_window,
+        "min_loss_scale": min_loss_scale,
+        "max_loss_scale": max_loss_scale,
+    }
+    _check_numbers(scaling, verbosity)
+    if cast_model_outputs is not None:
+        _check_floating("cast_model_outputs", cast_model_outputs)
+    scaling["init_scale"] = scaling.pop("dynamic_init_scale")
+    scaling["scale_window"] = int(scale_window)
     properties = opt_levels[opt_level](properties)
     for name, value in overrides.items():
         if value is not None:
@@ -401,14 +456,6 @@ def initialize(
 
     from apex.amp._initialize import _initialize
 
-    scaling = {
-        "init_scale": dynamic_init_scale,
-        "scale_growth_factor": scale_growth_factor,
-        "scale_backoff_factor": scale_backoff_factor,
-        "scale_window": scale_window,
-        "min_loss_scale": min_loss_scale,
-        "max_loss_scale": max_loss_scale,
-    }
     returned = _initialize(models, optimizers, properties, num_losses, cast_model_outputs, scaling, verbosity)
     maybe_print(f"apex.amp {opt_levels[opt_level].brief}", True)
     for name, value in properties.options.items():

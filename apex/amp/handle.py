@@ -38,6 +38,7 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
     Raises:
         AmpUsageError (a RuntimeError): before amp.initialize; an optimizer that did not go through it; none at
             all; an optimizer that is inside another scale_loss.
+        AmpTypeError: loss is no tensor.
         AmpValueError: no such loss_id.
     """
     properties = getattr(_amp_state, "opt_properties", None)
@@ -46,6 +47,11 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
     if not properties.enabled:
         yield loss
         return
+    if not isinstance(loss, torch.Tensor):
+        raise AmpTypeError(
+            f"the loss is no tensor, but {type(loss).__name__}",
+            remedy="with amp.scale_loss(loss, optimizer): the loss itself, of which loss.item() is the number",
+        )
     optimizers = _checked(optimizers, loss_id, delay_unscale)
     scaler = _amp_state.loss_scalers[loss_id]
 

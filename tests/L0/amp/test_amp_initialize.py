@@ -299,13 +299,78 @@ def test_options_that_do_not_go_together(level, option):
         runs.initialize(model, sgd(model), opt_level=level, **option)
 
 
-@pytest.mark.parametrize(
-    "option", [dict(loss_scale="large"), dict(keep_batchnorm_fp32="yes"), dict(num_losses=0)]
-)
-def test_values_of_options(option):
+NAN, INF = float("nan"), float("inf")
+WRONG = {
+    "loss_scale": ["large", 0, -1.0, INF, "nan", [1]],
+    "keep_batchnorm_fp32": ["yes"],
+    "num_losses": [0, 1.5],
+    "cast_model_type": ["half", torch.int32],
+    "cast_model_outputs": ["half", torch.int32],
+    "dynamic_init_scale": [0, -1, INF, "x", None],
+    "min_loss_scale": [-1, 2.0**30, NAN],
+    "max_loss_scale": [0, None, NAN],
+    "scale_growth_factor": [0.5, INF, None],
+    "scale_backoff_factor": [0, 1.0, NAN],
+    "scale_window": [0, 1.5, INF, None],
+    "verbosity": [None, -1],
+    "enabled": ["O2"],
+}
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name in WRONG for value in WRONG[name]], ids=str)
+def test_values_of_options(name, value):
+    """They are refused before anything changes."""
     model = runs.plain()
-    with pytest.raises(ValueError):
-        runs.initialize(model, sgd(model), opt_level="O2", **option)
+    optimizer = sgd(model)
+    with pytest.raises(ValueError, match=name):
+        amp.initialize(model, optimizer, **{"opt_level": "O2", "verbosity": 0, name: value})
+    model, optimizer = runs.initialize(model, optimizer, opt_level="O2")
+    runs.train(model, optimizer, 1)
+
+
+def test_a_level_in_the_place_of_enabled():
+    model = runs.plain()
+    with pytest.raises(ValueError, match='opt_level="O2"'):
+        amp.initialize(model, sgd(model), "O2")
+
+
+@pytest.mark.parametrize("level", runs.LEVELS)
+def test_integer_parameters(level):
+    """They get no gradient, so that an optimizer holds them in vain, and amp does not mind."""
+    model = runs.plain()
+    model.register_parameter("table", nn.Parameter(torch.arange(3), requires_grad=False))
+    model, optimizer = runs.initialize(model, sgd(model), opt_level=level)
+    runs.train(model, optimizer, 2)
+    assert torch.equal(model.table, torch.arange(3))
+
+
+@pytest.mark.parametrize("level", runs.LEVELS)
+def test_complex_parameters(level):
+    model = runs.plain()
+    model.register_parameter("waves", nn.Parameter(torch.ones(3, dtype=torch.complex64)))
+    with pytest.raises(TypeError, match="complex64(.|\n)*remedy"):
+        runs.initialize(model, sgd(model), opt_level=level)
+    assert model[0].weight.dtype == torch.float32
+    model, optimizer = runs.initialize(model, sgd(model[:3]), opt_level=level)
+    runs.train(model, optimizer, 1)
+
+
+@pytest.mark.parametrize("level", runs.LEVELS)
+def test_parameters_without_shape(level):
+    """They can have no master weights; every other level takes them."""
+
+    def lazy():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.Linear(8, 3))
+
+    model = lazy()
+    if level in ("O2", "O5"):
+        with pytest.raises(RuntimeError, match="no shape yet(.|\n)*run the model once"):
+            runs.initialize(model, sgd(model), opt_level=level)
+        model(runs.batch()[0])
+    model, optimizer = runs.initialize(model, sgd(model), opt_level=level)
+    losses = [runs.train(model, optimizer, 1)[0] for _ in range(5)]
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("models", [(), (nn.Linear(1, 1),), "model", None])

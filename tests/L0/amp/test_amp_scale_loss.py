@@ -418,6 +418,14 @@ def test_an_optimizer_that_amp_does_not_know():
         runs.backward(runs.loss_of(model), model)
 
 
+@pytest.mark.parametrize("wrong", [lambda loss: loss.item(), lambda loss: [loss], lambda loss: None])
+def test_a_loss_that_is_no_tensor(wrong):
+    model, optimizer = start()
+    with pytest.raises(TypeError, match="loss is no tensor"):
+        runs.backward(wrong(runs.loss_of(model)), optimizer)
+    runs.train(model, optimizer, 1)
+
+
 @pytest.mark.parametrize("loss_id", [1, -1, "0"])
 def test_no_such_loss(loss_id):
     model, optimizer = start()

@@ -239,6 +239,18 @@ def test_marks_on_parameters_go_to_their_masters(level):
     assert next(amp.master_params(optimizer)).tensor_model_parallel
 
 
+@pytest.mark.parametrize("level", ["O2", "O3", "O5"])
+def test_assigned_state_dicts_are_refused(level):
+    """They would replace the parameters, of which the optimizer then knows nothing."""
+    model, optimizer = start(level)
+    runs.train(model, optimizer, 1)
+    state, before = model.state_dict(), runs.values(model)
+    with pytest.raises(RuntimeError, match="assign=True(.|\n)*remedy"):
+        model.load_state_dict(state, assign=True)
+    assert runs.equal(runs.values(model), before)
+    model.load_state_dict(state)
+
+
 def test_clipping_master_gradients():
     from apex.contrib.clip_grad import clip_grad_norm_
 
