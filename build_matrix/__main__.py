@@ -289,6 +289,8 @@ def farm(
             took = time.monotonic() - begun
     report.units_table(done, time.monotonic() - start)
     predicted = costs.simulate(made.steps, expected, workers)
+    costs.note(store, made.steps, done, workers, took)
+    report.shares_table(made, costs.Costs(store).expected(made.steps))
     click.echo(f"steps took {took:.0f} s on {workers} workers, predicted {predicted:.0f} s", err=True)
     if only:
         return

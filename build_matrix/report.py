@@ -84,17 +84,38 @@ def plan_table(plan, known, store, workers: tuple[int, ...]) -> None:
         sums = (f"{sum(seconds[name] for name in names):.0f}" for seconds in (warm, cold))
         table.add_row(kind, str(count), str(len(stored.intersection(names))), *sums)
     console.print(table)
-    for count in workers:
+    workers_table(plan, cold, warm, store, workers)
+    shares_table(plan, cold)
+
+
+def workers_table(plan, cold: dict, warm: dict, store, workers: tuple[int, ...]) -> None:
+    """How long a fleet needs, by the plan run in simulation, and what it took where somebody ran it from nothing."""
+    from build_matrix.farm import costs
+
+    took = costs.measured(store, plan.steps)
+    table = _table("workers", "seconds left", "from nothing", "measured", left=0)
+    for count in sorted({*workers, *took}):
         left, nothing = (costs.simulate(plan.steps, seconds, count) for seconds in (warm, cold))
-        console.print(f"{count} workers: {left:.0f} s left, {nothing:.0f} s from nothing", highlight=False)
-    cells, together, apart = costs.sum_and_product(plan.steps, cold)
-    if cells:
-        console.print(
-            f"{cells} cells (torch, Python, arch): {together / 60:.0f} minutes of compilers, "
-            f"{apart / 60:.0f} if each were compiled by itself",
-            highlight=False,
-            soft_wrap=True,
+        table.add_row(
+            str(count), f"{left:.0f}", f"{nothing:.0f}", f"{took[count]:.0f}" if count in took else ""
         )
+    path = max(costs.ranks(plan.steps, cold).values(), default=0.0)
+    table.add_row("endless", "", f"{path:.0f}", "")
+    console.print(table)
+
+
+def shares_table(plan, seconds: dict) -> None:
+    """The sum against the product: what each part takes once, and if every cell were compiled by itself."""
+    from build_matrix.farm import costs
+
+    cells, shares = costs.sum_and_product(plan.steps, seconds)
+    if not cells:
+        return
+    table = _table(f"{cells} cells (torch, Python, arch)", "minutes", "each by itself")
+    whole = costs.Share("together", sum(s.once for s in shares), sum(s.apart for s in shares))
+    for share in [*shares, whole]:
+        table.add_row(share.part, f"{share.once / 60:.1f}", f"{share.apart / 60:.0f}")
+    console.print(table)
 
 
 printed = Console(soft_wrap=True, highlight=False)  # answers go to standard output

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import json
 import statistics
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
+from build_matrix import digest
 from build_matrix.errors import BuildError
 from build_matrix.farm import steps as steps_of
-from build_matrix.farm.steps import Step
+from build_matrix.farm.steps import Done, Step
 from build_matrix.store import Store
 
 # Seconds of a step of a kind that was never made on this machine; measured on one core of a small machine.
@@ -102,20 +105,66 @@ def simulate(
     return now
 
 
-def sum_and_product(steps: Iterable[Step], seconds: dict[str, float]) -> tuple[int, float, float]:
-    """(cells, sum, product): the cells (torch, Python, arch, and the CPU's) that a plan serves, the seconds that it
-    takes for all of them, and those of compiling each cell by itself, as a build that knows no packs does."""
+@dataclass(frozen=True)
+class Share:
+    """What a part of the release takes when it is made once for all cells (`once`), and when every cell is compiled by
+    itself, as a build that knows no packs does (`apart`); seconds."""
+
+    part: str
+    once: float
+    apart: float
+
+
+def sum_and_product(steps: Iterable[Step], seconds: dict[str, float]) -> tuple[int, list[Share]]:
+    """(cells, shares): the cells (torch, Python, arch, and the CPU's) that a plan serves, and what they cost."""
     steps = list(steps)
     host = sum(seconds[s.id] for s in steps if s.kind in ("object", "library"))
     torches = {s.arguments[0]: seconds[s.id] for s in steps if s.kind == "3a"}
-    bindings = {
-        s.arguments: torches.get(s.arguments[0], 0.0) + seconds[s.id] for s in steps if s.kind == "3b"
+    modules = {s.arguments: seconds[s.id] for s in steps if s.kind == "3b"}
+    code = [s for s in steps if s.kind == "code"]
+    archs = 1 + len({s.arguments[0] for s in code})  # the CPU needs no pack
+    bindings = sum(torches.get(torch, 0.0) + took for (torch, _), took in modules.items())
+    packs, cells = sum(seconds[s.id] for s in code), len(modules) * archs
+    return cells, [
+        Share("host library", host, cells * host),
+        Share("bindings", sum(torches.values()) + sum(modules.values()), archs * bindings),
+        Share("packs", packs, len(modules) * packs),
+    ]
+
+
+RUNS = "runs.jsonl"  # one line a farm that was run to its end
+
+
+def note(store: Store, steps: Iterable[Step], done: Collection[Done], workers: int, seconds: float) -> None:
+    """Writes down how long a plan really took, to stand beside what is predicted for it."""
+    line = {
+        "plan": _plan(steps),
+        "workers": workers,
+        "seconds": round(seconds, 1),
+        "steps": len(done),
+        "stored": sum(step.stored for step in done),
     }
-    packs: dict[str, float] = {}
-    for step in steps:
-        if step.kind == "code":
-            packs[step.arguments[0]] = packs.get(step.arguments[0], 0.0) + seconds[step.id]
-    archs = [0.0, *packs.values()]  # the CPU needs no pack
-    product = sum(host + binding + pack for binding in bindings.values() for pack in archs)
-    compiled = sum(seconds[s.id] for s in steps if s.kind in ("object", "library", "3a", "3b", "code"))
-    return len(bindings) * len(archs), compiled, product
+    store.root.mkdir(parents=True, exist_ok=True)
+    with open(store.root / RUNS, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def measured(store: Store, steps: Iterable[Step]) -> dict[int, float]:
+    """workers -> seconds that this very plan took when nothing was stored, the last time."""
+    wanted, found = _plan(steps), {}
+    try:
+        lines = (store.root / RUNS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    for line in lines:
+        try:
+            run = json.loads(line)
+            if run["plan"] == wanted and not run["stored"]:
+                found[run["workers"]] = run["seconds"]
+        except (ValueError, KeyError, TypeError):
+            continue  # cut by a kill
+    return found
+
+
+def _plan(steps: Iterable[Step]) -> str:
+    return digest.of_values(sorted(step.id for step in steps))

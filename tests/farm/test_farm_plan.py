@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from build_matrix import errors, host_library, matrix, packs, pythons
+from build_matrix import errors, host_library, matrix, packs, pythons, report
 from build_matrix.errors import BuildError, PythonMissing, ToolchainMissing
 from build_matrix.farm import costs, plan, progress, steps
 from build_matrix.farm.plan import Selection
@@ -154,9 +154,30 @@ def test_sum_against_product():
         Step("wheel", "w", ())
     ]
     seconds = {step.id: kinds[step.kind] for step in graph}
-    cells, together, apart = costs.sum_and_product(graph, seconds)
-    assert (cells, together) == (6, 3 + 10 + 2 * 20 + 4 * 5)
-    assert apart == 2 * ((3 + 30) + 2 * (3 + 30 + 10))
+    cells, shares = costs.sum_and_product(graph, seconds)
+    assert cells == 6
+    assert [(s.once, s.apart) for s in shares] == [(3, 6 * 3), (10 + 2 * 20, 3 * 2 * 30), (4 * 5, 2 * 4 * 5)]
+    assert sum(s.apart for s in shares) == 2 * (
+        (3 + 30) + 2 * (3 + 30 + 10)
+    )  # a host, a binding, a pack each
+    assert costs.sum_and_product(graph[:3], seconds)[0] == 0
+
+
+def test_what_a_plan_took_stands_beside_its_prediction(tmp_path, capsys):
+    store, made = Store(tmp_path), plan.Plan(tuple(GRAPH))
+    new = [Done("x", name, "", 1.0, 0, stored=False) for name in "abcde"]
+    costs.note(store, GRAPH, new, 1, 14.21)
+    costs.note(store, GRAPH, new, 2, 9.0)
+    costs.note(store, GRAPH, new, 2, 8.5)
+    costs.note(store, GRAPH, [*new[:4], Done("x", "e", "", 1.0, 0, stored=True)], 4, 1.0)  # not from nothing
+    costs.note(store, GRAPH[:4], new[:4], 8, 1.0)  # another plan
+    with open(tmp_path / costs.RUNS, "a") as file:
+        file.write('{"plan": "cut')
+    assert costs.measured(store, GRAPH) == {1: 14.2, 2: 8.5}
+    assert costs.measured(Store(tmp_path / "none"), GRAPH) == {}
+    report.workers_table(made, SECONDS, SECONDS, store, (2, 32))
+    rows = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert rows[1:] == [["1", "12", "12", "14"], ["2", "8", "8", "8"], ["32", "8", "8"], ["endless", "8"]]
 
 
 def test_costs_are_learnt(tmp_path):
