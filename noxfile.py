@@ -61,8 +61,9 @@ def tests(session):
 
 
 ALONE = "tests/L0/host"
-# Compiled for real and gated wherever the tests run; gfx950 and gfx1201 are for the emulated tier.
-TESTED = ["sm_80", "sm_90", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"]
+# Compiled for real and gated wherever the tests run: sm_70 by the oldest compiler, gfx950 and gfx1201 for the emulated
+# tier.
+TESTED = ["sm_70", "sm_80", "sm_90", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"]
 
 
 @nox.session

@@ -67,7 +67,8 @@ def make(
         raise ReceiptError(f"{tier}({cell})", f"no test ran, so nothing is written down: {why}")
     machine = probe["machine"]
     device = next((d for d in machine["devices"] if cell in (d["arch"], d["platform"])), {})
-    taken = [c["taken"] for c in probe["choices"] if c["arch"] == cell or c["device"].startswith(f"{cell}:")]
+    choices = [c for c in probe["choices"] if c["arch"] == cell or c["device"].startswith(f"{cell}:")]
+    taken = [choice["taken"] or "nothing" for choice in choices]
     receipt = {
         "format": FORMAT,
         "tier": tier,
@@ -80,7 +81,7 @@ def make(
         "source": source.as_json(),
         "wheel": {"name": wheel.name, "sha256": digest.of_file(wheel)} if wheel else None,
         "pack": pack,
-        "served": {variant: taken.count(variant) for variant in sorted(set(filter(None, taken)))},
+        "served": {variant: taken.count(variant) for variant in sorted(set(taken))},
         "narrowed": narrowed,
         "tests": junit.counts(cases),
         "not_run": junit.reasons(cases),
