@@ -1,4 +1,4 @@
-"""combine_ddp: the plan of slices, and two processes on gloo."""
+"""combine_ddp: the plan of slices, and two and four processes on gloo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch.multiprocessing
 
 from apex.amp._combined_ddp import LEAST, plan_slices
 
-RANKS = 2
 BIG = LEAST // 2
 
 
@@ -42,17 +41,17 @@ def test_a_long_tensor_is_a_slice_of_its_own():
     assert lengths([48, 48, 9 * LEAST, 48], 4) == [96, 9 * LEAST, 48]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
+@pytest.fixture(scope="module", params=[2, 4])
+def results(request, tmp_path_factory):
     """How each case ended, by rank."""
     if not torch.distributed.is_available():
         pytest.skip("this torch has no distributed")
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(combined_ranks.run, (RANKS, str(folder)), nprocs=RANKS)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    torch.multiprocessing.spawn(combined_ranks.run, (request.param, str(folder)), nprocs=request.param)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(request.param)]
 
 
 @pytest.mark.parametrize("case", combined_ranks.CASES)
-def test_two_ranks(results, case):
+def test_ranks(results, case):
     for rank, result in enumerate(results):
         assert not result[case], f"rank {rank}: {result[case]}"
