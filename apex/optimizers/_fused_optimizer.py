@@ -125,7 +125,18 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none=None):
         """Drops gradients, or zeroes them if set_grad_none (or set_to_none here) is False."""
-        super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
+        set_to_none = self.set_grad_none if set_to_none is None else set_to_none
+        params = () if set_to_none else itertools.chain.from_iterable(g["params"] for g in self.param_groups)
+        grads = [p.grad for p in params if p.grad is not None]
+        if not grads or any(map(is_sharded, grads)):
+            super().zero_grad(set_to_none=set_to_none)
+            return
+        by_kind = {}  # torch zeroes one by one where its own foreach is off
+        for grad in grads:
+            grad.detach_() if grad.grad_fn is not None else grad.requires_grad_(False)
+            by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
+        for kind in by_kind.values():
+            torch._foreach_zero_(kind)
 
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
@@ -170,7 +181,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _check_loaded(self, state_dict):
         """Refuses another optimizer's checkpoint, which would start from zeros without a word."""
-        for index, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=False)):
+        for index, (group, saved) in enumerate(
+            zip(self.param_groups, state_dict["param_groups"], strict=False)
+        ):
             for key in saved["params"]:
                 state = state_dict["state"].get(key)
                 missing = [name for name in self._states({**group, **saved}) if name not in (state or ())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import pickle
 import types
@@ -11,6 +12,7 @@ import pytest
 import torch
 import training
 from lists import BF16, F16, F32, F64, scalar
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from apex.optimizers import FusedSGD
 
@@ -170,6 +172,37 @@ def test_closure_and_zero_grad(variant):
     assert p.grad.eq(0).all()
     FusedSGD([p], lr=0.1, set_grad_none=True).zero_grad()
     assert p.grad is None
+
+
+class Counted(TorchDispatchMode):
+    """Counts torch's ops by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops = collections.Counter()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.ops[str(op.overloadpacket)] += 1
+        return op(*args, **(kwargs or {}))
+
+
+def test_gradients_are_zeroed_by_dtype():
+    """In place, without history, and not one by one."""
+    params = [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (F32, F32, F16, F32)]
+    params.append(torch.nn.Parameter(torch.ones(3)))  # without gradient
+    x = torch.ones(3, requires_grad=True)
+    for p in params[:3]:
+        p.grad = torch.ones_like(p)
+    params[0].grad = (2 * x).sin()  # as create_graph leaves them
+    params[3].grad = torch.ones(3, requires_grad=True)
+    grads = [p.grad for p in params]
+    optimizer = FusedSGD(params, lr=0.1)
+    with Counted() as counted:
+        optimizer.zero_grad()
+    assert counted.ops["aten._foreach_zero_"] == 2 and not counted.ops["aten.zero_"]
+    for p, grad in zip(params, grads, strict=True):
+        assert p.grad is grad
+        assert grad is None or not (grad.any() or grad.requires_grad or grad.grad_fn)
 
 
 # ---- states --------------------------------------------------------------------------------------------
