@@ -45,7 +45,8 @@ class LARC(torch.optim.Optimizer):
         return getattr(self.optim, name)
 
     def __getstate__(self):
-        return vars(self).copy()
+        """As of any torch optimizer: without the methods that schedulers and amp put on it, which know their object."""
+        return {name: vars(self)[name] for name in ("optim", "trust_coefficient", "eps", "clip")}
 
     def __setstate__(self, state):
         vars(self).update(state)

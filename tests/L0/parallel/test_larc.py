@@ -221,6 +221,19 @@ def test_with_amp(level, name, first):
         _amp_state.__init__()
 
 
+def test_a_copy_steps_itself_under_a_scheduler():
+    """The scheduler's counting step() knows the object that it was put on, and must not be copied with it."""
+    params = parameters()
+    optimizer = LARC(torch.optim.SGD(params, lr=0.1))
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        before = [p.detach().clone() for p in params]
+        copies = [p for group in other.param_groups for p in group["params"]]
+        give_gradients(copies, 0)
+        other.step()
+        assert all(map(torch.equal, before, params)) and not torch.equal(copies[0], params[0])
+
+
 def test_what_it_refuses():
     with pytest.raises(TypeError, match="optimizer of torch"):
         LARC(nn.Linear(1, 1))
