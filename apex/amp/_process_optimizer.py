@@ -268,7 +268,7 @@ class _Gradients:
     def add(self, params, stashed_grads):
         for i, param in enumerate(params):
             before, stashed_grads[i] = stashed_grads[i], None
-            grad = param.grad
+            grad = dense_gradient(param)
             if grad is None:
                 param.grad = before
             elif not self._take(grad):
@@ -280,11 +280,25 @@ class _Gradients:
                 self._sparse.append((param, before))
             else:
                 self.sums.append(grad)
-                self.stashed.append(before)
+                self.stashed.append(laid_out_as(grad, before))
 
     def add_sparse(self):
         for param, before in self._sparse:
             param.grad = param.grad + before
+
+
+def dense_gradient(owner):
+    """owner.grad; where somebody put one of another layout there, which may overlap itself, a copy in the owner's."""
+    grad = owner.grad
+    if grad is not None and grad.layout == torch.strided and grad.stride() != owner.stride():
+        grad = owner.grad = laid_out_as(torch.empty_like(owner), grad)
+    return grad
+
+
+def laid_out_as(like, tensor):
+    if tensor.stride() == like.stride() or (tensor.is_contiguous() and like.is_contiguous()):
+        return tensor
+    return torch.empty_like(like).copy_(tensor)
 
 
 def _set_aside_at_once(stash):
@@ -345,7 +359,7 @@ def post_backward_with_master_weights(self, scaler):
             targets.append(master.grad)
         else:
             sums.append(param.grad)
-            stashed.append(master.grad)
+            stashed.append(dense_gradient(master))
             results.append(master.grad)
     full = _Gradients(scaler, stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
     if scaled:

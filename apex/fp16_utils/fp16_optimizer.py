@@ -5,7 +5,7 @@ import warnings
 import torch
 
 from apex.amp._convert import HALVES
-from apex.amp._process_optimizer import FULL
+from apex.amp._process_optimizer import FULL, dense_gradient, laid_out_as
 from apex.amp._process_optimizer import _copy as copy_tensors
 from apex.amp.scaler import LossScaler
 from apex.fp16_utils.fp16util import clip_grad_norm
@@ -41,7 +41,8 @@ class FP16_Optimizer:
         optimizer, state, param_groups: the wrapped optimizer and its own.
 
     Raises:
-        TypeError: a parameter of another dtype.
+        TypeError: a parameter of another dtype; no optimizer; one that is wrapped already.
+        ValueError: static_loss_scale is not above 0.
     """
 
     def __init__(
@@ -57,6 +58,12 @@ class FP16_Optimizer:
             DeprecationWarning,
             stacklevel=2,
         )
+        if isinstance(init_optimizer, FP16_Optimizer) or not hasattr(init_optimizer, "param_groups"):
+            raise TypeError(
+                f"FP16_Optimizer wraps an optimizer of torch, not {type(init_optimizer).__name__}"
+            )
+        if not (dynamic_loss_scale or 0.0 < static_loss_scale < float("inf")):
+            raise ValueError(f"static_loss_scale must be a number above 0, not {static_loss_scale}")
         self.verbose = verbose
         self.optimizer = init_optimizer
         self.fp16_groups, self.fp32_from_fp16_groups, self.fp32_from_fp32_groups = [], [], []
@@ -169,6 +176,8 @@ class FP16_Optimizer:
                 several passes, saves work; then update_master_grads() must come before step().
             retain_graph: as for torch.Tensor.backward.
         """
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"backward() takes the loss itself, a tensor, not {type(loss).__name__}")
         self._set_aside()
         self._keep_one_scale()
         self.loss_scaler.scaled(loss).backward(retain_graph=retain_graph)
@@ -218,13 +227,14 @@ class FP16_Optimizer:
             return
         fresh, sums, stashed = [], [], []
         for param, before in zip(self.all_fp32_from_fp32_params, self._stash, strict=True):
-            if param.grad is None:
+            grad = dense_gradient(param)
+            if grad is None:
                 param.grad = before
             elif before is None:
-                fresh.append(param.grad)
+                fresh.append(grad)
             else:
-                sums.append(param.grad)
-                stashed.append(before)
+                sums.append(grad)
+                stashed.append(laid_out_as(grad, before))
         self._stash = None
         self.loss_scaler.unscale(fresh, fresh, self.loss_scaler.loss_scale())
         self.loss_scaler.unscale_with_stashed(sums, stashed, sums)

@@ -107,13 +107,24 @@ class AmpGradients {
                                  !tensor.key_set().has(c10::DispatchKey::Python) && !tensor.is_quantized());
   }
 
+  // Whether a kernel can write it.
+  static bool is_target(const at::Tensor& tensor, c10::Device device) {
+    return !tensor.defined() || (is_plain(tensor, device) && tensor.is_non_overlapping_and_dense());
+  }
+
+  static bool laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
+    return !a.defined() || !b.defined() || a.strides() == b.strides() || (a.is_contiguous() && b.is_contiguous());
+  }
+
   bool all_plain(c10::Device device) const {
     for (size_t i = 0; i < models_.size(); ++i)
-      if (!is_plain(models_[i].grad(), device) || !is_plain(masters_[i].grad(), device) ||
-          !is_plain(masters_[i], device) || !masters_[i].is_non_overlapping_and_dense())
+      if (!is_plain(models_[i].grad(), device) || !is_target(masters_[i].grad(), device) ||
+          !is_target(masters_[i], device))
         return false;
     for (size_t i = 0; i < own_.size(); ++i)
-      if (!is_plain(own_[i].grad(), device) || !is_plain(stash_[i], device)) return false;
+      if (!is_target(own_[i].grad(), device) || !is_plain(stash_[i], device) ||
+          !laid_out_alike(own_[i].grad(), stash_[i]))
+        return false;
     return true;
   }
 

@@ -305,3 +305,30 @@ def test_what_it_refuses():
         pickle.dumps(optimizer)
     with pytest.raises(RuntimeError, match="state_dict"):
         copy.copy(optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:FP16_Optimizer is of old")
+def test_what_it_does_not_wrap():
+    model = nn.Linear(2, 2).half()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="not Linear"):
+        FP16_Optimizer(model, verbose=False)
+    for scale in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="static_loss_scale"):
+            FP16_Optimizer(sgd, static_loss_scale=scale, verbose=False)
+    optimizer = FP16_Optimizer(sgd, verbose=False)
+    with pytest.raises(TypeError, match="not FP16_Optimizer"):
+        FP16_Optimizer(optimizer, verbose=False)
+    with pytest.raises(TypeError, match="the loss itself"):
+        optimizer.backward(3.0)
+
+
+@pytest.mark.filterwarnings("ignore:FP16_Optimizer is of old")
+def test_a_gradient_of_another_layout_between_two_passes():
+    weight = nn.Parameter(torch.ones(3, 4))
+    optimizer = FP16_Optimizer(torch.optim.SGD([weight], lr=1.0), static_loss_scale=4.0, verbose=False)
+    factor = torch.arange(12.0).view(3, 4)
+    optimizer.backward((weight * factor).sum())
+    weight.grad = weight.grad.T.contiguous().T
+    optimizer.backward((weight * factor).sum())
+    assert torch.equal(weight.grad, 2 * factor)

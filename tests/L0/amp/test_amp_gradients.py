@@ -26,7 +26,7 @@ from apex._loader import bindings
 from apex.amp._process_optimizer import AmpOptimizerState
 from apex.optimizers import FusedAdam, FusedSGD
 
-pytestmark = pytest.mark.skipif(bindings.load().module is None, reason="no binding fits this torch")
+needs_binding = pytest.mark.skipif(bindings.load().module is None, reason="no binding fits this torch")
 MASTERS = ("O2", "O5")
 
 
@@ -107,6 +107,7 @@ RUNS = (
 )
 
 
+@needs_binding
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.__name__)
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("level", ["O1", "O2", "O3", "O5"])
@@ -133,6 +134,7 @@ def convolution():
     return nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
 
 
+@needs_binding
 @pytest.mark.parametrize("level", MASTERS)
 def test_masters_gradients_lie_as_their_masters(level):
     model = convolution()
@@ -162,6 +164,49 @@ def test_a_sparse_gradient_goes_one_by_one():
     assert torch.equal(master, before - torch.tensor([0.0, 2, 0, 0, 1]).repeat(3, 1).T)
 
 
+LAYOUTS = {
+    "transposed": lambda grad: grad.T.contiguous().T,
+    "with gaps": lambda grad: torch.stack([grad, grad], -1)[..., 0],
+    "expanded": lambda grad: grad[:1, :1].expand(grad.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("kind", ["adam", "FusedAdam", "FusedSGD"])
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3", "O5"])
+def test_gradients_of_another_layout(level, kind, layout):
+    """Somebody (gradient surgery, say) replaced gradients between two passes: only their values count."""
+    weights = []
+    for replace in (layout, lambda grad: layout(grad).contiguous()):
+        forget()
+        model = network()
+        model, optimizer = initialize(
+            model, OPTIMIZERS[kind](model.parameters()), opt_level=level, loss_scale=8.0
+        )
+        for _ in range(2):
+            backward(loss_of(model), optimizer)
+            for p in amp.master_params(optimizer):
+                p.grad = replace(p.grad) if p.dim() == 2 else p.grad
+            backward(loss_of(model, 1), optimizer)
+            optimizer.step()
+        weights.append(values(model))
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_parameters_of_other_layouts(level):
+    """Transposed, and with gaps: autograd gives them gradients of their layout, and contiguous ones."""
+    model = nn.Module()
+    model.transposed = nn.Parameter(torch.randn(5, 3).T)
+    model.gaps = nn.Parameter(torch.randn(4, 6)[:, ::2])
+    model.forward = lambda x: (x @ model.transposed.to(x.dtype)).sum() + (x @ model.gaps.to(x.dtype).T).sum()
+    model, optimizer = initialize(model, FusedAdam(model.parameters()), opt_level=level, loss_scale=8.0)
+    for _ in range(2):
+        backward(model(torch.ones(2, 3)), optimizer)
+    for p in amp.master_params(optimizer):
+        assert torch.equal(p.grad, torch.full_like(p, 4.0))
+
+
 def calls_a_step(parameters, make, level):
     """Python functions called, of Python and of C, from the end of the backward pass to the end of the step."""
     forget()
@@ -188,6 +233,7 @@ def calls_a_step(parameters, make, level):
     return calls
 
 
+@needs_binding
 @pytest.mark.parametrize("level", ["O1", *MASTERS])
 @pytest.mark.parametrize("make", [FusedAdam, lambda p: FusedSGD(p, 0.1, 0.9)], ids=["FusedAdam", "FusedSGD"])
 def test_no_python_loop_over_parameters(level, make):
