@@ -87,7 +87,49 @@ def normalized(input, z, mean, inv_std, weight, shift, channel_last):
     return y if z is None else y + z.to(math)
 
 
-def output(value, input, channel_last):
-    """In the input's dtype, laid out as outputs are."""
-    format = format_of(input, channel_last)
+def check_nhwc(op, input, channel_last):
+    """Raises ValueError where the channels are neither the last dimension nor the second of four."""
+    if not channel_last and input.dim() not in (2, 4):
+        raise ValueError(
+            f"{op}: the input has {input.dim()} dimensions; without channel_last it must have 4, [batch, channels, "
+            "height, width]"
+        )
+
+
+def check_bitmask(op, bitmask, input):
+    """Raises TypeError or ValueError where it is not a bit for each element."""
+    if bitmask is None:
+        return
+    if bitmask.dtype != torch.uint8:
+        raise TypeError(f"{op}: bitmask must be uint8, not {bitmask.dtype}")
+    wanted = (input.numel() + 7) // 8
+    if tuple(bitmask.shape) != (wanted,):
+        raise ValueError(
+            f"{op}: bitmask must hold {wanted} bytes, a bit for each element, not {list(bitmask.shape)}"
+        )
+
+
+def _in_memory(tensor, channel_last):
+    """A view of an NHWC tensor whose indices go in the order of memory."""
+    return tensor if channel_last or tensor.dim() == 2 else tensor.movedim(1, -1)
+
+
+def pack(flags, channel_last):
+    """Bits of a bool tensor in the order of NHWC memory: bit i % 8 of byte i // 8."""
+    flat = _in_memory(flags, channel_last).flatten()
+    flat = torch.nn.functional.pad(flat.to(torch.uint8), (0, -flat.numel() % 8)).view(-1, 8)
+    return (flat << torch.arange(8, dtype=torch.uint8, device=flat.device)).sum(1, dtype=torch.uint8)
+
+
+def unpack(bitmask, input, channel_last):
+    """The bool tensor of the input's shape that `pack` made the mask of."""
+    shape = _in_memory(input, channel_last).shape
+    bits = bitmask.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=bitmask.device) & 1
+    flags = bits.flatten()[: input.numel()].view(shape).bool()
+    return flags if channel_last or input.dim() == 2 else flags.movedim(-1, 1)
+
+
+def output(value, input, channel_last, format=None):
+    """In the input's dtype, laid out as outputs are, or in another format."""
+    format = format or format_of(input, channel_last)
     return torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=format).copy_(value)

@@ -4,12 +4,15 @@
 
 #if defined(APEX_TORCH_LIBRARY_UNIT)
 namespace apex {
-inline Channels check_batchnorm_forward(const char* op, const at::Tensor& input, const OptionalTensor& z, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& shift, bool channel_last) {
-  const Channels channels = channels_of(op, input, channel_last);
+inline void check_normalization(const char* op, const at::Tensor& input, const Channels& channels, const OptionalTensor& z, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& shift) {
   check_like_input(op, "z", z, input);
   check_statistic(op, "mean", mean, input, channels);
   check_statistic(op, "inv_std", inv_std, input, channels);
   check_affine(op, weight, shift, input, channels);
+}
+inline Channels check_batchnorm_forward(const char* op, const at::Tensor& input, const OptionalTensor& z, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& shift, bool channel_last) {
+  const Channels channels = channels_of(op, input, channel_last);
+  check_normalization(op, input, channels, z, mean, inv_std, weight, shift);
   return channels;
 }
 
@@ -53,10 +56,7 @@ inline at::Tensor batchnorm_forward_meta(const at::Tensor& input, const Optional
 }
 
 // ---- batchnorm_backward ----
-inline Channels check_batchnorm_backward(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& sum_dy, const OptionalTensor& sum_dy_xmu, const OptionalTensor& count, bool channel_last) {
-  const char* op = "batchnorm_backward";
-  const Channels channels = check_batchnorm_forward(op, input, std::nullopt, mean, inv_std, weight, std::nullopt, channel_last);
-  check_like_input(op, "grad_output", grad_output, input);
+inline void check_gradient_sums(const char* op, const at::Tensor& input, const Channels& channels, const OptionalTensor& sum_dy, const OptionalTensor& sum_dy_xmu, const OptionalTensor& count) {
   check_statistic(op, "sum_dy", sum_dy, input, channels);
   check_statistic(op, "sum_dy_xmu", sum_dy_xmu, input, channels);
   TORCH_CHECK_VALUE(has_value(sum_dy) == has_value(sum_dy_xmu) && has_value(sum_dy) == has_value(count), op, ": sum_dy, sum_dy_xmu and count come together, or not at all");
@@ -64,6 +64,27 @@ inline Channels check_batchnorm_backward(const at::Tensor& grad_output, const at
     TORCH_CHECK_TYPE(count->scalar_type() == at::kInt || count->scalar_type() == channels.math, op, ": count must be int32 or ", channels.math, ", not ", count->scalar_type());
     TORCH_CHECK_VALUE(count->device() == input.device(), op, ": count is on ", count->device(), " but the input is on ", input.device());
   }
+}
+// Sums over a channel's elements as kernels take them, held while the launch is queued.
+struct GradientSums {
+  at::Tensor of_dy, of_dy_xmu, count;
+
+  GradientSums(const OptionalTensor& sum_dy, const OptionalTensor& sum_dy_xmu, const OptionalTensor& counts)
+      : of_dy(in_format(sum_dy, at::MemoryFormat::Contiguous)), of_dy_xmu(in_format(sum_dy_xmu, at::MemoryFormat::Contiguous)),
+        count(in_format(counts, at::MemoryFormat::Contiguous)) {}
+  void set(gpu::ChannelApply* a) const {
+    a->sum_dy = const_bytes(of_dy);
+    a->sum_dy_xmu = const_bytes(of_dy_xmu);
+    a->count = const_bytes(count);
+    a->counts = count.defined() ? int32_t(count.numel()) : 0;
+    a->count_is_int = count.defined() && count.scalar_type() == at::kInt;
+  }
+};
+inline Channels check_batchnorm_backward(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& sum_dy, const OptionalTensor& sum_dy_xmu, const OptionalTensor& count, bool channel_last) {
+  const char* op = "batchnorm_backward";
+  const Channels channels = check_batchnorm_forward(op, input, std::nullopt, mean, inv_std, weight, std::nullopt, channel_last);
+  check_like_input(op, "grad_output", grad_output, input);
+  check_gradient_sums(op, input, channels, sum_dy, sum_dy_xmu, count);
   return channels;
 }
 inline at::Tensor batchnorm_backward(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& sum_dy, const OptionalTensor& sum_dy_xmu, const OptionalTensor& count, bool channel_last) {
@@ -71,14 +92,9 @@ inline at::Tensor batchnorm_backward(const at::Tensor& grad_output, const at::Te
   const apex_place place = place_of(input.device());
   if (place.platform >= 0) {
     const ChannelApplyTensors tensors(channels, input, grad_output, std::nullopt, mean, inv_std, weight, std::nullopt);
-    const at::Tensor sums = in_format(sum_dy, at::MemoryFormat::Contiguous), more = in_format(sum_dy_xmu, at::MemoryFormat::Contiguous),
-                     counts = in_format(count, at::MemoryFormat::Contiguous);
+    const GradientSums sums(sum_dy, sum_dy_xmu, count);
     gpu::ChannelApply a = tensors.arguments("batchnorm_backward", channels);
-    a.sum_dy = const_bytes(sums);
-    a.sum_dy_xmu = const_bytes(more);
-    a.count = const_bytes(counts);
-    a.counts = counts.defined() ? int32_t(counts.numel()) : 0;
-    a.count_is_int = counts.defined() && counts.scalar_type() == at::kInt;
+    sums.set(&a);
     if (!use_reference(apex_batchnorm_backward(&place, &a), "batchnorm_backward")) return tensors.output;
   }
   return call_reference<decltype(batchnorm_backward)>("batchnorm_backward", grad_output, input, mean, inv_std, weight, sum_dy, sum_dy_xmu, count, channel_last);

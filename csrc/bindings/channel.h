@@ -41,6 +41,25 @@ inline Channels channels_of(const char* op, const at::Tensor& input, bool channe
   return found;
 }
 
+// As channels_of, but the channels shall be last in memory: NHWC, or torch.channels_last, into which others are brought.
+inline Channels nhwc_channels_of(const char* op, const at::Tensor& input, bool channel_last) {
+  Channels found = channels_of(op, input, channel_last);
+  if (found.last_in_memory) return found;
+  TORCH_CHECK_VALUE(input.dim() == 4, op, ": the input has ", input.dim(), " dimensions; without channel_last it must have 4, [batch, channels, height, width]");
+  found.format = at::MemoryFormat::ChannelsLast;
+  found.last_in_memory = true;
+  return found;
+}
+// Which outputs of a ReLU are positive, a bit each, in the order of an NHWC tensor's memory.
+inline c10::SymInt bitmask_bytes(const at::Tensor& input) { return (input.sym_numel() + 7) / 8; }
+inline void check_bitmask(const char* op, const OptionalTensor& bitmask, const at::Tensor& input) {
+  if (!has_value(bitmask)) return;
+  TORCH_CHECK_TYPE(bitmask->scalar_type() == at::kByte, op, ": bitmask must be uint8, not ", bitmask->scalar_type());
+  TORCH_CHECK_VALUE(bitmask->dim() == 1 && bitmask->sym_size(0) == bitmask_bytes(input) && bitmask->device() == input.device(), op,
+                    ": bitmask must hold ", bitmask_bytes(input), " bytes on ", input.device(), ", a bit for each element, not ", bitmask->sym_sizes(),
+                    " on ", bitmask->device());
+}
+
 inline void check_per_channel(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& input, const c10::SymInt& channels) {
   TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == channels, op, ": ", name, " has shape ", tensor.sym_sizes(),
                     " but the input has ", channels, " channels");

@@ -8,6 +8,7 @@
 namespace gpu {
 constexpr u32 channel_threads = 512;        // of a block, at most
 constexpr u32 channel_first_threads = 256;  // likewise, of reductions with channels first
+constexpr u32 apply_threads = 256;          // likewise, of elementwise passes
 
 // Sums over all but the channels (channel_reduce.h). One launch: the last block of a channel, or of a column of
 // channels, adds up what the others left.
@@ -16,6 +17,7 @@ struct ChannelReduce {
   const u8* grad_output;  // as the input; reduce_bn alone
   const u8* mean;         // [channels], Math; reduce_bn alone
   const u8* inv_std;      // likewise
+  const u8* bitmask;      // as in ChannelApply; masked reduce_bn alone
   u8* sums;               // [2][channels], Math; welford_mean_var: and one more, the count
   u8* grad_weight;        // [channels], weight_type; or null
   u8* grad_bias;          // likewise
@@ -48,6 +50,10 @@ struct ChannelApply {
   const u8* sum_dy_xmu;
   const u8* count;        // elements of a channel: `counts` numbers to add up
   u8* output;
+  // groupbn alone: which outputs of the ReLU are positive (or nan), bit i % 8 of byte i / 8 for element i of memory; or
+  // null: all. And the gradient of z, or null.
+  u8* bitmask;
+  u8* grad_z;
   i64 batch, channels, spatial;
   i32 input_type, weight_type;
   i32 channels_last;

@@ -19,10 +19,11 @@ template <class Math> GPU_FN Math statistic(const u8* p, i64 channel, Math other
   return p ? reinterpret_cast<const Math*>(p)[channel] : otherwise;
 }
 
-// Each has: whether it reads grad_output and z, begin (once a thread), load (a channel's numbers), apply.
+// Each has: whether it reads grad_output and z, and makes or reads a mask; Common (once a thread), load (a channel's
+// numbers), apply.
 template <class Math_> struct NormalizeChannel {
   using Math = Math_;
-  static constexpr bool reads_grad = false, reads_z = true;
+  static constexpr bool reads_grad = false, reads_z = true, makes_mask = false, reads_mask = false;
   struct Common {
     bool relu;
     GPU_FN explicit Common(const ChannelApply& a) : relu(a.relu != 0) {}
@@ -52,7 +53,7 @@ template <class Math_> struct ReluGradientChannel : NormalizeChannel<Math_> {
 
 template <class Math_> struct GradientChannel {
   using Math = Math_;
-  static constexpr bool reads_grad = true, reads_z = false;
+  static constexpr bool reads_grad = true, reads_z = false, makes_mask = false, reads_mask = false;
   struct Common {
     Math by_count;
     GPU_FN explicit Common(const ChannelApply& a) {
@@ -74,48 +75,99 @@ template <class Math_> struct GradientChannel {
   GPU_FN Math apply(const Common&, Math x, Math dy, Math) const { return fma(mean - x, along, dy - mean_dy) * scale; }
 };
 
-#if !defined(GPU_HOST)
-template <class T, int width> struct ApplyVectors {
-  Vector<T, width> x, dy, z;
+// ---- with a mask of the ReLU: groupbn ------------------------------------------------------------------
+// A thread works on whole bytes of the mask.
+constexpr int elements_of_mask = 8;
 
+// What the forward's ReLU lets through, and which bit the mask has for it; nan passes, as in torch.
+template <class Math> GPU_FN bool passes(Math y) { return !(y <= Math(0)); }
+
+template <class Math_> struct MaskedNormalizeChannel : NormalizeChannel<Math_> {
+  static constexpr bool makes_mask = true;
+};
+template <class Math_> struct MaskedGradientChannel : GradientChannel<Math_> {
+  static constexpr bool reads_mask = true;
+};
+template <class Op> constexpr bool has_mask = Op::makes_mask || Op::reads_mask;
+
+#if !defined(GPU_HOST)
+// `width` elements of each tensor: one access of 16 bytes, or several of them, or less.
+template <class T, int width> struct ApplyVectors {
+  static constexpr int of_one = width < vector_width<T> ? width : vector_width<T>, accesses = width / of_one;
+  using One = Vector<T, of_one>;
+  One x[accesses], dy[accesses], z[accesses];
+  u32 bits;
+
+  GPU_FN static T& at(One (&vectors)[accesses], int i) { return vectors[i / of_one].v[i % of_one]; }
+  GPU_FN static void load_vectors(One (&to)[accesses], const u8* tensor, i64 index) {
+    GPU_UNROLL for (int k = 0; k < accesses; ++k) to[k] = *reinterpret_cast<const One*>(reinterpret_cast<const T*>(tensor) + index + k * of_one);
+  }
+  GPU_FN static void load_some(One (&to)[accesses], const u8* tensor, i64 index, int count) {
+    GPU_UNROLL for (int i = 0; i < width; ++i)
+      if (i < count) at(to, i) = reinterpret_cast<const T*>(tensor)[index + i];
+  }
+  GPU_FN static void store_vectors(u8* tensor, i64 index, const One (&from)[accesses]) {
+    GPU_UNROLL for (int k = 0; k < accesses; ++k) *reinterpret_cast<One*>(reinterpret_cast<T*>(tensor) + index + k * of_one) = from[k];
+  }
+  GPU_FN static void store_some(u8* tensor, i64 index, One (&from)[accesses], int count) {
+    GPU_UNROLL for (int i = 0; i < width; ++i)
+      if (i < count) reinterpret_cast<T*>(tensor)[index + i] = at(from, i);
+  }
+
+  template <class Op> GPU_FN void load_mask(const ChannelApply& a, i64 index) {
+    bits = 0;
+    if constexpr (Op::reads_mask) bits = a.bitmask ? a.bitmask[index / elements_of_mask] : 0xffu;
+  }
   template <class Op> GPU_FN void load(const ChannelApply& a, i64 index) {
-    x = *reinterpret_cast<const Vector<T, width>*>(reinterpret_cast<const T*>(a.input) + index);
-    if constexpr (Op::reads_grad) dy = *reinterpret_cast<const Vector<T, width>*>(reinterpret_cast<const T*>(a.grad_output) + index);
+    load_vectors(x, a.input, index);
+    if constexpr (Op::reads_grad) load_vectors(dy, a.grad_output, index);
     if constexpr (Op::reads_z)
-      if (a.z) z = *reinterpret_cast<const Vector<T, width>*>(reinterpret_cast<const T*>(a.z) + index);
+      if (a.z) load_vectors(z, a.z, index);
+    load_mask<Op>(a, index);
   }
   template <class Op> GPU_FN void load_each(const ChannelApply& a, i64 index, int count) {
-    GPU_UNROLL for (int i = 0; i < width; ++i) {
-      if (i >= count) continue;
-      x.v[i] = reinterpret_cast<const T*>(a.input)[index + i];
-      if constexpr (Op::reads_grad) dy.v[i] = reinterpret_cast<const T*>(a.grad_output)[index + i];
-      if constexpr (Op::reads_z)
-        if (a.z) z.v[i] = reinterpret_cast<const T*>(a.z)[index + i];
-    }
+    load_some(x, a.input, index, count);
+    if constexpr (Op::reads_grad) load_some(dy, a.grad_output, index, count);
+    if constexpr (Op::reads_z)
+      if (a.z) load_some(z, a.z, index, count);
+    load_mask<Op>(a, index);
   }
-  // In place: x becomes the result.
+  // In place: x becomes the result, and dy what the mask leaves of it.
   template <class Op> GPU_FN void apply(const ChannelApply& a, const Op& op, const typename Op::Common& common, int i) {
     using Math = typename Op::Math;
     Math g = Math(0), more = Math(0);
-    if constexpr (Op::reads_grad) g = load_as<Math>(dy.v[i]);
+    if constexpr (Op::reads_mask)
+      if (!(bits >> i & 1)) at(dy, i) = T{};
+    if constexpr (Op::reads_grad) g = load_as<Math>(at(dy, i));
     if constexpr (Op::reads_z)
-      if (a.z) more = load_as<Math>(z.v[i]);
-    store_as(x.v[i], op.apply(common, load_as<Math>(x.v[i]), g, more));
+      if (a.z) more = load_as<Math>(at(z, i));
+    const Math y = op.apply(common, load_as<Math>(at(x, i)), g, more);
+    if constexpr (Op::makes_mask) bits |= (u32)passes(y) << i;
+    store_as(at(x, i), y);
   }
-  GPU_FN void store(const ChannelApply& a, i64 index) const {
-    *reinterpret_cast<Vector<T, width>*>(reinterpret_cast<T*>(a.output) + index) = x;
+  template <class Op> GPU_FN void store(const ChannelApply& a, i64 index) const {
+    store_vectors(a.output, index, x);
+    store_others<Op>(a, index, [&] { store_vectors(a.grad_z, index, dy); });
   }
-  GPU_FN void store_each(const ChannelApply& a, i64 index, int count) const {
-    GPU_UNROLL for (int i = 0; i < width; ++i)
-      if (i < count) reinterpret_cast<T*>(a.output)[index + i] = x.v[i];
+  template <class Op> GPU_FN void store_each(const ChannelApply& a, i64 index, int count) {
+    store_some(a.output, index, x, count);
+    store_others<Op>(a, index, [&] { store_some(a.grad_z, index, dy, count); });
+  }
+  template <class Op, class StoreGradient> GPU_FN void store_others(const ChannelApply& a, i64 index, const StoreGradient& store_gradient) const {
+    if constexpr (Op::makes_mask)
+      if (a.bitmask) a.bitmask[index / elements_of_mask] = (u8)bits;
+    if constexpr (Op::reads_mask)
+      if (a.grad_z) store_gradient();
   }
 };
+// How many elements a thread takes at once.
+template <class T, class Op> constexpr int apply_width = has_mask<Op> ? elements_of_mask : vector_width<T>;
 
 GPU_FN i64 quotient(i64 a, i64 b) { return ((u64)a | (u64)b) >> 32 ? a / b : (i64)((u32)a / (u32)b); }
 
 template <class T, template <class> class Channel> GPU_FN void apply_in_order(const ChannelApply& a) {
   using Op = Channel<typename MathOf<T>::type>;
-  constexpr int width = vector_width<T>;
+  constexpr int width = apply_width<T, Op>;
   const i64 total = a.batch * a.channels * a.spatial, step = (i64)grid_x() * block_size_x() * width;
   i64 index = ((i64)block_x() * block_size_x() + thread_x()) * width;
   if (index >= total) return;
@@ -145,8 +197,8 @@ template <class T, template <class> class Channel> GPU_FN void apply_in_order(co
         op.load(a, common, c);
       }
     }
-    if (fits) x.store(a, index);
-    else x.store_each(a, index, count);
+    if (fits) x.template store<Op>(a, index);
+    else x.template store_each<Op>(a, index, count);
     place += a.step_spatial;
     channel += a.step_channels;
     if (place >= a.spatial) {
@@ -160,7 +212,7 @@ template <class T, template <class> class Channel> GPU_FN void apply_in_order(co
 // Blocks: runs of part_rows rows * column_blocks, those of one run side by side.
 template <class T, template <class> class Channel> GPU_FN void apply_channels_last(const ChannelApply& a) {
   using Op = Channel<typename MathOf<T>::type>;
-  constexpr int width = vector_width<T>;
+  constexpr int width = apply_width<T, Op>;
   const i64 channel = ((i64)(block_x() % a.column_blocks) * a.columns + (thread_x() & (a.columns - 1))) * width;
   if (channel >= a.channels) return;
   const u32 lanes = block_size_x() / a.columns;
@@ -173,27 +225,27 @@ template <class T, template <class> class Channel> GPU_FN void apply_channels_la
   GPU_UNROLL for (int i = 0; i < width; ++i) op[i].load(a, common, channel + i);
   i64 index = row * a.channels + channel;
   const i64 step = (i64)lanes * a.channels;
-  constexpr int together = 2;
-  for (; row + lanes < end; row += together * lanes, index += together * step) {
+  constexpr int together = width > vector_width<T> ? 1 : 2;
+  for (; row + (together - 1) * lanes < end; row += together * lanes, index += together * step) {
     ApplyVectors<T, width> x[together];
     GPU_UNROLL for (int k = 0; k < together; ++k) x[k].template load<Op>(a, index + k * step);
     GPU_UNROLL for (int k = 0; k < together; ++k) {
       GPU_UNROLL for (int i = 0; i < width; ++i) x[k].apply(a, op[i], common, i);
-      x[k].store(a, index + k * step);
+      x[k].template store<Op>(a, index + k * step);
     }
   }
-  if (row < end) {
+  if (together > 1 && row < end) {
     ApplyVectors<T, width> x;
     x.template load<Op>(a, index);
     GPU_UNROLL for (int i = 0; i < width; ++i) x.apply(a, op[i], common, i);
-    x.store(a, index);
+    x.template store<Op>(a, index);
   }
 }
 #endif
 }  // namespace gpu
 
 #define CHANNEL_APPLY_KERNEL(name, ...)                                                                \
-  extern "C" GPU_KERNEL(gpu::channel_threads) void name(gpu::ChannelApply arguments) { __VA_ARGS__(arguments); } \
+  extern "C" GPU_KERNEL(gpu::apply_threads, 2) void name(gpu::ChannelApply arguments) { __VA_ARGS__(arguments); } \
   GPU_REGISTER(name)
 #define CHANNEL_APPLY_KERNELS(op, Channel, name, T)                                                    \
   CHANNEL_APPLY_KERNEL(op##_any_##name, gpu::apply_in_order<T, gpu::Channel>)                          \

@@ -374,7 +374,14 @@ template <class T, int width> GPU_FN void welford_channels_last(const ChannelRed
   finish_columns(a, at, mine);
 }
 
-template <class T, int width> GPU_FN void gradients_channels_last(const ChannelReduce& a) {
+// Bits of `width` elements of a mask, the first one lowest. They lie in one byte: index is a multiple of width.
+template <int width> GPU_FN u32 load_bits(const u8* bitmask, i64 index) {
+  const u32 byte = bitmask[index / 8];
+  return width == 8 ? byte : byte >> ((u32)index & 7);
+}
+
+// masked: elements of grad_output whose bit is not set are 0.
+template <class T, int width, bool masked = false> GPU_FN void gradients_channels_last(const ChannelReduce& a) {
   using Math = typename MathOf<T>::type;
   const ColumnPlace<width> at(a);
   TwoSums<Math> mine[width] = {};
@@ -384,22 +391,27 @@ template <class T, int width> GPU_FN void gradients_channels_last(const ChannelR
     const T* g = reinterpret_cast<const T*>(a.grad_output) + from;
     Math mean[width];
     GPU_UNROLL for (int i = 0; i < width; ++i) mean[i] = reinterpret_cast<const Math*>(a.mean)[at.channel + i];
+    i64 index = from;  // of the mask's bits; unused without
     constexpr u32 together = 2;
     const auto add = [&](u32 rows) {
       Vector<T, width> x[together], dy[together];
+      u32 bits[together];
       GPU_UNROLL for (u32 k = 0; k < together; ++k) {
         if (k >= rows) continue;
         x[k] = *reinterpret_cast<const Vector<T, width>*>(p + k * step);
         dy[k] = *reinterpret_cast<const Vector<T, width>*>(g + k * step);
+        if constexpr (masked) bits[k] = load_bits<width>(a.bitmask, index + k * step);
       }
       GPU_UNROLL for (u32 k = 0; k < together; ++k) {
         if (k >= rows) continue;
         GPU_UNROLL for (int i = 0; i < width; ++i) {
-          const Math d = load_as<Math>(dy[k].v[i]);
+          Math d = load_as<Math>(dy[k].v[i]);
+          if constexpr (masked) d = bits[k] >> i & 1 ? d : Math(0);
           mine[i].sums[0] += d;
           mine[i].sums[1] = fma(d, load_as<Math>(x[k].v[i]) - mean[i], mine[i].sums[1]);
         }
       }
+      index += together * step;
       p += together * step;
       g += together * step;
     };
@@ -421,6 +433,10 @@ template <class T, int width> GPU_FN void gradients_channels_last(const ChannelR
   CHANNEL_REDUCE_KERNEL(op##_first_##name, gpu::channel_first_threads, 3, gpu::function##_channels_first<T>)                          \
   CHANNEL_REDUCE_KERNEL(op##_last_##name, gpu::channel_threads, 2, gpu::function##_channels_last<T, gpu::vector_width<T>>)      \
   CHANNEL_REDUCE_KERNEL(op##_last1_##name, gpu::channel_threads, 2, gpu::function##_channels_last<T, 1>)
+// The same for channels last with a mask.
+#define MASKED_CHANNEL_REDUCE_KERNELS(op, function, name, T)                                           \
+  CHANNEL_REDUCE_KERNEL(op##_masked_last_##name, gpu::channel_threads, 2, gpu::function##_channels_last<T, gpu::vector_width<T>, true>) \
+  CHANNEL_REDUCE_KERNEL(op##_masked_last1_##name, gpu::channel_threads, 2, gpu::function##_channels_last<T, 1, true>)
 #define CHANNEL_TYPES(KERNELS, ...)                                                                    \
   KERNELS(__VA_ARGS__, f32, float)                                                                     \
   KERNELS(__VA_ARGS__, f16, gpu::half)                                                                 \

@@ -120,17 +120,17 @@ int32_t run_channel_apply(ChannelApplyOp& op, const apex_place* place, gpu::Chan
   if (a.channels > most) return APEX_USE_REFERENCE;
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  const int64_t width = width_of(a.input_type), blocks = limits.multiprocessors * 16;
-  a.vectors = aligned({a.input, a.grad_output, a.z, a.output});
+  const int64_t width = op.width ? op.width : width_of(a.input_type), blocks = limits.multiprocessors * 16;
+  a.vectors = aligned({a.input, a.grad_output, a.z, a.output, a.grad_z});
   if (a.channels_last && a.vectors && a.channels % width == 0) {
-    const int64_t wide = a.channels / width, threads = 256;
+    const int64_t wide = a.channels / width, threads = gpu::apply_threads;
     a.columns = uint32_t(power_of_two(std::min<int64_t>(wide, 32)));
     a.column_blocks = uint32_t(ceil_divide(wide, a.columns));
     const int64_t lanes = threads / a.columns, runs = ceil_divide(blocks, a.column_blocks);
     a.part_rows = std::max(lanes * 8, ceil_divide(a.batch, runs));
     return launch(place, op.last[a.input_type], ceil_divide(a.batch, a.part_rows) * a.column_blocks, uint32_t(threads), a);
   }
-  const int64_t threads = 256, vectors = ceil_divide(a.batch * a.channels * a.spatial, width);
+  const int64_t threads = gpu::apply_threads, vectors = ceil_divide(a.batch * a.channels * a.spatial, width);
   const int64_t grid = std::min(blocks, ceil_divide(vectors, threads)), step = grid * threads * width;
   a.step_spatial = step % a.spatial;
   a.step_channels = uint32_t(step / a.spatial % a.channels);

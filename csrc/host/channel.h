@@ -18,6 +18,7 @@ struct ChannelApplyOp {
   const char* unit;
   apex_kernel any[4], last[4];
   void (*cpu)(const gpu::ChannelApply&);
+  int64_t width = 0;  // elements that a thread takes at once; 0: a vector of 16 bytes
 };
 
 // Fills in the geometry: `partials` must hold parts * 3 * channels floats (or doubles) before the launch if parts > 1

@@ -17,6 +17,10 @@ template <class Op> struct ApplyTile {
     const Math* x = load_tile(convert, a.input, a.input_type, i, n, first);
     const Math* dy = x;
     if constexpr (Op::reads_grad) dy = load_tile(convert, a.grad_output, a.input_type, i, n, second);
+    if constexpr (Op::reads_mask) {
+      dy = mask_tile(a.bitmask, i, n, dy, second);
+      if (a.grad_z) store_tile(convert, a.grad_z, a.input_type, i, n, dy);
+    }
     if (Op::reads_z && a.z) {
       const Math* z = load_tile(convert, a.z, a.input_type, i, n, third);
       for (int64_t j = 0; j < n; ++j) result[j] = of(j).apply(common, x[j], dy[j], z[j]);
@@ -24,6 +28,12 @@ template <class Op> struct ApplyTile {
       for (int64_t j = 0; j < n; ++j) result[j] = of(j).apply(common, x[j], dy[j], Math(0));
     }
     store_tile(convert, a.output, a.input_type, i, n, static_cast<const Math*>(result));
+    if constexpr (Op::makes_mask) {
+      if (!a.bitmask) return;
+      uint8_t flags[tile];
+      for (int64_t j = 0; j < n; ++j) flags[j] = gpu::passes(result[j]);
+      store_bits(a.bitmask, i, n, flags);
+    }
   }
 };
 
@@ -45,11 +55,15 @@ template <class Op> struct ApplyChannelsFirst {
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };
 
-// Rows [begin, end).
+// Runs [begin, end) of rows. No two runs have a byte of a mask in common.
 template <class Op> struct ApplyChannelsLast {
+  static constexpr int64_t rows_of_run = gpu::has_mask<Op> ? gpu::elements_of_mask : 1;
   const gpu::ChannelApply& a;
 
-  APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
+  APEX_INLINE void run_chunks(int level, int64_t first_run, int64_t last_run) const {
+    const int64_t begin = first_run * rows_of_run, end = std::min<int64_t>(last_run * rows_of_run, a.batch);
+    if constexpr (Op::makes_mask)
+      if (a.bitmask) std::fill(a.bitmask + begin * a.channels / 8, a.bitmask + (end * a.channels + 7) / 8, gpu::u8(0));
     const auto& convert = tile_conversions(level, typename Op::Math());
     const typename Op::Common common(a);
     ApplyTile<Op> tiles;
@@ -64,7 +78,9 @@ template <class Op> struct ApplyChannelsLast {
 };
 
 template <class Op> void apply_channels(const gpu::ChannelApply& a) {
-  if (a.channels_last) run_at_level(ApplyChannelsLast<Op>{a}, 0, a.batch, std::max<int64_t>(1, elements_per_task / a.channels));
+  using Last = ApplyChannelsLast<Op>;
+  const int64_t runs = (a.batch + Last::rows_of_run - 1) / Last::rows_of_run;
+  if (a.channels_last) run_at_level(Last{a}, 0, runs, std::max<int64_t>(1, elements_per_task / (a.channels * Last::rows_of_run)));
   else run_at_level(ApplyChannelsFirst<Op>{a}, 0, a.batch * a.channels, std::max<int64_t>(1, elements_per_task / a.spatial));
 }
 template <template <class> class Channel> void apply_channels_of_type(const gpu::ChannelApply& a) {

@@ -57,6 +57,7 @@ template <class Reduction> struct ReduceChannelsLast {
             const int64_t base = r * a.channels + c;
             const Math* x = load_tile(convert, a.input, a.input_type, base, n, first);
             const Math* dy = Reduction::reads_grad ? load_tile(convert, a.grad_output, a.input_type, base, n, second) : nullptr;
+            if (Reduction::reads_grad) dy = mask_tile(a.bitmask, base, n, dy, second);
             rows.add(x, dy, n);
           }
           rows.end(last - row, n);

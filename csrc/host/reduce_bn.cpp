@@ -45,14 +45,18 @@ template <class Math_> struct GradientSums {
 
 ChannelReduceOp op = {"reduce_bn", APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_first"), APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_last"),
                       APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_last1"), &reduce_channels_of_type<GradientSums>};
+// Masks are of channels-last tensors alone: `first` is never launched.
+ChannelReduceOp masked = {"reduce_bn", APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_first"), APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_masked_last"),
+                          APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_masked_last1"), &reduce_channels_of_type<GradientSums>};
+ChannelReduceOp& op_of(const gpu::ChannelReduce& a) { return a.bitmask ? masked : op; }
 }  // namespace
 }  // namespace apex
 
 extern "C" int32_t apex_reduce_bn_prepare(const apex_place* place, gpu::ChannelReduce* arguments, int64_t* counters) {
-  const int32_t status = apex::prepare_channel_reduce(apex::op, place, arguments);
+  const int32_t status = apex::prepare_channel_reduce(apex::op_of(*arguments), place, arguments);
   *counters = apex::channel_counters(*arguments);
   return status;
 }
 extern "C" int32_t apex_reduce_bn(const apex_place* place, const gpu::ChannelReduce* arguments) {
-  return apex::run_channel_reduce(apex::op, place, *arguments);
+  return apex::run_channel_reduce(apex::op_of(*arguments), place, *arguments);
 }

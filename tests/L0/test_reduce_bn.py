@@ -10,6 +10,7 @@ from channels import EVERY, SOME, Case, near
 from lists import BF16, F16, F32
 
 from apex._loader import bindings
+from apex.reference import _channels
 
 bindings.load()
 reduce = torch.ops.apex.reduce_bn
@@ -87,6 +88,44 @@ def test_refused(variant):
         reduce(case.dy, case.x, case.mean[:2], case.inv_std)
     with pytest.raises(TypeError, match="float64 goes with float64"):
         reduce(case.dy, case.x, case.mean, case.inv_std, case.weight.double())
+
+
+@pytest.mark.parametrize("dtype", channels.DTYPES, ids=str)
+def test_masked(variant, dtype):
+    """Gradients whose bit is not set count as 0, infinite ones too."""
+    for layout, shape in [
+        ("last", (70, 8)),
+        ("last", (9, 131)),
+        ("memory", (3, 16, 4, 5)),
+        ("last", (1100, 8)),
+    ]:
+        case = Case(layout, shape, dtype, variant.device)
+        kept = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.5
+        case.dy[~kept.to(case.dy.device)] = float("inf")
+        case.dy64 = torch.where(kept, case.dy64, 0)
+        mask = _channels.pack(kept, case.last).to(case.dy.device)
+        sums, _, grad_bias = reduce(case.dy, case.x, case.mean, case.inv_std, case.weight, case.last, mask)
+        of_dy = case.dy64.sum(case.over)
+        of_dy_xmu = (case.dy64 * (case.x64 - case.spread(case.mean64))).sum(case.over)
+        near(sums, torch.cat([of_dy, of_dy_xmu]))
+        near(grad_bias, of_dy)
+    if variant.simt:
+        assert {name.rsplit("_", 1)[0] for name in variant.kernels} == {
+            f"reduce_bn_masked_{kind}" for kind in ("last", "last1")
+        }
+
+
+def test_mask_refused(variant):
+    case = Case("last", (6, 8), F32, variant.device)
+    mask = torch.zeros(5, dtype=torch.uint8, device=variant.device)
+    arguments = (case.dy, case.x, case.mean, case.inv_std, None, True)
+    with pytest.raises(ValueError, match="must hold 6 bytes"):
+        reduce(*arguments, mask)
+    with pytest.raises(TypeError, match="must be uint8"):
+        reduce(*arguments, mask.int())
+    x = torch.ones(2, 4, 6, device=variant.device)
+    with pytest.raises(ValueError, match="3 dimensions"):
+        reduce(x, x, case.mean[:4], case.inv_std[:4], None, False, mask)
 
 
 def test_traced():

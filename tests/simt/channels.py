@@ -34,10 +34,11 @@ class Case:
     weight: str = ""
     z: bool = False
     relu: bool = False
+    mask: bool = False
 
     def __str__(self) -> str:
         shape = "x".join(map(str, (self.batch, self.channels, self.spatial)))
-        flags = [name for name in ("z", "relu") if getattr(self, name)]
+        flags = [name for name in ("z", "relu", "mask") if getattr(self, name)]
         return "-".join([self.kind, self.dtype, shape, *flags, *(["offset"] if self.offset else [])])
 
     @property
@@ -46,7 +47,13 @@ class Case:
 
     @property
     def width(self) -> int:
-        return 1 if self.kind == "last1" else 16 // DTYPES[self.dtype].itemsize
+        """Elements that a thread takes at once."""
+        return 1 if self.kind.endswith("last1") else 16 // DTYPES[self.dtype].itemsize
+
+    @property
+    def pass_width(self) -> int:
+        """Likewise, in an elementwise pass: whole bytes of a mask."""
+        return 8 if self.mask else self.width
 
     @property
     def columns(self) -> int:
@@ -77,6 +84,26 @@ PASSES = [
     Case("last", "bf16", 3, 272, weight="f32", relu=True),
     Case("last", "f32", 9, 12, z=True, relu=True),
     Case("last", "f64", 20, 6),
+]
+
+
+MASKED_REDUCTIONS = [
+    Case("masked_last", "f16", 70, 16, threads=128, parts=2),
+    Case("masked_last", "bf16", 9, 136),
+    Case("masked_last", "f32", 40, 12, parts=3),
+    Case("masked_last", "f64", 20, 6, parts=2),
+    Case("masked_last1", "f16", 30, 5, parts=2, offset=2),
+    Case("masked_last1", "f32", 7, 70),
+]
+MASKED_PASSES = [
+    Case("last", "f16", 21, 24, weight="f32", z=True, relu=True, mask=True),
+    Case("last", "bf16", 3, 272, relu=True, mask=True),
+    Case("last", "f32", 9, 16, weight="f32", z=True, relu=True, mask=True),
+    Case("last", "f64", 20, 8, relu=True, mask=True),
+    Case("any", "f16", 21, 5, weight="f16", z=True, relu=True, mask=True),
+    Case("any", "bf16", 9, 16, relu=True, offset=2, mask=True),
+    Case("any", "f32", 11, 12, weight="f32", relu=True, mask=True),
+    Case("any", "f64", 5, 3, z=True, relu=True, mask=True),
 ]
 
 
@@ -116,7 +143,7 @@ class Tensors:
 
     def common(self) -> dict:
         c = self.case
-        last = c.kind.startswith("last")
+        last = c.kind != "first" and c.kind != "any" or c.mask
         return dict(
             batch=c.batch, channels=c.channels, spatial=c.spatial, input_type=TYPE[c.dtype],
             weight_type=TYPE[c.weight or c.math], channels_last=last,
@@ -172,13 +199,14 @@ def apply(t: Tensors, op: str, **more):
     grid = 2
     geometry = {"relu": c.relu, "vectors": not c.offset}
     if c.kind == "last":
-        columns = 1 << (min(c.channels // c.width, 32) - 1).bit_length()
-        blocks = ceil_divide(c.channels // c.width, columns)
+        wide = c.channels // c.pass_width
+        columns = 1 << (min(wide, 32) - 1).bit_length()
+        blocks = ceil_divide(wide, columns)
         rows = ceil_divide(c.batch, grid)
         grid = ceil_divide(c.batch, rows) * blocks
         geometry |= dict(columns=columns, column_blocks=blocks, part_rows=rows)
     else:
-        step = grid * c.threads * c.width
+        step = grid * c.threads * c.pass_width
         geometry |= dict(step_spatial=step % c.spatial, step_channels=step // c.spatial % c.channels)
     if c.weight:
         more |= {name: t.put(name, c.weight) for name in ("weight", "shift")}
@@ -196,3 +224,13 @@ def normalized(t: Tensors) -> np.ndarray:
     """The forward before its ReLU."""
     y = (t.x - t.spread(t.mean)) * t.spread(t.inv_std * t.weight) + t.spread(t.shift)
     return y + t.z if t.case.z else y
+
+
+def bits(flags: np.ndarray) -> np.ndarray:
+    """A mask of [batch, channels, 1] in the order of its elements."""
+    return np.packbits(flags.ravel(), bitorder="little")
+
+
+def some_bits(t: Tensors) -> np.ndarray:
+    """Which elements a mask shall leave: about half of them."""
+    return np.random.default_rng(7).random(t.x.shape) < 0.5

@@ -26,6 +26,19 @@ def test_values(device, case):
     channels.near(grads["grad_bias"].numpy(), case.math, of_dy)
 
 
+@pytest.mark.parametrize("case", channels.MASKED_REDUCTIONS, ids=str)
+def test_masked(device, case):
+    t = channels.Tensors(device, case)
+    flags = channels.some_bits(t)
+    found = channels.reduce(
+        t, "reduce_bn", grad_output=t.put("dy", case.dtype, case.offset), bitmask=device.put(channels.bits(flags)),
+        **t.statistics(),
+    )  # fmt: skip
+    dy = np.where(flags, t.dy, 0)
+    sums = np.concatenate([dy.sum((0, 2)), (dy * (t.x - t.spread(t.mean))).sum((0, 2))])
+    channels.near(found[:-1].astype(np.float32 if case.math == "f32" else np.float64), case.math, sums)
+
+
 def test_gradients_that_lie_otherwise(device):
     """The input begins between two vectors, its gradient at one: neither is read past its ends."""
     case = channels.Case("first", "f16", 4, 3, 21, offset=2)
