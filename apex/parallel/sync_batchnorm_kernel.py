@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd.function import once_differentiable
 
-from apex.parallel.optimized_sync_batchnorm_kernel import _add_up, _call, _group
+from apex.parallel._batch_statistics import add_up, call, of_running, others_in
 from apex.reference import _channels
 
 
@@ -32,12 +32,11 @@ class SyncBatchnormFunction(torch.autograd.Function):
             TypeError: dtypes do not fit.
         """
         input = input.contiguous(memory_format=_channels.format_of(input, False))
-        math = torch.float64 if input.dtype == torch.float64 else torch.float32
-        mean, inv_std = running_mean.to(math), torch.rsqrt(running_variance.to(math) + eps)
-        ctx.group = _group(process_group) if world_size > 1 else None
+        mean, inv_std = of_running(running_mean, running_variance, eps, input.dtype)
+        ctx.group = others_in(process_group) if world_size > 1 else None
         ctx.values = input.numel() // max(mean.numel(), 1) * world_size
         ctx.save_for_backward(input, weight, bias, mean, inv_std)
-        return _call("batchnorm_forward", input, None, mean, inv_std, weight, bias, False, False)
+        return call("batchnorm_forward", input, None, mean, inv_std, weight, bias, False, False)
 
     @staticmethod
     @once_differentiable
@@ -46,13 +45,12 @@ class SyncBatchnormFunction(torch.autograd.Function):
         input, weight, bias, mean, inv_std = ctx.saved_tensors
         wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         affine = bias if weight is None else weight
-        sums, grad_weight, grad_bias = _call("reduce_bn", grad_output, input, mean, inv_std, affine, False)
+        sums, grad_weight, grad_bias = call("reduce_bn", grad_output, input, mean, inv_std, affine, False)
         grad_input = None
         if wants_input:
-            if ctx.group is not None:
-                sums = _add_up(sums, ctx.group)
+            sums = add_up(sums, ctx.group)
             count = mean.new_full((1,), ctx.values)
-            grad_input = _call(
+            grad_input = call(
                 "batchnorm_backward", grad_output, input, mean, inv_std, weight, *sums.chunk(2), count, False
             )
         return (

@@ -1,0 +1,90 @@
+"""Statistics of a batch norm's channels over the batches of several ranks: one all-gather, one all-reduce."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from apex import _functional
+from apex._loader import bindings
+
+bindings.load()
+
+
+def call(name, *arguments):
+    """The results of an op of batch norm; arguments in the order of its schema."""
+    return _functional.call(name, getattr(torch.ops.apex, name).default, None, arguments)
+
+
+def others_in(process_group):
+    """The ranks to speak with (None: all), or None where there is nobody else."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    group = dist.group.WORLD if process_group is None else process_group
+    return group if dist.get_world_size(group) > 1 else None
+
+
+def _gather(statistics, group):
+    """[ranks, numbers], every rank's."""
+    if torch.compiler.is_compiling():
+        from torch.distributed import _functional_collectives as functional
+
+        return functional.all_gather_tensor(statistics.unsqueeze(0), 0, group)
+    gathered = statistics.new_empty(dist.get_world_size(group), statistics.numel())
+    if dist.get_backend(group) == "gloo":  # before torch 2.9 it has no all_gather_into_tensor
+        dist.all_gather(list(gathered.unbind(0)), statistics, group=group)
+    else:
+        dist.all_gather_into_tensor(gathered, statistics, group=group)
+    return gathered
+
+
+def add_up(sums, group):
+    """The sums of all ranks, perhaps in place; None as group: of this rank alone."""
+    if group is None:
+        return sums
+    if torch.compiler.is_compiling():
+        from torch.distributed import _functional_collectives as functional
+
+        return functional.all_reduce(sums, "sum", group)
+    dist.all_reduce(sums, group=group)
+    return sums
+
+
+def of_batch(
+    input, channel_last, group, eps, running_mean=None, running_var=None, momentum=0.0, batches=None
+):
+    """(mean, 1 / sqrt(biased variance + eps), [count]) of each channel, over all ranks of `group` (None: this one).
+
+    Running statistics, if given, are brought up to date: by `momentum`, or as averages over so many `batches`.
+
+    Raises:
+        ValueError: one value a channel, and no other rank.
+    """
+    statistics = call("welford_mean_var", input, channel_last)
+    channels = statistics.numel() // 2
+    if group is None:
+        if input.numel() == channels:
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got input size {input.size()}"
+            )
+        gathered = statistics.unsqueeze(0)
+    else:
+        gathered = _gather(statistics, group)
+    mean, _, inv_std, count = call(
+        "welford_parallel",
+        gathered[:, :channels],
+        gathered[:, channels : 2 * channels],
+        gathered[:, 2 * channels],
+        eps,
+        running_mean,
+        running_var,
+        momentum,
+        batches,
+    )
+    return mean, inv_std, count
+
+
+def of_running(running_mean, running_var, eps, dtype):
+    """(mean, 1 / sqrt(variance + eps)) of running statistics, float32 (float64 for inputs of that dtype)."""
+    math = torch.float64 if dtype == torch.float64 else torch.float32
+    return running_mean.to(math), torch.rsqrt(running_var.to(math) + eps)
