@@ -325,7 +325,10 @@ def test_a_cell_whose_card_is_not_here_runs_nothing(monkeypatch):
 
 
 def test_a_tier_is_of_the_sources_that_are_built(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiers, "_probe", lambda site, cell: PROBE)
     monkeypatch.setattr(tiers.tree, "DEFAULT", tmp_path)
+    with pytest.raises(tiers.NotHere):  # the card is asked for first
+        tiers.run("L0", "gfx942", tmp_path)
     with pytest.raises(
         BuildError, match="build/tree is not of these sources. Run: python -m build_matrix tree"
     ):
