@@ -39,6 +39,7 @@ FIELDS = {
     "apex": str, "source": dict, "wheel": (dict, type(None)), "pack": (str, type(None)), "served": dict,
     "narrowed": str, "tests": dict, "not_run": dict, "junit": list, "finished": str, "digest": str,
 }  # fmt: skip
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 log = logging.getLogger(__name__)
 
 
@@ -173,7 +174,7 @@ def read(path: Path) -> dict:
         raise ReceiptError(path.name, f"it cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ReceiptError(path.name, f"it is cut, or no JSON: {error}") from None
-    if fault := _fault(receipt) or _signature_fault(receipt) or _junit_fault(receipt, path.parent):
+    if fault := _fault(receipt) or _signature_fault(receipt):
         raise ReceiptError(path.name, fault)
     return receipt
 
@@ -190,14 +191,23 @@ def _fault(receipt) -> str | None:
         return f"it was changed after it was written: its digest is {have[:12]}, it states {stated[:12]}"
     if receipt["tier"] not in TIERS:
         return f"its tier is {receipt['tier']}; there are {', '.join(TIERS)}"
-    sound = all(
-        isinstance(counts, dict)
-        and all(type(counts.get(o)) is int and counts[o] >= 0 for o in junit.OUTCOMES)
-        for counts in receipt["tests"].values()
-    )
-    if not sound or sum(receipt["not_run"].values()) != totals(receipt)["skipped"]:
-        return "its counts contradict each other: somebody wrote them by hand"
-    return None
+    if strange := [key for key in ("cell", "torch", "python") if not NAME.fullmatch(receipt[key])]:
+        return f"its {strange[0]} is no name: {receipt[strange[0]]!r}"  # files are called by it
+    return None if _sound(receipt) else "its counts contradict each other: somebody wrote them by hand"
+
+
+def _sound(receipt: dict) -> bool:
+    """Whether what it says of tests and steps can be what a run left."""
+    try:
+        numbers = [module[o] for module in receipt["tests"].values() for o in junit.OUTCOMES]
+        numbers += receipt["not_run"].values()
+        passed = [step["passed"] for step in receipt.get("steps", {}).values()]
+    except (AttributeError, KeyError, TypeError):
+        return False
+    counted = all(type(number) is int and number >= 0 for number in numbers)
+    if not counted or not all(isinstance(outcome, bool) for outcome in passed):
+        return False
+    return sum(receipt["not_run"].values()) == totals(receipt)["skipped"]
 
 
 def _signature_fault(receipt: dict) -> str | None:
@@ -312,12 +322,15 @@ def load_grade(torch: str, python: str, bindings: str, folder: Path = LOADS) -> 
 
 
 def merge(files: Iterable[Path], folder: Path = FOLDER) -> tuple[list[dict], list[ReceiptError]]:
-    """Takes sound receipts of other machines into `folder`: (those that were taken, why others were not). Of two for
-    one cell and card the one of the later run stays; one that is there already is named."""
+    """Takes sound receipts of other machines into `folder`: (those that were taken, why others were not). Counts are
+    compared with the JUnit files where these lie beside. Of two for one cell and card the one of the later run stays;
+    one that is there already is named."""
     taken, refused = [], []
     for path in files:
         try:
             receipt = read(path)
+            if fault := _junit_fault(receipt, path.parent):
+                raise ReceiptError(path.name, fault)
             target = folder / name(receipt)
             there = _there(target)
             if there and there["digest"] == receipt["digest"]:

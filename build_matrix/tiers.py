@@ -37,6 +37,10 @@ class Part:
     of_wheels: bool = True  #: runs where only the wheel and tests/ are, too
     alone: bool = False  #: not beside other tests in one process
 
+    @property
+    def name(self) -> str:
+        return "-".join(filter(None, [*self.folder.split("/"), self.marker]))
+
 
 PARTS = {
     receipts.L0: (
@@ -107,9 +111,7 @@ def run(
     with _site(wheel) as site:
         probe, files = _probe(site, cell), []
         for part in PARTS[tier]:
-            file = (
-                out / f"{tier}-{cell}-{part.folder.replace('/', '-')}{part.marker and '-' + part.marker}.xml"
-            )
+            file = out / f"{tier}-{cell}-{part.name}.xml"
             if (part.of_wheels or not wheel) and _pytest(site, cell, part, file, jobs, expression):
                 files.append(file)
         made = [

@@ -187,14 +187,37 @@ def test_what_is_cut_or_was_changed_is_named_and_left_out(merge, tmp_path, chang
     assert receipts.load(tmp_path / "merged") == []
 
 
-def test_counts_that_contradict_each_other_are_named(merge, make, tmp_path):
-    taken, why = merge(receipt=make(not_run={}))
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"not_run": {}},
+        {"not_run": {"no GPU": "1"}},
+        {"tests": {"a": {"passed": 9}}},
+        {"tests": {"a": {}, "b": None}},
+        {"tests": {"a": {"passed": 9, "failed": -1, "skipped": 1}}},
+        {"steps": {"probe": {}}},
+        {"steps": ["probe"]},
+    ],
+)
+def test_counts_that_contradict_each_other_are_named(merge, make, changed):
+    taken, why = merge(receipt=make(**changed))
     assert taken == 0 and "its counts contradict each other" in why
-    # With the JUnit file beside it, its counts are the file's or it is refused.
+
+
+@pytest.mark.parametrize("field", ["cell", "torch", "python"])
+def test_no_receipt_names_a_file_elsewhere(make, tmp_path, field):
+    path = tmp_path / "in/receipt.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(make(**{field: "../../2.13.x"})))
+    taken, (error,) = receipts.merge([path], tmp_path / "merged")
+    assert not taken and f"its {field} is no name" in str(error)
+
+
+def test_counts_are_compared_with_the_junit_file_beside(make, tmp_path):
     forged = make(tests={"L0.test_rope": {"passed": 900, "failed": 0, "skipped": 1}})
     path = receipts.write(forged, tmp_path / "receipt.json")  # run.xml lies there
-    with pytest.raises(ReceiptError, match="its counts are not those of the JUnit file beside it"):
-        receipts.read(path)
+    taken, (error,) = receipts.merge([path], tmp_path / "merged")
+    assert not taken and "its counts are not those of the JUnit file beside it" in str(error)
 
 
 def test_signed_receipts(merge, make, tmp_path, monkeypatch):
