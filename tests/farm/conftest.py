@@ -1,5 +1,7 @@
 """Farm tests use a store of their own; the toolchains are those of this machine."""
 
+import json
+
 import pytest
 
 from build_matrix.errors import PinError, ToolchainMissing
@@ -9,6 +11,32 @@ from build_matrix.store import Store
 @pytest.fixture(scope="session")
 def store(tmp_path_factory):
     return Store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="session")
+def wheel_of_tree(tmp_path_factory):
+    """A folder with the wheel of the checkout's build/tree and its statement of provenance; tests leave it as it is."""
+    pytest.importorskip("auditwheel")
+    from build_matrix import pythons, tree, wheel
+
+    facts = json.loads((tree.DEFAULT / "apex/build.json").read_text())
+    unit = wheel.unit(tree.DEFAULT, facts, pythons.find(pythons.own_tag()))
+    result = Store(tmp_path_factory.mktemp("store")).build(unit)
+    target = tmp_path_factory.mktemp("dist")
+    wheel.publish(result.folder, target)
+    return target
+
+
+@pytest.fixture
+def objects_of_checkout():
+    """The host library's objects that lie in the checkout's own store, as this compiler makes them."""
+    from build_matrix import REPOSITORY, host_compiler, host_library
+
+    store, compiler = Store(REPOSITORY / "build/store"), host_compiler.find()
+    folders = {
+        source: store.folder(host_library.object_unit(source, compiler)) for source in host_library.sources()
+    }
+    return {source: folder for source, folder in folders.items() if (folder / "unit.json").is_file()}
 
 
 @pytest.fixture(autouse=True)

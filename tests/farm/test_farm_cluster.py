@@ -139,12 +139,12 @@ def test_steps_go_where_their_card_is(fleet, tmp_path):
             cluster.run(plan.Plan((Step("where", "x", ("x",), (), "gfx950"),)), client, store)
 
 
-def test_the_command_runs_a_plan_on_it_with_a_shared_store(fleet, tmp_path):
+def test_the_command_runs_a_plan_on_it_with_a_shared_store(fleet, objects_of_checkout, tmp_path):
     """Each worker has a folder of its own; what they make, and what was made before, meets in the shared one."""
     shared = f"file://{tmp_path}/shared"
-    for path in (REPOSITORY / "build/store/object").glob("*/unit.json"):  # all but what compiles at once
-        if Path(json.loads(path.read_text())["name"]).stem not in SMALL:
-            Remote(shared).give("object", path.parent.name, path.parent)
+    for source, folder in objects_of_checkout.items():  # all but what compiles at once
+        if source.stem not in SMALL:
+            Remote(shared).give("object", folder.name, folder)
     for name in ("one", "two"):
         fleet.worker(name, APEX_STORE=str(tmp_path / f"store-{name}"))
     command = [

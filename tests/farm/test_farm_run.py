@@ -4,6 +4,7 @@ goes on to the same bytes."""
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -196,7 +197,7 @@ def test_a_killed_farm_goes_on_to_the_same_bytes(program, uninterrupted, client,
 # ---- a whole release of one cell ----------------------------------------------------------------------------
 
 
-def test_a_whole_release_of_one_cell(tmp_path):
+def test_a_whole_release_of_one_cell(objects_of_checkout, tmp_path):
     """The command, from nothing but the host library's objects of the checkout's store to an index; and again,
     with everything stored, to the same bytes."""
     pytest.importorskip("auditwheel")
@@ -205,11 +206,8 @@ def test_a_whole_release_of_one_cell(tmp_path):
     except PackageIndexError as error:
         pytest.skip(str(error))
     store = tmp_path / "store"
-    for made in (REPOSITORY / "build/store/object").glob("*/unit.json"):
-        target = store / "object" / made.parent.name
-        target.mkdir(parents=True)
-        for file in made.parent.iterdir():
-            (target / file.name).write_bytes(file.read_bytes())
+    for folder in objects_of_checkout.values():
+        shutil.copytree(folder, store / "object" / folder.name)
     dist, index = tmp_path / "dist", tmp_path / "index"
     tag = pythons.own_tag()
     command = [sys.executable, "-m", "build_matrix", "farm", "--accelerator=cpu", "--torch=2.8.0"]

@@ -27,19 +27,10 @@ def facts():
     return json.loads((BUILT / "apex/build.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory, facts):
-    """A folder with the wheel of the built tree and its statement."""
-    result = Store(tmp_path_factory.mktemp("store")).build(wheel.unit(BUILT, facts, PYTHON))
-    target = tmp_path_factory.mktemp("dist")
-    wheel.publish(result.folder, target)
-    return target
-
-
 @pytest.fixture
-def built(dist, tmp_path):
+def built(wheel_of_tree, tmp_path):
     """A copy that a test may spoil."""
-    for path in dist.iterdir():
+    for path in wheel_of_tree.iterdir():
         shutil.copyfile(path, tmp_path / path.name)
     (path,) = tmp_path.glob("*.whl")
     return path

@@ -15,7 +15,6 @@ import pytest
 
 from build_matrix import REPOSITORY, borrow, index, manylinux, pythons, serve, tree, wheel
 from build_matrix.errors import GateError
-from build_matrix.store import Store
 
 BUILT = REPOSITORY / "build/tree"
 pytestmark = pytest.mark.skipif(
@@ -30,11 +29,9 @@ def facts():
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, facts):
-    pytest.importorskip("auditwheel")
-    store = Store(tmp_path_factory.mktemp("store"))
-    result = store.build(wheel.unit(BUILT, facts, PYTHON))
-    return wheel.publish(result.folder, tmp_path_factory.mktemp("dist"))
+def built(wheel_of_tree):
+    (path,) = wheel_of_tree.glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +66,6 @@ def test_no_library_needs_a_driver_or_a_path_of_this_machine():
         for runpath in manylinux.dynamic(elf, manylinux.DT_RUNPATH):
             assert all(part.startswith("$ORIGIN") for part in runpath.split(":"))
         assert str(REPOSITORY).encode() not in elf.data
-
-
-def test_same_tree_same_bytes(built, facts, tmp_path):
-    again = Store(tmp_path).build(wheel.unit(BUILT, facts, PYTHON))
-    (other,) = again.folder.glob("*.whl")
-    assert other.name == built.name and other.read_bytes() == built.read_bytes()
 
 
 def test_the_tag_is_auditwheel_s(built):

@@ -111,11 +111,12 @@ def run(*arguments, options=()):
     return subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
 
 
-def test_the_command_prints_one_line():
+def test_the_command_prints_one_line(capsys):
     pytest.importorskip("torch")
     done = run("--index", "http://127.0.0.1:8000")
-    answer = json.loads(run("--index", "http://127.0.0.1:8000", "--json").stdout)
-    assert done.returncode == (0 if answer["found"] else compat.NOT_THERE), done.stderr
+    code = which.main(["--index", "http://127.0.0.1:8000", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert code == done.returncode == (0 if answer["found"] else compat.NOT_THERE), done.stderr
     if answer["found"]:
         assert done.stdout == answer["command"] + "\n"
 
