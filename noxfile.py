@@ -171,3 +171,18 @@ for _pack in matrix.load().packs:
     globals()[_name.replace("-", "_")] = wheel_session(
         _name, _accelerator, [_arch], f"Builds the wheel apex-{_accelerator} with a pack for {_arch} only."
     )
+
+
+def bake_session(accelerator):
+    """One session that makes an image of one accelerator."""
+
+    @nox.session(name=f"bake-{accelerator}")
+    def bake(session):
+        prepare(session, "farm")
+        farm(session, "bake", accelerator, *session.posargs)
+
+    bake.__doc__ = f"Makes an image with apex-{accelerator} from dist/: `-- --base IMAGE`."
+    return bake
+
+
+bake_cpu, bake_cuda, bake_rocm = map(bake_session, ["cpu", "cuda", "rocm"])

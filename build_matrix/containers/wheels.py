@@ -54,8 +54,9 @@ def build(
     vendor = accelerator if accelerator != "cpu" else ""
     chosen = tuple(archs) or tuple(axes.archs(vendor) if vendor else ())
     name = engine.find(engine_name)
-    environment = os.environ | variables(accelerator, archs, torches, tags, jobs)
-    environment["CIBW_CONTAINER_ENGINE"] = container_engine(name, chosen)
+    settings = pip_settings.read()
+    environment = os.environ | settings.variables | variables(accelerator, archs, torches, tags)
+    environment["CIBW_CONTAINER_ENGINE"] = container_engine(name, chosen, settings, jobs)
     if image:
         environment["CIBW_MANYLINUX_X86_64_IMAGE"] = image
     default_root().mkdir(parents=True, exist_ok=True)
@@ -69,42 +70,45 @@ def build(
 
 
 def _failed(name: str, image: str | None) -> tuple[str, str]:
+    make = "bash ci/containers/local_image.sh"
     if image and not engine.has_image(name, image):
-        return f"{name} has no image {image}", "bash ci/containers/local_image.sh"
+        return f"{name} has no image {image}", make
+    why = "cibuildwheel failed; its output says why"
     if image:
-        return "cibuildwheel failed; its output says why", ""
-    remedy = f"bash ci/containers/local_image.sh, and say --image {LOCAL_IMAGE}"
-    return "cibuildwheel failed; its output says why. Where no image registry is reached", remedy
+        return why, ""
+    return (
+        f"{why}. Where no image registry is reached, an image can be made here",
+        f"{make}, then say --image {LOCAL_IMAGE}",
+    )
 
 
 def variables(
-    accelerator: str,
-    archs: Sequence[str],
-    torches: Sequence[str],
-    tags: Sequence[str],
-    jobs: int | None = None,
+    accelerator: str, archs: Sequence[str], torches: Sequence[str], tags: Sequence[str]
 ) -> dict[str, str]:
     """What cibuildwheel is told of one cell, as its variables."""
     settings = {"farm": accelerator, "arch": ",".join(archs), "torch": ",".join(torches)}
-    inside = {"APEX_STORE": STORE, **pip_settings.read().variables}
-    if count := jobs or os.environ.get("APEX_JOBS"):
-        inside["APEX_JOBS"] = str(count)
     return {
         "CIBW_BUILD": " ".join(f"{tag}-manylinux_x86_64" for tag in tags),
         "CIBW_ARCHS_LINUX": "x86_64",
         "CIBW_CONFIG_SETTINGS": " ".join(f"{key}={value}" for key, value in settings.items() if value),
-        "CIBW_ENVIRONMENT": " ".join(f"{key}={shlex.quote(value)}" for key, value in inside.items()),
     }
 
 
-def container_engine(name: str, archs: Sequence[str]) -> str:
+def container_engine(
+    name: str, archs: Sequence[str], settings: pip_settings.PipSettings, jobs: int | None = None
+) -> str:
     """cibuildwheel's container-engine: nothing of this machine is in sight but what is named here."""
+    count = jobs or os.environ.get("APEX_JOBS")
     arguments = [
         "--network=host",  # the package index may be on this machine
         "--security-opt=label=disable",
         *engine.limits(),
-        *(engine.volume(path) for path in pip_settings.read().paths),
+        # By name: cibuildwheel prints what it is told, and an address may hold a password.
+        *(f"--env={variable}" for variable in settings.variables),
+        *(engine.volume(path) for path in settings.paths),
+        f"--env=APEX_STORE={STORE}",
         engine.volume(default_root().resolve(), STORE, read_only=False),
+        *([f"--env=APEX_JOBS={count}"] if count else []),
         *toolchains(archs),
     ]
     return f"{name}; create_args: {shlex.join(arguments)}; disable_host_mount: true"

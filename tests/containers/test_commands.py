@@ -1,7 +1,6 @@
 """What containers are told, found out without running one."""
 
 import os
-import shlex
 import subprocess
 import sys
 
@@ -109,15 +108,10 @@ def toolchain_folders(tmp_path, monkeypatch):
     return root
 
 
-def test_the_cell_is_told_in_cibuildwheel_s_variables(monkeypatch):
-    monkeypatch.setattr(
-        pip_settings, "read", lambda: pip_settings.PipSettings({"PIP_FIND_LINKS": "/a b"}, ())
-    )
-    told = wheels.variables("rocm", ["gfx942", "gfx950"], ["2.13.0"], ["cp311", "cp312"], jobs=3)
+def test_the_cell_is_told_in_cibuildwheel_s_variables():
+    told = wheels.variables("rocm", ["gfx942", "gfx950"], ["2.13.0"], ["cp311", "cp312"])
     assert told["CIBW_BUILD"] == "cp311-manylinux_x86_64 cp312-manylinux_x86_64"
     assert told["CIBW_CONFIG_SETTINGS"] == "farm=rocm arch=gfx942,gfx950 torch=2.13.0"
-    inside = dict(word.split("=", 1) for word in shlex.split(told["CIBW_ENVIRONMENT"]))
-    assert inside == {"APEX_STORE": "/store", "PIP_FIND_LINKS": "/a b", "APEX_JOBS": "3"}
 
 
 def test_each_toolchain_is_shown_where_the_checkout_looks_for_it(toolchain_folders):
@@ -133,20 +127,26 @@ def test_each_toolchain_is_shown_where_the_checkout_looks_for_it(toolchain_folde
         wheels.toolchains(["sm_70"])
 
 
-def test_nothing_else_of_the_machine_is_in_sight(toolchain_folders, monkeypatch):
+def test_the_container_sees_what_is_named_and_nothing_else(toolchain_folders, tmp_path):
     pytest.importorskip("cibuildwheel")
     from cibuildwheel.oci_container import OCIContainerEngineConfig
 
-    told = OCIContainerEngineConfig.from_config_string(wheels.container_engine("podman", ["gfx942"]))
+    (tmp_path / "a folder").mkdir()
+    index = "https://user:secret@files.example/simple"
+    settings = pip_settings.PipSettings({"PIP_INDEX_URL": index}, (tmp_path / "a folder",))
+    text = wheels.container_engine("podman", ["gfx942"], settings, jobs=3)
+    assert "secret" not in text  # cibuildwheel prints it
+    told = OCIContainerEngineConfig.from_config_string(text)
     assert (told.name, told.disable_host_mount) == ("podman", True)
-    shown = [
-        argument.split("=", 1)[1].split(":")[0] for argument in told.create_args if "volume=" in argument
-    ]
-    assert set(shown) == {
+    arguments = list(told.create_args)
+    shown = {a.split("=", 1)[1].split(":")[0] for a in arguments if a.startswith("--volume=")}
+    assert shown == {
         str(wheels.default_root().resolve()),
         str(toolchain_folders / "rocm"),
-        *map(str, pip_settings.read().paths),
+        str(tmp_path / "a folder"),
     }
+    variables = [a.split("=", 1)[1] for a in arguments if a.startswith("--env=")]
+    assert variables == ["PIP_INDEX_URL", "APEX_STORE=/store", "APEX_JOBS=3"]
 
 
 def test_every_python_of_the_matrix_can_be_built():
