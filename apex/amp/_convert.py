@@ -75,6 +75,10 @@ class CastForward:
     def __wrapped__(self):
         return self.forward or type(self.module).forward.__get__(self.module)
 
+    @property
+    def __code__(self):  # torch.export asks where the forward of a module is written
+        return self.__wrapped__.__code__
+
     def __call__(self, *args, **kwargs):
         if self.inputs is not None:
             args = applier(args, self._cast_input)
@@ -144,7 +148,9 @@ def convert_model(model, dtype, keep_batchnorm):
     inside = {id(m) for loss in losses for m in loss.modules()}
     for module in model.modules():
         kept = keep_batchnorm and isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-        if not (kept or id(module) in inside):
+        if kept or (id(module) in inside and dtype in HALVES):
+            convert_module(module, torch.float32)  # float64 too, which halves do not go with
+        else:
             convert_module(module, dtype)
             if isinstance(module, torch.nn.RNNBase):
                 module.flatten_parameters()

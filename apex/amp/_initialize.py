@@ -10,7 +10,7 @@ from apex.amp._amp_state import _amp_state, maybe_print, warn_or_err
 from apex.amp._combined import is_fused
 from apex.amp._convert import HALVES, O2StateDictHook, applier, to_type  # noqa: F401  public apex has them here
 from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError, AmpWarning
-from apex.amp._process_optimizer import _process_optimizer, holds_no_gradient
+from apex.amp._process_optimizer import FULL, _process_optimizer, holds_no_gradient
 from apex.amp.frontend import COMBINING
 from apex.amp.scaler import LossScaler
 
@@ -54,8 +54,8 @@ def _initialize(
         held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
         for model in models:
             for p in model.parameters():
-                if id(p) in held and p.dtype == torch.float32:
-                    originals[p] = p.data
+                if id(p) in held and p.dtype in FULL:
+                    originals[p] = p.data.float()
     _cast_models(models, properties, cast_model_outputs)
     for optimizer in optimizers:
         _process_optimizer(optimizer, properties, originals)

@@ -356,6 +356,45 @@ def test_complex_parameters(level):
 
 
 @pytest.mark.parametrize("level", runs.LEVELS)
+def test_a_float64_model(level):
+    """Where it is cast, its norms and losses come to be float32 too, and masters are its weights, rounded once."""
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = runs.network()
+            self.criterion = nn.CrossEntropyLoss(weight=torch.ones(3))
+
+        def forward(self, x, y):
+            return self.criterion(self.network(x), y)
+
+    model = WithLoss().double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.rand_like(p))
+    weights = runs.values(model)
+    model, optimizer = runs.initialize(model, sgd(model), opt_level=level)
+    if level != "O3":
+        full = torch.float64 if level in ("O1", "O4") else torch.float32
+        assert runs.equal(runs.values(optimizer), [w.to(full) for w in weights])
+        assert model.network[1].running_mean.dtype == model.criterion.weight.dtype == full
+    x, y = runs.batch()
+    for _ in range(2):
+        optimizer.zero_grad()
+        runs.backward(model(x.double(), y), optimizer)
+        optimizer.step()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("level", runs.LEVELS)
+def test_export(level):
+    model = runs.initialize(runs.network().eval(), opt_level=level)
+    x = runs.batch()[0]
+    exported = torch.export.export(model, (x,)).module()
+    torch.testing.assert_close(exported(x), model(x))
+
+
+@pytest.mark.parametrize("level", runs.LEVELS)
 def test_parameters_without_shape(level):
     """They can have no master weights; every other level takes them."""
 
