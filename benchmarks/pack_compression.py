@@ -2,7 +2,7 @@
 
 usage: python benchmarks/pack_compression.py WHEEL [--arch sm_90] [--units 5] [--repeats 20] [--json FILE]
 
-A wheel is a zip archive, so its packs are compressed by deflate on the way and lie plain on disk. The other forms
+A wheel is a zip archive: plain packs are compressed by deflate on the way and lie plain on disk. The other forms
 compress each code object before it goes into the archive, and a process decompresses those that it loads. "Loading"
 is what the loader does before the driver is called: read, compare the digest, decompress. Cold: the kernel was told to
 drop the file from its cache. Only what the standard library decompresses on every Python of the matrix is measured.
@@ -25,15 +25,16 @@ from pathlib import Path
 FORMS: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
     "plain": (lambda data: data, lambda data: data),
     "zlib": (lambda data: zlib.compress(data, 9), zlib.decompress),
-    "xz": (lambda data: lzma.compress(data, preset=6), lzma.decompress),
+    "xz -1": (lambda data: lzma.compress(data, preset=1), lzma.decompress),
+    "xz -6": (lambda data: lzma.compress(data, preset=6), lzma.decompress),
 }
 
 
 def packs(wheel: Path) -> dict[str, bytes]:
-    """name -> code object."""
+    """name in the wheel -> code object, plain."""
     with zipfile.ZipFile(wheel) as archive:
         names = [n for n in archive.namelist() if n.startswith("apex/packs/") and not n.endswith(".json")]
-        return {name: archive.read(name) for name in names}
+        return {n: lzma.decompress(archive.read(n)) if n.endswith(".xz") else archive.read(n) for n in names}
 
 
 def archived(wheel: Path, compressed: dict[str, bytes]) -> int:
@@ -41,7 +42,7 @@ def archived(wheel: Path, compressed: dict[str, bytes]) -> int:
     with tempfile.TemporaryFile() as file, zipfile.ZipFile(wheel) as old:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as new:
             for name in old.namelist():
-                new.writestr(name, compressed.get(name) or old.read(name))
+                new.writestr(name, compressed[name] if name in compressed else old.read(name))
         return file.seek(0, os.SEEK_END)
 
 
@@ -86,7 +87,7 @@ def measure(wheel: Path, arch: str, units: int, repeats: int) -> list[dict]:
             rows.append(
                 {
                     "form": form,
-                    "wheel": archived(wheel, compressed if form != "plain" else {}),
+                    "wheel": archived(wheel, compressed),
                     "installed": sum(map(len, compressed.values())),
                     **{
                         f"{what} {state}": seconds(chosen, decompress, state == "cold", repeats)

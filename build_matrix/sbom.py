@@ -14,7 +14,7 @@ from build_matrix import digest
 
 NAME = "sboms/apex.cdx.json"
 LICENSE = "BSD-3-Clause"
-BINARY = (".so", ".cubin", ".ptx", ".co")
+BINARY = (".so", ".cubin", ".ptx", ".co", ".xz")
 EPOCH = datetime(1980, 1, 1, tzinfo=timezone.utc)  # as the dates in the archive
 
 

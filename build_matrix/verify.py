@@ -83,8 +83,8 @@ def pack(wheel: WheelFile, arch: str, engine: Engine, only: Sequence[str] | None
     faults = []
     for result in engine.run(packs.units(arch, toolchain, list(units))):
         name = result.name.partition("/")[2]
-        (path,) = [p for p in result.folder.iterdir() if p.name == units[name]["file"]]
-        shipped = wheel.members[f"apex/packs/{arch}/{path.name}"].sha256
+        (path,) = [p for p in result.folder.iterdir() if p.name == units[name]["file"].removesuffix(".xz")]
+        shipped = digest.of_bytes(wheel.code(arch, name))
         if digest.of_file(path) != shipped or shipped != units[name]["sha256"]:
             faults.append(f"{arch}/{name}: built again it is {digest.of_file(path)}, in the wheel {shipped}")
     if faults:

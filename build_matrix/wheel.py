@@ -8,6 +8,8 @@ import hashlib
 import importlib.util
 import io
 import json
+import lzma
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -20,6 +22,7 @@ from build_matrix.store import WorkUnit
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date a zip archive can hold
 SUMMARY = "Fused optimizers, normalization, softmax and amp tools for PyTorch on NVIDIA and AMD GPUs and CPUs"
+MANIFEST = re.compile(r"apex/packs/[^/]+/manifest\.json")
 LEFT_OUT = ("__pycache__",)
 LEFT_OUT_SUFFIXES = (".pyc", ".so", ".o")
 
@@ -45,12 +48,27 @@ def legacy_modules(names: list[str] | None = None) -> dict[str, bytes]:
 
 
 def contents(tree: Path, names: list[str] | None = None) -> dict[str, bytes]:
-    """Everything of a wheel but its dist-info: Python sources, the built tree, the top-level modules."""
+    """Everything of a wheel but its dist-info: Python sources, the built tree with its code objects compressed, the
+    top-level modules."""
     files = {name: path.read_bytes() for name, path in python_sources().items()}
     for path in sorted((tree / "apex").rglob("*")):
         if path.is_file():
             files[str(path.relative_to(tree))] = path.read_bytes()
-    return files | legacy_modules(names)
+    return _compressed(files) | legacy_modules(names)
+
+
+def _compressed(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The same with every code object of a pack compressed by xz, as its manifest then says. Digests in manifests stay
+    those of the code objects. A higher preset takes eight times as long and saves a seventh."""
+    found = dict(files)
+    for name in [name for name in files if MANIFEST.fullmatch(name)]:
+        manifest, folder = json.loads(files[name]), name.rpartition("/")[0]
+        for unit in manifest["units"].values():
+            image = found.pop(f"{folder}/{unit['file']}")
+            unit["file"] += ".xz"
+            found[f"{folder}/{unit['file']}"] = lzma.compress(image, preset=1)
+        found[name] = (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
+    return found
 
 
 def metadata(distribution: str, version: str) -> str:

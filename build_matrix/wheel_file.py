@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -70,6 +71,15 @@ class WheelFile:
     @property
     def bindings(self) -> list[dict]:
         return self.json("apex/lib/bindings.json") if "apex/lib/bindings.json" in self._contents else []
+
+    def code(self, arch: str, unit: str) -> bytes:
+        """A code object as the driver is given it. Raises BuildError where it cannot be decompressed."""
+        file = self.packs[arch]["units"][unit]["file"]
+        data = self.data(f"apex/packs/{arch}/{file}")
+        try:
+            return lzma.decompress(data) if file.endswith(".xz") else data
+        except lzma.LZMAError as error:
+            raise BuildError(f"{self.path.name}: {arch}/{file} cannot be decompressed: {error}") from None
 
     def about(self) -> dict:
         """What `explain --json` prints: identity, compilers, pins, bindings, packs and their kernels, sizes."""

@@ -16,6 +16,7 @@ from apex._loader import elf, tree
 from apex._loader.errors import InstallationError
 
 FORMAT = 1
+COMPRESSED = ".xz"  # of code objects in wheels; those of a checkout are plain
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,33 @@ class _Units(Mapping):
         return len(self._rows)
 
 
+class _Damaged(Exception):
+    """A file whose bytes are not what was written; says why."""
+
+
+def _read(path):
+    """Bytes of a code object. Raises OSError, or _Damaged where they cannot be decompressed."""
+    data = path.read_bytes()
+    if path.suffix != COMPRESSED:
+        return data
+    try:
+        import lzma  # Python can be built without it
+    except ImportError as error:
+        raise _Damaged(f"{path.name} is compressed, and this Python has no module lzma") from error
+    try:
+        return lzma.decompress(data)
+    except lzma.LZMAError as error:
+        raise _Damaged(f"{path.name} is damaged: it cannot be decompressed ({error})") from error
+
+
 def _describe(folder, arch, row):
     path = folder / row.get("file", "")
     try:
-        data = path.read_bytes()
+        data = _read(path)
     except OSError as error:
         return Code(path, fault=f"{path.name} is in the manifest but cannot be read ({error.strerror})")
+    except _Damaged as error:
+        return Code(path, fault=str(error))
     if row.get("sha256") and hashlib.sha256(data).hexdigest() != row["sha256"]:
         return Code(path, fault=f"{path.name} is damaged: its digest is not the manifest's")
     try:
@@ -127,8 +149,9 @@ def installed():
 def image(code):
     """Bytes of a described code object that has no fault. Raises InstallationError if it is gone since."""
     try:
-        return code.path.read_bytes()
-    except OSError as error:
+        return _read(code.path)
+    except (OSError, _Damaged) as error:
+        found = getattr(error, "strerror", None) or str(error)
         raise InstallationError(
-            "a code object vanished after it was chosen", wanted=str(code.path), found=error.strerror
+            "a code object vanished after it was chosen", wanted=str(code.path), found=found
         ) from error

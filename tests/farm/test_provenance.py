@@ -1,6 +1,7 @@
 """What comes with a wheel (bill of materials, statement of provenance), and building it again to compare."""
 
 import json
+import lzma
 import shutil
 import zipfile
 
@@ -148,9 +149,13 @@ def test_code_objects_are_built_again_and_are_the_same(of_now, facts, tmp_path):
 def test_another_code_object_is_found(of_now, facts, tmp_path):
     arch = facts["archs"][0]
     (name,) = [n for n in WheelFile(of_now).members if n.startswith(f"apex/packs/{arch}/{UNIT}.")]
-    spoil(of_now, name, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+    plain = lzma.decompress(WheelFile(of_now).data(name))
+    spoil(of_now, name, lambda data: lzma.compress(plain[:-1] + bytes([plain[-1] ^ 1])))
     with pytest.raises(GateError, match=f"{arch}/{UNIT}: built again it is "):
         verify.pack(WheelFile(of_now), arch, Engine(Store(tmp_path / "store"), 1), [UNIT])
+    spoil(of_now, name, lambda data: data[:-20])
+    with pytest.raises(BuildError, match=f"{arch}/{UNIT}.* cannot be decompressed"):
+        WheelFile(of_now).code(arch, UNIT)
 
 
 def test_what_cannot_be_verified_here_is_said(of_now, facts, tmp_path, monkeypatch):

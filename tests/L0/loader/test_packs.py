@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import lzma
+import sys
 
 import pytest
 
 from apex._loader import packs
+from apex._loader.errors import InstallationError
 
 
 @pytest.fixture
@@ -48,6 +51,40 @@ def test_a_flipped_byte(pack):
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     assert "damaged" in pack().units["unit_one"].fault
+
+
+@pytest.fixture
+def compressed(pack):
+    """The pack as wheels have it: its file is compressed, and the digest is of what is in it."""
+    plain = pack.folder / "unit_one.cubin"
+    file = plain.with_name("unit_one.cubin.xz")
+    file.write_bytes(lzma.compress(plain.read_bytes()))
+    plain.unlink()
+    return file, lambda: pack(units={"unit_one": {**pack.row, "file": file.name}})
+
+
+def test_a_compressed_code_object(compressed, cubin):
+    _, read = compressed
+    code = read().units["unit_one"]
+    assert code.fault is None and packs.image(code) == cubin("sm_90")
+
+
+def test_a_compressed_code_object_that_is_damaged(compressed):
+    file, read = compressed
+    data, good = file.read_bytes(), read().units["unit_one"]
+    assert good.fault is None
+    for broken in (data[:-9], data[:40] + b"\0\0" + data[42:], b"", b"text"):
+        file.write_bytes(broken)
+        fault = read().units["unit_one"].fault
+        assert fault.startswith("unit_one.cubin.xz is damaged: it cannot be decompressed")
+        with pytest.raises(InstallationError, match="vanished after it was chosen"):
+            packs.image(good)
+
+
+def test_a_python_without_lzma_is_told(compressed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lzma", None)
+    fault = compressed[1]().units["unit_one"].fault
+    assert fault == "unit_one.cubin.xz is compressed, and this Python has no module lzma"
 
 
 def test_a_missing_file(pack):
