@@ -190,7 +190,7 @@ def _check_numbers(scaling, verbosity):
         "scale_growth_factor": (lambda x: 1.0 <= x < math.inf, "a number from 1 on"),
         "scale_backoff_factor": (lambda x: 0.0 < x < 1.0, "a number between 0 and 1"),
         "scale_window": (lambda x: x >= 1 and x % 1 == 0, "a whole number from 1 on"),
-        "verbosity": (lambda x: x >= 0, "0, 1 or 2"),
+        "verbosity": (lambda x: True, "0, 1 or 2"),
     }
     for name, (fits, wanted) in bounds.items():
         value = verbosity if name == "verbosity" else scaling[name]
@@ -381,7 +381,7 @@ def initialize(
         cast_model_outputs: dtype of outputs; by default float32 where the model is cast.
         num_losses: loss scalers; amp.scale_loss takes one by loss_id.
         verbosity: 0 silent, 1 informs, 2 prints each cast.
-        min_loss_scale, max_loss_scale: bounds of a dynamic scale.
+        min_loss_scale, max_loss_scale: bounds of a dynamic scale; None: there is none.
         dynamic_init_scale: where it starts.
         scale_growth_factor, scale_backoff_factor: what it is multiplied by after scale_window updates without
             overflow, and after one with.
@@ -442,7 +442,7 @@ def initialize(
         "scale_backoff_factor": scale_backoff_factor,
         "scale_window": scale_window,
         "min_loss_scale": min_loss_scale,
-        "max_loss_scale": max_loss_scale,
+        "max_loss_scale": math.inf if max_loss_scale is None else max_loss_scale,
     }
     _check_numbers(scaling, verbosity)
     if cast_model_outputs is not None:

@@ -308,11 +308,11 @@ WRONG = {
     "cast_model_outputs": ["half", torch.int32],
     "dynamic_init_scale": [0, -1, INF, "x", None],
     "min_loss_scale": [-1, 2.0**30, NAN],
-    "max_loss_scale": [0, None, NAN],
+    "max_loss_scale": [0, "x", NAN],
     "scale_growth_factor": [0.5, INF, None],
     "scale_backoff_factor": [0, 1.0, NAN],
     "scale_window": [0, 1.5, INF, None],
-    "verbosity": [None, -1],
+    "verbosity": [None, "loud"],
     "enabled": ["O2"],
 }
 
@@ -326,6 +326,16 @@ def test_values_of_options(name, value):
         amp.initialize(model, optimizer, **{"opt_level": "O2", "verbosity": 0, name: value})
     model, optimizer = runs.initialize(model, optimizer, opt_level="O2")
     runs.train(model, optimizer, 1)
+
+
+def test_a_scale_without_ceiling():
+    model = runs.plain()
+    options = dict(max_loss_scale=None, dynamic_init_scale=2.0**30, scale_window=1)
+    model, optimizer = runs.initialize(
+        model, FusedAdam(model.parameters()), opt_level="O4", loss_scale="dynamic", **options
+    )
+    runs.train(model, optimizer, 2)
+    assert runs.scaler().loss_scale() == 2.0**32
 
 
 def test_a_level_in_the_place_of_enabled():
