@@ -157,6 +157,7 @@ template <class Math> GPU_FN void activation_finish(const BiasActivation& a) {
 #endif
 #define KERNEL(name, threads, body, ...)                                                                             \
   extern "C" GPU_KERNEL(threads, ACTIVATION_BLOCKS) void bias_activation_##name(gpu::BiasActivation arguments) {   \
+    gpu::await_previous_kernel();                                                                                    \
     gpu::body<__VA_ARGS__>(arguments);                                                              \
   }                                                                                                 \
   GPU_REGISTER(bias_activation_##name)

@@ -30,6 +30,14 @@ GPU_FN u32 lane_id() {
 }
 GPU_FN void sync_threads() { __syncthreads(); }
 GPU_FN void device_fence() { __threadfence(); }
+// A kernel that is launched beside the end of the one before it (apex_kernel.awaits) begins with this, before it touches
+// any memory: it returns when that kernel and its writes are done. And it lets the next one begin.
+GPU_FN void await_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 // Reads what another block wrote before its device_fence(), past this multiprocessor's first-level cache.
 GPU_FN float load_coherent(const float* p) {
   float x;

@@ -38,6 +38,7 @@ GPU_FN void sync_threads() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 GPU_FN void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
+GPU_FN void await_previous_kernel() {}
 // Reads what another block wrote before its device_fence(), past this compute unit's first-level cache.
 template <class T> GPU_FN T load_coherent(const T* p) {
   return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

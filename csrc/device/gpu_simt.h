@@ -21,6 +21,7 @@ GPU_FN u32 grid_x() { return simt::current->grid.x; }
 GPU_FN u32 lane_id() { return simt::self->lane; }
 GPU_FN void sync_threads(int line = __builtin_LINE()) { simt::barrier(line); }
 GPU_FN void device_fence() {}
+GPU_FN void await_previous_kernel() {}
 template <class T> GPU_FN T load_coherent(const T* p) { return *p; }
 GPU_FN u32 shuffle_xor(u32 x, int mask, int line = __builtin_LINE()) {
   return (u32)simt::exchange(x, lane_id() ^ mask, line);

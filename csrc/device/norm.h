@@ -19,8 +19,11 @@
 #define NORM_LONG(V) V(long8, float, 8) V(long1, float, 1) V(long_f64, double, 1)
 #define NORM_MATH(V) V(, float) V(_f64, double)
 
-#define NORM_KERNEL(name, Arguments, ...)                                                                  \
-  extern "C" GPU_KERNEL(gpu::norm_threads, 1) void name(gpu::Arguments arguments) { __VA_ARGS__(arguments); } \
+#define NORM_KERNEL(name, Arguments, ...)                                             \
+  extern "C" GPU_KERNEL(gpu::norm_threads, 1) void name(gpu::Arguments arguments) {   \
+    gpu::await_previous_kernel();                                                     \
+    __VA_ARGS__(arguments);                                                           \
+  }                                                                                   \
   GPU_REGISTER(name)
 
 // All kernels of an op.

@@ -2,7 +2,10 @@
 
 // Two blocks a multiprocessor; doubles need the registers of one.
 #define XENTROPY_KERNEL(blocks, name, Arguments, ...)                                                                    \
-  extern "C" GPU_KERNEL(gpu::xentropy_threads, blocks) void name(gpu::Arguments arguments) { __VA_ARGS__(arguments); } \
+  extern "C" GPU_KERNEL(gpu::xentropy_threads, blocks) void name(gpu::Arguments arguments) {                           \
+    gpu::await_previous_kernel();                                                                                          \
+    __VA_ARGS__(arguments);                                                                                                \
+  }                                                                                                                        \
   GPU_REGISTER(name)
 
 #define KERNELS(blocks, name, type)                                                                       \

@@ -78,6 +78,8 @@ typedef struct apex_kernel {
   const char* unit;
   const char* name;
   uint32_t slot; /* 0: none yet */
+  /* 1: it begins with gpu::await_previous_kernel(), so that its launch may overlap the end of the kernel before it. */
+  int32_t awaits;
 } apex_kernel;
 
 /* The one way to launch. `parameters` as cuLaunchKernel takes them.

@@ -18,7 +18,7 @@ int64_t columns_of(const gpu::BiasActivation& a) { return a.gated ? 2 * a.hidden
 
 // ---- kernels
 enum Kind { bf16x8, f16x8, f32x4, any1, f64 };
-#define APEX_ACTIVATION_KERNEL(name) {unit, "bias_activation_" #name, 0}
+#define APEX_ACTIVATION_KERNEL(name) {unit, "bias_activation_" #name, 0, 1}
 #define APEX_ACTIVATION_KINDS(way)                                                                                     \
   {APEX_ACTIVATION_KERNEL(way##bf16x8), APEX_ACTIVATION_KERNEL(way##f16x8), APEX_ACTIVATION_KERNEL(way##f32x4),        \
    APEX_ACTIVATION_KERNEL(way##any1), APEX_ACTIVATION_KERNEL(way##f64)}

@@ -18,6 +18,7 @@ struct Launch {
   apex_dim grid, block;
   uint32_t dynamic_shared_bytes;
   void** parameters;
+  bool awaits; // apex_kernel's: where the code can, it begins while the kernel before it ends
 };
 
 /* Every member works on `device` whatever is current, leaves device and context as they were, and reports

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <deque>
 #include <mutex>
 
 #include "driver.h"
@@ -24,12 +25,26 @@ enum : int {
   kAttributeMinor = 76,
   kAttributeSharedOptin = 97,
   kFunctionSharedBytes = 1,
+  kFunctionPtxVersion = 5,
   kFunctionMaxDynamicShared = 8,
+  kLaunchProgrammaticSerialization = 6,
   kCaptureRelaxed = 2,
 };
 
 // Errors of kernels that ran before: every call of the process fails with them until it ends.
 bool is_sticky(int code) { return code == 700 || (code >= 714 && code <= 719); }
+
+// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+  int id, padding;
+  int value[16];
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
 
 struct Api {
   int (*init)(unsigned);
@@ -54,6 +69,7 @@ struct Api {
   int (*stream_is_capturing)(void* stream, int* status);
   int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
                 void* stream, void** parameters, void** extra);
+  int (*launch_ex)(const LaunchConfig* config, void* function, void** parameters, void** extra); // null: unknown
   int (*blocks_at_once)(int* blocks, void* function, int threads, size_t dynamic_shared_bytes); // null: unknown
 };
 
@@ -64,9 +80,18 @@ class Cuda final : public Driver {
   int32_t launch(const Launch& launch) override {
     const Current current(*this, launch.device);
     if (current.status) return current.status;
-    const int code = api_.launch(launch.function, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
-                                 launch.block.y, launch.block.z, launch.dynamic_shared_bytes, launch.stream,
-                                 launch.parameters, nullptr);
+    const Function& function = *static_cast<const Function*>(launch.function);
+    const apex_dim &grid = launch.grid, &block = launch.block;
+    int code;
+    if (launch.awaits && function.can_await) {
+      const LaunchAttribute overlap = {kLaunchProgrammaticSerialization, 0, {1}};
+      const LaunchConfig config = {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z},
+                                   launch.dynamic_shared_bytes, launch.stream, &overlap, 1};
+      code = api_.launch_ex(&config, function.kernel, launch.parameters, nullptr);
+    } else {
+      code = api_.launch(function.kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z,
+                         launch.dynamic_shared_bytes, launch.stream, launch.parameters, nullptr);
+    }
     return code ? refused(launch, code) : int32_t{APEX_OK};
   }
 
@@ -99,7 +124,9 @@ class Cuda final : public Driver {
       if (const int code = api_.function_load(in_context))
         return not_loaded("cuFuncLoad", kernel, device, code);
     if (const int32_t status = allow_shared(device, found)) return status;
-    *function = found;
+    const bool can_await = api_.launch_ex && was_compiled_for(device, found) >= 90;
+    std::lock_guard<std::mutex> lock(functions_lock_);
+    *function = &functions_.emplace_back(Function{found, can_await});
     return APEX_OK;
   }
 
@@ -110,7 +137,8 @@ class Cuda final : public Driver {
     if (current.status) return current.status;
     int found = 0;
     // Only a grid's size depends on it: a driver that refuses does not say, and what is wrong shows at the launch.
-    if (api_.blocks_at_once(&found, function, static_cast<int>(threads), dynamic_shared_bytes) == 0) *blocks = found;
+    void* const kernel = static_cast<const Function*>(function)->kernel;
+    if (api_.blocks_at_once(&found, kernel, static_cast<int>(threads), dynamic_shared_bytes) == 0) *blocks = found;
     return APEX_OK;
   }
 
@@ -238,6 +266,12 @@ class Cuda final : public Driver {
     return APEX_OK;
   }
 
+  // 10 * major + minor of the virtual architecture: gpu::await_previous_kernel() is an instruction from 9.0 on.
+  int was_compiled_for(int device, void* kernel) {
+    int handle = 0, version = 0;
+    return device_handle(device, &handle) || api_.kernel_get_attribute(&version, kFunctionPtxVersion, kernel, handle) ? 0 : version;
+  }
+
   const char* arch_of(int device, char (&arch)[16]) {
     int handle = 0, major = 0, minor = 0;
     if (api_.device_get(&handle, device) || api_.device_attribute(&major, kAttributeMajor, handle) ||
@@ -295,7 +329,15 @@ class Cuda final : public Driver {
     return is_sticky(code) ? "; a kernel that ran earlier in this process caused it" : "";
   }
 
+  // What `function` points to outside.
+  struct Function {
+    void* kernel;
+    bool can_await;
+  };
+
   const Api api_;
+  std::mutex functions_lock_;
+  std::deque<Function> functions_; // where they are, they stay
   Device devices_[max_devices];
 };
 
@@ -334,6 +376,7 @@ Driver* open_cuda(int32_t& status) {
       find(api.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode") &&
       find(api.stream_is_capturing, "cuStreamIsCapturing") && find(api.launch, "cuLaunchKernel");
   if (!whole) return nullptr;
+  api.launch_ex = reinterpret_cast<decltype(api.launch_ex)>(dlsym(library, "cuLaunchKernelEx"));
   api.function_load = reinterpret_cast<decltype(api.function_load)>(dlsym(library, "cuFuncLoad"));
   api.blocks_at_once = reinterpret_cast<decltype(api.blocks_at_once)>(dlsym(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor"));
 

@@ -68,7 +68,8 @@ int32_t launch(const apex_place& place, apex_kernel* handle, apex_dim grid, apex
   Loaded loaded;
   if (const int32_t status = find(place, handle, &loaded)) return status;
   return loaded.driver->launch(
-      {loaded.kernel->name, place.device, place.stream, loaded.function, grid, block, shared, parameters});
+      {loaded.kernel->name, place.device, place.stream, loaded.function, grid, block, shared, parameters,
+       handle->awaits != 0});
 }
 
 } // namespace

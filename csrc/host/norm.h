@@ -46,7 +46,7 @@ struct apex_norm_layout {
 // `layout` null: as the library chooses, as also where no kernel fits what is asked.
 extern "C" APEX_EXPORT void apex_set_norm_layout(int32_t backward, const apex_norm_layout* layout);
 
-#define APEX_NORM_KERNEL(op, part, name) {#op, #op "_" #part #name, 0}
+#define APEX_NORM_KERNEL(op, part, name) {#op, #op "_" #part #name, 0, 1}
 #define APEX_NORM_ROWS(op, part)                                                                                    \
   APEX_NORM_KERNEL(op, part, bf16x2), APEX_NORM_KERNEL(op, part, bf16x3), APEX_NORM_KERNEL(op, part, bf16x4),       \
       APEX_NORM_KERNEL(op, part, f16x2), APEX_NORM_KERNEL(op, part, f16x3), APEX_NORM_KERNEL(op, part, f16x4),      \

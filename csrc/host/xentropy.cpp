@@ -9,11 +9,11 @@ namespace apex {
 namespace {
 constexpr const char* unit = "xentropy";
 // By apex_dtype.
-apex_kernel forward_kernels[] = {{unit, "xentropy_forward_f32", 0}, {unit, "xentropy_forward_f16", 0},
-                                 {unit, "xentropy_forward_bf16", 0}, {unit, "xentropy_forward_f64", 0}};
-apex_kernel backward_kernels[] = {{unit, "xentropy_backward_f32", 0}, {unit, "xentropy_backward_f16", 0},
-                                  {unit, "xentropy_backward_bf16", 0}, {unit, "xentropy_backward_f64", 0}};
-apex_kernel merge_kernels[] = {{unit, "xentropy_merge", 0}, {unit, "xentropy_merge_f64", 0}};
+apex_kernel forward_kernels[] = {{unit, "xentropy_forward_f32", 0, 1}, {unit, "xentropy_forward_f16", 0, 1},
+                                 {unit, "xentropy_forward_bf16", 0, 1}, {unit, "xentropy_forward_f64", 0, 1}};
+apex_kernel backward_kernels[] = {{unit, "xentropy_backward_f32", 0, 1}, {unit, "xentropy_backward_f16", 0, 1},
+                                  {unit, "xentropy_backward_bf16", 0, 1}, {unit, "xentropy_backward_f64", 0, 1}};
+apex_kernel merge_kernels[] = {{unit, "xentropy_merge", 0, 1}, {unit, "xentropy_merge_f64", 0, 1}};
 
 constexpr int64_t vectors_ahead = 4;  // of a thread, in the kernels
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }

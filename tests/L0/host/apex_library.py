@@ -22,7 +22,7 @@ class Place(ctypes.Structure):
 class Kernel(ctypes.Structure):
     """apex_kernel."""
 
-    _fields_ = [("unit", c_char_p), ("name", c_char_p), ("slot", c_uint32)]
+    _fields_ = [("unit", c_char_p), ("name", c_char_p), ("slot", c_uint32), ("awaits", c_int32)]
 
 
 class Dim(ctypes.Structure):
@@ -88,7 +88,10 @@ class Apex:
     def launch(
         self, platform, device, kernel, stream=None, grid=(1, 1, 1), block=(32, 1, 1), shared=0, parameters=()
     ) -> int:
-        """apex_launch; `kernel` is a Kernel or "unit/name"; parameters are ctypes values, or ints (int32)."""
+        """apex_launch; `kernel` is a Kernel or "unit/name", which does not await.
+
+        Parameters are ctypes values, or ints (int32).
+        """
         if isinstance(kernel, str):
             kernel = Kernel(*(part.encode() for part in kernel.split("/")), 0)
         values = [c_int32(value) if isinstance(value, int) else value for value in parameters]

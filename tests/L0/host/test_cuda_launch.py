@@ -261,6 +261,27 @@ def test_driver_refusals_are_said_with_code_and_name(apex, cuda):
 
 
 @fresh_process("cuda")
+def test_kernels_that_await_begin_beside_the_end_of_the_one_before(apex, cuda):
+    """Where the code waits by itself: compiled for sm_90 or later, not made from older PTX, not on an older device."""
+    register(apex)
+    awaiting = Kernel(b"scale", b"scale_f32", 0, 1)
+    beside = "beside the end of the one before"
+    assert apex.launch(CUDA, 0, awaiting, grid=(5, 6, 7), block=(8, 9, 2), shared=33) == OK
+    *_, first, launch, last = cuda.log()
+    assert first == beside and "grid 5 6 7, block 8 9 2, shared 33" in launch and last.startswith("pop")
+    cuda.fail("cuLaunchKernelEx", 4)
+    assert apex.launch(CUDA, 0, awaiting) == DRIVER and "launch of scale_f32 on cuda:0" in apex.last_error
+    cuda.fail("cuLaunchKernelEx", 0)
+    cuda.log()
+    assert apex.launch(CUDA, 0, KERNEL_NAME) == OK  # another launch site of the same kernel, which does not ask
+    assert apex.launch(CUDA, 1, awaiting) == OK
+    assert apex.register(CUDA, 0, "scale", SM_90 + b"from compute_80\n") == OK
+    assert apex.launch(CUDA, 0, awaiting) == OK
+    lines = cuda.log()
+    assert sum(line.startswith("launch scale_f32") for line in lines) == 3 and beside not in lines
+
+
+@fresh_process("cuda")
 def test_code_object_of_another_architecture(apex, cuda):
     """Error 209 names the device's architecture."""
     assert apex.register(CUDA, 1, "scale", SM_90) == OK

@@ -231,8 +231,11 @@ FAKE int cuFuncLoad(void*) {
 }
 FAKE int cuKernelGetAttribute(int* value, int attribute, void* kernel, int) {
   BEGIN("cuKernelGetAttribute");
-  if (attribute != 1) return kInvalidValue;
-  *value = static_cast<Kernel*>(kernel)->fixed;
+  const auto* of = static_cast<Kernel*>(kernel);
+  if (attribute == 5) // the virtual architecture it was compiled for
+    *value = fake::has_line(of->library->image.c_str(), "arch sm_80") || fake::has_line(of->library->image.c_str(), "from compute_80") ? 80 : 90;
+  else if (attribute == 1) *value = of->fixed;
+  else return kInvalidValue;
   return 0;
 }
 FAKE int cuKernelSetAttribute(int attribute, int value, void* kernel, int device) {
@@ -242,6 +245,31 @@ FAKE int cuKernelSetAttribute(int attribute, int value, void* kernel, int device
   of->most_dynamic[device] = value;
   return 0;
 }
+// As a program compiled with the vendor's header passes it.
+struct LaunchConfig {
+  unsigned gx, gy, gz, bx, by, bz, shared;
+  void* stream;
+  struct Attribute {
+    int id;
+    char padding[4];
+    union {
+      int overlaps;
+      char bytes[64];
+    } value;
+  }* attributes;
+  unsigned attribute_count;
+};
+FAKE int cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+#if !defined(FAKE_BEFORE_CUDA_12)
+FAKE int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
+  BEGIN("cuLaunchKernelEx");
+  const auto* attribute = config->attributes;
+  if (config->attribute_count != 1 || attribute->id != 6 || attribute->value.overlaps != 1) return kInvalidValue;
+  note("beside the end of the one before");
+  return cuLaunchKernel(function, config->gx, config->gy, config->gz, config->bx, config->by, config->bz, config->shared,
+                        config->stream, parameters, extra);
+}
+#endif
 FAKE int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                         unsigned bz, unsigned shared, void* stream, void** parameters, void** extra) {
   BEGIN("cuLaunchKernel");
