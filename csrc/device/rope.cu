@@ -97,12 +97,11 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
   const i64 places = a.height * a.width;
   const i64 input_step = width == 1 ? a.in_element : 1;  // wider vectors need elements side by side
 
-  bool fits = true;
-  if (a.cu_seqlens) {
-    float broken = 0.0f;
-    for (i32 k = (i32)thread_x(); k <= a.sequences; k += (i32)threads) broken = rope_sequence_fits(a, k) ? broken : 1.0f;
-    fits = block_reduce<Maximum>(broken) == 0.0f;
-  }
+  bool fits = true, checked = !a.cu_seqlens;
+  const auto row_of = [&](i32 position, i64 y, i64 x) {
+    if (!a.cu_seqlens) return a.groups == 2 ? y : x;
+    return fits ? rows_of[position] : rope_wrong;
+  };
   for (u32 block = block_x(); block < a.blocks; block += grid_x()) {
     const i64 first = (i64)(block / a.chunks) * a.positions, first_row = block % a.chunks * a.chunk_rows;
     const i32 count = (i32)(places - first < a.positions ? places - first : a.positions);
@@ -138,14 +137,20 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
         if (!made) {  // while the first loads are on their way
           sync_threads();
           if (a.cu_seqlens) {
-            if ((i32)thread_x() < count) rows_of[thread_x()] = rope_row(a, first + thread_x(), fits);
+            if ((i32)thread_x() < count) rows_of[thread_x()] = rope_row(a, first + thread_x());
+            if (!checked) {  // its loads and those of rope_row are on their way together
+              float broken = 0.0f;
+              for (i32 k = (i32)thread_x(); k <= a.sequences; k += (i32)threads) broken = rope_sequence_fits(a, k) ? broken : 1.0f;
+              fits = block_reduce<Maximum>(broken) == 0.0f;
+              checked = true;
+            }
             sync_threads();
           }
           if (a.table) {
             for (i32 i = (i32)thread_x(); i < count * turned; i += (i32)threads) {
               const i32 p = i / turned, e = i - p * turned;
               const i64 place = first + p, y = y_of(place), x = place - y * a.width;
-              rope_entry(a, a.cu_seqlens ? rows_of[p] : a.groups == 2 ? y : x, x, e, table[2 * p * turned + e], table[(2 * p + 1) * turned + e]);
+              rope_entry(a, row_of(p, y, x), x, e, table[2 * p * turned + e], table[(2 * p + 1) * turned + e]);
             }
             sync_threads();
           }
@@ -153,7 +158,7 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
         }
         GPU_UNROLL for (int n = 0; n < rope_in_flight; ++n) {
           if (position[n] < 0) continue;
-          if (lane.turns && !(a.cu_seqlens && rows_of[position[n]] == rope_unturned)) {
+          if (lane.turns && !(a.cu_seqlens && row_of(position[n], 0, 0) == rope_unturned)) {
             if (position[n] != known) {
               known = position[n];
               const i32 sin_of_low = a.transposed ? lane.high : lane.low, sin_of_high = a.transposed ? lane.low : lane.high;
@@ -166,7 +171,7 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
                 rope_copy(sin_high, s + sin_of_high);
               } else if constexpr (width == 1) {
                 const i64 place = first + known, y = y_of(place), x = place - y * a.width;
-                const i64 row = a.cu_seqlens ? rows_of[known] : a.groups == 2 ? y : x;
+                const i64 row = row_of(known, y, x);
                 Math s[2];
                 rope_entry(a, row, x, lane.low, cos_low[0], s[0]);
                 rope_entry(a, row, x, lane.high, cos_high[0], s[1]);
@@ -201,12 +206,13 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
   V(any4, float, 4, -1) V(any1, float, 1, -1) V(f64, double, 1, gpu::type_f64)
 // Registers for four blocks at once; compilers for Volta spill then.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-#define ROPE_BLOCKS 3
+#define ROPE_BLOCKS 4
 #else
 #define ROPE_BLOCKS 4
 #endif
 #define KERNEL(name, Math, width, type)                                                    \
   extern "C" GPU_KERNEL(gpu::rope_threads, ROPE_BLOCKS) void rope_##name(gpu::Rope arguments) {         \
+    gpu::await_previous_kernel();                                                           \
     gpu::rope_heads<Math, width, type>(arguments);                                          \
   }                                                                                         \
   GPU_REGISTER(rope_##name)

@@ -54,8 +54,7 @@ GPU_FN bool rope_sequence_fits(const Rope& a, i32 k) {
   return k == 0 ? a.cu_seqlens[0] == 0 && a.cu_seqlens[a.sequences] <= a.width : a.cu_seqlens[k - 1] <= a.cu_seqlens[k];
 }
 // The row of a place's angles where sequences are packed; whatever cu_seqlens hold, it is a row that is there.
-GPU_FN i64 rope_row(const Rope& a, i64 place, bool fits) {
-  if (!fits) return rope_wrong;
+GPU_FN i64 rope_row(const Rope& a, i64 place) {
   if (place >= a.cu_seqlens[a.sequences]) return rope_unturned;
   i32 low = 0, high = a.sequences;  // cu_seqlens[low] <= place < cu_seqlens[high]
   while (high - low > 1) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "device_limits.h"
 #include "multi_tensor_cpu.h"
 #include "status.h"
 
@@ -16,7 +17,7 @@ int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 
 // ---- kernels
-#define APEX_ROPE_KERNEL(name) {"rope", "rope_" #name, 0}
+#define APEX_ROPE_KERNEL(name) {"rope", "rope_" #name, 0, 1}
 apex_kernel bf16x8 = APEX_ROPE_KERNEL(bf16x8), f16x8 = APEX_ROPE_KERNEL(f16x8), f32x4 = APEX_ROPE_KERNEL(f32x4),
             any4 = APEX_ROPE_KERNEL(any4), any1 = APEX_ROPE_KERNEL(any1), f64 = APEX_ROPE_KERNEL(f64);
 
@@ -49,16 +50,24 @@ int32_t launch(const apex_place* place, gpu::Rope a) {
   }
   const int64_t lanes = a.groups * (a.rotary / 2 / width) + ((a.dim - turned) / width + 1) / 2;
   a.lane_threads = int32_t(std::min<int64_t>(lanes, gpu::rope_threads));
-  // A block takes what its threads can have in flight: several positions, or a part of one.
+  // A block takes several positions, or a part of one: twice what its threads can have in flight, as it makes the sines
+  // and cosines but once, or less where too few blocks would be left.
   const int64_t rows = a.batch * a.heads, at_once = gpu::rope_threads / a.lane_threads;
   a.step_positions = int32_t(at_once / rows);
   a.step_batches = int32_t(at_once % rows / a.heads);
   a.step_heads = int32_t(at_once % rows % a.heads);
-  const int64_t wanted = at_once * gpu::rope_in_flight;
-  int64_t positions = std::clamp<int64_t>(wanted / rows, 1, gpu::rope_most_positions);
-  if (a.table && row_table) positions = std::min(positions, std::max<int64_t>(1, table_bytes / row_table));
+  DeviceLimits limits;
+  if (const int32_t status = device_limits(*place, &limits)) return status;
+  int64_t wanted, positions, chunks, blocks;
+  for (int64_t turns = 2 * gpu::rope_in_flight; turns; turns /= 2) {
+    wanted = at_once * turns;
+    positions = std::clamp<int64_t>(wanted / rows, 1, gpu::rope_most_positions);
+    if (a.table && row_table) positions = std::min(positions, std::max<int64_t>(1, table_bytes / row_table));
+    chunks = positions > 1 ? 1 : ceil_divide(rows, wanted);
+    blocks = ceil_divide(a.height * a.width, positions) * chunks;
+    if (blocks >= limits.multiprocessors * 8) break;
+  }
   a.positions = int32_t(positions);
-  const int64_t chunks = positions > 1 ? 1 : ceil_divide(rows, wanted), blocks = ceil_divide(a.height * a.width, positions) * chunks;
   if (blocks > most) return fail(APEX_ERROR_ARGUMENT, "rope: a tensor of more than 2^31 blocks of %lld heads", (long long)wanted);
   a.chunks = uint32_t(chunks);
   a.chunk_rows = ceil_divide(rows, chunks);
@@ -102,7 +111,7 @@ template <class Math> struct Turn {
     alignas(64) Math cos_low[tile], cos_high[tile], sin_low[tile], sin_high[tile], first[tile], second[tile], low[tile], high[tile];
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t place = unit / parts, part = unit % parts, y = place / a.width, x = place % a.width;
-      const int64_t row = a.cu_seqlens ? gpu::rope_row(a, place, fits) : a.groups == 2 ? y : x;
+      const int64_t row = a.cu_seqlens ? (fits ? gpu::rope_row(a, place) : gpu::rope_wrong) : a.groups == 2 ? y : x;
       const int64_t half = a.rotary / 2;
       const int64_t turned = row == gpu::rope_unturned ? 0 : int64_t(a.groups) * a.rotary;
       for (int64_t group = 0; group * a.rotary < turned; ++group)
