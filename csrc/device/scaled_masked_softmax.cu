@@ -27,17 +27,20 @@ GPU_FN i64 divide(i64 n, i64 by, i64* rest) {
   return quotient;
 }
 
-// e^(magnitude * (x - top)). The difference is made first, so that large values lose no digits; `exact` makes up for
-// the rounding of its product, which shows in floats and not in halves.
+// e^(magnitude * (x - top)). The difference is made first, so that large values lose no digits; `exact` keeps those of
+// its product too, which show in floats and not in halves.
 template <class Math, bool exact> struct Exponential;
 template <bool exact> struct Exponential<float, exact> {
   float factor, rest;
   GPU_FN explicit Exponential(const SoftmaxForward& a) : factor(a.factor), rest(a.factor_rest) {}
   GPU_FN float operator()(float x, float top) const {
-    const float difference = x - top, product = difference * factor, power = exp2(product);
-    if constexpr (!exact) return power;
-    const float lost = fma(difference, rest, fma(difference, factor, -product));
-    return fma(product > -200.0f ? power * lost : 0.0f, 0.69314718f, power);  // lost may be inf or nan where power is 0
+    const float difference = x - top, product = difference * factor;
+    if constexpr (!exact) return exp2(product);
+    const bool vanishes = product < -127.0f;  // not so of a nan
+    const float kept = vanishes ? 0.0f : difference, shifted = (vanishes ? -127.0f : product) + 12582912.0f;
+    // 1.5 * 2^23: the sum's last bits are a whole number.
+    const float fraction = fma(kept, rest, fma(kept, factor, -(shifted - 12582912.0f)));
+    return exp2(fraction) * bit_cast<float>((bit_cast<u32>(shifted) - (0x4b400000u - 127u)) << 23);
   }
 };
 template <> struct Exponential<double, true> {
@@ -462,7 +465,10 @@ template <class Row> GPU_FN void softmax_backward_long(const SoftmaxBackward& a)
 }  // namespace gpu
 
 #define SOFTMAX_KERNEL(name, Arguments, bounds, ...)                                                              \
-  extern "C" GPU_KERNEL bounds void scaled_masked_softmax_##name(gpu::Arguments arguments) { __VA_ARGS__(arguments); } \
+  extern "C" GPU_KERNEL bounds void scaled_masked_softmax_##name(gpu::Arguments arguments) {  \
+    gpu::await_previous_kernel();                                                                                 \
+    __VA_ARGS__(arguments);                                                                                       \
+  }                                                                                                               \
   GPU_REGISTER(scaled_masked_softmax_##name)
 #define SOFTMAX_FORWARD(name, bounds, ...) SOFTMAX_KERNEL(forward_##name, SoftmaxForward, bounds, gpu::softmax_forward_##__VA_ARGS__)
 #define SOFTMAX_BACKWARD(name, bounds, ...) SOFTMAX_KERNEL(backward_##name, SoftmaxBackward, bounds, gpu::softmax_backward_##__VA_ARGS__)

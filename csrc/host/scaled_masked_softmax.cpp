@@ -13,7 +13,7 @@ constexpr const char* unit = "scaled_masked_softmax";
 constexpr int64_t most_keys = 0xfffff000;
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-#define KERNEL(name) {unit, "scaled_masked_softmax_" name, 0}
+#define KERNEL(name) {unit, "scaled_masked_softmax_" name, 0, 1}
 // Of one element type. `rows`, `masked`, `odd`: by vectors a thread, 1 and 4. `fixed`: 8 of them, one or two warps a row.
 struct Forward {
   apex_kernel rows[2], masked[2], odd[2], fixed[2], whole;
@@ -62,7 +62,7 @@ Layout choose(int64_t rows, int64_t keys, int32_t type, bool simple, bool mask_f
     l.kind = Layout::elements;
   } else if (vectors <= 4 * warp) {
     l.which = vectors <= warp ? 0 : 1;
-    for (l.lanes = 0; (int64_t(1) << l.lanes) < std::min(vectors, warp);) ++l.lanes;
+    for (l.lanes = 0; (int64_t(l.which ? 4 : 1) << l.lanes) < vectors;) ++l.lanes;
     rows_at_once *= warp >> l.lanes;
   } else if (l.aligned && simple && vectors <= 8 * warp) {
     l.kind = Layout::fixed;
