@@ -43,7 +43,7 @@ template <bool centered, class Math> GPU_FN void norm_backward_columns(const Nor
 // A block takes norm_sum_columns columns, a thread four of them, and its groups of threads take parts.
 template <bool centered, class Math> GPU_FN void norm_backward_finish(const NormBackward& a) {
   constexpr u32 wide = norm_sum_columns / 4;
-  constexpr int tensors = centered ? 2 : 1, at_once = 4;
+  constexpr int tensors = centered ? 2 : 1, at_once = 5;  // parts: all there are, with two blocks a multiprocessor
   typedef Vector<Math, 16 / sizeof(Math)> Words16;
   struct Four {
     Math v[4];

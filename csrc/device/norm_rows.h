@@ -34,10 +34,12 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
   sync_threads();
 
   const float one_by_hidden = 1.0f / (float)a.hidden;
+  // Every thread has as many elements: mean and squares are found with one exchange between the threads.
+  const bool whole = centered && a.hidden == (i64)(a.warp_rows ? warp_size : block_size_x()) * (width * vectors);
   for (u32 left = turns; left; --left, row += team.stride) {
     rows.next(left > rows.depth(), part.of_row(row + ahead));
     const i64 at = part.of_row(row);
-    float x[vectors][width], total[1] = {0.0f}, mean = 0.0f;
+    float x[vectors][width], mean = 0.0f;
     GPU_UNROLL for (int v = 0; v < vectors; ++v) {
       unpack(x[v], rows.read(0, v), input_type);
       if (a.residual) {
@@ -49,23 +51,34 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
         if (part.has(v)) store_words<width>(a.sum + (at + part.offset(v)) * bytes_of(input_type), input_type, sum);
       }
     }
-    if constexpr (centered) {
-      GPU_UNROLL for (int v = 0; v < vectors; ++v)
-        GPU_UNROLL for (int i = 0; i < width; ++i) total[0] += x[v][i];
-      team.sum(total);
-      mean = total[0] * one_by_hidden;
-      total[0] = 0.0f;
-    }
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    float squares = 0.0f;
+    const auto sum_squares = [&](int v, float from) {
       float square = 0.0f;
       GPU_UNROLL for (int i = 0; i < width; ++i) {
-        if (centered) x[v][i] -= mean;
-        square = fma(x[v][i], x[v][i], square);
+        const float difference = centered ? x[v][i] - from : x[v][i];
+        square = fma(difference, difference, square);
       }
-      total[0] += part.has(v) ? square : 0.0f;
+      squares += part.has(v) ? square : 0.0f;
+    };
+    if constexpr (centered) {
+      float total[1] = {0.0f};
+      GPU_UNROLL for (int v = 0; v < vectors; ++v)
+        GPU_UNROLL for (int i = 0; i < width; ++i) total[0] += x[v][i];
+      if (!whole) team.sum(total);
+      mean = total[0] * (whole ? 1.0f / (width * vectors) : one_by_hidden);
     }
-    team.sum(total);
-    const float rstd = rsqrt(fma(total[0], one_by_hidden, (float)a.eps));
+    GPU_UNROLL for (int v = 0; v < vectors; ++v) sum_squares(v, mean);
+    if (whole) {
+      team.merge(mean, squares, width * vectors);
+    } else {
+      float total[1] = {squares};
+      team.sum(total);
+      squares = total[0];
+    }
+    const float rstd = rsqrt(fma(squares, one_by_hidden, (float)a.eps));
+    // One instruction less where input and output are halves, which have no digits that the rounding of a product costs.
+    constexpr bool by_product = centered && (types == type_f16 || types == type_bf16);
+    const float mean_by_std = by_product ? mean * rstd : 0.0f;
     if (team.leads) {
       if (centered) reinterpret_cast<float*>(a.mean)[row] = mean;
       reinterpret_cast<float*>(a.rstd)[row] = rstd;
@@ -76,7 +89,8 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
       weight.read(w, v);
       if constexpr (centered) bias.read(b, v);
       GPU_UNROLL for (int i = 0; i < width; ++i) {
-        x[v][i] *= rstd;
+        if (by_product) x[v][i] = fma(x[v][i], rstd, -mean_by_std);
+        else x[v][i] = (centered ? x[v][i] - mean : x[v][i]) * rstd;
         x[v][i] = centered ? fma(x[v][i], w[i], b[i]) : x[v][i] * w[i];
       }
       if (part.has(v)) store_words<width>(output + part.offset(v) * bytes_of(output_type), output_type, pack(x[v], output_type));

@@ -47,16 +47,69 @@ struct RowTeam {
   // has met all others at the barrier between.
   template <int N> GPU_FN void sum(float (&x)[N]) {
     static_assert(N <= 2, "there is room for two");
-    GPU_UNROLL for (int n = 0; n < N; ++n) x[n] = warp_reduce<Sum>(x[n]);
-    if (is_warp) return;
-    Vector<float, 4>* const mine = partial + turn;
+    // Of two sums, each half of the warp makes one: fewer exchanges.
+    const u32 which = N == 2 ? lane_id() / (warp_size / 2) : 0;
+    float mine = x[0];
+    if constexpr (N == 2) mine = (which ? x[1] : x[0]) + shuffle_xor_value(which ? x[0] : x[1], warp_size / 2);
+    GPU_UNROLL for (int mask = warp_size / (N == 2 ? 4 : 2); mask; mask /= 2) mine += shuffle_xor_value(mine, mask);
+    if (is_warp) {
+      const float other = N == 2 ? shuffle_xor_value(mine, warp_size / 2) : 0.0f;
+      x[0] = which ? other : mine;
+      if constexpr (N == 2) x[1] = which ? mine : other;
+      return;
+    }
+    Vector<float, 4>* const all = partial + turn;
     turn ^= quads / 2;
-    if (lane_id() == 0) GPU_UNROLL for (int n = 0; n < N; ++n) reinterpret_cast<float*>(mine)[n * most_warps + warp] = x[n];
+    if (lane_id() % (warp_size / N) == 0) reinterpret_cast<float*>(all)[which * most_warps + warp] = mine;
     sync_threads();
     constexpr int half = most_warps / 8;  // quads
-    GPU_UNROLL for (int n = 0; n < N; ++n) x[n] = add_quads<half>(mine + n * 2 * half);
+    GPU_UNROLL for (int n = 0; n < N; ++n) x[n] = add_quads<half>(all + n * 2 * half);
     if (block_size_x() > most_warps / 2 * warp_size)
-      GPU_UNROLL for (int n = 0; n < N; ++n) x[n] += add_quads<half>(mine + n * 2 * half + half);
+      GPU_UNROLL for (int n = 0; n < N; ++n) x[n] += add_quads<half>(all + n * 2 * half + half);
+  }
+
+  // Mean and sum of squared deviations of the team's values, from those of `count` values of each thread: Chan, Golub and
+  // LeVeque's way of merging, which loses no digits where the mean is large. One barrier.
+  GPU_FN void merge(float& mean, float& squares, float count) {
+    GPU_UNROLL for (int mask = 1; mask < warp_size; mask *= 2) {
+      const float other = shuffle_xor_value(mean, mask), difference = other - mean;
+      squares += shuffle_xor_value(squares, mask);
+      mean = 0.5f * (mean + other);
+      squares = fma(difference * difference, 0.5f * count, squares);
+      count *= 2.0f;
+    }
+    if (is_warp) return;
+    float* const means = reinterpret_cast<float*>(partial + turn);
+    turn ^= quads / 2;
+    if (lane_id() == 0) {
+      means[warp] = mean;
+      means[most_warps + warp] = squares;
+    }
+    sync_threads();
+    const u32 warps = block_size_x() / warp_size;
+    const Vector<float, 4>* const all = reinterpret_cast<const Vector<float, 4>*>(means);
+    constexpr int half = most_warps / 8;
+    const bool many = warps > most_warps / 2;
+    mean = add_quads<half>(all);
+    squares = add_quads<half>(all + 2 * half);
+    if (many) {
+      mean += add_quads<half>(all + half);
+      squares += add_quads<half>(all + 3 * half);
+    }
+    mean *= 1.0f / (float)warps;
+    float between = 0.0f;
+    const auto add_between = [&](int first) {
+      GPU_UNROLL for (int q = 0; q < half; ++q) {
+        const Vector<float, 4> four = all[first / 4 + q];
+        GPU_UNROLL for (int n = 0; n < 4; ++n) {
+          const float difference = (u32)(first + q * 4 + n) < warps ? four.v[n] - mean : 0.0f;
+          between = fma(difference, difference, between);
+        }
+      }
+    };
+    add_between(0);
+    if (many) add_between(most_warps / 2);
+    squares = fma(between, count, squares);
   }
 
  private:

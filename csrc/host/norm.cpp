@@ -50,14 +50,13 @@ Layout choose(int64_t hidden, int32_t input_type, int32_t output_type, bool vect
   static constexpr int64_t of_kernel[NormOp::rows_kernels] = {2, 3, 4, 2, 3, 4, 4, 8, 4, 8};
   const int first = input_type != output_type ? 8 : input_type == APEX_BF16 ? 0 : input_type == APEX_F16 ? 3 : 6;
   const int last = first + (halves ? 3 : 2);
-  // As few elements past the row's end as can be; then, in the forward, as few threads, because what a thread does once a
-  // row is much of its work; in the backward as many, because its sums take registers.
+  // As few elements past the row's end as can be, then as many threads.
   Layout best{};
   const auto consider = [&](int i, int64_t threads, int64_t most, bool warp_rows) {
     const int64_t vectors_a_thread = of_kernel[i], all = threads * vectors_a_thread;
     if (threads > most || (asked.vectors && asked.vectors != vectors_a_thread)) return;
     const int64_t best_all = best.threads * best.vectors;
-    if (best.threads && (all > best_all || (all == best_all && backward))) return;
+    if (best.threads && all >= best_all) return;
     best = {i, true, warp_rows, threads, width, vectors_a_thread};
   };
   if (asked.row_teams != 2)
@@ -193,7 +192,7 @@ int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a
     Residence r;
     apex_kernel& kernel = op.forward_rows[layout.kernel];
     if (const int32_t status = reside(place, limits, kernel, op.forward_fits[layout.kernel], layout, a.rows, a.residual ? 2 : 1,
-                                      op.centered ? 2 : 1, 0, 768, asked, &r))
+                                      op.centered ? 2 : 1, 0, 1024, asked, &r))
       return status;
     if (r.blocks) {
       a.warp_rows = layout.warp_rows;
