@@ -36,8 +36,9 @@ def test_nccl(results, case):
 
 
 def _step(layer, x, gradient):
+    # Nothing that is returned keeps the graph: its leaves' nodes belong to the stream on which it was made.
     y = layer(x)
-    return y, *torch.autograd.grad(y, [x, *layer.parameters()], gradient)
+    return y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], gradient)
 
 
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=["", "channels_last"])
