@@ -27,20 +27,6 @@ struct BiasActivation {
 constexpr int bias_activation_threads = 128;
 constexpr int bias_activation_finish_threads = 256, bias_activation_finish_columns = 32;
 
-// 1 / x of an x in [1, 2^126], within a unit in the last place or two.
-#if defined(GPU_CUDA)
-GPU_FN float reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-#elif defined(GPU_HIP)
-GPU_FN float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
-#else
-GPU_FN float reciprocal(float x) { return 1.0f / x; }
-#endif
-GPU_FN double reciprocal(double x) { return 1.0 / x; }
-
 // f and its derivative. exact: exp as exact as Math; else it loses what halves do not see.
 template <class Math, bool exact> struct Activation {
   Math slope, cubic;      // of the sigmoid's argument

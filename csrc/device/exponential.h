@@ -1,4 +1,4 @@
-// Powers of two and maxima: in float as fast as the device has them, in double by arithmetic alone. No vendor's library
+// Powers of two, reciprocals and maxima: in float as fast as the device has them, in double by arithmetic alone. No vendor's library
 // of functions is needed, and the host's loops over them vectorise.
 #pragma once
 #include "gpu.h"
@@ -48,6 +48,20 @@ GPU_FN double exp2(double x) {
   const double power = bit_cast<double>((bit_cast<u64>(shifted) - (0x4338000000000000ull - 1023ull)) << 52);
   return x < -1022.0 ? 0.0 : p * power;
 }
+
+// 1 / x of an x in [1, 2^126], within a unit in the last place or two.
+#if defined(GPU_CUDA)
+GPU_FN float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+#elif defined(GPU_HIP)
+GPU_FN float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
+#else
+GPU_FN float reciprocal(float x) { return 1.0f / x; }
+#endif
+GPU_FN double reciprocal(double x) { return 1.0 / x; }
 
 // e^x as 2^n * e^r, |r| <= ln(2) / 2, by the series of e^r: within a unit in the last place, which exp2(x / ln(2)) is
 // not where x is large. Results too small for the type round to it or to 0, those too large to infinity; a nan stays.

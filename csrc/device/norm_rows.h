@@ -7,10 +7,6 @@
 
 namespace gpu {
 #if !defined(GPU_HOST)
-// The element types of a kernel's rows: one known type, or as the arguments say.
-constexpr i32 any_type = -1;
-template <i32 fixed> GPU_FN i32 known_type(i32 type) { return fixed == any_type ? type : fixed; }
-
 template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_forward_rows(const NormForward& a) {
   using Layout = QuadLayout<width, vectors>;
   GPU_DYNAMIC_SHARED(u8, memory);

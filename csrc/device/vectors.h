@@ -10,6 +10,9 @@ namespace gpu {
 // As apex_dtype of csrc/host/apex.h.
 constexpr i32 type_f32 = 0, type_f16 = 1, type_bf16 = 2, type_f64 = 3;
 GPU_FN i32 bytes_of(i32 type) { return type == type_f64 ? 8 : type == type_f32 ? 4 : 2; }
+// The element type of a kernel: known when it is compiled, or as the arguments say.
+constexpr i32 any_type = -1;
+template <i32 fixed> GPU_FN i32 known_type(i32 type) { return fixed == any_type ? type : fixed; }
 
 // ---- words of memory: `width` elements in one access ---------------------------------------------------
 // Eight elements are of two bytes each; four are of four or two.
