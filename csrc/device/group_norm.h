@@ -19,7 +19,10 @@ template <class Math, bool exact> struct Silu {
     if constexpr (exact) return Math(1) / (Math(1) + exp_series(-z));
     else return reciprocal(Math(1) + exp2(z * Math(-1.4426950408889634)));
   }
-  GPU_FN static Math value(Math z) { return z * sigmoid(z); }
+  GPU_FN static Math value(Math z) {
+    if constexpr (exact) return z / (Math(1) + exp_series(-z));  // a rounding less
+    else return z * sigmoid(z);
+  }
   GPU_FN static Math slope(Math z) {
     const Math s = sigmoid(z);
     return s * fma(z, Math(1) - s, Math(1));

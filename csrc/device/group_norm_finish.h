@@ -5,7 +5,7 @@
 
 namespace gpu {
 #if !defined(GPU_HOST)
-// A block takes group_norm_finish_columns channels, its groups of threads every so manieth part.
+// A block takes group_norm_finish_columns channels; its threads side by side take one each, the others further parts.
 template <class Math> GPU_FN void group_norm_finish(const GroupNorm& a, u32 block) {
   constexpr u32 wide = group_norm_finish_columns, at_once = 4;
   GPU_SHARED(Math, sums, 2 * group_norm_threads);
