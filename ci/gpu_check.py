@@ -84,7 +84,7 @@ class Check:
         narrowed = f"(cuda or gpu) and ({self.expression})" if self.expression else "cuda or gpu"
         arguments += ["--ignore", copy / "L0/host", "-k", narrowed, f"--junitxml={self.junit}"]
         if importlib.util.find_spec("xdist"):
-            arguments += ["-n", "6", "--dist", "loadfile"]
+            arguments += ["-n", "10", "--dist", "loadfile"]
         code, text = self.run("-m", "pytest", *arguments, extra=[copy])
         return code == 0, "\n".join(text.splitlines()[-12:])
 
