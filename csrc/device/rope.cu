@@ -206,7 +206,7 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
   V(any4, float, 4, -1) V(any1, float, 1, -1) V(f64, double, 1, gpu::type_f64)
 // Registers for four blocks at once; compilers for Volta spill then.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-#define ROPE_BLOCKS 4
+#define ROPE_BLOCKS 3
 #else
 #define ROPE_BLOCKS 4
 #endif
