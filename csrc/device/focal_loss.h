@@ -11,24 +11,11 @@
 #pragma once
 #include "exponential.h"
 #include "focal_loss_arguments.h"
+#include "logarithm.h"
 #include "packets.h"
 #include "reduce.h"
 
 namespace gpu {
-// log(1 + e) for e in [0, 1], by the series of atanh: small e keep their digits.
-GPU_FN float log_of_one_plus(float e) {
-  const float z = e / (2.0f + e), square = z * z;
-  float series = 1.0f / 15.0f;
-  GPU_UNROLL for (int k = 13; k > 1; k -= 2) series = fma(series, square, 1.0f / (float)k);
-  return fma(2.0f * z * square, series, 2.0f * z);
-}
-GPU_FN double log_of_one_plus(double e) {
-  const double z = e / (2.0 + e), square = z * z;
-  double series = 1.0 / 35.0;
-  GPU_UNROLL for (int k = 33; k > 1; k -= 2) series = fma(series, square, 1.0 / (double)k);
-  return fma(2.0 * z * square, series, 2.0 * z);
-}
-
 template <class Math> struct FocalTerm {
   Math loss, derivative;
 };

@@ -29,6 +29,8 @@ GPU_FN u32 lane_id() {
   return lane;
 }
 GPU_FN void sync_threads() { __syncthreads(); }
+// For all threads of a warp together. No load is moved past it: those before it are on their way before what follows.
+GPU_FN void loads_first() { __syncwarp(); }
 GPU_FN void device_fence() { __threadfence(); }
 // A kernel that is launched beside the end of the one before it (apex_kernel.awaits) begins with this, before it touches
 // any memory: it returns when that kernel and its writes are done. And it lets the next one begin.

@@ -37,6 +37,8 @@ GPU_FN void sync_threads() {
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
+// No load is moved past it: those before it are on their way before what follows.
+GPU_FN void loads_first() { __builtin_amdgcn_sched_barrier(0); }
 GPU_FN void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 GPU_FN void await_previous_kernel() {}
 // Reads what another block wrote before its device_fence(), past this compute unit's first-level cache.

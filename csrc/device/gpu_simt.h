@@ -20,6 +20,7 @@ GPU_FN u32 block_size_x() { return simt::current->block_size.x; }
 GPU_FN u32 grid_x() { return simt::current->grid.x; }
 GPU_FN u32 lane_id() { return simt::self->lane; }
 GPU_FN void sync_threads(int line = __builtin_LINE()) { simt::barrier(line); }
+GPU_FN void loads_first() {}
 GPU_FN void device_fence() {}
 GPU_FN void await_previous_kernel() {}
 template <class T> GPU_FN T load_coherent(const T* p) { return *p; }

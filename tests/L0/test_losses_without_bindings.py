@@ -1,4 +1,4 @@
-"""xentropy, focal_loss and index_mul_2d where no binding fits this torch: autograd registered from Python."""
+"""xentropy, focal_loss, index_mul_2d and the transducer ops where no binding fits this torch: autograd from Python."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ NAMESPACE = "apex_losses_test"
 
 @pytest.fixture(scope="module")
 def ops():
-    """The three pairs as the loader defines them without a binding, in a namespace of their own."""
+    """The pairs as the loader defines them without a binding, in a namespace of their own."""
     _loader.load()
-    names = [n for n in registry.schemas() if n.startswith(("xentropy_", "focal_loss_", "index_mul_2d_"))]
+    begins = ("xentropy_", "focal_loss_", "index_mul_2d_", "transducer_")
+    names = [n for n in registry.schemas() if n.startswith(begins)]
     library = reference.define(NAMESPACE, reference.implementation, names)
     reference.record(NAMESPACE, library, names)
     yield getattr(torch.ops, NAMESPACE)
@@ -57,3 +58,41 @@ def test_index_mul_2d(ops):
     in1, in2, g, index = leaf(3, 4), leaf(5, 4, seed=2), leaf(5, 4, seed=3), torch.tensor([0, 2, 2, 1, 0])
     assert torch.autograd.gradcheck(lambda a, b: ops.index_mul_2d_forward(a, b, index), (in1, in2))
     assert torch.autograd.gradcheck(lambda a, b, g: ops.index_mul_2d_backward(g, a, b, index), (in1, in2, g))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_transducer_joint(ops, dropout):
+    f, g, lengths = leaf(2, 3, 5), leaf(2, 2, 5, seed=2), (torch.tensor([3, 2]), torch.tensor([1, 2]))
+    tail = (None, 0, True, dropout, torch.tensor([7]) if dropout else None)
+    assert torch.autograd.gradcheck(
+        lambda f, g: ops.transducer_joint_forward(f, g, *lengths, *tail)[0], (f, g)
+    )
+    with torch.autocast("cpu", BF16):
+        assert ops.transducer_joint_forward(f.bfloat16(), g.float(), *lengths)[0].dtype == F32
+    output, mask = ops.transducer_joint_forward(f, g, *lengths, *tail)
+    (first,) = torch.autograd.grad(output.sum(), f, create_graph=True)
+    grad, known = torch.ones_like(output).requires_grad_(), (*lengths, None, 3, 2)
+    kept = (None, None, mask) if dropout else (f.detach(), g.detach(), None)
+    found, _ = ops.transducer_joint_backward(grad, *kept, *known, 2.0 if dropout else 1.0)
+    torch.testing.assert_close(found, first)
+    with pytest.raises(NotImplementedError, match="double backward"):
+        found.sum().backward()
+
+
+@pytest.mark.parametrize("log_probs", [False, True])
+def test_transducer_loss(ops, log_probs):
+    x, label, lengths = (
+        leaf(2, 3, 3, 5),
+        torch.tensor([[1, 2], [3, 4]]),
+        (torch.tensor([3, 2]), torch.tensor([1, 2])),
+    )
+    tail = (label, *lengths, 0, None, 0, log_probs)
+    assert torch.autograd.gradcheck(lambda x: ops.transducer_loss_forward(x, *tail)[0], x)
+    with torch.autocast("cpu", BF16):
+        assert ops.transducer_loss_forward(x.bfloat16(), *tail)[0].dtype == F32
+    _, alpha, beta, normalizers = ops.transducer_loss_forward(x.detach(), *tail)
+    kept = None if log_probs else normalizers
+    saved = (label, *lengths, alpha, beta, kept, 0, None, not log_probs)
+    gradient = ops.transducer_loss_backward(torch.ones(2, dtype=F64), x, *saved)
+    with pytest.raises(NotImplementedError, match="double backward"):
+        gradient.sum().backward()

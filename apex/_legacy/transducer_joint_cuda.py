@@ -1,0 +1,58 @@
+"""The functions of public apex's transducer_joint_cuda, in its argument orders. They record no gradients, as there."""
+
+from __future__ import annotations
+
+import torch
+
+from apex._loader import bindings
+from apex.contrib.transducer._mask import mask_of, new_seed
+from apex.reference import _masks
+
+bindings.load()
+__all__ = ["backward", "forward"]
+
+
+@torch.no_grad()
+def forward(
+    f, g, fLen, gLen, batchOffset, packedBatch, opt, packOutput, relu, dropout, dropoutProb, tileSize
+):
+    """[output], or [output, mask] with relu or dropout: mask is uint8 of the output's shape, 1 where a value passed.
+
+    f: [batch, frames, hidden]. g: [batch, labels, hidden]. fLen, gLen: [batch], int32 or int64. batchOffset and
+    packedBatch count with packOutput alone. opt and tileSize choose nothing here.
+    """
+    probability = float(dropoutProb) if dropout else 0.0
+    output, bits = torch.ops.apex.transducer_joint_forward(
+        f,
+        g,
+        fLen,
+        gLen,
+        batchOffset if packOutput else None,
+        int(packedBatch) if packOutput else 0,
+        relu,
+        probability,
+        new_seed(f.device) if probability else None,
+    )
+    if not relu and not dropout:
+        return [output]
+    return [output, mask_of(output, bits, relu)]
+
+
+@torch.no_grad()
+def backward(inputs, fLen, gLen, batchOffset, maxFLen, maxGLen, packOutput, scale):
+    """[gradient of f, of g]; inputs: [gradient of the output], or with forward's mask behind it."""
+    mask = _masks.pack(inputs[1]) if len(inputs) > 1 else None
+    return list(
+        torch.ops.apex.transducer_joint_backward(
+            inputs[0],
+            None,
+            None,
+            mask,
+            fLen,
+            gLen,
+            batchOffset if packOutput else None,
+            maxFLen,
+            maxGLen,
+            scale,
+        )
+    )

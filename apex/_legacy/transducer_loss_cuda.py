@@ -1,0 +1,55 @@
+"""The functions of public apex's transducer_loss_cuda, in its argument orders. They record no gradients, as there."""
+
+from __future__ import annotations
+
+import torch
+
+from apex._loader import bindings
+
+bindings.load()
+__all__ = ["backward", "forward"]
+
+
+@torch.no_grad()
+def forward(x, label, fLen, yLen, batchOffset, maxFLen, blankIdx, opt, packedInput):
+    """[alpha, beta, loss] of logarithms of probabilities: x has been through log_softmax.
+
+    x: [batch, frames, labels + 1, classes], or with packedInput [rows, classes]; batchOffset and maxFLen count then
+    alone. opt chooses nothing here. alpha, beta: [batch, frames, labels + 1], float32 (float64 of float64).
+    """
+    loss, alpha, beta, _ = torch.ops.apex.transducer_loss_forward(
+        x, label, fLen, yLen, blankIdx, batchOffset if packedInput else None, maxFLen, True
+    )
+    return [alpha, beta, loss]
+
+
+@torch.no_grad()
+def backward(
+    x,
+    lossGrad,
+    alpha,
+    beta,
+    fLen,
+    yLen,
+    label,
+    batchOffset,
+    maxFLen,
+    blankIdx,
+    opt,
+    fuseSoftmaxBackward,
+    packedInput,
+):
+    """The gradient of x, or with fuseSoftmaxBackward that of the logits that log_softmax made x from."""
+    return torch.ops.apex.transducer_loss_backward(
+        lossGrad,
+        x,
+        label,
+        fLen,
+        yLen,
+        alpha,
+        beta,
+        None,
+        blankIdx,
+        batchOffset if packedInput else None,
+        fuseSoftmaxBackward,
+    )

@@ -1,0 +1,40 @@
+#include "transducer_joint.h"
+
+// Blocks a multiprocessor. Where 128 registers hold a thread's sums and all its loads of a frame without a spill, the
+// backward has two; elsewhere, and of doubles, one. The forward has one more, so that its stores keep the memory busy.
+#if defined(GPU_CUDA) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100
+#define JOINT_BLOCKS 2
+#else
+#define JOINT_BLOCKS 1
+#endif
+
+#define FORWARD(blocks, name, ...) \
+  extern "C" GPU_KERNEL(gpu::joint_forward_threads, blocks) void transducer_joint_##name(gpu::TransducerJointForward arguments) { gpu::transducer_joint_forward<__VA_ARGS__>(arguments); } \
+  GPU_REGISTER(transducer_joint_##name)
+#define BACKWARD(blocks, name, mask, ...) \
+  extern "C" GPU_KERNEL(gpu::joint_backward_threads, blocks) void transducer_joint_backward_##mask##_##name(gpu::TransducerJointBackward arguments) { \
+    gpu::transducer_joint_backward<__VA_ARGS__, gpu::JointMask::mask>(arguments); \
+  } \
+  GPU_REGISTER(transducer_joint_backward_##mask##_##name)
+
+// Vectors: of 16 bytes; eight columns where a byte of the mask is written.
+#define KERNELS(blocks, name, type) \
+  FORWARD(blocks + 1, forward_##name, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, false) \
+  FORWARD(blocks, dropout_##name, gpu::JointVector<gpu::type, 8>, true) \
+  BACKWARD(blocks, name, none, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, 8) \
+  BACKWARD(blocks, name, relu, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, 8) \
+  BACKWARD(blocks, name, bits, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, 8)
+KERNELS(JOINT_BLOCKS, f32, type_f32)
+KERNELS(JOINT_BLOCKS, f16, type_f16)
+KERNELS(JOINT_BLOCKS, bf16, type_bf16)
+KERNELS(1, f64, type_f64)
+
+// Rows that do not begin at multiples of 16 bytes: one column a thread, of any element type.
+#define ELEMENT_KERNELS(name, Math) \
+  FORWARD(1, forward_elements_##name, gpu::JointElements<Math, 1>, false) \
+  FORWARD(1, dropout_elements_##name, gpu::JointElements<Math, 8>, true) \
+  BACKWARD(1, elements_##name, none, gpu::JointElements<Math, 1>, gpu::warp_size) \
+  BACKWARD(1, elements_##name, relu, gpu::JointElements<Math, 1>, gpu::warp_size) \
+  BACKWARD(1, elements_##name, bits, gpu::JointElements<Math, 1>, gpu::warp_size)
+ELEMENT_KERNELS(f32, float)
+ELEMENT_KERNELS(f64, double)

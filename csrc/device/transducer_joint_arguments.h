@@ -1,0 +1,47 @@
+// Arguments of the transducer joint's kernels (transducer_joint.h), by value: the bindings fill them in.
+#pragma once
+#include "gpu.h"
+
+namespace gpu {
+constexpr u32 joint_forward_threads = 256, joint_backward_threads = 256;
+// What a thread of the forward adds up: labels it holds, and frames.
+constexpr u32 joint_tile_labels = 4, joint_tile_frames = 8;
+// Labels that a warp holds sums of at once, in the backward: where rows are read in vectors, and where not.
+constexpr int joint_labels = 32, joint_labels_of_elements = 16;
+
+struct TransducerJointForward {
+  const u8* f;             // [batch][frames][hidden]
+  const u8* g;             // [batch][labels][hidden]
+  const u8* f_len;         // [batch], 64 bits each or 32
+  const u8* g_len;         // [batch], likewise
+  const u8* batch_offset;  // [batch], i64: where the next item's rows begin; null: the output is not packed
+  const u8* seed;          // one i64; null: no dropout
+  u8* output;              // [rows][hidden]; not packed: rows = batch * frames * labels
+  u8* mask;                // [rows][ceil(hidden / 8)]: bit i of byte j tells that column 8 j + i passes; with dropout
+  i64 batch, frames, labels, hidden, rows;
+  double scale;            // of what dropout keeps
+  u32 keep;                // of 65536
+  i32 type, wide_lengths, relu;
+  i32 lanes;               // threads side by side on a row, a power of two
+  i32 reserved;
+};
+
+struct TransducerJointBackward {
+  const u8* grad_output;   // [rows][hidden]
+  const u8* f;             // where ReLU's mask is found again
+  const u8* g;
+  const u8* mask;          // of the forward
+  const u8* f_len;
+  const u8* g_len;
+  const u8* batch_offset;
+  u8* grad_f;              // [batch][frames][hidden]
+  u8* grad_g;              // [batch][labels][hidden]
+  u8* partials;            // [splits][batch][labels][hidden], float or double; where splits > 1
+  u8* counters;            // [batch][slabs], u32, all 0 before and after; likewise
+  i64 batch, frames, labels, hidden, rows;
+  double scale;
+  i32 type, wide_lengths;
+  i32 splits;              // blocks that share an item's frames
+  i32 tile_frames;         // frames of each
+};
+}  // namespace gpu

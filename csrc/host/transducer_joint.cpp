@@ -1,0 +1,138 @@
+#include "transducer_joint.h"
+
+#include <algorithm>
+
+#include "device_limits.h"
+#include "driver.h"
+#include "status.h"
+
+namespace apex {
+namespace {
+constexpr const char* unit = "transducer_joint";
+// By apex_dtype; then those that take elements one by one: arithmetic in float, in double.
+#define KERNELS(name)                                                                                                       \
+  {                                                                                                                         \
+    {unit, "transducer_joint_" name "_f32", 0}, {unit, "transducer_joint_" name "_f16", 0},                               \
+        {unit, "transducer_joint_" name "_bf16", 0}, {unit, "transducer_joint_" name "_f64", 0},                          \
+        {unit, "transducer_joint_" name "_elements_f32", 0}, {unit, "transducer_joint_" name "_elements_f64", 0},         \
+  }
+apex_kernel forward_kernels[2][6] = {KERNELS("forward"), KERNELS("dropout")};
+apex_kernel backward_kernels[3][6] = {KERNELS("backward_none"), KERNELS("backward_relu"), KERNELS("backward_bits")};
+#undef KERNELS
+
+int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t vector_width(int32_t type) { return type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8; }
+int kernel_of(int32_t type, bool vectors) { return vectors ? type : type == APEX_F64 ? 5 : 4; }
+
+// Whether every row of all these tensors begins at a multiple of 16 bytes.
+template <class... Tensors> bool rows_in_vectors(int64_t hidden, int64_t width, Tensors... tensors) {
+  return hidden % width == 0 && ((reinterpret_cast<uintptr_t>(tensors) | ...) % 16) == 0;
+}
+
+// Sets *cpu where the CPU variant serves.
+template <class Arguments> int32_t resolve(const apex_place* place, const Arguments& a, bool* cpu) {
+  if (a.type < APEX_F32 || a.type > APEX_F64)
+    return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
+  if (a.frames > 0x3fffffff || a.labels > 0x3fffffff || a.hidden > 0xffffff)
+    return fail(APEX_ERROR_ARGUMENT, "%s: %lld frames, %lld labels, %lld columns: 2^30 - 1, 2^30 - 1 and 2^24 - 1 are the most", unit, (long long)a.frames,
+                (long long)a.labels, (long long)a.hidden);
+  const int32_t variant = apex_resolve(place->platform, place->device, unit);
+  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
+  *cpu = variant == APEX_VARIANT_CPU;
+  return variant == APEX_VARIANT_REFERENCE ? APEX_USE_REFERENCE : APEX_OK;
+}
+
+// Of 64 threads or fewer, those side by side on a row that leave the fewest of them idle at its end.
+int32_t lanes_for(int64_t parts) {
+  int32_t best = 64;
+  for (int32_t lanes = 32; lanes >= 8; lanes /= 2)
+    if (ceil_divide(parts, lanes) * lanes < ceil_divide(parts, best) * best) best = lanes;
+  return best;
+}
+
+struct Backward {
+  apex_kernel* kernel;
+  int64_t slab, slabs;  // columns of a block; blocks on a row
+  uint32_t row_bytes;   // of shared memory, for each frame of a block; where all labels are held at once, none
+};
+Backward backward_of(const gpu::TransducerJointBackward& a, const DeviceLimits& limits) {
+  const int mask = a.mask ? 2 : a.f ? 1 : 0;
+  const int64_t width = vector_width(a.type);
+  const bool vectors = rows_in_vectors(a.hidden, width, a.grad_output, a.f, a.g, a.grad_f);
+  const int64_t slab = vectors ? 8 * width : limits.block_multiple;  // a warp's lanes
+  const uint32_t row_bytes = a.labels > (vectors ? gpu::joint_labels : gpu::joint_labels_of_elements) ? uint32_t(slab) * (a.type == APEX_F64 ? 8 : 4) : 0;
+  return {&backward_kernels[mask][kernel_of(a.type, vectors)], slab, ceil_divide(a.hidden, slab), row_bytes};
+}
+}  // namespace
+}  // namespace apex
+
+using namespace apex;
+
+int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::TransducerJointForward* arguments) {
+  gpu::TransducerJointForward a = *arguments;
+  bool cpu = false;
+  if (const int32_t status = resolve(place, a, &cpu)) return status;
+  if (a.rows == 0 || a.hidden == 0) return APEX_OK;
+  if (cpu) {
+    transducer_joint_forward_cpu(a);
+    return APEX_OK;
+  }
+  DeviceLimits limits;
+  if (const int32_t status = device_limits(*place, &limits)) return status;
+  const bool dropout = a.seed != nullptr;
+  const int64_t width = dropout ? 8 : vector_width(a.type);
+  const bool vectors = rows_in_vectors(a.hidden, width, a.f, a.g, a.output);
+  a.lanes = lanes_for(ceil_divide(a.hidden, vectors || dropout ? width : 1));
+  const int64_t tile_frames = int64_t(gpu::joint_forward_threads / a.lanes) * gpu::joint_tile_frames;
+  const int64_t units = a.batch * ceil_divide(a.frames, tile_frames) * ceil_divide(a.labels, gpu::joint_tile_labels);
+  const int64_t blocks = std::min<int64_t>(std::max<int64_t>(1, units), int64_t(limits.multiprocessors) * 64);
+  void* parameters[] = {&a};
+  return apex_launch(place, &forward_kernels[dropout][kernel_of(a.type, vectors)], {uint32_t(blocks), 1, 1}, {gpu::joint_forward_threads, 1, 1}, 0, parameters);
+}
+
+int32_t apex_transducer_joint_prepare(const apex_place* place, gpu::TransducerJointBackward* a) {
+  bool cpu = false;
+  if (const int32_t status = resolve(place, *a, &cpu)) return status;
+  a->splits = 1;
+  a->tile_frames = int32_t(std::max<int64_t>(1, a->frames));
+  if (cpu || a->batch == 0 || a->frames == 0 || a->labels == 0 || a->hidden == 0) return APEX_OK;
+  DeviceLimits limits;
+  if (const int32_t status = device_limits(*place, &limits)) return status;
+  const Backward backward = backward_of(*a, limits);
+  // AMD's blocks share less memory.
+  const int64_t shared = place->platform == APEX_HIP ? 16 << 10 : 32 << 10, most_frames = backward.row_bytes ? shared / backward.row_bytes : a->frames;
+  int32_t at_once = 0;
+  if (const int32_t status = blocks_at_once(*place, backward.kernel, gpu::joint_backward_threads, backward.row_bytes ? uint32_t(shared) : 0, &at_once)) return status;
+  const int64_t slots = int64_t(limits.multiprocessors) * std::max(1, at_once ? at_once : 2);
+  // Turns of all slots, times what a block takes, counted in frames: reading its first ones, and where it shares the
+  // item's frames, writing and reading float sums.
+  constexpr int64_t start = 3, most_splits = 256;
+  const int64_t sharing = a->type == APEX_F16 || a->type == APEX_BF16 ? 4 : 2;
+  int64_t best = 0;
+  for (int64_t splits = ceil_divide(a->frames, most_frames); splits <= std::min<int64_t>(most_splits, a->frames) || best == 0; ++splits) {
+    const int64_t tile = ceil_divide(a->frames, splits), used = ceil_divide(a->frames, tile);
+    const int64_t cost = ceil_divide(a->batch * backward.slabs * used, slots) * (tile + start + (used > 1 ? sharing : 0));
+    if (best && cost >= best) continue;
+    best = cost;
+    a->splits = int32_t(used);
+    a->tile_frames = int32_t(tile);
+  }
+  return APEX_OK;
+}
+
+int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::TransducerJointBackward* arguments) {
+  gpu::TransducerJointBackward a = *arguments;
+  bool cpu = false;
+  if (const int32_t status = resolve(place, a, &cpu)) return status;
+  if (a.batch == 0 || a.hidden == 0) return APEX_OK;
+  if (cpu) {
+    transducer_joint_backward_cpu(a);
+    return APEX_OK;
+  }
+  DeviceLimits limits;
+  if (const int32_t status = device_limits(*place, &limits)) return status;
+  const Backward backward = backward_of(a, limits);
+  const int64_t blocks = std::min<int64_t>(a.batch * a.splits * backward.slabs, most_threads / gpu::joint_backward_threads);
+  void* parameters[] = {&a};
+  return apex_launch(place, backward.kernel, {uint32_t(blocks), 1, 1}, {gpu::joint_backward_threads, 1, 1}, backward.row_bytes * uint32_t(a.tile_frames), parameters);
+}
