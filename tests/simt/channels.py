@@ -68,12 +68,16 @@ REDUCTIONS = [
     Case("first", "bf16", 4, 2, 200, threads=128, parts=3),
     Case("first", "f32", 3, 2, 37, parts=2, offset=4),
     Case("first", "f64", 2, 2, 9),
+    Case("first", "f16", 30, 1, 192),
+    Case("first", "bf16", 40, 2, 49, threads=192, parts=2),
+    Case("first", "bf16", 30, 3, 77, offset=2),
     Case("last", "f16", 70, 16, threads=128, parts=2),
+    Case("last", "bf16", 600, 16, parts=2),
     Case("last", "bf16", 9, 136),
     Case("last", "f32", 40, 12, parts=3),
     Case("last", "f64", 20, 6, parts=2),
     Case("last1", "f16", 30, 5, parts=2, offset=2),
-    Case("last1", "f32", 7, 70),
+    Case("last1", "f32", 40, 70, parts=4),
 ]
 PASSES = [
     Case("any", "f16", 3, 2, 24, weight="f32", z=True, relu=True),
@@ -172,15 +176,20 @@ def reduce(t: Tensors, op: str, same_alignment=True, **more):
         segment = c.spatial // c.width if exact else ceil_divide(c.spatial + c.width - 1, c.width)
         of_part = ceil_divide(c.batch * segment, c.parts)
         parts, blocks = ceil_divide(c.batch * segment, of_part), c.channels
+        pitch, vector = c.channels * c.spatial * DTYPES[c.dtype].itemsize, 16 if exact else 0
         geometry |= dict(
-            segment_vectors=segment, part_vectors=of_part, step_segments=c.threads // segment,
-            step_vectors=c.threads % segment, same_alignment=same_alignment,
+            segment_vectors=segment, part_vectors=of_part, step_vectors=c.threads % segment,
+            step_bytes=c.threads // segment * pitch + c.threads % segment * vector,
+            wrap_bytes=pitch - segment * vector, exact=exact, same_alignment=same_alignment,
         )  # fmt: skip
     else:
         blocks = ceil_divide(ceil_divide(c.channels, c.width), c.columns)
         rows = ceil_divide(c.batch, c.parts)
         parts = ceil_divide(c.batch, rows)
-        geometry |= dict(columns=c.columns, column_blocks=blocks, part_rows=rows)
+        geometry |= dict(
+            columns=c.columns, column_blocks=blocks, part_rows=rows,
+            step_bytes=c.threads // c.columns * c.channels * DTYPES[c.dtype].itemsize,
+        )  # fmt: skip
     counters = device.put(np.zeros(blocks, np.uint32))
     arguments = make(
         "ChannelReduce", "batchnorm_arguments.h", sums=sums, partials=t.empty((parts, 3, c.channels), c.math),
