@@ -8,6 +8,7 @@
 namespace gpu {
 constexpr u32 channel_threads = 448;  // of a block, at most: two of 512 would leave too few registers to each
 constexpr u32 apply_threads = 256;    // likewise, of elementwise passes
+constexpr u32 table_channels = 512;   // whose numbers a block of these keeps, at most
 
 // Sums over all but the channels (channel_reduce.h). One launch: the last block of a channel, or of a column of
 // channels, adds up what the others left.
@@ -62,9 +63,10 @@ struct ChannelApply {
   i32 count_is_int;       // i32 numbers, else Math
   i32 counts;
   i32 relu;
-  // In memory's order: whether vectors of 16 bytes fit, and by how many elements, as channels and what is left of
-  // one, a thread's next vector is further.
+  // In memory's order: whether vectors of 16 bytes fit, how many (of the elements that a thread takes at once) a block
+  // takes, and by how many elements, as channels and what is left of one, a thread's next one is further.
   i32 vectors;
+  u32 part_vectors;
   u32 step_channels;      // modulo `channels`
   i64 step_spatial;
   // Channels last: as in ChannelReduce.

@@ -38,6 +38,16 @@ template <> GPU_FN void unpack_values<bfloat16, 8, float>(float (&x)[8], const V
   GPU_UNROLL for (int i = 0; i < 8; ++i) x[i] = bit_cast<float>(i % 2 ? from.v[i / 2] & 0xffff0000u : from.v[i / 2] << 16);
 }
 
+template <class T, class Math, int width> GPU_FN Packed<T, width> pack_values(const Math (&x)[width]) {
+  Packed<T, width> to;
+  if constexpr (sizeof(T) == 2 && width % 2 == 0) {
+    GPU_UNROLL for (int i = 0; i < width / 2; ++i) to.v[i] = pack_two<T>(x[2 * i], x[2 * i + 1]);
+  } else {
+    GPU_UNROLL for (int i = 0; i < width; ++i) store_as(to.v[i], x[i]);
+  }
+  return to;
+}
+
 // Calls load(k) and add(k) in turn for `count` vectors, the k-th of `together` that are on their way; start() when the
 // first ones are.
 template <int together, class Load, class Start, class Add>

@@ -126,21 +126,27 @@ int32_t run_channel_apply(ChannelApplyOp& op, const apex_place* place, gpu::Chan
     op.cpu(a);
     return APEX_OK;
   }
-  if (a.channels > most) return APEX_USE_REFERENCE;
+  if (a.channels > most - 64 || a.batch / 64 > most) return APEX_USE_REFERENCE;
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  const int64_t width = op.width ? op.width : width_of(a.input_type), blocks = limits.multiprocessors * 16;
+  // All at once, as above, unless the table of channels is too small for that.
+  const int64_t width = op.width ? op.width : width_of(a.input_type), threads = gpu::apply_threads, blocks = limits.multiprocessors * 3;
   a.vectors = aligned({a.input, a.grad_output, a.z, a.output, a.grad_z});
   if (a.channels_last && a.vectors && a.channels % width == 0) {
-    const int64_t wide = a.channels / width, threads = gpu::apply_threads;
+    const int64_t wide = a.channels / width;
     a.columns = uint32_t(power_of_two(std::min<int64_t>(wide, 32)));
     a.column_blocks = uint32_t(ceil_divide(wide, a.columns));
-    const int64_t lanes = threads / a.columns, runs = ceil_divide(blocks, a.column_blocks);
-    a.part_rows = std::max(lanes * 8, ceil_divide(a.batch, runs));
+    const int64_t lanes = threads / a.columns, runs = std::max<int64_t>(1, blocks / a.column_blocks);
+    a.part_rows = std::max(lanes * 4, ceil_divide(a.batch, runs));
     return launch(place, op.last[a.input_type], ceil_divide(a.batch, a.part_rows) * a.column_blocks, uint32_t(threads), a);
   }
-  const int64_t threads = gpu::apply_threads, vectors = ceil_divide(a.batch * a.channels * a.spatial, width);
-  const int64_t grid = std::min(blocks, ceil_divide(vectors, threads)), step = grid * threads * width;
+  const int64_t vectors = ceil_divide(a.batch * a.channels * a.spatial, width), line = 8;
+  int64_t part = std::max(threads * 2, ceil_divide(ceil_divide(vectors, blocks), line) * line);
+  // A run begins and ends within a channel: it meets two more than it holds.
+  if (a.channels > gpu::table_channels) part = std::min(part, (gpu::table_channels - 2) * a.spatial / width);
+  const int64_t grid = ceil_divide(vectors, part), step = threads * width;
+  if (part > most || grid * threads > most_threads) return APEX_USE_REFERENCE;
+  a.part_vectors = uint32_t(part);
   a.step_spatial = step % a.spatial;
   a.step_channels = uint32_t(step / a.spatial % a.channels);
   return launch(place, op.any[a.input_type], grid, uint32_t(threads), a);

@@ -20,7 +20,8 @@ def ceil_divide(a: int, b: int) -> int:
 class Case:
     """One tensor [batch, channels, spatial] and how its kernels are launched.
 
-    kind: which kernel. parts: of a reduction. offset: bytes past a multiple of 16 at which tensors begin.
+    kind: which kernel. parts: of a reduction, or of a pass in memory's order. offset: bytes past a multiple of 16 at
+    which tensors begin.
     """
 
     kind: str
@@ -81,9 +82,13 @@ REDUCTIONS = [
 ]
 PASSES = [
     Case("any", "f16", 3, 2, 24, weight="f32", z=True, relu=True),
-    Case("any", "bf16", 5, 3, 13, weight="bf16"),
+    Case("any", "f16", 30, 7, 40, parts=3),
+    Case("any", "bf16", 5, 3, 13, weight="bf16", parts=2),
+    Case("any", "bf16", 40, 6, 49, weight="f32", parts=2, z=True),
     Case("any", "f32", 3, 5, 1, weight="f16", relu=True, offset=4),
+    Case("any", "f32", 2, 300, 3, parts=2),
     Case("any", "f64", 2, 2, 9, weight="f64", z=True),
+    Case("last", "f16", 200, 16, weight="f16"),
     Case("last", "f16", 21, 24, weight="f16", z=True),
     Case("last", "bf16", 3, 272, weight="f32", relu=True),
     Case("last", "f32", 9, 12, z=True, relu=True),
@@ -104,9 +109,9 @@ MASKED_PASSES = [
     Case("last", "bf16", 3, 272, relu=True, mask=True),
     Case("last", "f32", 9, 16, weight="f32", z=True, relu=True, mask=True),
     Case("last", "f64", 20, 8, relu=True, mask=True),
-    Case("any", "f16", 21, 5, weight="f16", z=True, relu=True, mask=True),
+    Case("any", "f16", 21, 5, weight="f16", z=True, relu=True, mask=True, parts=2),
     Case("any", "bf16", 9, 16, relu=True, offset=2, mask=True),
-    Case("any", "f32", 11, 12, weight="f32", relu=True, mask=True),
+    Case("any", "f32", 400, 12, weight="f32", relu=True, mask=True, parts=3),
     Case("any", "f64", 5, 3, z=True, relu=True, mask=True),
 ]
 
@@ -215,8 +220,12 @@ def apply(t: Tensors, op: str, **more):
         grid = ceil_divide(c.batch, rows) * blocks
         geometry |= dict(columns=columns, column_blocks=blocks, part_rows=rows)
     else:
-        step = grid * c.threads * c.pass_width
-        geometry |= dict(step_spatial=step % c.spatial, step_channels=step // c.spatial % c.channels)
+        step, vectors = c.threads * c.pass_width, ceil_divide(t.x.size, c.pass_width)
+        part = ceil_divide(vectors, c.parts)
+        grid = ceil_divide(vectors, part)
+        geometry |= dict(
+            part_vectors=part, step_spatial=step % c.spatial, step_channels=step // c.spatial % c.channels
+        )
     if c.weight:
         more |= {name: t.put(name, c.weight) for name in ("weight", "shift")}
     if c.z:
