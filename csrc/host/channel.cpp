@@ -45,8 +45,8 @@ void plan_channels_first(gpu::ChannelReduce& a, const DeviceLimits& limits) {
   const int64_t vectors = a.batch * a.segment_vectors;
   const int64_t of_channel = resident / ceil_divide(a.channels, limits.multiprocessors) / multiple * multiple;
   const int64_t useful = ceil_divide(ceil_divide(vectors, 4), multiple) * multiple;
-  const int64_t threads = std::clamp<int64_t>(std::min(of_channel, useful), multiple, gpu::channel_threads);
-  const int64_t parts = std::max<int64_t>(1, std::min(limits.multiprocessors * (resident / threads) / a.channels, vectors / (threads * 8)));
+  const int64_t threads = std::clamp<int64_t>(std::min<int64_t>(of_channel, useful), multiple, gpu::channel_threads);
+  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(limits.multiprocessors * (resident / threads) / a.channels, vectors / (threads * 8)));
   a.part_vectors = uint32_t(ceil_divide(vectors, parts));
   a.parts = uint32_t(ceil_divide(vectors, a.part_vectors));
   const int64_t pitch = a.channels * a.spatial * bytes_of(a.input_type), vector = a.exact ? 16 : 0;
@@ -67,8 +67,8 @@ void plan_channels_last(gpu::ChannelReduce& a, const DeviceLimits& limits) {
   const int64_t least = std::max<int64_t>(limits.block_multiple, a.columns * width);
   const int64_t threads = std::clamp<int64_t>(power_of_two(a.columns * std::min<int64_t>(a.batch, most)), least, gpu::channel_threads);
   const int64_t lanes = threads / a.columns, at_once = limits.multiprocessors * (resident / threads);
-  const int64_t wanted = std::min(at_once / a.column_blocks, a.batch / (lanes * 4));
-  const int64_t parts = std::max<int64_t>(1, width == 1 ? wanted : std::min(wanted, lanes));
+  const int64_t wanted = std::min<int64_t>(at_once / a.column_blocks, a.batch / (lanes * 4));
+  const int64_t parts = std::max<int64_t>(1, width == 1 ? wanted : std::min<int64_t>(wanted, lanes));
   a.part_rows = ceil_divide(a.batch, parts);
   a.step_bytes = lanes * a.channels * bytes_of(a.input_type);
   a.parts = uint32_t(ceil_divide(a.batch, a.part_rows));
@@ -137,13 +137,13 @@ int32_t run_channel_apply(ChannelApplyOp& op, const apex_place* place, gpu::Chan
     a.columns = uint32_t(power_of_two(std::min<int64_t>(wide, 32)));
     a.column_blocks = uint32_t(ceil_divide(wide, a.columns));
     const int64_t lanes = threads / a.columns, runs = std::max<int64_t>(1, blocks / a.column_blocks);
-    a.part_rows = std::max(lanes * 4, ceil_divide(a.batch, runs));
+    a.part_rows = std::max<int64_t>(lanes * 4, ceil_divide(a.batch, runs));
     return launch(place, op.last[a.input_type], ceil_divide(a.batch, a.part_rows) * a.column_blocks, uint32_t(threads), a);
   }
   const int64_t vectors = ceil_divide(a.batch * a.channels * a.spatial, width), line = 8;
-  int64_t part = std::max(threads * 2, ceil_divide(ceil_divide(vectors, blocks), line) * line);
+  int64_t part = std::max<int64_t>(threads * 2, ceil_divide(ceil_divide(vectors, blocks), line) * line);
   // A run begins and ends within a channel: it meets two more than it holds.
-  if (a.channels > gpu::table_channels) part = std::min(part, (gpu::table_channels - 2) * a.spatial / width);
+  if (a.channels > gpu::table_channels) part = std::min<int64_t>(part, (gpu::table_channels - 2) * a.spatial / width);
   const int64_t grid = ceil_divide(vectors, part), step = threads * width;
   if (part > most || grid * threads > most_threads) return APEX_USE_REFERENCE;
   a.part_vectors = uint32_t(part);
