@@ -34,7 +34,7 @@ template <i32 type, int width> GPU_FN void group_norm_statistics_first(const Gro
     if (vector < at.end) {
       Math first[1];
       load_values(first, a.input, known_type<type>(a.input_type), at.start + vector * width);
-      ShiftedColumns<Math, 1> sums(first);
+      ShiftedSums<Math, 1> sums(first);
       u32 count = 0;
       const i64 step = block_size_x();
       while (vector < at.end) {

@@ -67,7 +67,7 @@ template <i32 type, int width> GPU_FN void group_norm_statistics_last(const Grou
       Math x[width], pivot[width];
       const i64 element = at.element(a);
       load_values(x, a.input, known_type<type>(a.input_type), element);
-      ShiftedColumns<Math, width> sums(x);
+      ShiftedSums<Math, width> sums(x);
       for_each_row<type, width, 4, false, Math>(a, rows, element, [&](const Math (&row)[width], const auto&, i64) {
         GPU_UNROLL for (int i = 0; i < width; ++i) {
           const Math d = row[i] - sums.first[i];

@@ -6,21 +6,6 @@
 
 namespace gpu {
 #if !defined(GPU_HOST)
-// Shifted sums of adjacent channels.
-template <class Math, int width> struct ShiftedColumns {
-  Math first[width], sum[width], square[width];
-
-  template <class T> GPU_FN explicit ShiftedColumns(const T (&x)[width]) {
-    GPU_UNROLL for (int i = 0; i < width; ++i) {
-      first[i] = load_as<Math>(x[i]);
-      sum[i] = square[i] = Math(0);
-    }
-  }
-  GPU_FN Moments<Math> moments(int i, Math count, Math pivot) const {
-    return ShiftedSums<Math>{first[i], sum[i], square[i]}.moments(count, Math(1) / count, pivot);
-  }
-};
-
 // A block's shared memory: what its threads hold (one count and 2 * width numbers each), and two numbers a group.
 template <class Math, int width> struct GroupNormShared {
   Math *counts, *firsts, *seconds, *group_first, *group_second;

@@ -64,7 +64,7 @@ template <i32 type, int width> GPU_FN void group_norm_forward_tile(const GroupNo
     const i64 element = at.element(a);
     const u8* const from = a.input + element * bytes_of(type);
     const float zeros[width] = {};
-    ShiftedColumns<float, width> sums(zeros);
+    ShiftedSums<float, width> sums(zeros);
     stage_rows(
         rows, tile_rows, [&](u32 k) { tile.put(k, from + k * step); },
         [&](u32 k) {
