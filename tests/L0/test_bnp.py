@@ -109,8 +109,8 @@ def test_refused(variant):
     c = Case("last", (3, 4, 5, 8), F32, variant.device)
     running, batch = arguments(c)
     state = (c.weight, c.shift, *running)
-    for short in (torch.zeros(14, dtype=torch.int32), torch.zeros(60, dtype=torch.int32)[::2]):
-        mask = short.to(variant.device)
+    for size, step in ((14, 1), (60, 2)):
+        mask = torch.zeros(size, dtype=torch.int32, device=variant.device)[::step]
         with pytest.raises(ValueError, match="hold 60 bytes"):
             bnp.bn_addrelu_fwd_nhwc(c.x, c.z, *state, *batch, mask, None, 0.1, EPS, *END)
     mask = torch.zeros(15, dtype=torch.int32, device=variant.device)
