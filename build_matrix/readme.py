@@ -65,21 +65,27 @@ def kernels(op: str) -> list[str]:
 
 
 def speed() -> str:
-    """The newest recorded run of benchmarks/optimizers.py."""
-    files = sorted(RESULTS.glob("optimizers-*.json"))
-    if not files:
-        return "No run is recorded."
-    result = json.loads(files[-1].read_text(encoding="utf-8"))
+    """The newest recorded run of each benchmark; of its cases those whose bytes take a GPU as long as SHOWN."""
+    newest = {file.name.split("-")[0]: file for file in sorted(RESULTS.glob("*.json"))}
+    return "\n\n".join(_speed(name, file) for name, file in newest.items()) or "No run is recorded."
+
+
+SHOWN = 50e-6  # seconds: below it launches are what is measured
+
+
+def _speed(name: str, file: Path) -> str:
+    result = json.loads(file.read_text(encoding="utf-8"))
     bandwidth = result["copy"]
     rows = []
     for row in result["rows"]:
-        if not row["graph"]:
-            continue
-        fraction = f"{100 * row['floor_bytes'] / bandwidth / row['graph']:.1f} %"
-        wall = f"{row['wall'] * 1e6:.0f}" if row["wall"] else ""
-        rows.append((row["case"], row["implementation"], f"{row['graph'] * 1e6:.0f}", fraction, wall))
+        floor = row["floor_bytes"] / bandwidth
+        if row["graph"] and floor >= SHOWN:
+            wall = f"{row['wall'] * 1e6:.0f}" if row["wall"] else ""
+            times = (f"{row['graph'] * 1e6:.0f}", f"{100 * floor / row['graph']:.1f} %", wall)
+            rows.append((row["case"], row["implementation"], *times))
     heading = f"{result['card']}, torch {result['torch']}, copy {bandwidth / 1e9:.0f} GB/s"
-    return f"{heading}:\n\n" + _table(("case", "implementation", "GPU µs", "of floor", "wall µs"), rows)
+    table = _table(("case", "implementation", "GPU µs", "of floor", "wall µs"), rows)
+    return f"`benchmarks/{name}.py`, {heading}:\n\n{table}"
 
 
 def versions() -> str:
