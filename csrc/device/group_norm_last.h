@@ -64,7 +64,7 @@ template <i32 type, int width> GPU_FN void group_norm_statistics_last(const Grou
     Moments<Math> mine[width] = {};
     const u32 rows = at.rows(a);
     if (rows) {
-      Math x[width], pivot[width];
+      Math x[width], pivot[width] = {};
       const i64 element = at.element(a);
       load_values(x, a.input, known_type<type>(a.input_type), element);
       ShiftedSums<Math, width> sums(x);

@@ -79,7 +79,7 @@ template <i32 type, int width> GPU_FN void group_norm_forward_tile(const GroupNo
         });
     Moments<float> mine[width] = {};
     if (rows) {
-      float pivot[width];
+      float pivot[width] = {};
       group_pivots<type>(pivot, a, at);
       GPU_UNROLL for (int i = 0; i < width; ++i) mine[i] = sums.moments(i, (float)rows, pivot[i]);
     }
