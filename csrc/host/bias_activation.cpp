@@ -8,8 +8,6 @@
 #include "multi_tensor_cpu.h"
 #include "status.h"
 
-#define APEX_INLINE inline __attribute__((always_inline))
-
 namespace apex {
 namespace {
 constexpr const char* unit = "bias_activation";
@@ -46,18 +44,6 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uin
 }
 
 // ---- the CPU variant
-// Elements [i, i + n) as arithmetic sees them: in place, or converted into `buffer`. n is at most `tile`.
-template <class Math>
-APEX_INLINE const Math* load(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n, Math* buffer) {
-  if (type == DtypeOf<Math>::value) return static_cast<const Math*>(tensor) + i;
-  convert.load[type](buffer, tensor, i, n);
-  return buffer;
-}
-template <class Math>
-APEX_INLINE void store(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n, const Math* x) {
-  if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
-  else convert.store[type](tensor, i, x, n);
-}
 template <class Math> APEX_INLINE void load_bias(const gpu::BiasActivation& a, const TileConversions<Math>& convert, int64_t i, int64_t n, Math* x) {
   if (!a.bias) std::fill(x, x + n, Math(0));
   else if (a.bias_type == DtypeOf<Math>::value) std::memcpy(x, reinterpret_cast<const Math*>(a.bias) + i, size_t(n) * sizeof(Math));
@@ -80,14 +66,14 @@ template <class Math, bool backward> struct Rows {
         if (a.gated) load_bias(a, convert, a.hidden + i, n, bias[1]);
         for (int64_t j = 0; j < n; ++j) sums[0][j] = sums[1][j] = Math(0);
         for (int64_t row = a.rows * part / a.parts; row < a.rows * (part + 1) / a.parts; ++row) {
-          const Math* x = load(convert, a.input, a.type, row * columns + i, n, first);
-          const Math* gate = a.gated ? load(convert, a.input, a.type, row * columns + a.hidden + i, n, second) : nullptr;
+          const Math* x = load_tile(convert, a.input, a.type, row * columns + i, n, first);
+          const Math* gate = a.gated ? load_tile(convert, a.input, a.type, row * columns + a.hidden + i, n, second) : nullptr;
           if constexpr (!backward) {
             for (int64_t j = 0; j < n; ++j) made[0][j] = f(x[j] + bias[0][j]);
             if (gate) for (int64_t j = 0; j < n; ++j) made[0][j] *= gate[j] + bias[1][j];
-            store(convert, a.output, a.type, row * a.hidden + i, n, static_cast<const Math*>(made[0]));
+            store_tile(convert, a.output, a.type, row * a.hidden + i, n, static_cast<const Math*>(made[0]));
           } else {
-            const Math* dy = load(convert, a.grad_output, a.type, row * a.hidden + i, n, gradient);
+            const Math* dy = load_tile(convert, a.grad_output, a.type, row * a.hidden + i, n, gradient);
             for (int64_t j = 0; j < n; ++j) {
               Math slope;
               made[1][j] = dy[j] * f.template value<true>(x[j] + bias[0][j], slope);
@@ -96,7 +82,7 @@ template <class Math, bool backward> struct Rows {
             if (gate) for (int64_t j = 0; j < n; ++j) made[0][j] *= gate[j] + bias[1][j];
             for (int64_t k = 0; k < (gate ? 2 : 1); ++k) {
               for (int64_t j = 0; j < n; ++j) sums[k][j] += made[k][j];
-              store(convert, a.output, a.type, row * columns + k * a.hidden + i, n, static_cast<const Math*>(made[k]));
+              store_tile(convert, a.output, a.type, row * columns + k * a.hidden + i, n, static_cast<const Math*>(made[k]));
             }
           }
         }

@@ -5,23 +5,9 @@
 
 #include "host/multi_tensor_cpu.h"
 
-#define APEX_INLINE inline __attribute__((always_inline))
-
 namespace apex {
 constexpr int64_t sum_lanes = 16;  // independent sums: they vectorise, and their order is fixed
 
-// Elements [i, i + n) of a tensor: in place, or converted into `buffer`. n is at most `tile`.
-template <class Math>
-APEX_INLINE const Math* load_tile(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n, Math* buffer) {
-  if (type == DtypeOf<Math>::value) return static_cast<const Math*>(tensor) + i;
-  convert.load[type](buffer, tensor, i, n);
-  return buffer;
-}
-template <class Math>
-APEX_INLINE void store_tile(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n, const Math* x) {
-  if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
-  else convert.store[type](tensor, i, x, n);
-}
 // The sum of value(j) for j in [0, n).
 template <class Math, class Value> APEX_INLINE Math sum_tile(int64_t n, Value value) {
   alignas(64) Math of[sum_lanes] = {};

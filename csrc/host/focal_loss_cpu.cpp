@@ -7,8 +7,6 @@
 #include "focal_loss.h"
 #include "multi_tensor_cpu.h"
 
-#define APEX_INLINE inline __attribute__((always_inline))
-
 namespace apex {
 namespace {
 template <class Math> struct Rows {

@@ -1,26 +1,12 @@
 // The CPU variant of index_mul_2d, at each x86-64 level: rows in tiles that stay in the first-level cache.
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "index_mul_2d.h"
 #include "multi_tensor_cpu.h"
 
-#define APEX_INLINE inline __attribute__((always_inline))
-
 namespace apex {
 namespace {
-template <class Math>
-APEX_INLINE const Math* load(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n, Math* buffer) {
-  if (type == DtypeOf<Math>::value) return static_cast<const Math*>(tensor) + i;
-  convert.load[type](buffer, tensor, i, n);
-  return buffer;
-}
-template <class Math>
-APEX_INLINE void store(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n, const Math* x) {
-  if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
-  else convert.store[type](tensor, i, x, n);
-}
 
 template <class Math> struct Gather {
   const gpu::IndexMul2d& a;
@@ -33,14 +19,14 @@ template <class Math> struct Gather {
       const bool inside = index >= 0 && index < a.entries;
       for (int64_t i = 0; i < a.features; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.features - i);
-        const Math* y = load(convert, a.b, a.type, row * a.features + i, n, second);
+        const Math* y = load_tile(convert, a.b, a.type, row * a.features + i, n, second);
         if (inside) {
-          const Math* x = load(convert, a.a, a.type, index * a.features + i, n, first);
+          const Math* x = load_tile(convert, a.a, a.type, index * a.features + i, n, first);
           for (int64_t j = 0; j < n; ++j) product[j] = x[j] * y[j];
         } else {
           std::fill(product, product + n, std::numeric_limits<Math>::quiet_NaN());
         }
-        store(convert, a.out, a.type, row * a.features + i, n, static_cast<const Math*>(product));
+        store_tile(convert, a.out, a.type, row * a.features + i, n, static_cast<const Math*>(product));
       }
     }
   }
@@ -61,11 +47,11 @@ template <class Math> struct Scatter {
         std::fill(sum, sum + n, Math(0));
         for (int64_t k = begins[entry]; k < begins[entry + 1]; ++k) {
           const int64_t from = order[k] * a.features + i;
-          const Math* x = load(convert, a.a, a.type, from, n, first);
-          const Math* y = load(convert, a.b, a.type, from, n, second);
+          const Math* x = load_tile(convert, a.a, a.type, from, n, first);
+          const Math* y = load_tile(convert, a.b, a.type, from, n, second);
           for (int64_t j = 0; j < n; ++j) sum[j] += x[j] * y[j];
         }
-        store(convert, a.out, a.type, entry * a.features + i, n, static_cast<const Math*>(sum));
+        store_tile(convert, a.out, a.type, entry * a.features + i, n, static_cast<const Math*>(sum));
       }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)

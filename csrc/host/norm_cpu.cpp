@@ -1,6 +1,5 @@
 // The CPU variants of the norms: rows in tiles that stay in the first-level cache, at each x86-64 level.
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 
 #include "multi_tensor_cpu.h"
@@ -8,24 +7,10 @@
 #include "device/norm_layout.h"
 #include "norm.h"
 
-#define APEX_INLINE inline __attribute__((always_inline))
-
 namespace apex {
 namespace {
 constexpr int64_t lanes = 16;  // independent sums: they vectorise, and their order is fixed
 
-// Elements [i, i + n) as arithmetic sees them: in place, or converted into `buffer`. n is at most `tile`.
-template <class Math>
-APEX_INLINE const Math* load(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n, Math* buffer) {
-  if (type == DtypeOf<Math>::value) return static_cast<const Math*>(tensor) + i;
-  convert.load[type](buffer, tensor, i, n);
-  return buffer;
-}
-template <class Math>
-APEX_INLINE void store(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n, const Math* x) {
-  if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
-  else convert.store[type](tensor, i, x, n);
-}
 template <class Math> APEX_INLINE void fill(Math* x, int64_t n, Math value) {
   for (int64_t j = 0; j < n; ++j) x[j] = value;
 }
@@ -56,10 +41,10 @@ template <bool centered, class Math> struct Forward {
       if (a.residual) {
         for (int64_t i = 0; i < a.hidden; i += tile) {
           const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-          const Math* x = load(convert, a.input, a.input_type, base + i, n, first);
-          const Math* y = load(convert, a.residual, a.input_type, base + i, n, second);
+          const Math* x = load_tile(convert, a.input, a.input_type, base + i, n, first);
+          const Math* y = load_tile(convert, a.residual, a.input_type, base + i, n, second);
           for (int64_t j = 0; j < n; ++j) third[j] = x[j] + y[j];
-          store(convert, a.sum, a.input_type, base + i, n, third);
+          store_tile(convert, a.sum, a.input_type, base + i, n, third);
         }
         input = a.sum;
       }
@@ -68,14 +53,14 @@ template <bool centered, class Math> struct Forward {
         LaneSums<Math> sums;
         for (int64_t i = 0; i < a.hidden; i += tile) {
           const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-          sums.add(load(convert, input, a.input_type, base + i, n, first), n);
+          sums.add(load_tile(convert, input, a.input_type, base + i, n, first), n);
         }
         mean = sums.total() / Math(a.hidden);
       }
       LaneSums<Math> squares;
       for (int64_t i = 0; i < a.hidden; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-        const Math* x = load(convert, input, a.input_type, base + i, n, first);
+        const Math* x = load_tile(convert, input, a.input_type, base + i, n, first);
         for (int64_t j = 0; j < n; ++j) second[j] = (x[j] - mean) * (x[j] - mean);
         squares.add(second, n);
       }
@@ -84,17 +69,17 @@ template <bool centered, class Math> struct Forward {
       reinterpret_cast<Math*>(a.rstd)[row] = rstd;
       for (int64_t i = 0; i < a.hidden; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-        const Math* x = load(convert, input, a.input_type, base + i, n, first);
+        const Math* x = load_tile(convert, input, a.input_type, base + i, n, first);
         for (int64_t j = 0; j < n; ++j) third[j] = (x[j] - mean) * rstd;
         if (a.weight) {
-          const Math* w = load(convert, a.weight, a.weight_type, i, n, second);
+          const Math* w = load_tile(convert, a.weight, a.weight_type, i, n, second);
           for (int64_t j = 0; j < n; ++j) third[j] *= w[j];
         }
         if (centered && a.bias) {
-          const Math* b = load(convert, a.bias, a.weight_type, i, n, second);
+          const Math* b = load_tile(convert, a.bias, a.weight_type, i, n, second);
           for (int64_t j = 0; j < n; ++j) third[j] += b[j];
         }
-        store(convert, a.output, a.output_type, base + i, n, third);
+        store_tile(convert, a.output, a.output_type, base + i, n, third);
       }
     }
   }
@@ -110,12 +95,12 @@ template <bool centered, class Math> struct Backward {
   };
   // Normalised values and g = dy * weight of elements [i, i + n) of a row.
   APEX_INLINE const Math* read(const TileConversions<Math>& convert, Tile& t, int64_t base, int64_t i, int64_t n, Math mean, Math rstd) const {
-    const Math* x = load(convert, a.saved, a.from_output ? a.output_type : a.input_type, base + i, n, t.saved);
-    const Math* dy = load(convert, a.grad_output, a.output_type, base + i, n, t.grad);
-    const Math* w = a.weight ? load(convert, a.weight, a.weight_type, i, n, t.weight) : nullptr;
+    const Math* x = load_tile(convert, a.saved, a.from_output ? a.output_type : a.input_type, base + i, n, t.saved);
+    const Math* dy = load_tile(convert, a.grad_output, a.output_type, base + i, n, t.grad);
+    const Math* w = a.weight ? load_tile(convert, a.weight, a.weight_type, i, n, t.weight) : nullptr;
     if (a.from_output) {
       const Math smallest = Math(a.eps);
-      const Math* b = centered && a.bias ? load(convert, a.bias, a.weight_type, i, n, t.bias) : nullptr;
+      const Math* b = centered && a.bias ? load_tile(convert, a.bias, a.weight_type, i, n, t.bias) : nullptr;
       for (int64_t j = 0; j < n; ++j) {
         const Math weight = w ? w[j] : Math(1), magnitude = std::max(weight < Math(0) ? -weight : weight, smallest);
         t.normalized[j] = (x[j] - (b ? b[j] : Math(0))) / (weight < Math(0) ? -magnitude : magnitude);
@@ -156,10 +141,10 @@ template <bool centered, class Math> struct Backward {
           read(convert, t, base, i, n, mean, rstd);
           for (int64_t j = 0; j < n; ++j) t.along[j] = (t.along[j] - of_one - t.normalized[j] * of_x) * rstd;
           if (a.grad_sum) {
-            const Math* more = load(convert, a.grad_sum, a.input_type, base + i, n, t.saved);
+            const Math* more = load_tile(convert, a.grad_sum, a.input_type, base + i, n, t.saved);
             for (int64_t j = 0; j < n; ++j) t.along[j] += more[j];
           }
-          store(convert, a.grad_input, a.input_type, base + i, n, t.along);
+          store_tile(convert, a.grad_input, a.input_type, base + i, n, t.along);
         }
       }
     }
@@ -183,7 +168,7 @@ template <bool centered, class Math> struct Finish {
           const Math* x = partials + (which * a.parts + part) * gpu::norm_partials_pitch(a.hidden) + i;
           for (int64_t j = 0; j < n; ++j) sums[j] += x[j];
         }
-        store(convert, which ? a.grad_bias : a.grad_weight, a.weight_type, i, n, static_cast<const Math*>(sums));
+        store_tile(convert, which ? a.grad_bias : a.grad_weight, a.weight_type, i, n, static_cast<const Math*>(sums));
       }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)

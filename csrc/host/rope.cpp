@@ -7,8 +7,6 @@
 #include "multi_tensor_cpu.h"
 #include "status.h"
 
-#define APEX_INLINE inline __attribute__((always_inline))
-
 namespace apex {
 namespace {
 constexpr int64_t table_bytes = 16384;  // of shared memory, at most

@@ -8,8 +8,6 @@
 #include "device/exponential.h"
 #include "multi_tensor_cpu.h"
 
-#define APEX_INLINE inline __attribute__((always_inline))
-
 namespace apex {
 namespace {
 constexpr int64_t lanes = 16;      // independent sums: they vectorise, and their order is fixed

@@ -7,21 +7,8 @@
 #include "multi_tensor_cpu.h"
 #include "transducer_joint.h"
 
-#define APEX_INLINE inline __attribute__((always_inline))
-
 namespace apex {
 namespace {
-template <class Math>
-APEX_INLINE const Math* load(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n, Math* buffer) {
-  if (type == DtypeOf<Math>::value) return static_cast<const Math*>(tensor) + i;
-  convert.load[type](buffer, tensor, i, n);
-  return buffer;
-}
-template <class Math>
-APEX_INLINE void store(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n, const Math* x) {
-  if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
-  else convert.store[type](tensor, i, x, n);
-}
 
 // The lengths and rows of an item, which the bindings have checked.
 struct Item {
@@ -59,12 +46,12 @@ template <class Math> struct Forward {
         }
         for (int64_t i = 0; i < a.hidden; i += tile) {
           const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-          const Math* x = load(convert, a.f, a.type, frame * a.hidden + i, n, f);
-          const Math* y = load(convert, a.g, a.type, (b * a.labels + u) * a.hidden + i, n, g);
+          const Math* x = load_tile(convert, a.f, a.type, frame * a.hidden + i, n, f);
+          const Math* y = load_tile(convert, a.g, a.type, (b * a.labels + u) * a.hidden + i, n, g);
           for (int64_t j = 0; j < n; ++j) out[j] = x[j] + y[j];
           if (a.seed) drop(row, i, n, out);
           else if (a.relu) for (int64_t j = 0; j < n; ++j) out[j] = out[j] < Math(0) ? Math(0) : out[j];
-          store(convert, a.output, a.type, row * a.hidden + i, n, static_cast<const Math*>(out));
+          store_tile(convert, a.output, a.type, row * a.hidden + i, n, static_cast<const Math*>(out));
         }
       }
     }
@@ -72,7 +59,7 @@ template <class Math> struct Forward {
   APEX_INLINE void fill(const TileConversions<Math>& convert, int64_t row, Math* out) const {
     std::fill(out, out + tile, Math(-1));
     for (int64_t i = 0; i < a.hidden; i += tile)
-      store(convert, a.output, a.type, row * a.hidden + i, std::min<int64_t>(tile, a.hidden - i), static_cast<const Math*>(out));
+      store_tile(convert, a.output, a.type, row * a.hidden + i, std::min<int64_t>(tile, a.hidden - i), static_cast<const Math*>(out));
     const int64_t parts = (a.hidden + 7) / 8;
     if (a.seed) std::memset(a.mask + row * parts, 0, size_t(parts));
   }
@@ -115,21 +102,21 @@ template <class Math> struct Backward {
       for (int64_t i = 0; i < a.hidden; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.hidden - i);
         std::fill(sum, sum + n, Math(0));
-        const Math* x = count && a.f ? load(convert, mine, a.type, r * a.hidden + i, n, own) : own;
+        const Math* x = count && a.f ? load_tile(convert, mine, a.type, r * a.hidden + i, n, own) : own;
         for (int64_t m = 0; m < count; ++m) {
           const int64_t row = item.first + (of_frames ? k * item.stride + m : m * item.stride + k);
-          const Math* g = load(convert, a.grad_output, a.type, row * a.hidden + i, n, grad);
+          const Math* g = load_tile(convert, a.grad_output, a.type, row * a.hidden + i, n, grad);
           if (a.mask) {
             for (int64_t j = 0; j < n; ++j) sum[j] += a.mask[row * parts + (i + j) / 8] >> (i + j) % 8 & 1 ? g[j] : Math(0);
           } else if (a.f) {
-            const Math* y = load(convert, theirs, a.type, (b * others + m) * a.hidden + i, n, other);
+            const Math* y = load_tile(convert, theirs, a.type, (b * others + m) * a.hidden + i, n, other);
             for (int64_t j = 0; j < n; ++j) sum[j] += x[j] <= -y[j] ? Math(0) : g[j];
           } else {
             for (int64_t j = 0; j < n; ++j) sum[j] += g[j];
           }
         }
         for (int64_t j = 0; j < n; ++j) sum[j] *= Math(a.scale);
-        store(convert, to, a.type, r * a.hidden + i, n, static_cast<const Math*>(sum));
+        store_tile(convert, to, a.type, r * a.hidden + i, n, static_cast<const Math*>(sum));
       }
     }
   }

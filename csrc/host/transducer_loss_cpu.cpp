@@ -1,7 +1,6 @@
 // The CPU variant of the transducer loss, at each x86-64 level: rows in tiles that stay in the first-level cache; the
 // lattice of an item by one thread.
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "device/exponential.h"
@@ -10,26 +9,13 @@
 #include "multi_tensor_cpu.h"
 #include "transducer_loss.h"
 
-#define APEX_INLINE inline __attribute__((always_inline))
-
 namespace apex {
 namespace {
 constexpr int64_t lanes = 16;  // independent sums: they vectorise, and their order is fixed
 
-template <class Math>
-APEX_INLINE const Math* load(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n, Math* buffer) {
-  if (type == DtypeOf<Math>::value) return static_cast<const Math*>(tensor) + i;
-  convert.load[type](buffer, tensor, i, n);
-  return buffer;
-}
-template <class Math>
-APEX_INLINE void store(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n, const Math* x) {
-  if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
-  else convert.store[type](tensor, i, x, n);
-}
 template <class Math> APEX_INLINE Math load_one(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i) {
   Math buffer[1];
-  return *load(convert, tensor, type, i, 1, buffer);
+  return *load_tile(convert, tensor, type, i, 1, buffer);
 }
 template <class Math> APEX_INLINE Math power(Math x) { return gpu::exp2(x * Math(gpu::log2_of_e)); }
 
@@ -83,7 +69,7 @@ template <class Math> struct Emissions {
     Math largest = std::numeric_limits<Math>::lowest();
     for (int64_t i = 0; i < a.classes; i += tile) {
       const int64_t n = std::min<int64_t>(tile, a.classes - i);
-      const Math* x = load(convert, a.x, a.type, row * a.classes + i, n, buffer);
+      const Math* x = load_tile(convert, a.x, a.type, row * a.classes + i, n, buffer);
       Math most = largest;
       for (int64_t j = 0; j < n; ++j) most = x[j] > most ? x[j] : most;
       const Math scale = power(largest - most);
@@ -126,7 +112,7 @@ template <class Math> struct Lattice {
           beta[at(t, u)] = can_stay && can_go ? gpu::log_add(stay, go) : can_stay ? stay : can_go ? go : blank;
         }
       const Math loss = -beta[0];
-      store(convert, a.loss, a.loss_type, b, 1, &loss);
+      store_tile(convert, a.loss, a.loss_type, b, 1, &loss);
     }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
@@ -157,7 +143,7 @@ template <class Math> struct Backward {
   APEX_INLINE void zero(const TileConversions<Math>& convert, int64_t row, Math* gradient) const {
     std::fill(gradient, gradient + tile, Math(0));
     for (int64_t i = 0; i < a.classes; i += tile)
-      store(convert, a.grad_x, a.type, row * a.classes + i, std::min<int64_t>(tile, a.classes - i), static_cast<const Math*>(gradient));
+      store_tile(convert, a.grad_x, a.type, row * a.classes + i, std::min<int64_t>(tile, a.classes - i), static_cast<const Math*>(gradient));
   }
   APEX_INLINE void one_row(const TileConversions<Math>& convert, const Item<gpu::TransducerLossBackward>& item, int64_t t, int64_t u, int64_t row, Math* buffer, Math* gradient) const {
     const int64_t nodes = item.b * a.frames * a.labels, at = nodes + t * a.labels + u, base = row * a.classes;
@@ -171,11 +157,11 @@ template <class Math> struct Backward {
     const Math of_label = last_label ? Math(0) : g * power(before + (load_one(convert, a.x, a.type, base + label) - normalizer) + beta[at + 1]);
     for (int64_t i = 0; i < a.classes; i += tile) {
       const int64_t n = std::min<int64_t>(tile, a.classes - i);
-      const Math* x = load(convert, a.x, a.type, base + i, n, buffer);
+      const Math* x = load_tile(convert, a.x, a.type, base + i, n, buffer);
       for (int64_t j = 0; j < n; ++j) gradient[j] = scale == Math(0) ? Math(0) : scale * power(x[j] + offset);
       if (a.blank >= i && a.blank < i + n) gradient[a.blank - i] -= of_blank;
       if (label >= i && label < i + n) gradient[label - i] -= of_label;
-      store(convert, a.grad_x, a.type, base + i, n, static_cast<const Math*>(gradient));
+      store_tile(convert, a.grad_x, a.type, base + i, n, static_cast<const Math*>(gradient));
     }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)

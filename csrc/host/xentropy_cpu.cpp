@@ -1,15 +1,12 @@
 // The CPU variant of softmax cross entropy: rows in tiles that stay in the first-level cache, read once, at each x86-64
 // level.
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "device/exponential.h"
 #include "device/logarithm.h"
 #include "multi_tensor_cpu.h"
 #include "xentropy.h"
-
-#define APEX_INLINE inline __attribute__((always_inline))
 
 namespace apex {
 namespace {
@@ -22,18 +19,6 @@ template <class Arguments> APEX_INLINE Label label_of(const Arguments& a, int64_
   return *label >= 0 && *label < a.classes ? Label::taken : Label::outside;
 }
 
-// Elements [i, i + n) as arithmetic sees them: in place, or converted into `buffer`. n is at most `tile`.
-template <class Math>
-APEX_INLINE const Math* load(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n, Math* buffer) {
-  if (type == DtypeOf<Math>::value) return static_cast<const Math*>(tensor) + i;
-  convert.load[type](buffer, tensor, i, n);
-  return buffer;
-}
-template <class Math>
-APEX_INLINE void store(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n, const Math* x) {
-  if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
-  else convert.store[type](tensor, i, x, n);
-}
 
 // What is known of the logits so far, as in csrc/device/xentropy.h, in lanes.
 template <class Math> struct LogitSums {
@@ -85,7 +70,7 @@ template <class Math> struct Forward {
         LogitSums<Math> sums;
         for (int64_t i = 0; i < a.classes; i += tile) {
           const int64_t n = std::min<int64_t>(tile, a.classes - i);
-          sums.add(load(convert, a.logits, a.logits_type, base + i, n, buffer), n);
+          sums.add(load_tile(convert, a.logits, a.logits_type, base + i, n, buffer), n);
         }
         largest = sums.largest;
         sum = sums.of(sums.sum);
@@ -93,14 +78,14 @@ template <class Math> struct Forward {
         if (kind == Label::outside) {
           loss = std::numeric_limits<Math>::quiet_NaN();
         } else {
-          loss = (Math(1) - smoothing) * (largest - *load(convert, a.logits, a.logits_type, base + label, 1, buffer) + log_sum);
+          loss = (Math(1) - smoothing) * (largest - *load_tile(convert, a.logits, a.logits_type, base + label, 1, buffer) + log_sum);
           // Not where it is 0: 0 times infinity is nan.
           if (smoothing != Math(0)) loss += smoothing * (largest - sums.of(sums.total) / Math(a.classes) + log_sum);
         }
       }
       reinterpret_cast<Math*>(a.normalizers)[2 * row] = largest;
       reinterpret_cast<Math*>(a.normalizers)[2 * row + 1] = sum;
-      store(convert, a.losses, a.loss_type, row, 1, &loss);
+      store_tile(convert, a.losses, a.loss_type, row, 1, &loss);
     }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
@@ -115,7 +100,7 @@ template <class Math> struct Backward {
     for (int64_t row = begin; row < end; ++row) {
       int64_t label;
       const Label kind = label_of(a, row, &label);
-      Math g = *load(convert, a.grad_losses, a.grad_type, row * a.grad_stride, 1, buffer);
+      Math g = *load_tile(convert, a.grad_losses, a.grad_type, row * a.grad_stride, 1, buffer);
       if (kind == Label::outside) g = std::numeric_limits<Math>::quiet_NaN();
       const Math largest = reinterpret_cast<const Math*>(a.normalizers)[2 * row], smoothing = Math(a.smoothing);
       const Math scale = g / reinterpret_cast<const Math*>(a.normalizers)[2 * row + 1], every = g * smoothing / Math(a.classes);
@@ -124,11 +109,11 @@ template <class Math> struct Backward {
         if (kind == Label::ignored) {
           std::fill(gradient, gradient + n, Math(0));
         } else {
-          const Math* x = load(convert, a.logits, a.logits_type, row * a.row_stride + i, n, buffer);
+          const Math* x = load_tile(convert, a.logits, a.logits_type, row * a.row_stride + i, n, buffer);
           for (int64_t j = 0; j < n; ++j) gradient[j] = LogitSums<Math>::power(x[j] - largest) * scale - every;
           if (label >= i && label < i + n) gradient[label - i] -= g * (Math(1) - smoothing);
         }
-        store(convert, a.grad_logits, a.logits_type, row * a.classes + i, n, static_cast<const Math*>(gradient));
+        store_tile(convert, a.grad_logits, a.logits_type, row * a.classes + i, n, static_cast<const Math*>(gradient));
       }
     }
   }
