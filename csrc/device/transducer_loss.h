@@ -15,6 +15,7 @@
 #pragma once
 #include "exponential.h"
 #include "logarithm.h"
+#include "logit_team.h"
 #include "packets.h"
 #include "reduce.h"
 #include "transducer_item.h"
@@ -61,21 +62,6 @@ template <class Math> struct LogSum {
   GPU_FN static Math power(Math x) { return exp2(x * Math(log2_of_e)); }
 };
 
-// The threads that work on a row together.
-struct TransducerTeam {
-  bool is_warp;
-  u32 rank, size;
-  i64 first, stride;
-
-  GPU_FN explicit TransducerTeam(bool warp_rows) : is_warp(warp_rows) {
-    const u32 warps = block_size_x() / warp_size;
-    rank = is_warp ? lane_id() : thread_x();
-    size = is_warp ? (u32)warp_size : block_size_x();
-    first = is_warp ? (i64)block_x() * warps + thread_x() / warp_size : (i64)block_x();
-    stride = is_warp ? (i64)grid_x() * warps : (i64)grid_x();
-  }
-};
-
 // A row's elements: single up to a multiple of 16 bytes, vectors, single.
 template <int size, int width> struct TransducerRow {
   u32 head, vectors, tail;
@@ -105,7 +91,7 @@ template <class Arguments> GPU_FN i64 label_of(const Arguments& a, i64 b, u32 u)
 }
 
 // ---- emissions ---------------------------------------------------------------------------------------------
-template <i32 type, class Math = typename Packet<type>::Math> GPU_FN LogSum<Math> log_sum_of(const u8* row, u32 classes, const TransducerTeam& team, Math (&parts)[2 * transducer_loss_threads / warp_size]) {
+template <i32 type, class Math = typename Packet<type>::Math> GPU_FN LogSum<Math> log_sum_of(const u8* row, u32 classes, const LogitTeam& team, Math (&parts)[2 * transducer_loss_threads / warp_size]) {
   using P = Packet<type>;
   using Raw = typename P::Raw;
   constexpr int ahead = 4;
@@ -145,7 +131,7 @@ template <i32 type> GPU_FN void transducer_loss_emissions(const TransducerLossFo
   using P = Packet<type>;
   using Math = typename P::Math;
   GPU_SHARED(Math, parts, 2 * transducer_loss_threads / warp_size);
-  const TransducerTeam team(a.warp_rows);
+  const LogitTeam team(a.warp_rows);
   const i64 units = a.batch * a.frames * a.labels;
   for (i64 unit = team.first; unit < units; unit += team.stride) {
     const TransducerNode node(a, unit);
@@ -326,7 +312,7 @@ template <i32 type> GPU_FN void transducer_loss_backward(const TransducerLossBac
   using Math = typename P::Math;
   using Raw = typename P::Raw;
   constexpr int ahead = 4;
-  const TransducerTeam team(a.warp_rows);
+  const LogitTeam team(a.warp_rows);
   const i64 units = a.batch * a.frames * a.labels;
   for (i64 unit = team.first; unit < units; unit += team.stride) {
     const TransducerNode node(a, unit);

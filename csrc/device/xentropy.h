@@ -11,6 +11,7 @@
 #pragma once
 #include "exponential.h"
 #include "logarithm.h"
+#include "logit_team.h"
 #include "packets.h"
 #include "reduce.h"
 #include "xentropy_arguments.h"
@@ -53,21 +54,6 @@ template <class Math> GPU_FN void warp_merge(LogitSums<Math>& sums) {
 }
 
 // ---- rows --------------------------------------------------------------------------------------------------
-// The threads that work on a row, or on their split of it, together.
-struct LogitTeam {
-  bool is_warp;
-  u32 rank, size;
-  i64 first, stride;
-
-  GPU_FN explicit LogitTeam(bool warp_rows) : is_warp(warp_rows) {
-    const u32 warps = block_size_x() / warp_size;
-    rank = is_warp ? lane_id() : thread_x();
-    size = is_warp ? (u32)warp_size : block_size_x();
-    first = is_warp ? (i64)block_x() * warps + thread_x() / warp_size : (i64)block_x();
-    stride = is_warp ? (i64)grid_x() * warps : (i64)grid_x();
-  }
-};
-
 // A split of a row: single elements up to a multiple of 16 bytes, vectors, single elements.
 template <int size, int width> struct RowParts {
   u32 head, first_vector, end_vector, tail;  // elements [0, head) and [tail, classes) are single
