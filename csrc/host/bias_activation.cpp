@@ -11,7 +11,6 @@
 namespace apex {
 namespace {
 constexpr const char* unit = "bias_activation";
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t columns_of(const gpu::BiasActivation& a) { return a.gated ? 2 * a.hidden : a.hidden; }
 
 // ---- kernels

@@ -8,7 +8,6 @@
 namespace apex {
 namespace {
 constexpr int64_t most = 0x7fffffff;
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 int64_t width_of(int32_t type) { return 16 / bytes_of(type); }
 

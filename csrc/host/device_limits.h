@@ -3,6 +3,7 @@
 #include "apex.h"
 
 namespace apex {
+constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t most_threads = 0xffffffff;  // of a grid: HIP counts them in 32 bits
 
 struct DeviceLimits {

@@ -15,7 +15,6 @@ apex_kernel backward_kernels[] = {{unit, "focal_loss_backward_f32", 0}, {unit, "
                                   {unit, "focal_loss_backward_bf16", 0}, {unit, "focal_loss_backward_f64", 0}};
 apex_kernel finish_kernels[] = {{unit, "focal_loss_finish", 0}, {unit, "focal_loss_finish_f64", 0}};
 
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Blocks for all elements, but no more than the device holds at once: the others go around.
 int64_t blocks_of(const gpu::FocalLoss& a, const DeviceLimits& limits) {

@@ -32,7 +32,6 @@ constexpr int64_t most_channels = 1 << 27;     // kernels count them, and blocks
 constexpr int64_t longest_sum = 1024;          // vectors that a thread adds up one by one: longer sums would round
 int32_t asked_launches = 0;
 
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t width_of(int32_t type) { return type == APEX_F64 ? 1 : type == APEX_F32 ? 4 : 8; }
 bool aligned(std::initializer_list<const void*> pointers) {
   uintptr_t bits = 0;

@@ -11,7 +11,6 @@
 namespace apex {
 namespace {
 constexpr int64_t shared_vector = 16, shared_beside = 2048;  // bytes: of a vector in a stage; what the kernel and the driver use besides
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 
 bool aligned(std::initializer_list<const void*> pointers) {

@@ -11,7 +11,6 @@ namespace apex {
 namespace {
 constexpr const char* unit = "scaled_masked_softmax";
 constexpr int64_t most_keys = 0xfffff000;
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 #define KERNEL(name) {unit, "scaled_masked_softmax_" name, 0, 1}
 // Of one element type. `rows`, `masked`, `odd`: by vectors a thread, 1 and 4. `fixed`: 8 of them, one or two warps a row.

@@ -20,7 +20,6 @@ apex_kernel forward_kernels[2][6] = {KERNELS("forward"), KERNELS("dropout")};
 apex_kernel backward_kernels[3][6] = {KERNELS("backward_none"), KERNELS("backward_relu"), KERNELS("backward_bits")};
 #undef KERNELS
 
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t vector_width(int32_t type) { return type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8; }
 int kernel_of(int32_t type, bool vectors) { return vectors ? type : type == APEX_F64 ? 5 : 4; }
 

@@ -15,7 +15,6 @@ apex_kernel lattice_kernels[] = {{unit, "transducer_loss_lattice_f32", 0}, {unit
 apex_kernel backward_kernels[] = {{unit, "transducer_loss_backward_f32", 0}, {unit, "transducer_loss_backward_f16", 0},
                                   {unit, "transducer_loss_backward_bf16", 0}, {unit, "transducer_loss_backward_f64", 0}};
 
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Sets *cpu where the CPU variant serves.
 template <class Arguments> int32_t resolve(const apex_place* place, const Arguments& a, int32_t other_type, bool* cpu) {

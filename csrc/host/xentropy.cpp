@@ -16,7 +16,6 @@ apex_kernel backward_kernels[] = {{unit, "xentropy_backward_f32", 0, 1}, {unit, 
 apex_kernel merge_kernels[] = {{unit, "xentropy_merge", 0, 1}, {unit, "xentropy_merge_f64", 0, 1}};
 
 constexpr int64_t vectors_ahead = 4;  // of a thread, in the kernels
-int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Layout {
   int64_t blocks, splits;
