@@ -10,12 +10,15 @@ import os
 import pathlib
 import traceback
 
+import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from apex._loader import bindings
 from apex.optimizers import FusedAdam
 
 HYPER = dict(lr=1e-2, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.1)
@@ -43,6 +46,14 @@ def run(rank, ranks, folder, environment, module=__name__):
     (pathlib.Path(folder) / f"rank{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     os._exit(0)  # now and then a thread of torch's still runs while a group ends, which aborts the process
+
+
+def results_of(ranks, variant, folder, module=__name__):
+    """How each case of a module ended, by rank; skips where nothing native is here to be asked for."""
+    if variant == "cpu" and not bindings.load().native:
+        pytest.skip(f"no bindings: {bindings.load().reason}")
+    torch.multiprocessing.spawn(run, (ranks, str(folder), {"APEX_VARIANT": variant}, module), nprocs=ranks)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def _models(mesh, dtype=torch.float32):

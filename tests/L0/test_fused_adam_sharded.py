@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import sharded_adam
 import torch
-import torch.multiprocessing
-
-from apex._loader import bindings
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
 RANKS = 2
@@ -18,12 +13,7 @@ RANKS = 2
 @pytest.fixture(scope="module", params=["reference", "cpu"])
 def results(request, tmp_path_factory):
     """How each case ended, by rank."""
-    if request.param == "cpu" and not bindings.load().native:
-        pytest.skip(f"no bindings: {bindings.load().reason}")
-    folder = tmp_path_factory.mktemp(request.param)
-    environment = {"APEX_VARIANT": request.param}
-    torch.multiprocessing.spawn(sharded_adam.run, (RANKS, str(folder), environment), nprocs=RANKS)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    return sharded_adam.results_of(RANKS, request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.mark.parametrize("case", sharded_adam.CASES)

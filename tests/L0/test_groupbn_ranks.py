@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import groupbn_ranks
 import pytest
 import sharded_adam
 import torch
-import torch.multiprocessing
-
-from apex._loader import bindings
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
 
@@ -18,13 +13,9 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 @pytest.fixture(scope="module", params=["2-cpu", "2-reference", "4-cpu"])
 def results(request, tmp_path_factory):
     """How each case ended, by rank."""
-    ranks, variant = int(request.param[0]), request.param[2:]
-    if variant == "cpu" and not bindings.load().native:
-        pytest.skip(f"no bindings: {bindings.load().reason}")
+    ranks, variant = request.param.split("-")
     folder = tmp_path_factory.mktemp(request.param)
-    arguments = (ranks, str(folder), {"APEX_VARIANT": variant}, "groupbn_ranks")
-    torch.multiprocessing.spawn(sharded_adam.run, arguments, nprocs=ranks)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return sharded_adam.results_of(int(ranks), variant, folder, "groupbn_ranks")
 
 
 @pytest.mark.parametrize("case", groupbn_ranks.CASES)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import sharded_adam
 import sync_batchnorm_ranks
 import torch
-import torch.multiprocessing
 
-from apex._loader import bindings
 from apex.parallel import create_syncbn_process_group
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
@@ -19,13 +15,9 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 @pytest.fixture(scope="module", params=["2-cpu", "2-reference", "4-cpu"])
 def results(request, tmp_path_factory):
     """How each case ended, by rank."""
-    ranks, variant = int(request.param[0]), request.param[2:]
-    if variant == "cpu" and not bindings.load().native:
-        pytest.skip(f"no bindings: {bindings.load().reason}")
+    ranks, variant = request.param.split("-")
     folder = tmp_path_factory.mktemp(request.param)
-    arguments = (ranks, str(folder), {"APEX_VARIANT": variant}, "sync_batchnorm_ranks")
-    torch.multiprocessing.spawn(sharded_adam.run, arguments, nprocs=ranks)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return sharded_adam.results_of(int(ranks), variant, folder, "sync_batchnorm_ranks")
 
 
 @pytest.mark.parametrize("case", sync_batchnorm_ranks.CASES)

@@ -12,7 +12,6 @@ import torch
 import torch.multiprocessing
 from torch import nn
 
-from apex._loader import bindings
 from apex.parallel import DistributedDataParallel, Reducer
 from apex.parallel._buckets import plan_buckets
 
@@ -23,12 +22,7 @@ distributed = pytest.mark.skipif(not torch.distributed.is_available(), reason="t
 def results(request, tmp_path_factory):
     """How each case ended, by rank."""
     ranks, variant = request.param
-    if variant == "cpu" and not bindings.load().native:
-        pytest.skip(f"no bindings: {bindings.load().reason}")
-    folder = tmp_path_factory.mktemp(variant)
-    arguments = (ranks, str(folder), {"APEX_VARIANT": variant}, "ddp_ranks")
-    torch.multiprocessing.spawn(sharded_adam.run, arguments, nprocs=ranks)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return sharded_adam.results_of(ranks, variant, tmp_path_factory.mktemp(variant), "ddp_ranks")
 
 
 @distributed
