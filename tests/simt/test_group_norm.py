@@ -224,8 +224,9 @@ def test_last_rows_past_two_to_the_31(width):
     """Memory that costs nothing until touched; the last part's last strip alone runs."""
     device = Target(f"plain-{width}", "plain", width, 0).device()
     service, lanes, group = device.service, 4, 8
-    parts, strips = ceil_divide(ROWS, lanes), CHANNELS // 8
-    first_row = (parts - 1) * lanes
+    part_size = 2 * lanes  # twice the rows that a block takes at once: the grid stays below 2^32 threads
+    parts, strips = ceil_divide(ROWS, part_size), CHANNELS // 8
+    first_row = (parts - 1) * part_size
     rng = np.random.default_rng(4)
     values = encode(3 + rng.standard_normal((ROWS - first_row, group)), "bf16")
     input, output = (service.allocate(ROWS * CHANNELS * 2, 0) for _ in range(2))
@@ -240,7 +241,7 @@ def test_last_rows_past_two_to_the_31(width):
     arguments = make(
         "GroupNorm", "group_norm_arguments.h", input=input, output=output, batch=1, channels=CHANNELS, spatial=ROWS,
         groups=strips, eps=EPS, input_type=TYPE["bf16"], weight_type=0, channels_last=1, columns=1, lanes=lanes,
-        strips=strips, parts=parts, part_size=lanes, slots=parts, apply_blocks=parts * strips, group_partials=slots,
+        strips=strips, parts=parts, part_size=part_size, slots=parts, apply_blocks=parts * strips, group_partials=slots,
         mean=device.full(1, 0), rstd=device.full(1, 0),
     )  # fmt: skip
     service.only_block(parts * strips - 1)
