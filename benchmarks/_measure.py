@@ -1,28 +1,31 @@
-"""Timing on a GPU: work in a CUDA graph with a cold L2, wall time in eager mode, and the byte floor."""
+"""Timing on a GPU: work in a CUDA graph with a cold L2, and wall time in eager mode."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import statistics
 import time
-from dataclasses import dataclass
 
 import torch
 
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
 GIB = 1 << 30
+
+
+def synchronize() -> None:
+    if ON_GPU:
+        torch.cuda.synchronize()
 
 
 def copy_bandwidth(nbytes: int = GIB, repeats: int = 20) -> float:
     """Bytes a second, read and written, of a large device-to-device copy: what floors are divided by."""
     source = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    seconds = _median_event_time(lambda: target.copy_(source), repeats, flush=_flush_buffer())
-    return 2 * nbytes / seconds
+    return 2 * nbytes / _median_event_time(lambda: target.copy_(source), repeats)
 
 
 def graph_seconds(step, repeats: int = 20) -> float:
-    """Median GPU time of one `step`, captured in a CUDA graph and replayed, L2 flushed before each replay."""
+    """Median GPU time of one `step`, captured in a CUDA graph and replayed, L2 cold before each replay."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -33,46 +36,71 @@ def graph_seconds(step, repeats: int = 20) -> float:
     with torch.cuda.graph(graph):
         step()
     graph.replay()
-    return _median_event_time(graph.replay, repeats, flush=_flush_buffer())
+    return _median_event_time(graph.replay, repeats)
 
 
 def event_seconds(step, repeats: int = 20) -> float:
-    """Median GPU time of one `step` in eager mode, L2 flushed before: for what cannot be captured because it waits.
+    """Median GPU time of one `step` in eager mode, L2 cold before: for what cannot be captured because it waits.
 
     Where the host is slower than the GPU this is the host's time.
     """
     for _ in range(3):
         step()
-    return _median_event_time(step, repeats, flush=_flush_buffer())
+    return _median_event_time(step, repeats)
 
 
-def wall_seconds(step, rounds: int = 5, target: float = 0.1) -> float:
-    """Median wall time of one `step` in eager mode, the queue drained at the end of each round."""
+def wall_seconds(step, rounds: int = 5, target: float = 0.05) -> float:
+    """Median wall time of one `step` in eager mode, the queue drained at the end of each round of `target` seconds."""
     for _ in range(3):
         step()
-    torch.cuda.synchronize()
+    synchronize()
     start = time.perf_counter()
     step()
-    torch.cuda.synchronize()
-    count = max(3, min(500, int(target / (time.perf_counter() - start))))
+    synchronize()
+    count = max(1, min(500, int(target / (time.perf_counter() - start))))
     results = []
     for _ in range(rounds):
         start = time.perf_counter()
         for _ in range(count):
             step()
-        torch.cuda.synchronize()
+        synchronize()
         results.append((time.perf_counter() - start) / count)
     return statistics.median(results)
 
 
-def _flush_buffer():
-    return torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+def attempt(measure, step):
+    """(what measure(step) found, None), or (None, why it could not be measured)."""
+    try:
+        return measure(step), None
+    except Exception as error:  # a peer that refuses is a result too
+        synchronize()
+        return None, f"{type(error).__name__}: {str(error).partition(chr(10))[0][:100]}"
 
 
-def _median_event_time(work, repeats, flush):
-    times = []
-    for i in range(repeats + 3):
-        flush.fill_(i & 0xFF)
+class ColdCache:
+    """Brings the L2 cache, before each measurement, to a state that no implementation profits or suffers from.
+
+    Four times its size is read from memory that nobody writes: all that the step before left there goes, and what
+    it wrote is written back now. A fill would leave its own lines there, and the step that is measured would pay for
+    writing them back, up to the size of the cache.
+    """
+
+    def __init__(self):
+        size = getattr(torch.cuda.get_device_properties(), "L2_cache_size", 0)
+        self.elements = torch.ones(max(256 << 20, 4 * size) // 4, device="cuda")
+        self.sum = torch.empty((), device="cuda")
+
+    def __call__(self) -> None:
+        torch.sum(self.elements, 0, out=self.sum)
+
+
+def _median_event_time(work, repeats, most=1.0):
+    """Median of `repeats` times, of fewer (5 at least) where these take `most` seconds, after 3 that do not count."""
+    cool, times = ColdCache(), []
+    for i in range(3 + repeats):
+        if i >= 3 + 5 and sum(times) > most:
+            break
+        cool()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         work()
@@ -80,71 +108,3 @@ def _median_event_time(work, repeats, flush):
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e-3)
     return statistics.median(times[3:])
-
-
-@dataclass
-class Row:
-    """One line of a table: floor_bytes is what the case must move, each tensor counted as the case says."""
-
-    case: str
-    implementation: str
-    graph: float | None
-    wall: float | None
-    floor_bytes: int
-
-    def cells(self, bandwidth: float) -> tuple[str, ...]:
-        floor = self.floor_bytes / bandwidth
-        fraction = f"{100 * floor / self.graph:.1f} %" if self.graph else "-"
-        return (
-            self.case,
-            self.implementation,
-            f"{self.graph * 1e6:.1f}" if self.graph else "-",
-            f"{floor * 1e6:.1f}",
-            fraction,
-            f"{self.wall * 1e6:.1f}" if self.wall else "-",
-        )
-
-
-def device_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-
-
-HEADINGS = ("case", "implementation", "GPU µs", "floor µs", "of floor", "wall µs")
-
-
-def print_table(rows: list[Row], bandwidth: float) -> None:
-    """The rows as aligned text, under a line that names card, versions and the measured copy bandwidth."""
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth / 1e9:.0f} GB/s")
-    print_lines([HEADINGS, *(row.cells(bandwidth) for row in rows)])
-
-
-def print_lines(table: list[tuple[str, ...]]) -> None:
-    """Lines of cells, the headings first, as aligned text: two columns of names, then figures."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        left = "  ".join(cell.ljust(width) for cell, width in zip(line[:2], widths[:2], strict=True))
-        print(left, "  ".join(cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)))
-
-
-def write_json(path: str, rows: list[Row], bandwidth: float) -> None:
-    """The rows, and what print_table's first line says, as a file."""
-    with open(path, "w") as file:
-        json.dump(
-            {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "copy": bandwidth,
-             "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1
-        )  # fmt: skip
-
-
-def max_and_rms(errors: torch.Tensor) -> str:
-    """The largest and the root mean square of absolute errors."""
-    return f"{errors.max().item():.2e} / {errors.square().mean().sqrt().item():.2e}"
-
-
-def attempt(measure, step):
-    """The measurement, or None with a line that says why it could not be made."""
-    try:
-        return measure(step)
-    except Exception as error:  # a peer that refuses is a result too
-        torch.cuda.synchronize()
-        print(f"  not measured: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
-        return None

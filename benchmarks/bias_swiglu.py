@@ -1,6 +1,7 @@
 """Bias and activation on a GPU, forward and backward together, beside torch's own.
 
-usage: python benchmarks/bias_swiglu.py [--only gelu] [--skip compile] [--accuracy] [--json FILE]
+usage: python benchmarks/bias_swiglu.py [--only gelu] [--without-compile] [--accuracy] [--json FILE]
+       python benchmarks/bias_swiglu.py --accuracy       # without a GPU: the errors alone
 
 Floor of gated forms: eight passes over half of the input (forward reads two halves and writes one, backward reads
 three and writes two); of others five over all of it. Biases do not count.
@@ -12,18 +13,9 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from _measure import (
-    Row,
-    attempt,
-    copy_bandwidth,
-    graph_seconds,
-    max_and_rms,
-    print_table,
-    wall_seconds,
-    write_json,
-)
+from _measure import DEVICE, ON_GPU
+from _report import Report, parse, print_errors
 
-import apex
 from apex.transformer import functional
 
 
@@ -87,9 +79,9 @@ def implementations(name, bias):
 def tensors(name, rows, hidden, bias, dtype):
     torch.manual_seed(0)
     columns = hidden * 2 if name.endswith("glu") else hidden
-    x = torch.randn(rows, columns, device="cuda", dtype=dtype, requires_grad=True)
-    b = torch.randn(columns, device="cuda", dtype=dtype, requires_grad=True) if bias else None
-    return x, b, torch.randn(rows, hidden, device="cuda", dtype=dtype)
+    x = torch.randn(rows, columns, device=DEVICE, dtype=dtype, requires_grad=True)
+    b = torch.randn(columns, device=DEVICE, dtype=dtype, requires_grad=True) if bias else None
+    return x, b, torch.randn(rows, hidden, device=DEVICE, dtype=dtype)
 
 
 def step_of(function, x, b, g):
@@ -110,44 +102,31 @@ def accuracy(name, rows, hidden, bias, dtype):
     for implementation, function in implementations(name, bias).items():
         if implementation == "torch.compile":
             continue
-        errors = [(a.double() - e).abs() for a, e in zip(step_of(function, x, b, g)(), expected, strict=True)]
-        text = ", ".join(
-            f"{n} {max_and_rms(e)}" for n, e in zip(("output", "dx", "db"), errors, strict=False)
-        )
-        print(f"  {name} {rows}x{hidden} {str(dtype)[6:]} {implementation}: max / rms error of {text}")
+        title = f"{name} {rows}x{hidden} {str(dtype)[6:]} {implementation}"
+        print_errors(title, ("output", "dx", "db"), step_of(function, x, b, g)(), expected)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
-    parser.add_argument("--accuracy", action="store_true", help="errors against float64 as well")
-    parser.add_argument("--json", help="write all figures to this file")
-    arguments = parser.parse_args()
-    bandwidth, rows = copy_bandwidth(), []
+def times(options):
+    report = Report(options)
     for name, count, hidden, bias in CASES:
         label = f"{'bias ' if bias else ''}{name} {count}x{hidden}"
-        if arguments.only not in label:
+        if not report.wants(label):
             continue
-        torch._dynamo.reset()
         x, b, g = tensors(name, count, hidden, bias, torch.bfloat16)
         passes = 8 if name.endswith("glu") else 5
         for implementation, function in implementations(name, bias).items():
-            if arguments.skip in implementation:
-                continue
-            step = step_of(function, x, b, g)
-            graph = attempt(graph_seconds, step)
-            rows.append(
-                Row(label, implementation, graph, attempt(wall_seconds, step), passes * count * hidden * 2)
-            )
-    print_table(rows, bandwidth)
-    if arguments.accuracy:
+            report.measure(label, implementation, step_of(function, x, b, g), passes * count * hidden * 2)
+    report.end()
+
+
+def main():
+    options = parse(argparse.ArgumentParser(description=__doc__.splitlines()[0]))
+    if ON_GPU:
+        times(options)
+    if options.accuracy:
         for name in OWN:
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
-                accuracy(name, 4096, 4096, True, dtype)
-    print("served by", sorted(set(apex.served().items())))
-    if arguments.json:
-        write_json(arguments.json, rows, bandwidth)
+                accuracy(name, 4096 if ON_GPU else 256, 4096, True, dtype)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Optimizers over combined tensors, and what amp does around a backward pass, on a GPU, beside torch's own.
 
-usage: python benchmarks/combined_tensors.py [--small] [--only adamw] [--json FILE]
+usage: python benchmarks/combined_tensors.py [--small] [--only adamw] [--without-compile] [--json FILE]
 
 Shapes as in optimizers.py: GPT-2 355M (292 tensors, float32), and 161 tensors of 1,024 elements, where a step moves
 hardly a byte. Floors, bytes a parameter, each tensor read and written once: AdamW 28, with amsgrad 36, SGD with
@@ -13,10 +13,9 @@ from __future__ import annotations
 import argparse
 
 import torch
-from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds, write_json
+from _report import Report, parse
 from optimizers import gpt2_355m, parameters
 
-import apex
 from apex import amp, optimizers
 
 
@@ -108,13 +107,10 @@ def around_a_pass(params, combine):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="only the 161 small tensors")
-    parser.add_argument("--only", help="cases whose name contains this")
-    parser.add_argument("--json", help="write all figures to this file")
-    arguments = parser.parse_args()
-    bandwidth = copy_bandwidth()
-    rows = []
+    options = parse(parser, accuracy=False)
+    report = Report(options)
     sets = {"161 x 1024": [(1024,)] * 161}
-    if not arguments.small:
+    if not options.small:
         sets = {"GPT-2 355M": gpt2_355m(), **sets}
     passes = {
         "apex combine_grad": lambda params: around_a_pass(params, True),
@@ -122,19 +118,14 @@ def main():
     }
     for label, shapes in sets.items():
         for case, per_parameter, implementations in [*CASES, ("unscale, zero_grad", 12, passes)]:
-            if arguments.only and arguments.only.lower() not in case.lower():
-                continue
             for name, make in implementations.items():
+                if not report.wants(f"{label} {case}", name):
+                    continue
                 params = parameters(shapes)
                 count = sum(p.numel() for p in params)
-                step = make(params)
-                graph, wall = attempt(graph_seconds, step), attempt(wall_seconds, step)
-                rows.append(Row(f"{label} {case}", name, graph, wall, per_parameter * count))
-                del step, params
-    print_table(rows, bandwidth)
-    print("served by", sorted(set(apex.served().items())))
-    if arguments.json:
-        write_json(arguments.json, rows, bandwidth)
+                report.measure(f"{label} {case}", name, make(params), per_parameter * count)
+                del params
+    report.end()
 
 
 if __name__ == "__main__":

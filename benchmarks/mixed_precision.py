@@ -22,18 +22,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import gc
-import json
 import statistics
 import time
 import warnings
 from dataclasses import dataclass
 
 import torch
-from _measure import device_name, print_lines
+from _measure import DEVICE, ON_GPU, synchronize
 from _models import GPT2, ResNet50
+from _report import Table, device_name
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
@@ -41,8 +40,6 @@ import apex
 from apex import amp, optimizers
 from apex.normalization import FusedLayerNorm
 
-ON_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if ON_GPU else "cpu"
 # No step overflows from here: torch's fused SGD leaves momentum buffers unwritten where its first step is skipped.
 FIRST_SCALE = 2.0**8
 
@@ -281,11 +278,6 @@ def trace_counts(training, steps):
     return kernels / steps, waits / steps, to_host / steps
 
 
-def synchronize():
-    if ON_GPU:
-        torch.cuda.synchronize()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small models and few steps, on a CPU too")
@@ -297,23 +289,18 @@ def main():
     sizes = QUICK if arguments.quick else FULL
     torch.backends.cudnn.benchmark = True
     warnings.filterwarnings("ignore", "amp.initialize is called again")  # one training ends before the next
-    rows = []
+    facts = dict(card=device_name(), torch=torch.__version__, apex=apex.__version__, quick=arguments.quick)
+    title = f"{device_name()}, torch {torch.__version__}, apex {apex.__version__}"
+    table = Table(title, Row.HEADINGS, (15, 28), arguments.json, facts)
     for case, trainings in cases(sizes):
         for implementation, make in trainings.items():
             if arguments.only in f"{case} {implementation}":
-                rows.append(measure(case, implementation, make(), sizes))
+                row = measure(case, implementation, make(), sizes)
+                table.add(row, row.cells())
                 gc.collect()  # models and optimizers that went through amp hold each other
                 if ON_GPU:
                     torch.cuda.empty_cache()
-    print(f"{device_name()}, torch {torch.__version__}, apex {apex.__version__}")
-    print_lines([Row.HEADINGS, *(row.cells() for row in rows)])
     print("served by", sorted(set(apex.served().items())))
-    if arguments.json:
-        facts = dict(
-            card=device_name(), torch=torch.__version__, apex=apex.__version__, quick=arguments.quick
-        )
-        with open(arguments.json, "w") as file:
-            json.dump({**facts, "rows": [dataclasses.asdict(row) for row in rows]}, file, indent=1)
 
 
 if __name__ == "__main__":

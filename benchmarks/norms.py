@@ -1,6 +1,6 @@
 """Layer norm and RMS norm on a GPU, forward and backward together, beside torch's own.
 
-usage: python benchmarks/norms.py [--only rms] [--skip compile] [--split] [--accuracy] [--json FILE]
+usage: python benchmarks/norms.py [--only rms] [--without-compile] [--split] [--accuracy] [--json FILE]
        python benchmarks/norms.py --layouts [--only rms]                  # which layout of threads is fastest
        python benchmarks/norms.py --layout backward:vectors=2,blocks=2    # everything in that layout
        python benchmarks/norms.py --accuracy                              # without a GPU: the errors alone
@@ -17,18 +17,9 @@ import argparse
 import norm_layouts
 import torch
 import torch.nn.functional as F
-from _measure import (
-    Row,
-    attempt,
-    copy_bandwidth,
-    graph_seconds,
-    max_and_rms,
-    print_table,
-    wall_seconds,
-    write_json,
-)
+from _measure import DEVICE, ON_GPU, copy_bandwidth
+from _report import Report, parse, print_errors
 
-import apex
 from apex import normalization
 from apex.contrib.layer_norm import FastLayerNorm
 
@@ -39,7 +30,6 @@ LARGE = {
 }
 SMALL = [(1024, 1024), (128, 1024), (64, 256)]
 EPS = 1e-5
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def implementations(norm, hidden, dtype):
@@ -125,9 +115,8 @@ def accuracy(norm, rows, hidden, dtype):
         if name == "torch.compile":
             continue
         outputs, found = step_of(function, inputs, leaves, gradients)()
-        errors = [(a.double() - e).abs() for a, e in zip([*outputs, *found], expected, strict=True)]
-        text = ", ".join(f"{n} {max_and_rms(e)}" for n, e in zip(names, errors, strict=False))
-        print(f"  {norm} {rows}x{hidden} {str(dtype)[6:]} {name}: max / rms error of {text}")
+        title = f"{norm} {rows}x{hidden} {str(dtype)[6:]} {name}"
+        print_errors(title, names, [*outputs, *found], expected)
 
 
 def accuracies():
@@ -137,59 +126,51 @@ def accuracies():
             accuracy(norm, rows if DEVICE == "cuda" else 256, hidden, dtype)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
-    parser.add_argument("--split", action="store_true", help="also the forward alone (two passes)")
-    parser.add_argument("--accuracy", action="store_true", help="errors against float64 as well")
-    parser.add_argument("--layout", action="append", default=[], type=norm_layouts.parse, help="see above")
-    parser.add_argument("--layouts", action="store_true", help="only try layouts")
-    parser.add_argument("--json", help="write all figures to this file")
-    arguments = parser.parse_args()
-    if DEVICE == "cpu":
-        if not arguments.accuracy:
-            parser.error("times need a GPU; without one there is --accuracy")
-        accuracies()
-        return
-    if arguments.layouts:
-        bandwidth = copy_bandwidth()
-        for norm, shapes in LARGE.items():
-            for count, hidden in shapes:
-                if arguments.only in f"{norm} norm {count}x{hidden}":
-                    norm_layouts.sweep(norm, count, hidden, bandwidth)
-        return
-    for direction, layout in arguments.layout:
-        norm_layouts.ask(direction, layout)
-    bandwidth, rows, dtype = copy_bandwidth(), [], torch.bfloat16
+def times(options):
+    report, dtype = Report(options), torch.bfloat16
     for norm, shapes in LARGE.items():
         for count, hidden in [*shapes, *(SMALL if norm != "add rms" else [])]:
             label = f"{norm} norm {count}x{hidden}"
-            if arguments.only not in label:
+            if not report.wants(label):
                 continue
-            torch._dynamo.reset()
             inputs, leaves, gradients = tensors(norm, count, hidden, dtype)
-            passes = 8 if norm == "add rms" else 5
+            tensor = count * hidden * dtype.itemsize
             for name, function in implementations(norm, hidden, dtype).items():
-                if arguments.skip in name:
-                    continue
                 step = step_of(function, inputs, leaves, gradients)
-                graph = attempt(graph_seconds, step)
-                rows.append(Row(label, name, graph, attempt(wall_seconds, step), passes * count * hidden * 2))
-                if arguments.split and "compile" not in name:
+                report.measure(label, name, step, (8 if norm == "add rms" else 5) * tensor)
+                if options.split and "compile" not in name:
 
                     def forward(function=function, inputs=inputs):
                         with torch.no_grad():
                             return function(*inputs)
 
-                    graph = attempt(graph_seconds, forward)
-                    rows.append(Row(f"{label} forward", name, graph, None, 2 * count * hidden * 2))
-    print_table(rows, bandwidth)
-    if arguments.accuracy:
+                    report.measure(f"{label} forward", name, forward, 2 * tensor, wall=None)
+    report.end()
+
+
+def sweep_layouts(only):
+    bandwidth = copy_bandwidth()
+    for norm, shapes in LARGE.items():
+        for count, hidden in shapes:
+            if only in f"{norm} norm {count}x{hidden}":
+                norm_layouts.sweep(norm, count, hidden, bandwidth)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--split", action="store_true", help="also the forward alone (two passes)")
+    parser.add_argument("--layout", action="append", default=[], type=norm_layouts.parse, help="see above")
+    parser.add_argument("--layouts", action="store_true", help="only try layouts")
+    options = parse(parser)
+    if options.layouts:
+        sweep_layouts(options.only)
+        return
+    for direction, layout in options.layout:
+        norm_layouts.ask(direction, layout)
+    if ON_GPU:
+        times(options)
+    if options.accuracy:
         accuracies()
-    print("served by", sorted(set(apex.served().items())))
-    if arguments.json:
-        write_json(arguments.json, rows, bandwidth)
 
 
 if __name__ == "__main__":

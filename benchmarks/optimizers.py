@@ -13,9 +13,8 @@ import argparse
 import functools
 
 import torch
-from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds, write_json
+from _report import Report, parse
 
-import apex
 from apex import optimizers
 from apex.contrib.clip_grad import clip_grad_norm_
 
@@ -132,30 +131,21 @@ def cases(params):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="only the 161 small tensors")
-    parser.add_argument("--only", help="cases whose name contains this")
-    parser.add_argument("--json", help="write all figures to this file")
-    arguments = parser.parse_args()
-    bandwidth = copy_bandwidth()
-    rows = []
+    options = parse(parser, compiles=False, accuracy=False)
+    report = Report(options)
     sets = {"161 x 1024": [(1024,)] * 161}
-    if not arguments.small:
+    if not options.small:
         sets = {"GPT-2 355M": gpt2_355m(), **sets}
     for label, shapes in sets.items():
         params = parameters(shapes)
         count = sum(p.numel() for p in params)
         for case, per_parameter, implementations in cases(params):
-            if arguments.only and arguments.only.lower() not in case.lower():
+            if not report.wants(f"{label} {case}"):
                 continue
             for name, make in implementations.items():
-                step = make()
-                graph, wall = attempt(graph_seconds, step), attempt(wall_seconds, step)
-                rows.append(Row(f"{label} {case}", name, graph, wall, per_parameter * count))
-                del step
+                report.measure(f"{label} {case}", name, make(), per_parameter * count)
         del params
-    print_table(rows, bandwidth)
-    print("served by", sorted(set(apex.served().items())))
-    if arguments.json:
-        write_json(arguments.json, rows, bandwidth)
+    report.end()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ def main():
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(f"{torch.backends.cpu.get_cpu_capability()}, {arguments.threads} threads, torch {torch.__version__}")
+    print(
+        f"{torch.backends.cpu.get_cpu_capability()}, {arguments.threads} threads, torch {torch.__version__}"
+    )
     for label, shapes, count in (("50 x 2^20", [1 << 20] * 50, 15), ("161 x 1024", [1024] * 161, 200)):
         for dtype in (torch.float32, torch.bfloat16):
             params = [torch.nn.Parameter(torch.randn(n).to(dtype)) for n in shapes]
@@ -47,7 +49,7 @@ def main():
             }
             found = rounds([peer.step for peer in peers.values()], count)
             for name, seconds in zip(peers, found, strict=True):
-                print(f"{label:12s} {str(dtype):16s} {name:18s} {seconds * 1e6:10.0f} µs")
+                print(f"{label:12s} {str(dtype):16s} {name:18s} {seconds * 1e6:10.0f} µs", flush=True)
     print("served by", apex.served())
 
 

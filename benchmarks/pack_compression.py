@@ -19,7 +19,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 FORMS: dict[str, tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
@@ -69,9 +69,9 @@ def seconds(files: dict[Path, str], decompress: Callable, cold: bool, repeats: i
     return min(times)  # other work of the machine only adds
 
 
-def measure(wheel: Path, arch: str, units: int, repeats: int) -> list[dict]:
+def measure(wheel: Path, arch: str, units: int, repeats: int) -> Iterator[dict]:
     """One row a form."""
-    code, rows = packs(wheel), []
+    code = packs(wheel)
     mine = sorted((n for n in code if n.startswith(f"apex/packs/{arch}/")), key=lambda n: len(code[n]))
     middle = max(len(mine) // 2 - units // 2, 0)
     for form, (compress, decompress) in FORMS.items():
@@ -84,19 +84,16 @@ def measure(wheel: Path, arch: str, units: int, repeats: int) -> list[dict]:
                 files[path] = hashlib.sha256(compressed[name]).hexdigest()
             os.sync()  # only pages that are written can be dropped
             few = dict(list(files.items())[middle : middle + units])
-            rows.append(
-                {
-                    "form": form,
-                    "wheel": archived(wheel, compressed),
-                    "installed": sum(map(len, compressed.values())),
-                    **{
-                        f"{what} {state}": seconds(chosen, decompress, state == "cold", repeats)
-                        for what, chosen in (("few", few), ("all", files))
-                        for state in ("cold", "warm")
-                    },
-                }
-            )
-    return rows
+            yield {
+                "form": form,
+                "wheel": archived(wheel, compressed),
+                "installed": sum(map(len, compressed.values())),
+                **{
+                    f"{what} {state}": seconds(chosen, decompress, state == "cold", repeats)
+                    for what, chosen in (("few", few), ("all", files))
+                    for state in ("cold", "warm")
+                },
+            }
 
 
 def main() -> None:
@@ -107,18 +104,23 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    rows = measure(asked.wheel.resolve(), asked.arch, asked.units, asked.repeats)
+    rows = []
     few = f"{asked.units} units"
     print(f"| packs are | wheel, MB | installed packs, MB | {few} cold, ms | warm | a pack cold, ms | warm |")
     print("|---|---|---|---|---|---|---|")
-    for row in rows:
+    for row in measure(asked.wheel.resolve(), asked.arch, asked.units, asked.repeats):
+        rows.append(row)
         times = [row[f"{what} {state}"] for what in ("few", "all") for state in ("cold", "warm")]
         sizes = f"{row['wheel'] / 1e6:.1f} | {row['installed'] / 1e6:.1f}"
-        print(f"| {row['form']} | {sizes} | " + " | ".join(f"{1e3 * t:.1f}" for t in times) + " |")
-    if asked.json:
-        asked.json.write_text(
-            json.dumps({"wheel": asked.wheel.name, "arch": asked.arch, "rows": rows}, indent=1)
+        print(
+            f"| {row['form']} | {sizes} | " + " | ".join(f"{1e3 * t:.1f}" for t in times) + " |", flush=True
         )
+        if asked.json:
+            written = asked.json.with_name(f"{asked.json.name}.{os.getpid()}")
+            written.write_text(
+                json.dumps({"wheel": asked.wheel.name, "arch": asked.arch, "rows": rows}, indent=1)
+            )
+            written.replace(asked.json)
 
 
 if __name__ == "__main__":

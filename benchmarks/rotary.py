@@ -1,6 +1,7 @@
 """Rotary embeddings on a GPU, forward and backward together, beside torch's own.
 
-usage: python benchmarks/rotary.py [--only thd] [--skip compile] [--accuracy] [--json FILE]
+usage: python benchmarks/rotary.py [--only thd] [--without-compile] [--accuracy] [--json FILE]
+       python benchmarks/rotary.py --accuracy       # without a GPU: the errors alone
 
 Floor: four passes over the heads (forward reads the input and writes the output, backward reads one gradient and
 writes the other). Angles do not count.
@@ -11,18 +12,9 @@ from __future__ import annotations
 import argparse
 
 import torch
-from _measure import (
-    Row,
-    attempt,
-    copy_bandwidth,
-    graph_seconds,
-    max_and_rms,
-    print_table,
-    wall_seconds,
-    write_json,
-)
+from _measure import DEVICE, ON_GPU
+from _report import Report, parse, print_errors
 
-import apex
 from apex.transformer import functional
 
 # name -> form, shape, elements of a head that turn
@@ -45,12 +37,12 @@ def rotate(x, cos, sin):
 
 def implementations(form, shape, rotary):
     """name -> function of the input alone"""
-    angles = torch.rand(shape[0], 1, 1, rotary // 2, device="cuda") * 100
+    angles = torch.rand(shape[0], 1, 1, rotary // 2, device=DEVICE) * 100
     freqs = torch.cat((angles, angles), -1)
     cos, sin = freqs.cos().bfloat16(), freqs.sin().bfloat16()
     if form == "thd":
-        ends = torch.arange(0, shape[0] + 1, 1024, dtype=torch.int32, device="cuda")
-        rows = torch.arange(shape[0], device="cuda") % 1024
+        ends = torch.arange(0, shape[0] + 1, 1024, dtype=torch.int32, device=DEVICE)
+        rows = torch.arange(shape[0], device=DEVICE) % 1024
         c, s = (f(freqs[rows, 0]).bfloat16() for f in (torch.cos, torch.sin))
 
         def own(x):
@@ -61,7 +53,7 @@ def implementations(form, shape, rotary):
     elif form == "2d":
         h, w = shape[1:3]
         tables = [
-            f(torch.rand(1, n, 1, rotary, device="cuda") * 100)
+            f(torch.rand(1, n, 1, rotary, device=DEVICE) * 100)
             for n in (h, w)
             for f in (torch.cos, torch.sin)
         ]
@@ -109,9 +101,9 @@ def _liger(cos, sin):
 def accuracy(dtype, shape=(2048, 2, 16, 128)):
     """Prints the largest and the root mean square error of ours and torch's against float64."""
     torch.manual_seed(0)
-    angles = torch.rand(shape[0], 1, 1, shape[-1] // 2, device="cuda") * 2048
+    angles = torch.rand(shape[0], 1, 1, shape[-1] // 2, device=DEVICE) * 2048
     freqs = torch.cat((angles, angles), -1)
-    x = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True)
+    x = torch.randn(shape, device=DEVICE, dtype=dtype, requires_grad=True)
     g = torch.randn_like(x)
 
     def own(x):
@@ -126,47 +118,40 @@ def accuracy(dtype, shape=(2048, 2, 16, 128)):
         ("torch eager", own),
     ):
         y = function(x)
-        errors = [
-            (a.double() - e).abs() for a, e in zip((y, *torch.autograd.grad(y, x, g)), exact, strict=True)
-        ]
-        text = ", ".join(f"{n} {max_and_rms(e)}" for n, e in zip(("output", "gradient"), errors, strict=True))
-        print(f"  rotary {str(dtype)[6:]} {name}: max / rms error of {text}")
+        title = f"rotary {str(dtype)[6:]} {name}"
+        print_errors(title, ("output", "gradient"), (y, *torch.autograd.grad(y, x, g)), exact)
+
+
+def step_of(function, x, g):
+    def step():
+        y = function(x)
+        if isinstance(y, tuple):  # Liger's halves
+            return y, torch.autograd.grad(y, x, g.permute(1, 2, 0, 3).chunk(2, 1))
+        return y, torch.autograd.grad(y, x, g.view(y.shape))
+
+    return step
+
+
+def times(options):
+    report = Report(options)
+    for label, (form, shape, rotary) in CASES.items():
+        if not report.wants(label):
+            continue
+        torch.manual_seed(0)
+        x = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+        g = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+        for name, function in implementations(form, shape, rotary).items():
+            report.measure(label, name, step_of(function, x, g), 4 * x.numel() * 2)
+    report.end()
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
-    parser.add_argument("--accuracy", action="store_true", help="errors against float64 as well")
-    parser.add_argument("--json", help="write all figures to this file")
-    arguments = parser.parse_args()
-    bandwidth, rows = copy_bandwidth(), []
-    for label, (form, shape, rotary) in CASES.items():
-        if arguments.only not in label:
-            continue
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        x = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        g = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-        for name, function in implementations(form, shape, rotary).items():
-            if arguments.skip in name:
-                continue
-
-            def step(function=function, x=x, g=g):
-                y = function(x)
-                if isinstance(y, tuple):  # Liger's halves
-                    return y, torch.autograd.grad(y, x, g.permute(1, 2, 0, 3).chunk(2, 1))
-                return y, torch.autograd.grad(y, x, g.view(y.shape))
-
-            graph = attempt(graph_seconds, step)
-            rows.append(Row(label, name, graph, attempt(wall_seconds, step), 4 * x.numel() * 2))
-    print_table(rows, bandwidth)
-    if arguments.accuracy:
+    options = parse(argparse.ArgumentParser(description=__doc__.splitlines()[0]))
+    if ON_GPU:
+        times(options)
+    if options.accuracy:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             accuracy(dtype)
-    print("served by", sorted(set(apex.served().items())))
-    if arguments.json:
-        write_json(arguments.json, rows, bandwidth)
 
 
 if __name__ == "__main__":

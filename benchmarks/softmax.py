@@ -1,6 +1,7 @@
 """Scaled softmax of attention scores on a GPU, causal, masked and plain, forward and backward, beside torch's own.
 
-usage: python benchmarks/softmax.py [--only causal] [--skip compile] [--split] [--accuracy] [--json FILE]
+usage: python benchmarks/softmax.py [--only causal] [--without-compile] [--split] [--accuracy] [--json FILE]
+       python benchmarks/softmax.py --accuracy       # without a GPU: the errors alone
 
 Floor: five passes over the scores (the forward reads and writes them; the backward reads output and gradient and
 writes a gradient). Causal scores are half masked, and that half is written without being read: 3.5 passes. Masks,
@@ -12,18 +13,9 @@ from __future__ import annotations
 import argparse
 
 import torch
-from _measure import (
-    Row,
-    attempt,
-    copy_bandwidth,
-    graph_seconds,
-    max_and_rms,
-    print_table,
-    wall_seconds,
-    write_json,
-)
+from _measure import DEVICE, ON_GPU
+from _report import Report, parse, print_errors
 
-import apex
 from apex.transformer.functional import fused_softmax
 
 # kind -> (batch, heads, queries, keys)
@@ -43,7 +35,7 @@ PASSES = {"causal": (1.5, 3.5), "masked": (2, 5), "plain": (2, 5)}  # forward, a
 
 def implementations(kind, shape):
     """name -> function of (scores, mask)"""
-    later = torch.ones(*shape[2:], dtype=torch.bool, device="cuda").triu(1) if kind == "causal" else None
+    later = torch.ones(*shape[2:], dtype=torch.bool, device=DEVICE).triu(1) if kind == "causal" else None
 
     def by_torch(x, mask):
         x = x * SCALE
@@ -69,8 +61,8 @@ def implementations(kind, shape):
 
 def tensors(kind, shape, dtype):
     torch.manual_seed(0)
-    x, g = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
-    mask = torch.rand(shape[0], 1, *shape[2:], device="cuda") < 0.2 if kind == "masked" else None
+    x, g = (torch.randn(shape, device=DEVICE, dtype=dtype) for _ in range(2))
+    mask = torch.rand(shape[0], 1, *shape[2:], device=DEVICE) < 0.2 if kind == "masked" else None
     return x.requires_grad_(), mask, g
 
 
@@ -89,54 +81,43 @@ def accuracy(kind, shape, dtype):
     wide = x.detach().double().requires_grad_()
     expected = step_of(every["torch eager"], wide, mask, gradient.double())()
     for name in ("apex", "torch eager"):
-        errors = [
-            (a.double() - e).abs()
-            for a, e in zip(step_of(every[name], x, mask, gradient)(), expected, strict=True)
-        ]
-        text = ", ".join(f"{n} {max_and_rms(e)}" for n, e in zip(("output", "dx"), errors, strict=True))
-        print(f"  {kind} {'x'.join(map(str, shape))} {str(dtype)[6:]} {name}: max / rms error of {text}")
+        title = f"{kind} {'x'.join(map(str, shape))} {str(dtype)[6:]} {name}"
+        print_errors(title, ("output", "dx"), step_of(every[name], x, mask, gradient)(), expected)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
-    parser.add_argument("--split", action="store_true", help="also the forward alone")
-    parser.add_argument("--accuracy", action="store_true", help="errors against float64 as well")
-    parser.add_argument("--json", help="write all figures to this file")
-    arguments = parser.parse_args()
-    bandwidth, rows, dtype = copy_bandwidth(), [], torch.bfloat16
+def times(options):
+    report, dtype = Report(options), torch.bfloat16
     for kind in LARGE:
         forward_passes, passes = PASSES[kind]
         for shape in [*LARGE[kind], *SMALL[kind]]:
             label = f"{kind} softmax {'x'.join(map(str, shape))}"
-            if arguments.only not in label:
+            if not report.wants(label):
                 continue
-            torch._dynamo.reset()
             x, mask, gradient = tensors(kind, shape, dtype)
+            tensor = x.numel() * x.element_size()
             for name, function in implementations(kind, shape).items():
-                if arguments.skip in name:
-                    continue
-                step, nbytes = step_of(function, x, mask, gradient), x.numel() * x.element_size()
-                graph = attempt(graph_seconds, step)
-                rows.append(Row(label, name, graph, attempt(wall_seconds, step), int(passes * nbytes)))
-                if arguments.split and "compile" not in name:
+                report.measure(label, name, step_of(function, x, mask, gradient), passes * tensor)
+                if options.split and "compile" not in name:
 
                     def forward(function=function, x=x, mask=mask):
                         with torch.no_grad():
                             return function(x, mask)
 
-                    graph = attempt(graph_seconds, forward)
-                    rows.append(Row(f"{label} forward", name, graph, None, int(forward_passes * nbytes)))
+                    report.measure(f"{label} forward", name, forward, forward_passes * tensor, wall=None)
             del x, mask, gradient
-    print_table(rows, bandwidth)
-    if arguments.accuracy:
+    report.end()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--split", action="store_true", help="also the forward alone")
+    options = parse(parser)
+    if ON_GPU:
+        times(options)
+    if options.accuracy:
         for kind in LARGE:
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
-                accuracy(kind, (2, 4, 1024, 1024), dtype)
-    print("served by", sorted(set(apex.served().items())))
-    if arguments.json:
-        write_json(arguments.json, rows, bandwidth)
+                accuracy(kind, (2, 4, 1024, 1024) if ON_GPU else (1, 2, 512, 512), dtype)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Batch norm's kernels on one GPU, and SyncBatchNorm over two with NCCL, beside torch's own.
 
-usage: python benchmarks/syncbn.py [--only channels_last] [--skip compile] [--kernels] [--json FILE]
+usage: python benchmarks/syncbn.py [--only channels_last] [--without-compile] [--kernels] [--json FILE]
 
 Floors: statistics read the input once. Forward alone: two reads of the input and one write. Forward and backward
 together: two reads and one write, then two reads each of input and gradient and one write. Numbers of a channel do
@@ -10,8 +10,9 @@ not count. With two GPUs or more, whole layers run on two, where a step has one 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
-import json
+import io
 import os
 import statistics
 import tempfile
@@ -20,9 +21,9 @@ import time
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from _measure import Row, attempt, copy_bandwidth, graph_seconds, print_table, wall_seconds
+from _measure import wall_seconds
+from _report import Report, parse
 
-import apex
 from apex.parallel import SyncBatchNorm
 
 SHAPES = [(64, 256, 56, 56), (64, 512, 28, 28), (64, 1024, 14, 14), (64, 2048, 7, 7)]
@@ -30,13 +31,13 @@ FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 
 
-def cases(only):
-    """(label, x, gradient) for each shape, format and dtype whose label contains `only`."""
+def cases(report):
+    """(label, x, gradient) for each shape, format and dtype that the report wants."""
     for shape in SHAPES:
         for format_name, format in FORMATS.items():
             for dtype_name, dtype in DTYPES.items():
                 label = f"{'x'.join(map(str, shape))} {dtype_name} {format_name}"
-                if only in label and (dtype_name == "fp16" or shape == SHAPES[0]):
+                if report.wants(label) and (dtype_name == "fp16" or shape == SHAPES[0]):
                     torch.manual_seed(0)
                     x, g = (
                         torch.randn(shape, device="cuda", dtype=dtype).contiguous(memory_format=format)
@@ -45,10 +46,10 @@ def cases(only):
                     yield label, x, g
 
 
-def kernels(only):
-    """Rows of each kernel alone."""
+def measure_kernels(report):
+    """Each kernel alone."""
     ops = torch.ops.apex
-    for label, x, g in cases(only):
+    for label, x, g in cases(report):
         channels, bytes_of = x.shape[1], x.numel() * x.element_size()
         weight, bias = (torch.rand(channels, device="cuda") for _ in range(2))
         found = ops.welford_mean_var(x)
@@ -87,13 +88,7 @@ def kernels(only):
             ),
         }
         for (what, name, passes), step in steps.items():
-            yield Row(
-                f"{what} {label}",
-                name,
-                attempt(graph_seconds, step),
-                attempt(wall_seconds, step),
-                passes * bytes_of,
-            )
+            report.measure(f"{what} {label}", name, step, passes * bytes_of)
 
 
 def wall_seconds_of_ranks(step, rounds=5, count=50):
@@ -110,11 +105,11 @@ def wall_seconds_of_ranks(step, rounds=5, count=50):
     return statistics.median(times[1:])
 
 
-def layers(only, skip):
-    """Rows of forward and backward of whole layers; of SyncBatchNorm over all ranks, if there are several."""
+def measure_layers(report):
+    """Forward and backward of whole layers; of SyncBatchNorm over all ranks, if there are several."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     wall = wall_seconds if world == 1 else wall_seconds_of_ranks
-    for label, x, g in cases(only):
+    for label, x, g in cases(report):
         makes = {"apex SyncBatchNorm": SyncBatchNorm(x.shape[1])}
         if world > 1:
             makes["torch SyncBatchNorm"] = torch.nn.SyncBatchNorm(x.shape[1])
@@ -122,8 +117,6 @@ def layers(only, skip):
             makes["torch BatchNorm2d"] = torch.nn.BatchNorm2d(x.shape[1])
             makes["torch.compile BatchNorm2d"] = torch.compile(torch.nn.BatchNorm2d(x.shape[1]))
         for name, module in makes.items():
-            if skip in name:
-                continue
             module.cuda()
             leaf = x.detach().requires_grad_()
 
@@ -131,13 +124,11 @@ def layers(only, skip):
                 y = module(leaf)
                 return y, torch.autograd.grad(y, [leaf, *module.parameters()], g)
 
-            yield Row(
-                f"forward and backward, {world} GPU{'s' if world > 1 else ''}, {label}", name,
-                attempt(graph_seconds, step), attempt(wall, step), 8 * x.numel() * x.element_size(),
-            )  # fmt: skip
+            case = f"layer, {world} GPU{'s' if world > 1 else ''}, {label}"
+            report.measure(case, name, step, 8 * x.numel() * x.element_size(), wall=wall)
 
 
-def _rank(rank, world, folder, arguments):
+def _rank(rank, world, folder, options, bandwidth, rows):
     torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl",
@@ -147,41 +138,26 @@ def _rank(rank, world, folder, arguments):
         timeout=datetime.timedelta(seconds=300),
         device_id=torch.device("cuda", rank),
     )
-    bandwidth = copy_bandwidth()
-    rows = list(layers(arguments.only, arguments.skip))
-    if rank == 0:
-        _print(rows, bandwidth, arguments)
+    with contextlib.nullcontext() if rank == 0 else contextlib.redirect_stdout(io.StringIO()):
+        options.json = options.json if rank == 0 else None
+        measure_layers(Report(options, bandwidth, rows))
     dist.barrier()
     os._exit(0)  # threads of NCCL may still run while a group ends
 
 
-def _print(rows, bandwidth, arguments):
-    print_table(rows, bandwidth)
-    if arguments.json:
-        with open(arguments.json, "a") as file:
-            for row in rows:
-                file.write(json.dumps({"bandwidth": bandwidth, **vars(row)}) + "\n")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose label contains this")
-    parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
     parser.add_argument("--kernels", action="store_true", help="the kernels alone, no whole layers")
-    parser.add_argument("--json", help="add all figures to this file, a line each")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this measures a GPU, and torch.cuda.is_available() is False")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, apex {apex.__version__}")
-    bandwidth = copy_bandwidth()
-    rows = list(kernels(arguments.only))
-    if not arguments.kernels:
-        rows += layers(arguments.only, arguments.skip)
-    _print(rows, bandwidth, arguments)
-    print({unit: served for (_, unit), served in apex.served().items()})
-    if not arguments.kernels and torch.cuda.device_count() > 1:
+    options = parse(parser, accuracy=False)
+    report = Report(options)
+    measure_kernels(report)
+    if not options.kernels:
+        measure_layers(report)
+    report.end()
+    if not options.kernels and torch.cuda.device_count() > 1:
         with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(_rank, (2, folder, arguments), nprocs=2)
+            given = (2, folder, options, report.bandwidth, report.rows)
+            torch.multiprocessing.spawn(_rank, given, nprocs=2)
 
 
 if __name__ == "__main__":

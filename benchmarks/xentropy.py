@@ -1,6 +1,7 @@
 """Softmax cross entropy with label smoothing on a GPU, forward and backward together, beside torch's own.
 
-usage: python benchmarks/xentropy.py [--only 50304] [--skip compile] [--split] [--accuracy] [--json FILE]
+usage: python benchmarks/xentropy.py [--only 50304] [--without-compile] [--split] [--accuracy] [--json FILE]
+       python benchmarks/xentropy.py --accuracy       # without a GPU: the errors alone
 
 Floor: three passes over the logits (the forward reads them; the backward reads them and writes their gradient).
 """
@@ -11,19 +12,9 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from _measure import (
-    Row,
-    attempt,
-    copy_bandwidth,
-    event_seconds,
-    graph_seconds,
-    max_and_rms,
-    print_table,
-    wall_seconds,
-    write_json,
-)
+from _measure import DEVICE, ON_GPU, event_seconds, graph_seconds
+from _report import Report, parse, print_errors
 
-import apex
 from apex.contrib.xentropy import SoftmaxCrossEntropyLoss
 
 LARGE = [(8192, 50304), (4096, 128256), (8192, 50257), (64, 128256), (65536, 1000)]
@@ -52,8 +43,8 @@ def implementations():
 
 def tensors(rows, classes, dtype):
     torch.manual_seed(0)
-    logits = torch.randn(rows, classes, device="cuda", dtype=dtype).requires_grad_()
-    return logits, torch.randint(0, classes, (rows,), device="cuda")
+    logits = torch.randn(rows, classes, device=DEVICE, dtype=dtype).requires_grad_()
+    return logits, torch.randint(0, classes, (rows,), device=DEVICE)
 
 
 def step_of(function, logits, labels):
@@ -77,48 +68,41 @@ def accuracy(rows, classes, dtype):
     }.items():
         losses = function(logits, labels)
         (gradient,) = torch.autograd.grad(losses.sum(), logits)
-        errors = [(a.double() - e).abs() for a, e in ((losses, expected), (gradient, wanted))]
-        text = ", ".join(f"{n} {max_and_rms(e)}" for n, e in zip(("loss", "gradient"), errors, strict=True))
-        print(f"  {rows}x{classes} {str(dtype)[6:]} {name}: max / rms error of {text}")
+        title = f"{rows}x{classes} {str(dtype)[6:]} {name}"
+        print_errors(title, ("loss", "gradient"), (losses, gradient), (expected, wanted))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--skip", default="-", help="implementations whose name contains this are left out")
-    parser.add_argument("--split", action="store_true", help="also the forward alone (one pass)")
-    parser.add_argument("--accuracy", action="store_true", help="errors against float64 as well")
-    parser.add_argument("--json", help="write all figures to this file")
-    arguments = parser.parse_args()
-    bandwidth, rows, dtype = copy_bandwidth(), [], torch.bfloat16
+def times(options):
+    report, dtype = Report(options), torch.bfloat16
     for count, classes in [*LARGE, *SMALL]:
         label = f"cross entropy {count}x{classes}"
-        if arguments.only not in label:
+        if not report.wants(label):
             continue
-        torch._dynamo.reset()
         logits, labels = tensors(count, classes, dtype)
+        tensor = count * classes * dtype.itemsize
         for name, function in implementations().items():
-            if arguments.skip in name:
-                continue
-            step = step_of(function, logits, labels)
             # Liger's asks the GPU how many labels count, which a capture refuses.
-            graph = attempt(event_seconds if name == "Liger" else graph_seconds, step)
-            rows.append(Row(label, name, graph, attempt(wall_seconds, step), 3 * count * classes * 2))
-            if arguments.split and "compile" not in name and name != "Liger":
+            gpu = event_seconds if name == "Liger" else graph_seconds
+            report.measure(label, name, step_of(function, logits, labels), 3 * tensor, gpu)
+            if options.split and "compile" not in name and name != "Liger":
 
                 def forward(function=function, inputs=(logits, labels)):
                     with torch.no_grad():
                         return function(*inputs)
 
-                graph = attempt(graph_seconds, forward)
-                rows.append(Row(f"{label} forward", name, graph, None, count * classes * 2))
-    print_table(rows, bandwidth)
-    if arguments.accuracy:
+                report.measure(f"{label} forward", name, forward, tensor, wall=None)
+    report.end()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--split", action="store_true", help="also the forward alone (one pass)")
+    options = parse(parser)
+    if ON_GPU:
+        times(options)
+    if options.accuracy:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            accuracy(1024, 50304, dtype)
-    print("served by", sorted(set(apex.served().items())))
-    if arguments.json:
-        write_json(arguments.json, rows, bandwidth)
+            accuracy(1024 if ON_GPU else 64, 50304, dtype)
 
 
 if __name__ == "__main__":
