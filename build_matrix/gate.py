@@ -22,6 +22,7 @@ def faults(unit: str, image: bytes, code: CodeObject, arch: Arch, matrix: Matrix
             found.append(f"e_flags name machine 0x{machine:02x}, not 0x{AMD_MACHINES[arch.name]:02x}")
     if not code.kernels:
         found.append("it holds no kernel")
+    spills = matrix.accepted_spills(unit, arch.name)
     for name, kernel in code.kernels.items():
         if not name.startswith(unit):
             found.append(f"kernel {name} does not begin with the name of its unit")
@@ -33,7 +34,7 @@ def faults(unit: str, image: bytes, code: CodeObject, arch: Arch, matrix: Matrix
             found.append(
                 f"{name}: {kernel.registers} registers x {kernel.max_threads} threads cannot be launched"
             )
-        accepted = matrix.accepted_spill(name, arch.name)
+        accepted = spills.get(name, 0)
         if kernel.spill_bytes > accepted:
             found.append(f"{name}: spills {kernel.spill_bytes} bytes (accepted: {accepted})")
     return found

@@ -100,11 +100,14 @@ class Matrix:
         kind = Arch(arch).kind
         return own.get(kind, self.unit_bytes[kind])
 
-    def accepted_spill(self, kernel: str, arch: str) -> int:
-        """Bytes of spills that are accepted for a kernel on an arch."""
-        return max(
-            (s["bytes"] for s in self.spills if s["kernel"] == kernel and arch in s["archs"]), default=0
-        )
+    def accepted_spills(self, op: str, arch: str) -> dict[str, int]:
+        """Bytes of spills that are accepted on an arch, for each kernel of an op that has any."""
+        accepted: dict[str, int] = {}
+        for spill in self.spills:
+            kernel = spill["kernel"]
+            if kernel.startswith(op) and arch in spill["archs"]:
+                accepted[kernel] = max(spill["bytes"], accepted.get(kernel, 0))
+        return accepted
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def _unit(source: Path, arch: Arch, toolchain: Toolchain) -> WorkUnit:
         "compiler": toolchain.describe(),
         "flags": toolchain.flags(arch),
         "format": FORMAT,
-        "accepted_spills": [spill for spill in matrix.spills if arch.name in spill["archs"]],
+        "accepted_spills": matrix.accepted_spills(source.stem, arch.name),
     }
     return WorkUnit("code", f"{arch.name}/{source.stem}", inputs, make)
 

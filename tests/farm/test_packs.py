@@ -1,6 +1,7 @@
 """Packs are really compiled here, for every arch whose toolchain this machine has, and pass their gate."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -108,6 +109,19 @@ def test_editing_a_header_changes_the_unit_and_nothing_else_does(toolchain_of, t
     before = keys()
     header = tmp_path / f"{UNIT}.h"
     header.write_text(header.read_text() + "\n// changed\n")
+    changed = {name for name, key in keys().items() if before[name] != key}
+    assert changed == {f"sm_80/{UNIT}"}
+
+
+def test_accepting_a_spill_changes_the_unit_and_nothing_else_does(toolchain_of, monkeypatch):
+    toolchain, known = toolchain_of("sm_80"), matrix.load()
+
+    def keys():
+        return {unit.name: unit.key for unit in packs.units("sm_80", toolchain)}
+
+    before = keys()
+    spill = {"kernel": f"{UNIT}_f32_f32", "archs": ["sm_80"], "bytes": 8, "reason": "a test's"}
+    monkeypatch.setattr(matrix, "load", lambda: replace(known, spills=(*known.spills, spill)))
     changed = {name for name, key in keys().items() if before[name] != key}
     assert changed == {f"sm_80/{UNIT}"}
 
