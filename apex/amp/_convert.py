@@ -183,7 +183,7 @@ class O2StateDictHook:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             key = prefix + name
             if tensor is not None and tensor.dtype in HALVES and key in state_dict:
-                state_dict[key] = _full_precision(tensor)
+                state_dict[key] = unrounded(tensor)
 
 
 def _holds_halves(module):
@@ -191,7 +191,8 @@ def _holds_halves(module):
 
 
 @torch.no_grad()
-def _full_precision(tensor):
+def unrounded(tensor):
+    """A weight of the model in float32: its master's elements, and its own where those were changed."""
     value = tensor.detach().to(torch.float32)
     master = _amp_state.masters.get(tensor)
     if master is None:

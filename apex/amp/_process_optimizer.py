@@ -17,7 +17,7 @@ from apex.amp import _combined_access
 from apex.amp._amp_state import _amp_state, maybe_print
 from apex.amp._combined import Combination, is_fused
 from apex.amp._combined_ddp import Reducer
-from apex.amp._convert import HALVES
+from apex.amp._convert import HALVES, unrounded
 from apex.amp._errors import AmpTypeError, AmpUsageError
 from apex.amp.handle import disable_casts
 from apex.amp.scaler import _op
@@ -40,6 +40,8 @@ class AmpOptimizerState:
         skipped: the message for a step that the host skips.
         frozen: [(index of group, its list of parameters, index in that)] of parameters that did not require
             gradients when amp met them.
+        made: [(parameter, its master weight, the version of that)] of masters that were made since the last
+            backward pass.
         methods: the optimizer's own step, zero_grad and add_param_group.
         combined: Combination of its gradients in flat buffers, or None.
         aside: _C.AmpGradients that keeps gradients from before the backward pass, or None: the stashes have them.
@@ -59,6 +61,7 @@ class AmpOptimizerState:
         self.found_inf = None
         self.skipped = ""
         self.frozen = []
+        self.made = []
         self.master_weights = False
         self.combined = None
         self.aside = None
@@ -175,6 +178,7 @@ def _adopt(self, index, params, i, originals=None):
     stash.all_fp16_grad_stash.append(None)
     stash.fp32_from_fp16_groups[index].append(master)
     stash.all_fp32_from_fp16_params.append(master)
+    stash.made.append((param, master, master._version))
 
 
 def _make_master(param, originals):
@@ -225,6 +229,22 @@ def _thaw(self):
             else:
                 still.append((index, params, i))
         stash.frozen = still
+
+
+@torch.no_grad()
+def _follow_models(stash):
+    """Before the first backward pass: new masters take what was written into their models since.
+
+    Data parallelism sends rank 0's weights around after amp.initialize, in half precision. Rank 0 cannot know of that,
+    so on several ranks each master becomes what its model holds, the same on all. A master that was written itself is
+    left as it is: load_state_dict and apex.parallel give masters values of their own.
+    """
+    made = [(param, master) for param, master, version in stash.made if master._version == version]
+    stash.made = []
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    alone = not distributed or torch.distributed.get_world_size() == 1
+    for param, master in made:
+        master.copy_(unrounded(param) if alone else param)
 
 
 # ---- before and after a backward pass --------------------------------------------------------------------
@@ -320,11 +340,17 @@ def _unscale_at_once(stash, scaler):
     return False
 
 
-def prepare_backward_with_master_weights(self):
-    stash = self._amp_stash
+def _ready_masters(self):
     self._amp_lazy_init()
     _thaw(self)
-    _check_devices(stash)
+    _check_devices(self._amp_stash)
+    if self._amp_stash.made:
+        _follow_models(self._amp_stash)
+
+
+def prepare_backward_with_master_weights(self):
+    stash = self._amp_stash
+    _ready_masters(self)
     if _set_aside_at_once(stash):
         return
     for param in stash.all_fp16_params:
@@ -401,8 +427,7 @@ def prepare_backward_combined(self):
     self._amp_lazy_init()
     masters = hasattr(stash, "fp16_groups")
     if masters:
-        _thaw(self)
-        _check_devices(stash)
+        _ready_masters(self)
     if not stash.combined.before_backward():
         (prepare_backward_with_master_weights if masters else prepare_backward_no_master_weights)(self)
 
@@ -421,9 +446,7 @@ def prepare_backward_with_master_weights_FusedSGD(self):
         prepare_backward_with_master_weights(self)
         return
     stash = self._amp_stash
-    self._amp_lazy_init()
-    _thaw(self)
-    _check_devices(stash)
+    _ready_masters(self)
     for params, grads in stash.stashes():
         _set_aside(params, grads)
 
@@ -661,6 +684,8 @@ def _process_optimizer(optimizer, properties, originals=None):
     stash.lazy_init_called = True
     if properties.master_weights:
         lazy_init_with_master_weights(optimizer, originals)
+        if properties.combine_ddp:
+            stash.made = []  # of rank 0's weights already
     else:
         lazy_init_no_master_weights(optimizer)
     return optimizer

@@ -515,11 +515,14 @@ def _check_parameters(module):
 
 
 def _broadcast_parameters(module):
-    """Rank 0's parameters on every rank, once all are known to hold the same ones."""
+    """Rank 0's parameters, and amp's master weights of them, on every rank, once all are known to hold the same."""
+    from apex.amp._amp_state import _amp_state  # all of amp comes with it
+
     params = list(module.parameters())
     if not params:
         return
-    kinds = repr([(p.dtype, tuple(p.shape), p.requires_grad) for p in params])
+    masters = [master for master in map(_amp_state.masters.get, params) if master is not None]
+    kinds = repr([(p.dtype, tuple(p.shape), p.requires_grad) for p in (*params, *masters)])
     checksum = zlib.crc32(kinds.encode())
     largest = torch.tensor([checksum, -checksum], device=params[0].device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
@@ -529,3 +532,5 @@ def _broadcast_parameters(module):
             "shape, dtype or requires_grad: build the same module on every rank"
         )
     flat_dist_call([p.data for p in params], dist.broadcast, (0,))
+    if masters:
+        flat_dist_call([p.detach() for p in masters], dist.broadcast, (0,))

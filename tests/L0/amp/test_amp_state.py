@@ -132,6 +132,24 @@ def test_masters_are_the_weights_before_the_cast(level):
 
 
 @MASTERS
+def test_masters_follow_what_is_written_before_the_first_pass(level):
+    """As in public apex, which makes masters then: initialization by hand, weights that another rank sent."""
+    model, optimizer = start(level)
+    masters = list(amp.master_params(optimizer))
+    first = masters[0].detach().clone()
+    model[0].weight.data[0].fill_(0.5)
+    with torch.no_grad():
+        masters[1].fill_(0.25)  # written itself: stays
+    runs.backward(runs.loss_of(model), optimizer)
+    assert (
+        masters[0][0].eq(0.5).all() and torch.equal(masters[0][1:], first[1:]) and masters[1].eq(0.25).all()
+    )
+    model[0].weight.data.fill_(1.0)  # too late
+    runs.backward(runs.loss_of(model), optimizer)
+    assert torch.equal(masters[0][1:], first[1:])
+
+
+@MASTERS
 def test_an_optimizer_that_has_stepped_before(level):
     """Its state goes over to the masters."""
     for kind in ("adam", "FusedAdam", "sgd"):

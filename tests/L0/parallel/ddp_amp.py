@@ -81,6 +81,41 @@ def _amp_all(mesh):
     _amp(mesh, "O1", lambda params: LARC(torch.optim.SGD(params, lr=0.05, momentum=0.9)))
 
 
+def _broadcast(module):
+    for p in module.parameters():
+        dist.broadcast(p.data, 0)
+    return module
+
+
+def _unequal_weights(mesh):
+    """Ranks that start from weights of their own go on from rank 0's, masters included."""
+    wrappers = {"apex": DDP, "torch": torch.nn.parallel.DistributedDataParallel, "by hand": _broadcast}
+    optimizers = (lambda params: FusedAdam(params, lr=0.01), lambda params: torch.optim.SGD(params, lr=0.05))
+    for name, wrap in wrappers.items():
+        for level, make in zip(("O2", "O5"), optimizers, strict=True):
+            module = network(seed=dist.get_rank())
+            weights = gathered([p.detach().clone() for p in module.parameters()])[0]
+            model, optimizer = amp.initialize(
+                module, make(module.parameters()), opt_level=level, verbosity=0, loss_scale=128.0
+            )
+            model = wrap(model)
+            masters = list(amp.master_params(optimizer))
+            if name == "apex":
+                close(masters, weights, 0)
+            for step in range(2):
+                optimizer.zero_grad()
+                with amp.scale_loss(loss_of(model(mine(rows(step)))), optimizer) as scaled:
+                    scaled.backward()
+                if name == "by hand":
+                    for master in masters:
+                        dist.all_reduce(master.grad)
+                optimizer.step()
+                same_on_all_ranks([*model.parameters(), *masters])
+            largest = max(float((m.detach() - w).abs().max()) for m, w in zip(masters, weights, strict=True))
+            assert largest < 0.2, f"{name} at {level}: {largest} from where rank 0 began"
+            _forget_amp()
+
+
 def _amp_after_ddp(mesh):
     ddp = DDP(network())
     with raises(RuntimeError, "DistributedDataParallel", "amp.initialize(model, optimizer"):
@@ -91,4 +126,5 @@ def _amp_after_ddp(mesh):
 CASES = {
     "amp": _amp_all,
     "amp_after_ddp": _amp_after_ddp,
+    "unequal_weights": _unequal_weights,
 }
