@@ -138,7 +138,7 @@ def emulated(session):
 @nox.session(name="release-check")
 def release_check(session):
     """Everything that a release must pass, in hours; `-- --list` shows it."""
-    prepare(session, "farm", "cluster", "s3", "tests", "examples", "lint")
+    prepare(session, "farm", "cluster", "s3", "containers", "tests", "examples", "lint")
     farm(session, "ensure-torch")
     farm(session, "release-check", *session.posargs)
 

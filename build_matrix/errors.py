@@ -111,6 +111,12 @@ class ReceiptError(BuildError):
         super().__init__(f"{name}: {fault}")
 
 
+class NothingRan(ReceiptError):
+    """Every test was skipped, or none was chosen: this machine lacks what they need."""
+
+    exit_code = 3
+
+
 class FarmError(BuildError):
     """Steps of a plan failed; `failures` holds (step, fault) of each, and `waiting` counts those that needed
     them. What was made stays in the store: the same command goes on from there."""

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from build_matrix import REPOSITORY, digest, identity, junit
-from build_matrix.errors import BuildError, ReceiptError
+from build_matrix.errors import BuildError, NothingRan, ReceiptError
 
 FORMAT = 1
 FOLDER = Path(__file__).with_name("receipts")
@@ -58,14 +58,14 @@ def make(
 ) -> dict:
     """The receipt of a run whose JUnit files are `outcomes`; of the emulated tier, of the tests that name the arch.
 
-    `probe`: what `python -m apex --json` said where it ran. Raises ReceiptError for a JUnit file that is cut, and where
-    nothing ran.
+    `probe`: what `python -m apex --json` said where it ran. Raises ReceiptError for a JUnit file that is cut,
+    NothingRan where nothing ran.
     """
     files = list(outcomes)
     cases = _cases(tier, cell, files)
     if not any(case.outcome != junit.SKIPPED for case in cases):
         why = "; ".join(junit.reasons(cases)) or "none was chosen"
-        raise ReceiptError(f"{tier}({cell})", f"no test ran, so nothing is written down: {why}")
+        raise NothingRan(f"{tier}({cell})", f"no test ran, so nothing is written down: {why}")
     machine = probe["machine"]
     device = next((d for d in machine["devices"] if cell in (d["arch"], d["platform"])), {})
     choices = [c for c in probe["choices"] if c["arch"] == cell or c["device"].startswith(f"{cell}:")]

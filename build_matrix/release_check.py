@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, identity, matrix, pythons
+from build_matrix import REPOSITORY, digest, identity, junit, matrix, pythons
 
 FOLDER = REPOSITORY / "build/release-check"
 RESULT = "result.json"
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
-ABSENT = 3  # exit code of commands whose toolchain, interpreter or card is not here
+ABSENT = 3  # exit code of build_matrix where a toolchain, interpreter or card is not here
 PYTHON = (sys.executable, "-m")
 FARM = (*PYTHON, "build_matrix")
+PYTEST = (*PYTHON, "pytest", "-q", "-p", "no:cacheprovider")
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,19 @@ class Outcome:
 
 def checks(dist: Path = REPOSITORY / "dist") -> list[Check]:
     """The list, in order."""
-    pytest = (*PYTHON, "pytest", "-q", "-p", "no:cacheprovider")
     found = [
         Check("lint", (*PYTHON, "ruff", "check", ".")),
         Check("changelog", (*FARM, "changelog")),
         Check("tree", (*FARM, "tree", "--available", *(f"--arch={arch}" for arch in _archs()))),
-        Check("tests of the farm, 50 kills", (*pytest, "tests/farm"), (("APEX_FARM_KILLS", "50"),)),
-        Check("containers", (*pytest, "tests/containers"), (("APEX_CONTAINER_TESTS", "all"),)),
-        Check("kernels on the executor", (*pytest, "tests/simt", "-m", "not emulated")),
+        Check(
+            "tests of the farm, 50 kills",
+            (*PYTEST, "tests/farm", "tests/containers", "-m", "not container"),
+            (("APEX_FARM_KILLS", "50"),),
+        ),
+        Check(
+            "containers", (*PYTEST, "tests/containers", "-m", "container"), (("APEX_CONTAINER_TESTS", "all"),)
+        ),
+        Check("kernels on the executor", (*PYTEST, "tests/simt", "-m", "not emulated")),
         Check("L0(cpu)", (*FARM, "tier", "L0"), after="tree"),
         Check("L1(cpu)", (*FARM, "tier", "L1"), after="tree"),
         Check("emulated", (*FARM, "tier", "emulated"), after="tree"),
@@ -103,15 +109,32 @@ def run(
 def _run(check: Check, folder: Path) -> Outcome:
     command = list(_expanded(check.command))
     log = folder / f"{check.name.replace(' ', '-').replace(',', '')}.log"
+    outcomes = log.with_suffix(".xml")
+    outcomes.unlink(missing_ok=True)
+    if tests := check.command[: len(PYTEST)] == PYTEST:
+        command.append(f"--junitxml={outcomes}")
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)} | dict(check.variables)
     start = time.monotonic()
     with log.open("w", encoding="utf-8") as file:
         done = subprocess.run(command, cwd=REPOSITORY, env=environment, stdout=file, stderr=subprocess.STDOUT)
     seconds = round(time.monotonic() - start, 1)
+    if tests and done.returncode == 0:
+        return _of_tests(outcomes, seconds)
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     says = lines[-1].strip() if lines else ""
-    state = {0: PASSED, ABSENT: NOT_RUN}.get(done.returncode, FAILED)
+    # pytest, too, ends with 3: when it broke.
+    state = {0: PASSED, ABSENT: FAILED if tests else NOT_RUN}.get(done.returncode, FAILED)
     return Outcome(state, seconds, says)
+
+
+def _of_tests(outcomes: Path, seconds: float) -> Outcome:
+    """Of a pytest that found no fault: what passed and what did not run, and why; where nothing ran, nothing passed."""
+    cases = junit.read(outcomes)
+    passed = sum(case.outcome == junit.PASSED for case in cases)
+    reasons = junit.reasons(cases)
+    skipped = ", ".join(f"{count} not run: {reason}" for reason, count in reasons.items())
+    says = "; ".join(filter(None, [f"{passed} passed", skipped]))
+    return Outcome(PASSED if passed else NOT_RUN, seconds, says)
 
 
 def _expanded(command: tuple[str, ...]) -> Iterator[str]:
@@ -123,11 +146,13 @@ def _expanded(command: tuple[str, ...]) -> Iterator[str]:
 
 def _state() -> dict[str, str]:
     """What the outcomes are of: sources, and the tests and tools that look at them."""
+    folders = ("tests", "build_matrix", "ci", "examples", "benchmarks", ".github", "release_notes")
+    files = ("noxfile.py", "pyproject.toml", "related_commits", "version.txt")
     tests = [
         path
-        for name in ("tests", "build_matrix", "ci", "examples", "benchmarks")
-        for path in sorted((REPOSITORY / name).rglob("*"))
-        if path.suffix in (".py", ".toml", ".cpp", ".h")
+        for name in (*folders, *files)
+        for path in sorted([REPOSITORY / name, *(REPOSITORY / name).rglob("*")])
+        if path.is_file() and path.suffix not in (".pyc", ".so", ".o") and "receipts" not in path.parts
     ]
     named = {str(path.relative_to(REPOSITORY)): digest.of_file(path) for path in tests}
     return identity.checkout().as_json() | {"tests": digest.of_values(named)}

@@ -103,7 +103,7 @@ def run(
     """Runs it and writes, into `out`, JUnit files and the receipts: one, or of the emulated tier one an arch.
     `expression` narrows the tests as pytest's -k does; such a receipt says so, and counts for nothing.
 
-    Raises NotHere where the cell's card is not, ReceiptError where no test ran or a JUnit file is cut.
+    Raises NotHere where the cell's card is not, NothingRan where no test ran, ReceiptError where a JUnit file is cut.
     """
     here(tier, cell)
     out.mkdir(parents=True, exist_ok=True)

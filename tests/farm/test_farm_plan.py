@@ -224,6 +224,7 @@ FAULTS = [
     errors.UnknownVariable("APEX_BUILD_X", ["APEX_BUILD_Y"]),
     errors.ContainerError("no engine is here", "apt-get install podman"),
     errors.ReceiptError("receipt.json", "it is cut"),
+    errors.NothingRan("L0(cpu)", "no test ran"),
     errors.StoreError("/store", "no space is left"),
     errors.FarmError([("3a", "no")], 2, 6),
 ]

@@ -46,6 +46,35 @@ def test_it_goes_on_where_it_was_stopped(run, monkeypatch, tmp_path):
     assert run(check("a", 1))[0] == {"a": FAILED}
 
 
+SKIPPED = "pytestmark = pytest.mark.skip(reason='no engine')\n"
+PASSES, FAILS = "def test_a(): pass\n", "def test_b(): assert 0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "says"),
+    [
+        (f"{PASSES}@pytest.mark.skip(reason='no card')\n{FAILS}", PASSED, "1 passed; 1 not run: no card"),
+        (f"{SKIPPED}{PASSES}", NOT_RUN, "0 passed; 1 not run: no engine"),
+        (f"{PASSES}{FAILS}", FAILED, "1 failed, 1 passed"),
+    ],
+)
+def test_tests_that_did_not_run_are_not_shown_as_passed(tmp_path, text, state, says):
+    file = tmp_path / "test_it.py"
+    file.write_text(f"import pytest\n{text}\n")
+    wanted = Check("of tests", (*release_check.PYTEST, str(file)))
+    (outcome,) = release_check.run(tmp_path, wanted=[wanted]).values()
+    assert outcome.state == state and says in outcome.says
+
+
+def test_a_pytest_that_breaks_is_no_missing_card(tmp_path):
+    """Both end with 3."""
+    (tmp_path / "conftest.py").write_text("def pytest_runtestloop(session): raise KeyError('broken')\n")
+    (tmp_path / "test_it.py").write_text("def test_a(): pass\n")
+    wanted = Check("of tests", (*release_check.PYTEST, str(tmp_path)))
+    (outcome,) = release_check.run(tmp_path, wanted=[wanted]).values()
+    assert outcome.state == FAILED
+
+
 def test_a_star_is_the_file_that_an_earlier_check_made(tmp_path):
     (tmp_path / "apex_cpu-1-cp311.whl").write_text("")
     command = ("verify", str(tmp_path / "apex_cpu-*.whl"), str(tmp_path / "none-*.whl"))
