@@ -1,20 +1,26 @@
 """A static package index: one root an accelerator build of torch (whl/cpu/, whl/cu130/, whl/rocm7.2/), pages
-of PEP 503 and PEP 691, and the metadata of each wheel beside it (PEP 658, 714). Any web server can serve the
-folder."""
+of PEP 503 and PEP 691, yanked wheels (PEP 592), and the metadata of each wheel beside it (PEP 658, 714). Any web server
+can serve the folder."""
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 import shutil
+import tempfile
+import urllib.parse
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment
 
-from build_matrix import digest, matrix
+from build_matrix import REPOSITORY, digest, matrix, toml
+from build_matrix.errors import BuildError
 
+YANKED = REPOSITORY / "release_notes/yanked.toml"
 PAGES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 ROOT_PAGE = PAGES.from_string("""<!DOCTYPE html>
 <html>
@@ -34,7 +40,8 @@ PROJECT_PAGE = PAGES.from_string("""<!DOCTYPE html>
   {% for f in files %}
     <a href="{{ f.url }}#sha256={{ f.sha256 }}" data-requires-python="{{ f.requires_python }}"\
  data-core-metadata="sha256={{ f.metadata_sha256 }}" data-dist-info-metadata="sha256={{ f.metadata_sha256
- }}">\
+ }}"\
+{% if f.yanked %} data-yanked="{{ f.yanked }}"{% endif %}>\
 {{ f.name }}</a><br>
   {% endfor %}
   </body>
@@ -46,7 +53,7 @@ JSON_PAGE = "index.json"
 
 @dataclass(frozen=True)
 class IndexedWheel:
-    """A wheel as the pages list it. `url` is relative to a project's page."""
+    """A wheel as the pages list it. `url` is relative to a project's page; `yanked` says why resolvers pass over it."""
 
     name: str
     project: str
@@ -56,21 +63,36 @@ class IndexedWheel:
     size: int
     metadata: bytes
     requires_python: str
+    yanked: str = ""
 
     @property
     def url(self) -> str:
-        return f"../../../{FILES}/{self.name}"
+        # A + that is not quoted is a space to object stores.
+        return f"../../../{FILES}/{urllib.parse.quote(self.name)}"
 
     @property
     def metadata_sha256(self) -> str:
         return digest.of_bytes(self.metadata)
 
 
-def read(path: Path) -> IndexedWheel:
-    """Reads a wheel's own METADATA."""
-    with zipfile.ZipFile(path) as archive:
-        (name,) = [n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
-        metadata = archive.read(name)
+def yanked(path: Path | None = None) -> dict[str, str]:
+    """Patterns of the wheels that are yanked, and why. Raises BuildError for an entry that is not whole."""
+    path, found = path or YANKED, {}
+    for entry in toml.read(path).get("yanked", []):
+        if set(entry) != {"wheels", "reason"} or not all(entry.values()):
+            raise BuildError(f"{path.name}: an entry names `wheels` and a `reason`, this one {entry}")
+        found[entry["wheels"]] = entry["reason"]
+    return found
+
+
+def read(path: Path, reasons: dict[str, str] | None = None) -> IndexedWheel:
+    """Reads a wheel's own METADATA. `reasons`: as `yanked` gives them. Raises BuildError for a file that is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (name,) = [n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
+            metadata = archive.read(name)
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        raise BuildError(f"{path.name} is damaged, or no wheel: {error}") from None
     head = metadata.decode().partition("\n\n")[0]
     fields = dict(line.partition(": ")[::2] for line in head.splitlines())
     return IndexedWheel(
@@ -82,6 +104,7 @@ def read(path: Path) -> IndexedWheel:
         size=path.stat().st_size,
         metadata=metadata,
         requires_python=fields.get("Requires-Python", ""),
+        yanked=next((why for p, why in (reasons or {}).items() if fnmatch.fnmatch(path.name, p)), ""),
     )
 
 
@@ -94,18 +117,29 @@ def roots(wheel: IndexedWheel) -> tuple[str, ...]:
 
 
 def write(wheels: list[Path], target: Path) -> dict[str, list[IndexedWheel]]:
-    """Writes the index of `wheels` into `target`: files/ and whl/<root>/. Returns the wheels by root."""
-    shutil.rmtree(target, ignore_errors=True)
-    (target / FILES).mkdir(parents=True)
+    """Writes the index of `wheels` into `target`: files/ and whl/<root>/. Returns the wheels by root. What was there
+    stays until the new one is whole."""
     by_root: dict[str, list[IndexedWheel]] = {r: [] for a in matrix.load().accelerators for r in a.roots}
-    for path in sorted(wheels):
-        wheel = read(path)
-        shutil.copyfile(path, target / FILES / path.name)
-        (target / FILES / f"{path.name}.metadata").write_bytes(wheel.metadata)
-        for root in roots(wheel):
-            by_root[root].append(wheel)
-    for root, listed in by_root.items():
-        _write_root(target / "whl" / root, root, listed)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{target.name}-*.partial"):  # of one that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".partial", dir=target.parent))
+    try:
+        new, reasons = scratch / "new", yanked()
+        (new / FILES).mkdir(parents=True)
+        for path in sorted(wheels):
+            wheel = read(path, reasons)
+            shutil.copyfile(path, new / FILES / path.name)
+            (new / FILES / f"{path.name}.metadata").write_bytes(wheel.metadata)
+            for root in roots(wheel):
+                by_root[root].append(wheel)
+        for root, listed in by_root.items():
+            _write_root(new / "whl" / root, root, listed)
+        if target.exists():
+            target.rename(scratch / "old")
+        new.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     return by_root
 
 
@@ -133,6 +167,7 @@ def _json(project: str, wheels: list[IndexedWheel]) -> dict:
             "requires-python": wheel.requires_python,
             "core-metadata": {"sha256": wheel.metadata_sha256},
             "dist-info-metadata": {"sha256": wheel.metadata_sha256},
+            "yanked": wheel.yanked or False,
         }
         for wheel in wheels
     ]

@@ -1,0 +1,152 @@
+"""The index as package managers use it: a static web server, a folder, object storage; yanked and damaged wheels."""
+
+import functools
+import http.server
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.request
+
+import pytest
+
+from build_matrix import index, wheel
+from build_matrix.errors import BuildError
+
+REASON = "adam & <sgd> step twice"
+
+
+def make(folder, version, size=100):
+    tag = "py3-none-any"
+    path = folder / f"apex_cpu-{version}-{tag}.whl"
+    wheel.write(path, "apex-cpu", version, tag, {"apex/__init__.py": b"#" * size + b"\n"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """1.11.0 is yanked, so 1.10.0 is the newest."""
+    folder = tmp_path_factory.mktemp("index")
+    (folder / "dist").mkdir()
+    (folder / "yanked.toml").write_text(
+        f"[[yanked]]\nwheels = 'apex_cpu-1.11.0+cpu-*'\nreason = '{REASON}'\n"
+    )
+    wheels = [make(folder / "dist", f"{version}+cpu") for version in ("1.9.0", "1.10.0", "1.11.0")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "YANKED", folder / "yanked.toml")
+        index.write(wheels, folder / ".whl")
+    return folder / ".whl"
+
+
+@pytest.fixture(scope="module")
+def static(published):
+    """The folder behind a web server that knows nothing of indexes."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(published))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def objects(published):
+    """The folder as objects of a bucket, each under its path; nothing lists them, and a + must be quoted."""
+    moto = pytest.importorskip("moto.server")
+    import boto3
+
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
+    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", **keys)
+    client.create_bucket(Bucket="release", ACL="public-read")
+    for path in sorted(p for p in published.rglob("*") if p.is_file()):
+        kind = {"ContentType": "text/html"} if path.suffix == ".html" else {}
+        key = path.relative_to(published).as_posix()
+        client.put_object(Bucket="release", Key=key, Body=path.read_bytes(), ACL="public-read", **kind)
+    yield f"http://{host}:{port}/release"
+    server.stop()
+
+
+def pip(*arguments):
+    return [sys.executable, "-m", "pip", "--isolated", "install", "--no-cache-dir", *arguments]
+
+
+def uv(*arguments):
+    program = shutil.which("uv", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
+    if not program:
+        pytest.skip("uv is not here: pip install uv")
+    return [program, "pip", "install", "--no-config", "--no-cache", "--python", sys.executable, *arguments]
+
+
+@pytest.fixture(params=[pip, uv], ids=["pip", "uv"])
+def install(request, tmp_path):
+    """Installs into a folder; gives the version that came, and what was said."""
+
+    def install(*arguments):
+        where = tmp_path / "site"
+        shutil.rmtree(where, ignore_errors=True)
+        command = request.param("--no-deps", "--target", str(where), *arguments)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
+        done = subprocess.run(command, env=clean, text=True, capture_output=True)
+        found = [p.name.split("-")[1].removesuffix(".dist") for p in where.glob("*.dist-info")]
+        return (found[0] if found else None), done.stdout + done.stderr
+
+    return install
+
+
+@pytest.mark.parametrize("where", ["static", "published", "objects"])
+def test_a_release_that_is_not_yanked_is_installed(install, request, where):
+    place = request.getfixturevalue(where)
+    if where == "objects":  # nothing answers for a folder: the page is named
+        options = ["--no-index", "--find-links", f"{place}/whl/cpu/apex-cpu/index.html"]
+    else:
+        options = ["--index-url", f"{place if where == 'static' else place.as_uri()}/whl/cpu/"]
+    if "uv" not in request.node.name or where != "objects":  # uv heeds it on pages of an index alone
+        assert install("apex-cpu", *options)[0] == "1.10.0+cpu"
+        version, said = install("apex-cpu==1.11.0+cpu", *options)
+        assert version == "1.11.0+cpu" and "adam & <sgd> step twice" in said
+    assert install("apex-cpu==1.9.0", *options)[0] == "1.9.0+cpu"
+
+
+def test_a_damaged_wheel_is_not_installed(install, published, tmp_path):
+    shutil.copytree(published, tmp_path / "copy")
+    victim = tmp_path / "copy/files/apex_cpu-1.10.0+cpu-py3-none-any.whl"
+    shutil.copyfile(make(tmp_path, "1.10.0+cpu", size=99), victim)
+    version, said = install("apex-cpu==1.10.0", "--index-url", f"{(tmp_path / 'copy').as_uri()}/whl/cpu/")
+    assert version is None and "hash" in said.lower()
+
+
+def test_names_are_quoted_in_links(static):
+    page = urllib.request.urlopen(f"{static}/whl/cpu/apex-cpu/").read().decode()
+    assert "files/apex_cpu-1.10.0%2Bcpu-py3-none-any.whl#sha256=" in page
+
+
+def test_the_index_that_is_there_stays_until_the_new_one_is_whole(published, tmp_path):
+    good, target = make(tmp_path, "1.10.0+cpu"), tmp_path / ".whl"
+    index.write([good], target)
+    before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    cut = tmp_path / "apex_cpu-1.12.0+cpu-py3-none-any.whl"
+    cut.write_bytes(good.read_bytes()[:200])
+    (tmp_path / "..whl-abc.partial/new").mkdir(parents=True)  # of one that was killed
+    with pytest.raises(BuildError, match=r"apex_cpu-1.12.0\+cpu-py3-none-any.whl is damaged, or no wheel"):
+        index.write([good, cut], target)
+    assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == before
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_an_entry_of_yanked_wheels_says_why(tmp_path):
+    assert index.yanked() == {}
+    file = tmp_path / "yanked.toml"
+    file.write_text("[[yanked]]\nwheels = 'apex_cpu-1.9*'\nreason = ''\n")
+    with pytest.raises(BuildError, match="yanked.toml: an entry names `wheels` and a `reason`"):
+        index.yanked(file)
