@@ -6,9 +6,9 @@
 #include "gpu.h"
 
 namespace gpu {
-constexpr u32 channel_threads = 512;        // of a block, at most
-constexpr u32 channel_first_threads = 256;  // likewise, of reductions with channels first
-constexpr u32 apply_threads = 256;          // likewise, of elementwise passes
+constexpr u32 channel_threads = 448;  // of a block, at most: two of 512 would leave too few registers to each
+constexpr u32 apply_threads = 256;    // likewise, of elementwise passes
+constexpr u32 table_channels = 512;   // whose numbers a block of these keeps, at most
 
 // Sums over all but the channels (channel_reduce.h). One launch: the last block of a channel, or of a column of
 // channels, adds up what the others left.
@@ -28,9 +28,12 @@ struct ChannelReduce {
   i32 channels_last;
   u32 parts, threads;     // of the whole, of a block
   u32 width;              // elements of a vector
-  // Channels first: vectors that a segment (one channel of one image) touches, vectors of a part, and by how many
-  // segments and vectors a thread's next vector is further.
-  u32 segment_vectors, part_vectors, step_segments, step_vectors;
+  // How much further a thread's next vector is: channels last, rows of all lanes; channels first, segments (one channel
+  // of one image), and vectors if these are exact. wrap: what comes to it if it is in the segment after that.
+  i64 step_bytes, wrap_bytes;
+  // Channels first: vectors that a segment touches, vectors of a part, vectors that the next one is further.
+  u32 segment_vectors, part_vectors, step_vectors;
+  i32 exact;              // segments are whole vectors, of every tensor
   i32 same_alignment;     // a vector of the input is one of grad_output too
   // Channels last: vectors side by side in a block (a power of two), blocks side by side, rows of a part.
   u32 columns, column_blocks;
@@ -60,9 +63,10 @@ struct ChannelApply {
   i32 count_is_int;       // i32 numbers, else Math
   i32 counts;
   i32 relu;
-  // In memory's order: whether vectors of 16 bytes fit, and by how many elements, as channels and what is left of
-  // one, a thread's next vector is further.
+  // In memory's order: whether vectors of 16 bytes fit, how many (of the elements that a thread takes at once) a block
+  // takes, and by how many elements, as channels and what is left of one, a thread's next one is further.
   i32 vectors;
+  u32 part_vectors;
   u32 step_channels;      // modulo `channels`
   i64 step_spatial;
   // Channels last: as in ChannelReduce.

@@ -1,8 +1,8 @@
 // Elementwise passes of batch norm: each element and its channel's numbers give one element.
 //
-// In memory's order (channels first; channels last whose vectors do not fit) a thread looks its channel's numbers up
-// for each vector, or each element where a vector holds several channels. Channels last, a thread stays with adjacent
-// channels, whose numbers it keeps, and goes down the rows.
+// A block has the numbers of all channels that it meets in shared memory. In memory's order (channels first; channels
+// last whose vectors do not fit) a thread looks them up for each vector, or each element where a vector holds several
+// channels. Channels last, a thread stays with adjacent channels, whose numbers it keeps, and goes down the rows.
 #pragma once
 #include "batchnorm_arguments.h"
 #include "channel_reduce.h"
@@ -91,162 +91,221 @@ template <class Math_> struct MaskedGradientChannel : GradientChannel<Math_> {
 template <class Op> constexpr bool has_mask = Op::makes_mask || Op::reads_mask;
 
 #if !defined(GPU_HOST)
-// `width` elements of each tensor: one access of 16 bytes, or several of them, or less.
-template <class T, int width> struct ApplyVectors {
-  static constexpr int of_one = width < vector_width<T> ? width : vector_width<T>, accesses = width / of_one;
-  using One = Vector<T, of_one>;
+// How many elements a thread takes at once.
+template <class T, class Op> constexpr int apply_width = has_mask<Op> ? elements_of_mask : vector_width<T>;
+// How often before the first of them are needed.
+template <class T, class Op, bool with_z>
+constexpr int apply_together = (Op::reads_grad || with_z ? 2 : 4) * vector_width<T> <= apply_width<T, Op> ? 1
+                               : (Op::reads_grad || with_z ? 2 : 4) * vector_width<T> / apply_width<T, Op>;
+
+template <class T> constexpr int apply_blocks = channel_blocks<T> + 1;  // at once, of a multiprocessor
+
+// So many of each tensor that the operation reads: one access of 16 bytes, or several of them. with_z: z may be null.
+template <class T, class Op, bool with_z> struct ApplyVectors {
+  using Math = typename Op::Math;
+  static constexpr int width = apply_width<T, Op>, of_one = vector_width<T>, accesses = width / of_one;
+  using One = Packed<T, of_one>;
   One x[accesses], dy[accesses], z[accesses];
   u32 bits;
 
-  GPU_FN static T& at(One (&vectors)[accesses], int i) { return vectors[i / of_one].v[i % of_one]; }
-  GPU_FN static void load_vectors(One (&to)[accesses], const u8* tensor, i64 index) {
-    GPU_UNROLL for (int k = 0; k < accesses; ++k) to[k] = *reinterpret_cast<const One*>(reinterpret_cast<const T*>(tensor) + index + k * of_one);
+  // The first `count` elements; all, at a multiple of 16 bytes, if `fits`.
+  GPU_FN static void load_tensor(One (&to)[accesses], const u8* tensor, i64 index, bool fits, u32 count) {
+    const T* from = reinterpret_cast<const T*>(tensor) + index;
+    GPU_UNROLL for (int k = 0; k < accesses; ++k) {
+      if (fits) {
+        to[k] = load_packed<of_one>(from + k * of_one);
+        continue;
+      }
+      Vector<T, of_one> some{};
+      GPU_UNROLL for (u32 i = 0; i < of_one; ++i)
+        if (k * of_one + i < count) some.v[i] = from[k * of_one + i];
+      to[k] = bit_cast<One>(some);
+    }
   }
-  GPU_FN static void load_some(One (&to)[accesses], const u8* tensor, i64 index, int count) {
-    GPU_UNROLL for (int i = 0; i < width; ++i)
-      if (i < count) at(to, i) = reinterpret_cast<const T*>(tensor)[index + i];
+  GPU_FN static void store_tensor(u8* tensor, i64 index, const Math (&from)[width], bool fits, u32 count) {
+    T* to = reinterpret_cast<T*>(tensor) + index;
+    GPU_UNROLL for (int k = 0; k < accesses; ++k) {
+      Math some[of_one];
+      GPU_UNROLL for (int i = 0; i < of_one; ++i) some[i] = from[k * of_one + i];
+      const One packed = pack_values<T>(some);
+      if (fits) {
+        *reinterpret_cast<One*>(to + k * of_one) = packed;
+        continue;
+      }
+      const auto each = bit_cast<Vector<T, of_one>>(packed);
+      GPU_UNROLL for (u32 i = 0; i < of_one; ++i)
+        if (k * of_one + i < count) to[k * of_one + i] = each.v[i];
+    }
   }
-  GPU_FN static void store_vectors(u8* tensor, i64 index, const One (&from)[accesses]) {
-    GPU_UNROLL for (int k = 0; k < accesses; ++k) *reinterpret_cast<One*>(reinterpret_cast<T*>(tensor) + index + k * of_one) = from[k];
-  }
-  GPU_FN static void store_some(u8* tensor, i64 index, One (&from)[accesses], int count) {
-    GPU_UNROLL for (int i = 0; i < width; ++i)
-      if (i < count) reinterpret_cast<T*>(tensor)[index + i] = at(from, i);
+  GPU_FN static void unpack(Math (&x)[width], const One (&from)[accesses]) {
+    GPU_UNROLL for (int k = 0; k < accesses; ++k) {
+      Math some[of_one];
+      unpack_values<T>(some, from[k]);
+      GPU_UNROLL for (int i = 0; i < of_one; ++i) x[k * of_one + i] = some[i];
+    }
   }
 
-  template <class Op> GPU_FN void load_mask(const ChannelApply& a, i64 index) {
-    bits = 0;
+  GPU_FN void load(const ChannelApply& a, i64 index, bool fits = true, u32 count = width) {
+    load_tensor(x, a.input, index, fits, count);
+    if constexpr (Op::reads_grad) load_tensor(dy, a.grad_output, index, fits, count);
+    if constexpr (with_z) {
+      if (a.z) load_tensor(z, a.z, index, fits, count);
+      else GPU_UNROLL for (int k = 0; k < accesses; ++k) z[k] = One{};
+    }
     if constexpr (Op::reads_mask) bits = a.bitmask ? a.bitmask[index / elements_of_mask] : 0xffu;
   }
-  template <class Op> GPU_FN void load(const ChannelApply& a, i64 index) {
-    load_vectors(x, a.input, index);
-    if constexpr (Op::reads_grad) load_vectors(dy, a.grad_output, index);
-    if constexpr (Op::reads_z)
-      if (a.z) load_vectors(z, a.z, index);
-    load_mask<Op>(a, index);
-  }
-  template <class Op> GPU_FN void load_each(const ChannelApply& a, i64 index, int count) {
-    load_some(x, a.input, index, count);
-    if constexpr (Op::reads_grad) load_some(dy, a.grad_output, index, count);
-    if constexpr (Op::reads_z)
-      if (a.z) load_some(z, a.z, index, count);
-    load_mask<Op>(a, index);
-  }
-  // In place: x becomes the result, and dy what the mask leaves of it.
-  template <class Op> GPU_FN void apply(const ChannelApply& a, const Op& op, const typename Op::Common& common, int i) {
-    using Math = typename Op::Math;
-    Math g = Math(0), more = Math(0);
-    if constexpr (Op::reads_mask)
-      if (!(bits >> i & 1)) at(dy, i) = T{};
-    if constexpr (Op::reads_grad) g = load_as<Math>(at(dy, i));
-    if constexpr (Op::reads_z)
-      if (a.z) more = load_as<Math>(at(z, i));
-    const Math y = op.apply(common, load_as<Math>(at(x, i)), g, more);
-    if constexpr (Op::makes_mask) bits |= (u32)passes(y) << i;
-    store_as(at(x, i), y);
-  }
-  template <class Op> GPU_FN void store(const ChannelApply& a, i64 index) const {
-    store_vectors(a.output, index, x);
-    store_others<Op>(a, index, [&] { store_vectors(a.grad_z, index, dy); });
-  }
-  template <class Op> GPU_FN void store_each(const ChannelApply& a, i64 index, int count) {
-    store_some(a.output, index, x, count);
-    store_others<Op>(a, index, [&] { store_some(a.grad_z, index, dy, count); });
-  }
-  template <class Op, class StoreGradient> GPU_FN void store_others(const ChannelApply& a, i64 index, const StoreGradient& store_gradient) const {
+  // of(i): the numbers of element i's channel.
+  template <class Of> GPU_FN void apply(const ChannelApply& a, const typename Op::Common& common, const Of& of, i64 index, bool fits = true, u32 count = width) const {
+    Math value[width], grad[width] = {}, more[width] = {};
+    unpack(value, x);
+    if constexpr (Op::reads_grad) unpack(grad, dy);
+    if constexpr (with_z) unpack(more, z);
+    u32 passed = 0;
+    GPU_UNROLL for (int i = 0; i < width; ++i) {
+      if constexpr (Op::reads_mask) grad[i] = bits >> i & 1 ? grad[i] : Math(0);
+      value[i] = of(i).apply(common, value[i], grad[i], more[i]);
+      if constexpr (Op::makes_mask) passed |= (u32)(passes(value[i]) && (u32)i < count) << i;
+    }
+    store_tensor(a.output, index, value, fits, count);
     if constexpr (Op::makes_mask)
-      if (a.bitmask) a.bitmask[index / elements_of_mask] = (u8)bits;
+      if (a.bitmask) a.bitmask[index / elements_of_mask] = (u8)passed;
     if constexpr (Op::reads_mask)
-      if (a.grad_z) store_gradient();
+      if (a.grad_z) store_tensor(a.grad_z, index, grad, fits, count);
   }
 };
-// How many elements a thread takes at once.
-template <class T, class Op> constexpr int apply_width = has_mask<Op> ? elements_of_mask : vector_width<T>;
+
+// Channels' numbers in shared memory, each an array of its own: entry j of `count` is channel (first + j) % channels.
+template <class Op> struct ChannelTable {
+  using Math = typename Op::Math;
+  static constexpr int numbers = (int)(sizeof(Op) / sizeof(Math));
+  struct Numbers { Math v[numbers]; };
+  Math* entries;
+
+  GPU_FN void fill(const ChannelApply& a, const typename Op::Common& common, i64 first, u32 count) const {
+    for (u32 j = thread_x(); j < count; j += block_size_x()) {
+      const i64 channel = first + j < a.channels ? first + j : first + j - a.channels;
+      if (channel >= a.channels) continue;
+      Op op;
+      op.load(a, common, channel);
+      const auto found = bit_cast<Numbers>(op);
+      GPU_UNROLL for (int k = 0; k < numbers; ++k) entries[k * table_channels + j] = found.v[k];
+    }
+    sync_threads();
+  }
+  GPU_FN Op operator[](u32 j) const {
+    Numbers found;
+    GPU_UNROLL for (int k = 0; k < numbers; ++k) found.v[k] = entries[k * table_channels + j];
+    return bit_cast<Op>(found);
+  }
+};
+template <class Math> struct alignas(16) TableWord { Math v[16 / sizeof(Math)]; };
 
 GPU_FN i64 quotient(i64 a, i64 b) { return ((u64)a | (u64)b) >> 32 ? a / b : (i64)((u32)a / (u32)b); }
 
-template <class T, template <class> class Channel> GPU_FN void apply_in_order(const ChannelApply& a) {
-  using Op = Channel<typename MathOf<T>::type>;
-  constexpr int width = apply_width<T, Op>;
-  const i64 total = a.batch * a.channels * a.spatial, step = (i64)grid_x() * block_size_x() * width;
-  i64 index = ((i64)block_x() * block_size_x() + thread_x()) * width;
-  if (index >= total) return;
+// Blocks: runs of part_vectors vectors. whole: each vector is of one channel, and fits.
+template <class T, class Op, bool with_z, bool whole> GPU_FN void apply_in_order(const ChannelApply& a, const ChannelTable<Op>& table) {
+  constexpr int width = apply_width<T, Op>, together = whole ? apply_together<T, Op, with_z> : apply_together<T, Op, true>;
+  const i64 total = a.batch * a.channels * a.spatial, begin = (i64)block_x() * a.part_vectors * width;
+  const i64 run = total - begin < (i64)a.part_vectors * width ? total - begin : (i64)a.part_vectors * width;
+  const u32 step = block_size_x() * width, vectors = (u32)((run + width - 1) / width);
+  const u32 count = thread_x() < vectors ? (vectors - thread_x() - 1) / block_size_x() + 1 : 0;
+  const i64 first_segment = quotient(begin, a.spatial), from = begin - first_segment * a.spatial;
+  const i64 touched = quotient(from + run - 1, a.spatial) + 1;
+  const u32 entries = (u32)(touched < a.channels ? touched : a.channels);  // of the table
+  i64 next = begin + thread_x() * width, index = next, place = from + thread_x() * width;
+  u32 entry = (u32)quotient(place, a.spatial);
+  place -= entry * a.spatial;
+  if (entry >= entries) entry %= entries;
+  const auto after = [&](u32 e) { return e + 1 == entries ? 0 : e + 1; };
   const typename Op::Common common(a);
-  const bool whole = a.spatial % width == 0;  // a vector is of one channel
-  i64 segment = quotient(index, a.spatial), place = index - segment * a.spatial;
-  u32 channel = (u32)(segment - quotient(segment, a.channels) * a.channels);
-  for (; index < total; index += step) {
-    const bool fits = a.vectors && total - index >= width;
-    const int count = total - index < width ? (int)(total - index) : width;
-    ApplyVectors<T, width> x;
-    if (fits) x.template load<Op>(a, index);
-    else x.template load_each<Op>(a, index, count);
-    Op op;
-    op.load(a, common, channel);
-    if (whole) {
-      GPU_UNROLL for (int i = 0; i < width; ++i) x.apply(a, op, common, i);
+
+  ApplyVectors<T, Op, with_z> x[together];
+  const auto fits = [&](i64 i) { return whole || (a.vectors && total - i >= width); };
+  const auto there = [&](i64 i) { return total - i < width ? (u32)(total - i) : (u32)width; };
+  const auto load = [&](u32 k) {
+    x[k].load(a, next, fits(next), there(next));
+    next += step;
+  };
+  const auto start = [&] { table.fill(a, common, first_segment - quotient(first_segment, a.channels) * a.channels, entries); };
+  const auto add = [&](u32 k) {
+    if (whole || a.spatial >= width) {  // two channels at most
+      const i64 of_first = whole ? width : a.spatial - place;
+      const Op op = table[entry], second = whole ? op : table[after(entry)];
+      x[k].apply(a, common, [&](int i) { return i < of_first ? op : second; }, index, fits(index), there(index));
     } else {
-      i64 at = place;
-      u32 c = channel;
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
-        if (i >= count) continue;
-        x.apply(a, op, common, i);
-        if (++at < a.spatial || i + 1 >= count) continue;
-        at = 0;
-        c = c + 1 == (u32)a.channels ? 0 : c + 1;
-        op.load(a, common, c);
-      }
+      u32 e = entry;
+      i64 end = a.spatial - place;
+      const auto of = [&](int i) {
+        if (i >= end) {
+          e = after(e);
+          end += a.spatial;
+        }
+        return table[e];
+      };
+      x[k].apply(a, common, of, index, fits(index), there(index));
     }
-    if (fits) x.template store<Op>(a, index);
-    else x.template store_each<Op>(a, index, count);
+    index += step;
     place += a.step_spatial;
-    channel += a.step_channels;
+    entry += a.step_channels;
     if (place >= a.spatial) {
       place -= a.spatial;
-      ++channel;
+      ++entry;
     }
-    if (channel >= (u32)a.channels) channel -= (u32)a.channels;
-  }
+    if (entry >= entries) entry -= entries;
+  };
+  stream_vectors<together>(count, load, start, add);
 }
 
 // Blocks: runs of part_rows rows * column_blocks, those of one run side by side.
-template <class T, template <class> class Channel> GPU_FN void apply_channels_last(const ChannelApply& a) {
-  using Op = Channel<typename MathOf<T>::type>;
-  constexpr int width = apply_width<T, Op>;
-  const i64 channel = ((i64)(block_x() % a.column_blocks) * a.columns + (thread_x() & (a.columns - 1))) * width;
-  if (channel >= a.channels) return;
-  const u32 lanes = block_size_x() / a.columns;
-  const i64 begin = (i64)(block_x() / a.column_blocks) * a.part_rows;
-  const i64 end = begin + a.part_rows < a.batch ? begin + a.part_rows : a.batch;
-  i64 row = begin + thread_x() / a.columns;
-  if (row >= end) return;
+template <class T, class Op, bool with_z> GPU_FN void apply_channels_last(const ChannelApply& a, const ChannelTable<Op>& table) {
+  constexpr int width = apply_width<T, Op>, together = apply_together<T, Op, with_z>;
+  const u32 run = block_x() / a.column_blocks, column_block = block_x() - run * a.column_blocks;
+  const u32 column = thread_x() & (a.columns - 1), lane = thread_x() / a.columns, lanes = block_size_x() / a.columns;
+  const u32 first = column_block * a.columns * width, channel = first + column * width;
+  const i64 begin = run * a.part_rows;
+  const u32 rows = (u32)(a.batch - begin < a.part_rows ? a.batch - begin : a.part_rows);
+  const u32 count = channel < a.channels && lane < rows ? (rows - lane - 1) / lanes + 1 : 0;
   const typename Op::Common common(a);
-  Op op[width];
-  GPU_UNROLL for (int i = 0; i < width; ++i) op[i].load(a, common, channel + i);
-  i64 index = row * a.channels + channel;
+  i64 next = (begin + lane) * a.channels + channel, index = next;
   const i64 step = (i64)lanes * a.channels;
-  constexpr int together = width > vector_width<T> ? 1 : 2;
-  for (; row + (together - 1) * lanes < end; row += together * lanes, index += together * step) {
-    ApplyVectors<T, width> x[together];
-    GPU_UNROLL for (int k = 0; k < together; ++k) x[k].template load<Op>(a, index + k * step);
-    GPU_UNROLL for (int k = 0; k < together; ++k) {
-      GPU_UNROLL for (int i = 0; i < width; ++i) x[k].apply(a, op[i], common, i);
-      x[k].template store<Op>(a, index + k * step);
-    }
-  }
-  if (together > 1 && row < end) {
-    ApplyVectors<T, width> x;
-    x.template load<Op>(a, index);
-    GPU_UNROLL for (int i = 0; i < width; ++i) x.apply(a, op[i], common, i);
-    x.template store<Op>(a, index);
+  ApplyVectors<T, Op, with_z> x[together];
+  Op op[width];
+  const auto load = [&](u32 k) {
+    x[k].load(a, next);
+    next += step;
+  };
+  const auto start = [&] {
+    table.fill(a, common, first, a.columns * width);
+    GPU_UNROLL for (int i = 0; i < width; ++i) op[i] = table[column * width + i];
+  };
+  const auto add = [&](u32 k) {
+    x[k].apply(a, common, [&](int i) -> const Op& { return op[i]; }, index);
+    index += step;
+  };
+  stream_vectors<together>(count, load, start, add);
+}
+
+template <class T, class Op, bool last> GPU_FN void apply_to_channels(const ChannelApply& a) {
+  using Math = typename Op::Math;
+  GPU_SHARED(TableWord<Math>, words, ChannelTable<Op>::numbers * table_channels * sizeof(Math) / 16);
+  const ChannelTable<Op> table{words[0].v};
+  const bool whole = last || (a.vectors && a.spatial % apply_width<T, Op> == 0);
+  if (!whole) {
+    if constexpr (!last) apply_in_order<T, Op, Op::reads_z, false>(a, table);
+  } else if (Op::reads_z && a.z) {
+    if constexpr (last) apply_channels_last<T, Op, Op::reads_z>(a, table);
+    else apply_in_order<T, Op, Op::reads_z, true>(a, table);
+  } else {
+    if constexpr (last) apply_channels_last<T, Op, false>(a, table);
+    else apply_in_order<T, Op, false, true>(a, table);
   }
 }
 #endif
 }  // namespace gpu
 
-#define CHANNEL_APPLY_KERNEL(name, ...)                                                                \
-  extern "C" GPU_KERNEL(gpu::apply_threads, 2) void name(gpu::ChannelApply arguments) { __VA_ARGS__(arguments); } \
+#define CHANNEL_APPLY_KERNEL(name, blocks, ...)                                                                \
+  extern "C" GPU_KERNEL(gpu::apply_threads, blocks) void name(gpu::ChannelApply arguments) { __VA_ARGS__(arguments); } \
   GPU_REGISTER(name)
 #define CHANNEL_APPLY_KERNELS(op, Channel, name, T)                                                    \
-  CHANNEL_APPLY_KERNEL(op##_any_##name, gpu::apply_in_order<T, gpu::Channel>)                          \
-  CHANNEL_APPLY_KERNEL(op##_last_##name, gpu::apply_channels_last<T, gpu::Channel>)
+  CHANNEL_APPLY_KERNEL(op##_any_##name, gpu::apply_blocks<T>, gpu::apply_to_channels<T, gpu::Channel<gpu::MathOf<T>::type>, false>) \
+  CHANNEL_APPLY_KERNEL(op##_last_##name, gpu::apply_blocks<T>, gpu::apply_to_channels<T, gpu::Channel<gpu::MathOf<T>::type>, true>)

@@ -25,6 +25,7 @@ FIRST = {
 LAST = {
     "vectors": (7, 5, 16),
     "several parts": (1100, 8),
+    "fewer rows than a block has lanes": (3, 64),
     "odd": (9, 33),
     "several blocks side by side": (5, 200),
     "more odd channels than a block takes": (6, 131),

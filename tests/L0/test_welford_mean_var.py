@@ -68,13 +68,15 @@ def test_large_mean(variant, layout, shape):
     torch.testing.assert_close(var.cpu().double(), case.var64, rtol=1e-5, atol=0)
 
 
-def test_outliers(variant):
+@pytest.mark.parametrize("layout, shape", [("first", (3, 4, 700)), ("first", (40, 4, 49)), ("last", (2100, 4))])
+def test_outliers(variant, layout, shape):
     """A first element far from all others, equal elements, and halves that are."""
-    case = Case("first", (3, 4, 700), F32, variant.device)
+    case = Case(layout, shape, F32, variant.device)
     for tensor in (case.x, case.x64):
-        tensor[0, 0, 0] = 1e4
-        tensor[:, 1] = 3.25
-        tensor[:, 2, ::2] = 0
+        channels_first = tensor if layout == "first" else tensor[..., None]
+        channels_first[0, 0, 0] = 1e4
+        channels_first[:, 1] = 3.25
+        channels_first[::2, 2] = 0
     case.var64 = case.x64.var(case.over, unbiased=False)
     mean, var, _ = statistics(case)
     torch.testing.assert_close(var.cpu().double(), case.var64, rtol=1e-4, atol=1e-6)

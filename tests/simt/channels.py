@@ -20,7 +20,8 @@ def ceil_divide(a: int, b: int) -> int:
 class Case:
     """One tensor [batch, channels, spatial] and how its kernels are launched.
 
-    kind: which kernel. parts: of a reduction. offset: bytes past a multiple of 16 at which tensors begin.
+    kind: which kernel. parts: of a reduction, or of a pass in memory's order. offset: bytes past a multiple of 16 at
+    which tensors begin.
     """
 
     kind: str
@@ -68,18 +69,26 @@ REDUCTIONS = [
     Case("first", "bf16", 4, 2, 200, threads=128, parts=3),
     Case("first", "f32", 3, 2, 37, parts=2, offset=4),
     Case("first", "f64", 2, 2, 9),
+    Case("first", "f16", 30, 1, 192),
+    Case("first", "bf16", 40, 2, 49, threads=192, parts=2),
+    Case("first", "bf16", 30, 3, 77, offset=2),
     Case("last", "f16", 70, 16, threads=128, parts=2),
+    Case("last", "bf16", 600, 16, parts=2),
     Case("last", "bf16", 9, 136),
     Case("last", "f32", 40, 12, parts=3),
     Case("last", "f64", 20, 6, parts=2),
     Case("last1", "f16", 30, 5, parts=2, offset=2),
-    Case("last1", "f32", 7, 70),
+    Case("last1", "f32", 40, 70, parts=4),
 ]
 PASSES = [
     Case("any", "f16", 3, 2, 24, weight="f32", z=True, relu=True),
-    Case("any", "bf16", 5, 3, 13, weight="bf16"),
+    Case("any", "f16", 30, 7, 40, parts=3),
+    Case("any", "bf16", 5, 3, 13, weight="bf16", parts=2),
+    Case("any", "bf16", 40, 6, 49, weight="f32", parts=2, z=True),
     Case("any", "f32", 3, 5, 1, weight="f16", relu=True, offset=4),
+    Case("any", "f32", 2, 300, 3, parts=2),
     Case("any", "f64", 2, 2, 9, weight="f64", z=True),
+    Case("last", "f16", 200, 16, weight="f16"),
     Case("last", "f16", 21, 24, weight="f16", z=True),
     Case("last", "bf16", 3, 272, weight="f32", relu=True),
     Case("last", "f32", 9, 12, z=True, relu=True),
@@ -100,9 +109,9 @@ MASKED_PASSES = [
     Case("last", "bf16", 3, 272, relu=True, mask=True),
     Case("last", "f32", 9, 16, weight="f32", z=True, relu=True, mask=True),
     Case("last", "f64", 20, 8, relu=True, mask=True),
-    Case("any", "f16", 21, 5, weight="f16", z=True, relu=True, mask=True),
+    Case("any", "f16", 21, 5, weight="f16", z=True, relu=True, mask=True, parts=2),
     Case("any", "bf16", 9, 16, relu=True, offset=2, mask=True),
-    Case("any", "f32", 11, 12, weight="f32", relu=True, mask=True),
+    Case("any", "f32", 400, 12, weight="f32", relu=True, mask=True, parts=3),
     Case("any", "f64", 5, 3, z=True, relu=True, mask=True),
 ]
 
@@ -172,15 +181,20 @@ def reduce(t: Tensors, op: str, same_alignment=True, **more):
         segment = c.spatial // c.width if exact else ceil_divide(c.spatial + c.width - 1, c.width)
         of_part = ceil_divide(c.batch * segment, c.parts)
         parts, blocks = ceil_divide(c.batch * segment, of_part), c.channels
+        pitch, vector = c.channels * c.spatial * DTYPES[c.dtype].itemsize, 16 if exact else 0
         geometry |= dict(
-            segment_vectors=segment, part_vectors=of_part, step_segments=c.threads // segment,
-            step_vectors=c.threads % segment, same_alignment=same_alignment,
+            segment_vectors=segment, part_vectors=of_part, step_vectors=c.threads % segment,
+            step_bytes=c.threads // segment * pitch + c.threads % segment * vector,
+            wrap_bytes=pitch - segment * vector, exact=exact, same_alignment=same_alignment,
         )  # fmt: skip
     else:
         blocks = ceil_divide(ceil_divide(c.channels, c.width), c.columns)
         rows = ceil_divide(c.batch, c.parts)
         parts = ceil_divide(c.batch, rows)
-        geometry |= dict(columns=c.columns, column_blocks=blocks, part_rows=rows)
+        geometry |= dict(
+            columns=c.columns, column_blocks=blocks, part_rows=rows,
+            step_bytes=c.threads // c.columns * c.channels * DTYPES[c.dtype].itemsize,
+        )  # fmt: skip
     counters = device.put(np.zeros(blocks, np.uint32))
     arguments = make(
         "ChannelReduce", "batchnorm_arguments.h", sums=sums, partials=t.empty((parts, 3, c.channels), c.math),
@@ -206,8 +220,12 @@ def apply(t: Tensors, op: str, **more):
         grid = ceil_divide(c.batch, rows) * blocks
         geometry |= dict(columns=columns, column_blocks=blocks, part_rows=rows)
     else:
-        step = grid * c.threads * c.pass_width
-        geometry |= dict(step_spatial=step % c.spatial, step_channels=step // c.spatial % c.channels)
+        step, vectors = c.threads * c.pass_width, ceil_divide(t.x.size, c.pass_width)
+        part = ceil_divide(vectors, c.parts)
+        grid = ceil_divide(vectors, part)
+        geometry |= dict(
+            part_vectors=part, step_spatial=step % c.spatial, step_channels=step // c.spatial % c.channels
+        )
     if c.weight:
         more |= {name: t.put(name, c.weight) for name in ("weight", "shift")}
     if c.z:
