@@ -80,13 +80,18 @@ def tree(archs, tags, torches, jobs, target, available) -> None:
 @click.option("--torch", "torches", multiple=True, help="Bindings to put in; default: all of the matrix.")
 @click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
 @click.option("--dist", type=click.Path(path_type=Path), default=REPOSITORY / "dist", help="Default: dist/.")
+@click.option(
+    "--platform", default=matrix.NATIVE, show_default=True, help="linux_aarch64: by a cross compiler."
+)
 @click.option("--container", is_flag=True, help="Builds in a container, with cibuildwheel.")
 @click.option(
     "--engine", type=click.Choice(["podman", "docker"]), help="With --container; default: what is here."
 )
 @click.option("--image", help="With --container; default: manylinux_2_28, or CIBW_MANYLINUX_X86_64_IMAGE.")
-def wheel(accelerator, archs, tags, torches, jobs, dist, container, engine, image) -> None:
+def wheel(accelerator, archs, tags, torches, jobs, dist, platform, container, engine, image) -> None:
     """Builds installable wheels into dist/."""
+    if container and platform != matrix.NATIVE:
+        raise click.UsageError(f"--container builds for {matrix.NATIVE} only")
     if container:
         _wheels_in_container(
             accelerator, archs, tags, torches, dist, engine_name=engine, image=image, jobs=jobs
@@ -103,7 +108,7 @@ def wheel(accelerator, archs, tags, torches, jobs, dist, container, engine, imag
     chosen = [pythons.find(tag_of(tag)) for tag in tags or [pythons.own_tag()]]
     wheels = []
     for python in chosen:
-        request = build.request(accelerator, tuple(archs), tuple(torches), python)
+        request = build.request(accelerator, tuple(archs), tuple(torches), python, platform)
         wheels.append(build.one_wheel(request, python, engine, dist))
     report.units_table(engine.finished, time.monotonic() - start)
     for path in wheels:
@@ -232,9 +237,10 @@ def ensure_torch() -> None:
 @click.option("--rocm", help="7.2")
 @click.option("--arch", default="", help="sm_90, gfx942, ...")
 @click.option("--python", "tag", default="", help="3.11")
+@click.option("--platform", default=matrix.NATIVE, show_default=True, help="linux_aarch64")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--table", is_flag=True, help="The support table of the docs, as Markdown.")
-def compat(torch, cuda, rocm, arch, tag, as_json, table) -> None:
+def compat(torch, cuda, rocm, arch, tag, platform, as_json, table) -> None:
     """Which apex serves a machine. Exit code 2 when none does; then the nearest cells are listed."""
     from build_matrix import compat
 
@@ -245,7 +251,9 @@ def compat(torch, cuda, rocm, arch, tag, as_json, table) -> None:
         raise click.UsageError("--torch is required, and one of --cuda and --rocm at most")
     python = tag_of(tag) if tag else ""
     accelerator = "cuda" if cuda else "rocm" if rocm else _of_arch(arch)
-    question = compat.Question(torch, accelerator, cuda or rocm or "", arch.partition(":")[0], python)
+    question = compat.Question(
+        torch, accelerator, cuda or rocm or "", arch.partition(":")[0], python, platform
+    )
     answer = compat.answer(question)
     click.echo(json.dumps(answer, indent=1) if as_json else compat.words(answer))
     if not answer["found"]:
@@ -279,6 +287,9 @@ def selection(command):
         click.option("--arch", "archs", multiple=True, help="sm_90, gfx942, ... Default: all."),
         click.option("--torch", "torches", multiple=True, help="2.13.0, ... Default: all of the matrix."),
         click.option("--python", "tags", multiple=True, help="3.11, ... Default: all of the matrix."),
+        click.option(
+            "--platform", "platforms", multiple=True, help="linux_x86_64, linux_aarch64. Default: all."
+        ),
         click.option("--only", multiple=True, help="library, bindings, packs: no wheels. Default: all."),
         click.option("--available", is_flag=True, help="Leaves out what cannot be built here, and says so."),
     ]
@@ -287,11 +298,11 @@ def selection(command):
     return command
 
 
-def _selected(accelerators, archs, torches, tags, only, tests=()):
+def _selected(accelerators, archs, torches, tags, platforms, only, tests=()):
     from build_matrix.farm import plan
 
     tags = tuple(tag_of(tag) for tag in tags)
-    return plan.Selection(accelerators, archs, torches, tags, only, tests)
+    return plan.Selection(accelerators, archs, torches, tags, only, tests, platforms)
 
 
 @main.command()
@@ -307,7 +318,19 @@ def _selected(accelerators, archs, torches, tags, only, tests=()):
     "--target", type=click.Path(path_type=Path), default=REPOSITORY / ".whl", help="Default: .whl/."
 )
 def farm(
-    accelerators, archs, torches, tags, only, available, scheduler, place, tests, jobs, dist, target
+    accelerators,
+    archs,
+    torches,
+    tags,
+    platforms,
+    only,
+    available,
+    scheduler,
+    place,
+    tests,
+    jobs,
+    dist,
+    target,
 ) -> None:
     """Builds the whole release: packs, bindings, wheels, index, compatibility table. Goes on where it was
     stopped."""
@@ -316,7 +339,7 @@ def farm(
     from build_matrix.store import Store
 
     start = time.monotonic()
-    chosen = _selected(accelerators, archs, torches, tags, only, tests)
+    chosen = _selected(accelerators, archs, torches, tags, platforms, only, tests)
     made = plan.make(chosen, available, check=not scheduler)
     for why in made.left_out:
         click.echo(f"left out: {why}", err=True)
@@ -354,14 +377,14 @@ def farm(
     default="table",
     help="github: the matrix of its jobs.",
 )
-def plan(accelerators, archs, torches, tags, only, available, workers, form) -> None:
+def plan(accelerators, archs, torches, tags, platforms, only, available, workers, form) -> None:
     """Shows the steps of a release, what is stored, and how long the rest would take; or the jobs that GitHub
     Actions runs it in."""
     from build_matrix import report
     from build_matrix.farm import costs, plan, workflow
     from build_matrix.store import Store
 
-    chosen = _selected(accelerators, archs, torches, tags, only)
+    chosen = _selected(accelerators, archs, torches, tags, platforms, only)
     if form == "github":
         click.echo(json.dumps(workflow.jobs(plan.resolve(chosen))))
         return
@@ -418,16 +441,17 @@ def diff(old, new, as_json) -> None:
 
 
 @main.command()
-@click.argument("wheel", type=WHEEL)
+@click.argument("wheels", type=WHEEL, nargs=-1, required=True)
 @click.option("--arch", help="Compiles the code objects of that pack again, and nothing else.")
 @click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
-def verify(wheel, arch, jobs) -> None:
-    """Builds a wheel again from this checkout and the pins, and compares byte for byte. Exit code 5 when it
+def verify(wheels, arch, jobs) -> None:
+    """Builds wheels again from this checkout and the pins, and compares byte for byte. Exit code 5 when one
     differs, 6 when it cannot be verified here."""
     from build_matrix import report, verify
 
-    for line in verify.run(wheel, arch, jobs, report.tell):
-        click.echo(line)
+    for wheel in wheels:
+        for line in verify.run(wheel, arch, jobs, report.tell):
+            click.echo(line)
 
 
 @main.command()

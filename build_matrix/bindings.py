@@ -11,10 +11,18 @@ import json
 import shutil
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, host_compiler, manylinux, receipts, registry
+from build_matrix import (
+    REPOSITORY,
+    digest,
+    host_compiler,
+    manylinux,
+    matrix,
+    python_headers,
+    receipts,
+    registry,
+)
 from build_matrix.errors import GateError
 from build_matrix.headers import TorchHeaders
-from build_matrix.host_compiler import HostCompiler
 from build_matrix.pythons import Python
 from build_matrix.registry import Registry
 from build_matrix.store import Result, WorkUnit
@@ -25,7 +33,7 @@ INCLUDE = [CSRC, BINDINGS]
 TORCH_LIBRARY, PYTHON_MODULE = "libapex_torch.so", "_C"
 # C++20 for every torch: 2.14 and later need it, older ones take it.
 FLAGS = [
-    "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-march=x86-64",
+    "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-march={baseline}",
     "-D_GLIBCXX_USE_CXX11_ABI=1", "-Wall",
 ]  # fmt: skip
 TORCH_SYMBOLS = """{
@@ -71,7 +79,6 @@ def source_identity() -> str:
 def _unit(
     kind: str,
     output: str,
-    compiler: HostCompiler,
     headers: TorchHeaders,
     extra: list[str],
     needed: list[str],
@@ -79,6 +86,9 @@ def _unit(
     symbols: str,
     python: Python | None = None,
 ) -> WorkUnit:
+    platform = matrix.load().platform(headers.platform)
+    compiler, foreign = host_compiler.find(platform.name), platform.name != matrix.NATIVE
+    fixed = [flag.format(baseline=platform.baseline) for flag in FLAGS]
     inc = generated(Registry.load().ops(), registry.schemas())
     forced = ["-include", str(host_compiler.COMPAT / "old_glibc.h")]
 
@@ -94,10 +104,13 @@ def _unit(
         include = [f"-I{work}", *(f"-I{path}" for path in INCLUDE)]
         names = {headers.include: "torch/include", folder: "."}
         if python:
-            include += ["-isystem", str(python.include)]
-            names[python.include] = "python"
+            own = python.include
+            if foreign:
+                python_headers.lay(python, compiler, own := work / "python")
+            include += ["-isystem", str(own)]
+            names[own] = "python"
         hidden = [f"-ffile-prefix-map={path}={name}" for path, name in names.items()]
-        flags = [*FLAGS, *extra, *forced, *include, *headers.flags(), *hidden]
+        flags = [*fixed, *extra, *forced, *include, *headers.flags(), *hidden]
         objects = [work / "unit.o"]
         compiler.compile(unit, objects[0], flags)
         for source in host_compiler.compat_sources():
@@ -116,14 +129,16 @@ def _unit(
         "sources": _identity(python is not None),
         "generated": inc,
         "headers": [headers.release, headers.git_version, headers.identity],
-        "flags": [*FLAGS, *extra],
+        "flags": [*fixed, *extra],
         "paths": "mapped",
         "link": [*needed, *link, symbols],
         "compiler": compiler.describe(),
         "python": [python.tag, python.version] if python else [],
     }
+    if foreign:
+        inputs["platform"] = platform.name
     tag = f" {python.tag}" if python else ""
-    return WorkUnit(kind, f"torch {headers.release}{tag}", inputs, make)
+    return WorkUnit(kind, f"torch {headers.release}{tag}{platform.suffix}", inputs, make)
 
 
 def torch_library(headers: TorchHeaders) -> WorkUnit:
@@ -135,7 +150,7 @@ def torch_library(headers: TorchHeaders) -> WorkUnit:
         "-Wl,--enable-new-dtags",
         "-l:libdl.so.2",
     ]
-    return _unit("3a", TORCH_LIBRARY, host_compiler.find(), headers, [], needed, link, TORCH_SYMBOLS)
+    return _unit("3a", TORCH_LIBRARY, headers, [], needed, link, TORCH_SYMBOLS)
 
 
 def python_module(headers: TorchHeaders, python: Python) -> WorkUnit:
@@ -143,9 +158,8 @@ def python_module(headers: TorchHeaders, python: Python) -> WorkUnit:
     extra = [f"-DTORCH_EXTENSION_NAME={PYTHON_MODULE}"]
     needed = [TORCH_LIBRARY, "libapex.so", "libc10.so", "libtorch_cpu.so", "libtorch_python.so"]
     link = ["-Wl,-rpath,$ORIGIN:$ORIGIN/..", "-Wl,--enable-new-dtags"]
-    output = f"{PYTHON_MODULE}{python.suffix}"
-    compiler = host_compiler.find()
-    return _unit("3b", output, compiler, headers, extra, needed, link, PYTHON_SYMBOLS, python)
+    output = f"{PYTHON_MODULE}{python.suffix_on(headers.platform)}"
+    return _unit("3b", output, headers, extra, needed, link, PYTHON_SYMBOLS, python)
 
 
 def place(results: list[Result], minor: str, library: Path) -> Path:
@@ -167,9 +181,15 @@ def entry(headers: TorchHeaders, python: Python) -> dict[str, object]:
         "python": python.tag,
         "cxx11_abi": True,
         "folder": f"torch{headers.minor}",
-        "grade": receipts.load_grade(headers.release, python.tag, source_identity())
-        or "linked, never loaded",
+        "grade": _load_grade(headers, python) or "linked, never loaded",
     }
+
+
+def _load_grade(headers: TorchHeaders, python: Python) -> str | None:
+    """Slim torches are loaded on the farm's own platform only."""
+    if headers.platform != matrix.NATIVE:
+        return None
+    return receipts.load_grade(headers.release, python.tag, source_identity())
 
 
 def check_symbols(libapex: Path, bindings: list[Path]) -> None:

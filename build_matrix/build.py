@@ -11,13 +11,20 @@ from build_matrix.pythons import Python
 
 
 def request(
-    accelerator: str, archs: tuple[str, ...], torches: tuple[str, ...], python: Python
+    accelerator: str,
+    archs: tuple[str, ...],
+    torches: tuple[str, ...],
+    python: Python,
+    platform: str = matrix.NATIVE,
 ) -> tree.Request:
     """Fills in what was not named: every arch of the accelerator, every torch of the matrix for that Python.
 
-    Raises BuildError for an arch of another vendor, and for a torch that a rule of the matrix forbids.
+    Raises BuildError for an arch of another vendor, for a torch that a rule of the matrix forbids, and for a platform
+    that has no wheel of the accelerator.
     """
     axes = matrix.load()
+    if reason := axes.why_no_wheel(accelerator, platform):
+        raise BuildError(reason)
     vendor = {"cuda": "cuda", "rocm": "rocm"}.get(accelerator)
     for arch in archs:
         if axes.pack(arch).arch.vendor != vendor:
@@ -30,12 +37,14 @@ def request(
         archs=archs or tuple(axes.archs(vendor) if vendor else ()),
         torch=torches or tuple(axes.torch_for(python.tag)),
         pythons=(python,),
+        platform=platform,
     )
 
 
 def one_wheel(made: tree.Request, python: Python, engine: Engine, dist: Path) -> Path:
     """Builds the tree and the wheel of one request. Returns the path in `dist`."""
-    target = REPOSITORY / "build/wheel" / f"{made.accelerator}-{python.tag}"
+    name = "-".join([made.accelerator, python.tag, *matrix.load().platform(made.platform).suffix.split()])
+    target = REPOSITORY / "build/wheel" / name
     facts = tree.fill(made, target, engine)
-    result = engine.one(wheel.unit(target, facts, python))
+    result = engine.one(wheel.unit(target, facts, python, platform=made.platform))
     return wheel.publish(result.folder, dist)

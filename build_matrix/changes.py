@@ -34,7 +34,7 @@ def inventory() -> set[str]:
         *(f"torch {release}" for release in axes.torch),
         *(f"Python {tag}" for tag in axes.python),
         *(f"Python {tag} where there is one" for tag in axes.optional_python),
-        *(f"platform {platform}" for platform in axes.platform),
+        *(f"platform {platform.name}" for platform in axes.platforms),
         *(f"not torch {r.torch or 'any'} with Python {r.python or 'any'}" for r in axes.rules),
         *(f"wheel {a.distribution}+{a.label} in {', '.join(a.roots)}" for a in axes.accelerators),
         *(f"pack {p.arch.name} by {', '.join(p.toolchains)}" for p in axes.packs),

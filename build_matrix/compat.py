@@ -28,6 +28,7 @@ class Question:
     version: str = ""  #: 13.0 of CUDA, 7.2 of ROCm
     arch: str = ""
     python: str = ""  #: cp311
+    platform: str = matrix.NATIVE
 
 
 def label(accelerator: str, version: str) -> str:
@@ -80,6 +81,8 @@ def answer(question: Question) -> dict:
     ]
 
     missing = []
+    if reason := axes.why_no_wheel(question.accelerator, question.platform):
+        missing.append(reason)
     if minor not in releases:
         missing.append(f"no binding is built for torch {minor}: apex runs there on its PyTorch reference")
     elif not allowed:
@@ -106,6 +109,7 @@ def _found(question, minor, release, accelerator, tags, pack) -> dict:
     return {
         "apex": version,
         "distribution": accelerator.distribution,
+        "platform": question.platform,
         "wheel": f"{accelerator.distribution.replace('-', '_')}-{version}+{accelerator.label}",
         "pythons": tags,
         "index_roots": [f"whl/{root}/" for root in accelerator.roots],
@@ -115,26 +119,31 @@ def _found(question, minor, release, accelerator, tags, pack) -> dict:
             **{name: p.sha for name in sorted(toolchains) if (p := pins.toolchain(name))},
         },
         "pack": {"arch": pack[0], "reason": pack[1]} if pack else None,
-        "grades": grades(archs or [receipts.CPU], release, tags),
+        "grades": grades(archs or [receipts.CPU], release, tags, question.platform),
     }
 
 
-def grades(cells: list[str], release: str, tags: list[str]) -> dict[str, str]:
+def grades(cells: list[str], release: str, tags: list[str], platform: str = matrix.NATIVE) -> dict[str, str]:
     """The best that receipts which count for this checkout say of archs (or the CPU) with a release of torch."""
     known = receipts.counting(identity.checkout())
     minor = ".".join(release.split(".")[:2])
     return {
         cell: receipts.best(
-            {tag: receipts.grade(cell, minor, tag, known, _base(cell, release, tag)) for tag in tags}
+            {
+                tag: receipts.grade(cell, minor, tag, known, _base(cell, release, tag, platform), platform)
+                for tag in tags
+            }
         )
         for cell in cells
     }
 
 
-def _base(cell: str, release: str, tag: str) -> str:
+def _base(cell: str, release: str, tag: str, platform: str) -> str:
     """What is known without a run of the tests."""
     if cell != receipts.CPU:
         return "built"
+    if platform != matrix.NATIVE:
+        return "linked, never loaded"
     if not (receipts.LOADS / f"torch-{release}-{tag}.json").is_file():
         return "linked"
     from build_matrix import bindings  # reads every source of the bindings
@@ -158,8 +167,15 @@ def nearest(question: Question, minor: str, releases: dict, archs: list[str], ac
         python = question.python if question.python in tags else tags[-1] if question.python else ""
         for arch in choices:
             cell = {"torch": torch, question.accelerator: accelerator.label, "arch": arch, "python": python}
+            if question.platform != matrix.NATIVE:
+                cell["platform"] = question.platform
             cells.append({key: value for key, value in cell.items() if value})
-    return cells[:3]
+    return cells[:3] if _has_wheel(question) else []
+
+
+def _has_wheel(question: Question) -> bool:
+    """Nothing is near where a platform has no wheel of an accelerator: the other platforms are other machines."""
+    return not matrix.load().why_no_wheel(question.accelerator, question.platform)
 
 
 def _near_archs(question: Question, archs: list[str]) -> list[str]:
@@ -177,7 +193,7 @@ def _near_archs(question: Question, archs: list[str]) -> list[str]:
 def words(answer: dict) -> str:
     """The answer as a person reads it."""
     if not answer["found"]:
-        lines = [*answer["missing"], "nearest:"]
+        lines = [*answer["missing"], *(["nearest:"] if answer["nearest"] else [])]
         for cell in answer["nearest"]:
             options = " ".join(
                 f"--{key} {_spoken(key, value)}" for key, value in cell.items() if value != "cpu"
@@ -187,7 +203,7 @@ def words(answer: dict) -> str:
     root = answer["index_roots"][0]
     spoken = ", ".join(_spoken("python", tag) for tag in answer["pythons"])
     lines = [
-        f"apex {answer['apex']} for torch {answer['torch']}, Python {spoken}",
+        f"apex {answer['apex']} for torch {answer['torch']}, Python {spoken}, {answer['platform']}",
         f"  wheel   {answer['wheel']}",
         f"  install pip install {answer['distribution']} --index-url <index>/{root}",
         *(f"  pin     {name} {sha}" for name, sha in answer["pins"].items()),
@@ -208,7 +224,8 @@ def _spoken(key: str, value: str) -> str:
 
 
 def table() -> str:
-    """The support table of README and release notes, as Markdown: one row an arch, one column a torch."""
+    """The support table of README and release notes, as Markdown: one row an arch, one column a torch. On platforms of
+    a cross compiler the archs of which the same is known share a row."""
     axes = matrix.load()
     minors = [".".join(v.split(".")[:2]) for v in axes.torch]
     rows = {receipts.CPU: "every wheel"} | {p.arch.name: f"apex-{p.arch.vendor}" for p in axes.packs}
@@ -219,4 +236,22 @@ def table() -> str:
     ]
     for cell, wheel in rows.items():
         lines.append(f"| {cell} | {wheel} | " + " | ".join(column[cell] for column in found) + " |")
+    for platform in axes.platforms:
+        if platform.name != matrix.NATIVE:
+            lines += _foreign_rows(platform)
     return "\n".join(lines) + "\n"
+
+
+def _foreign_rows(platform: matrix.Platform) -> list[str]:
+    axes = matrix.load()
+    wheels = {receipts.CPU: "every wheel"} | {
+        p.arch.name: f"apex-{p.arch.vendor}" for p in axes.packs if p.arch.vendor in platform.accelerators
+    }
+    found = [grades(list(wheels), t, axes.python_for(t), platform.name) for t in axes.torch]
+    rows: dict[tuple, list[str]] = {}
+    for cell, wheel in wheels.items():
+        rows.setdefault((wheel, *(column[cell] for column in found)), []).append(cell)
+    return [
+        f"| {', '.join(cells)} on {platform.name} | " + " | ".join(texts) + " |"
+        for texts, cells in rows.items()
+    ]

@@ -10,12 +10,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_matrix import digest, package_index, pins
+from build_matrix import digest, matrix, package_index, pins
 from build_matrix.errors import PackageIndexError, PinError
 from build_matrix.range_zip import RangeZip
 from build_matrix.store import Store, WorkUnit
 
-WHEEL = re.compile(r"torch-(?P<version>[^-]+)-(?P<python>cp\d+)-(?P<abi>cp\d+)-manylinux\w*_x86_64\.whl")
+WHEEL = re.compile(
+    r"torch-(?P<version>[^-]+)-(?P<python>cp\d+)-(?P<abi>cp\d+)-(?P<platform>manylinux\w*)\.whl"
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class TorchHeaders:
     include: Path
     identity: str
     installed: bool
+    platform: str = matrix.NATIVE
 
     @property
     def minor(self) -> str:
@@ -64,27 +67,28 @@ def obtain(version: str, store: Store) -> TorchHeaders:
     return headers
 
 
-def published(version: str, store: Store) -> TorchHeaders:
-    """The headers of the wheel on the package index, whichever torch is installed: the same on every machine.
+def published(version: str, store: Store, platform: str = matrix.NATIVE) -> TorchHeaders:
+    """The headers of the wheel on the package index, whichever torch is installed: the same on every machine. A few
+    differ between platforms.
 
     Raises as `obtain` does.
     """
     release = version.partition("+")[0]
-    asked = (release, store.root, pins.torch(release))
+    asked = (release, platform, store.root, pins.torch(release))
     if asked not in _PUBLISHED:
-        _PUBLISHED[asked] = _published(release, store)
+        _PUBLISHED[asked] = _published(release, store, platform)
     return _PUBLISHED[asked]
 
 
-# Remembered by release, store and pin: there are ten thousand files to compare with their digest.
+# Remembered by release, platform, store and pin: there are ten thousand files to compare with their digest.
 _PUBLISHED: dict[tuple, TorchHeaders] = {}
 
 
-def _published(release: str, store: Store) -> TorchHeaders:
-    result = store.build(unit(release))
+def _published(release: str, store: Store, platform: str) -> TorchHeaders:
+    result = store.build(unit(release, platform))
     about = json.loads((result.folder / "headers.json").read_text())
     about.pop("downloaded")
-    return TorchHeaders(**about, include=result.folder / "torch/include", installed=False)
+    return TorchHeaders(**about, include=result.folder / "torch/include", installed=False, platform=platform)
 
 
 def _check_pin(release: str, git_version: str) -> None:
@@ -115,26 +119,34 @@ def _say(text: str) -> dict[str, str | None]:
     return {"version": value("__version__"), "git_version": value("git_version"), "cuda": value("cuda")}
 
 
-def wheel_of(version: str) -> package_index.IndexFile:
-    """The smallest-tagged Linux wheel of a release: headers are the same for every Python."""
+def wheel_of(version: str, platform: str = matrix.NATIVE) -> package_index.IndexFile:
+    """The smallest-tagged wheel of a release for a platform: headers are the same for every Python."""
     found = []
     for file in package_index.files("torch"):
         match = WHEEL.fullmatch(file.filename)
-        if match and match["version"] == version and match["python"] == match["abi"]:
+        if not match or matrix.platform_of(match["platform"]) != platform:
+            continue
+        if match["version"] == version and match["python"] == match["abi"]:
             found.append((int(match["python"][2:]), file))
     if not found:
-        raise PackageIndexError(f"no index of pip's configuration holds a Linux wheel of torch {version}")
+        raise PackageIndexError(
+            f"no index of pip's configuration holds a wheel of torch {version} for {platform}"
+        )
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def unit(version: str) -> WorkUnit:
-    """The headers of one release, out of its wheel."""
+def unit(version: str, platform: str = matrix.NATIVE) -> WorkUnit:
+    """The headers of one release, out of its wheel for a platform."""
     pin = pins.torch(version)
     # With a pin the wheel need not be looked up to know whether the store has the headers.
-    inputs = {"version": version, "git_version": pin.sha} if pin else {"wheel": wheel_of(version).sha256}
+    inputs = (
+        {"version": version, "git_version": pin.sha} if pin else {"wheel": wheel_of(version, platform).sha256}
+    )
+    if platform != matrix.NATIVE:
+        inputs["platform"] = platform
 
     def make(folder: Path) -> None:
-        archive = RangeZip(wheel_of(version).url)
+        archive = RangeZip(wheel_of(version, platform).url)
         digests = {}
         for name, contents in archive.read(_wanted):
             path = folder / name
@@ -147,7 +159,8 @@ def unit(version: str) -> WorkUnit:
         about = {**said, "identity": digest.of_values(digests), "downloaded": archive.downloaded}
         (folder / "headers.json").write_text(json.dumps(about))
 
-    return WorkUnit("headers", f"torch-{version}", inputs, make)
+    suffix = matrix.load().platform(platform).suffix
+    return WorkUnit("headers", f"torch-{version}{suffix}", inputs, make)
 
 
 def _wanted(name: str) -> bool:

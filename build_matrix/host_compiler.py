@@ -1,5 +1,5 @@
-"""The C++ compiler of the machine: version, digest, compiling one file, linking a library that fits
-manylinux_2_28."""
+"""The C++ compiler of the machine, and the cross compilers of other platforms: version, digest, compiling one file,
+linking a library that fits manylinux_2_28."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from build_matrix import REPOSITORY
+from build_matrix import REPOSITORY, matrix
 from build_matrix.errors import CompileError, ToolchainMissing
 from build_matrix.store import DigestCache
 
@@ -30,7 +30,10 @@ class HostCompiler:
 
     @property
     def name(self) -> str:
-        return "clang++" if "clang" in self._say("--version") else "g++"
+        """clang++, g++, or g++-aarch64 where it compiles for another processor."""
+        name = "clang++" if "clang" in self._say("--version") else "g++"
+        machine = self._say("-dumpmachine").partition("-")[0]
+        return name if f"linux_{machine}" == matrix.NATIVE else f"{name}-{machine}"
 
     def describe(self) -> dict[str, str]:
         """As build.json says it. The digest covers the compiler proper, the assembler and the linker."""
@@ -72,12 +75,27 @@ def _digest(path: str) -> str:
 
 
 @cache
-def find() -> HostCompiler:
-    """CXX, else g++, else clang++. Raises ToolchainMissing."""
+def find(platform: str = matrix.NATIVE) -> HostCompiler:
+    """CXX, else g++, else clang++; for another platform its cross compiler: APEX_CXX_aarch64, else what Debian calls
+    it. Raises ToolchainMissing."""
+    if platform != matrix.NATIVE:
+        return _cross(matrix.load().platform(platform))
     for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
         if name and (path := shutil.which(name)):
             return HostCompiler(path)
     raise ToolchainMissing("a C++ compiler", "apt-get install g++")
+
+
+def _cross(platform: matrix.Platform) -> HostCompiler:
+    named = os.environ.get(f"APEX_CXX_{platform.machine}")
+    if path := shutil.which(named or f"{platform.machine}-linux-gnu-g++"):
+        return HostCompiler(path)
+    raise ToolchainMissing(platform.toolchain, f"nox -s toolchain -- {platform.toolchain}")
+
+
+def package(platform: matrix.Platform) -> str:
+    """The Debian package of the cross compiler."""
+    return f"g++-{platform.machine}-linux-gnu"
 
 
 def compat_sources() -> list[Path]:

@@ -1,16 +1,15 @@
-"""libapex.so: every source of csrc/host, one work unit a file, then one that links them."""
+"""libapex.so of each platform: every source of csrc/host, one work unit a file, then one that links them."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, host_compiler, manylinux
+from build_matrix import REPOSITORY, digest, host_compiler, manylinux, matrix
 from build_matrix.host_compiler import HostCompiler
 from build_matrix.store import Store, WorkUnit
 
 CSRC = REPOSITORY / "csrc"
-LEVELS = ("v2", "v3", "v4")  # a source whose name ends in _v3 may use what x86-64-v3 has
 # Contraction is off so that CPU variants, device code and the reference round alike (csrc/device does the
 # same).
 FLAGS = [
@@ -27,12 +26,11 @@ LINK = [
 
 
 def sources() -> list[Path]:
-    return sorted([*CSRC.glob("host/*.cpp"), *CSRC.glob("host/cpu/*.cpp"), *host_compiler.compat_sources()])
+    return sorted([*CSRC.glob("host/*.cpp"), *host_compiler.compat_sources()])
 
 
-def flags(source: Path) -> list[str]:
-    level = source.stem.rpartition("_")[2]
-    march = f"x86-64-{level}" if level in LEVELS else "x86-64"
+def flags(source: Path, platform: str = matrix.NATIVE) -> list[str]:
+    march = matrix.load().platform(platform).baseline
     include = [f"-I{CSRC}", f"-I{CSRC / 'host'}"]
     forced = ["-include", str(host_compiler.COMPAT / "old_glibc.h")]
     # The compat sources are themselves what replaces newer names, and are compiled as C++20 to replace all.
@@ -44,24 +42,25 @@ def _relative(flags: list[str]) -> list[str]:
     return [flag.replace(str(REPOSITORY), ".") for flag in flags]
 
 
-def object_unit(source: Path, compiler: HostCompiler) -> WorkUnit:
+def object_unit(source: Path, compiler: HostCompiler, platform: str = matrix.NATIVE) -> WorkUnit:
+    chosen = flags(source, platform)
     return WorkUnit(
         "object",
-        str(source.relative_to(REPOSITORY)),
+        str(source.relative_to(REPOSITORY)) + matrix.load().platform(platform).suffix,
         {
             "source": digest.of_source(source, [CSRC, CSRC / "host"]),
             "forced": digest.of_file(host_compiler.COMPAT / "old_glibc.h"),
-            "flags": _relative(flags(source)),
+            "flags": _relative(chosen),
             "compiler": compiler.describe(),
         },
-        lambda folder: compiler.compile(source, folder / f"{source.stem}.o", flags(source)),
+        lambda folder: compiler.compile(source, folder / f"{source.stem}.o", chosen),
     )
 
 
-def build(store: Store, run=None) -> WorkUnit:
+def build(store: Store, run=None, platform: str = matrix.NATIVE) -> WorkUnit:
     """The work unit of libapex.so; its objects are built (by `run`, default one after another) on the way."""
-    compiler = host_compiler.find()
-    units = [object_unit(source, compiler) for source in sources()]
+    compiler = host_compiler.find(platform)
+    units = [object_unit(source, compiler, platform) for source in sources()]
     results = run(units) if run else [store.build(unit) for unit in units]
 
     def make(folder: Path) -> None:
@@ -74,7 +73,7 @@ def build(store: Store, run=None) -> WorkUnit:
         "link": _relative(LINK),
         "script": digest.of_file(CSRC / "host/apex.map"),
     }
-    return WorkUnit("library", "libapex.so", inputs, make)
+    return WorkUnit("library", f"libapex.so{matrix.load().platform(platform).suffix}", inputs, make)
 
 
 def place(folder: Path, target: Path) -> None:

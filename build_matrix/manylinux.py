@@ -14,8 +14,8 @@ DT_NEEDED, DT_SONAME, DT_RUNPATH = 1, 14, 29
 # A wheel's library may need these and no others: no CUDA, no HIP, no OpenMP, no Python.
 MAY_NEED = {
     "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "ld-linux-x86-64.so.2",
-    "libgcc_s.so.1", "libstdc++.so.6", "libc10.so", "libtorch_cpu.so", "libtorch_python.so", "libapex.so",
-    "libapex_torch.so",
+    "ld-linux-aarch64.so.1", "libgcc_s.so.1", "libstdc++.so.6", "libc10.so", "libtorch_cpu.so",
+    "libtorch_python.so", "libapex.so", "libapex_torch.so",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,35 @@ class Accelerator:
     @property
     def distribution(self) -> str:
         return f"apex-{self.name}"
+
+
+NATIVE = "linux_x86_64"  # the platform that the farm runs on
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What wheels are built for. `toolchain` is the cross compiler; none for the machine's own compiler."""
+
+    name: str  #: linux_aarch64
+    accelerators: tuple[str, ...]  #: whose wheels there are
+    baseline: str  #: -march
+    toolchain: str = ""
+    reason: str = ""  #: why not every accelerator
+
+    @property
+    def machine(self) -> str:
+        """aarch64: as `uname -m` and wheel tags say it."""
+        return self.name.removeprefix("linux_")
+
+    @property
+    def suffix(self) -> str:
+        """What the names of its work units end in; nothing for the farm's own platform."""
+        return "" if self.name == NATIVE else f" {self.name}"
+
+
+def platform_of(tag: str) -> str:
+    """linux_aarch64 of the platform tag manylinux_2_28_aarch64."""
+    return "linux_" + re.sub(r"^(linux|manylinux_\d+_\d+|manylinux\d+)_", "", tag)
 
 
 @dataclass(frozen=True)
@@ -52,7 +82,7 @@ class Matrix:
     torch: tuple[str, ...]
     python: tuple[str, ...]
     optional_python: tuple[str, ...]  #: built where an interpreter is found
-    platform: tuple[str, ...]
+    platforms: tuple[Platform, ...]
     rules: tuple[Rule, ...]
     accelerators: tuple[Accelerator, ...]
     packs: tuple[PackRule, ...]
@@ -66,6 +96,14 @@ class Matrix:
             if accelerator.name == name:
                 return accelerator
         raise BuildError(f"no accelerator is called {name}; there are cpu, cuda and rocm")
+
+    def platform(self, name: str) -> Platform:
+        for platform in self.platforms:
+            if platform.name == name:
+                return platform
+        raise BuildError(
+            f"no wheel is built for {name}; there are {', '.join(p.name for p in self.platforms)}"
+        )
 
     def pack(self, arch: str) -> PackRule:
         for rule in self.packs:
@@ -85,6 +123,13 @@ class Matrix:
     def why_not(self, torch: str, python: str) -> str | None:
         """The reason why a binding (torch, python) is not built, or None."""
         return next((rule.reason for rule in self.rules if rule.forbids(torch, python)), None)
+
+    def why_no_wheel(self, accelerator: str, platform: str) -> str | None:
+        """The reason why a platform has no wheel of an accelerator, or None."""
+        found = self.platform(platform)
+        if self.accelerator(accelerator).name in found.accelerators:
+            return None
+        return f"no wheel apex-{accelerator} is built for {platform}: {found.reason}"
 
     def torch_for(self, python: str) -> list[str]:
         """The releases of torch that a wheel of that Python carries bindings for."""
@@ -134,6 +179,13 @@ def _matches(version: str, condition: str) -> bool:
     }[operator]
 
 
+def _platform(name: str, tables: list[dict]) -> Platform:
+    (table,) = [table for table in tables if table["name"] == name]
+    return Platform(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    )
+
+
 @cache
 def load(path: Path = FILE) -> Matrix:
     data = toml.read(path)
@@ -141,7 +193,7 @@ def load(path: Path = FILE) -> Matrix:
         torch=tuple(data["axes"]["torch"]),
         python=tuple(data["axes"]["python"]),
         optional_python=tuple(data["axes"].get("optional_python", [])),
-        platform=tuple(data["axes"]["platform"]),
+        platforms=tuple(_platform(name, data["platform"]) for name in data["axes"]["platform"]),
         rules=tuple(Rule(**rule) for rule in data.get("rule", [])),
         accelerators=tuple(
             Accelerator(a["name"], a["label"], tuple(a["roots"])) for a in data["accelerator"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, pins
+from build_matrix import REPOSITORY, digest, matrix, pins
 from build_matrix.errors import GateError
 
 SUFFIX = ".intoto.json"
@@ -18,13 +18,14 @@ INPUTS = ("apex", "csrc", "related_commits", "version.txt", "build_matrix/matrix
 NO_INPUT = (".pyc", ".so", ".o")
 
 
-def statement(wheel: Path, facts: dict, python: str) -> dict:
+def statement(wheel: Path, facts: dict, python: str, platform: str = matrix.NATIVE) -> dict:
     """Of the file `wheel`, with `facts` as its build.json holds them."""
     asked = {
         "accelerator": facts["accelerator"],
         "archs": facts["archs"],
         "torch": [torch["release"] for torch in facts["torch"]],
         "python": python,
+        "platform": platform,
     }
     return {
         "_type": STATEMENT,
@@ -88,10 +89,10 @@ def _sources() -> list[dict]:
     ]
 
 
-def write(wheel: Path, facts: dict, python: str) -> Path:
+def write(wheel: Path, facts: dict, python: str, platform: str = matrix.NATIVE) -> Path:
     """Writes the statement beside the wheel. Returns its path."""
     path = wheel.with_name(wheel.name + SUFFIX)
-    path.write_text(json.dumps(statement(wheel, facts, python), indent=1) + "\n")
+    path.write_text(json.dumps(statement(wheel, facts, python, platform), indent=1) + "\n")
     return path
 
 

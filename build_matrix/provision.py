@@ -1,5 +1,5 @@
-"""Brings a toolchain here: from the package index by pip's own configuration, or by the chroot script of
-ci/."""
+"""Brings a toolchain here: from the package index by pip's own configuration, by the chroot script of ci/, or, a
+cross compiler, by apt-get."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from build_matrix import REPOSITORY, pins
+from build_matrix import REPOSITORY, host_compiler, matrix, pins
 from build_matrix.errors import BuildError
 from build_matrix.toolchains.base import provisioned_root
 
@@ -17,10 +17,13 @@ def command(name: str, target: Path) -> list[str]:
     """The command that brings toolchain `name` into `target`."""
     if name.startswith("clang-hip"):
         return ["bash", str(REPOSITORY / "ci/provision_rocm_toolchain.sh"), str(target)]
+    if package := _cross(name):
+        return ["apt-get", "install", "--yes", "--no-install-recommends", package]
     packages = pins.packages(name)
     if not packages:
         known = ", ".join(p.component for p in pins.load() if p.project == "toolchain")
-        raise BuildError(f"no toolchain is called {name}; related_commits knows {known}")
+        known += "".join(f", {p.toolchain}" for p in matrix.load().platforms if p.toolchain)
+        raise BuildError(f"no toolchain is called {name}; related_commits and matrix.toml know {known}")
     return [
         sys.executable,
         "-m",
@@ -34,16 +37,25 @@ def command(name: str, target: Path) -> list[str]:
     ]
 
 
+def _cross(name: str) -> str | None:
+    """The Debian package of a cross compiler; None for other toolchains."""
+    return next((host_compiler.package(p) for p in matrix.load().platforms if p.toolchain == name), None)
+
+
 def target(name: str) -> Path:
     """The folder of a provisioned toolchain."""
     return provisioned_root() / ("rocm" if name.startswith("clang-hip") else name)
 
 
-def provision(name: str) -> Path:
-    """Runs it; the folder appears under its own name only when it is complete. Returns the folder."""
+def provision(name: str) -> None:
+    """Runs it; the folder appears under its own name only when it is complete. Raises BuildError where apt-get cannot
+    install a cross compiler."""
+    if _cross(name):
+        _install(command(name, target(name)))
+        return
     place = target(name)
     if place.is_dir():
-        return place
+        return
     partial = place.with_name(f".partial-{place.name}")
     shutil.rmtree(partial, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -56,4 +68,13 @@ def provision(name: str) -> Path:
         for program in partial.glob("nvidia/*/nvvm/bin/*"):
             program.chmod(0o755)
         partial.rename(place)
-    return place
+
+
+def _install(command: list[str]) -> None:
+    """By the machine's package manager, which wants root; without it the command is named."""
+    try:
+        done = subprocess.run(command)
+    except OSError as error:
+        raise BuildError(f"{command[0]} does not run here: {error.strerror}; install {command[-1]}") from None
+    if done.returncode:
+        raise BuildError(f"apt-get did not install it. Run as root: {' '.join(command)}")

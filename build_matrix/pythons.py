@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from build_matrix import matrix
 from build_matrix.errors import PythonMissing
 
 ASK = (
@@ -26,6 +27,11 @@ class Python:
     include: Path
     suffix: str
     program: str
+
+    def suffix_on(self, platform: str) -> str:
+        """What an extension module for this Python ends in there: .cpython-311-aarch64-linux-gnu.so"""
+        own, other = (name.removeprefix("linux_") for name in (matrix.NATIVE, platform))
+        return self.suffix.replace(f"-{own}-", f"-{other}-")
 
 
 def own_tag() -> str:

@@ -22,7 +22,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, identity, junit
+from build_matrix import REPOSITORY, digest, identity, junit, matrix
 from build_matrix.errors import BuildError, NothingRan, ReceiptError
 
 FORMAT = 1
@@ -78,6 +78,7 @@ def make(
         "driver": machine.get("cuda_driver") or machine.get("hip_runtime") or "",
         "torch": machine["torch"]["version"],
         "python": _tag(machine["python"]),
+        "platform": machine.get("system", matrix.NATIVE),
         "apex": probe["apex"],
         "source": source.as_json(),
         "wheel": {"name": wheel.name, "sha256": digest.of_file(wheel)} if wheel else None,
@@ -145,12 +146,18 @@ def words(receipt: dict) -> str:
     return f"{receipt['tier']}({receipt['cell']}) on {where}, torch {receipt['torch']}, {receipt['python']}: {counts}"
 
 
+def platform_of(receipt: dict) -> str:
+    """Where it was made; receipts did not say it as long as there was one platform."""
+    return receipt.get("platform", matrix.NATIVE)
+
+
 def name(receipt: dict) -> str:
-    """Its file: one for each tier, cell, card, torch and Python."""
+    """Its file: one for each tier, cell, card, torch, Python and platform."""
     card = re.sub(r"[^a-z0-9]+", "-", receipt["card"].lower()).strip("-")
     minor = ".".join(receipt["torch"].split(".")[:2])
     part = "part" if receipt["narrowed"] else ""
-    parts = (receipt["tier"], receipt["cell"], card, f"torch{minor}", receipt["python"], part)
+    platform = "" if platform_of(receipt) == matrix.NATIVE else platform_of(receipt)
+    parts = (receipt["tier"], receipt["cell"], card, f"torch{minor}", receipt["python"], platform, part)
     return "-".join(filter(None, parts)) + ".json"
 
 
@@ -191,8 +198,9 @@ def _fault(receipt) -> str | None:
         return f"it was changed after it was written: its digest is {have[:12]}, it states {stated[:12]}"
     if receipt["tier"] not in TIERS:
         return f"its tier is {receipt['tier']}; there are {', '.join(TIERS)}"
-    if strange := [key for key in ("cell", "torch", "python") if not NAME.fullmatch(receipt[key])]:
-        return f"its {strange[0]} is no name: {receipt[strange[0]]!r}"  # files are called by it
+    named = {key: receipt[key] for key in ("cell", "torch", "python")} | {"platform": platform_of(receipt)}
+    if strange := [key for key, value in named.items() if not NAME.fullmatch(str(value))]:
+        return f"its {strange[0]} is no name: {named[strange[0]]!r}"  # files are called by it
     return None if _sound(receipt) else "its counts contradict each other: somebody wrote them by hand"
 
 
@@ -275,13 +283,19 @@ def why_not(receipt: dict, source: identity.Source, wheels: Collection[str] = ()
     return None
 
 
-def grade(cell: str, torch: str, python: str, known: list[dict], base: str) -> str:
+def grade(
+    cell: str, torch: str, python: str, known: list[dict], base: str, platform: str = matrix.NATIVE
+) -> str:
     """The best that is known of an arch (or the CPU) with a torch minor and a Python: `L0 on NVIDIA H200`, `emulated`,
-    or `base`, which needs no receipt. `known` are receipts that count."""
+    or `base`, which needs no receipt. `known` are receipts that count. What the emulator ran is the same code on every
+    platform."""
     mine = [
         r for r in known
         if r["cell"] == cell
-        and (r["tier"] == EMULATED or (r["torch"].startswith(f"{torch}.") and r["python"] == python))
+        and (
+            r["tier"] == EMULATED
+            or (r["torch"].startswith(f"{torch}.") and r["python"] == python and platform_of(r) == platform)
+        )
     ]  # fmt: skip
     if not mine:
         return base

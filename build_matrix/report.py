@@ -132,7 +132,8 @@ def _table(*headings: str, left: int = 1) -> Table:
 def explain(about: dict, arch: str | None) -> None:
     """What `explain` shows; with `arch`, every kernel of that pack."""
     printed.print(f"{about['wheel']}: {size(about['bytes'])}")
-    printed.print(f"sha256  {about['sha256']}\nversion {about['version']}\nsource  {about['source_sha256']}")
+    printed.print(f"sha256  {about['sha256']}\nfor     {about['platform']}, {about['tag']}")
+    printed.print(f"version {about['version']}\nsource  {about['source_sha256']}")
     for compiler in about["compilers"]:
         printed.print(f"{compiler['name']} {compiler['version']}  sha256 {compiler['sha256']}")
     for name, sha in about["pins"].items():

@@ -14,7 +14,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from build_matrix import REPOSITORY, borrow, headers, host_compiler, package_index, receipts, tree
+from build_matrix import REPOSITORY, borrow, headers, host_compiler, matrix, package_index, receipts, tree
 from build_matrix.elf import SHT_DYNSYM, Elf
 from build_matrix.errors import BuildError, PackageIndexError
 from build_matrix.manylinux import DT_NEEDED, dynamic
@@ -65,7 +65,9 @@ print(torch.__version__, "worst difference", worst)
 def wheel_of(version: str, python: Python) -> package_index.IndexFile:
     for file in package_index.files("torch"):
         match = headers.WHEEL.fullmatch(file.filename)
-        if match and (match["version"], match["python"], match["abi"]) == (version, python.tag, python.tag):
+        if not match or matrix.platform_of(match["platform"]) != matrix.NATIVE:
+            continue
+        if (match["version"], match["python"], match["abi"]) == (version, python.tag, python.tag):
             return file
     raise PackageIndexError(f"no index holds torch {version} for {python.tag}")
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-from build_matrix import headers, matrix, pins, provision
-from build_matrix.errors import BuildError, PinError
+from build_matrix import headers, host_compiler, matrix, pins, provision
+from build_matrix.errors import BuildError, PinError, ToolchainMissing
 from build_matrix.package_index import files
 from build_matrix.store import Store
 from build_matrix.toolchains import Toolchain, available, find
 
 
 def names() -> list[str]:
-    """Every toolchain that the matrix names."""
+    """Every toolchain of packs that the matrix names."""
     return list(dict.fromkeys(name for rule in matrix.load().packs for name in rule.toolchains))
 
 
@@ -23,6 +23,18 @@ def show() -> None:
             click.echo(f"{name:<16} {found.version:<24} sha256 {found.digest[:16]}")
         else:
             click.echo(f"{name:<16} {found}")
+    for platform in matrix.load().platforms:
+        if platform.toolchain:
+            _show_cross(platform)
+
+
+def _show_cross(platform: matrix.Platform) -> None:
+    try:
+        said = host_compiler.find(platform.name).describe()
+    except ToolchainMissing as error:
+        click.echo(f"{platform.toolchain:<16} {error}")
+    else:
+        click.echo(f"{platform.toolchain:<16} {said['version']:<24} sha256 {said['sha256'][:16]}")
 
 
 def bring(name: str) -> None:
@@ -30,6 +42,7 @@ def bring(name: str) -> None:
     click.echo(f"{name}: {' '.join(provision.command(name, provision.target(name)))}")
     provision.provision(name)
     find.cache_clear()
+    host_compiler.find.cache_clear()
 
 
 def update() -> None:

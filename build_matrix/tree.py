@@ -26,7 +26,7 @@ from build_matrix import matrix as matrix_file
 from build_matrix.engine import Engine
 from build_matrix.pythons import Python
 from build_matrix.registry import Registry, device_units
-from build_matrix.store import WorkUnit
+from build_matrix.store import Store, WorkUnit
 from build_matrix.toolchains import Toolchain
 
 CSRC = REPOSITORY / "csrc"
@@ -48,6 +48,7 @@ class Request:
     units: tuple[str, ...] | None = None  #: device units of the packs; None for all
     toolchains: Mapping[str, Toolchain] | None = None  #: by arch; None for those of the matrix
     published: bool = False  #: torch's headers come from the index even where that torch is installed
+    platform: str = matrix_file.NATIVE  #: what the host library and the bindings are compiled for
 
 
 def version() -> str:
@@ -68,11 +69,10 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
     toolchains = {
         arch: (request.toolchains or {}).get(arch) or packs.toolchain_for(arch) for arch in request.archs
     }
-    headers_of = headers.published if request.published else headers.obtain
-    torches = [headers_of(torch, engine.store) for torch in request.torch]
+    torches = [_headers(request, torch, engine.store) for torch in request.torch]
     units = _all_units(request, toolchains, torches)
     results = dict(zip([unit.key for unit in units], engine.run(units), strict=True))
-    library = engine.one(host_library.build(engine.store, engine.run))
+    library = engine.one(host_library.build(engine.store, engine.run, request.platform))
 
     root = target / f".apex-{os.getpid()}"
     shutil.rmtree(root, ignore_errors=True)
@@ -83,6 +83,12 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
     _lay_data(root, facts, entries, manifests)
     _swap(root, target / "apex")
     return facts
+
+
+def _headers(request: Request, torch: str, store: Store) -> headers.TorchHeaders:
+    if request.published or request.platform != matrix_file.NATIVE:
+        return headers.published(torch, store, request.platform)
+    return headers.obtain(torch, store)
 
 
 def fill_python_only(request: Request, target: Path) -> None:
@@ -151,7 +157,7 @@ def _facts(
         "accelerator": request.accelerator,
         "archs": list(request.archs),
         "toolchains": [json.loads(compiler) for compiler in sorted(compilers)],
-        "host_compiler": host_compiler.find().describe() if torches else None,
+        "host_compiler": host_compiler.find(request.platform).describe() if torches else None,
         "torch": [{"release": torch.release, "git_version": torch.git_version} for torch in torches],
         "python": sorted({entry["python"] for entry in entries}),
         "source_sha256": identity.compiled(),

@@ -98,7 +98,7 @@ def whole(wheel: WheelFile, store: Store, jobs: int | None, tell: Callable[[Resu
 
     _check_source(wheel)
     facts = wheel.facts
-    _check_compiler(facts["host_compiler"], host_compiler.find().describe())
+    _check_compiler(facts["host_compiler"], host_compiler.find(wheel.platform).describe())
     for arch, manifest in wheel.packs.items():
         _check_compiler(manifest["compiler"], packs.toolchain_for(arch).describe())
     chosen = plan.Selection(
@@ -106,6 +106,7 @@ def whole(wheel: WheelFile, store: Store, jobs: int | None, tell: Callable[[Resu
         tuple(facts["archs"]),
         tuple(torch["release"] for torch in facts["torch"]),
         tuple(facts["python"]),
+        platforms=(wheel.platform,),
     )
     with cluster.local(jobs) as client:
         done = cluster.run(plan.make(chosen), client, store, tell)

@@ -126,7 +126,13 @@ def _record_digest(data: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
-def unit(tree: Path, facts: dict, python: Python, names: list[str] | None = None) -> WorkUnit:
+def unit(
+    tree: Path,
+    facts: dict,
+    python: Python,
+    names: list[str] | None = None,
+    platform: str = matrix.NATIVE,
+) -> WorkUnit:
     """The wheel of one Python. Its platform tag is what auditwheel finds, never what we would like."""
     files = contents(tree, names)
     distribution, version = facts["distribution"], f"{facts['version']}+{facts['local']}"
@@ -138,16 +144,16 @@ def unit(tree: Path, facts: dict, python: Python, names: list[str] | None = None
             if found := ledger.over_budget(coverage, matrix.load().unit_budget):
                 raise GateError(f"{distribution} {python.tag}", found)
         stem = f"{distribution.replace('-', '_')}-{version}-{python.tag}-{python.tag}"
-        draft = folder / f"{stem}-linux_x86_64.whl"
-        write(draft, distribution, version, f"{python.tag}-{python.tag}-linux_x86_64", files, more, level=0)
-        platform = audit.platform_tag(draft)
+        draft = folder / f"{stem}-{platform}.whl"
+        write(draft, distribution, version, f"{python.tag}-{python.tag}-{platform}", files, more, level=0)
+        verdict = audit.platform_tag(draft)
         draft.unlink()
-        name = f"{stem}-{platform}.whl"
-        write(folder / name, distribution, version, f"{python.tag}-{python.tag}-{platform}", files, more)
+        name = f"{stem}-{verdict}.whl"
+        write(folder / name, distribution, version, f"{python.tag}-{python.tag}-{verdict}", files, more)
         size, budget = (folder / name).stat().st_size, matrix.load().wheel_bytes
         if size > budget:
             raise GateError(name, [f"{size} bytes are over the budget of {budget} (matrix.toml)"])
-        provenance.write(folder / name, facts, python.tag)
+        provenance.write(folder / name, facts, python.tag, platform)
 
     inputs = {
         "files": {name: digest.of_bytes(data) for name, data in (files | more).items()},
@@ -157,18 +163,23 @@ def unit(tree: Path, facts: dict, python: Python, names: list[str] | None = None
         "tag": python.tag,
         "audit": audit.version(),
     }
-    return WorkUnit("wheel", f"{distribution} {python.tag}", inputs, make)
+    if platform != matrix.NATIVE:
+        inputs["platform"] = platform
+    suffix = matrix.load().platform(platform).suffix
+    return WorkUnit("wheel", f"{distribution} {python.tag}{suffix}", inputs, make)
 
 
 def publish(folder: Path, target: Path) -> Path:
     """Copies a built wheel, and its statement of provenance, into `target` (dist/) in place of others of its
-    distribution, version and Python."""
+    distribution, version, Python and processor."""
     (wheel,) = folder.glob("*.whl")
     target.mkdir(parents=True, exist_ok=True)
     partial = {path.name: target / f".{path.name}.partial" for path in sorted(folder.glob(f"{wheel.name}*"))}
     for name, path in partial.items():
         shutil.copyfile(folder / name, path)
-    for old in target.glob("-".join(wheel.name.split("-")[:4]) + "-*.whl*"):
+    *of, tag = wheel.name.removesuffix(".whl").split("-")
+    machine = matrix.platform_of(tag).removeprefix("linux_")
+    for old in target.glob("-".join(of) + f"-*_{machine}.whl*"):
         old.unlink()
     for name, path in partial.items():
         path.replace(target / name)

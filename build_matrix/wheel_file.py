@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from build_matrix import digest
+from build_matrix import digest, matrix
 from build_matrix.errors import BuildError
 
 
@@ -68,6 +68,18 @@ class WheelFile:
         ]
         return {name.split("/")[2]: self.json(name) for name in sorted(names)}
 
+    @cached_property
+    def tag(self) -> str:
+        """cp311-cp311-manylinux_2_28_x86_64, as its WHEEL says."""
+        (name,) = [name for name in self._contents if name.endswith(".dist-info/WHEEL")]
+        fields = dict(line.partition(": ")[::2] for line in self.data(name).decode().splitlines())
+        return fields["Tag"]
+
+    @property
+    def platform(self) -> str:
+        """linux_x86_64: what its libraries were compiled for."""
+        return matrix.platform_of(self.tag.rpartition("-")[2])
+
     @property
     def bindings(self) -> list[dict]:
         return self.json("apex/lib/bindings.json") if "apex/lib/bindings.json" in self._contents else []
@@ -87,6 +99,8 @@ class WheelFile:
         return {
             "wheel": self.path.name,
             "sha256": digest.of_file(self.path),
+            "platform": self.platform,
+            "tag": self.tag,
             "bytes": self.path.stat().st_size,
             "version": f"{facts['version']}+{facts['local']}" if facts["local"] else facts["version"],
             "source_sha256": facts["source_sha256"],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import sys
 from dataclasses import dataclass
 
@@ -27,14 +28,16 @@ class Environment:
     accelerator: str = "cpu"
     version: str = ""
     archs: tuple[str, ...] = ()
+    platform: str = matrix.NATIVE
 
     def words(self) -> str:
+        on = "" if self.platform == matrix.NATIVE else f", {self.platform}"
         python = f"{self.python[2]}.{self.python[3:]}"
         toolkit = {"cuda": f" for CUDA {self.version}", "rocm": f" for ROCm {self.version}"}.get(
             self.accelerator, ""
         )
         cards = ", ".join(dict.fromkeys(self.archs)) or "no GPU"
-        return f"Python {python}, {f'torch {self.torch}{toolkit}' if self.torch else 'no torch'}, {cards}"
+        return f"Python {python}, {f'torch {self.torch}{toolkit}' if self.torch else 'no torch'}, {cards}{on}"
 
 
 def here() -> Environment:
@@ -42,14 +45,19 @@ def here() -> Environment:
     try:
         import torch
     except ImportError:
-        return Environment(pythons.own_tag())
+        return Environment(pythons.own_tag(), platform=system())
     from apex._loader.machine import torch_devices
 
     hip, cuda = torch.version.hip, torch.version.cuda
     accelerator = "rocm" if hip else "cuda" if cuda else "cpu"
     version = ".".join((hip or cuda or "").split(".")[:2])
     archs = tuple(device.arch for device in torch_devices())
-    return Environment(pythons.own_tag(), torch.__version__, accelerator, version, archs)
+    return Environment(pythons.own_tag(), torch.__version__, accelerator, version, archs, system())
+
+
+def system() -> str:
+    """linux_aarch64: the running interpreter's, as matrix.toml says it."""
+    return f"{platform.system().lower()}_{platform.machine()}"
 
 
 def answer(environment: Environment, index: str | None = None) -> dict:
@@ -57,19 +65,27 @@ def answer(environment: Environment, index: str | None = None) -> dict:
     or why not, `nearest` are the cells that exist, each with its own line."""
     root = (index or os.environ.get("APEX_INDEX") or INDEX).rstrip("/")
     base = {"environment": environment.__dict__}
+    if environment.platform not in (known := [p.name for p in matrix.load().platforms]):
+        reason = f"no wheel is built for {environment.platform}; there are {', '.join(known)}"
+        return base | {"found": False, "reasons": [reason], "nearest": []}
     if environment.torch is None:
         reason = "no torch is installed, and which wheel is right depends on it: install torch first"
         return base | {
             "found": False,
             "reasons": [reason],
-            "nearest": _without_torch(environment.python, root),
+            "nearest": _without_torch(environment, root),
         }
     from apex._loader.fit import not_a_release
 
     foreign = not_a_release(environment.torch)
     questions = [
         compat.Question(
-            environment.torch, environment.accelerator, environment.version, arch, environment.python
+            environment.torch,
+            environment.accelerator,
+            environment.version,
+            arch,
+            environment.python,
+            environment.platform,
         )
         for arch in dict.fromkeys(environment.archs) or [""]
     ]
@@ -99,20 +115,22 @@ def _command(accelerator: str, root: str) -> str:
 
 def _near(cell: dict, accelerator: str, root: str) -> dict:
     """A cell that exists, in words, with its line."""
-    spoken = {key: compat._spoken(key, value) for key, value in cell.items() if value != "cpu"}
+    spoken = {k: compat._spoken(k, v) for k, v in cell.items() if v != "cpu" and k != "platform"}
     names = {"torch": "torch", "cuda": "CUDA", "rocm": "ROCm", "arch": "", "python": "Python"}
     words = ", ".join(f"{names[key]} {value}".strip() for key, value in spoken.items())
     return {"cell": words, "command": _command(accelerator, root)}
 
 
-def _without_torch(python: str, root: str) -> list[dict]:
+def _without_torch(environment: Environment, root: str) -> list[dict]:
     """The newest torch that this Python can have, for each accelerator; nothing where the Python has no wheel."""
     axes = matrix.load()
-    if python not in axes.python:
+    if environment.python not in axes.python:
         return []
-    minor = ".".join(axes.torch_for(python)[-1].split(".")[:2])
+    minor = ".".join(axes.torch_for(environment.python)[-1].split(".")[:2])
     return [
-        {"cell": f"torch {minor}, {a.label}", "command": _command(a.name, root)} for a in axes.accelerators
+        {"cell": f"torch {minor}, {a.label}", "command": _command(a.name, root)}
+        for a in axes.accelerators
+        if not axes.why_no_wheel(a.name, environment.platform)
     ]
 
 

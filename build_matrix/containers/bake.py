@@ -91,7 +91,7 @@ def wheel_for(accelerator: str, tag: str, dist: Path) -> WheelFile:
     """The wheel in `dist` of this version, the accelerator and Python. Raises BuildError with the command that builds
     it."""
     label = matrix.load().accelerator(accelerator).label
-    found = sorted(dist.glob(f"apex_{accelerator}-{tree.version()}+{label}-{tag}-{tag}-*.whl"))
+    found = sorted(dist.glob(f"apex_{accelerator}-{tree.version()}+{label}-{tag}-{tag}-*_x86_64.whl"))
     if not found:
         raise BuildError(
             f"{dist} holds no wheel apex-{accelerator} for {tag}. "
@@ -136,7 +136,7 @@ def labels(wheel: WheelFile, base: str, torch: str, python: str) -> dict[str, st
         "apex.cell.archs": " ".join(facts["archs"]),
         "apex.cell.torch": torch,
         "apex.cell.python": python,
-        "apex.cell.platform": "linux_x86_64",
+        "apex.cell.platform": wheel.platform,
         "apex.wheel": wheel.path.name,
         "apex.wheel.sha256": about["sha256"],
         "apex.source.sha256": facts["source_sha256"],

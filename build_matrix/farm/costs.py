@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from build_matrix import digest
+from build_matrix import digest, matrix
 from build_matrix.errors import BuildError
 from build_matrix.farm import steps as steps_of
 from build_matrix.farm.steps import Done, Step
@@ -116,19 +116,31 @@ class Share:
 
 
 def sum_and_product(steps: Iterable[Step], seconds: dict[str, float]) -> tuple[int, list[Share]]:
-    """(cells, shares): the cells (torch, Python, arch, and the CPU's) that a plan serves, and what they cost."""
-    steps = list(steps)
-    host = sum(seconds[s.id] for s in steps if s.kind in ("object", "library"))
-    torches = {s.arguments[0]: seconds[s.id] for s in steps if s.kind == "3a"}
+    """(cells, shares): the cells (torch, Python, arch, and the CPU's, on each platform) that a plan serves, and what
+    they cost."""
+    steps, axes = list(steps), matrix.load()
+    host: dict[str, float] = {}
+    code: dict[str, float] = {}
+    for step in steps:
+        if step.kind in ("object", "library"):
+            host[step.arguments[-1]] = host.get(step.arguments[-1], 0.0) + seconds[step.id]
+        elif step.kind == "code":
+            code[step.arguments[0]] = code.get(step.arguments[0], 0.0) + seconds[step.id]
+    torches = {s.arguments: seconds[s.id] for s in steps if s.kind == "3a"}
     modules = {s.arguments: seconds[s.id] for s in steps if s.kind == "3b"}
-    code = [s for s in steps if s.kind == "code"]
-    archs = 1 + len({s.arguments[0] for s in code})  # the CPU needs no pack
-    bindings = sum(torches.get(torch, 0.0) + took for (torch, _), took in modules.items())
-    packs, cells = sum(seconds[s.id] for s in code), len(modules) * archs
+    cells, apart_host, apart_bindings, apart_packs = 0, 0.0, 0.0, 0.0
+    for (torch, _, platform), took in modules.items():
+        served = axes.platform(platform).accelerators
+        archs = [arch for arch in code if axes.pack(arch).arch.vendor in served]
+        own = 1 + len(archs)  # the CPU needs no pack
+        cells += own
+        apart_host += own * host.get(platform, 0.0)
+        apart_bindings += own * (torches.get((torch, platform), 0.0) + took)
+        apart_packs += sum(code[arch] for arch in archs)
     return cells, [
-        Share("host library", host, cells * host),
-        Share("bindings", sum(torches.values()) + sum(modules.values()), archs * bindings),
-        Share("packs", packs, len(modules) * packs),
+        Share("host library", sum(host.values()), apart_host),
+        Share("bindings", sum(torches.values()) + sum(modules.values()), apart_bindings),
+        Share("packs", sum(code.values()), apart_packs),
     ]
 
 

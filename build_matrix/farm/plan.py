@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from build_matrix import REPOSITORY, host_library, matrix, packs, pythons
+from build_matrix import REPOSITORY, host_compiler, host_library, matrix, packs, pythons
 from build_matrix.errors import BuildError, PinError, PythonMissing, ToolchainMissing
 from build_matrix.farm.steps import Step
 from build_matrix.registry import device_units
@@ -13,7 +13,8 @@ from build_matrix.registry import device_units
 
 @dataclass(frozen=True)
 class Selection:
-    """What of the matrix is built; empty means everything. `torches` are releases, `pythons` tags."""
+    """What of the matrix is built; empty means everything. `torches` are releases, `pythons` tags, `platforms`
+    linux_x86_64 and the like."""
 
     accelerators: tuple[str, ...] = ()
     archs: tuple[str, ...] = ()
@@ -21,6 +22,7 @@ class Selection:
     pythons: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  #: of PARTS; wheels are all of it
     tests: tuple[str, ...] = ()  #: archs whose wheel is tried on a worker that offers such a card
+    platforms: tuple[str, ...] = ()
 
 
 PARTS = {"library": ("object", "library"), "bindings": ("headers", "3a", "3b"), "packs": ("code",)}
@@ -62,13 +64,24 @@ def resolve(selection: Selection) -> Selection:
         if part not in PARTS:
             raise BuildError(f"{part} is no part of a release; there are {', '.join(PARTS)}")
     torches = selection.torches or axes.torch
+    platforms = tuple(p.name for p in axes.platforms if _serves(p, selection, accelerators))
+    for name in selection.platforms:
+        if axes.platform(name) and name not in platforms:
+            raise BuildError(axes.why_no_wheel(accelerators[0], name))
     return replace(
         selection,
         accelerators=accelerators,
         archs=archs,
         torches=torches,
         pythons=selection.pythons or everything,
+        platforms=platforms,
     )
+
+
+def _serves(platform: matrix.Platform, selection: Selection, accelerators: tuple[str, ...]) -> bool:
+    """Whether a platform was chosen, and has a wheel of what was chosen."""
+    wanted = not selection.platforms or platform.name in selection.platforms
+    return wanted and bool(set(accelerators) & set(platform.accelerators))
 
 
 def make(selection: Selection, available: bool = False, check: bool = True) -> Plan:
@@ -77,13 +90,16 @@ def make(selection: Selection, available: bool = False, check: bool = True) -> P
     that is not here is always left out."""
     chosen, left_out = resolve(selection), []
     if check:
-        tags, archs, missing = [], [], []
+        tags, archs, platforms, missing = [], [], [], []
         for tag in chosen.pythons:
             if not selection.only or "bindings" in selection.only:
                 _try(lambda tag=tag: pythons.find(tag), tag, tags, missing)
         for arch in chosen.archs:
             if not selection.only or "packs" in selection.only:
                 _try(lambda arch=arch: packs.toolchain_for(arch), arch, archs, missing)
+        for name in chosen.platforms:
+            if set(selection.only) != {"packs"}:
+                _try(lambda name=name: host_compiler.find(name), name, platforms, missing)
         optional = [why for name, why in missing if name in matrix.load().optional_python]
         required = [why for name, why in missing if name not in matrix.load().optional_python]
         if required and not available:
@@ -91,7 +107,7 @@ def make(selection: Selection, available: bool = False, check: bool = True) -> P
                 "the release cannot be whole here (--available builds the rest):\n" + "\n".join(required)
             )
         left_out = [*optional, *required]
-        chosen = replace(chosen, pythons=tuple(tags), archs=tuple(archs))
+        chosen = replace(chosen, pythons=tuple(tags), archs=tuple(archs), platforms=tuple(platforms))
     return Plan(tuple(_steps(chosen)), tuple(left_out))
 
 
@@ -106,44 +122,63 @@ def _try(find: Callable, name: str, found: list[str], missing: list[tuple[str, s
 def _steps(chosen: Selection) -> list[Step]:
     axes = matrix.load()
     cells = [(t, p) for t in chosen.torches for p in chosen.pythons if not axes.why_not(t, p)]
-    torches = list(dict.fromkeys(torch for torch, _ in cells))
-    sources = [str(path.relative_to(REPOSITORY)) for path in host_library.sources()]
     device = [path.stem for path in device_units()]
 
-    steps = [Step("headers", f"torch-{torch}", (torch,)) for torch in torches]
-    steps += [Step("object", source, (source,)) for source in sources]
-    steps.append(Step("library", "libapex.so", (), tuple(f"object {source}" for source in sources)))
-    steps += [Step("3a", f"torch {t}", (t,), (f"headers torch-{t}",)) for t in torches]
-    steps += [Step("3b", f"torch {t} {p}", (t, p), (f"headers torch-{t}",)) for t, p in cells]
+    steps = [step for name in chosen.platforms for step in _host(axes.platform(name), cells)]
     steps += [Step("code", f"{arch}/{source}", (arch, source)) for arch in chosen.archs for source in device]
     if chosen.only:
         kinds = {kind for part in chosen.only for kind in PARTS[part]}
         return [step for step in steps if step.kind in kinds]
-    steps += [_wheel(name, tag, cells, chosen.archs, device) for name, tag in _wheels(chosen, cells)]
+    steps += [_wheel(*wheel, cells, chosen.archs, device) for wheel in _wheels(chosen, cells)]
     return steps + [_test(arch, chosen, cells) for arch in chosen.tests]
 
 
-def _wheels(chosen: Selection, cells: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(accelerator, Python) of each wheel; a Python that no chosen torch serves has none."""
+def _host(platform: matrix.Platform, cells: list[tuple[str, str]]) -> list[Step]:
+    """What is compiled for a platform: the host library, and the bindings of every (torch, Python)."""
+    torches = list(dict.fromkeys(torch for torch, _ in cells))
+    sources = [str(path.relative_to(REPOSITORY)) for path in host_library.sources()]
+    on, name = platform.suffix, platform.name
+    objects = tuple(f"object {source}{on}" for source in sources)
+    return [
+        *(Step("headers", f"torch-{t}{on}", (t, name)) for t in torches),
+        *(Step("object", f"{source}{on}", (source, name)) for source in sources),
+        Step("library", f"libapex.so{on}", (name,), objects),
+        *(Step("3a", f"torch {t}{on}", (t, name), (f"headers torch-{t}{on}",)) for t in torches),
+        *(Step("3b", f"torch {t} {p}{on}", (t, p, name), (f"headers torch-{t}{on}",)) for t, p in cells),
+    ]
+
+
+def _wheels(chosen: Selection, cells: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """(accelerator, Python, platform) of each wheel; a Python that no chosen torch serves has none."""
     served = {tag for _, tag in cells}
-    return [(name, tag) for name in chosen.accelerators for tag in chosen.pythons if tag in served]
+    return [
+        (name, tag, platform)
+        for platform in chosen.platforms
+        for name in chosen.accelerators
+        for tag in chosen.pythons
+        if tag in served and not matrix.load().why_no_wheel(name, platform)
+    ]
 
 
-def _wheel(accelerator: str, tag: str, cells: list, archs: tuple[str, ...], device: list[str]) -> Step:
+def _wheel(
+    accelerator: str, tag: str, platform: str, cells: list, archs: tuple[str, ...], device: list[str]
+) -> Step:
+    axes = matrix.load()
     torches = [torch for torch, python in cells if python == tag]
-    own = [arch for arch in archs if matrix.load().pack(arch).arch.vendor == accelerator]
-    needs = ["library libapex.so"]
-    needs += [f"3a torch {torch}" for torch in torches]
-    needs += [f"3b torch {torch} {tag}" for torch in torches]
+    own = [arch for arch in archs if axes.pack(arch).arch.vendor == accelerator]
+    on = axes.platform(platform).suffix
+    needs = [f"library libapex.so{on}"]
+    needs += [f"3a torch {torch}{on}" for torch in torches]
+    needs += [f"3b torch {torch} {tag}{on}" for torch in torches]
     needs += [f"code {arch}/{source}" for arch in own for source in device]
-    name = f"{matrix.load().accelerator(accelerator).distribution} {tag}"
-    return Step("wheel", name, (accelerator, tag, " ".join(torches), " ".join(own)), tuple(needs))
+    name = f"{axes.accelerator(accelerator).distribution} {tag}{on}"
+    return Step("wheel", name, (accelerator, tag, " ".join(torches), " ".join(own), platform), tuple(needs))
 
 
 def _test(arch: str, chosen: Selection, cells: list[tuple[str, str]]) -> Step:
     """The tests of the wheel that a worker with that card can install: it runs the Python that plans."""
     tag, vendor = pythons.own_tag(), matrix.load().pack(arch).arch.vendor
-    if arch not in chosen.archs or (vendor, tag) not in _wheels(chosen, cells):
+    if arch not in chosen.archs or (vendor, tag, matrix.NATIVE) not in _wheels(chosen, cells):
         raise BuildError(
             f"the tests on {arch} want the wheel apex-{vendor} for {tag}, which is not in this plan"
         )

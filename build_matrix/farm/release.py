@@ -47,6 +47,7 @@ def cells(wheels: list[Path]) -> list[dict]:
             bindings = json.loads(archive.read("apex/lib/bindings.json"))
         folders = (receipts.FOLDER, receipts.LOCAL, path.parent / RECEIPTS)
         known = receipts.counting(identity.wheel(path), [digest.of_file(path)], folders)
+        platform = matrix.platform_of(path.stem.rpartition("-")[2])
         for entry in bindings:
             of = entry["torch"], entry["python"], known
             found.append(
@@ -54,33 +55,38 @@ def cells(wheels: list[Path]) -> list[dict]:
                     "wheel": path.name,
                     "accelerator": facts["accelerator"],
                     "local": facts["local"],
+                    "platform": platform,
                     "torch": entry["torch"],
                     "python": entry["python"],
-                    "binding": receipts.grade(receipts.CPU, *of, entry["grade"]),
-                    "packs": {arch: receipts.grade(arch, *of, "built") for arch in facts["archs"]},
+                    "binding": receipts.grade(receipts.CPU, *of, entry["grade"], platform),
+                    "packs": {arch: receipts.grade(arch, *of, "built", platform) for arch in facts["archs"]},
                 }
             )
     return found
 
 
 def table(served: list[dict]) -> str:
-    """Markdown: one row for the CPU of each wheel and one a pack, one column a torch; the grade, and the Pythons whose
-    wheels lack that torch."""
+    """Markdown: one row for the CPU of each wheel and one a pack, on each platform, one column a torch; the grade, and
+    the Pythons whose wheels lack that torch."""
     minors = sorted({cell["torch"] for cell in served}, key=matrix.numbers)
     lines = [
         "| pack | wheel | " + " | ".join(f"torch {m}" for m in minors) + " |",
         "|---" * (2 + len(minors)) + "|",
     ]
-    for accelerator in dict.fromkeys(cell["accelerator"] for cell in served):
-        own = [cell for cell in served if cell["accelerator"] == accelerator]
+    of = sorted(
+        {(cell["platform"] != matrix.NATIVE, cell["platform"], cell["accelerator"]) for cell in served}
+    )
+    for foreign, platform, accelerator in of:
+        own = [c for c in served if (c["platform"], c["accelerator"]) == (platform, accelerator)]
+        on = f", {platform}" if foreign else ""
         for arch in [receipts.CPU, *dict.fromkeys(arch for cell in own for arch in cell["packs"])]:
             texts = [_text(arch, own, minor) for minor in minors]
-            lines.append(f"| {arch} | apex-{accelerator} | " + " | ".join(texts) + " |")
+            lines.append(f"| {arch} | apex-{accelerator}{on} | " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"
 
 
 def _text(arch: str, own: list[dict], minor: str) -> str:
-    """The best grade of an arch (or the CPU) among the wheels of one accelerator, with a torch."""
+    """The best grade of an arch (or the CPU) among the wheels of one accelerator and platform, with a torch."""
     holding = [cell for cell in own if arch == receipts.CPU or arch in cell["packs"]]
     grades = {
         cell["python"]: cell["packs"].get(arch, cell["binding"]) for cell in holding if cell["torch"] == minor

@@ -16,6 +16,7 @@ from build_matrix import (
     headers,
     host_compiler,
     host_library,
+    matrix,
     packs,
     pythons,
     tree,
@@ -102,24 +103,24 @@ class _Stored(Engine):
         return results
 
 
-def _headers(store: Store, torch: str) -> WorkUnit:
-    return headers.unit(torch)
+def _headers(store: Store, torch: str, platform: str = matrix.NATIVE) -> WorkUnit:
+    return headers.unit(torch, platform)
 
 
-def _object(store: Store, source: str) -> WorkUnit:
-    return host_library.object_unit(REPOSITORY / source, host_compiler.find())
+def _object(store: Store, source: str, platform: str = matrix.NATIVE) -> WorkUnit:
+    return host_library.object_unit(REPOSITORY / source, host_compiler.find(platform), platform)
 
 
-def _library(store: Store) -> WorkUnit:
-    return host_library.build(store)
+def _library(store: Store, platform: str = matrix.NATIVE) -> WorkUnit:
+    return host_library.build(store, platform=platform)
 
 
-def _torch_library(store: Store, torch: str) -> WorkUnit:
-    return bindings.torch_library(headers.published(torch, store))
+def _torch_library(store: Store, torch: str, platform: str = matrix.NATIVE) -> WorkUnit:
+    return bindings.torch_library(headers.published(torch, store, platform))
 
 
-def _python_module(store: Store, torch: str, tag: str) -> WorkUnit:
-    return bindings.python_module(headers.published(torch, store), pythons.find(tag))
+def _python_module(store: Store, torch: str, tag: str, platform: str = matrix.NATIVE) -> WorkUnit:
+    return bindings.python_module(headers.published(torch, store, platform), pythons.find(tag))
 
 
 def _code(store: Store, arch: str, source: str) -> WorkUnit:
@@ -127,7 +128,9 @@ def _code(store: Store, arch: str, source: str) -> WorkUnit:
     return found
 
 
-def _wheel(store: Store, accelerator: str, tag: str, torches: str, archs: str) -> WorkUnit:
+def _wheel(
+    store: Store, accelerator: str, tag: str, torches: str, archs: str, platform: str = matrix.NATIVE
+) -> WorkUnit:
     python = pythons.find(tag)
     request = tree.Request(
         accelerator=accelerator,
@@ -135,10 +138,11 @@ def _wheel(store: Store, accelerator: str, tag: str, torches: str, archs: str) -
         torch=tuple(torches.split()),
         pythons=(python,),
         published=True,
+        platform=platform,
     )
     with tempfile.TemporaryDirectory(prefix="apex-tree-") as folder:
         facts = tree.fill(request, Path(folder), _Stored(store))
-        return wheel.unit(Path(folder), facts, python)  # holds the contents of the tree
+        return wheel.unit(Path(folder), facts, python, platform=platform)  # holds the contents of the tree
 
 
 UNITS = {

@@ -26,21 +26,36 @@ def jobs(chosen: Selection) -> dict[str, dict]:
     by_toolchain: dict[str, list[str]] = {}
     for arch in chosen.archs:
         by_toolchain.setdefault(matrix.load().pack(arch).toolchains[0], []).append(arch)
-    parts = [_row("library", [], ["--only library"])]
+    platforms = [matrix.load().platform(name) for name in chosen.platforms]
+    parts = [_row(f"library{p.suffix}", _cross(p), ["--only library", *_on(p)]) for p in platforms]
     parts += [
-        _row(f"torch {t}", [], ["--only bindings", f"--torch {t}", *_pythons(chosen)]) for t in chosen.torches
+        _row(
+            f"torch {t}{p.suffix}", _cross(p), ["--only bindings", f"--torch {t}", *_pythons(chosen), *_on(p)]
+        )
+        for p in platforms
+        for t in chosen.torches
     ]
     for toolchain, archs in by_toolchain.items():
         parts.append(
             _row(f"packs {toolchain}", [toolchain], ["--only packs", *(f"--arch {a}" for a in archs)])
         )
     wheels = []
-    for name in chosen.accelerators:
+    for platform, name in [(p, a) for p in platforms for a in chosen.accelerators if a in p.accelerators]:
         own = [a for a in chosen.archs if matrix.load().pack(a).arch.vendor == name]
         toolchains = [t for t, archs in by_toolchain.items() if set(archs) & set(own)]
+        toolchains += _cross(platform)
         options = [f"--accelerator {name}", *(f"--torch {t}" for t in chosen.torches), *_pythons(chosen)]
-        wheels.append(_row(f"apex-{name}", toolchains, [*options, *(f"--arch {a}" for a in own)]))
+        options += [*_on(platform), *(f"--arch {a}" for a in own)]
+        wheels.append(_row(f"apex-{name}{platform.suffix}", toolchains, options))
     return {"parts": {"include": parts}, "wheels": {"include": wheels}}
+
+
+def _cross(platform: matrix.Platform) -> list[str]:
+    return [platform.toolchain] if platform.toolchain else []
+
+
+def _on(platform: matrix.Platform) -> list[str]:
+    return [f"--platform {platform.name}"]
 
 
 def _row(name: str, toolchains: list[str], options: list[str]) -> dict[str, str]:

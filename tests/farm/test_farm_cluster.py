@@ -154,6 +154,8 @@ def test_the_command_runs_a_plan_on_it_with_a_shared_store(fleet, objects_of_che
         "farm",
         "--only",
         "library",
+        "--platform",
+        "linux_x86_64",
         "--scheduler",
         fleet.address,
     ]

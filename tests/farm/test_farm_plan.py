@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from build_matrix import errors, host_library, matrix, packs, pythons, report
+from build_matrix import errors, host_compiler, host_library, matrix, packs, pythons, report
 from build_matrix.errors import BuildError, PythonMissing, ToolchainMissing
 from build_matrix.farm import costs, plan, progress, steps
 from build_matrix.farm.plan import Selection
@@ -26,11 +26,15 @@ def test_the_whole_release_has_every_cell(whole):
         (t, p) for t in AXES.torch for p in (*AXES.python, *AXES.optional_python) if not AXES.why_not(t, p)
     ]
     assert ("2.8.0", "cp313") in cells and ("2.8.0", "cp314") not in cells
-    assert {step.arguments for step in whole.steps if step.kind == "3b"} == set(cells)
-    assert {step.arguments[0] for step in whole.steps if step.kind == "3a"} == set(AXES.torch)
-    assert whole.count()["code"] == len(AXES.packs) * len(device_units())
-    assert whole.count()["object"] == len(host_library.sources())
-    assert whole.count()["wheel"] == len(AXES.accelerators) * 5
+    names = [platform.name for platform in AXES.platforms]
+    assert names == ["linux_x86_64", "linux_aarch64"]
+    bindings = {step.arguments for step in whole.steps if step.kind == "3b"}
+    assert bindings == {(*cell, name) for cell in cells for name in names}
+    libraries = {step.arguments for step in whole.steps if step.kind == "3a"}
+    assert libraries == {(torch, name) for torch in AXES.torch for name in names}
+    assert whole.count()["code"] == len(AXES.packs) * len(device_units())  # of no platform
+    assert whole.count()["object"] == len(host_library.sources()) * len(names)
+    assert whole.count()["wheel"] == (3 + 2) * 5  # no ROCm on aarch64
 
 
 def test_steps_come_after_what_they_need(whole):
@@ -47,6 +51,10 @@ def test_a_wheel_needs_its_own_parts_and_no_other(whole):
     assert "3b torch 2.14.1 cp310" in rocm and "3a torch 2.15.0" not in rocm and "library libapex.so" in rocm
     assert {n.split()[1].partition("/")[0] for n in rocm if n.startswith("code")} == set(AXES.archs("rocm"))
     assert not [n for n in needs["apex-cpu cp312"] if n.startswith("code")]
+    foreign = needs["apex-cuda cp311 linux_aarch64"]
+    host = {n for n in foreign if not n.startswith("code")}
+    assert "library libapex.so linux_aarch64" in host and all(n.endswith(" linux_aarch64") for n in host)
+    assert foreign - host == {n for n in needs["apex-cuda cp311"] if n.startswith("code")}
 
 
 def test_a_part_of_the_matrix():
@@ -58,7 +66,12 @@ def test_a_part_of_the_matrix():
     assert set(without.count()) == {"headers", "object", "library", "3a", "3b"}
     # An arch alone is a wish for the wheels that hold it.
     named = plan.make(Selection(archs=("sm_90",), pythons=("cp311",)), check=False)
-    assert [s.name for s in named.steps if s.kind == "wheel"] == ["apex-cuda cp311"]
+    assert [s.name for s in named.steps if s.kind == "wheel"] == [
+        "apex-cuda cp311",
+        "apex-cuda cp311 linux_aarch64",
+    ]
+    foreign = plan.make(Selection(only=("library", "bindings"), platforms=("linux_aarch64",)), check=False)
+    assert {s.arguments[-1] for s in foreign.steps} == {"linux_aarch64"}
 
 
 def test_a_gpu_test_wants_its_card_and_its_wheel():
@@ -80,6 +93,14 @@ def test_a_gpu_test_wants_its_card_and_its_wheel():
         (Selection(archs=("sm_60",)), "no pack is made for sm_60"),
         (Selection(accelerators=("xpu",)), "no accelerator is called xpu"),
         (Selection(accelerators=("rocm",), archs=("sm_90",)), "no arch of rocm was chosen"),
+        (
+            Selection(platforms=("linux_riscv64",)),
+            "no wheel is built for linux_riscv64; there are linux_x86_64,",
+        ),
+        (
+            Selection(("rocm",), platforms=("linux_aarch64",)),
+            "no wheel apex-rocm is built for linux_aarch64: no torch for ROCm",
+        ),
         (Selection(only=("wheels",)), "wheels is no part of a release; there are library, bindings, packs"),
     ],
 )
@@ -97,8 +118,13 @@ def test_what_is_missing_here_is_all_named_or_left_out(monkeypatch):
         if tag in ("cp310", "cp314"):
             raise PythonMissing(tag)
 
+    def compiler(platform):
+        if platform == "linux_aarch64":
+            raise ToolchainMissing("g++-aarch64", "nox -s toolchain -- g++-aarch64")
+
     monkeypatch.setattr(packs, "toolchain_for", toolchain_for)
     monkeypatch.setattr(pythons, "find", find)
+    monkeypatch.setattr(host_compiler, "find", compiler)
     chosen = Selection(archs=("sm_90", "gfx942", "gfx1100"))
     with pytest.raises(BuildError) as fault:
         plan.make(chosen)
@@ -106,14 +132,20 @@ def test_what_is_missing_here_is_all_named_or_left_out(monkeypatch):
         "cp310",
         "gfx942",
         "gfx1100",
+        "linux_aarch64",
     ]
+    assert "nox -s toolchain -- g++-aarch64" in str(fault.value)
     made = plan.make(chosen, available=True)
-    assert [why.partition(":")[0] for why in made.left_out] == ["cp314", "cp310", "gfx942", "gfx1100"]
+    assert [why.partition(":")[0] for why in made.left_out] == [
+        *("cp314", "cp310", "gfx942", "gfx1100"),
+        "linux_aarch64",
+    ]
     assert {step.arguments[1] for step in made.steps if step.kind == "3b"} == {"cp311", "cp312", "cp313"}
+    assert not [step for step in made.steps if step.id.endswith("linux_aarch64")]
     # A Python that no release must have is left out without being asked.
-    assert plan.make(Selection(archs=("sm_90",), pythons=("cp311", "cp314"))).left_out == (
-        f"cp314: {PythonMissing('cp314')}",
-    )
+    assert plan.make(
+        Selection(archs=("sm_90",), pythons=("cp311", "cp314"), platforms=("linux_x86_64",))
+    ).left_out == (f"cp314: {PythonMissing('cp314')}",)
 
 
 def step(name, *needs):
@@ -143,16 +175,19 @@ def test_no_simulation_beats_the_work_or_the_critical_path(whole):
 
 
 def test_sum_against_product():
-    """2 sources, 1 torch for 2 Pythons, 2 archs of 2 units: (host 3 + 3a 10 + 3b 20 + pack) for each of 6 cells."""
+    """2 sources, 1 torch for 2 Pythons, 2 archs of 2 units: (host 3 + 3a 10 + 3b 20 + pack) for each of 6 cells; and the
+    same on a platform that one of the archs is not on, for each of 4 cells."""
     kinds = {"object": 1.0, "library": 1.0, "headers": 9.0, "3a": 10.0, "3b": 20.0, "code": 5.0, "wheel": 7.0}
-    graph = [Step("object", n, (n,)) for n in "ab"] + [
-        Step("library", "l", ()),
-        Step("headers", "h", ("2.8.0",)),
-    ]
-    graph += [Step("3a", "t", ("2.8.0",))] + [Step("3b", f"t {p}", ("2.8.0", p)) for p in ("cp311", "cp312")]
-    graph += [Step("code", f"{a}/{u}", (a, u)) for a in ("sm_90", "gfx942") for u in "xy"] + [
-        Step("wheel", "w", ())
-    ]
+
+    def host(platform):
+        yield from (Step("object", f"{n} {platform}", (n, platform)) for n in "ab")
+        yield Step("library", f"l {platform}", (platform,))
+        yield Step("headers", f"h {platform}", ("2.8.0", platform))
+        yield Step("3a", f"t {platform}", ("2.8.0", platform))
+        yield from (Step("3b", f"t {p} {platform}", ("2.8.0", p, platform)) for p in ("cp311", "cp312"))
+
+    graph = [*host("linux_x86_64"), Step("wheel", "w", ())]
+    graph += [Step("code", f"{a}/{u}", (a, u)) for a in ("sm_90", "gfx942") for u in "xy"]
     seconds = {step.id: kinds[step.kind] for step in graph}
     cells, shares = costs.sum_and_product(graph, seconds)
     assert cells == 6
@@ -161,6 +196,10 @@ def test_sum_against_product():
         (3 + 30) + 2 * (3 + 30 + 10)
     )  # a host, a binding, a pack each
     assert costs.sum_and_product(graph[:3], seconds)[0] == 0
+    both = [*graph, *host("linux_aarch64")]
+    cells, shares = costs.sum_and_product(both, {step.id: kinds[step.kind] for step in both})
+    assert cells == 6 + 4
+    assert [(s.once, s.apart) for s in shares] == [(6, 10 * 3), (100, 10 * 30), (20, 2 * 20 + 2 * 10)]
 
 
 def test_what_a_plan_took_stands_beside_its_prediction(tmp_path, capsys):

@@ -211,6 +211,7 @@ def test_a_whole_release_of_one_cell(objects_of_checkout, tmp_path):
     dist, index = tmp_path / "dist", tmp_path / "index"
     tag = pythons.own_tag()
     command = [sys.executable, "-m", "build_matrix", "farm", "--accelerator=cpu", "--torch=2.8.0"]
+    command += ["--platform=linux_x86_64"]
     command += [f"--python={tag[2]}.{tag[3:]}", "--jobs=2", f"--dist={dist}", f"--target={index}"]
     environment = os.environ | {"APEX_STORE": str(store)}
 

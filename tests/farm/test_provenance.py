@@ -81,6 +81,7 @@ def test_the_statement_is_of_the_wheel_and_names_every_input(built, facts):
         "archs": facts["archs"],
         "torch": [t["release"] for t in facts["torch"]],
         "python": PYTHON.tag,
+        "platform": "linux_x86_64",
     }
     inputs = {
         entry.get("uri") or entry["name"]: entry["digest"] for entry in definition["resolvedDependencies"]

@@ -20,7 +20,10 @@ def options(row):
     """What `nox -s farm` would make of a row's options, as a plan."""
     asked = farm.make_context("farm", shlex.split(row["options"])).params
     tags = tuple(f"cp{tag.replace('.', '')}" for tag in asked["tags"])
-    chosen = Selection(asked["accelerators"], asked["archs"], asked["torches"], tags, asked["only"])
+    chosen = Selection(
+        *(asked["accelerators"], asked["archs"], asked["torches"], tags, asked["only"]),
+        platforms=asked["platforms"],
+    )
     return plan.make(chosen, check=False)
 
 
@@ -45,10 +48,12 @@ def test_the_parts_together_are_the_release_and_none_is_made_twice():
 
 def test_every_job_brings_the_toolchains_of_its_archs():
     for row in [*JOBS["parts"]["include"], *JOBS["wheels"]["include"]]:
-        archs = {step.arguments[0] for step in options(row).steps if step.kind == "code"}
-        assert set(row["toolchains"].split()) == {matrix.load().pack(a).toolchains[0] for a in archs}, row[
-            "name"
-        ]
+        steps = options(row).steps
+        archs = {step.arguments[0] for step in steps if step.kind == "code"}
+        wanted = {matrix.load().pack(a).toolchains[0] for a in archs}
+        if any(step.arguments[-1] == "linux_aarch64" for step in steps):
+            wanted.add("g++-aarch64")
+        assert set(row["toolchains"].split()) == wanted, row["name"]
 
 
 def test_the_command_prints_json_and_nothing_else():
@@ -58,7 +63,10 @@ def test_the_command_prints_json_and_nothing_else():
     part = CliRunner().invoke(
         workflow_command(), ["--format", "github", "--arch", "sm_90", "--torch", "2.8.0"]
     )
-    assert [row["name"] for row in json.loads(part.output)["wheels"]["include"]] == ["apex-cuda"]
+    assert [row["name"] for row in json.loads(part.output)["wheels"]["include"]] == [
+        "apex-cuda",
+        "apex-cuda linux_aarch64",
+    ]
 
 
 def workflow_command():

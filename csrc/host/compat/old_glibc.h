@@ -6,15 +6,26 @@
  * dl* functions live there, and it is still there, empty, in newer ones.
  */
 #pragma once
-#if defined(__linux__) && defined(__x86_64__) && defined(__GNUC__)
-__asm__(".symver dlopen,dlopen@GLIBC_2.2.5");
-__asm__(".symver dlsym,dlsym@GLIBC_2.2.5");
-__asm__(".symver dlclose,dlclose@GLIBC_2.2.5");
-__asm__(".symver dlerror,dlerror@GLIBC_2.2.5");
-__asm__(".symver dladdr,dladdr@GLIBC_2.2.5");
-__asm__(".symver exp,exp@GLIBC_2.2.5");
-__asm__(".symver exp2,exp2@GLIBC_2.2.5");
-__asm__(".symver log,log@GLIBC_2.2.5");
-__asm__(".symver log2,log2@GLIBC_2.2.5");
-__asm__(".symver pow,pow@GLIBC_2.2.5");
+#if defined(__linux__) && defined(__GNUC__)
+// The first version of glibc on the processor.
+#if defined(__x86_64__)
+#define APEX_FIRST_GLIBC "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define APEX_FIRST_GLIBC "GLIBC_2.17"
+#endif
+#if defined(APEX_FIRST_GLIBC)
+#define APEX_FIRST(name) __asm__(".symver " #name "," #name "@" APEX_FIRST_GLIBC)
+APEX_FIRST(dlopen);
+APEX_FIRST(dlsym);
+APEX_FIRST(dlclose);
+APEX_FIRST(dlerror);
+APEX_FIRST(dladdr);
+APEX_FIRST(exp);
+APEX_FIRST(exp2);
+APEX_FIRST(log);
+APEX_FIRST(log2);
+APEX_FIRST(pow);
+#undef APEX_FIRST
+#undef APEX_FIRST_GLIBC
+#endif
 #endif
