@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -92,6 +93,8 @@ def wheel(accelerator, archs, tags, torches, jobs, dist, platform, container, en
     """Builds installable wheels into dist/."""
     if container and platform != matrix.NATIVE:
         raise click.UsageError(f"--container builds for {matrix.NATIVE} only")
+    if container and os.environ.get("APEX_SIGNING_KEY"):
+        raise click.UsageError("APEX_SIGNING_KEY signs statements of provenance, and --container makes none")
     if container:
         _wheels_in_container(
             accelerator, archs, tags, torches, dist, engine_name=engine, image=image, jobs=jobs
@@ -99,17 +102,19 @@ def wheel(accelerator, archs, tags, torches, jobs, dist, platform, container, en
         return
     if engine or image:
         raise click.UsageError("--engine and --image belong to --container")
-    from build_matrix import build, report
+    from build_matrix import build, report, signing
     from build_matrix.engine import Engine
     from build_matrix.store import Store
 
-    start = time.monotonic()
+    start, signer = time.monotonic(), signing.asked()
     engine = Engine(Store(), jobs, report.tell)
     chosen = [pythons.find(tag_of(tag)) for tag in tags or [pythons.own_tag()]]
     wheels = []
     for python in chosen:
         request = build.request(accelerator, tuple(archs), tuple(torches), python, platform)
         wheels.append(build.one_wheel(request, python, engine, dist))
+        if signer:
+            signer.sign(wheels[-1])
     report.units_table(engine.finished, time.monotonic() - start)
     for path in wheels:
         report.wheel_table(path)
@@ -334,11 +339,11 @@ def farm(
 ) -> None:
     """Builds the whole release: packs, bindings, wheels, index, compatibility table. Goes on where it was
     stopped."""
-    from build_matrix import report
+    from build_matrix import report, signing
     from build_matrix.farm import cluster, costs, plan, progress, release
     from build_matrix.store import Store
 
-    start = time.monotonic()
+    start, signer = time.monotonic(), signing.asked()
     chosen = _selected(accelerators, archs, torches, tags, platforms, only, tests)
     made = plan.make(chosen, available, check=not scheduler)
     for why in made.left_out:
@@ -360,7 +365,7 @@ def farm(
     click.echo(f"steps took {took:.0f} s on {workers} workers, predicted {predicted:.0f} s", err=True)
     if only:
         return
-    built = release.publish(done, store, dist, target)
+    built = release.publish(done, store, dist, target, signer)
     for path in built.wheels:
         click.echo(str(path))
     for root, wheels in built.index.items():
@@ -405,18 +410,28 @@ def which(arguments) -> None:
 
 
 WHEEL = click.Path(path_type=Path, dir_okay=False)
+PUBLIC_KEY = click.option(
+    "--key",
+    type=WHEEL,
+    help="A public key (PEM) by which it must be signed. Default: APEX_TRUSTED_KEY, else any or none will do.",
+)
 
 
 @main.command()
 @click.argument("wheel", type=WHEEL)
 @click.option("--arch", help="Also every kernel of that pack.")
+@PUBLIC_KEY
 @click.option("--json", "as_json", is_flag=True, help="For programs: everything.")
-def explain(wheel, arch, as_json) -> None:
-    """What is inside a wheel: source, compilers, pins, bindings, packs, kernels, sizes."""
-    from build_matrix import report
+def explain(wheel, arch, key, as_json) -> None:
+    """What is inside a wheel: source, compilers, pins, bindings, packs, kernels, sizes; and who signed it. Exit code 13
+    when it is not signed by the key that was named."""
+    from build_matrix import report, signing
     from build_matrix.wheel_file import WheelFile
 
     about = WheelFile(wheel).about()
+    key = signing.trusted(key)
+    verified = signing.verify(wheel, key) if key else None
+    about["signed"] = {keyid: keyid == verified for keyid in signing.signers(wheel)}
     if as_json:
         click.echo(json.dumps(about, indent=1))
         return
@@ -442,14 +457,34 @@ def diff(old, new, as_json) -> None:
 
 @main.command()
 @click.argument("wheels", type=WHEEL, nargs=-1, required=True)
-@click.option("--arch", help="Compiles the code objects of that pack again, and nothing else.")
-@click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
-def verify(wheels, arch, jobs) -> None:
-    """Builds wheels again from this checkout and the pins, and compares byte for byte. Exit code 5 when one
-    differs, 6 when it cannot be verified here."""
-    from build_matrix import report, verify
+@click.option("--key", type=WHEEL, help="A private key (PEM). Default: APEX_SIGNING_KEY.")
+def sign(wheels, key) -> None:
+    """Signs wheels: a DSSE envelope of the statement of provenance, beside each."""
+    from build_matrix import signing
 
+    signer = signing.Signer(key) if key else signing.asked()
+    if signer is None:
+        raise click.UsageError(
+            "--key names a private key; openssl genpkey -algorithm ed25519 -out FILE makes one"
+        )
     for wheel in wheels:
+        click.echo(str(signer.sign(wheel)))
+
+
+@main.command()
+@click.argument("wheels", type=WHEEL, nargs=-1, required=True)
+@click.option("--arch", help="Compiles the code objects of that pack again, and nothing else.")
+@PUBLIC_KEY
+@click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
+def verify(wheels, arch, key, jobs) -> None:
+    """Builds wheels again from this checkout and the pins, and compares byte for byte. Exit code 5 when one
+    differs, 6 when it cannot be verified here, 13 when it is not signed by the key that was named."""
+    from build_matrix import report, signing, verify
+
+    key = signing.trusted(key)
+    for wheel in wheels:
+        if key:
+            click.echo(f"signature: of key {signing.verify(wheel, key)[:12]}")
         for line in verify.run(wheel, arch, jobs, report.tell):
             click.echo(line)
 

@@ -117,6 +117,16 @@ class NothingRan(ReceiptError):
     exit_code = 3
 
 
+class SignatureError(BuildError):
+    """A wheel that is not signed, or not by the key that was asked for, or that is not what was signed."""
+
+    exit_code = 13
+
+    def __init__(self, name: str, fault: str):
+        self.name, self.fault = name, fault
+        super().__init__(f"{name}: {fault}")
+
+
 class FarmError(BuildError):
     """Steps of a plan failed; `failures` holds (step, fault) of each, and `waiting` counts those that needed
     them. What was made stays in the store: the same command goes on from there."""

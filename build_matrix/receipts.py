@@ -8,7 +8,7 @@ in build/receipts/; what is to be kept, and what other machines saw, lies in bui
  "not_run": {"no GPU": 2}, "junit": ["<sha256>"], "finished": "2026-01-31T12:00:00+00:00", "digest": "<sha256>"}
 
 A receipt is of one wheel, or of one state of the sources, and counts for nothing else. Its digest tells that it was
-cut or changed; who wrote it only a key tells (`sign`). Standard library alone: GPU machines run it too.
+cut or changed; who wrote it only a key tells (signing.py). Standard library alone: GPU machines run it too.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import datetime
 import hmac
 import json
 import logging
-import os
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, identity, junit, matrix
-from build_matrix.errors import BuildError, NothingRan, ReceiptError
+from build_matrix import REPOSITORY, digest, identity, junit, matrix, signing
+from build_matrix.errors import NothingRan, ReceiptError
 
 FORMAT = 1
 FOLDER = Path(__file__).with_name("receipts")
@@ -33,7 +32,7 @@ EMULATED, L0, L1 = "emulated", "L0", "L1"
 TIERS = (EMULATED, L0, L1)  # the best last
 LADDER = (L1, L0, "loaded", EMULATED, "built", "linked")  # first words of grades
 CPU = "cpu"  # the cell of the CPU; the others are archs
-KEY = "APEX_RECEIPT_KEY"  # a file whose contents sign receipts
+KEY = signing.RECEIPT_KEY
 FIELDS = {
     "format": int, "tier": str, "cell": str, "card": str, "driver": str, "torch": str, "python": str,
     "apex": str, "source": dict, "wheel": (dict, type(None)), "pack": (str, type(None)), "served": dict,
@@ -116,22 +115,9 @@ def sealed(receipt: dict) -> dict:
     """With its digest, and signed where APEX_RECEIPT_KEY names a key."""
     receipt = {k: v for k, v in receipt.items() if k not in ("digest", "signature")}
     receipt["digest"] = digest.of_values(receipt)
-    if key := _key():
-        receipt["signature"] = sign(receipt["digest"], key)
+    if key := signing.secret():
+        receipt["signature"] = signing.mac(receipt["digest"], key)
     return receipt
-
-
-def sign(text: str, key: bytes) -> str:
-    """HMAC-SHA256 (RFC 2104), in hex."""
-    return hmac.new(key, text.encode(), "sha256").hexdigest()
-
-
-def _key() -> bytes | None:
-    path = os.environ.get(KEY)
-    try:
-        return Path(path).read_bytes().strip() if path else None
-    except OSError as error:
-        raise BuildError(f"{KEY} names {path}, which cannot be read: {error.strerror}") from None
 
 
 def totals(receipt: dict) -> dict[str, int]:
@@ -219,12 +205,12 @@ def _sound(receipt: dict) -> bool:
 
 
 def _signature_fault(receipt: dict) -> str | None:
-    key = _key()
+    key = signing.secret()
     if key is None:
         return None
     if "signature" not in receipt:
         return f"it is not signed, and {KEY} asks for signatures"
-    if not hmac.compare_digest(receipt["signature"], sign(receipt["digest"], key)):
+    if not hmac.compare_digest(receipt["signature"], signing.mac(receipt["digest"], key)):
         return f"its signature is not of the key that {KEY} names"
     return None
 

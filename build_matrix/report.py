@@ -134,6 +134,8 @@ def explain(about: dict, arch: str | None) -> None:
     printed.print(f"{about['wheel']}: {size(about['bytes'])}")
     printed.print(f"sha256  {about['sha256']}\nfor     {about['platform']}, {about['tag']}")
     printed.print(f"version {about['version']}\nsource  {about['source_sha256']}")
+    for keyid, verified in about["signed"].items():
+        printed.print(f"signed  by key {keyid[:12]}{'' if verified else ', not verified: --key PUBLIC'}")
     for compiler in about["compilers"]:
         printed.print(f"{compiler['name']} {compiler['version']}  sha256 {compiler['sha256']}")
     for name, sha in about["pins"].items():

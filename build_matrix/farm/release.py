@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_matrix import digest, identity, index, matrix, receipts, wheel
+from build_matrix import digest, identity, index, matrix, receipts, signing, wheel
 from build_matrix.farm.steps import Done
 from build_matrix.store import Store
 
@@ -20,11 +20,15 @@ class Release:
     index: dict[str, list[index.IndexedWheel]]
 
 
-def publish(done: list[Done], store: Store, dist: Path, target: Path) -> Release:
-    """Lays the wheels of `done` into `dist`, each by rename, with SHA256SUMS, the compatibility table and the
-    receipts of GPU tests, and writes the index of all wheels in `dist` to `target`."""
+def publish(
+    done: list[Done], store: Store, dist: Path, target: Path, signer: signing.Signer | None = None
+) -> Release:
+    """Lays the wheels of `done` into `dist`, each by rename and signed where there is a `signer`, with SHA256SUMS, the
+    compatibility table and the receipts of GPU tests, and writes the index of all wheels in `dist` to `target`."""
     folders = [(step, store.output(step.kind, step.key)) for step in done if step.kind in ("wheel", "test")]
     wheels = [wheel.publish(folder, dist) for step, folder in folders if step.kind == "wheel"]
+    for path in wheels if signer else ():
+        signer.sign(path)
     for step, folder in folders:
         if step.kind == "test":
             receipt = receipts.read(folder / "receipt.json")

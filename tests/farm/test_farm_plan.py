@@ -175,8 +175,8 @@ def test_no_simulation_beats_the_work_or_the_critical_path(whole):
 
 
 def test_sum_against_product():
-    """2 sources, 1 torch for 2 Pythons, 2 archs of 2 units: (host 3 + 3a 10 + 3b 20 + pack) for each of 6 cells; and the
-    same on a platform that one of the archs is not on, for each of 4 cells."""
+    """2 sources, 1 torch for 2 Pythons, 2 archs of 2 units: (host 3 + 3a 10 + 3b 20 + pack) for each of 6 cells; and
+    the same on a platform that one of the archs is not on, for each of 4 cells."""
     kinds = {"object": 1.0, "library": 1.0, "headers": 9.0, "3a": 10.0, "3b": 20.0, "code": 5.0, "wheel": 7.0}
 
     def host(platform):
@@ -264,6 +264,7 @@ FAULTS = [
     errors.ContainerError("no engine is here", "apt-get install podman"),
     errors.ReceiptError("receipt.json", "it is cut"),
     errors.NothingRan("L0(cpu)", "no test ran"),
+    errors.SignatureError("apex.whl", "it is not signed"),
     errors.StoreError("/store", "no space is left"),
     errors.FarmError([("3a", "no")], 2, 6),
 ]
