@@ -47,7 +47,7 @@ def quickstart(session):
 @nox.session
 def tests(session):
     """Builds what the tests need and runs them; arguments after -- go to pytest."""
-    prepare(session, "farm", "cluster", "s3", "containers", "tests", "examples")
+    prepare(session, "farm", "cluster", "s3", "variants", "containers", "tests", "examples")
     farm(session, "ensure-torch")
     farm(session, "tree", "--available", *(f"--arch={arch}" for arch in TESTED))
     environment = {"PYTHONPATH": str(ROOT)}
@@ -79,6 +79,13 @@ def serve_index(session):
     prepare(session, "farm")
     farm(session, "index")
     farm(session, "serve", *session.posargs)
+
+
+@nox.session
+def variants(session):
+    """Writes the wheels of dist/ as variants of one project (PEP 817), into dist/variants/."""
+    prepare(session, "farm", "variants")
+    farm(session, "variants", *session.posargs)
 
 
 @nox.session

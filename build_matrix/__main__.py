@@ -145,6 +145,22 @@ def index(dist, target) -> None:
 
 
 @main.command()
+@click.option("--dist", type=click.Path(path_type=Path), default=REPOSITORY / "dist", help="Default: dist/.")
+@click.option(
+    "--target",
+    type=click.Path(path_type=Path),
+    default=REPOSITORY / "dist/variants",
+    help="Default: dist/variants/.",
+)
+def variants(dist, target) -> None:
+    """Writes the wheels of dist/ as variants of one project (PEP 817), with the metadata of an index."""
+    from build_matrix import variants
+
+    for path in variants.write(sorted(dist.glob("*.whl")), target):
+        click.echo(str(path))
+
+
+@main.command()
 @click.argument("accelerator", type=click.Choice(["cpu", "cuda", "rocm"]))
 @click.option("--base", help="An image with a Python; default: the public one of the Python that runs this.")
 @click.option("--python", default="python3", show_default=True, help="The Python of the base.")

@@ -54,6 +54,12 @@ def _cell(manifest: dict | None, unit: str, kernel: str, arch: str) -> dict:
     }
 
 
+def native(coverage: dict) -> list[str]:
+    """The archs on which every kernel is native code."""
+    rows = [row["archs"] for unit in coverage["units"].values() for row in unit["kernels"].values()]
+    return [arch for arch in coverage["archs"] if rows and all(row[arch]["state"] == NATIVE for row in rows)]
+
+
 def over_budget(coverage: dict, budget: Callable[[str, str], int]) -> list[str]:
     """Code objects that are larger than `budget` (unit, arch) allows, one line each."""
     return [
