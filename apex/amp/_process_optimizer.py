@@ -23,6 +23,7 @@ from apex.amp.handle import disable_casts
 from apex.amp.scaler import _op
 from apex.optimizers import FusedSGD
 from apex.optimizers._fused_optimizer import FusedOptimizer
+from apex.optimizers._model_copies import ModelCopies
 
 FULL = (torch.float32, torch.float64)
 
@@ -554,7 +555,7 @@ def amp_step(self, closure=None, *args, **kwargs):
         with disable_casts():
             returned = _step_with(self, stash.found_inf, step, args, kwargs)
         loss = returned if loss is None else loss
-        if stash.masters() and not isinstance(self, FusedSGD):
+        if stash.masters() and not (isinstance(self, ModelCopies) and self.writes_models()):
             self._master_params_to_model_params()
     stash.already_patched, stash.found_inf = False, None
     if stash.combined is None or not stash.combined.after_step():

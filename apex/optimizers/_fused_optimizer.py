@@ -57,13 +57,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         group = self.param_groups[index]
         params = group["params"]
         self._check_parameters(index, params)
-        ready = self._ordered([p for p in params if p.grad is not None or self.state.get(p)])
+        owned = list(zip(params, self._gradient_owners(params), strict=True))
+        ready = self._ordered([p for p, owner in owned if owner.grad is not None or self.state.get(p)])
         for p in ready:
             self._init_state(p, group)
-        waiting = [p for p in params if p.grad is None and not self.state.get(p)]
+        waiting = [owner for p, owner in owned if owner.grad is None and not self.state.get(p)]
         lists = [[local(t) for t in column] for column in self._lists(ready, group)]
         names = ["gradient of parameter", "parameter", *self._list_names(ready, group)]
-        plan = make_plan(names, self._written(group), lists, ready, waiting, self.state)
+        owners = self._gradient_owners(ready)
+        plan = make_plan(names, self._written(group), lists, owners, waiting, self.state, ready)
         plan.shards = [(p, local(p)) for p in ready] if any(map(is_sharded, ready)) else None
         self._plans[self._plan_key(index)] = (list(params), plan)
         return plan
@@ -72,9 +74,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         """A DTensor's gradient is a DTensor too: its local shard is handed over at every step."""
         if any(local(p) is not shard for p, shard in plan.shards):
             plan = self._make_plan(index)
-        plan.gradients = [_laid_out_like(shard, local_gradient(p)) for p, shard in plan.shards]
+        owners = self._gradient_owners([p for p, _ in plan.shards])
+        gradients = map(local_gradient, owners)
+        plan.gradients = [
+            _laid_out_like(shard, gradient)
+            for (_, shard), gradient in zip(plan.shards, gradients, strict=True)
+        ]
         plan.set_gradients(plan.gradients)
         return plan
+
+    def _gradient_owners(self, params):
+        """The tensors whose .grad the op reads for these parameters of a group."""
+        return params
 
     def _ordered(self, params):
         """In which order the op is given these parameters of a group."""
@@ -125,15 +136,19 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none=None):
         """Drops gradients, or zeroes them if set_grad_none (or set_to_none here) is False."""
-        set_to_none = self.set_grad_none if set_to_none is None else set_to_none
-        params = () if set_to_none else itertools.chain.from_iterable(g["params"] for g in self.param_groups)
+        params = [p for group in self.param_groups for p in group["params"]]
+        if self.set_grad_none if set_to_none is None else set_to_none:
+            for p in params:
+                p.grad = None
+            return
         grads = [p.grad for p in params if p.grad is not None]
-        if not grads or any(map(is_sharded, grads)):
-            super().zero_grad(set_to_none=set_to_none)
+        if {*map(type, grads)} - {torch.Tensor}:  # DTensors among them
+            super().zero_grad(set_to_none=False)
             return
         by_kind = {}  # torch zeroes one by one where its own foreach is off
         for grad in grads:
-            grad.detach_() if grad.grad_fn is not None else grad.requires_grad_(False)
+            if grad.requires_grad:
+                grad.detach_() if grad.grad_fn is not None else grad.requires_grad_(False)
             by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
         for kind in by_kind.values():
             torch._foreach_zero_(kind)

@@ -12,18 +12,19 @@ import torch
 from apex._loader import bindings, library
 
 
-def make_plan(names, written, lists, owners, watched=(), states=None):
+def make_plan(names, written, lists, owners, watched=(), states=None, params=None):
     """A plan over `lists` (parameters first, then their states), whose gradients are read at each step.
 
     names: what errors call each list, the gradients' name first. written: bit k is set if the op writes list k
-    (bit 0: gradients). owners: the tensors whose .grad are the gradients. watched: parameters without state;
-    see `watched_has_gradient`. states: the optimizer's dict of states, where `lists` come from it for
-    `owners`; see `state_changed`.
+    (bit 0: gradients). The last of several lists may hold None for parameters that are without. owners: the
+    tensors whose .grad are the gradients. watched: parameters without state; see `watched_has_gradient`.
+    states: the optimizer's dict of states, where `lists` come from it for `params` (if None: for `owners`); see
+    `state_changed`.
     """
     native = bindings.load().module
-    if native is None or not all(native.is_dense(t) for tensors in lists for t in tensors):
-        return ReferencePlan(lists, owners, watched, states)
-    watch = None if states is None else native.StateWatch(states, owners)
+    if native is None or not all(native.is_dense(t) for column in lists for t in column if t is not None):
+        return ReferencePlan(lists, owners, watched, states, params)
+    watch = None if states is None else native.StateWatch(states, owners if params is None else params)
     return NativePlan(native, native.OptimizerPlan(names, written, lists, owners, watched), watch)
 
 
@@ -58,16 +59,17 @@ class NativePlan:
 class ReferencePlan:
     shards = None
 
-    def __init__(self, lists, owners, watched, states):
+    def __init__(self, lists, owners, watched, states, params=None):
         self._lists = lists
         self._owners = owners
         self._watched = watched
         self._gradients = None
         self._states = states
+        self._params = owners if params is None else params
         self._entries = self._state_entries()
 
     def _state_entries(self):
-        return [] if self._states is None else [dict(self._states.get(p, ())) for p in self._owners]
+        return [] if self._states is None else [dict(self._states.get(p, ())) for p in self._params]
 
     def state_changed(self, states):
         if states is not self._states:
@@ -85,15 +87,20 @@ class ReferencePlan:
 
     def run(self, op, **scalars):
         grads = [p.grad for p in self._owners] if self._gradients is None else self._gradients
-        by_device = {}
+        buckets = {}
         for row in zip(grads, *self._lists, strict=True):
             if row[0] is not None:
-                by_device.setdefault(row[0].device, []).append(row)
-        if len(by_device) > 1 and scalars.get("step_tensor") is not None:
-            raise ValueError(f"{op}: one step tensor cannot serve several devices: {sorted(map(str, by_device))}")
-        for rows in by_device.values():
-            _call_reference(op, [list(column) for column in zip(*rows, strict=True)], scalars)
-        return len(by_device)
+                row = row[:-1] if row[-1] is None else row
+                buckets.setdefault((row[0].device, len(row)), []).append(row)
+        devices = sorted({str(device) for device, _ in buckets})
+        if len(devices) > 1 and scalars.get("step_tensor") is not None:
+            raise ValueError(f"{op}: one step tensor cannot serve several devices: {devices}")
+        for i, rows in enumerate(buckets.values(), 1):
+            here = scalars
+            if i < len(buckets) and scalars.get("advance_step"):  # the last call alone advances the step
+                here = dict(scalars, step_tensor=scalars["step_tensor"] + 1, advance_step=False)
+            _call_reference(op, [list(column) for column in zip(*rows, strict=True)], here)
+        return len(buckets)
 
 
 def _call_reference(op, lists, scalars):

@@ -6,12 +6,13 @@ from apex._sharding import local
 from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._capturable import Capturable
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
+from apex.optimizers._model_copies import ModelCopies
 from apex.optimizers._scaling import Scaling
 
 __all__ = ["FusedAdam"]
 
 
-class FusedAdam(Capturable, FusedOptimizer):
+class FusedAdam(Capturable, ModelCopies, FusedOptimizer):
     """Adam and AdamW with every parameter of one dtype updated in a single launch.
 
     A drop-in for torch.optim.AdamW, or torch.optim.Adam with ``adam_w_mode=False``; the interface is that of
@@ -84,15 +85,10 @@ class FusedAdam(Capturable, FusedOptimizer):
 
     def _lists(self, params, group):
         lists = super()._lists(params, group)
-        if self.master_weights:
-            return [[self._master(p) for p in params], *lists[1:], params]
-        return lists
+        return [[self._master(p) for p in params], *lists[1:]] if self.master_weights else lists
 
-    def _list_names(self, params, group):
-        return (*self.state_names, "model parameter") if self.master_weights else self.state_names
-
-    def _written(self, group):
-        return super()._written(group) | (1 << 4 if self.master_weights else 0)
+    def _models(self, params, group):
+        return params if self.master_weights else super()._models(params, group)
 
     def _float_states(self):
         return (*self.state_names, "master_param")

@@ -6,12 +6,13 @@ from apex._sharding import local
 from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._gradient_norm import GradientNorm
+from apex.optimizers._model_copies import ModelCopies
 from apex.optimizers._tensor_norms import sharded_norms
 
 __all__ = ["FusedLAMB"]
 
 
-class FusedLAMB(FusedOptimizer):
+class FusedLAMB(ModelCopies, FusedOptimizer):
     """LAMB in three launches per dtype: the global gradient norm, the moments, the scaled update.
 
     The interface is that of public apex. Parameters: float16, bfloat16, float32 (moments in float32) and

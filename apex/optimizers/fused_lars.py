@@ -6,6 +6,7 @@ from torch.optim.optimizer import required
 from apex._sharding import local, local_gradient
 from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer
+from apex.optimizers._model_copies import ModelCopies
 from apex.optimizers._scalars import learning_rate
 from apex.optimizers._scaling import Scaling
 from apex.optimizers._tensor_norms import sharded_norms
@@ -13,7 +14,7 @@ from apex.optimizers._tensor_norms import sharded_norms
 __all__ = ["FusedLARS"]
 
 
-class FusedLARS(FusedOptimizer):
+class FusedLARS(ModelCopies, FusedOptimizer):
     """LARS in two launches per dtype: the norms of gradients and parameters, the update.
 
     The interface is that of public apex. Parameters: float16, bfloat16, float32 (momentum buffers in float32;
@@ -60,7 +61,9 @@ class FusedLARS(FusedOptimizer):
         materialize_master_grads=True,
         set_grad_none=False,
     ):
-        bounds = dict(momentum=momentum, weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps)
+        bounds = dict(
+            momentum=momentum, weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps
+        )
         check_arguments("FusedLARS", **bounds, **({} if lr is required else {"lr": lr}))
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")

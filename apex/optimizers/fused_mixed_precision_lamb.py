@@ -6,12 +6,13 @@ from apex._sharding import is_sharded, local
 from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._gradient_norm import GradientNorm
+from apex.optimizers._model_copies import ModelCopies
 from apex.optimizers._scaling import Scaling
 
 __all__ = ["FusedMixedPrecisionLamb"]
 
 
-class FusedMixedPrecisionLamb(FusedOptimizer):
+class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
     """LAMB for reduced-precision models, with everything on the device so that a step can be captured.
 
     Learning rate and step count are tensors; an overflow found by a torch.amp.GradScaler leaves parameters,
@@ -109,15 +110,14 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
     def _lists(self, params, group):
         lists = super()._lists(params, group)
         if params and self._has_masters(params[0]):
-            return [[self.state[p]["master_param"] for p in params], *lists[1:], params]
+            return [[self.state[p]["master_param"] for p in params], *lists[1:]]
         return lists
 
-    def _list_names(self, params, group):
-        masters = params and self._has_masters(params[0])
-        return (*self.state_names, "model parameter") if masters else self.state_names
+    def _models(self, params, group):
+        return params if params and self._has_masters(params[0]) else super()._models(params, group)
 
     def _written(self, group):
-        return super()._written(group) | 1 | 1 << 4  # gradients hold the updates between the two launches
+        return super()._written(group) | 1  # gradients hold the updates between the two launches
 
     def _float_states(self):
         return (*self.state_names, "master_param")

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch.optim.optimizer import required
 
 from apex._sharding import local
 from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer
-from apex.optimizers._plan import make_plan
+from apex.optimizers._model_copies import ModelCopies
 from apex.optimizers._scalars import learning_rate
 from apex.optimizers._scaling import Scaling
 
 __all__ = ["FusedSGD"]
 
 
-class FusedSGD(FusedOptimizer):
+class FusedSGD(ModelCopies, FusedOptimizer):
     """Stochastic gradient descent with every parameter of one dtype updated in a single launch.
 
     A drop-in for torch.optim.SGD; the interface is that of public apex. Parameters: float16, bfloat16,
@@ -84,7 +82,7 @@ class FusedSGD(FusedOptimizer):
         return self.state_names if group["momentum"] != 0 else ()
 
     def _plan_key(self, index):
-        return index, self.param_groups[index]["momentum"] != 0
+        return index, self.param_groups[index]["momentum"] != 0, self.materialize_master_grads
 
     def _new_state(self, p):
         return super()._new_state(p).neg_()  # -0.0: never took a step
@@ -110,31 +108,14 @@ class FusedSGD(FusedOptimizer):
 
     # ---- amp's master weights --------------------------------------------------------------------------
 
-    def _master_plans(self, index):
-        """Plans of group `index` of amp's stash: masters with their model copies, and float32 parameters."""
-        stash = self._amp_stash
-        masters, models = stash.fp32_from_fp16_groups[index], stash.fp16_groups[index]
-        owners = masters if self.materialize_master_grads else models
-        yield self._master_plan((index, "masters"), owners, masters, models)
-        full = stash.fp32_from_fp32_groups[index]
-        yield self._master_plan((index, "full"), full, full, None)
+    def _gradient_owners(self, params):
+        if self.materialize_master_grads:
+            return params
+        return [p if model is None else model for p, model in zip(params, self._behind(params), strict=True)]
 
-    def _master_plan(self, key, owners, masters, models):
-        made_for, plan = self._plans.get(key, ((), None))
-        same = plan is not None and len(made_for) == len(owners) and all(map(operator.is_, made_for, owners))
-        if same and not plan.watched_has_gradient():
-            return plan
-        self._check_parameters(key[0], masters)
-        ready = [i for i, p in enumerate(owners) if p.grad is not None or self.state.get(masters[i])]
-        waiting = [p for i, p in enumerate(owners) if p.grad is None and not self.state.get(masters[i])]
-        lists = [[masters[i] for i in ready], self.get_momentums([masters[i] for i in ready])[0]]
-        names = ["gradient", "master weight" if models else "parameter", "momentum_buffer"]
-        if models is not None:
-            lists.append([models[i] for i in ready])
-            names.append("model parameter")
-        plan = make_plan(names, 0b1110, lists, [owners[i] for i in ready], waiting)
-        self._plans[key] = (list(owners), plan)
-        return plan
+    def _models(self, params, group):
+        # Without momentum the op has no such list: amp copies then.
+        return super()._models(params, group) if group["momentum"] != 0 else None
 
     # ---- the step --------------------------------------------------------------------------------------
 
@@ -143,12 +124,10 @@ class FusedSGD(FusedOptimizer):
     def step(self, closure=None):
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
-        under_amp = hasattr(getattr(self, "_amp_stash", None), "fp32_from_fp16_groups")
         scaling = Scaling(self)
         for index, group in enumerate(self.param_groups):
             if group["params"]:
-                for plan in self._master_plans(index) if under_amp else [self._plan(index)]:
-                    self._run(plan, group, scaling)
+                self._run(self._plan(index), group, scaling)
         self.most_recent_scale = 1.0
         self.scale_set_by_backward = False
         return loss

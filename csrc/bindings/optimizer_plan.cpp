@@ -42,6 +42,7 @@ bool OptimizerPlan::layouts_differ() const {
     const bool contiguous = first.is_contiguous();
     for (size_t k = 1; k < lists_.size(); ++k) {
       const at::Tensor& other = lists_[k][i];
+      if (!other.defined()) continue;
       if (contiguous && other.is_contiguous()) continue;
       if (other.numel() > 1 && other.strides() != first.strides()) return true;
     }

@@ -10,7 +10,8 @@ class APEX_TORCH_API OptimizerPlan {
  public:
   // `names` begins with the gradients' name; `lists` holds the others: parameters first, then their states; none
   // where only gradients are read. `owners` are the tensors whose .grad are the gradients, `watched` parameters
-  // that have no state yet. Bit k of `written`: the op writes list k (0: gradients).
+  // that have no state yet. Bit k of `written`: the op writes list k (0: gradients). The last of two lists or more may
+  // hold undefined tensors: those parameters are without.
   OptimizerPlan(std::vector<std::string> names, uint32_t written, std::vector<std::vector<at::Tensor>> lists,
                 std::vector<at::Tensor> owners, std::vector<at::Tensor> watched);
 

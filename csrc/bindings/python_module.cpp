@@ -41,8 +41,15 @@ void translate(std::exception_ptr pending) {
 PYBIND11_MODULE(_C, m) {
   py::register_local_exception_translator(&translate);
   py::class_<apex::OptimizerPlan>(m, "OptimizerPlan")
-      .def(py::init<std::vector<std::string>, uint32_t, std::vector<std::vector<at::Tensor>>, std::vector<at::Tensor>,
-                    std::vector<at::Tensor>>(),
+      .def(py::init([](std::vector<std::string> names, uint32_t written,
+                       const std::vector<std::vector<std::optional<at::Tensor>>>& lists, std::vector<at::Tensor> owners,
+                       std::vector<at::Tensor> watched) {
+             std::vector<std::vector<at::Tensor>> tensors(lists.size());
+             for (size_t k = 0; k < lists.size(); ++k)
+               for (const auto& tensor : lists[k]) tensors[k].push_back(tensor.value_or(at::Tensor()));
+             return apex::OptimizerPlan(std::move(names), written, std::move(tensors), std::move(owners),
+                                        std::move(watched));
+           }),
            py::arg("names"), py::arg("written"), py::arg("lists"), py::arg("owners"), py::arg("watched"))
       .def("watched_has_gradient", &apex::OptimizerPlan::watched_has_gradient)
       .def(

@@ -74,6 +74,7 @@ void TensorPlan::add(size_t index, const TensorSource& source) {
   for (size_t k = 0; k < names_.size(); ++k) {
     const at::Tensor& tensor = source(k, index);
     if (!tensor.defined()) {
+      if (k > 1 && k + 1 == names_.size()) break;
       TORCH_CHECK_VALUE(k == 0, describe(k, index), " is undefined");
       dtypes.push_back(dtype_code(model.scalar_type()));
       continue;
@@ -111,7 +112,7 @@ void TensorPlan::add(size_t index, const TensorSource& source) {
 
 // Sizes and chunks of a bucket; addresses come with refresh().
 void TensorPlan::lay_out(Bucket& bucket) {
-  const uint32_t lists = uint32_t(names_.size()), tensors = uint32_t(bucket.members.size());
+  const uint32_t lists = uint32_t(bucket.dtypes.size()), tensors = uint32_t(bucket.members.size());
   bucket.chunk_size = bucket.device.is_cpu() ? cpu_chunk_size : gpu_chunk_size;
   bucket.image.assign(apex_tensor_table_words(lists, tensors), 0);
   uint64_t* sizes = bucket.image.data() + size_t(lists) * tensors;
@@ -153,10 +154,11 @@ const at::Tensor& TensorPlan::with_layout_of(const Slot& slot, size_t index, con
 }
 
 bool TensorPlan::refresh(const TensorSource& source) {
-  const size_t lists = names_.size();
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     Bucket& bucket = buckets_[slot.bucket];
+    const size_t lists = bucket.dtypes.size();
+    if (lists < names_.size() && source(lists, i).defined()) return false;
     uint64_t* address = bucket.image.data() + slot.position;
     const size_t row = bucket.members.size();
     for (size_t k = 0; k < lists; ++k, address += row) {
@@ -237,7 +239,7 @@ TensorPlan::Launch TensorPlan::launch_on(size_t turn) const {
   const Bucket& bucket = buckets_[order_[turn]];
   Launch l{bucket.device, place_of(bucket.device), {}, turn == 0, turn + 1 == order_.size(), bucket.members, slots_.size()};
   l.lists.image = bucket.image.data();
-  l.lists.lists = uint32_t(names_.size());
+  l.lists.lists = uint32_t(bucket.dtypes.size());
   l.lists.tensors = uint32_t(bucket.members.size());
   l.lists.chunk_size = bucket.chunk_size;
   l.lists.chunks = bucket.chunks;
@@ -257,8 +259,8 @@ void TensorPlan::check_buckets(const Op& op) {
 }
 
 void TensorPlan::run_bucket(const Op& op, const TensorSource& source, size_t turn) {
-  const size_t lists = names_.size();
   Bucket& bucket = buckets_[order_[turn]];
+  const size_t lists = bucket.dtypes.size();
   Launch l = launch_on(turn);
   const apex_place& place = l.place;
 

@@ -16,7 +16,8 @@
 #include "host/multi_tensor.h"
 
 namespace apex {
-// Tensor i of list k. An undefined tensor in list 0 is left out of this call (a parameter without gradient).
+// Tensor i of list k. An undefined tensor in list 0 is left out of this call (a parameter without gradient). One in
+// the last list (of three or more) is none that the op needs there: a parameter without model copy.
 struct TensorSource {
   std::vector<at::TensorList> lists;
   // Given: list 0 is these tensors' .grad, read anew each time, and lists[0] is empty.

@@ -388,7 +388,10 @@ def test_a_captured_step(variant):
 @pytest.mark.parametrize("materialize", [True, False])
 @pytest.mark.parametrize("half", [F16, BF16], ids=str)
 def test_amps_master_weights(variant, half, materialize, momentum):
-    """In amp's stash: masters stand in the groups, and step() keeps the half parameters as rounded copies."""
+    """In amp's stash: masters stand in the groups, and step() keeps the half parameters as rounded copies.
+
+    Without momentum, which the op with copies has, it leaves them to amp.
+    """
     models = training.parameters(half, variant.device)
     full = training.parameters(F32, variant.device, ((3,), (130,)), seed=5)
     masters = [torch.nn.Parameter(p.detach().float()) for p in models]
@@ -409,7 +412,9 @@ def test_amps_master_weights(variant, half, materialize, momentum):
         oracle.step()
         assert fused.most_recent_scale == 1.0 and not fused.scale_set_by_backward
     training.assert_trained(masters + full, twins)
-    lists.assert_near(models, lists.exact(masters), arithmetic=0)
+    assert fused.writes_models() == (momentum != 0)
+    if momentum:
+        lists.assert_near(models, lists.exact(masters), arithmetic=0)
 
 
 # ---- what is refused -----------------------------------------------------------------------------------
