@@ -22,8 +22,8 @@ def full_precision(dtype):
 class FusedOptimizer(torch.optim.Optimizer):
     """Base of the optimizers that update all parameters of a group in one launch per dtype.
 
-    Subclasses name their per-parameter states in `state_names` (each a full-precision tensor shaped like its
-    parameter) and call `_plan(index)` in `step`. A group's step count is `group["step"]`, one for the whole
+    Subclasses name their per-parameter states in `state_names` (each a tensor shaped like its parameter, of
+    `_state_dtype`) and call `_plan(index)` in `step`. A group's step count is `group["step"]`, one for the whole
     group: a parameter that receives a gradient only now and then is corrected by the group's count.
     """
 
@@ -116,7 +116,10 @@ class FusedOptimizer(torch.optim.Optimizer):
                 state[name] = laid_out.copy_(state[name])
 
     def _new_state(self, p):
-        return torch.zeros_like(p, dtype=full_precision(p.dtype), requires_grad=False)
+        return torch.zeros_like(p, dtype=self._state_dtype(p), requires_grad=False)
+
+    def _state_dtype(self, p):
+        return full_precision(p.dtype)
 
     def _check_parameters(self, index, params):
         kinds = {local(p).device.type for p in params}
@@ -175,7 +178,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict):
         """Takes public apex's layout (`step` in the group) and torch's (`step` in each parameter's state).
 
-        States keep their own precision: torch would round them to the parameter's dtype.
+        States get the precision that they have here: torch would round them to the parameter's dtype.
         """
         self._check_loaded(state_dict)
         super().load_state_dict(state_dict)
@@ -184,7 +187,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for key, p in zip(saved, here, strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
                 if name in self._float_states() and isinstance(value, torch.Tensor):
-                    self.state[p][name] = _copy_like(value, p, full_precision(p.dtype))
+                    self.state[p][name] = _copy_like(value, p, self._state_dtype(p))
         for index, group in enumerate(self.param_groups):
             self._load_step(index, group)
             for name, value in self.defaults.items():

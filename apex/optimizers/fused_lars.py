@@ -17,10 +17,10 @@ __all__ = ["FusedLARS"]
 class FusedLARS(ModelCopies, FusedOptimizer):
     """LARS in two launches per dtype: the norms of gradients and parameters, the update.
 
-    The interface is that of public apex. Parameters: float16, bfloat16, float32 (momentum buffers in float32;
-    public apex rounds them to the parameter's dtype) and float64, mixed at will. A step asks nothing of the
-    host: it can be captured in a CUDA graph, and under torch.amp.GradScaler gradients are unscaled and
-    overflows skipped on the device. A group with ``is_skipped=True`` (biases, say) takes ``lr`` as it is.
+    The interface is that of public apex. Parameters: float16, bfloat16, float32 and float64, mixed at will;
+    momentum buffers have the parameter's dtype, float32 under amp's master weights, as in public apex. A step
+    asks nothing of the host: it can be captured in a CUDA graph, and under torch.amp.GradScaler gradients are
+    unscaled and overflows skipped on the device. A group with ``is_skipped=True`` (biases, say) takes ``lr`` as it is.
 
     Args:
         params: parameters, or dicts that define groups.
@@ -84,6 +84,9 @@ class FusedLARS(ModelCopies, FusedOptimizer):
         )
         super().__init__(params, defaults, set_grad_none)
         self._step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scaling to step()
+
+    def _state_dtype(self, p):
+        return p.dtype
 
     def get_momentums(self, params):
         """Momentum buffers of the parameters that have a gradient, and whether all are new."""

@@ -17,9 +17,10 @@ class FusedSGD(ModelCopies, FusedOptimizer):
     """Stochastic gradient descent with every parameter of one dtype updated in a single launch.
 
     A drop-in for torch.optim.SGD; the interface is that of public apex. Parameters: float16, bfloat16,
-    float32 (momentum buffers in float32; public apex rounds them to the parameter's dtype) and float64, mixed
-    at will. Without momentum there are no buffers. A step asks nothing of the host: it can be captured in a
-    CUDA graph, and under torch.amp.GradScaler gradients are unscaled and overflows skipped on the device.
+    float32 and float64, mixed at will. Momentum buffers have the parameter's dtype, as in both; under amp's
+    master weights they are float32. Without momentum there are none. A step asks nothing of the host: it can
+    be captured in a CUDA graph, and under torch.amp.GradScaler gradients are unscaled and overflows skipped on
+    the device.
 
     A parameter's first step sets its momentum buffer to its gradient, as torch does, whenever that step comes
     (public apex decides once for all parameters of a group). Elements that never took a step are -0.0.
@@ -83,6 +84,9 @@ class FusedSGD(ModelCopies, FusedOptimizer):
 
     def _plan_key(self, index):
         return index, self.param_groups[index]["momentum"] != 0, self.materialize_master_grads
+
+    def _state_dtype(self, p):
+        return p.dtype
 
     def _new_state(self, p):
         return super()._new_state(p).neg_()  # -0.0: never took a step

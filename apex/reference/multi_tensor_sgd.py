@@ -47,7 +47,7 @@ def multi_tensor_sgd(
             gathered = step if first_run else momentum * old + (1 - dampening) * step
             if marked_first_run:
                 gathered = torch.where((old == 0) & torch.signbit(old), step, gathered)
-            write(momentums[i], gathered + 0.0, skip)  # -0.0 becomes 0.0
+            write(momentums[i], gathered.to(momentums[i].dtype) + 0.0, skip)  # -0.0 becomes 0.0
             step = step + momentum * gathered if nesterov else gathered
         if wd_after_momentum:
             step = step + weight_decay * p

@@ -113,9 +113,11 @@ template <class Math> struct LarsModelUpdate : LarsUpdate<Math> {
   V(f16_f16_f32, LarsUpdate, float, gpu::half, gpu::half, float)                                  \
   V(f16_f16_f16, LarsUpdate, float, gpu::half, gpu::half, gpu::half)                              \
   V(f32_f16_f32, LarsUpdate, float, float, gpu::half, float)                                      \
+  V(f32_f16_f16, LarsUpdate, float, float, gpu::half, gpu::half)                                  \
   V(bf16_bf16_f32, LarsUpdate, float, gpu::bfloat16, gpu::bfloat16, float)                        \
   V(bf16_bf16_bf16, LarsUpdate, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)               \
   V(f32_bf16_f32, LarsUpdate, float, float, gpu::bfloat16, float)                                 \
+  V(f32_bf16_bf16, LarsUpdate, float, float, gpu::bfloat16, gpu::bfloat16)                        \
   V(f64_f64_f64, LarsUpdate, double, double, double, double)                                      \
   V(f16_f32_f32_f16, LarsModelUpdate, float, gpu::half, float, float, gpu::half)                  \
   V(f32_f32_f32_f16, LarsModelUpdate, float, float, float, float, gpu::half)                      \

@@ -72,6 +72,19 @@ template <class Math> struct SgdMomentumUpdate : SgdUpdate<Math> {
   }
 };
 
+// For buffers that are rounded: what becomes -0 only by that is no mark either. The largest magnitude that does:
+template <class Buffer> struct RoundsToZero;
+template <> struct RoundsToZero<half> { static constexpr float most = 0x1p-25f; };
+template <> struct RoundsToZero<bfloat16> { static constexpr float most = 0x1p-134f; };
+template <class Math, class Buffer> struct SgdRoundedMomentumUpdate : SgdMomentumUpdate<Math> {
+  GPU_FN void update(const Math& gradient, Math& parameter, Math& buffer) {
+    SgdMomentumUpdate<Math>::update(gradient, parameter, buffer);
+    if (buffer < Math(0) && buffer >= Math(-RoundsToZero<Buffer>::most)) buffer = Math(0);
+  }
+};
+template <class Math> using SgdF16MomentumUpdate = SgdRoundedMomentumUpdate<Math, half>;
+template <class Math> using SgdBf16MomentumUpdate = SgdRoundedMomentumUpdate<Math, bfloat16>;
+
 // With a model copy, rounded from the master that list 1 then holds.
 template <class Math> struct SgdMomentumModelUpdate : SgdMomentumUpdate<Math> {
   static constexpr int lists = 4;
@@ -98,11 +111,13 @@ template <class Math> struct SgdMomentumModelUpdate : SgdMomentumUpdate<Math> {
   V(f16_f32_f32, SgdMomentumUpdate, float, gpu::half, float, float)                                      \
   V(bf16_f32_f32, SgdMomentumUpdate, float, gpu::bfloat16, float, float)                                 \
   V(f16_f16_f32, SgdMomentumUpdate, float, gpu::half, gpu::half, float)                                  \
-  V(f16_f16_f16, SgdMomentumUpdate, float, gpu::half, gpu::half, gpu::half)                              \
+  V(f16_f16_f16, SgdF16MomentumUpdate, float, gpu::half, gpu::half, gpu::half)                           \
   V(f32_f16_f32, SgdMomentumUpdate, float, float, gpu::half, float)                                      \
+  V(f32_f16_f16, SgdF16MomentumUpdate, float, float, gpu::half, gpu::half)                               \
   V(bf16_bf16_f32, SgdMomentumUpdate, float, gpu::bfloat16, gpu::bfloat16, float)                        \
-  V(bf16_bf16_bf16, SgdMomentumUpdate, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)               \
+  V(bf16_bf16_bf16, SgdBf16MomentumUpdate, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)           \
   V(f32_bf16_f32, SgdMomentumUpdate, float, float, gpu::bfloat16, float)                                 \
+  V(f32_bf16_bf16, SgdBf16MomentumUpdate, float, float, gpu::bfloat16, gpu::bfloat16)                    \
   V(f64_f64_f64, SgdMomentumUpdate, double, double, double, double)                                      \
   V(f16_f32_f32_f16, SgdMomentumModelUpdate, float, gpu::half, float, float, gpu::half)                  \
   V(f32_f32_f32_f16, SgdMomentumModelUpdate, float, float, float, float, gpu::half)                      \

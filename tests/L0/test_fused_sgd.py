@@ -209,11 +209,12 @@ def test_gradients_are_zeroed_by_dtype():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_buffers_have_full_precision(variant, dtype):
+def test_buffers_have_the_parameters_dtype(variant, dtype):
+    """As torch's and public apex's have."""
     fused, oracle, params, twins = _pair(variant.device, dtype, **MOMENTUM)
     training.train(fused, oracle, params, twins, steps=2)
     buffers = training.state_values(fused, "momentum_buffer")
-    assert all(b.dtype == (F64 if dtype == F64 else F32) for b in buffers)
+    assert all(b.dtype == dtype for b in buffers)
     values = lists.exact(training.state_values(oracle, "momentum_buffer"))
     decayed = 2 * MOMENTUM["weight_decay"] * lists.ROUNDING[dtype] * 4  # from the parameter's rounding
     lists.assert_near(buffers, values, arithmetic=8, smallest=decayed + 16 * lists.ROUNDING[buffers[0].dtype])
@@ -304,7 +305,39 @@ def test_continues_public_apexs_checkpoint(variant):
     fused.load_state_dict(checkpoint)
     fused.step()
     (buffer,) = training.state_values(fused, "momentum_buffer")
-    assert buffer.dtype == F32 and buffer.eq(1.5).all()
+    assert buffer.dtype == F16 and buffer.eq(1.5).all()
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("options", OPTIONS[2:], ids=str)
+def test_is_torchs_of_the_same_dtype(variant, dtype, options):
+    """torch.optim.SGD with half parameters and so with half buffers: they differ by roundings of a step alone."""
+    params, twins = (training.parameters(dtype, device) for device in (variant.device, "cpu"))
+    fused, oracle = FusedSGD(params, **options), torch.optim.SGD(twins, **options)
+    for step in range(5):
+        for index, (p, twin) in enumerate(zip(params, twins, strict=True)):
+            (gradient,) = lists.random(dtype, "cpu", [p.shape], seed=100 * step + index)
+            p.grad, twin.grad = gradient.to(p.device), gradient.clone()
+        fused.step()
+        oracle.step()
+        found, wanted = (training.state_values(o, "momentum_buffer") for o in (fused, oracle))
+        assert [b.dtype for b in found] == [b.dtype for b in wanted]
+        lists.assert_near(
+            params, lists.exact(twins), arithmetic=0, smallest=4 * (step + 1) * lists.ROUNDING[dtype]
+        )
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_underflow_is_no_first_step(variant, dtype):
+    """A buffer that rounds to -0 has taken its step: dampening goes on."""
+    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    p = torch.nn.Parameter(torch.zeros(3, dtype=dtype, device=variant.device))
+    fused = FusedSGD([p], lr=1.0, momentum=0.5, dampening=0.5)
+    for gradient in (-smallest, 0.0, 8.0):
+        p.grad = torch.full_like(p, gradient)
+        fused.step()
+    (buffer,) = training.state_values(fused, "momentum_buffer")
+    assert buffer.eq(4.0).all()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from apex._loader import bindings
 
 # gradient, parameter, momentum buffer[, model copy]
 PAIRS = [(F32, F32), (F16, F32), (BF16, F32), (F16, F16), (F32, F16), (BF16, BF16), (F32, BF16), (F64, F64)]
-DTYPES = [(*pair, F64 if pair[1] == F64 else F32) for pair in PAIRS] + [(F16,) * 3, (BF16,) * 3]
+ROUNDED = [(F16, F16, F16), (F32, F16, F16), (BF16, BF16, BF16), (F32, BF16, BF16)]
+DTYPES = [(*pair, F64 if pair[1] == F64 else F32) for pair in PAIRS] + ROUNDED
 MODEL = [
     (F16, F32, F32, F16),
     (F32, F32, F32, F16),

@@ -15,7 +15,8 @@ from apex._loader import bindings
 
 # gradient, parameter[, momentum buffer[, model copy]]
 PLAIN = [(F32, F32), (F16, F32), (BF16, F32), (F16, F16), (F32, F16), (BF16, BF16), (F32, BF16), (F64, F64)]
-MOMENTUM = [(*pair, F64 if pair[1] == F64 else F32) for pair in PLAIN] + [(F16,) * 3, (BF16,) * 3]
+ROUNDED = [(F16, F16, F16), (F32, F16, F16), (BF16, BF16, BF16), (F32, BF16, BF16)]  # buffers
+MOMENTUM = [(*pair, F64 if pair[1] == F64 else F32) for pair in PLAIN] + ROUNDED
 MODEL = [
     (F16, F32, F32, F16),
     (F32, F32, F32, F16),
@@ -157,6 +158,17 @@ def test_no_element_is_left_marked(variant, multi_tensor_sgd):
     tensors = [[torch.full((9,), value, device=variant.device)] for value in (-0.0, 1.0, -0.0)]
     multi_tensor_sgd(tensors, **(SCALARS | dict(weight_decay=0.0, marked_first_run=True)))
     assert tensors[2][0].eq(0).all() and not tensors[2][0].signbit().any()
+
+
+@pytest.mark.parametrize("dtypes", ROUNDED, ids=lambda dtypes: "-".join(str(d)[6:] for d in dtypes))
+def test_no_element_is_marked_by_rounding(variant, multi_tensor_sgd, dtypes):
+    """What rounds to -0 has taken its step; the smallest value that does not stays."""
+    smallest = float(torch.finfo(dtypes[2]).smallest_normal * torch.finfo(dtypes[2]).eps)
+    options = dict(weight_decay=0.0, dampening=0.0, momentum=0.5, scale=0.0, marked_first_run=True)
+    buffers = torch.tensor([-smallest, -2 * smallest, smallest], dtype=dtypes[2], device=variant.device)
+    tensors = [[torch.ones(3, dtype=d, device=variant.device)] for d in dtypes[:2]] + [[buffers]]
+    multi_tensor_sgd(tensors, **(SCALARS | options))
+    assert buffers.tolist() == [0.0, -smallest, 0.0] and buffers.signbit().tolist() == [False, True, False]
 
 
 def test_buffers_are_not_read_without_momentum(variant, multi_tensor_sgd):

@@ -11,7 +11,7 @@ UNIT, ARGUMENTS = "multi_tensor_lars", "LarsArguments"
 PAIRS = ["f32_f32", "f16_f32", "bf16_f32", "f16_f16", "f32_f16", "bf16_bf16", "f32_bf16", "f64_f64"]
 TYPES = [
     "f32_f32_f32", "f16_f32_f32", "bf16_f32_f32", "f16_f16_f32", "f16_f16_f16", "f32_f16_f32",
-    "bf16_bf16_f32", "bf16_bf16_bf16", "f32_bf16_f32", "f64_f64_f64",
+    "f32_f16_f16", "bf16_bf16_f32", "bf16_bf16_bf16", "f32_bf16_f32", "f32_bf16_bf16", "f64_f64_f64",
 ]  # fmt: skip
 MODEL = ["f16_f32_f32_f16", "f32_f32_f32_f16", "bf16_f32_f32_bf16", "f32_f32_f32_bf16", "bf16_f32_f32_f16"]
 SCALARS = dict(

@@ -11,7 +11,7 @@ from simt.tensor_lists import SIZES, TensorLists
 PLAIN = ["f32_f32", "f16_f32", "bf16_f32", "f16_f16", "f32_f16", "bf16_bf16", "f32_bf16", "f64_f64"]
 MOMENTUM = [
     "f32_f32_f32", "f16_f32_f32", "bf16_f32_f32", "f16_f16_f32", "f16_f16_f16", "f32_f16_f32",
-    "bf16_bf16_f32", "bf16_bf16_bf16", "f32_bf16_f32", "f64_f64_f64",
+    "f32_f16_f16", "bf16_bf16_f32", "bf16_bf16_bf16", "f32_bf16_f32", "f32_bf16_bf16", "f64_f64_f64",
 ]  # fmt: skip
 MODEL = ["f16_f32_f32_f16", "f32_f32_f32_f16", "bf16_f32_f32_bf16", "f32_f32_f32_bf16", "bf16_f32_f32_f16"]
 SCALARS = dict(lr=0.1, weight_decay=0.3, momentum=0.9, dampening=0.25, scale=0.5)
@@ -94,6 +94,18 @@ def test_no_element_is_left_marked(device):
     lists.replace(BUFFER, [np.full(n, -0.0, np.float32) for n in SIZES])
     _launch(lists, marked_first_run=1, weight_decay=0.0)
     assert not any(np.signbit(b).any() for b in lists.now()[BUFFER])
+
+
+@pytest.mark.parametrize("types, smallest", [("f16_f16_f16", 2.0**-24), ("bf16_bf16_bf16", 2.0**-133)])
+def test_no_element_is_marked_by_rounding(device, types, smallest):
+    """Half of the smallest element rounds to -0: it has taken its step; the smallest itself stays."""
+    lists = TensorLists(device, types.split("_"))
+    for factor, kept in ((1, 0.0), (2, -smallest)):
+        values = (np.full(n, -factor * smallest) for n in SIZES)
+        lists.replace(BUFFER, [encode(v, lists.types[BUFFER]) for v in values])
+        _launch(lists, marked_first_run=1, weight_decay=0.0, scale=0.0, momentum=0.5)
+        for buffer in lists.now()[BUFFER]:
+            assert (buffer == kept).all() and (np.signbit(buffer) == (kept != 0)).all()
 
 
 def test_buffers_are_left_alone_without_momentum(device):
