@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import types
+import warnings
 
 import torch
 
@@ -18,7 +19,7 @@ from apex.amp._amp_state import _amp_state, maybe_print
 from apex.amp._combined import Combination, is_fused
 from apex.amp._combined_ddp import Reducer
 from apex.amp._convert import HALVES, unrounded
-from apex.amp._errors import AmpTypeError, AmpUsageError
+from apex.amp._errors import AmpTypeError, AmpUsageError, AmpWarning
 from apex.amp.handle import disable_casts
 from apex.amp.scaler import _op
 from apex.optimizers import FusedSGD
@@ -37,6 +38,7 @@ class AmpOptimizerState:
         params_have_scaled_gradients: a backward pass with delay_unscale was the last.
         scaled_by: the loss_id of that pass.
         open: inside scale_loss.
+        unscaled: gradients went through scale_loss since the last step.
         found_inf: device tensor that decides about the next step, or None.
         skipped: the message for a step that the host skips.
         frozen: [(index of group, its list of parameters, index in that)] of parameters that did not require
@@ -59,6 +61,7 @@ class AmpOptimizerState:
         self.params_have_scaled_gradients = False
         self.scaled_by = None
         self.open = False
+        self.unscaled = False
         self.found_inf = None
         self.skipped = ""
         self.frozen = []
@@ -546,6 +549,8 @@ def amp_step(self, closure=None, *args, **kwargs):
             _check_step(stash)
     if stash.combined is not None:
         stash.combined.before_step()
+    if not stash.unscaled:
+        _warn_of_lost_gradients(self)
     self._opt_called = True  # a skipped step counts too, for learning rate schedulers
     if stash.already_patched:
         maybe_print(stash.skipped)
@@ -557,10 +562,28 @@ def amp_step(self, closure=None, *args, **kwargs):
         loss = returned if loss is None else loss
         if stash.masters() and not (isinstance(self, ModelCopies) and self.writes_models()):
             self._master_params_to_model_params()
-    stash.already_patched, stash.found_inf = False, None
+    stash.already_patched, stash.found_inf, stash.unscaled = False, None, False
     if stash.combined is None or not stash.combined.after_step():
         _drop_master_gradients(stash)  # model.zero_grad() would not reach them
     return loss
+
+
+def _warn_of_lost_gradients(self):
+    """Gradients that came without scale_loss are the model's, and no master's. Waits for the device to see them."""
+    stash = self._amp_stash
+    if isinstance(self, FusedSGD) and not self.materialize_master_grads:
+        return
+    if not stash.masters() or any(p.grad is not None for p in stash.masters()):
+        return
+    grads = [local(p.grad) for p in stash.all_fp16_params if p.grad is not None]
+    if any(grad.layout != torch.strided or grad.any() for grad in grads):
+        warnings.warn(
+            "optimizer.step() updates nothing: the model has gradients, but its master weights have none, as these "
+            "come with scale_loss\n  remedy:    with amp.scale_loss(loss, optimizer) as scaled_loss: "
+            "scaled_loss.backward()",
+            AmpWarning,
+            stacklevel=4,
+        )
 
 
 def _drop_master_gradients(stash):

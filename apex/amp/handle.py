@@ -96,6 +96,7 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
         optimizer._post_amp_backward(scaler)
         optimizer._amp_stash.params_have_scaled_gradients = False
         optimizer._amp_stash.scaled_by = None
+        optimizer._amp_stash.unscaled = True
     scaler._taken = None
     if not delay_overflow_check:
         _decide(scaler, optimizers, loss_id)

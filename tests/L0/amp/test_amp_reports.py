@@ -155,6 +155,22 @@ def test_an_optimizer_over_foreign_tensors(level):
 
 
 @pytest.mark.parametrize("kind", runs.OPTIMIZERS)
+@pytest.mark.parametrize("level", ["O2", "O5"])
+def test_a_backward_pass_without_scale_loss_is_told(level, kind):
+    model = runs.network()
+    _, optimizer = runs.initialize(model, runs.OPTIMIZERS[kind](model.parameters()), opt_level=level)
+    runs.loss_of(model).backward()
+    with pytest.warns(amp.AmpWarning, match=r"(?s)updates nothing.*with amp.scale_loss\(loss, optimizer\)"):
+        optimizer.step()
+    optimizer.zero_grad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", amp.AmpWarning)
+        runs.train(model, optimizer, 2)
+        optimizer.zero_grad()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", runs.OPTIMIZERS)
 @pytest.mark.parametrize("level", runs.LEVELS)
 def test_a_step_before_any_backward(level, kind):
     model = runs.network()
