@@ -125,8 +125,15 @@ def check_models(models):
 
 
 def check_optimizers(optimizers):
-    """Raises AmpUsageError for optimizers that keep master weights in a wrapper."""
+    """Raises AmpUsageError for optimizers that keep master weights in a wrapper, or gradients to themselves."""
     for optimizer in optimizers:
+        if getattr(optimizer, "_custom_amp_unscale_grads", False):
+            raise AmpUsageError(
+                f"{type(optimizer).__name__} takes gradients away before amp could unscale them, and keeps master "
+                "weights itself",
+                remedy="scaler = torch.amp.GradScaler(); scaler.scale(loss).backward(); scaler.step(optimizer); "
+                "scaler.update(), with the model in half precision or under torch.autocast",
+            )
         if type(optimizer).__name__ in ("FP16_Optimizer", "OptimWrapper"):
             raise AmpUsageError(
                 f"an optimizer is wrapped in {type(optimizer).__name__} already",

@@ -1,0 +1,128 @@
+"""The process groups of a sharded optimizer, and its collectives."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+
+# Newer torch has these under other names, and warns about the old ones.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
+_all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+
+
+class Ranks:
+    """A grid of ranks: state is sharded over one dimension, and the same along the other.
+
+    Args:
+        process_group: all ranks; None: those of torch.distributed.
+        distributed: ranks to shard over; None: all.
+        redundant: ranks that hold the same shard; None: this one alone.
+
+    Raises:
+        RuntimeError: torch.distributed is not initialized; the sizes do not multiply to that of the whole.
+    """
+
+    def __init__(self, process_group=None, distributed=None, redundant=None):
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "DistributedFusedAdam: there are no ranks to shard over; call "
+                'torch.distributed.init_process_group("nccl") first ("gloo" on CPUs; a single process may be a '
+                "group of one)"
+            )
+        self.everyone = dist.group.WORLD if process_group is None else process_group
+        self.distributed = self.everyone if distributed is None else distributed
+        self.redundant = redundant
+        self.count = dist.get_world_size(self.everyone)
+        self.shards = dist.get_world_size(self.distributed)
+        self.copies = 1 if redundant is None else dist.get_world_size(redundant)
+        self.rank = dist.get_rank(self.distributed)
+        if self.count < 1 or self.shards * self.copies != self.count:
+            raise RuntimeError(
+                f"DistributedFusedAdam: {self.shards} ranks in distributed_process_group times {self.copies} in "
+                f"redundant_process_group are not the {self.count} of process_group; pass groups that make a grid "
+                "of it, or leave them out to shard over all ranks"
+            )
+        self.root = dist.get_global_rank(self.everyone, 0)
+
+    def broadcast(self, tensors):
+        """Gives each tensor, contiguous, the values of the first rank."""
+        if self.count > 1:
+            for work in [
+                dist.broadcast(t, src=self.root, group=self.everyone, async_op=True) for t in tensors
+            ]:
+                work.wait()
+
+    def reduce_scatter(self, shard, whole, average):
+        """Starts to sum `whole` over all ranks, of which this rank gets `shard`; `whole` may be overwritten.
+
+        average: the mean in place of the sum. Returns what to wait for; None: `whole` is the shard.
+        """
+        if self.count == 1:
+            return None
+        operation = dist.ReduceOp.SUM
+        if average and _averages(self.distributed, whole.device):
+            operation = dist.ReduceOp.AVG
+        elif average:
+            whole.mul_(1 / self.count)  # before the sum, so that float16 stays in range
+        work = _reduce_scatter(shard, whole, op=operation, group=self.distributed, async_op=True)
+        if self.copies > 1:
+            work.wait()
+            work = dist.all_reduce(shard, op=operation, group=self.redundant, async_op=True)
+        return work
+
+    def all_gather(self, whole, shard):
+        """Starts to fill `whole` with the shards of all ranks. Returns what to wait for, or None."""
+        if self.shards == 1:
+            if whole.data_ptr() != shard.data_ptr():
+                whole.copy_(shard)
+            return None
+        return _all_gather(whole, shard, group=self.distributed, async_op=True)
+
+    def sum_over_shards(self, tensor):
+        """Sums a tensor over the ranks that hold different shards, in place."""
+        if self.shards > 1:
+            dist.all_reduce(tensor, group=self.distributed)
+
+
+def _averages(group, device):
+    """Whether the backend takes ReduceOp.AVG."""
+    return device.type == "cuda" and "nccl" in str(dist.get_backend(group))
+
+
+class Streams:
+    """The streams of a device; none on the CPU, where collectives run in threads of their own.
+
+    Args:
+        device: the device.
+    """
+
+    def __init__(self, device):
+        self._device = device
+        self._module = None if device.type == "cpu" else torch.get_device_module(device)
+        self._side = None
+
+    def current(self):
+        return None if self._module is None else self._module.current_stream(self._device)
+
+    def follow(self, stream):
+        """What runs on the current stream from here on waits for what runs on `stream` now."""
+        if stream is not None and stream != self.current():
+            self.current().wait_stream(stream)
+
+    @contextlib.contextmanager
+    def beside(self):
+        """Runs collectives that wait for each other beside the current stream; see `join`."""
+        if self._module is None:
+            yield
+            return
+        if self._side is None:
+            self._side = self._module.Stream(device=self._device)
+        self._side.wait_stream(self.current())
+        with self._module.stream(self._side):
+            yield
+
+    def join(self):
+        """The current stream waits for what ran `beside`."""
+        self.follow(self._side)
