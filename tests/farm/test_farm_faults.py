@@ -153,7 +153,7 @@ def test_a_compiler_that_fails(client, tmp_path, monkeypatch):
     broken.write_text(f'#!/bin/sh\n{fails}\nexec {host_compiler.find().path} "$@"\n')
     broken.chmod(0o755)
     compiler = host_compiler.HostCompiler(str(broken))
-    monkeypatch.setattr(host_compiler, "find", lambda: compiler)
+    monkeypatch.setattr(host_compiler, "find", lambda platform: compiler)
     store = Store(tmp_path / "store")
     found = fault(client, store, object_plan())
     ((step, words),) = found.failures
