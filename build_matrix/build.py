@@ -46,5 +46,5 @@ def one_wheel(made: tree.Request, python: Python, engine: Engine, dist: Path) ->
     name = "-".join([made.accelerator, python.tag, *matrix.load().platform(made.platform).suffix.split()])
     target = REPOSITORY / "build/wheel" / name
     facts = tree.fill(made, target, engine)
-    result = engine.one(wheel.unit(target, facts, python, platform=made.platform))
+    result = engine.one(wheel.unit(target, facts, python, platform=made.platform, store=engine.store))
     return wheel.publish(result.folder, dist)

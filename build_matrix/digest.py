@@ -15,7 +15,7 @@ def of_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def of_file(path: Path) -> str:
+def of_file(path: Path | str) -> str:
     with open(path, "rb") as file:
         return (
             hashlib.file_digest(file, "sha256").hexdigest()
@@ -29,6 +29,23 @@ def _chunked(file) -> str:
     while chunk := file.read(1 << 20):
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def files(folder: Path) -> list[tuple[str, str]]:
+    """(name in the folder, path) of every file under it, in the order in which paths sort. Torch's headers are ten
+    thousand: no Path is made of them."""
+    found = []
+
+    def walk(place: str, prefix: str) -> None:
+        with os.scandir(place) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    walk(entry.path, f"{prefix}{entry.name}/")
+                elif entry.is_file():
+                    found.append((prefix + entry.name, entry.path))
+
+    walk(str(folder), "")
+    return sorted(found, key=lambda pair: pair[0].split("/"))
 
 
 def of_values(values: object) -> str:

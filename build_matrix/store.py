@@ -226,7 +226,7 @@ class Store:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in _files(folder))
+    return sum(os.stat(path).st_size for _, path in _files(folder))
 
 
 def _partial(folder: Path, what: str) -> Path:
@@ -237,18 +237,19 @@ def _partial(folder: Path, what: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != RECORD)
+def _files(folder: Path) -> list[tuple[str, str]]:
+    """(name, path) of every file of an output but its record."""
+    return [pair for pair in digest.files(folder) if pair[0].rpartition("/")[2] != RECORD]
 
 
 def _digest(folder: Path) -> str:
     """One digest of every name and content."""
-    return digest.of_values([(str(p.relative_to(folder)), digest.of_file(p)) for p in _files(folder)])
+    return digest.of_values([(name, digest.of_file(path)) for name, path in _files(folder)])
 
 
 def _stats(folder: Path) -> str:
     """Changes whenever a file was written."""
-    stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in _files(folder)]
+    stats = [(path, (stat := os.stat(path)).st_size, stat.st_mtime_ns) for _, path in _files(folder)]
     return digest.of_values(stats)
 
 

@@ -18,8 +18,9 @@ from build_matrix import REPOSITORY, audit, digest, ledger, matrix, pins, proven
 from build_matrix.errors import GateError
 from build_matrix.pythons import Python
 from build_matrix.registry import Registry
-from build_matrix.store import WorkUnit
+from build_matrix.store import Store, WorkUnit
 
+XZ_PRESET = 1
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date a zip archive can hold
 SUMMARY = "Fused optimizers, normalization, softmax and amp tools for PyTorch on NVIDIA and AMD GPUs and CPUs"
 MANIFEST = re.compile(r"apex/packs/[^/]+/manifest\.json")
@@ -47,28 +48,41 @@ def legacy_modules(names: list[str] | None = None) -> dict[str, bytes]:
     return {f"{name}.py": module.module_text(name).encode() for name in chosen}
 
 
-def contents(tree: Path, names: list[str] | None = None) -> dict[str, bytes]:
+def contents(tree: Path, names: list[str] | None = None, store: Store | None = None) -> dict[str, bytes]:
     """Everything of a wheel but its dist-info: Python sources, the built tree with its code objects compressed, the
-    top-level modules."""
+    top-level modules. `store` keeps what was compressed: every Python's wheel holds the same code objects."""
     files = {name: path.read_bytes() for name, path in python_sources().items()}
     for path in sorted((tree / "apex").rglob("*")):
         if path.is_file():
             files[str(path.relative_to(tree))] = path.read_bytes()
-    return _compressed(files) | legacy_modules(names)
+    return _compressed(files, store) | legacy_modules(names)
 
 
-def _compressed(files: dict[str, bytes]) -> dict[str, bytes]:
+def _compressed(files: dict[str, bytes], store: Store | None) -> dict[str, bytes]:
     """The same with every code object of a pack compressed by xz, as its manifest then says. Digests in manifests stay
-    those of the code objects. A higher preset takes eight times as long and saves a seventh."""
+    those of the code objects."""
     found = dict(files)
     for name in [name for name in files if MANIFEST.fullmatch(name)]:
         manifest, folder = json.loads(files[name]), name.rpartition("/")[0]
         for unit in manifest["units"].values():
             image = found.pop(f"{folder}/{unit['file']}")
             unit["file"] += ".xz"
-            found[f"{folder}/{unit['file']}"] = lzma.compress(image, preset=1)
+            found[f"{folder}/{unit['file']}"] = _xz(image, unit["file"], store)
         found[name] = (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
     return found
+
+
+def _xz(image: bytes, name: str, store: Store | None) -> bytes:
+    """A code object as wheels hold it, from the store of this machine where it was compressed before. A higher preset
+    takes eight times as long and saves a seventh."""
+    if store is None:
+        return lzma.compress(image, preset=XZ_PRESET)
+    inputs = {"code": digest.of_bytes(image), "preset": XZ_PRESET}
+
+    def make(folder: Path) -> None:
+        (folder / name).write_bytes(_xz(image, name, None))
+
+    return (Store(store.root).build(WorkUnit("xz", name, inputs, make)).folder / name).read_bytes()
 
 
 def metadata(distribution: str, version: str) -> str:
@@ -132,9 +146,10 @@ def unit(
     python: Python,
     names: list[str] | None = None,
     platform: str = matrix.NATIVE,
+    store: Store | None = None,
 ) -> WorkUnit:
     """The wheel of one Python. Its platform tag is what auditwheel finds, never what we would like."""
-    files = contents(tree, names)
+    files = contents(tree, names, store)
     distribution, version = facts["distribution"], f"{facts['version']}+{facts['local']}"
     more = {sbom.NAME: sbom.render(facts, files)}
 

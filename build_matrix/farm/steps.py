@@ -5,6 +5,7 @@ What a step gives back is small; outputs meet in the store.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,14 +82,29 @@ def run(step: Step, place: str, checkout: str, *needs: Done) -> Done:
 
 
 def checkout_digest() -> str:
-    """One digest of every file of the checkout that a unit can depend on."""
-    files = [
-        path
-        for name in INPUTS
-        for path in sorted([REPOSITORY / name, *(REPOSITORY / name).rglob("*")])
-        if path.is_file() and path.suffix not in LEFT_OUT and "receipts" not in path.parts
-    ]
-    return digest.of_values([(str(path.relative_to(REPOSITORY)), digest.of_file(path)) for path in files])
+    """One digest of every file of the checkout that a unit can depend on. A file is read again when its size or time of
+    change is another: every step asks."""
+    found = []
+    for name in INPUTS:
+        place = REPOSITORY / name
+        inside = digest.files(place) if place.is_dir() else [("", str(place))] if place.is_file() else []
+        found += [(f"{name}/{file}".rstrip("/"), path) for file, path in inside]
+    return digest.of_values([(name, _digest_of(path)) for name, path in found if not _left_out(name)])
+
+
+def _left_out(name: str) -> bool:
+    return name.endswith(LEFT_OUT) or "receipts" in name.split("/")
+
+
+_DIGESTS: dict[str, tuple[tuple[int, int], str]] = {}
+
+
+def _digest_of(path: str) -> str:
+    stat = os.stat(path)
+    stats = stat.st_size, stat.st_mtime_ns
+    if _DIGESTS.get(path, (None, ""))[0] != stats:
+        _DIGESTS[path] = stats, digest.of_file(path)
+    return _DIGESTS[path][1]
 
 
 class _Stored(Engine):
@@ -142,7 +158,8 @@ def _wheel(
     )
     with tempfile.TemporaryDirectory(prefix="apex-tree-") as folder:
         facts = tree.fill(request, Path(folder), _Stored(store))
-        return wheel.unit(Path(folder), facts, python, platform=platform)  # holds the contents of the tree
+        # holds the contents of the tree
+        return wheel.unit(Path(folder), facts, python, platform=platform, store=store)
 
 
 UNITS = {
