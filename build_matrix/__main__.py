@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 from build_matrix import REPOSITORY, matrix, pythons
-from build_matrix.errors import BuildError
+from build_matrix.errors import BuildError, StoreError
 
 try:
     import click
@@ -625,6 +626,11 @@ def run() -> None:
     except BuildError as error:
         click.echo(f"build_matrix: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        click.echo(f"build_matrix: no space is left: {error}", err=True)
+        sys.exit(StoreError.exit_code)
 
 
 if __name__ == "__main__":

@@ -92,13 +92,14 @@ class PackageIndexError(BuildError):
 
 
 class StoreError(BuildError):
-    """The store cannot take or give an output."""
+    """The store cannot take or give an output; or, with `variable`, another place that it names cannot."""
 
     exit_code = 10
 
-    def __init__(self, root: object, fault: str):
+    def __init__(self, root: object, fault: str, variable: str = "APEX_STORE"):
         self.root = str(root)
-        super().__init__(f"{fault} in the store {root}. APEX_STORE names another place.")
+        place = f"the store {root}" if variable == "APEX_STORE" else root
+        super().__init__(f"{fault} in {place}. {variable} names another place.")
 
 
 class ReceiptError(BuildError):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from build_matrix import REPOSITORY, host_compiler, matrix, pins
-from build_matrix.errors import BuildError
+from build_matrix.errors import BuildError, PackageIndexError
 from build_matrix.toolchains.base import provisioned_root
 
 
@@ -49,7 +49,8 @@ def target(name: str) -> Path:
 
 def provision(name: str) -> None:
     """Runs it; the folder appears under its own name only when it is complete. Raises BuildError where apt-get cannot
-    install a cross compiler."""
+    install a cross compiler, PackageIndexError where the command fails: no index answers, a download is cut, its hash
+    is another."""
     if _cross(name):
         _install(command(name, target(name)))
         return
@@ -60,7 +61,12 @@ def provision(name: str) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     direct = name.startswith("clang-hip")  # the script renames by itself
-    subprocess.run(command(name, place if direct else partial), check=True)
+    wanted = command(name, place if direct else partial)
+    if code := subprocess.run(wanted).returncode:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise PackageIndexError(
+            f"{name} did not come: {' '.join(wanted)} ended with {code}; it says why above"
+        )
     if not direct:
         for program in partial.glob("nvidia/*/*/*"):
             if program.is_file() and program.parent.name == "bin":

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, ClassVar
 from filelock import FileLock
 
 from build_matrix import REPOSITORY, digest
-from build_matrix.errors import StoreError
+from build_matrix.errors import CompileError, StoreError
 
 if TYPE_CHECKING:
     from build_matrix.remote import Remote
 
 RECORD = "unit.json"
 JOURNAL = "journal.jsonl"  # one line a unit that was made, ever: what the farm learns costs from
+LITTLE = 16 * 1024  # bytes: a disk that has no more is full
 log = logging.getLogger(__name__)
 
 
@@ -173,13 +174,24 @@ class Store:
             partial.chmod(0o755)
             shutil.rmtree(folder, ignore_errors=True)  # a torn one
             partial.rename(folder)
-        except BaseException:
+        except BaseException as error:
+            full = self._full(unit, error.log) if isinstance(error, CompileError) else None
             shutil.rmtree(partial, ignore_errors=True)
+            if full:
+                raise full from error
             raise
         self._sound[folder] = _stats(folder)
         by = f"{socket.gethostname()} {os.getpid()}"
         self._note({"kind": unit.kind, "name": unit.name, "key": folder.name, "seconds": seconds, "by": by})
         return Result(unit, folder, seconds, size, stored=False)
+
+    def _full(self, unit: WorkUnit, log: str) -> StoreError | None:
+        """The fault of a compiler that failed for want of space, here or where it puts its own files."""
+        said = [line for line in log.splitlines() if os.strerror(errno.ENOSPC) in line]
+        for place, variable in ((self.root, "APEX_STORE"), (Path(tempfile.gettempdir()), "TMPDIR")):
+            if any(str(place) in line for line in said) or shutil.disk_usage(place).free < LITTLE:
+                return StoreError(place, f"no space is left for {unit.kind} {unit.name}", variable)
+        return None
 
     def _note(self, line: dict) -> None:
         """A short line is appended whole, whoever else appends."""

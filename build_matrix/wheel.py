@@ -190,8 +190,13 @@ def publish(folder: Path, target: Path) -> Path:
     (wheel,) = folder.glob("*.whl")
     target.mkdir(parents=True, exist_ok=True)
     partial = {path.name: target / f".{path.name}.partial" for path in sorted(folder.glob(f"{wheel.name}*"))}
-    for name, path in partial.items():
-        shutil.copyfile(folder / name, path)
+    try:
+        for name, path in partial.items():
+            shutil.copyfile(folder / name, path)
+    except BaseException:
+        for path in partial.values():
+            path.unlink(missing_ok=True)
+        raise
     *of, tag = wheel.name.removesuffix(".whl").split("-")
     machine = matrix.platform_of(tag).removeprefix("linux_")
     for old in target.glob("-".join(of) + f"-*_{machine}.whl*"):

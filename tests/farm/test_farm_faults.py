@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("distributed")
 
-from build_matrix import host_compiler, package_index, pins
+from build_matrix import digest, host_compiler, package_index, pins, provision, wheel
 from build_matrix.errors import FarmError
 from build_matrix.farm import cluster, plan, steps
 from build_matrix.farm.steps import Step
@@ -145,6 +145,39 @@ def test_a_full_disk(client, tmp_path, monkeypatch):
         ("fake a", f"no space is left for fake a in the store {tmp_path}. APEX_STORE names another place.")
     ]
     assert (found.waiting, found.exit_code, stored(store)) == (1, 10, [])
+
+
+@pytest.mark.parametrize("way", ["no index", "another hash", "cut", "whole"])
+def test_a_toolchain_that_does_not_come(tmp_path, monkeypatch, capfd, way):
+    """pip names it, and no folder is left that would be taken for a toolchain."""
+    (package,) = pins.packages("nvrtc-12.3")
+    project, _, version = package.partition("==")
+    page = tmp_path / "simple" / project
+    page.mkdir(parents=True)
+    file = page / f"{project.replace('-', '_')}-{version}-py3-none-any.whl"
+    wheel.write(file, project, version, "py3-none-any", {"nvidia/nvrtc.txt": b"x" * 1000})
+    sha = digest.of_bytes(b"" if way == "another hash" else file.read_bytes())
+    (page / "index.html").write_text(f'<a href="{file.name}#sha256={sha}">{file.name}</a>')
+    if way == "cut":
+        file.write_bytes(file.read_bytes()[:-100])
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    address = "http://127.0.0.1:9/simple" if way == "no index" else page.parent.as_uri()
+    monkeypatch.setenv("PIP_INDEX_URL", address)
+    monkeypatch.setattr(provision, "provisioned_root", lambda: tmp_path / ".toolchains")
+    if way == "whole":
+        provision.provision("nvrtc-12.3")
+        assert (tmp_path / ".toolchains/nvrtc-12.3/nvidia/nvrtc.txt").is_file()
+        return
+    with pytest.raises(
+        package_index.PackageIndexError, match="nvrtc-12.3 did not come: .* it says why above"
+    ):
+        provision.provision("nvrtc-12.3")
+    said = capfd.readouterr().err
+    assert ("No matching distribution" if way == "no index" else "DO NOT MATCH THE HASHES") in said
+    assert not list((tmp_path / ".toolchains").iterdir())
 
 
 def test_a_compiler_that_fails(client, tmp_path, monkeypatch):
