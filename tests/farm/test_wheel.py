@@ -119,7 +119,7 @@ def test_the_index_speaks_both_languages(built, published, facts):
         assert kind == serve.JSON
         (file,) = json.loads(body)["files"]
         assert file["filename"] == built.name and file["size"] == built.stat().st_size
-        address_of_wheel = urllib.parse.urljoin(page, urllib.parse.quote(file["url"]))
+        address_of_wheel = urllib.parse.urljoin(page, file["url"])
         _, metadata = fetch(f"{address_of_wheel}.metadata")
         assert metadata.decode().startswith("Metadata-Version")
 
