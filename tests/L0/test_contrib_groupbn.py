@@ -13,6 +13,7 @@ from lists import BF16, F16, F32, F64
 
 from apex.contrib.cudnn_gbn import GroupBatchNorm2d
 from apex.contrib.groupbn import BatchNorm2d_NHWC, batch_norm
+from apex.parallel import _group_batch_norm
 
 CHANNELS_LAST = torch.channels_last
 TOLERANCE = {F32: 3e-5, F16: 3e-3, BF16: 2e-2, F64: 1e-12}
@@ -170,8 +171,53 @@ def test_refused(variant):
         BatchNorm2d_NHWC(8, bn_group=0)
 
 
-def test_double_backward_is_refused():
+@pytest.mark.parametrize("mode", ["relu", "add relu", ""])
+def test_the_function_in_python_does_the_same(variant, mode):
+    """GroupBatchNormFunction, which serves groups and torch.compile, to the last bit."""
+    ours, _ = pair(8, variant.device, fuse_relu="relu" in mode, torch_channels_last=True)
+    other = copy.deepcopy(ours)
+    x, z = (random((3, 8, 4, 5), F16, variant.device, seed=s).requires_grad_() for s in (1, 2))
+    leaves = [x, z] if "add" in mode else [x]
+    gradient = random((3, 8, 4, 5), F16, variant.device, seed=3)
+    for use_batch in (True, False):
+        y = ours.train(use_batch)(*leaves)
+        again, mean, riv = _group_batch_norm.GroupBatchNormFunction.apply(
+            x, z if "add" in mode else None, other.weight, other.bias, other.running_mean, other.running_var, 0.1,
+            1e-5, ours.fuse_relu, use_batch, False,
+        )  # fmt: skip
+        found = torch.autograd.grad(y, [*leaves, ours.weight, ours.bias], gradient)
+        wanted = torch.autograd.grad(again, [*leaves, other.weight, other.bias], gradient)
+        lists.assert_same_bits([y, *found], [again, *wanted])
+        if use_batch:
+            lists.assert_same_bits([ours.minibatch_mean, ours.minibatch_riv], [mean, riv])
+    lists.assert_same_bits(ours.state_dict().values(), other.state_dict().values())
+
+
+def test_forward_mode_is_refused():
     ours = BatchNorm2d_NHWC(8, torch_channels_last=True)
+    x = random((3, 8, 4, 5), F32, "cpu")
+    with pytest.raises(RuntimeError, match="forward-mode|setup_context"):
+        torch.func.jvp(ours.eval(), (x,), (x,))
+
+
+def test_functorch():
+    """The same gradient as autograd's, or a refusal that says what is missing."""
+    ours = BatchNorm2d_NHWC(8, fuse_relu=True, torch_channels_last=True).eval()
+    x, z = (random((3, 8, 4, 5), F32, "cpu", seed=s) for s in (1, 2))
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(ours(leaf, z).square().sum(), leaf)
+    try:
+        found = torch.func.grad(lambda x: ours(x, z).square().sum())(x)
+    except RuntimeError as error:
+        assert "setup_context" in str(error)
+    else:
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_double_backward_is_refused(trained):
+    """Also where the input alone has a gradient."""
+    ours = BatchNorm2d_NHWC(8, torch_channels_last=True).requires_grad_(trained)
     x = random((3, 8, 4, 5), F32, "cpu").requires_grad_()
     (grad,) = torch.autograd.grad(ours(x).pow(3).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable|double backward"):

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from apex.parallel._group_batch_norm import GroupBatchNormFunction
+from apex.parallel._group_batch_norm import layer
 from apex.parallel._neighbours import group_of
 
 
@@ -75,7 +75,7 @@ class GroupBatchNorm2d(_BatchNorm):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 batches = self.num_batches_tracked
-        y, mean, inv_std = GroupBatchNormFunction.apply(
+        y, mean, inv_std = layer(
             input,
             None,
             self.weight,

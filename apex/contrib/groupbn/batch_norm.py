@@ -7,7 +7,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from apex._legacy import bnp
-from apex.parallel._group_batch_norm import GroupBatchNormFunction, is_channel_last
+from apex.parallel._group_batch_norm import is_channel_last, layer
 from apex.parallel._neighbours import group_of
 
 __all__ = ["BatchNorm2d_NHWC", "bn_NHWC_impl", "bn_addrelu_NHWC_impl"]
@@ -207,7 +207,7 @@ class BatchNorm2d_NHWC(_BatchNorm):
         if self.training and self.momentum is None:
             self.num_batches_tracked.add_(1)
             batches = self.num_batches_tracked
-        y, mean, riv = GroupBatchNormFunction.apply(
+        y, mean, riv = layer(
             x,
             z,
             self.weight,
