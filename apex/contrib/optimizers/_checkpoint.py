@@ -42,27 +42,27 @@ def gather(buckets, params, parameter_of, ranks, dtype):
 
 def scatter(saved, buckets, params, parameter_of):
     """Takes this rank's shards of what `gather` returned, and gives the parameters their values."""
-    place_of = {id(p): place for place, p in enumerate(params)}
+    flats = {
+        id(p): {name: flat_like(state[name].float(), p) for name in NAMES}
+        for p, state in zip(params, saved, strict=True)
+    }
     for bucket in buckets:
         device = bucket.exp_avg_shard.device
         for name in NAMES:
             shard = torch.zeros(bucket.shard_size, dtype=torch.float32, device=device)
             for fragment in bucket.local_fragments:
-                p = parameter_of(fragment)
-                whole = flat_like(saved[place_of[id(p)]][name].float(), p)
-                shard[slice(*fragment.shard_range)] = whole[slice(*fragment.shard_param_range)].to(device)
+                part = flats[id(parameter_of(fragment))][name][slice(*fragment.shard_param_range)]
+                shard[slice(*fragment.shard_range)] = part.to(device)
             if name == "param":
                 _states.store_parameters(bucket, shard)
             else:
                 _states.store_moment(bucket, name, shard)
-    for bucket in buckets:
-        exact = bucket.param_remainders_shard is not None
         for fragment in bucket.fragments:
             p = parameter_of(fragment)
-            whole = flat_like(saved[place_of[id(p)]]["param"].float(), p)[slice(*fragment.param_range)]
-            if exact:
-                whole = _states.split_remainders(whole.clone())[0]
-            flat(p)[slice(*fragment.param_range)] = whole.to(p.device)
+            part = flats[id(p)]["param"][slice(*fragment.param_range)]
+            if bucket.param_remainders_shard is not None:
+                part = _states.split_remainders(part.clone())[0]
+            flat(p)[slice(*fragment.param_range)] = part.to(p.device)
 
 
 def check_whole(state_dict, groups):

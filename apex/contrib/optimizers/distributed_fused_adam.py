@@ -8,7 +8,6 @@ import threading
 import weakref
 
 import torch
-from torch.amp.grad_scaler import OptState
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from apex import _loader
@@ -19,6 +18,7 @@ from apex.contrib.optimizers._gradients import GradientBucket, Gradients
 from apex.contrib.optimizers._local_step import LocalStep, runs_of
 from apex.contrib.optimizers._parameters import ParameterBucket, Parameters, Places
 from apex.contrib.optimizers._ranks import Ranks
+from apex.contrib.optimizers._scaling import ScaledGradients
 from apex.contrib.optimizers._states import model_shard, scale_states, store_parameters
 from apex.optimizers._arguments import check_arguments, evaluate
 
@@ -27,7 +27,7 @@ __all__ = ["DistributedFusedAdam"]
 _hooks = WeakTensorKeyDictionary()  # parameter -> (reference to its optimizer, handle of the hook)
 
 
-class DistributedFusedAdam(torch.optim.Optimizer):
+class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
     """Adam and AdamW with gradients and state sharded over data-parallel ranks (ZeRO-2).
 
         torch.distributed.init_process_group("nccl")             # or "gloo", on CPUs
@@ -190,6 +190,7 @@ class DistributedFusedAdam(torch.optim.Optimizer):
         self._param_buffers = {}  # dtypes of buckets -> their parameters
         self._grad_buffers = []
         self._place = {}  # parameter -> (group, place in the group)
+        self._strides = {}  # parameter -> what they were when its elements were placed
         self._places = []  # of each bucket
         self._nodes = []  # of autograd, that have our hooks: they live as long as we do
         self._runs = None
@@ -346,6 +347,8 @@ class DistributedFusedAdam(torch.optim.Optimizer):
         self._complete = True
         self._listen()
         _loader.load()
+        self._check_strides()
+        self._strides.update((p, p.stride()) for p in self._place)
         new = self._layout.close()
         parts = [None] * len(new)
         if self.contiguous_grad_buffer:
@@ -366,6 +369,16 @@ class DistributedFusedAdam(torch.optim.Optimizer):
             ],
             self._gradient_order(),
         )
+
+    def _check_strides(self):
+        """Elements lie in buckets as they lay in memory: raises RuntimeError where they lie otherwise by now."""
+        for p, strides in self._strides.items():
+            if p.stride() != strides:
+                raise RuntimeError(
+                    f"{_name(*self._place[p])} had strides {strides} when its state was made and has {p.stride()}: "
+                    "change memory formats before that, or make another optimizer and give it state_dict() of this "
+                    "one from before the change"
+                )
 
     def _gradient_order(self):
         """Numbers of the buckets as gradients come: those of the last parameters first, the same on all ranks."""
@@ -480,121 +493,6 @@ class DistributedFusedAdam(torch.optim.Optimizer):
             self._grad_norm = None
         self._gradients.sync()
 
-    def _shards_of_gradients(self, parameters=None):
-        """This rank's parts of the gradients: of all, or of these parameters."""
-        buckets = self._gradients.buckets
-        if parameters is None:
-            return [bucket.shard for bucket in buckets]
-        fragments = itertools.chain.from_iterable(self.state[p]["fragments"] for p in parameters)
-        return [buckets[f.bucket_id].shard[slice(*f.shard_range)] for f in fragments if f.in_local_shard]
-
-    def _subset(self, parameters, norm_type):
-        """None for all parameters of the optimizer, else a list."""
-        if float(norm_type) != 2.0:
-            raise ValueError(f"DistributedFusedAdam: norm_type must be 2, not {norm_type}")
-        if parameters is None:
-            return None
-        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if any(p not in self._place for p in parameters):
-            raise RuntimeError(
-                "DistributedFusedAdam: a parameter that is not this optimizer's has no gradient here: pass its own"
-            )
-        chosen = set(parameters)
-        return None if len(chosen) == len(self._place) else [p for p in self._place if p in chosen]
-
-    @torch.no_grad()
-    def _local_grad_norm(self, parameters=None, norm_type=2.0):
-        """This rank's part of the squared norm, before _grad_scale: float32, on the device."""
-        parameters = self._subset(parameters, norm_type)
-        self.grad_sync()
-        by_dtype = {}
-        for shard in self._shards_of_gradients(parameters):
-            by_dtype.setdefault(shard.dtype, []).append(shard)
-        squares = torch.zeros([], dtype=torch.float32, device=self.device)
-        for shards in by_dtype.values():
-            norm = torch.zeros(1, dtype=torch.float32, device=self.device)
-            torch.ops.apex.multi_tensor_l2norm(shards, norm)
-            squares += norm.square().view([])
-        return squares
-
-    @torch.no_grad()
-    def grad_norm(self, parameters=None, norm_type=2.0, force=False):
-        """The L2 norm of all gradients, over all ranks, as the step would take them: unscaled, and clipped.
-
-        parameters: some of the optimizer's; None: all, whose norm is kept until gradients change. norm_type: 2.
-        force: measure anew. Returns a float32 tensor of no dimension on the device. Every rank must call it.
-
-        Raises ValueError for another norm_type, RuntimeError for parameters that are not the optimizer's.
-        """
-        subset = self._subset(parameters, norm_type)
-        self.grad_sync()
-        norm = self._grad_norm
-        if force or subset is not None or norm is None:
-            norm = self._local_grad_norm(subset)
-            self._ranks.sum_over_shards(norm)
-            norm = norm.sqrt_()
-            if subset is None:
-                self._grad_norm = norm
-        return norm * self._grad_scale
-
-    @torch.no_grad()
-    def clip_grad_norm(self, max_norm, parameters=None, norm_type=2.0):
-        """Scales gradients down by max_norm / norm if that is below 1. Returns the norm, as `grad_norm` does.
-
-        Call it after unscale_grads, if at all: the threshold is that of the gradients as they are now. With
-        `parameters` the norm is theirs, and all gradients are scaled: ranks of a tensor-parallel group, of which
-        each leaves out other parameters, scale alike. The step does it.
-
-        Raises ValueError unless max_norm > 0, and what `grad_norm` raises.
-        """
-        if not max_norm > 0:
-            raise ValueError(f"DistributedFusedAdam: max_norm must be positive: {max_norm}")
-        norm = self.grad_norm(parameters=parameters, norm_type=norm_type)
-        self._grad_scale.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-        return norm
-
-    @torch.no_grad()
-    def unscale_grads(self, *args, inv_scale=None, grad_scaler=None):
-        """Undoes a loss scale, and finds overflows of any rank: in the place of GradScaler.unscale_.
-
-        inv_scale: what gradients are multiplied by, a tensor of one element; or the first argument (those that
-        follow are GradScaler's, for a scaler that calls this by itself). grad_scaler: a torch.amp.GradScaler,
-        whose scale is taken and which then knows that gradients are unscaled.
-
-        Returns {device: float32 tensor, 1 if a gradient is not finite}. Every rank must call it.
-
-        Raises ValueError unless one of the two is given; RuntimeError where grad_scaler has unscaled, or
-        stepped, since its last update().
-        """
-        if inv_scale is None and args:
-            inv_scale = args[0]
-        if grad_scaler is not None and not grad_scaler.is_enabled():
-            grad_scaler = None
-            inv_scale = torch.ones([]) if inv_scale is None else inv_scale
-        if (inv_scale is None) == (grad_scaler is None):
-            raise ValueError("unscale_grads() takes either inv_scale or grad_scaler")
-        stage = None
-        if grad_scaler is not None:
-            stage = grad_scaler._per_optimizer_states[id(self)]
-            if stage["stage"] is not OptState.READY:
-                raise RuntimeError(
-                    "unscale_grads() was called after unscale_grads() or step() of the same update(): call "
-                    "grad_scaler.update() once an iteration"
-                )
-            if grad_scaler._scale is None:
-                raise RuntimeError(
-                    "unscale_grads(): this GradScaler has scaled no loss yet: call "
-                    "grad_scaler.scale(loss).backward() first"
-                )
-            inv_scale = grad_scaler._scale.double().reciprocal()
-        found_inf = {self.device: torch.isfinite(self.grad_norm()).logical_not_().float()}
-        self._grad_scale.mul_(inv_scale.to(self.device, torch.float32).view([]))
-        self._unscaled = True
-        if stage is not None:
-            stage["found_inf_per_device"] = found_inf
-            stage["stage"] = OptState.UNSCALED
-        return found_inf
-
     # ---- the step --------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -615,11 +513,13 @@ class DistributedFusedAdam(torch.optim.Optimizer):
         torch.amp.GradScaler, which passes itself; gradients are unscaled here if they were not, and where any
         rank's is not finite nothing is changed.
 
-        Raises RuntimeError if grad_scaler.unscale_() was called: it does not reach gradients in buckets.
+        Raises RuntimeError if grad_scaler.unscale_() was called: it does not reach gradients in buckets. Likewise
+        where the memory format of a parameter has changed since its state was made.
         """
         loss = evaluate(closure)
         self._materialize()
         self.param_sync()
+        self._check_strides()
         self.grad_sync()
         found_inf = self._found_inf(grad_scaler)
         self._unscaled = False
@@ -655,21 +555,6 @@ class DistributedFusedAdam(torch.optim.Optimizer):
         else:
             self._parameters.finish()
         return loss
-
-    def _found_inf(self, grad_scaler):
-        """A float32 tensor, not 0 where this step is to be left out; None without a scaler."""
-        if grad_scaler is None or not grad_scaler.is_enabled():
-            return None
-        stage = grad_scaler._per_optimizer_states[id(self)]
-        if stage["stage"] is OptState.READY:
-            self.unscale_grads(grad_scaler=grad_scaler)
-        elif not self._unscaled:
-            raise RuntimeError(
-                "GradScaler.unscale_(optimizer) does not reach the gradients of DistributedFusedAdam, which lie in "
-                "buckets: call optimizer.unscale_grads(grad_scaler=scaler) in its place"
-            )
-        first, *others = stage["found_inf_per_device"].values()
-        return sum(others, first).to(self.device, torch.float32).reshape(1)
 
     def _count(self, found_inf):
         if not self.capturable:
@@ -718,6 +603,7 @@ class DistributedFusedAdam(torch.optim.Optimizer):
         self._materialize()
         self.grad_sync()
         self.param_sync()
+        self._check_strides()
         state_dict = super().state_dict()
         if state_dict_format == 1:
             if gather_on_root is None or gather_on_root:
@@ -760,6 +646,7 @@ class DistributedFusedAdam(torch.optim.Optimizer):
         self._materialize()
         self.grad_sync()
         self.param_sync()
+        self._check_strides()
         if form == 1:
             _checkpoint.load_shard(state_dict, self.state["buckets"])
         else:

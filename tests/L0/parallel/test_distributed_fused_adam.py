@@ -268,6 +268,25 @@ def test_parts(alone):
     assert all(p.grad is None for p in params)
 
 
+def test_a_memory_format_that_changes_is_refused(alone):
+    """Elements lie in buckets as they lay in the parameter: in another order they would be mixed up."""
+    model = torch.nn.Conv2d(3, 4, 3)
+    optimizer = make(model.parameters())
+    x = torch.randn(1, 3, 5, 5)
+    model(x).sum().backward()
+    saved = optimizer.state_dict()
+    model.to(memory_format=torch.channels_last)
+    before = clones(model.parameters())
+    for call in (optimizer.step, optimizer.state_dict, lambda: optimizer.load_state_dict(saved)):
+        with pytest.raises(RuntimeError, match="strides"):
+            call()
+    equal(clones(model.parameters()), before)
+    other = make(model.parameters())
+    other.load_state_dict(saved)
+    model(x).sum().backward()
+    other.step()
+
+
 def test_a_model_can_be_saved_and_copied(alone, tmp_path):
     model = torch.nn.Linear(3, 3)
     optimizer = make(model.parameters())

@@ -36,7 +36,7 @@ def _stored(state_dict):
     return torch.load(file)  # with weights_only
 
 
-def _resumes(mesh, shapes=((6,), (33, 5), (1,), (2, 3, 4, 5)), dtype=F32, to=None, **options):
+def _resumes(mesh, shapes=((6,), (33, 5), (1,), (2, 3, 4, 5)), dtype=F32, **options):
     """Saved by groups of one size, continued by groups of any other: the next steps are the same, bit for bit."""
     sizes = [size for size in (1, 2, 4) if size <= ranks()]
     groups = {size: _groups(size) for size in sizes}
@@ -49,9 +49,7 @@ def _resumes(mesh, shapes=((6,), (33, 5), (1,), (2, 3, 4, 5)), dtype=F32, to=Non
         others = []
         for loading in sizes:
             ps = parameters(dtype, shapes, seed=2)
-            other = make(
-                ps, process_group=groups[loading], lr=7.0, **SMALL, **(options if to is None else to)
-            )
+            other = make(ps, process_group=groups[loading], lr=7.0, **SMALL, **options)
             other.load_state_dict(copy.deepcopy(saved))
             equal(clones(ps), clones(params))
             assert other.param_groups[0]["lr"] == 1e-2
