@@ -47,8 +47,10 @@ def multi_tensor_sgd(
             gathered = step if first_run else momentum * old + (1 - dampening) * step
             if marked_first_run:
                 gathered = torch.where((old == 0) & torch.signbit(old), step, gathered)
-            write(momentums[i], gathered.to(momentums[i].dtype) + 0.0, skip)  # -0.0 becomes 0.0
-            step = step + momentum * gathered if nesterov else gathered
+            stored = gathered.to(momentums[i].dtype) + 0.0  # -0.0 becomes 0.0
+            write(momentums[i], stored, skip)
+            stored = stored.to(math)
+            step = step + momentum * stored if nesterov else stored
         if wd_after_momentum:
             step = step + weight_decay * p
         p = p - rate * step

@@ -41,7 +41,8 @@ template <class Math> struct SgdUpdate : ElementwiseOperation {
   }
 };
 
-template <class Math> struct SgdMomentumUpdate : SgdUpdate<Math> {
+// The step is what the buffer, of type Buffer, holds in the end, as torch's and public apex's is.
+template <class Math, class Buffer> struct SgdMomentum : SgdUpdate<Math> {
   using typename SgdUpdate<Math>::Arguments;
   static constexpr int lists = 3, unroll = 1;
   static constexpr u32 read = 0b111, written = 0b110;
@@ -64,26 +65,24 @@ template <class Math> struct SgdMomentumUpdate : SgdUpdate<Math> {
     Math step = g;
     if (momentum != Math(0)) {  // else the buffer stays as it is
       const bool first = first_run || (marked && is_negative_zero(buffer));
-      const Math gathered = first ? g : fma(momentum, buffer, gradient_share * g);
-      buffer = gathered + Math(0);  // -0 becomes 0
-      step = nesterov ? fma(momentum, gathered, g) : gathered;
+      buffer = as_stored(first ? g : fma(momentum, buffer, gradient_share * g)) + Math(0);  // -0 becomes 0
+      step = nesterov ? fma(momentum, buffer, g) : buffer;
     }
     parameter = fma(-this->lr, fma(decay_after, parameter, step), parameter);
   }
-};
-
-// For buffers that are rounded: what becomes -0 only by that is no mark either. The largest magnitude that does:
-template <class Buffer> struct RoundsToZero;
-template <> struct RoundsToZero<half> { static constexpr float most = 0x1p-25f; };
-template <> struct RoundsToZero<bfloat16> { static constexpr float most = 0x1p-134f; };
-template <class Math, class Buffer> struct SgdRoundedMomentumUpdate : SgdMomentumUpdate<Math> {
-  GPU_FN void update(const Math& gradient, Math& parameter, Math& buffer) {
-    SgdMomentumUpdate<Math>::update(gradient, parameter, buffer);
-    if (buffer < Math(0) && buffer >= Math(-RoundsToZero<Buffer>::most)) buffer = Math(0);
+  static GPU_FN Math as_stored(Math x) {
+    if constexpr (sizeof(Buffer) == sizeof(Math)) {
+      return x;
+    } else {
+      Buffer stored;
+      from_float(stored, (float)x);
+      return (Math)to_float(stored);
+    }
   }
 };
-template <class Math> using SgdF16MomentumUpdate = SgdRoundedMomentumUpdate<Math, half>;
-template <class Math> using SgdBf16MomentumUpdate = SgdRoundedMomentumUpdate<Math, bfloat16>;
+template <class Math> using SgdMomentumUpdate = SgdMomentum<Math, Math>;
+template <class Math> using SgdF16MomentumUpdate = SgdMomentum<Math, half>;
+template <class Math> using SgdBf16MomentumUpdate = SgdMomentum<Math, bfloat16>;
 
 // With a model copy, rounded from the master that list 1 then holds.
 template <class Math> struct SgdMomentumModelUpdate : SgdMomentumUpdate<Math> {

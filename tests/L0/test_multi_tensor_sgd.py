@@ -56,8 +56,11 @@ def state(device, dtypes=(F32, F32, F32), shapes=lists.FEW):
     return found
 
 
-def expected(tensors, inv_scale=1.0, first=False, **changes):
-    """[parameters, buffers] after torch.optim.SGD's step, in float64. first: or a mask for each tensor."""
+def expected(tensors, inv_scale=1.0, first=False, stored=None, **changes):
+    """[parameters, buffers] after torch.optim.SGD's step, in float64.
+
+    first: or a mask for each tensor. stored: buffers after the step, rounded, of which parameters come.
+    """
     s = SCALARS | changes
     parameters, buffers = [], []
     for i, (g, p) in enumerate(zip(*map(lists.exact, tensors[:2]), strict=True)):
@@ -69,7 +72,8 @@ def expected(tensors, inv_scale=1.0, first=False, **changes):
             mask = torch.tensor(first or s["first_run"]) if isinstance(first, bool) else first[i].cpu()
             gathered = torch.where(mask, step, s["momentum"] * old + (1 - s["dampening"]) * step)
             buffers.append(gathered)
-            step = step + s["momentum"] * gathered if s["nesterov"] else gathered
+            moved = gathered if stored is None else stored[i]
+            step = step + s["momentum"] * moved if s["nesterov"] else moved
         if s["wd_after_momentum"]:
             step = step + s["weight_decay"] * p
         parameters.append(p - s["lr"] * step)
@@ -78,10 +82,11 @@ def expected(tensors, inv_scale=1.0, first=False, **changes):
 
 def run(op, tensors, inv_scale=1.0, wanted=None, **options):
     """One step, compared. wanted: what the oracle is told beside the options."""
-    parameters, buffers = expected(tensors, inv_scale, **(options | (wanted or {})))
-    gradients = lists.clones(tensors[0])
+    before = [lists.clones(column) for column in tensors]
     op(tensors, **(SCALARS | options))
-    lists.assert_same_bits(tensors[0], gradients)
+    stored = lists.exact(tensors[2]) if len(tensors) > 2 else None
+    parameters, buffers = expected(before, inv_scale, stored=stored, **(options | (wanted or {})))
+    lists.assert_same_bits(tensors[0], before[0])
     for found, value in ((tensors[1], parameters), (tensors[2] if buffers else [], buffers)):
         working = lists.ROUNDING[F64 if found and found[0].dtype == F64 else F32]
         lists.assert_near(found, value, arithmetic=4, smallest=16 * working)

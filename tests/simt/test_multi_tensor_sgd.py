@@ -23,8 +23,11 @@ def _launch(lists, **changes):
     lists.launch(kernel, "SgdArguments", "multi_tensor_sgd", **(SCALARS | changes))
 
 
-def _expected(lists, first=False, nesterov=0, wd_after_momentum=0, **changes):
-    """torch.optim.SGD's step in float64: parameters, buffers. first: for all, or an array for each tensor."""
+def _expected(lists, first=False, nesterov=0, wd_after_momentum=0, stored=None, **changes):
+    """torch.optim.SGD's step in float64: parameters, buffers.
+
+    first: for all, or an array for each tensor. stored: buffers after the step, rounded, of which parameters come.
+    """
     s = SCALARS | changes
     results = []
     for i, (gradient, parameter) in enumerate(zip(*lists.values[:2], strict=True)):
@@ -33,7 +36,8 @@ def _expected(lists, first=False, nesterov=0, wd_after_momentum=0, **changes):
         if len(lists.types) > 2:
             buffer = s["momentum"] * lists.values[BUFFER][i] + (1 - s["dampening"]) * step
             buffer = np.where(first if isinstance(first, bool) else first[i], step, buffer)
-            step = step + s["momentum"] * buffer if nesterov else buffer
+            moved = buffer if stored is None else stored[i]
+            step = step + s["momentum"] * moved if nesterov else moved
         if wd_after_momentum:
             step = step + s["weight_decay"] * parameter
         results.append((parameter - s["lr"] * step, buffer))
@@ -41,7 +45,8 @@ def _expected(lists, first=False, nesterov=0, wd_after_momentum=0, **changes):
 
 
 def _check(lists, **how):
-    parameters, buffers = _expected(lists, **how)
+    rounded = lists.types[BUFFER:] in (["f16"], ["bf16"])
+    parameters, buffers = _expected(lists, stored=lists.now()[BUFFER] if rounded else None, **how)
     math = "f64" if lists.types[PARAMETER] == "f64" else "f32"
     lists.check(PARAMETER, parameters, math)
     if len(lists.types) > 2:
