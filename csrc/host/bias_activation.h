@@ -7,3 +7,9 @@ extern "C" APEX_EXPORT int32_t apex_bias_activation_forward(const apex_place* pl
  * before the backward, unless grad_bias is null. */
 extern "C" APEX_EXPORT int32_t apex_bias_activation_prepare(const apex_place* place, gpu::BiasActivation* arguments);
 extern "C" APEX_EXPORT int32_t apex_bias_activation_backward(const apex_place* place, const gpu::BiasActivation* arguments);
+
+namespace apex {
+inline int64_t columns_of(const gpu::BiasActivation& a) { return a.gated ? 2 * a.hidden : a.hidden; }
+void bias_activation_forward_cpu(const gpu::BiasActivation& a);
+void bias_activation_backward_cpu(const gpu::BiasActivation& a);
+}  // namespace apex

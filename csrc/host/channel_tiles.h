@@ -15,9 +15,9 @@ template <class Math, class Value> APEX_INLINE Math sum_tile(int64_t n, Value va
   for (; j + sum_lanes <= n; j += sum_lanes)
     for (int64_t l = 0; l < sum_lanes; ++l) of[l] += value(j + l);
   for (int64_t l = 0; j < n; ++j, ++l) of[l] += value(j);
-  Math sum = Math(0);
-  for (int64_t l = 0; l < sum_lanes; ++l) sum += of[l];
-  return sum;
+  for (int64_t half = sum_lanes / 2; half; half /= 2)
+    for (int64_t l = 0; l < half; ++l) of[l] += of[l + half];
+  return of[0];
 }
 
 // ---- masks: bit i % 8 of byte i / 8 for element i of memory --------------------------------------------

@@ -37,7 +37,7 @@ template <class Math> struct Forward : Rows<Math> {
     const auto& convert = tile_conversions(level, Math());
     alignas(64) Math buffer[tile], terms[tile];
     for (int64_t part = begin; part < end; ++part) {
-      alignas(64) Math sums[lanes] = {};
+      double sum = 0;
       for (int64_t row = a.rows * part / a.blocks; row < a.rows * (part + 1) / a.blocks; ++row) {
         const auto [target, classes] = this->row_of(row);
         for (int64_t i = 0; i < classes; i += tile) {
@@ -45,15 +45,17 @@ template <class Math> struct Forward : Rows<Math> {
           const Math* x = this->load(convert, row * a.classes + i, n, buffer);
           for (int64_t j = 0; j < n; ++j) terms[j] = formula(x[j], false).loss;
           if (target >= i && target < i + n) terms[target - i] = formula(x[target - i], true).loss;
+          alignas(64) Math sums[lanes] = {};
           int64_t j = 0;
           for (; j + lanes <= n; j += lanes)
             for (int64_t l = 0; l < lanes; ++l) sums[l] += terms[j + l];
           for (int64_t l = 0; j < n; ++j, ++l) sums[l] += terms[j];
+          for (int64_t half = lanes / 2; half; half /= 2)
+            for (int64_t l = 0; l < half; ++l) sums[l] += sums[l + half];
+          sum += double(sums[0]);  // of millions
         }
       }
-      Math sum = Math(0);
-      for (int64_t l = 0; l < lanes; ++l) sum += sums[l];
-      reinterpret_cast<Math*>(a.partials)[part] = sum;
+      reinterpret_cast<Math*>(a.partials)[part] = Math(sum);
     }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
@@ -86,9 +88,9 @@ template <class Math> struct Backward : Rows<Math> {
 
 template <class Math> void forward(const gpu::FocalLoss& a) {
   run_at_level(Forward<Math>{{a}}, 0, a.blocks, 1);
-  Math sum = Math(0);
-  for (int32_t part = 0; part < a.blocks; ++part) sum += reinterpret_cast<const Math*>(a.partials)[part];
-  *reinterpret_cast<Math*>(a.result) = sum / *reinterpret_cast<const Math*>(a.num_positives);
+  double sum = 0;
+  for (int32_t part = 0; part < a.blocks; ++part) sum += double(reinterpret_cast<const Math*>(a.partials)[part]);
+  *reinterpret_cast<Math*>(a.result) = Math(sum / double(*reinterpret_cast<const Math*>(a.num_positives)));
 }
 template <class Math> void backward(const gpu::FocalLoss& a) {
   run_at_level(Backward<Math>{{a}}, 0, a.rows, std::max<int64_t>(1, elements_per_task / a.classes));

@@ -110,7 +110,8 @@ template <class Math> struct Forward {
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
     const bool silu = a.silu != 0;
-    alignas(64) Math mean[tile], rstd[tile], sums[tile], buffer[tile], y[tile];
+    alignas(64) Math mean[tile], origin[tile], sums[tile], buffer[tile], y[tile];
+    double rstd[tile];
     for (int64_t task = begin; task < end; ++task) {
       const Share<Math> s(a, task);
       const Math count = Math(a.spatial) * Math(s.group_channels);
@@ -124,17 +125,20 @@ template <class Math> struct Forward {
       for (int64_t g = 0; g < s.groups; ++g) mean[g] += sums[g] / count;
       sum_groups<2>(convert, s, mean, sums);
       for (int64_t g = 0; g < s.groups; ++g) {
-        rstd[g] = Math(1) / gpu::sqrt(sums[g] / count + Math(a.eps));
+        // Constants of many elements: what they lose, all of these do.
+        rstd[g] = 1 / gpu::sqrt(double(sums[g]) / double(count) + a.eps);
+        origin[g] = gpu::origin_of(mean[g], Math(rstd[g]));
         reinterpret_cast<Math*>(a.mean)[s.row_of_statistics() + g] = mean[g];
-        reinterpret_cast<Math*>(a.rstd)[s.row_of_statistics() + g] = rstd[g];
+        reinterpret_cast<Math*>(a.rstd)[s.row_of_statistics() + g] = Math(rstd[g]);
       }
       if (!a.channels_last) {
         for (int64_t c = s.first_channel(); c < s.first_channel() + s.channels(); ++c) {
-          const Math scale = rstd[0] * affine(convert, a.weight, a.weight_type, c, Math(1)), shift = affine(convert, a.bias, a.weight_type, c, Math(0));
+          const Math scale = Math(rstd[0] * affine(convert, a.weight, a.weight_type, c, Math(1)));
+          const Math shift = gpu::fma(origin[0] - mean[0], scale, affine(convert, a.bias, a.weight_type, c, Math(0)));
           for (int64_t i = 0; i < a.spatial; i += tile) {
             const int64_t n = std::min<int64_t>(tile, a.spatial - i), element = (s.image * a.channels + c) * a.spatial + i;
             const Math* x = load_tile(convert, a.input, a.input_type, element, n, buffer);
-            for (int64_t j = 0; j < n; ++j) y[j] = gpu::fma(x[j] - mean[0], scale, shift);
+            for (int64_t j = 0; j < n; ++j) y[j] = gpu::fma(x[j] - origin[0], scale, shift);
             if (silu) for (int64_t j = 0; j < n; ++j) y[j] = activated(y[j], true);
             store_tile(convert, a.output, a.input_type, element, n, static_cast<const Math*>(y));
           }
@@ -147,8 +151,9 @@ template <class Math> struct Forward {
         w.load(convert, a, channel, n);
         for (int64_t j = 0; j < n; ++j) {
           const int64_t g = (channel + j - s.first_channel()) / s.group_channels;
-          from[j] = mean[g];
-          w.weight[j] *= rstd[g];
+          from[j] = origin[g];
+          w.weight[j] = Math(rstd[g] * w.weight[j]);
+          w.bias[j] = gpu::fma(origin[g] - mean[g], w.weight[j], w.bias[j]);
         }
         for (int64_t row = 0; row < rows; ++row) {
           const Math* x = load_tile(convert, a.input, a.input_type, element + row * a.channels, n, buffer);

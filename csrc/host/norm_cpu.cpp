@@ -14,19 +14,32 @@ constexpr int64_t lanes = 16;  // independent sums: they vectorise, and their or
 template <class Math> APEX_INLINE void fill(Math* x, int64_t n, Math value) {
   for (int64_t j = 0; j < n; ++j) x[j] = value;
 }
-template <class Math> struct LaneSums {
-  alignas(64) Math of[lanes] = {};
-  APEX_INLINE void add(const Math* x, int64_t n) {
+// Of a row, a tile at a time: few roundings come one after the other. All of the row shares what the total loses.
+template <class Math> struct RowSum {
+  alignas(64) double tiles[lanes] = {};
+  // value(j) for j in [0, n).
+  template <class Value> APEX_INLINE void add(int64_t n, const Value& value) {
+    alignas(64) Math of[lanes] = {};
     int64_t j = 0;
     for (; j + lanes <= n; j += lanes)
-      for (int64_t l = 0; l < lanes; ++l) of[l] += x[j + l];
-    for (int64_t l = 0; j < n; ++j, ++l) of[l] += x[j];
+      for (int64_t l = 0; l < lanes; ++l) of[l] += value(j + l);
+    for (int64_t l = 0; j < n; ++j, ++l) of[l] += value(j);
+    for (int64_t l = 0; l < lanes; ++l) tiles[l] += double(of[l]);
   }
-  APEX_INLINE Math total() const {
-    Math sum = Math(0);
-    for (int64_t l = 0; l < lanes; ++l) sum += of[l];
+  APEX_INLINE double total() const {
+    double sum = 0;
+    for (int64_t l = 0; l < lanes; ++l) sum += tiles[l];
     return sum;
   }
+};
+
+// x^ = (x - mean) * rstd as fma(x - origin, scale, shift). A mean that is large beside the deviation is the origin: the
+// difference is exact then, but a product with it would round. Else the difference would, and nothing is taken off.
+template <class Math> struct Normalize {
+  Math origin, scale, shift;
+  APEX_INLINE Normalize(double mean, double rstd)
+      : origin(Math(mean * rstd > 1 || mean * rstd < -1 ? mean : 0.0)), scale(Math(rstd)), shift(Math((double(origin) - mean) * rstd)) {}
+  APEX_INLINE Math operator()(Math x) const { return gpu::fma(x - origin, scale, shift); }
 };
 
 template <bool centered, class Math> struct Forward {
@@ -34,7 +47,7 @@ template <bool centered, class Math> struct Forward {
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math first[tile], second[tile], third[tile];
+    alignas(64) Math first[tile], second[tile], third[tile], fourth[tile];
     for (int64_t row = begin; row < end; ++row) {
       const int64_t base = row * a.hidden;
       const void* input = a.input;
@@ -48,37 +61,38 @@ template <bool centered, class Math> struct Forward {
         }
         input = a.sum;
       }
-      Math mean = Math(0);
+      double mean = 0;
       if (centered) {
-        LaneSums<Math> sums;
+        // Differences from an element: sums of a large mean would round.
+        const Math pivot = *load_tile(convert, input, a.input_type, base, 1, first);
+        RowSum<Math> sum;
         for (int64_t i = 0; i < a.hidden; i += tile) {
           const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-          sums.add(load_tile(convert, input, a.input_type, base + i, n, first), n);
+          const Math* x = load_tile(convert, input, a.input_type, base + i, n, first);
+          sum.add(n, [&](int64_t j) { return x[j] - pivot; });
         }
-        mean = sums.total() / Math(a.hidden);
+        mean = double(pivot) + sum.total() / double(a.hidden);
       }
-      LaneSums<Math> squares;
+      RowSum<Math> squares;
+      const Math near = Math(mean);
       for (int64_t i = 0; i < a.hidden; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.hidden - i);
         const Math* x = load_tile(convert, input, a.input_type, base + i, n, first);
-        for (int64_t j = 0; j < n; ++j) second[j] = (x[j] - mean) * (x[j] - mean);
-        squares.add(second, n);
+        squares.add(n, [&](int64_t j) { return (x[j] - near) * (x[j] - near); });
       }
-      const Math rstd = Math(1) / gpu::sqrt(squares.total() / Math(a.hidden) + Math(a.eps));
-      if (centered) reinterpret_cast<Math*>(a.mean)[row] = mean;
-      reinterpret_cast<Math*>(a.rstd)[row] = rstd;
+      const double rstd = 1 / gpu::sqrt(squares.total() / double(a.hidden) + a.eps);
+      if (centered) reinterpret_cast<Math*>(a.mean)[row] = near;
+      reinterpret_cast<Math*>(a.rstd)[row] = Math(rstd);
+      const Normalize<Math> normalize(mean, rstd);
       for (int64_t i = 0; i < a.hidden; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.hidden - i);
         const Math* x = load_tile(convert, input, a.input_type, base + i, n, first);
-        for (int64_t j = 0; j < n; ++j) third[j] = (x[j] - mean) * rstd;
-        if (a.weight) {
-          const Math* w = load_tile(convert, a.weight, a.weight_type, i, n, second);
-          for (int64_t j = 0; j < n; ++j) third[j] *= w[j];
-        }
-        if (centered && a.bias) {
-          const Math* b = load_tile(convert, a.bias, a.weight_type, i, n, second);
-          for (int64_t j = 0; j < n; ++j) third[j] += b[j];
-        }
+        const Math* w = a.weight ? load_tile(convert, a.weight, a.weight_type, i, n, second) : nullptr;
+        const Math* b = centered && a.bias ? load_tile(convert, a.bias, a.weight_type, i, n, fourth) : nullptr;
+        for (int64_t j = 0; j < n; ++j) third[j] = normalize(x[j]);
+        if (w && b) for (int64_t j = 0; j < n; ++j) third[j] = gpu::fma(third[j], w[j], b[j]);
+        else if (w) for (int64_t j = 0; j < n; ++j) third[j] *= w[j];
+        else if (b) for (int64_t j = 0; j < n; ++j) third[j] += b[j];
         store_tile(convert, a.output, a.output_type, base + i, n, third);
       }
     }
@@ -94,7 +108,7 @@ template <bool centered, class Math> struct Backward {
     alignas(64) Math saved[tile], grad[tile], weight[tile], bias[tile], normalized[tile], along[tile];
   };
   // Normalised values and g = dy * weight of elements [i, i + n) of a row.
-  APEX_INLINE const Math* read(const TileConversions<Math>& convert, Tile& t, int64_t base, int64_t i, int64_t n, Math mean, Math rstd) const {
+  APEX_INLINE const Math* read(const TileConversions<Math>& convert, Tile& t, int64_t base, int64_t i, int64_t n, const Normalize<Math>& normalize) const {
     const Math* x = load_tile(convert, a.saved, a.from_output ? a.output_type : a.input_type, base + i, n, t.saved);
     const Math* dy = load_tile(convert, a.grad_output, a.output_type, base + i, n, t.grad);
     const Math* w = a.weight ? load_tile(convert, a.weight, a.weight_type, i, n, t.weight) : nullptr;
@@ -106,7 +120,7 @@ template <bool centered, class Math> struct Backward {
         t.normalized[j] = (x[j] - (b ? b[j] : Math(0))) / (weight < Math(0) ? -magnitude : magnitude);
       }
     } else {
-      for (int64_t j = 0; j < n; ++j) t.normalized[j] = (x[j] - mean) * rstd;
+      for (int64_t j = 0; j < n; ++j) t.normalized[j] = normalize(x[j]);
     }
     if (w) for (int64_t j = 0; j < n; ++j) t.along[j] = dy[j] * w[j];
     else for (int64_t j = 0; j < n; ++j) t.along[j] = dy[j];
@@ -125,21 +139,22 @@ template <bool centered, class Math> struct Backward {
         const int64_t base = row * a.hidden;
         const Math mean = centered && a.mean ? reinterpret_cast<const Math*>(a.mean)[row] : Math(0);
         const Math rstd = reinterpret_cast<const Math*>(a.rstd)[row];
-        LaneSums<Math> along_x, along_one;
+        const Normalize<Math> normalize(mean, rstd);
+        RowSum<Math> along_x, along_one;
         for (int64_t i = 0; i < a.hidden; i += tile) {
           const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-          const Math* dy = read(convert, t, base, i, n, mean, rstd);
-          if (of_weight) for (int64_t j = 0; j < n; ++j) of_weight[i + j] += dy[j] * t.normalized[j];
+          const Math* dy = read(convert, t, base, i, n, normalize);
+          if (of_weight) for (int64_t j = 0; j < n; ++j) of_weight[i + j] = gpu::fma(dy[j], t.normalized[j], of_weight[i + j]);
           if (of_bias) for (int64_t j = 0; j < n; ++j) of_bias[i + j] += dy[j];
-          if (centered) along_one.add(t.along, n);
-          for (int64_t j = 0; j < n; ++j) t.along[j] *= t.normalized[j];
-          along_x.add(t.along, n);
+          if (centered) along_one.add(n, [&](int64_t j) { return t.along[j]; });
+          along_x.add(n, [&](int64_t j) { return t.along[j] * t.normalized[j]; });
         }
-        const Math of_x = along_x.total() / Math(a.hidden), of_one = centered ? along_one.total() / Math(a.hidden) : Math(0);
+        const double scale = double(rstd) / double(a.hidden);
+        const Math of_x = Math(along_x.total() * scale), of_one = Math(along_one.total() * scale);
         for (int64_t i = 0; i < a.hidden; i += tile) {
           const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-          read(convert, t, base, i, n, mean, rstd);
-          for (int64_t j = 0; j < n; ++j) t.along[j] = (t.along[j] - of_one - t.normalized[j] * of_x) * rstd;
+          read(convert, t, base, i, n, normalize);
+          for (int64_t j = 0; j < n; ++j) t.along[j] = gpu::fma(t.along[j], rstd, -gpu::fma(t.normalized[j], of_x, of_one));
           if (a.grad_sum) {
             const Math* more = load_tile(convert, a.grad_sum, a.input_type, base + i, n, t.saved);
             for (int64_t j = 0; j < n; ++j) t.along[j] += more[j];

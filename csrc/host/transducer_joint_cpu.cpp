@@ -9,6 +9,7 @@
 
 namespace apex {
 namespace {
+constexpr int64_t run_rows = 16;  // of a sum: in one long sum, most additions would round to the sum's last bit
 
 // The lengths and rows of an item, which the bindings have checked.
 struct Item {
@@ -90,7 +91,7 @@ template <class Math> struct Backward {
   // Rows [begin, end) of the gradient of f (or g).
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math own[tile], other[tile], grad[tile], sum[tile];
+    alignas(64) Math own[tile], other[tile], grad[tile], run[tile], sum[tile];
     const int64_t per_item = of_frames ? a.frames : a.labels, others = of_frames ? a.labels : a.frames, parts = (a.hidden + 7) / 8;
     gpu::u8* const to = of_frames ? a.grad_f : a.grad_g;
     const gpu::u8 *const mine = of_frames ? a.f : a.g, *const theirs = of_frames ? a.g : a.f;
@@ -104,16 +105,19 @@ template <class Math> struct Backward {
         std::fill(sum, sum + n, Math(0));
         const Math* x = count && a.f ? load_tile(convert, mine, a.type, r * a.hidden + i, n, own) : own;
         for (int64_t m = 0; m < count; ++m) {
+          if (m % run_rows == 0) std::fill(run, run + n, Math(0));
           const int64_t row = item.first + (of_frames ? k * item.stride + m : m * item.stride + k);
           const Math* g = load_tile(convert, a.grad_output, a.type, row * a.hidden + i, n, grad);
           if (a.mask) {
-            for (int64_t j = 0; j < n; ++j) sum[j] += a.mask[row * parts + (i + j) / 8] >> (i + j) % 8 & 1 ? g[j] : Math(0);
+            for (int64_t j = 0; j < n; ++j) run[j] += a.mask[row * parts + (i + j) / 8] >> (i + j) % 8 & 1 ? g[j] : Math(0);
           } else if (a.f) {
             const Math* y = load_tile(convert, theirs, a.type, (b * others + m) * a.hidden + i, n, other);
-            for (int64_t j = 0; j < n; ++j) sum[j] += x[j] <= -y[j] ? Math(0) : g[j];
+            for (int64_t j = 0; j < n; ++j) run[j] += x[j] <= -y[j] ? Math(0) : g[j];
           } else {
-            for (int64_t j = 0; j < n; ++j) sum[j] += g[j];
+            for (int64_t j = 0; j < n; ++j) run[j] += g[j];
           }
+          if ((m + 1) % run_rows == 0 || m + 1 == count)
+            for (int64_t j = 0; j < n; ++j) sum[j] += run[j];
         }
         for (int64_t j = 0; j < n; ++j) sum[j] *= Math(a.scale);
         store_tile(convert, to, a.type, r * a.hidden + i, n, static_cast<const Math*>(sum));
