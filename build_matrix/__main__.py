@@ -393,17 +393,23 @@ def farm(
 @selection
 @click.option("--workers", "workers", type=int, multiple=True, help="Predict the time for that many workers.")
 @click.option(
+    "--measure",
+    type=int,
+    multiple=True,
+    help="Also run it from nothing on that many workers of this machine.",
+)
+@click.option(
     "--format",
     "form",
     type=click.Choice(["table", "github"]),
     default="table",
     help="github: the matrix of its jobs.",
 )
-def plan(accelerators, archs, torches, tags, platforms, only, available, workers, form) -> None:
+def plan(accelerators, archs, torches, tags, platforms, only, available, workers, measure, form) -> None:
     """Shows the steps of a release, what is stored, and how long the rest would take; or the jobs that GitHub
     Actions runs it in."""
     from build_matrix import report
-    from build_matrix.farm import costs, plan, workflow
+    from build_matrix.farm import cluster, costs, plan, workflow
     from build_matrix.store import Store
 
     chosen = _selected(accelerators, archs, torches, tags, platforms, only)
@@ -414,6 +420,7 @@ def plan(accelerators, archs, torches, tags, platforms, only, available, workers
     for why in made.left_out:
         click.echo(f"left out: {why}", err=True)
     store = Store()
+    cluster.measure(made, store, measure)
     report.plan_table(made, costs.Costs(store), store, workers or (1, 2, 8, 32))
 
 

@@ -172,6 +172,11 @@ class Store:
             }
             (partial / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True))
             partial.chmod(0o755)
+            by = f"{socket.gethostname()} {os.getpid()}"
+            # Before it appears: what is stored has its line, wherever a kill comes.
+            self.note(
+                {"kind": unit.kind, "name": unit.name, "key": folder.name, "seconds": seconds, "by": by}
+            )
             shutil.rmtree(folder, ignore_errors=True)  # a torn one
             partial.rename(folder)
         except BaseException as error:
@@ -181,8 +186,6 @@ class Store:
                 raise full from error
             raise
         self._sound[folder] = _stats(folder)
-        by = f"{socket.gethostname()} {os.getpid()}"
-        self._note({"kind": unit.kind, "name": unit.name, "key": folder.name, "seconds": seconds, "by": by})
         return Result(unit, folder, seconds, size, stored=False)
 
     def _full(self, unit: WorkUnit, log: str) -> StoreError | None:
@@ -193,8 +196,9 @@ class Store:
                 return StoreError(place, f"no space is left for {unit.kind} {unit.name}", variable)
         return None
 
-    def _note(self, line: dict) -> None:
+    def note(self, line: dict) -> None:
         """A short line is appended whole, whoever else appends."""
+        self.root.mkdir(parents=True, exist_ok=True)
         with open(self.root / JOURNAL, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

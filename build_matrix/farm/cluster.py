@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 
 import dask
 from distributed import Client, LocalCluster, as_completed
@@ -116,6 +119,19 @@ def run(
     if failed:
         raise _fault(plan, failed)
     return [done[step.id] for step in plan.steps]
+
+
+def measure(plan: Plan, store: Store, workers: Collection[int]) -> None:
+    """Runs a plan from nothing on each of those numbers of this machine's workers, and writes down in `store` what it
+    and its units took. What is made goes; nothing of `store` is used."""
+    for count in workers:
+        with tempfile.TemporaryDirectory(prefix="apex-measure-") as folder, local(count) as client:
+            elsewhere, begun = Store(Path(folder)), time.monotonic()
+            done = run(plan, client, elsewhere)
+            took = time.monotonic() - begun
+            for line in elsewhere.journal():
+                store.note(line)
+        costs.note(store, plan.steps, done, count, took)
 
 
 def _fault(plan: Plan, failed: dict[str, BaseException]) -> FarmError:

@@ -222,11 +222,30 @@ def test_what_a_plan_took_stands_beside_its_prediction(tmp_path, capsys):
 def test_costs_are_learnt(tmp_path):
     store = Store(tmp_path)
     for name, seconds in (("a", 9), ("a", 3), ("b", 5)):
-        store._note({"kind": "x", "name": name, "key": "", "seconds": seconds})
+        store.note({"kind": "x", "name": name, "key": "", "seconds": seconds})
     known = costs.Costs(store)
     assert known.of(step("a")) == 3 and known.of(step("b")) == 5 and known.of(step("new")) == 5
     assert known.of(Step("3a", "torch 2.8.0", ())) == costs.FIRST["3a"]
     assert known.expected(GRAPH[:2], {"x b"}) == {"x a": 3, "x b": costs.HIT}
+
+
+def test_a_plan_is_measured_from_nothing_whatever_is_stored(tmp_path, monkeypatch):
+    from contextlib import nullcontext
+
+    from build_matrix.farm import cluster
+
+    store, seen = Store(tmp_path / "own"), []
+
+    def run(made, client, elsewhere):
+        seen.append((client, elsewhere.root != store.root and not elsewhere.root.joinpath("x").exists()))
+        elsewhere.note({"kind": "x", "name": "a", "key": "", "seconds": 7.0})
+        return [Done("x", name, "", 1.0, 0, stored=False) for name in "abcde"]
+
+    monkeypatch.setattr(cluster, "local", lambda count: nullcontext(count))
+    monkeypatch.setattr(cluster, "run", run)
+    cluster.measure(plan.Plan(tuple(GRAPH)), store, (1, 2))
+    assert seen == [(1, True), (2, True)] and set(costs.measured(store, GRAPH)) == {1, 2}
+    assert costs.Costs(store).of(step("a")) == 7.0
 
 
 def test_looking_up_what_is_stored_makes_nothing(tmp_path):
