@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, identity, junit, matrix, pythons
+from build_matrix import REPOSITORY, digest, identity, junit, matrix, pythons, tree
 
 FOLDER = REPOSITORY / "build/release-check"
 RESULT = "result.json"
@@ -62,7 +62,8 @@ def checks(dist: Path = REPOSITORY / "dist") -> list[Check]:
         Check("release", (*FARM, "farm", "--dist", str(dist))),
     ]
     for accelerator in matrix.load().accelerators:
-        wheel = f"{accelerator.distribution.replace('-', '_')}-*-{pythons.own_tag()}-*.whl"
+        of = f"{accelerator.distribution.replace('-', '_')}-{tree.version()}+{accelerator.label}"
+        wheel = f"{of}-{pythons.own_tag()}-*_x86_64.whl"
         found.append(
             Check(f"verify {accelerator.distribution}", (*FARM, "verify", str(dist / wheel)), after="release")
         )

@@ -1,6 +1,7 @@
 """Farm tests use a store of their own; the toolchains are those of this machine."""
 
 import json
+import os
 
 import pytest
 
@@ -57,3 +58,28 @@ def toolchain_of():
             pytest.skip(str(error))
 
     return find
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """s3://farm of a real server on loopback; its address and credentials are in the environment."""
+    server_module = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    import boto3
+
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    names = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    before = dict(os.environ)
+    os.environ.update(names)
+    boto3.client("s3").create_bucket(Bucket="farm")
+    yield "s3://farm"
+    server.stop()
+    os.environ.clear()
+    os.environ.update(before)

@@ -139,9 +139,14 @@ def test_steps_go_where_their_card_is(fleet, tmp_path):
             cluster.run(plan.Plan((Step("where", "x", ("x",), (), "gfx950"),)), client, store)
 
 
-def test_the_command_runs_a_plan_on_it_with_a_shared_store(fleet, objects_of_checkout, tmp_path):
+@pytest.mark.parametrize("where", ["folder", "s3"])
+def test_the_command_runs_a_plan_on_it_with_a_shared_store(
+    where, request, fleet, objects_of_checkout, tmp_path
+):
     """Each worker has a folder of its own; what they make, and what was made before, meets in the shared one."""
     shared = f"file://{tmp_path}/shared"
+    if where == "s3":
+        shared = f"{request.getfixturevalue('s3')}/{tmp_path.name}"
     for source, folder in objects_of_checkout.items():  # all but what compiles at once
         if source.stem not in SMALL:
             Remote(shared).give("object", folder.name, folder)
@@ -165,12 +170,14 @@ def test_the_command_runs_a_plan_on_it_with_a_shared_store(fleet, objects_of_che
     )
     assert done.returncode == 0, done.stderr
     assert f"{len(host_library.sources()) + 1} steps on" in done.stderr
-    objects = {path.name.partition(".")[0] for path in (tmp_path / "shared/object").glob("*.tar.gz")}
+    system, place = Remote(shared).system, Remote(shared).path
+    system.invalidate_cache()
+    objects = {Path(name).name.partition(".")[0] for name in system.glob(f"{place}/object/*.tar.gz")}
     made = [line for name in ("one", "two") for line in Store(tmp_path / f"store-{name}").journal()]
     assert len({line["key"] for line in made}) == len(made)
     assert {line["key"] for line in made if line["kind"] == "object"} <= objects
     assert {line["name"] for line in made} >= {*OBJECTS, "libapex.so"}
-    assert len(list((tmp_path / "shared/library").glob("*.tar.gz"))) == 1
+    assert len(system.glob(f"{place}/library/*.tar.gz")) == 1
 
 
 def test_a_machine_may_have_the_card_itself():

@@ -1,7 +1,6 @@
 """A store that machines share: a folder by fsspec's file system, and S3 against a real server on loopback."""
 
 import logging
-import os
 import tarfile
 import threading
 
@@ -19,30 +18,6 @@ def unit(name="x", calls=None):
         (folder / "deep/out").write_text(name * 1000)
 
     return WorkUnit("test", name, {"a": 1}, make)
-
-
-@pytest.fixture(scope="module")
-def s3():
-    server_module = pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
-    import boto3
-
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    names = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    before = dict(os.environ)
-    os.environ.update(names)
-    boto3.client("s3").create_bucket(Bucket="farm")
-    yield "s3://farm"
-    server.stop()
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture(params=["folder", "s3"])
