@@ -37,16 +37,6 @@ template <class Math, bool exact> struct Activation {
       : slope((Math)a.slope), cubic((Math)a.cubic), minus_slope((Math)(a.slope * -1.4426950408889634)),
         minus_cubic((Math)(a.cubic * -1.4426950408889634)), squared_relu(a.squared_relu != 0) {}
 
-  // e^(-v) of v = near * (slope + cubic * square); `held`: at most e^most.
-  template <bool held> GPU_FN Math exp_of(Math near, Math square, Math most) const {
-    if constexpr (exact) {
-      const Math v = near * fma(cubic, square, slope);
-      return exp_series(held ? -max_number(v, -most) : -v);
-    } else {
-      const Math t = near * fma(minus_cubic, square, minus_slope);
-      return exp2(held ? -max_number(-t, -most * Math(1.4426950408889634)) : t);
-    }
-  }
   // f(x), and with `derivative` f'(x) beside it. Far below 0, x is held where exp stays in range: f goes to 0 there.
   template <bool derivative> GPU_FN Math value(Math x, Math& slope_there) const {
     if (squared_relu) {
@@ -57,12 +47,26 @@ template <class Math, bool exact> struct Activation {
     constexpr Math most = sizeof(Math) == 8 ? Math(700) : Math(87);
     x = x < -most ? -most : x;
     const Math near = -max_number(-x, -most), square = near * near;
-    const Math e = exp_of<derivative>(near, square, most), sigmoid = reciprocal(Math(1) + e);
-    if constexpr (derivative) {
-      slope_there = fma(near * sigmoid, e * sigmoid * fma(Math(3) * cubic, square, slope), sigmoid);
-      slope_there = x != x ? x : slope_there;
+    if constexpr (exact) {
+      // The sigmoid, or what it is short of 1: at most a half, and so are its roundings.
+      const Math v = near * fma(cubic, square, slope), e = exp_series(v < Math(0) ? v : -v), sum = Math(1) + e;
+      const Math part = fraction(e, sum, reciprocal(sum)), rest = Math(1) - part;
+      const bool below = v < Math(0);
+      if constexpr (derivative) {
+        slope_there = fma(near * (part * rest), fma(Math(3) * cubic, square, slope), below ? part : rest);
+        slope_there = x != x ? x : slope_there;
+      }
+      return below ? x * part : fma(-near, part, x);
+    } else {
+      // e^(-v), for a derivative at most e^most.
+      const Math t = near * fma(minus_cubic, square, minus_slope);
+      const Math e = exp2(derivative ? -max_number(-t, -most * Math(1.4426950408889634)) : t), sigmoid = reciprocal(Math(1) + e);
+      if constexpr (derivative) {
+        slope_there = fma(near * sigmoid, e * sigmoid * fma(Math(3) * cubic, square, slope), sigmoid);
+        slope_there = x != x ? x : slope_there;
+      }
+      return x * sigmoid;
     }
-    return x * sigmoid;
   }
   GPU_FN Math operator()(Math x) const {
     Math unused;

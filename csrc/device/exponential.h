@@ -62,6 +62,12 @@ GPU_FN float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 GPU_FN float reciprocal(float x) { return 1.0f / x; }
 #endif
 GPU_FN double reciprocal(double x) { return 1.0 / x; }
+// x / y of such a y, whose reciprocal `by` is: on the host a rounding less.
+#if defined(GPU_CUDA) || defined(GPU_HIP)
+template <class Math> GPU_FN Math fraction(Math x, Math, Math by) { return x * by; }
+#else
+template <class Math> GPU_FN Math fraction(Math x, Math y, Math) { return x / y; }
+#endif
 
 // e^x as 2^n * e^r, |r| <= ln(2) / 2, by the series of e^r: within a unit in the last place, which exp2(x / ln(2)) is
 // not where x is large. Results too small for the type round to it or to 0, those too large to infinity; a nan stays.

@@ -12,7 +12,7 @@ GPU_FN double exact_fma(double a, double b, double c) { return fma(a, b, c); }
 // Angles past it, in radians, are nan: neighbouring float32 angles are further apart there than 10 million turns.
 constexpr double largest_angle = 1125899906842624.0;  // 2^50
 
-// Within two units in the last place of Math (float or double), absolute. The angle is reduced in double to at most
+// Within a unit in the last place of Math (float or double), absolute. The angle is reduced in double to at most
 // an eighth of a turn; there the Taylor series, nested, needs few terms.
 template <class Math> GPU_FN void sine_cosine(double angle, Math& sine, Math& cosine) {
   angle = angle < largest_angle && angle > -largest_angle ? angle : (double)bit_cast<float>(0x7fc00000u);
@@ -20,14 +20,17 @@ template <class Math> GPU_FN void sine_cosine(double angle, Math& sine, Math& co
   constexpr double round = 6755399441055744.0;  // 1.5 * 2^52: adding it leaves a whole number in the low bits
   const double shifted = angle * two_by_pi + round, quarters = shifted - round;
   const u32 quarter = (u32)bit_cast<u64>(shifted);
-  const Math x = (Math)exact_fma(-quarters, half_pi_rest, exact_fma(-quarters, half_pi, angle)), z = x * x;
+  const double reduced = exact_fma(-quarters, half_pi_rest, exact_fma(-quarters, half_pi, angle));
+  const Math x = (Math)reduced, rest = (Math)(reduced - (double)x), z = x * x;
   constexpr int terms = sizeof(Math) == 8 ? 9 : 5;
   Math s = Math(1), c = Math(1);
-  GPU_UNROLL for (int n = terms; n >= 1; --n) {
+  GPU_UNROLL for (int n = terms; n >= 2; --n) {
     c = fma(-c, z * Math(1.0 / ((2 * n - 1) * (2 * n))), Math(1));
     s = fma(-s, z * Math(1.0 / ((2 * n) * (2 * n + 1))), Math(1));
   }
-  s *= x;
+  // The last terms in sums of something small and x, or 1: hardly more than one rounding.
+  s = x + fma(-s * (z * Math(1.0 / 6)), x, rest);
+  c = Math(1) - fma(c, z * Math(0.5), rest * x);
   const bool odd = quarter & 1;
   sine = odd ? c : s;
   cosine = odd ? s : c;
