@@ -197,9 +197,19 @@ def test_a_killed_farm_goes_on_to_the_same_bytes(program, uninterrupted, client,
 # ---- a whole release of one cell ----------------------------------------------------------------------------
 
 
+def files(*folders):
+    """Everything under its final name in folders: hidden ones are on their way."""
+    return {
+        path: path.read_bytes()
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    }
+
+
 def test_a_whole_release_of_one_cell(objects_of_checkout, tmp_path):
     """The command, from nothing but the host library's objects of the checkout's store to an index; and again,
-    with everything stored, to the same bytes."""
+    with everything stored, and after kills, to the same bytes."""
     pytest.importorskip("auditwheel")
     try:
         headers.wheel_of("2.8.0")
@@ -238,6 +248,23 @@ def test_a_whole_release_of_one_cell(objects_of_checkout, tmp_path):
     assert wheel.name in (index / "whl/cpu/apex-cpu/index.html").read_text()
     made = len(Store(store).journal())
     assert farm()[0].read_bytes() == first
+    published = files(dist, index)
+    begun = time.monotonic()
+    farm()
+    seconds = time.monotonic() - begun
+    for number in range(max(1, KILLS // 5)):  # while it zips, and lays out what came
+        for folder in (store / "wheel", dist) if number % 2 else (store / "wheel",):
+            shutil.rmtree(folder)
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(seconds * (0.4 + 0.6 * random.Random(number).random()))
+        process.kill()
+        process.wait()
+        assert set(files(dist, index).items()) <= set(published.items()), "half of a file is published"
+        assert farm()[0].read_bytes() == first
+        assert files(dist, index) == published
+    made = len(Store(store).journal())
     # Verifying would make all anew; here it may believe the store, and compares the wheel that comes of it.
     assert provenance.check(wheel)
     assert verify.whole(WheelFile(wheel), Store(store), 2, lambda done: None).endswith(
