@@ -53,6 +53,16 @@ template <class Math> GPU_FN void warp_merge(LogitSums<Math>& sums) {
   }
 }
 
+// Both sums over the warp: each half of it makes one, so that two take hardly more exchanges than one.
+GPU_FN void warp_sum(float& a, float& b) {
+  const bool second = lane_id() >= warp_size / 2;
+  float mine = (second ? b : a) + shuffle_xor_value(second ? a : b, warp_size / 2);
+  GPU_UNROLL for (int mask = warp_size / 4; mask; mask >>= 1) mine += shuffle_xor_value(mine, mask);
+  const float other = shuffle_xor_value(mine, warp_size / 2);
+  a = second ? other : mine;
+  b = second ? mine : other;
+}
+
 // ---- rows --------------------------------------------------------------------------------------------------
 // A split of a row: single elements up to a multiple of 16 bytes, vectors, single elements.
 template <int size, int width> struct RowParts {

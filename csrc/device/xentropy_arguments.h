@@ -4,6 +4,8 @@
 
 namespace gpu {
 constexpr u32 xentropy_threads = 512;
+constexpr u32 xentropy_short_threads = 256;  // of a block of the `short` kernels (xentropy_short.h)
+constexpr int xentropy_short_vectors = 4;    // of 16 bytes, that a lane of theirs has of a row, at most
 constexpr i64 xentropy_ignored_label = -100;  // torch's ignore_index: ignored whatever the padding index is
 
 struct XentropyForward {
@@ -18,6 +20,8 @@ struct XentropyForward {
   i32 logits_type, loss_type, wide_labels, has_padding;
   i32 warp_rows;      // 1: a row is one warp's, 0: one block's or several blocks'
   i32 splits;         // blocks that share a row
+  i32 rows_a_warp;    // of the `short` kernels
+  i32 reserved;
 };
 
 struct XentropyBackward {
@@ -30,7 +34,9 @@ struct XentropyBackward {
   i64 padding_index;
   double smoothing;
   i32 logits_type, grad_type, wide_labels, has_padding;
-  i32 warp_rows;
+  i32 warp_rows;      // as above
   i32 splits;
+  i32 rows_a_warp;
+  i32 reserved;
 };
 }  // namespace gpu

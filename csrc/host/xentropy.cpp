@@ -13,6 +13,10 @@ apex_kernel forward_kernels[] = {{unit, "xentropy_forward_f32", 0, 1}, {unit, "x
                                  {unit, "xentropy_forward_bf16", 0, 1}, {unit, "xentropy_forward_f64", 0, 1}};
 apex_kernel backward_kernels[] = {{unit, "xentropy_backward_f32", 0, 1}, {unit, "xentropy_backward_f16", 0, 1},
                                   {unit, "xentropy_backward_bf16", 0, 1}, {unit, "xentropy_backward_f64", 0, 1}};
+apex_kernel forward_short_kernels[] = {{unit, "xentropy_forward_short_f32", 0, 1}, {unit, "xentropy_forward_short_f16", 0, 1},
+                                       {unit, "xentropy_forward_short_bf16", 0, 1}};
+apex_kernel backward_short_kernels[] = {{unit, "xentropy_backward_short_f32", 0, 1}, {unit, "xentropy_backward_short_f16", 0, 1},
+                                        {unit, "xentropy_backward_short_bf16", 0, 1}};
 apex_kernel merge_kernels[] = {{unit, "xentropy_merge", 0, 1}, {unit, "xentropy_merge_f64", 0, 1}};
 
 constexpr int64_t vectors_ahead = 4;  // of a thread, in the kernels
@@ -21,19 +25,34 @@ struct Layout {
   int64_t blocks, splits;
   uint32_t threads;
   bool warp_rows;
+  int64_t rows_a_warp;  // of the `short` kernels; 0: another one's turn
 };
-Layout choose(int64_t rows, int64_t classes, int32_t type, const DeviceLimits& limits) {
-  const int64_t width = type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8, vectors = ceil_divide(classes, width);
+int64_t width_of(int32_t type) { return type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8; }
+// Every row of these tensors begins and ends with a vector of 16 bytes.
+bool whole_vectors(int64_t classes, int64_t row_stride, int32_t type, const void* logits, const void* grad_logits) {
+  return (classes | row_stride) % width_of(type) == 0 && (reinterpret_cast<uintptr_t>(logits) | reinterpret_cast<uintptr_t>(grad_logits)) % 16 == 0;
+}
+// `whole`: as whole_vectors says. Splits do not depend on it.
+Layout choose(int64_t rows, int64_t classes, int32_t type, bool whole, const DeviceLimits& limits) {
+  const int64_t width = width_of(type), vectors = ceil_divide(classes, width);
   const int64_t wanted = ceil_divide(vectors, vectors_ahead);
+  if (whole && type != APEX_F64 && vectors <= gpu::xentropy_short_vectors * limits.warp_size) {
+    // One wave of blocks, as many as registers let stay at once; a lane has no more than one row of its own.
+    constexpr int64_t threads = gpu::xentropy_short_threads, blocks_at_once = 4;
+    const int64_t warps = threads / limits.block_multiple;
+    const int64_t rows_a_warp = std::min<int64_t>(limits.warp_size, ceil_divide(rows, limits.multiprocessors * blocks_at_once * warps));
+    const int64_t blocks = ceil_divide(rows, rows_a_warp * warps);
+    if (blocks <= most_threads / threads) return {blocks, 1, uint32_t(threads), true, rows_a_warp};
+  }
   if (wanted <= limits.warp_size) {
     constexpr int64_t threads = 256;
-    return {ceil_divide(rows, threads / limits.warp_size), 1, uint32_t(threads), true};
+    return {ceil_divide(rows, threads / limits.warp_size), 1, uint32_t(threads), true, 0};
   }
   const int64_t threads = std::min<int64_t>(gpu::xentropy_threads, ceil_divide(wanted, limits.block_multiple) * limits.block_multiple);
   // Few rows: enough blocks that every multiprocessor has two, as long as each has a round of vectors for its threads.
   const int64_t most = vectors / (threads * vectors_ahead), few = ceil_divide(limits.multiprocessors * 2, rows);
   const int64_t splits = few < 2 ? 1 : std::max<int64_t>(1, std::min(most, few));
-  return {rows * splits, splits, uint32_t(threads), false};
+  return {rows * splits, splits, uint32_t(threads), false, 0};
 }
 
 int32_t check(int32_t logits_type, int32_t other_type, int64_t classes) {
@@ -72,14 +91,14 @@ int32_t apex_xentropy_prepare(const apex_place* place, gpu::XentropyForward* a) 
   if (cpu || a->rows == 0) return APEX_OK;
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  const Layout layout = choose(a->rows, a->classes, a->logits_type, limits);
+  const Layout layout = choose(a->rows, a->classes, a->logits_type, false, limits);
   a->splits = int32_t(layout.splits);
   a->warp_rows = layout.warp_rows;
   return APEX_OK;
 }
 
 int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForward* prepared) {
-  const gpu::XentropyForward& a = *prepared;
+  gpu::XentropyForward a = *prepared;
   bool cpu = false;
   if (const int32_t status = resolve(place, &cpu)) return status;
   if (a.rows == 0) return APEX_OK;
@@ -89,8 +108,11 @@ int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForwar
   }
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  const Layout layout = choose(a.rows, a.classes, a.logits_type, limits);
-  if (const int32_t status = launch(place, forward_kernels[a.logits_type], layout.blocks, layout.threads, a)) return status;
+  const bool whole = whole_vectors(a.classes, a.row_stride, a.logits_type, a.logits, nullptr);
+  const Layout layout = choose(a.rows, a.classes, a.logits_type, whole, limits);
+  a.rows_a_warp = int32_t(layout.rows_a_warp);
+  apex_kernel* const kernels = layout.rows_a_warp ? forward_short_kernels : forward_kernels;
+  if (const int32_t status = launch(place, kernels[a.logits_type], layout.blocks, layout.threads, a)) return status;
   if (a.splits == 1) return APEX_OK;
   constexpr uint32_t threads = 128;
   return launch(place, merge_kernels[a.logits_type == APEX_F64], ceil_divide(a.rows, threads / limits.block_multiple), threads, a);
@@ -107,9 +129,11 @@ int32_t apex_xentropy_backward(const apex_place* place, const gpu::XentropyBackw
   }
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  const Layout layout = choose(arguments->rows, arguments->classes, arguments->logits_type, limits);
   gpu::XentropyBackward a = *arguments;
+  const bool whole = whole_vectors(a.classes, a.row_stride, a.logits_type, a.logits, a.grad_logits);
+  const Layout layout = choose(a.rows, a.classes, a.logits_type, whole, limits);
   a.splits = int32_t(layout.splits);
   a.warp_rows = layout.warp_rows;
-  return launch(place, backward_kernels[a.logits_type], layout.blocks, layout.threads, a);
+  a.rows_a_warp = int32_t(layout.rows_a_warp);
+  return launch(place, (layout.rows_a_warp ? backward_short_kernels : backward_kernels)[a.logits_type], layout.blocks, layout.threads, a);
 }

@@ -20,7 +20,8 @@ class Case:
     """One shape and the launch that takes it.
 
     gap: logits between two rows' ends. offset: of the logits from a 16-byte boundary, in elements. warps: of a
-    block. blocks: of the grid, fewer than there is work for, so that it goes around.
+    block. blocks: of the grid, fewer than there is work for, so that it goes around; with rows_a_warp, of the
+    kernels for short rows, as many as there is work for.
     """
 
     dtype: str
@@ -35,6 +36,7 @@ class Case:
     smoothing: float = 0.1
     losses: str = "f32"
     wide: bool = True
+    rows_a_warp: int = 0
 
     @property
     def math(self) -> str:
@@ -44,6 +46,7 @@ class Case:
         return (
             f"{self.dtype}-{self.rows}x{self.classes}"
             + "-warp" * self.warp_rows
+            + "-short" * bool(self.rows_a_warp)
             + f"-{self.splits}" * (self.splits > 1)
         )
 
@@ -55,6 +58,9 @@ CASES = [
     Case("bf16", 3, 1500, splits=2, offset=3, gap=5, losses="bf16"),
     Case("f64", 4, 37, losses="f64", offset=1),
     Case("f32", 4, 3, warp_rows=1, blocks=1),
+    Case("bf16", 11, 1000, rows_a_warp=3, gap=8),  # the last warp has two rows
+    Case("f16", 7, 248, rows_a_warp=7, warps=1, blocks=1, wide=False, losses="f16"),
+    Case("f32", 5, 512, rows_a_warp=2, smoothing=0.0),
 ]
 
 
@@ -108,7 +114,11 @@ class Problem:
             labels=self.device.put(self.labels.astype(np.int64 if c.wide else np.int32)),
             row_stride=c.classes + c.gap, padding_index=PADDING, has_padding=1, smoothing=c.smoothing,
             logits_type=TYPE[c.dtype], wide_labels=c.wide, warp_rows=c.warp_rows, splits=c.splits,
+            rows_a_warp=c.rows_a_warp,
         )  # fmt: skip
+
+    def kernel(self, direction):
+        return f"xentropy_{direction}_{'short_' * bool(self.case.rows_a_warp)}{self.case.dtype}"
 
     @property
     def block(self):
@@ -124,7 +134,7 @@ def test_forward(device, case):
         "XentropyForward", "xentropy_arguments.h", losses=losses, normalizers=normalizers,
         partials=partials, loss_type=TYPE[case.losses], **p.common(),
     )  # fmt: skip
-    device.launch(f"xentropy_forward_{case.dtype}", case.blocks, p.block, [arguments])
+    device.launch(p.kernel("forward"), case.blocks, p.block, [arguments])
     if case.splits > 1:
         device.launch("xentropy_merge" + "_f64" * (case.math == "f64"), 1, p.block, [arguments])
     expected, _, largest, total, ignored = p.oracle()
@@ -150,7 +160,7 @@ def test_backward(device, case):
         normalizers=p.put(np.stack((largest, total), 1), case.math), grad_logits=gradient,
         grad_type=TYPE[case.losses], **p.common(),
     )  # fmt: skip
-    device.launch(f"xentropy_backward_{case.dtype}", case.blocks, p.block, [arguments])
+    device.launch(p.kernel("backward"), case.blocks, p.block, [arguments])
     work = ROUNDING[case.math]
     np.testing.assert_allclose(
         decode(gradient.numpy(), case.dtype),
