@@ -9,6 +9,8 @@
 namespace gpu {
 constexpr u32 softmax_threads = 512;       // of a block, at most
 constexpr u32 softmax_fixed_threads = 128;  // likewise of kernels that give each row one warp, or two
+constexpr u32 softmax_held_threads = 1024;  // of a block of those that give each row a block and hold the next one too
+constexpr int softmax_held_warps = softmax_held_threads / warp_size;
 
 struct SoftmaxForward {
   const u8* input;  // [rows][keys]; rows = batch * heads * queries
@@ -23,6 +25,8 @@ struct SoftmaxForward {
   i32 causal;
   i32 lanes;  // of the `rows` kernels: 2^lanes share a row, up to a warp; -1: the block does
   i32 shift;  // elements between the last multiple of 16 bytes and the tensors' first element, the same for all
+  i32 waiting;  // of the `held` kernels: vectors of the next row that a thread has on their way
+  i32 strip_rows;  // of the `strip` kernels; so many rows are whole vectors
   i32 reserved;
 };
 
@@ -34,7 +38,8 @@ struct SoftmaxBackward {
   double scale;
   float factor;  // the scale
   i32 type, causal, lanes, shift;  // as above
-  i32 reserved;
+  i32 waiting;  // likewise: of the gradient; all of the output's are
+  i32 strip_rows, reserved;
 };
 
 // How many keys a row keeps, the mask aside.

@@ -19,7 +19,8 @@ from apex._loader import bindings
 from apex.reference import scaled_masked_softmax as references
 
 bindings.load()
-# No batch; no keys; one; odd; some lanes; a warp; a warp of eight vectors a thread; a block; longer than registers.
+# No batch; no keys; one; odd; some lanes; a warp; odd strips; a warp of eight vectors a thread, and odd; a block; the
+# largest block; longer than registers.
 SHAPES = [
     (0, 2, 3, 8),
     (2, 1, 3, 0),
@@ -28,11 +29,14 @@ SHAPES = [
     (1, 3, 3, 24),
     (1, 1, 7, 33),
     (1, 3, 2, 256),
+    (2, 2, 37, 131),
     (1, 1, 3, 1000),
+    (1, 1, 3, 1091),
     (1, 1, 2, 1088),
     (1, 1, 2, 2048),
     (1, 1, 1, 2049),
     (1, 1, 2, 4096),
+    (1, 1, 2, 16400),
     (1, 1, 2, 16385),
 ]
 
