@@ -2,7 +2,10 @@
 #include "group_norm_tile.h"
 
 #define GROUP_NORM_KERNEL(threads, blocks, name, ...)                                                                  \
-  extern "C" GPU_KERNEL(threads, blocks) void name(gpu::GroupNorm arguments) { __VA_ARGS__(arguments); } \
+  extern "C" GPU_KERNEL(threads, blocks) void name(gpu::GroupNorm arguments) {                                           \
+    gpu::await_previous_kernel();                                                                                        \
+    __VA_ARGS__(arguments);                                                                                              \
+  }                                                                                                                      \
   GPU_REGISTER(name)
 
 // In two launches: V(name, element type, elements of a vector).

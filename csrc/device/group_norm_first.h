@@ -124,8 +124,12 @@ template <i32 type, int width> GPU_FN void group_norm_apply_first(const GroupNor
     sum = warp_merge(sum);
     const GroupStatistics<Math> found(a, group_pivot<type, Math>(a, at.image, at.group, at.group_channels), sum.m2, sum.mean, at.group_channels);
     if (at.slot == 0 && thread_x() == 0) found.store(a, at.image, at.group);
+    const Math origin = origin_of(found.mean, found.rstd), less = origin - found.mean;
     for_each_vector<type, width, false, Math>(a, at, [&](Math (&x)[width], const auto&, const Math (&weight)[width], const Math (&bias)[width], i64 element) {
-      GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = fma(x[i] - found.mean, found.rstd * weight[i], bias[i]);
+      GPU_UNROLL for (int i = 0; i < width; ++i) {
+        const Math scale = found.rstd * weight[i];
+        x[i] = fma(x[i] - origin, scale, fma(less, scale, bias[i]));
+      }
       activate<Math, exact>(x, silu);
       store_values(a.output, known_type<type>(a.input_type), element, x);
     });

@@ -6,6 +6,10 @@
 
 namespace gpu {
 #if !defined(GPU_HOST)
+// Rows of a thread that are on their way together: with these, and the blocks that run at once, 48 KB a multiprocessor,
+// which is what a Hopper needs to keep its memory busy.
+constexpr int rows_at_once = 4, rows_at_once_backward = 3;
+
 // Rows of the thread, several on their way at once: each(values of the input, of the gradient, the element's index).
 template <i32 type, int width, int together, bool reads_grad, class Math, class Each>
 GPU_FN void for_each_row(const GroupNorm& a, u32 rows, i64 element, const Each& each) {
@@ -68,7 +72,7 @@ template <i32 type, int width> GPU_FN void group_norm_statistics_last(const Grou
       const i64 element = at.element(a);
       load_values(x, a.input, known_type<type>(a.input_type), element);
       ShiftedSums<Math, width> sums(x);
-      for_each_row<type, width, 4, false, Math>(a, rows, element, [&](const Math (&row)[width], const auto&, i64) {
+      for_each_row<type, width, rows_at_once, false, Math>(a, rows, element, [&](const Math (&row)[width], const auto&, i64) {
         GPU_UNROLL for (int i = 0; i < width; ++i) {
           const Math d = row[i] - sums.first[i];
           sums.sum[i] += d;
@@ -86,6 +90,25 @@ template <i32 type, int width> GPU_FN void group_norm_statistics_last(const Grou
     });
   }
 }
+
+// Of each of the thread's channels, from the mean and 1 / standard deviation of each group of the strip.
+template <class Math, int width> struct ForwardConstants {
+  Math origin[width], scale[width], shift[width];
+
+  GPU_FN ForwardConstants(const GroupNorm& a, const StripItem<width>& at, const Math* means, const Math* rstds) {
+    load_affine(scale, a.weight, a.weight_type, at, Math(1));
+    load_affine(shift, a.bias, a.weight_type, at, Math(0));
+    at.for_each_channel([&](int i, u32 group) {
+      const Math mean = means[group - at.first_group], rstd = rstds[group - at.first_group];
+      origin[i] = origin_of(mean, rstd);
+      scale[i] *= rstd;
+      shift[i] = fma(origin[i] - mean, scale[i], shift[i]);
+    });
+  }
+  GPU_FN void normalize(Math (&y)[width], const Math (&x)[width]) const {
+    GPU_UNROLL for (int i = 0; i < width; ++i) y[i] = fma(x[i] - origin[i], scale[i], shift[i]);
+  }
+};
 
 template <i32 type, int width> GPU_FN void group_norm_apply_last(const GroupNorm& a) {
   using Math = typename GroupNormMath<type>::Type;
@@ -107,15 +130,11 @@ template <i32 type, int width> GPU_FN void group_norm_apply_last(const GroupNorm
       if (at.part == 0 && group * at.group_channels >= at.first_channel) found.store(a, at.image, group);
     }
     sync_threads();
-    Math scale[width], shift[width];
-    load_affine(scale, a.weight, a.weight_type, at, Math(1));
-    load_affine(shift, a.bias, a.weight_type, at, Math(0));
-    const OfGroups<Math, width> of(at, shared.group_first, shared.group_second);
-    GPU_UNROLL for (int i = 0; i < width; ++i) scale[i] *= of.second[i];
+    const ForwardConstants<Math, width> constants(a, at, shared.group_first, shared.group_second);
     const bool silu = a.silu != 0;
-    for_each_row<type, width, 2, false, Math>(a, at.rows(a), at.element(a), [&](const Math (&x)[width], const auto&, i64 element) {
+    for_each_row<type, width, rows_at_once, false, Math>(a, at.rows(a), at.element(a), [&](const Math (&x)[width], const auto&, i64 element) {
       Math y[width];
-      GPU_UNROLL for (int i = 0; i < width; ++i) y[i] = fma(x[i] - of.first[i], scale[i], shift[i]);
+      constants.normalize(y, x);
       activate<Math, exact>(y, silu);
       store_values(a.output, known_type<type>(a.input_type), element, y);
     });
@@ -203,7 +222,7 @@ template <i32 type, int width> GPU_FN void group_norm_sums_last(const GroupNorm&
     const StripItem<width> at(a, item, a.parts, a.part_size);
     const BackwardConstants<Math, width> constants(a, at);
     GradientSums<Math, width, exact> sums;
-    for_each_row<type, width, 2, true, Math>(a, at.rows(a), at.element(a), [&](Math (&x)[width], Math (&dy)[width], i64) {
+    for_each_row<type, width, rows_at_once_backward, true, Math>(a, at.rows(a), at.element(a), [&](Math (&x)[width], Math (&dy)[width], i64) {
       sums.add(constants, x, dy, silu);
     });
     TwoSums<Math> mine[width];
@@ -244,7 +263,7 @@ template <i32 type, int width> GPU_FN void group_norm_gradient_last(const GroupN
     sync_threads();
     const BackwardConstants<Math, width> constants(a, at);
     const InputGradient<Math, width, exact> gradient(a, at, constants, shared.group_first, shared.group_second);
-    for_each_row<type, width, 2, true, Math>(a, at.rows(a), at.element(a), [&](Math (&x)[width], Math (&dy)[width], i64 element) {
+    for_each_row<type, width, rows_at_once_backward, true, Math>(a, at.rows(a), at.element(a), [&](Math (&x)[width], Math (&dy)[width], i64 element) {
       gradient.apply(x, dy, silu);
       store_values(a.output, known_type<type>(a.input_type), element, dy);
     });

@@ -67,17 +67,6 @@ template <int width> struct StripItem {
   }
 };
 
-// Two numbers of each group of the strip, from the block's shared memory, for each of the thread's channels.
-template <class Math, int width> struct OfGroups {
-  Math first[width], second[width];
-
-  GPU_FN OfGroups(const StripItem<width>& at, const Math* firsts, const Math* seconds) {
-    at.for_each_channel([&](int i, u32 group) {
-      first[i] = firsts[group - at.first_group];
-      second[i] = seconds[group - at.first_group];
-    });
-  }
-};
 template <class Math, int width>
 GPU_FN void load_affine(Math (&x)[width], const u8* from, i32 type, const StripItem<width>& at, Math otherwise) {
   GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = at.active ? affine(from, type, at.channel + i, otherwise) : otherwise;

@@ -91,18 +91,14 @@ template <i32 type, int width> GPU_FN void group_norm_forward_tile(const GroupNo
       shared.group_second[group - at.first_group] = found.rstd;
     });
     sync_threads();
-    float scale[width], shift[width];
-    load_affine(scale, a.weight, a.weight_type, at, 1.0f);
-    load_affine(shift, a.bias, a.weight_type, at, 0.0f);
-    const OfGroups<float, width> of(at, shared.group_first, shared.group_second);
-    GPU_UNROLL for (int i = 0; i < width; ++i) scale[i] *= of.second[i];
+    const ForwardConstants<float, width> constants(a, at, shared.group_first, shared.group_second);
     u8* to = a.output + element * bytes_of(type);
     for (u32 k = 0; k < rows; ++k, to += step) {
-      float x[width];
+      float x[width], y[width];
       tile.get<type>(x, k);
-      GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = fma(x[i] - of.first[i], scale[i], shift[i]);
-      activate<float, exact>(x, silu);
-      *reinterpret_cast<Words*>(to) = pack(x, type);
+      constants.normalize(y, x);
+      activate<float, exact>(y, silu);
+      *reinterpret_cast<Words*>(to) = pack(y, type);
     }
   }
 }

@@ -13,18 +13,18 @@ constexpr const char* unit = "group_norm";
 // By apex_dtype; the last one takes single elements of any type but float64.
 #define KERNELS(part)                                                                                                  \
   {                                                                                                                    \
-    {unit, "group_norm_" part "_f32", 0}, {unit, "group_norm_" part "_f16", 0}, {unit, "group_norm_" part "_bf16", 0}, \
-    {unit, "group_norm_" part "_f64", 0}, {unit, "group_norm_" part "_any1", 0}                                        \
+    {unit, "group_norm_" part "_f32", 0, 1}, {unit, "group_norm_" part "_f16", 0, 1}, {unit, "group_norm_" part "_bf16", 0, 1}, \
+    {unit, "group_norm_" part "_f64", 0, 1}, {unit, "group_norm_" part "_any1", 0, 1}                                        \
   }
 #define TILE_KERNELS(part) \
-  { {unit, "group_norm_" part "_f32", 0}, {unit, "group_norm_" part "_f16", 0}, {unit, "group_norm_" part "_bf16", 0} }
+  { {unit, "group_norm_" part "_f32", 0, 1}, {unit, "group_norm_" part "_f16", 0, 1}, {unit, "group_norm_" part "_bf16", 0, 1} }
 // [channels last]
 apex_kernel statistics[2][5] = {KERNELS("statistics_first"), KERNELS("statistics_last")};
 apex_kernel apply[2][5] = {KERNELS("apply_first"), KERNELS("apply_last")};
 apex_kernel sums[2][5] = {KERNELS("sums_first"), KERNELS("sums_last")};
 apex_kernel gradient[2][5] = {KERNELS("gradient_first"), KERNELS("gradient_last")};
 apex_kernel forward_tile[3] = TILE_KERNELS("forward_tile"), backward_tile[3] = TILE_KERNELS("backward_tile");
-apex_kernel finish = {unit, "group_norm_finish", 0};
+apex_kernel finish = {unit, "group_norm_finish", 0, 1};
 
 constexpr int64_t vector_bytes = 16;
 constexpr int64_t small_tile = 100 << 10;  // of which a large multiprocessor holds two
