@@ -9,10 +9,14 @@
 #endif
 
 #define FORWARD(blocks, name, ...) \
-  extern "C" GPU_KERNEL(gpu::joint_forward_threads, blocks) void transducer_joint_##name(gpu::TransducerJointForward arguments) { gpu::transducer_joint_forward<__VA_ARGS__>(arguments); } \
+  extern "C" GPU_KERNEL(gpu::joint_forward_threads, blocks) void transducer_joint_##name(gpu::TransducerJointForward arguments) { \
+    gpu::await_previous_kernel(); \
+    gpu::transducer_joint_forward<__VA_ARGS__>(arguments); \
+  } \
   GPU_REGISTER(transducer_joint_##name)
 #define BACKWARD(blocks, name, mask, ...) \
   extern "C" GPU_KERNEL(gpu::joint_backward_threads, blocks) void transducer_joint_backward_##mask##_##name(gpu::TransducerJointBackward arguments) { \
+    gpu::await_previous_kernel(); \
     gpu::transducer_joint_backward<__VA_ARGS__, gpu::JointMask::mask>(arguments); \
   } \
   GPU_REGISTER(transducer_joint_backward_##mask##_##name)

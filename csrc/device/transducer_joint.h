@@ -188,6 +188,21 @@ template <class Access, bool dropout> struct JointForward {
 };
 
 // ---- backward ----------------------------------------------------------------------------------------------
+// Adds x to both sums where a is above b, or either is a nan.
+template <class Math> GPU_FN void add_above(Math a, Math b, Math x, Math& first, Math& second) {
+  x = a <= b ? Math(0) : x;
+  first += x;
+  second += x;
+}
+#if defined(GPU_CUDA)
+// Three instructions instead of four: the backward of halves would else issue more than its memory's speed allows.
+template <> GPU_FN void add_above<float>(float a, float b, float x, float& first, float& second) {
+  asm("{\n\t.reg .pred above;\n\tsetp.gtu.f32 above, %2, %3;\n\t@above add.f32 %0, %0, %4;\n\t@above add.f32 %1, %1, %4;\n\t}"
+      : "+f"(first), "+f"(second)
+      : "f"(a), "f"(b), "f"(x));
+}
+#endif
+
 enum class JointMask { none, relu, bits };
 
 // A unit is a slab of columns of some of an item's frames: a block's. A warp's lanes are `column_lanes` side by side on a
@@ -294,10 +309,13 @@ template <class Access, int column_lanes, JointMask masking> struct JointBackwar
         Access::unpack(x, raw[h]);
         if constexpr (masking == JointMask::relu) read_g(minus_g, label_lane + h * label_lanes);
         GPU_UNROLL for (int i = 0; i < width; ++i) {
-          if constexpr (masking == JointMask::relu) x[i] = fx[i] <= minus_g[i] ? Math(0) : x[i];
-          if constexpr (masking == JointMask::bits) x[i] = bits[h] >> i & 1 ? x[i] : Math(0);
-          of_frame[i] += x[i];
-          of_labels[h][i] += x[i];
+          if constexpr (masking == JointMask::relu) {
+            add_above(fx[i], minus_g[i], x[i], of_frame[i], of_labels[h][i]);
+          } else {
+            if constexpr (masking == JointMask::bits) x[i] = bits[h] >> i & 1 ? x[i] : Math(0);
+            of_frame[i] += x[i];
+            of_labels[h][i] += x[i];
+          }
         }
       }
       GPU_UNROLL for (int mask = column_lanes; mask < warp_size; mask <<= 1)

@@ -1,7 +1,10 @@
 #include "transducer_loss.h"
 
 #define LOSS_KERNEL(bounds, name, Arguments, ...) \
-  extern "C" GPU_KERNEL bounds void name(gpu::Arguments arguments) { __VA_ARGS__(arguments); } \
+  extern "C" GPU_KERNEL bounds void name(gpu::Arguments arguments) { \
+    gpu::await_previous_kernel();                                    \
+    __VA_ARGS__(arguments);                                          \
+  }                                                                  \
   GPU_REGISTER(name)
 
 #define KERNELS(bounds, name, type) \

@@ -12,9 +12,9 @@ constexpr const char* unit = "transducer_joint";
 // By apex_dtype; then those that take elements one by one: arithmetic in float, in double.
 #define KERNELS(name)                                                                                                       \
   {                                                                                                                         \
-    {unit, "transducer_joint_" name "_f32", 0}, {unit, "transducer_joint_" name "_f16", 0},                               \
-        {unit, "transducer_joint_" name "_bf16", 0}, {unit, "transducer_joint_" name "_f64", 0},                          \
-        {unit, "transducer_joint_" name "_elements_f32", 0}, {unit, "transducer_joint_" name "_elements_f64", 0},         \
+    {unit, "transducer_joint_" name "_f32", 0, 1}, {unit, "transducer_joint_" name "_f16", 0, 1},                               \
+        {unit, "transducer_joint_" name "_bf16", 0, 1}, {unit, "transducer_joint_" name "_f64", 0, 1},                          \
+        {unit, "transducer_joint_" name "_elements_f32", 0, 1}, {unit, "transducer_joint_" name "_elements_f64", 0, 1},         \
   }
 apex_kernel forward_kernels[2][6] = {KERNELS("forward"), KERNELS("dropout")};
 apex_kernel backward_kernels[3][6] = {KERNELS("backward_none"), KERNELS("backward_relu"), KERNELS("backward_bits")};

@@ -9,11 +9,11 @@ namespace apex {
 namespace {
 constexpr const char* unit = "transducer_loss";
 // By apex_dtype.
-apex_kernel emission_kernels[] = {{unit, "transducer_loss_emissions_f32", 0}, {unit, "transducer_loss_emissions_f16", 0},
-                                  {unit, "transducer_loss_emissions_bf16", 0}, {unit, "transducer_loss_emissions_f64", 0}};
-apex_kernel lattice_kernels[] = {{unit, "transducer_loss_lattice_f32", 0}, {unit, "transducer_loss_lattice_f64", 0}};
-apex_kernel backward_kernels[] = {{unit, "transducer_loss_backward_f32", 0}, {unit, "transducer_loss_backward_f16", 0},
-                                  {unit, "transducer_loss_backward_bf16", 0}, {unit, "transducer_loss_backward_f64", 0}};
+apex_kernel emission_kernels[] = {{unit, "transducer_loss_emissions_f32", 0, 1}, {unit, "transducer_loss_emissions_f16", 0, 1},
+                                  {unit, "transducer_loss_emissions_bf16", 0, 1}, {unit, "transducer_loss_emissions_f64", 0, 1}};
+apex_kernel lattice_kernels[] = {{unit, "transducer_loss_lattice_f32", 0, 1}, {unit, "transducer_loss_lattice_f64", 0, 1}};
+apex_kernel backward_kernels[] = {{unit, "transducer_loss_backward_f32", 0, 1}, {unit, "transducer_loss_backward_f16", 0, 1},
+                                  {unit, "transducer_loss_backward_bf16", 0, 1}, {unit, "transducer_loss_backward_f64", 0, 1}};
 
 
 // Sets *cpu where the CPU variant serves.
