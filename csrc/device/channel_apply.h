@@ -304,7 +304,10 @@ template <class T, class Op, bool last> GPU_FN void apply_to_channels(const Chan
 }  // namespace gpu
 
 #define CHANNEL_APPLY_KERNEL(name, blocks, ...)                                                                \
-  extern "C" GPU_KERNEL(gpu::apply_threads, blocks) void name(gpu::ChannelApply arguments) { __VA_ARGS__(arguments); } \
+  extern "C" GPU_KERNEL(gpu::apply_threads, blocks) void name(gpu::ChannelApply arguments) { \
+    gpu::await_previous_kernel(); \
+    __VA_ARGS__(arguments); \
+  } \
   GPU_REGISTER(name)
 #define CHANNEL_APPLY_KERNELS(op, Channel, name, T)                                                    \
   CHANNEL_APPLY_KERNEL(op##_any_##name, gpu::apply_blocks<T>, gpu::apply_to_channels<T, gpu::Channel<gpu::MathOf<T>::type>, false>) \

@@ -514,7 +514,10 @@ template <class T, int width, bool masked = false> GPU_FN void gradients_channel
 // For each element type a kernel for channels first, one for channels last, and one for channels last whose vectors
 // do not fit.
 #define CHANNEL_REDUCE_KERNEL(name, threads, blocks, ...)                                              \
-  extern "C" GPU_KERNEL(threads, blocks) void name(gpu::ChannelReduce arguments) { __VA_ARGS__(arguments); } \
+  extern "C" GPU_KERNEL(threads, blocks) void name(gpu::ChannelReduce arguments) { \
+    gpu::await_previous_kernel(); \
+    __VA_ARGS__(arguments); \
+  } \
   GPU_REGISTER(name)
 #define CHANNEL_REDUCE_KERNELS(op, function, name, T)                                                  \
   CHANNEL_REDUCE_KERNEL(op##_first_##name, gpu::channel_threads, gpu::channel_blocks<T>, gpu::function##_channels_first<T>)                \

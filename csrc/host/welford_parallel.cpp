@@ -5,7 +5,7 @@
 #include "status.h"
 
 extern "C" int32_t apex_welford_parallel(const apex_place* place, const gpu::WelfordParallel* arguments) {
-  static apex_kernel kernels[] = {{"welford_parallel", "welford_parallel_f32", 0}, {"welford_parallel", "welford_parallel_f64", 0}};
+  static apex_kernel kernels[] = {{"welford_parallel", "welford_parallel_f32", 0, 1}, {"welford_parallel", "welford_parallel_f64", 0, 1}};
   const gpu::WelfordParallel& a = *arguments;
   const bool doubles = a.input_type == APEX_F64;
   if ((a.input_type != APEX_F32 && !doubles) || (a.running_mean && (a.running_type == APEX_F64) != doubles))
