@@ -35,7 +35,9 @@ def macros(compiler: HostCompiler, *included: Path) -> dict[str, str]:
     """Every macro that is defined after `included`; Debian's pyconfig.h includes that of the architecture."""
     command = [compiler.path, "-dM", "-E", "-x", "c++", "-"]
     text = "".join(f'#include "{path}"\n' for path in included)
-    done = subprocess.run(command, input=text, text=True, capture_output=True, check=True)
+    done = subprocess.run(
+        command, input=text, encoding="utf-8", errors="replace", capture_output=True, check=True
+    )
     return {name: value for _, name, value in (f"{line} ".split(" ", 2) for line in done.stdout.splitlines())}
 
 
@@ -64,7 +66,9 @@ def check(python: Python, configured: dict[str, str], compiler: HostCompiler) ->
     """Raises GateError naming every macro that the target's compiler contradicts, or cannot be asked about."""
     unknown = [n for n in configured if (match := SIZE.fullmatch(n)) and match[2] not in TYPES]
     command = [compiler.path, "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
-    done = subprocess.run(command, input=_assertions(configured), text=True, capture_output=True)
+    done = subprocess.run(
+        command, input=_assertions(configured), encoding="utf-8", errors="replace", capture_output=True
+    )
     faults = re.findall(r"static assertion failed: (.*)", done.stderr) or done.stderr.splitlines()[:3]
     if unknown or done.returncode:
         raise GateError(

@@ -65,7 +65,8 @@ def test_every_kind_of_target(request, fixture, arch, kind):
 
 def test_jit_and_the_packs_compiler_agree_on_arithmetic(nvrtc_130, nvcc, tmp_path):
     """Each kernel has the same floating-point instructions from both, of one toolkit: no fused multiply-add,
-    no approximation in one alone. Address arithmetic and schedules may differ (multi_tensor_l2norm's do).
+    no approximation in one alone. Address arithmetic and schedules may differ (multi_tensor_l2norm's do), and a loop
+    may stand once more in one of them (batchnorm_backward's): that has more of some instructions and fewer of none.
     Only a GPU can show equal results; this shows that nothing known stands against them."""
     if "release 13.0, V13.0.88" not in run(nvcc, "--version").stdout:
         pytest.skip("nvcc is not of the toolkit that NVRTC here belongs to (13.0.88)")
@@ -77,7 +78,27 @@ def test_jit_and_the_packs_compiler_agree_on_arithmetic(nvrtc_130, nvcc, tmp_pat
         prebuilt, compiled = arithmetic(out.read_text()), arithmetic(jit.build(unit, target).decode())
         assert prebuilt.keys() == compiled.keys() and prebuilt
         for kernel in prebuilt:
-            assert prebuilt[kernel] == compiled[kernel], kernel
+            assert is_repeated(prebuilt[kernel], compiled[kernel]), kernel
+
+
+def is_repeated(one, other):
+    """Whether both have the same kinds of instructions, and one as many or more of each."""
+    return one.keys() == other.keys() and (one >= other or one <= other)
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ({"mul": 4, "sub": 4, "fma": 2}, True),
+        ({"mul": 6, "sub": 5, "fma": 2}, True),
+        ({"mul": 3, "sub": 3, "fma": 3}, False),  # a contraction
+        ({"mul": 4, "sub": 4, "fma": 2, "div.approx": 1}, False),
+    ],
+)
+def test_a_contraction_is_no_repetition(other, same):
+    one = collections.Counter(mul=4, sub=4, fma=2)
+    other = collections.Counter(other)
+    assert is_repeated(one, other) == is_repeated(other, one) == same
 
 
 def arithmetic(ptx):
