@@ -41,7 +41,7 @@ def test_metadata_is_that_of_the_wheel(tmp_path):
     name = backend.prepare_metadata_for_build_wheel(str(tmp_path), {"farm": "rocm", "arch": "gfx942"})
     version = f"{tree.version()}+rocm7.2"
     assert name == f"apex_rocm-{version}.dist-info"
-    assert (tmp_path / name / "METADATA").read_text() == wheel.metadata("apex-rocm", version)
+    assert (tmp_path / name / "METADATA").read_text(encoding="utf-8") == wheel.metadata("apex-rocm", version)
 
 
 def test_a_named_fault_ends_the_build_in_words(tmp_path):
