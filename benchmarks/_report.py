@@ -103,7 +103,7 @@ class Row:
 class Report:
     """The rows of a run on this card.
 
-    options: what add_options made. bandwidth: bytes a second that floors are divided by, measured if None. rows: that
+    options: what parse returned. bandwidth: bytes a second that floors are divided by, measured if None. rows: that
     an earlier report of the same run wrote to the same file.
     """
 

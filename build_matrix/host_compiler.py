@@ -24,9 +24,13 @@ class HostCompiler:
         self.version = self._say("-dumpfullversion", "-dumpversion")
 
     def _say(self, *arguments: str) -> str:
-        return subprocess.run(
-            [self.path, *arguments], text=True, capture_output=True, check=True
-        ).stdout.strip()
+        said = self.read("", *arguments)
+        said.check_returncode()
+        return said.stdout.strip()
+
+    def read(self, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """What it says when it has `text` on its standard input. Its words are UTF-8 in whatever locale this runs."""
+        return _run([self.path, *arguments], input=text)
 
     @property
     def name(self) -> str:
@@ -58,18 +62,20 @@ class HostCompiler:
         self._run(soname, [*command, "-o", str(folder / soname)])
 
     def _run(self, what: str, command: list[str]) -> None:
-        result = subprocess.run(command, encoding="utf-8", errors="replace", capture_output=True)
+        result = _run(command)
         if result.returncode:
             raise CompileError(what, command, result.stderr)
+
+
+def _run(command: list[str], **more) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, encoding="utf-8", errors="replace", capture_output=True, **more)
 
 
 @cache
 def _digest(path: str) -> str:
     programs = [shutil.which(path)]
     for program in ("cc1plus", "as", "ld"):
-        found = subprocess.run(
-            [path, f"-print-prog-name={program}"], text=True, capture_output=True
-        ).stdout.strip()
+        found = _run([path, f"-print-prog-name={program}"]).stdout.strip()
         programs.append(shutil.which(found))
     return DigestCache().of_files(sorted({Path(program).resolve() for program in programs if program}))
 

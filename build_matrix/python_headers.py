@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 from build_matrix import host_compiler
@@ -33,11 +32,9 @@ TYPES = {
 
 def macros(compiler: HostCompiler, *included: Path) -> dict[str, str]:
     """Every macro that is defined after `included`; Debian's pyconfig.h includes that of the architecture."""
-    command = [compiler.path, "-dM", "-E", "-x", "c++", "-"]
     text = "".join(f'#include "{path}"\n' for path in included)
-    done = subprocess.run(
-        command, input=text, encoding="utf-8", errors="replace", capture_output=True, check=True
-    )
+    done = compiler.read(text, "-dM", "-E", "-x", "c++", "-")
+    done.check_returncode()
     return {name: value for _, name, value in (f"{line} ".split(" ", 2) for line in done.stdout.splitlines())}
 
 
@@ -65,10 +62,7 @@ def _assertions(configured: dict[str, str]) -> str:
 def check(python: Python, configured: dict[str, str], compiler: HostCompiler) -> None:
     """Raises GateError naming every macro that the target's compiler contradicts, or cannot be asked about."""
     unknown = [n for n in configured if (match := SIZE.fullmatch(n)) and match[2] not in TYPES]
-    command = [compiler.path, "-std=c++17", "-fsyntax-only", "-x", "c++", "-"]
-    done = subprocess.run(
-        command, input=_assertions(configured), encoding="utf-8", errors="replace", capture_output=True
-    )
+    done = compiler.read(_assertions(configured), "-std=c++17", "-fsyntax-only", "-x", "c++", "-")
     faults = re.findall(r"static assertion failed: (.*)", done.stderr) or done.stderr.splitlines()[:3]
     if unknown or done.returncode:
         raise GateError(
