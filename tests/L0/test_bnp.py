@@ -120,7 +120,8 @@ def test_refused(variant):
         bnp.bn_fwd_nhwc(c.x[..., :4], *state, *batch, None, 0.1, EPS, False, *END)
     with pytest.raises(RuntimeError, match="init_process_group first"):
         bnp.bn_fwd_nhwc(c.x, *state, *batch, None, 0.1, EPS, False, *END[:4], 2, *END[5:])
-    lists.assert_same_bits(running, [torch.zeros(8), torch.ones(8)])  # nothing was counted
+    nothing = [torch.zeros(8, device=variant.device), torch.ones(8, device=variant.device)]
+    lists.assert_same_bits(running, nothing)  # nothing was counted
     assert not bnp.bn_fwd_nhwc(
         c.x.requires_grad_(), *state, *batch, None, 0.1, EPS, False, *END
     ).requires_grad
