@@ -2,7 +2,8 @@
 
 In eager mode a call goes straight into C++ (pybind11, then torch's dispatcher: autograd, autocast and dispatch
 modes work as ever). Where something looks at Python itself, torch.compile or a tensor type with
-__torch_function__, it goes through torch.ops, which those understand.
+__torch_function__, it goes through torch.ops, which those understand. ONNX exporters know torch's own ops alone:
+they are shown what an op is in plain PyTorch, its reference.
 """
 
 from __future__ import annotations
@@ -10,9 +11,18 @@ from __future__ import annotations
 import torch
 
 from apex._loader import bindings, library
+from apex._loader import reference as references
 
 # Before anything is traced: loading inside torch.compile would break the graph. Opens no GPU driver.
 _module = bindings.load().module
+
+
+_tracing_state = torch._C._get_tracing_state
+
+
+def is_traced():
+    """Whether torch.compile, torch.export, torch.jit.trace or torch.onnx.export looks at the Python code that runs."""
+    return torch.compiler.is_compiling() or _tracing_state() is not None
 
 
 def entry(name):
@@ -29,8 +39,8 @@ def call(name, forward, outputs, arguments):
 
     name: of the direct entry in the bindings' module. forward: the op, as torch.ops.apex.<op>.default.
     """
-    if torch.compiler.is_compiling() or _module is None or torch.overrides.has_torch_function(arguments):
-        found = forward(*arguments)
+    if is_traced() or _module is None or torch.overrides.has_torch_function(arguments):
+        found = dispatch(forward, arguments)
         if isinstance(found, torch.Tensor):
             return found
         return found[0] if outputs == 1 else found[:outputs]
@@ -39,3 +49,22 @@ def call(name, forward, outputs, arguments):
     except RuntimeError:
         library.raise_stored()  # the probe's own exception, if it refused to choose
         raise
+
+
+def dispatch(op, arguments):
+    """All results of an op, as what looks at Python (see `is_traced`) understands it."""
+    if is_traced() and torch.onnx.is_in_onnx_export():
+        return _plain(op, arguments)
+    return op(*arguments)
+
+
+def _plain(op, arguments):
+    """The same by the op's reference, with the op's rule for autocast."""
+    name = op._schema.name.rpartition("::")[2]
+    module = references.module(name)
+    reference, device_type = getattr(module, name), arguments[0].device.type
+    if torch.is_autocast_enabled(device_type):
+        for pair in getattr(module, "PAIRS", ()):
+            if f"{pair.name}_forward" == name:
+                return reference(**pair.autocast(device_type, arguments, {}))
+    return reference(*arguments)

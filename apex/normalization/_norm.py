@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from apex._functional import call, entry
+from apex._functional import call, dispatch, entry, is_traced
 from apex._loader import library
 
 _ops = torch.ops.apex
@@ -14,10 +14,9 @@ _has_torch_function = torch.overrides.has_torch_function_variadic
 
 def layer_norm(input, normalized_shape, weight, bias, eps, memory_efficient, dtype=None):
     """Layer norm over the last dimensions; dtype: the output's, by default the input's."""
-    if torch.compiler.is_compiling():
-        return _ops.layer_norm_forward.default(
-            input, normalized_shape, weight, bias, eps, memory_efficient, dtype
-        )[0]
+    if is_traced():
+        arguments = (input, normalized_shape, weight, bias, eps, memory_efficient, dtype)
+        return dispatch(_ops.layer_norm_forward.default, arguments)[0]
     return eager_layer_norm(input, normalized_shape, weight, bias, eps, memory_efficient, dtype)
 
 
@@ -36,8 +35,9 @@ def eager_layer_norm(input, normalized_shape, weight, bias, eps, memory_efficien
 
 def rms_norm(input, normalized_shape, weight, eps, memory_efficient, dtype=None):
     """RMS norm over the last dimensions."""
-    if torch.compiler.is_compiling():
-        return _ops.rms_norm_forward.default(input, normalized_shape, weight, eps, memory_efficient, dtype)[0]
+    if is_traced():
+        arguments = (input, normalized_shape, weight, eps, memory_efficient, dtype)
+        return dispatch(_ops.rms_norm_forward.default, arguments)[0]
     return eager_rms_norm(input, normalized_shape, weight, eps, memory_efficient, dtype)
 
 
@@ -102,11 +102,3 @@ def parameter(module, name):
         return module._parameters[name]
     except KeyError:
         return getattr(module, name)
-
-
-def is_traced():
-    """Whether torch.compile, torch.export or torch.jit.trace looks at the Python code that runs."""
-    return torch.compiler.is_compiling() or _tracing_state() is not None
-
-
-_tracing_state = torch._C._get_tracing_state

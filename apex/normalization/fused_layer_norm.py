@@ -251,7 +251,9 @@ class MixedFusedLayerNorm(FusedLayerNorm):
 
     def _traced(self, input):
         if torch.jit.is_tracing():
-            return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+            dtype = torch.promote_types(input.dtype, self.weight.dtype)  # torch's own takes one alone
+            operands = (input.to(dtype), self.normalized_shape, self.weight.to(dtype), self.bias.to(dtype))
+            return F.layer_norm(*operands, self.eps).to(self.weight.dtype)
         return mixed_dtype_fused_layer_norm_affine(
             input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
         )
