@@ -45,6 +45,18 @@ def check_residual(op, input, residual):
         raise TypeError(f"{op}: the residual must have the input's dtype {input.dtype}")
 
 
+def check_backward(op, grad_output, grad_sum, saved, mean, rstd, normalized_shape, weight, bias):
+    """Raises ValueError or TypeError where a backward op is not given what its forward left."""
+    check(op, saved, normalized_shape, weight, bias)
+    for name, tensor in (("gradient", grad_output), ("gradient of the sum", grad_sum)):
+        if tensor is not None and tensor.shape != saved.shape:
+            raise ValueError(f"{op}: the {name} has shape {list(tensor.shape)}, not {list(saved.shape)}")
+    rows = saved.shape[: saved.dim() - len(normalized_shape)].numel()
+    for name, tensor in (("mean", mean), ("rstd", rstd)):
+        if tensor is not None and tensor.numel() != rows:
+            raise ValueError(f"{op}: {name} must hold one number for each row")
+
+
 def dims(tensor, normalized_shape):
     """(dimensions of the rows, dimensions that are normalised over)"""
     rows = tensor.dim() - len(normalized_shape)
@@ -95,6 +107,9 @@ def backward(
     centered,
 ):
     """(gradient of the input, of the weight, of the bias); the last two empty where not wanted or not there."""
+    op = "layer_norm" if centered else "rms_norm"
+    read = None if from_output else mean
+    check_backward(op, grad_output, grad_sum, saved, read, rstd, normalized_shape, weight, bias)
     dtype = saved.dtype if dtype is None else dtype
     math = math_dtype(dtype)
     rows, over = dims(saved, normalized_shape)

@@ -5,6 +5,8 @@
 #if defined(APEX_TORCH_LIBRARY_UNIT)
 namespace apex {
 inline void check_normalization(const char* op, const at::Tensor& input, const Channels& channels, const OptionalTensor& z, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& shift) {
+  check_given(op, "mean", mean);
+  check_given(op, "inv_std", inv_std);
   check_like_input(op, "z", z, input);
   check_statistic(op, "mean", mean, input, channels);
   check_statistic(op, "inv_std", inv_std, input, channels);
@@ -83,7 +85,7 @@ struct GradientSums {
 inline Channels check_batchnorm_backward(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& sum_dy, const OptionalTensor& sum_dy_xmu, const OptionalTensor& count, bool channel_last) {
   const char* op = "batchnorm_backward";
   const Channels channels = check_batchnorm_forward(op, input, std::nullopt, mean, inv_std, weight, std::nullopt, channel_last);
-  check_like_input(op, "grad_output", grad_output, input);
+  check_gradient(op, grad_output, input);
   check_gradient_sums(op, input, channels, sum_dy, sum_dy_xmu, count);
   return channels;
 }

@@ -65,6 +65,10 @@ inline void check_per_channel(const char* op, const char* name, const at::Tensor
                     " but the input has ", channels, " channels");
   TORCH_CHECK_VALUE(tensor.device() == input.device(), op, ": ", name, " is on ", tensor.device(), " but the input is on ", input.device());
 }
+// The dispatcher passes None for a tensor that an op needs, too.
+inline void check_given(const char* op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(tensor.defined(), op, ": ", name, " must be a tensor, not None");
+}
 inline void check_statistic(const char* op, const char* name, const OptionalTensor& tensor, const at::Tensor& input, const Channels& channels) {
   if (!has_value(tensor)) return;
   check_per_channel(op, name, *tensor, input, channels.count);
@@ -89,6 +93,10 @@ inline void check_like_input(const char* op, const char* name, const OptionalTen
                     tensor->sym_sizes(), " on ", tensor->device(), ", not the input's ", input.sym_sizes(), " on ", input.device());
   TORCH_CHECK_TYPE(tensor->scalar_type() == input.scalar_type(), op, ": ", name, " has dtype ", tensor->scalar_type(),
                    ", not the input's ", input.scalar_type());
+}
+inline void check_gradient(const char* op, const at::Tensor& grad_output, const at::Tensor& input) {
+  check_given(op, "grad_output", grad_output);
+  check_like_input(op, "grad_output", grad_output, input);
 }
 
 inline const gpu::u8* const_bytes(const at::Tensor& tensor) {

@@ -32,7 +32,7 @@ inline Channels check_backward(const at::Tensor& grad_output, const at::Tensor& 
   const char* op = "groupbn_backward";
   const Channels channels = nhwc_channels_of(op, input, channel_last);
   check_normalization(op, input, channels, std::nullopt, mean, inv_std, weight, std::nullopt);
-  check_like_input(op, "grad_output", grad_output, input);
+  check_gradient(op, grad_output, input);
   check_bitmask(op, bitmask, input);
   check_gradient_sums(op, input, channels, sum_dy, sum_dy_xmu, count);
   return channels;

@@ -132,18 +132,33 @@ struct NormBackwardInputs {
   bool weight_gradients;
 };
 
-inline bool run_norm_backward(const NormFunctions& op, const NormBackwardInputs& in, NormGradients* gradients) {
-  const apex_place place = place_of(in.saved.device());
-  if (place.platform < 0) return false;
-  TORCH_CHECK_VALUE(in.grad_output.sizes() == in.saved.sizes(), op.name, ": the gradient has shape ", in.grad_output.sizes(), ", not ", in.saved.sizes());
+// Throws unless a backward op is given what its forward left: kernels read as much of each tensor as the shape says.
+inline void check_norm_backward(const NormFunctions& op, const NormBackwardInputs& in) {
+  check_norm(op.name, in.saved, in.shape, in.weight, in.bias);
+  const auto beside = [&](const at::Tensor& tensor) { return tensor.device() == in.saved.device(); };
+  TORCH_CHECK_VALUE(in.grad_output.sizes() == in.saved.sizes() && beside(in.grad_output), op.name, ": the gradient has shape ", in.grad_output.sizes(),
+                    " on ", in.grad_output.device(), ", not ", in.saved.sizes(), " on ", in.saved.device());
   const at::ScalarType output_type = in.grad_output.scalar_type();
   TORCH_CHECK_TYPE(in.saved.scalar_type() == (in.from_output ? output_type : in.dtype), op.name, ": the saved tensor has dtype ",
                    in.saved.scalar_type(), ", not ", in.from_output ? output_type : in.dtype);
+  if (has_value(in.grad_sum)) {
+    TORCH_CHECK_VALUE(in.grad_sum->sizes() == in.saved.sizes() && beside(*in.grad_sum), op.name, ": the gradient of the sum has shape ",
+                      in.grad_sum->sizes(), " on ", in.grad_sum->device(), ", not ", in.saved.sizes(), " on ", in.saved.device());
+    TORCH_CHECK_TYPE(in.grad_sum->scalar_type() == in.dtype, op.name, ": the gradient of the sum has dtype ", in.grad_sum->scalar_type(), ", not ", in.dtype);
+  }
   const at::ScalarType math = norm_math(in.dtype);
-  TORCH_CHECK_VALUE(in.rstd.numel() == norm_rows(in.saved, in.shape) && in.rstd.scalar_type() == math, op.name,
-                    ": rstd must hold one ", math, " for each row");
-  TORCH_CHECK_VALUE(!op.centered || in.from_output || (has_value(in.mean) && in.mean->numel() == in.rstd.numel() && in.mean->scalar_type() == math),
-                    op.name, ": mean must hold one ", math, " for each row");
+  const int64_t rows = norm_rows(in.saved, in.shape).guard_int(__FILE__, __LINE__);
+  const auto one_a_row = [&](const at::Tensor& tensor) { return tensor.numel() == rows && tensor.scalar_type() == math && beside(tensor); };
+  TORCH_CHECK_VALUE(one_a_row(in.rstd), op.name, ": rstd must hold one ", math, " for each row, on ", in.saved.device());
+  TORCH_CHECK_VALUE(!op.centered || in.from_output || (has_value(in.mean) && one_a_row(*in.mean)), op.name, ": mean must hold one ", math,
+                    " for each row, on ", in.saved.device());
+}
+
+inline bool run_norm_backward(const NormFunctions& op, const NormBackwardInputs& in, NormGradients* gradients) {
+  check_norm_backward(op, in);
+  const apex_place place = place_of(in.saved.device());
+  if (place.platform < 0) return false;
+  const at::ScalarType output_type = in.grad_output.scalar_type(), math = norm_math(in.dtype);
   const at::Tensor grad = in.grad_output.contiguous(), saved = in.saved.contiguous(), more = contiguous(in.grad_sum),
                    mean = contiguous(in.mean), rstd = in.rstd.contiguous(), w = contiguous(in.weight), b = contiguous(in.bias);
   *gradients = norm_gradients(saved, in.dtype, in.weight, in.bias, in.weight_gradients);

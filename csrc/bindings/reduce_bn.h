@@ -15,7 +15,9 @@ inline ReducedGradients reduced_gradients(const at::Tensor& input, const Channel
 inline Channels check_reduce_bn(const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, bool channel_last, const OptionalTensor& bitmask) {
   const Channels channels = (has_value(bitmask) ? nhwc_channels_of : channels_of)("reduce_bn", input, channel_last);
   check_bitmask("reduce_bn", bitmask, input);
-  check_like_input("reduce_bn", "grad_output", grad_output, input);
+  check_gradient("reduce_bn", grad_output, input);
+  check_given("reduce_bn", "mean", mean);
+  check_given("reduce_bn", "inv_std", inv_std);
   check_statistic("reduce_bn", "mean", mean, input, channels);
   check_statistic("reduce_bn", "inv_std", inv_std, input, channels);
   check_affine("reduce_bn", weight, std::nullopt, input, channels);

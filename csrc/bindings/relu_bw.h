@@ -6,7 +6,7 @@
 namespace apex {
 inline at::Tensor relu_bw(const at::Tensor& grad_output, const at::Tensor& input, const OptionalTensor& z, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& shift, bool channel_last) {
   const Channels channels = check_batchnorm_forward("relu_bw", input, z, mean, inv_std, weight, shift, channel_last);
-  check_like_input("relu_bw", "grad_output", grad_output, input);
+  check_gradient("relu_bw", grad_output, input);
   const apex_place place = place_of(input.device());
   if (place.platform >= 0) {
     const ChannelApplyTensors tensors(channels, input, grad_output, z, mean, inv_std, weight, shift);
@@ -17,7 +17,7 @@ inline at::Tensor relu_bw(const at::Tensor& grad_output, const at::Tensor& input
 }
 inline at::Tensor relu_bw_meta(const at::Tensor& grad_output, const at::Tensor& input, const OptionalTensor& z, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& shift, bool channel_last) {
   const Channels channels = check_batchnorm_forward("relu_bw", input, z, mean, inv_std, weight, shift, channel_last);
-  check_like_input("relu_bw", "grad_output", grad_output, input);
+  check_gradient("relu_bw", grad_output, input);
   return output_like(input, channels);
 }
 }  // namespace apex

@@ -83,8 +83,9 @@ inline void check_backward(const at::Tensor& grad_losses, const at::Tensor& logi
   check(logits, labels, smoothing);
   TORCH_CHECK_VALUE(grad_losses.sym_sizes() == labels.sym_sizes() && grad_losses.device() == logits.device(),
                     "xentropy: the gradient of the losses must have their shape ", labels.sym_sizes(), " and device, not ", grad_losses.sym_sizes());
-  TORCH_CHECK_VALUE(normalizers.sym_sizes() == c10::SymIntArrayRef(normalizer_sizes(labels)) && normalizers.scalar_type() == math_type(logits.scalar_type()),
-                    "xentropy: normalizers are two ", math_type(logits.scalar_type()), " for each label, as the forward gives them");
+  TORCH_CHECK_VALUE(normalizers.sym_sizes() == c10::SymIntArrayRef(normalizer_sizes(labels)) && normalizers.scalar_type() == math_type(logits.scalar_type()) &&
+                        normalizers.device() == logits.device(),
+                    "xentropy: normalizers are two ", math_type(logits.scalar_type()), " for each label, on ", logits.device(), ", as the forward gives them");
 }
 
 // The same gradient by torch's differentiable ops: what double backward differentiates.

@@ -136,6 +136,10 @@ def test_backward_refused(variant):
         backward(*arguments, case.mean, case.mean)
     with pytest.raises(ValueError, match="not the input's"):
         backward(case.dy[:1], *arguments[1:])
+    for i, name in enumerate(("grad_output", "input", "mean", "inv_std")):
+        if name != "input":  # torch's own error
+            with pytest.raises(TypeError, match=f"{name} must be a tensor, not None"):
+                backward(*arguments[:i], None, *arguments[i + 1 :])
 
 
 def test_traced():

@@ -189,6 +189,8 @@ def test_backward_refused(variant):
         backward(case.dy, case.x, mask.int(), *rest, channel_last=True)
     with pytest.raises(ValueError, match="not the input's"):
         backward(case.dy[1:], case.x, mask, *rest, channel_last=True)
+    with pytest.raises(TypeError, match="grad_output must be a tensor, not None"):
+        backward(None, case.x, mask, *rest, channel_last=True)
 
 
 def test_traced():

@@ -88,6 +88,11 @@ def test_refused(variant):
         reduce(case.dy, case.x, case.mean[:2], case.inv_std)
     with pytest.raises(TypeError, match="float64 goes with float64"):
         reduce(case.dy, case.x, case.mean, case.inv_std, case.weight.double())
+    for none in range(3):
+        given = [case.dy, case.mean, case.inv_std]
+        given[none] = None
+        with pytest.raises(TypeError, match="must be a tensor, not None"):
+            reduce(given[0], case.x, *given[1:])
 
 
 @pytest.mark.parametrize("dtype", channels.DTYPES, ids=str)

@@ -45,6 +45,8 @@ def test_refused(variant):
     case = Case("first", (2, 4, 6), F32, variant.device)
     with pytest.raises(ValueError, match="not the input's"):
         relu_bw(case.dy[:1], case.x, None, case.mean, case.inv_std)
+    with pytest.raises(TypeError, match="grad_output must be a tensor, not None"):
+        relu_bw(None, case.x, None, case.mean, case.inv_std)
 
 
 def test_traced():

@@ -141,6 +141,44 @@ def test_errors(call, error, text):
         call(norms.random((3, 8), F32, "cpu"))
 
 
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(shape=(4,)), "how the input's shape"),
+        (dict(shape=(24,)), "how the input's shape"),
+        (dict(shape=()), "normalized_shape"),
+        (dict(weight=torch.ones(7)), "weight has shape"),
+        (dict(weight=torch.ones(())), "weight has shape"),
+        (dict(grad=torch.ones(3, 7)), "the gradient has shape"),
+        (dict(grad_sum=torch.ones(3, 1)), "the gradient of the sum has shape"),
+        (dict(rstd=torch.ones(2)), "rstd must hold one"),
+    ],
+    ids=lambda p: "-".join(p) if isinstance(p, dict) else "",
+)
+@each_norm
+def test_backward_refuses_what_no_forward_left(variant, norm, change, words):
+    """Kernels read as many elements as the sizes say: past the end of what is shorter."""
+    given = dict(grad=torch.ones(3, 8), grad_sum=None, rstd=torch.ones(3), shape=(8,), weight=torch.ones(8))
+    given = {
+        k: v.to(variant.device) if isinstance(v, torch.Tensor) else v for k, v in (given | change).items()
+    }
+    mean = (torch.zeros(3, device=variant.device),) if norm.centered else ()
+    bias = (given["weight"],) if norm.centered else ()
+    backward = getattr(torch.ops.apex, f"add_{norm.name}_backward")
+    saved = torch.ones(3, 8, device=variant.device)
+    with pytest.raises(ValueError, match=words):
+        backward(
+            given["grad"], given["grad_sum"], saved, *mean, given["rstd"], given["shape"], given["weight"],
+            *bias, norms.EPS,
+        )  # fmt: skip
+
+
+def test_backward_refuses_a_gradient_of_another_dtype():
+    x, rstd = torch.ones(3, 8), torch.ones(3)
+    with pytest.raises(TypeError, match="the gradient of the sum has dtype"):
+        torch.ops.apex.add_rms_norm_backward(x, x.half(), x, rstd, (8,), None, norms.EPS)
+
+
 def test_without_bindings(tmp_path):
     """Where no binding fits this torch, the same ops are differentiable from Python."""
     code = """
