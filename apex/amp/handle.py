@@ -178,11 +178,17 @@ def _clear_cache():
 
 @contextlib.contextmanager
 def disable_casts():
-    """Inside, patched functions are torch's own. Does nothing where nothing is patched."""
+    """Inside, patched functions are torch's own. Does nothing where nothing is patched.
+
+    torch.compile runs what is around it in eager mode, and raises where a full graph is wanted.
+    """
     handle = getattr(_amp_state, "handle", None)
     if handle is None:
         yield
         return
+    if handle.is_active() and torch.compiler.is_dynamo_compiling():
+        # The graph holds calls of patched functions, which ask the handle when what compiles it runs them.
+        torch._dynamo.graph_break(msg="amp.disable_casts() has no effect inside a graph; enter it outside")
     with handle._disable_casts():
         yield
 
@@ -199,19 +205,20 @@ class AmpHandle:
         self._cache = {}
         self._default_scaler = LossScaler(loss_scale)
         self._is_active = True
+        self._suspended = []  # one element for each _disable_casts that is open, in whatever thread
         self._all_wrappers = []
         self._step_hook = None
 
     def is_active(self):
-        return self._is_active
+        return self._is_active and not self._suspended
 
     @contextlib.contextmanager
     def _disable_casts(self):
-        before, self._is_active = self._is_active, False
+        self._suspended.append(None)
         try:
             yield
         finally:
-            self._is_active = before
+            self._suspended.pop()
 
     def wrap_optimizer(self, optimizer, num_loss=1):
         """An optimizer with a scale_loss of its own, for num_loss losses a step."""

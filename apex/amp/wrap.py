@@ -1,7 +1,8 @@
 """Wrappers that cast arguments, and the functions that put them in place of torch's.
 
 Every wrapper asks its handle first whether casts are on. Calls whose tensors are all float64 are left alone:
-who computes in float64 wants the digits.
+who computes in float64 wants the digits. So are calls with out=, whose dtype the caller has chosen: the result of a
+cast of it would be lost.
 """
 
 import functools
@@ -30,6 +31,10 @@ def _present(mod, fn):
     return False
 
 
+def _writes_to(kwargs):
+    return kwargs.get("out") is not None
+
+
 # ---- to one dtype ----------------------------------------------------------------------------------------
 
 
@@ -38,7 +43,7 @@ def make_cast_wrapper(orig_fn, cast_fn, handle, try_caching=False):
 
     @functools.wraps(orig_fn)
     def wrapper(*args, **kwargs):
-        if not handle.is_active() or utils.all_double(args, kwargs):
+        if not handle.is_active() or _writes_to(kwargs) or utils.all_double(args, kwargs):
             return orig_fn(*args, **kwargs)
         # A compiled graph must not hold on to tensors, and shares equal casts by itself.
         if try_caching and handle.has_cache and not torch.compiler.is_compiling():
@@ -79,7 +84,7 @@ def make_promote_wrapper(orig_fn, cast_fn=None, handle=None):
 
     @functools.wraps(orig_fn)
     def wrapper(*args, **kwargs):
-        if utils.one_dtype(args, kwargs) or not _active(handle):
+        if utils.one_dtype(args, kwargs) or not _active(handle) or _writes_to(kwargs):
             return orig_fn(*args, **kwargs)
         widen = _widening_cast(utils.dtypes_of(args, kwargs))
         if widen is None:
@@ -108,14 +113,20 @@ def sequence_promote(mod, fn, handle, verbose=False):
     orig_fn = utils.get_func(mod, fn)
 
     @functools.wraps(orig_fn)
-    def wrapper(seq, *args, **kwargs):
+    def wrapper(*args, **kwargs):
         if handle.is_active():
-            widen = _widening_cast(utils.dtypes_of((seq,), {}))
-            if widen is not None:
-                seq = utils.casted_args(widen, seq, {})
-        return orig_fn(seq, *args, **kwargs)
+            if args:
+                args = (_widened(args[0]), *args[1:])
+            elif "tensors" in kwargs:
+                kwargs["tensors"] = _widened(kwargs["tensors"])
+        return orig_fn(*args, **kwargs)
 
     utils.set_func_save(handle, mod, fn, wrapper)
+
+
+def _widened(seq):
+    widen = _widening_cast(utils.dtypes_of((seq,), {}))
+    return seq if widen is None else utils.casted_args(widen, seq, {})
 
 
 def promote_match_arg0(mod, fn, handle, verbose=False):

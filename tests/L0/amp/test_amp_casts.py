@@ -183,6 +183,36 @@ def test_other_arguments_stay():
     assert torch.cat([torch.arange(2), torch.arange(2)]).dtype == torch.int64
 
 
+def test_sequences_by_name():
+    start()
+    pair = [torch.ones(2), torch.ones(2, dtype=F16)]
+    assert torch.cat(tensors=pair, dim=0).dtype == F32 and torch.stack(tensors=tuple(pair)).dtype == F32
+    with pytest.raises(TypeError, match="cat"):  # torch's own
+        torch.cat()
+
+
+@pytest.mark.parametrize("level", ["O1", "O4"])
+def test_what_the_caller_writes_to_is_written(level):
+    """A cast of `out` would take the result, and the caller's tensor stay what it was."""
+    start(level)
+    a, half = torch.full((2, 2), 2.0), torch.full((2, 2), 2.0, dtype=F16)
+    for function, arguments, dtype in (
+        (torch.mm, (a, a), F32),  # of the half-precision list
+        (torch.exp, (half,), F16),  # of float32's
+        (torch.sum, (half, 0), F16),
+        (torch.linalg.matmul, (a, a), F32),
+        (torch.linalg.inv, (torch.eye(2),), F32),
+        (torch.fft.fft, (a,), torch.complex64),
+        (torch.add, (a, half), F16),  # of those that widen
+        (torch.cat, ([a, half],), F32),
+    ):
+        with amp.disable_casts():
+            expected = function(*arguments).to(dtype)
+        out = torch.zeros_like(expected)
+        returned = function(*arguments, out=out)
+        assert returned is out and torch.equal(out, expected), function
+
+
 def test_in_place():
     start()
     a = x(dtype=F16)
@@ -503,4 +533,16 @@ def test_disable_casts():
         assert F.linear(x(), x()).dtype == F32
     with pytest.raises(KeyError), amp.disable_casts():
         raise KeyError
+    assert F.linear(x(), x()).dtype == F16
+
+
+def test_casts_come_back_after_threads_that_overlap():
+    """Each optimizer's step() disables casts: that of another thread may begin within it and end after it."""
+    start()
+    first, second = amp.disable_casts(), amp.disable_casts()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert F.linear(x(), x()).dtype == F32
+    second.__exit__(None, None, None)
     assert F.linear(x(), x()).dtype == F16

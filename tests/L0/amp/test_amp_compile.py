@@ -77,3 +77,24 @@ def test_a_graph_made_with_casts_off_is_not_used_with_casts_on():
     with amp.disable_casts():
         assert compiled(torch.ones(2, 3)).dtype == torch.float32
     assert compiled(torch.ones(2, 3)).dtype == torch.float16
+
+
+def test_casts_that_are_off_in_a_part_of_a_graph():
+    """Patched functions stand in the graph as calls, which ask whether casts are on when the graph is compiled."""
+    linear = nn.Linear(3, 3)
+    runs.initialize(linear, opt_level="O1")
+
+    def both(x):
+        with amp.disable_casts():
+            full = torch.nn.functional.linear(x, linear.weight) + torch.mm(x, x.mT).sum()
+        return full, torch.nn.functional.linear(x, linear.weight)
+
+    x = torch.ones(2, 3)
+    expected = [y.dtype for y in both(x)]
+    assert expected == [torch.float32, torch.float16]
+    compiled = torch.compile(both, backend="aot_eager")
+    for _ in range(2):
+        assert [y.dtype for y in compiled(x)] == expected
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="enter it outside"):
+        torch.compile(both, fullgraph=True, backend="aot_eager")(x)
