@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from apex.amp._errors import AmpUsageError, AmpWarning
+from apex.amp._errors import AmpTypeError, AmpUsageError, AmpWarning
 
 
 class AmpState:
@@ -67,7 +67,13 @@ def maybe_print(msg, rank0=False):
 def master_params(optimizer):
     """Yields what `optimizer` updates: float32 master weights where a model's parameters are half precision.
 
-    Their gradients are unscaled once `scale_loss` was left; clip these, not the model's.
+    Their gradients are unscaled once `scale_loss` was left; clip these, not the model's. Raises AmpTypeError for
+    what is no optimizer.
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise AmpTypeError(
+            f"amp.master_params takes one optimizer, not {type(optimizer).__name__}",
+            remedy="clip_grad_norm_(amp.master_params(optimizer), 1.0) for each optimizer",
+        )
     for group in optimizer.param_groups:
         yield from group["params"]

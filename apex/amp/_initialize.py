@@ -32,6 +32,8 @@ def _initialize(
     if not isinstance(num_losses, int) or num_losses < 1:
         raise AmpValueError(f"num_losses must be a whole number from 1 on, not {num_losses!r}")
     check_models(models)
+    if properties.cast_model_type:
+        _check_castable(models, properties)
     _check_new(models, optimizers)
     if not _amp_state.allow_incoming_model_not_fp32:
         check_params_fp32(models)
@@ -73,6 +75,23 @@ def _initialize(
     if optimizers_given is None:
         return models
     return models, optimizers if isinstance(optimizers_given, list) else optimizers[0]
+
+
+def disable(properties, verbosity):
+    """What amp.initialize(enabled=False) does: nothing of amp's is in force, of an earlier call neither."""
+    from apex.amp import amp
+
+    before = getattr(_amp_state, "opt_properties", None)
+    if before is not None and before.enabled:
+        warnings.warn(
+            "amp.initialize(enabled=False) after a call that enabled amp: its patches are taken back, and its "
+            "losses are scaled no more",
+            AmpWarning,
+            stacklevel=4,
+        )
+    amp.unpatch()
+    _amp_state.verbosity, _amp_state.opt_properties = verbosity, properties
+    _amp_state.loss_scalers = []
 
 
 def _as_models(models):
@@ -121,6 +140,18 @@ def check_models(models):
                     f"a model is wrapped in {kind.__module__}.{kind.__name__} already",
                     remedy="model, optimizer = amp.initialize(model, optimizer, ...); "
                     f"model = {kind.__name__}(model)",
+                )
+
+
+def _check_castable(models, properties):
+    """TorchScript takes no hooks of state dicts, and calls the forward that it compiled."""
+    for model in models:
+        for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                raise AmpUsageError(
+                    f"{properties.opt_level} casts the model, and cannot cast TorchScript: "
+                    f"{name or 'the model itself'}",
+                    remedy='opt_level="O1" or "O4", which leave weights float32; or torch.compile in its place',
                 )
 
 

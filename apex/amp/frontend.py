@@ -7,11 +7,12 @@ import numbers
 import os
 import warnings
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import torch
 
 from apex.amp._amp_state import _amp_state, maybe_print, warn_or_err
-from apex.amp._errors import AmpUsageError, AmpValueError, AmpWarning
+from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError, AmpWarning
 from apex.amp.handle import INITIALIZE
 
 COMBINING = ("O1", "O2", "O4", "O5")  # levels at which tensors can be combined
@@ -73,6 +74,7 @@ class Properties:
         return value
 
     def _checked_patch_torch_functions(self, value):
+        _check_truth("patch_torch_functions", value)
         if value and self.opt_level not in PATCHED:
             warn_or_err(
                 f"patch_torch_functions=True does not go with {self.opt_level}",
@@ -105,15 +107,11 @@ class Properties:
                 remedy="leave keep_batchnorm_fp32 out",
             )
         value = {"True": True, "False": False}.get(value, value) if isinstance(value, str) else value
-        if value not in (True, False, None):
-            raise AmpValueError(
-                "keep_batchnorm_fp32 is not a truth value",
-                wanted='True, False, "True", "False" or None',
-                found=repr(value),
-            )
+        _check_truth("keep_batchnorm_fp32", value, 'True, False, "True", "False" or None')
         return value
 
     def _checked_master_weights(self, value):
+        _check_truth("master_weights", value)
         if self.opt_level in PATCHED and value is not None:
             warn_or_err(
                 f"under {self.opt_level} weights are float32 themselves, so master_weights={value} does not "
@@ -136,6 +134,7 @@ class Properties:
         return scale
 
     def _checked_user_cast_preferred(self, value):
+        _check_truth("user_cast_preferred", value)
         if value and self.opt_level not in PATCHED:
             warn_or_err(
                 f"user_cast_preferred=True does not go with {self.opt_level}, which patches nothing",
@@ -150,6 +149,7 @@ class Properties:
         return self._checked_combining("check_combined_tensors", value)
 
     def _checked_combining(self, name, value):
+        _check_truth(name, value)
         if value and self.opt_level not in COMBINING:
             warn_or_err(
                 f"{name}=True does not go with {self.opt_level}",
@@ -158,6 +158,7 @@ class Properties:
         return value
 
     def _checked_combine_ddp(self, value):
+        _check_truth("combine_ddp", value)
         if value and not self.combine_grad:
             warn_or_err(
                 "combine_ddp=True averages combined gradients, and combine_grad is not True",
@@ -169,6 +170,12 @@ class Properties:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise AmpValueError(f"ddp_replica_count must be a whole number from 1 on, not {value!r}")
         return value
+
+
+def _check_truth(name, value, wanted="True, False or None"):
+    """A string of an argument parser, "False" for one, would count as true."""
+    if value not in (True, False, None):
+        raise AmpValueError(f"{name} is not a truth value", wanted=wanted, found=repr(value))
 
 
 def _check_floating(name, value):
@@ -413,8 +420,9 @@ def initialize(
         )
     properties = Properties()
     if not enabled:
-        _amp_state.verbosity, _amp_state.opt_properties = verbosity, properties
-        _amp_state.loss_scalers = []
+        from apex.amp._initialize import disable
+
+        disable(properties, verbosity)
         return models if optimizers is None else (models, optimizers)
 
     if not isinstance(opt_level, str) or opt_level not in opt_levels:
@@ -491,24 +499,51 @@ def state_dict(destination=None):
 def load_state_dict(state_dict):
     """Restores what `state_dict` saved; call it after amp.initialize.
 
-    A number of loss scalers other than here's is warned of. Raises AmpUsageError on keys that are no loss
-    scaler's.
+    Other loss scalers than here's are warned of. Raises AmpUsageError for what is no state of amp, before anything
+    changes.
     """
     scalers = _scalers()
-    unexpected = [key for key in state_dict if "loss_scaler" not in key]
-    if unexpected:
-        raise AmpUsageError(
-            f"amp's state dict holds unexpected keys: {', '.join(map(repr, unexpected))}",
-            remedy='amp.load_state_dict(checkpoint["amp"]), of what amp.state_dict() returned',
-        )
-    if len(state_dict) != len(scalers):
+    states = {_number_of_scaler(key): _checked_state(key, saved) for key, saved in _items(state_dict)}
+    if set(states) != set(range(len(scalers))):
         why = f"num_losses={len(scalers)}" if scalers else "amp is disabled"
+        taken = sorted(set(states) & set(range(len(scalers))))
         warnings.warn(
-            f"amp's state dict holds {len(state_dict)} loss scalers, but {why}: the first "
-            f"{min(len(state_dict), len(scalers))} are taken",
+            f"amp's state dict holds {len(states)} loss scalers, but {why}: taken are {taken or 'none'}",
             AmpWarning,
             stacklevel=2,
         )
-    for scaler, saved in zip(scalers, state_dict.values(), strict=False):
-        scaler._loss_scale = saved["loss_scale"]
-        scaler._unskipped = saved["unskipped"]
+    for number, scaler in enumerate(scalers):
+        if number in states:
+            scaler._loss_scale, scaler._unskipped = states[number]
+
+
+_LOAD = 'amp.load_state_dict(checkpoint["amp"]), of what amp.state_dict() returned'
+
+
+def _items(state_dict):
+    if not isinstance(state_dict, Mapping):
+        raise AmpTypeError(f"amp's state dict is no dict, but {type(state_dict).__name__}", remedy=_LOAD)
+    return state_dict.items()
+
+
+def _number_of_scaler(key):
+    number = key.removeprefix("loss_scaler") if isinstance(key, str) and key.startswith("loss_scaler") else ""
+    if not number.isdecimal():
+        raise AmpUsageError(f"amp's state dict holds an unexpected key: {key!r}", remedy=_LOAD)
+    return int(number)
+
+
+def _checked_state(key, saved):
+    """(loss scale, updates since the last overflow)"""
+    try:
+        scale, unskipped = float(saved["loss_scale"]), int(saved["unskipped"])
+    except (KeyError, TypeError, ValueError, IndexError):
+        scale, unskipped = math.nan, 0
+    if not (0.0 < scale < math.inf and unskipped >= 0):
+        raise AmpValueError(
+            f"{key} of amp's state dict is no loss scaler's",
+            wanted='{"loss_scale": a number above 0, "unskipped": a number from 0 on}',
+            found=repr(saved),
+            remedy=_LOAD,
+        )
+    return scale, unskipped

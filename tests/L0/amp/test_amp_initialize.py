@@ -152,6 +152,24 @@ def test_disabled():
         amp.load_state_dict({"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}})
 
 
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_disabled_after_it_was_enabled(level):
+    """The second model runs as without amp, also where the first one's functions were patched."""
+    first = runs.plain()
+    runs.initialize(first, sgd(first), opt_level=level)
+    model = runs.plain()
+    optimizer = sgd(model)
+    with pytest.warns(amp.AmpWarning, match="patches are taken back"):
+        amp.initialize(model, optimizer, enabled=False)
+    loss = runs.loss_of(model)
+    assert model(torch.ones(2, 6)).dtype == torch.float32 and loss.dtype == torch.float32
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        assert scaled_loss is loss
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        amp.initialize(runs.plain(), enabled=False)  # nothing is taken back now
+
+
 # ---- positional order ------------------------------------------------------------------------------------
 
 
@@ -303,6 +321,12 @@ NAN, INF = float("nan"), float("inf")
 WRONG = {
     "loss_scale": ["large", 0, -1.0, INF, "nan", [1]],
     "keep_batchnorm_fp32": ["yes"],
+    "master_weights": ["False", "True"],
+    "patch_torch_functions": ["False"],
+    "combine_grad": ["False"],
+    "combine_ddp": ["no"],
+    "check_combined_tensors": ["False"],
+    "user_cast_preferred": ["False"],
     "num_losses": [0, 1.5],
     "cast_model_type": ["half", torch.int32],
     "cast_model_outputs": ["half", torch.int32],
@@ -336,6 +360,18 @@ def test_a_scale_without_ceiling():
     )
     runs.train(model, optimizer, 2)
     assert runs.scaler().loss_scale() == 2.0**32
+
+
+@pytest.mark.parametrize("level", ["O0", "O2", "O3", "O5"])
+def test_torchscript_is_not_cast(level):
+    """It takes no hooks of state dicts. Refused before anything changes; O1 leaves models alone."""
+    model = torch.nn.Sequential(torch.jit.script(torch.nn.Linear(6, 3)), torch.nn.Linear(3, 3))
+    with pytest.raises(RuntimeError, match=r"(?s)cannot cast TorchScript: 0.*opt_level=\"O1\""):
+        runs.initialize(model, sgd(model), opt_level=level)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    model, optimizer = runs.initialize(model, sgd(model), opt_level="O1")
+    runs.backward(model(torch.ones(2, 6)).float().sum(), optimizer)
+    optimizer.step()
 
 
 def test_a_level_in_the_place_of_enabled():

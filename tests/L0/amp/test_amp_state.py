@@ -82,6 +82,53 @@ def test_amp_state_dict():
         amp.load_state_dict({"model": {}})
 
 
+def test_loss_scalers_are_known_by_their_numbers():
+    """Not by the order of the dict, which a file may have sorted: loss_scaler10 comes before loss_scaler2."""
+    start("O1", num_losses=12)
+    saved = {f"loss_scaler{i}": {"loss_scale": 2.0**i, "unskipped": i} for i in sorted(range(12), key=str)}
+    amp.load_state_dict(saved)
+    assert [s.loss_scale() for s in amp._amp_state.loss_scalers] == [2.0**i for i in range(12)]
+
+
+@pytest.mark.parametrize(
+    "saved, error",
+    [
+        (None, TypeError),
+        ([], TypeError),
+        ({5: {}}, RuntimeError),
+        ({"loss_scaler": {"loss_scale": 1.0, "unskipped": 0}}, RuntimeError),
+        *(
+            ({"loss_scaler0": {"loss_scale": 4.0, "unskipped": 0}, "loss_scaler1": wrong}, ValueError)
+            for wrong in (
+                None,
+                5,
+                {},
+                {"loss_scale": 1.0},
+                {"loss_scale": "much", "unskipped": 0},
+                {"loss_scale": float("nan"), "unskipped": 0},
+                {"loss_scale": 0.0, "unskipped": 0},
+                {"loss_scale": 1.0, "unskipped": -1},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_no_state_is_refused(saved, error):
+    """And changes nothing."""
+    start("O1", num_losses=2)
+    with pytest.raises(error, match=r"amp.load_state_dict\(checkpoint"):
+        amp.load_state_dict(saved)
+    assert [s.loss_scale() for s in amp._amp_state.loss_scalers] == [2.0**16] * 2
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_master_params_takes_one_optimizer(level):
+    model, optimizer = start(level)
+    for wrong in ([optimizer], model, None):
+        with pytest.raises(TypeError, match=r"(?s)takes one optimizer, not.*for each optimizer"):
+            torch.nn.utils.clip_grad_norm_(amp.master_params(wrong), 1.0)
+
+
 def test_state_before_initialize():
     for call in (amp.state_dict, lambda: amp.load_state_dict({})):
         with pytest.raises(RuntimeError, match=r"(?s)before amp.initialize.*amp.initialize\(model"):
