@@ -222,10 +222,8 @@ def multi_tensor_adam_capturable(
         step_tensor=step,
         inv_scale=inv_scale,
         noop_flag=noop_flag,
+        unscale_grads=True,
     )
-    gradients = tensor_lists[0]
-    factor = torch.where(noop_flag.view(1) == 1, 1.0, inv_scale.view(1))
-    _scale(None, gradients, gradients, 1.0, factor, skip_one=True)
 
 
 def multi_tensor_adam_capturable_master(

@@ -75,11 +75,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         if any(local(p) is not shard for p, shard in plan.shards):
             plan = self._make_plan(index)
         owners = self._gradient_owners([p for p, _ in plan.shards])
-        gradients = map(local_gradient, owners)
-        plan.gradients = [
-            _laid_out_like(shard, gradient)
-            for (_, shard), gradient in zip(plan.shards, gradients, strict=True)
-        ]
+        plan.gradients = [local_gradient(owner) for owner in owners]
+        if self._written(self.param_groups[index]) & 1:
+            shards = [shard for _, shard in plan.shards]
+            plan.gradients = list(map(_laid_out_like, shards, plan.gradients))
         plan.set_gradients(plan.gradients)
         return plan
 

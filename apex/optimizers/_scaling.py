@@ -38,3 +38,8 @@ class Scaling:
             if self._scale is not None:
                 options["inv_scale"] = self._scale.to(device, torch.float32).reciprocal()
         return self._on[device]
+
+    def unscaling(self, device):
+        """The same for an op that also leaves gradients unscaled, as torch's optimizers do."""
+        options = self.on(device)
+        return {**options, "unscale_grads": True} if "inv_scale" in options else options

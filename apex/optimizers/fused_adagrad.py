@@ -78,6 +78,6 @@ class FusedAdagrad(FusedOptimizer):
                     decay_mode=self.adagrad_w_mode,
                     weight_decay=group["weight_decay"],
                     **learning_rate(group, device),
-                    **scaling.on(device),
+                    **scaling.unscaling(device),
                 )
         return loss

@@ -136,5 +136,5 @@ class FusedAdam(Capturable, ModelCopies, FusedOptimizer):
             decay_mode=self.adam_w_mode,
             bias_correction=bool(group["bias_correction"]),
             weight_decay=group["weight_decay"],
-            **scaling.on(local(group["params"][0]).device),
+            **scaling.unscaling(local(group["params"][0]).device),
         )

@@ -127,7 +127,7 @@ class FusedLARS(ModelCopies, FusedOptimizer):
             scale=scale,
             **norms,
             **learning_rate(group, device),
-            **scaling.on(device),
+            **scaling.unscaling(device),
         )
 
 

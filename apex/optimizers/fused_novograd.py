@@ -167,7 +167,7 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
         if index not in self._norms:
             return  # no parameter has received a gradient yet
         beta1, beta2 = group["betas"]
-        options = scaling.on(local(group["params"][0]).device)
+        options = scaling.unscaling(local(group["params"][0]).device)
         if plan.shards:
             self._average_over_ranks([p for p, _ in plan.shards], self._norms[index][1], group, options)
         self._run_counted(

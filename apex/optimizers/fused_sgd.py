@@ -149,5 +149,5 @@ class FusedSGD(ModelCopies, FusedOptimizer):
             scale=1.0 / self.most_recent_scale,
             marked_first_run=True,
             **learning_rate(group, device),
-            **scaling.on(device),
+            **scaling.unscaling(device),
         )

@@ -24,14 +24,15 @@ def multi_tensor_adam(
     inv_scale=None,
     found_inf=None,
     noop_flag=None,
+    unscale_grads=False,
 ):
     """One Adam (decay_mode 0: L2 penalty) or AdamW (decay_mode 1: decoupled decay) step, in place.
 
     grads, params, exp_avgs, exp_avg_sqs: lists of equally many tensors. model_params: empty, or as many
     lower-precision copies of params, which then are their float32 masters. lr_tensor (float32), step_tensor
     (int32): one-element tensors that replace lr and step; with advance_step, step_tensor holds the last step
-    and receives this one. Gradients are multiplied by inv_scale (float32) first. Nothing changes if found_inf
-    (float32) is not 0 or noop_flag (int32) is 1.
+    and receives this one. Gradients are multiplied by inv_scale (float32) first, and left so if unscale_grads.
+    Nothing changes if found_inf (float32) is not 0 or noop_flag (int32) is 1.
 
     Follows Kingma & Ba, arXiv:1412.6980, algorithm 1, and Loshchilov & Hutter, arXiv:1711.05101, algorithm 2.
     """
@@ -47,6 +48,8 @@ def multi_tensor_adam(
         p, g = param.to(math), grad.to(math)
         if inv_scale is not None:
             g = g * inv_scale.reshape(()).to(math)
+            if unscale_grads:
+                write(grad, g, skip)
         if decay_mode == L2:
             g = g + weight_decay * p
         m = beta1 * exp_avg.to(math) + (1 - beta1) * g

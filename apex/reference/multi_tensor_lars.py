@@ -22,15 +22,17 @@ def multi_tensor_lars(
     inv_scale=None,
     found_inf=None,
     noop_flag=None,
+    unscale_grads=False,
 ):
     """One LARS step, in place.
 
     grads, params, momentums: lists of equally many tensors; momentums gather steps, not gradients.
     model_params: empty, or as many lower-precision copies of params. Gradients are multiplied by scale and
-    inv_scale (float32) first. The learning rate of a tensor is lr * trust_coefficient * |p| / (|g| +
-    weight_decay * |p| + eps), or lr where a norm is 0 or is_skipped is set. grad_norms, param_norms: the
-    norms (of scaled gradients), float32, one element a tensor; measured if they are not given. lr_tensor
-    (float32) replaces lr. Nothing changes if found_inf (float32) or noop_flag (int32) is not 0.
+    inv_scale (float32) first, and left so if unscale_grads and inv_scale is given. The learning rate of a
+    tensor is lr * trust_coefficient * |p| / (|g| + weight_decay * |p| + eps), or lr where a norm is 0 or
+    is_skipped is set. grad_norms, param_norms: the norms (of scaled gradients), float32, one element a
+    tensor; measured if they are not given. lr_tensor (float32) replaces lr. Nothing changes if found_inf
+    (float32) or noop_flag (int32) is not 0.
 
     Follows You, Gitman & Ginsburg, arXiv:1708.03888, with public apex's form of the momentum.
     """
@@ -41,6 +43,8 @@ def multi_tensor_lars(
         p, g = param.to(math), grad.to(math) * scale
         if inv_scale is not None:
             g = g * inv_scale.reshape(()).to(math)
+            if unscale_grads:
+                write(grad, g, skip)
         size = rate
         if not is_skipped:
             g_norm = torch.linalg.vector_norm(g) if grad_norms is None else grad_norms.view(-1)[i].to(math)

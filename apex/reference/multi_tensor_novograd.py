@@ -28,17 +28,18 @@ def multi_tensor_novograd(
     found_inf=None,
     noop_flag=None,
     update_norms=True,
+    unscale_grads=False,
 ):
     """One NovoGrad step, in place.
 
     grads, params, exp_avgs: lists of equally many tensors. grad_norms: float32, one element a tensor, the
-    averaged norms n of the gradients: those of this step, g, are averaged in first, as sqrt(beta2 * n^2 + (1
-    - beta2) * g^2) for norm_type 2 (L2), beta2 * n + (1 - beta2) * g for 0 (largest magnitude); a negative n
-    says that there is none yet, and becomes g. update_norms=False takes them as they are. moment_mode 0:
-    weight_decay is averaged with the gradient, 1: decoupled. Gradients are multiplied by inv_scale (float32)
-    first. lr_tensor (float32), step_tensor (int32): one-element tensors that replace lr and step; with
-    advance_step, step_tensor holds the last step and receives this one. Nothing changes if found_inf
-    (float32) or noop_flag (int32) is not 0.
+    averaged norms n of the gradients: those of this step, g, are averaged in first, as sqrt(beta2 * n^2 +
+    (1 - beta2) * g^2) for norm_type 2 (L2), beta2 * n + (1 - beta2) * g for 0 (largest magnitude); a
+    negative n says that there is none yet, and becomes g. update_norms=False takes them as they are.
+    moment_mode 0: weight_decay is averaged with the gradient, 1: decoupled. Gradients are multiplied by
+    inv_scale (float32) first, and left so if unscale_grads. lr_tensor (float32), step_tensor (int32):
+    one-element tensors that replace lr and step; with advance_step, step_tensor holds the last step and
+    receives this one. Nothing changes if found_inf (float32) or noop_flag (int32) is not 0.
 
     Follows Ginsburg et al., arXiv:1905.11286, algorithm 1, with public apex's bias correction.
     """
@@ -51,6 +52,8 @@ def multi_tensor_novograd(
         p, g = param.to(math), grad.to(math)
         if inv_scale is not None:
             g = g * inv_scale.reshape(()).to(math)
+            if unscale_grads:
+                write(grad, g, skip)
         if update_norms and grad.numel():
             write(norms[i], _averaged(norms[i].to(math), g, beta2, norm_type), skip)
         correction1 = 1 - power(beta1, step, math) if bias_correction else 1.0

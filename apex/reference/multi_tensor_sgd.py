@@ -21,15 +21,17 @@ def multi_tensor_sgd(
     found_inf=None,
     noop_flag=None,
     marked_first_run=False,
+    unscale_grads=False,
 ):
     """One step of stochastic gradient descent, in place.
 
     grads, params: lists of equally many tensors. momentums: as many, or none where momentum is 0 (they are
-    then not read). model_params: empty, or as many lower-precision copies of params. Gradients are multiplied
-    by scale and inv_scale (float32) first. first_run: buffers are set to the gradients, whatever they hold;
-    marked_first_run: so is each element that is -0.0, and none is left -0.0. wd_after_momentum: weight decay
-    joins what comes out of the buffer, not what goes in. lr_tensor (float32) replaces lr. Nothing changes if
-    found_inf (float32) or noop_flag (int32) is not 0.
+    then not read). model_params: empty, or as many lower-precision copies of params. Gradients are
+    multiplied by scale and inv_scale (float32) first, and left so if unscale_grads and inv_scale is given.
+    first_run: buffers are set to the gradients, whatever they hold; marked_first_run: so is each element
+    that is -0.0, and none is left -0.0. wd_after_momentum: weight decay joins what comes out of the buffer,
+    not what goes in. lr_tensor (float32) replaces lr. Nothing changes if found_inf (float32) or noop_flag
+    (int32) is not 0.
 
     Follows Sutskever et al., ICML 2013, in the form of torch.optim.SGD.
     """
@@ -40,6 +42,8 @@ def multi_tensor_sgd(
         p, step = param.to(math), grad.to(math) * scale
         if inv_scale is not None:
             step = step * inv_scale.reshape(()).to(math)
+            if unscale_grads:
+                write(grad, step, skip)
         if not wd_after_momentum:
             step = step + weight_decay * p
         if momentum != 0:

@@ -15,7 +15,8 @@ void multi_tensor_adam(at::TensorList grads, at::TensorList params, at::TensorLi
                        int64_t decay_mode, bool bias_correction, double weight_decay,
                        const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
                        bool advance_step, const std::optional<at::Tensor>& inv_scale,
-                       const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag);
+                       const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag,
+                       bool unscale_grads);
 
 // Everything but the tensors: checked once, given to every launch and to the reference.
 struct AdamCall {
@@ -26,7 +27,9 @@ struct AdamCall {
   std::optional<at::Tensor> lr_tensor, step_tensor;
   bool advance_step;
   std::optional<at::Tensor> inv_scale, found_inf, noop_flag;
+  bool unscale_grads = false;
 
+  bool unscales() const { return unscale_grads && inv_scale; }
   void check(const char* op = "multi_tensor_adam") const {
     TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, op, ": betas must lie in [0, 1), not ", beta1, " and ",
                       beta2);
@@ -47,6 +50,7 @@ struct AdamCall {
     a.bias_correction = bias_correction;
     a.step_offset = advance_step;
     a.advance_step = advance_step && l.last;
+    a.unscale_grads = unscales();
     a.lr_on_device = scalar_pointer<float>(lr_tensor, "lr_tensor", at::kFloat, l.device);
     a.step_on_device = scalar_pointer<int32_t>(step_tensor, "step_tensor", at::kInt, l.device);
     a.blocks_done = counter.defined() ? static_cast<gpu::u32*>(counter.mutable_data_ptr()) : nullptr;
@@ -62,7 +66,7 @@ struct AdamCall {
     if (steps && advance_step && !last) steps = steps->add(1);
     call_reference<decltype(multi_tensor_adam)>("multi_tensor_adam", t[0], t[1], t[2], t[3], t.size() > 4 ? t[4] : none, lr,
                                                 beta1, beta2, eps, step, decay_mode, bias_correction, weight_decay, lr_tensor,
-                                                steps, advance_step && last, inv_scale, found_inf, noop_flag);
+                                                steps, advance_step && last, inv_scale, found_inf, noop_flag, unscale_grads);
   }
 
   // `make_counter`: a zeroed counter on that device, asked for where a kernel advances the step.
@@ -73,7 +77,7 @@ struct AdamCall {
               const gpu::AdamArguments a = arguments(l, counter);
               return apex_multi_tensor_adam(&l.place, &l.lists, &a);
             },
-            [this](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) { reference(t, l.last); }};
+            [this](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) { reference(t, l.last); }, unscales()};
   }
 };
 
@@ -82,9 +86,11 @@ inline void multi_tensor_adam(at::TensorList grads, at::TensorList params, at::T
                               double eps, int64_t step, int64_t decay_mode, bool bias_correction, double weight_decay,
                               const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
                               bool advance_step, const std::optional<at::Tensor>& inv_scale,
-                              const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag) {
-  const AdamCall call{lr,        beta1,       beta2,        eps,       step,      decay_mode,     bias_correction, weight_decay,
-                      lr_tensor, step_tensor, advance_step, inv_scale, found_inf, noop_flag};
+                              const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag,
+                              bool unscale_grads) {
+  const AdamCall call{lr,           beta1,     beta2,       eps,          step,      decay_mode, bias_correction,
+                      weight_decay, lr_tensor, step_tensor, advance_step, inv_scale, found_inf,  noop_flag,
+                      unscale_grads};
   call.check();
   std::vector<std::string> names = {"grads", "params", "exp_avgs", "exp_avg_sqs"};
   std::vector<at::TensorList> lists = {grads, params, exp_avgs, exp_avg_sqs};
@@ -112,7 +118,7 @@ APEX_PYTHON_OP(multi_tensor_adam, m) {
         apex::multi_tensor_adam(lists[0], lists[1], lists[2], lists[3], lists.size() > 4 ? lists[4] : none, call.lr,
                                 call.beta1, call.beta2, call.eps, call.step, call.decay_mode, call.bias_correction,
                                 call.weight_decay, call.lr_tensor, call.step_tensor, call.advance_step, call.inv_scale,
-                                call.found_inf, call.noop_flag);
+                                call.found_inf, call.noop_flag, call.unscale_grads);
       },
       py::arg("tensor_lists"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
   m.def(
@@ -126,14 +132,14 @@ APEX_PYTHON_OP(multi_tensor_adam, m) {
       .def(py::init([](double lr, double beta1, double beta2, double eps, int64_t step, int64_t decay_mode, bool bias_correction,
                        double weight_decay, std::optional<at::Tensor> lr_tensor, std::optional<at::Tensor> step_tensor,
                        bool advance_step, std::optional<at::Tensor> inv_scale, std::optional<at::Tensor> found_inf,
-                       std::optional<at::Tensor> noop_flag) {
+                       std::optional<at::Tensor> noop_flag, bool unscale_grads) {
              return apex::AdamCall{lr, beta1, beta2, eps, step, decay_mode, bias_correction, weight_decay, std::move(lr_tensor),
                                    std::move(step_tensor), advance_step, std::move(inv_scale), std::move(found_inf),
-                                   std::move(noop_flag)};
+                                   std::move(noop_flag), unscale_grads};
            }),
            py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("step"), py::arg("decay_mode"),
            py::arg("bias_correction"), py::arg("weight_decay"), py::arg("lr_tensor") = std::nullopt,
            py::arg("step_tensor") = std::nullopt, py::arg("advance_step") = false, py::arg("inv_scale") = std::nullopt,
-           py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt);
+           py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt, py::arg("unscale_grads") = false);
 }
 #endif

@@ -15,7 +15,7 @@ void multi_tensor_novograd(at::TensorList grads, at::TensorList params, at::Tens
                            const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
                            bool advance_step, const std::optional<at::Tensor>& inv_scale,
                            const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag,
-                           bool update_norms);
+                           bool update_norms, bool unscale_grads);
 
 // Everything but the tensor lists.
 struct NovogradCall {
@@ -29,8 +29,9 @@ struct NovogradCall {
   std::optional<at::Tensor> lr_tensor, step_tensor;
   bool advance_step;
   std::optional<at::Tensor> inv_scale, found_inf, noop_flag;
-  bool update_norms;
+  bool update_norms, unscale_grads;
 
+  bool unscales() const { return unscale_grads && inv_scale; }
   void check() const {
     TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1,
                       "multi_tensor_novograd: betas must lie in [0, 1), not ", beta1, " and ", beta2);
@@ -56,6 +57,7 @@ struct NovogradCall {
     a.grad_averaging = grad_averaging;
     a.step_offset = advance_step;
     a.advance_step = advance_step && l.last;
+    a.unscale_grads = unscales();
     a.lr_on_device = scalar_pointer<float>(lr_tensor, "lr_tensor", at::kFloat, l.device);
     a.step_on_device = scalar_pointer<int32_t>(step_tensor, "step_tensor", at::kInt, l.device);
     a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
@@ -74,12 +76,12 @@ struct NovogradCall {
     call_reference<decltype(multi_tensor_novograd)>(
         "multi_tensor_novograd", t[0], t[1], t[2], norms.bucket(), lr, beta1, beta2, eps, step, bias_correction, weight_decay,
         grad_averaging, moment_mode, norm_type, lr_tensor, steps, advance_step && l.last, inv_scale, found_inf, noop_flag,
-        update_norms);
+        update_norms, unscale_grads);
     norms.write_back();
   }
   TensorPlan::Op op() const {
     return {"multi_tensor_novograd", 1, [this](const TensorPlan::Launch& l) { return launch(l); },
-            [this](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) { reference(t, l); }};
+            [this](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) { reference(t, l); }, unscales()};
   }
   void run_on(const std::vector<at::TensorList>& lists) const {
     check();
@@ -93,9 +95,10 @@ inline void multi_tensor_novograd(at::TensorList grads, at::TensorList params, a
                                   int64_t norm_type, const std::optional<at::Tensor>& lr_tensor,
                                   const std::optional<at::Tensor>& step_tensor, bool advance_step,
                                   const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& found_inf,
-                                  const std::optional<at::Tensor>& noop_flag, bool update_norms) {
+                                  const std::optional<at::Tensor>& noop_flag, bool update_norms, bool unscale_grads) {
   const NovogradCall call{grad_norms, lr, beta1, beta2, eps, step, bias_correction, weight_decay, grad_averaging, moment_mode,
-                          norm_type, lr_tensor, step_tensor, advance_step, inv_scale, found_inf, noop_flag, update_norms};
+                          norm_type, lr_tensor, step_tensor, advance_step, inv_scale, found_inf, noop_flag, update_norms,
+                          unscale_grads};
   call.run_on({grads, params, exp_avgs});
 }
 }  // namespace apex
@@ -110,17 +113,18 @@ APEX_PYTHON_OP(multi_tensor_novograd, m) {
       .def(py::init([](at::Tensor grad_norms, double lr, double beta1, double beta2, double eps, int64_t step,
                        bool bias_correction, double weight_decay, bool grad_averaging, int64_t moment_mode, int64_t norm_type,
                        Optional lr_tensor, Optional step_tensor, bool advance_step, Optional inv_scale, Optional found_inf,
-                       Optional noop_flag, bool update_norms) {
+                       Optional noop_flag, bool update_norms, bool unscale_grads) {
              return apex::NovogradCall{std::move(grad_norms), lr, beta1, beta2, eps, step, bias_correction, weight_decay,
                                        grad_averaging, moment_mode, norm_type, std::move(lr_tensor), std::move(step_tensor),
                                        advance_step, std::move(inv_scale), std::move(found_inf), std::move(noop_flag),
-                                       update_norms};
+                                       update_norms, unscale_grads};
            }),
            py::kw_only(), py::arg("grad_norms"), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"),
            py::arg("step"), py::arg("bias_correction"), py::arg("weight_decay"), py::arg("grad_averaging"),
            py::arg("moment_mode"), py::arg("norm_type"), py::arg("lr_tensor") = std::nullopt,
            py::arg("step_tensor") = std::nullopt, py::arg("advance_step") = false, py::arg("inv_scale") = std::nullopt,
-           py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt, py::arg("update_norms") = true);
+           py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt, py::arg("update_norms") = true,
+           py::arg("unscale_grads") = false);
   m.def(
       "multi_tensor_novograd",
       [](const std::vector<std::vector<at::Tensor>>& lists, const apex::NovogradCall& call) {

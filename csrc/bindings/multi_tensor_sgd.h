@@ -12,7 +12,7 @@ void multi_tensor_sgd(at::TensorList grads, at::TensorList params, at::TensorLis
                       double weight_decay, double momentum, double dampening, double lr, bool nesterov, bool first_run,
                       bool wd_after_momentum, double scale, const std::optional<at::Tensor>& lr_tensor,
                       const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& found_inf,
-                      const std::optional<at::Tensor>& noop_flag, bool marked_first_run);
+                      const std::optional<at::Tensor>& noop_flag, bool marked_first_run, bool unscale_grads);
 
 // Everything but the tensor lists.
 struct SgdCall {
@@ -20,8 +20,9 @@ struct SgdCall {
   bool nesterov, first_run, wd_after_momentum;
   double scale;
   std::optional<at::Tensor> lr_tensor, inv_scale, found_inf, noop_flag;
-  bool marked_first_run;
+  bool marked_first_run, unscale_grads;
 
+  bool unscales() const { return unscale_grads && inv_scale; }
   int32_t launch(const TensorPlan::Launch& l) const {
     gpu::SgdArguments a{};
     a.weight_decay = weight_decay;
@@ -33,6 +34,7 @@ struct SgdCall {
     a.first_run = first_run;
     a.marked_first_run = marked_first_run;
     a.wd_after_momentum = wd_after_momentum;
+    a.unscale_grads = unscales();
     a.lr_on_device = scalar_pointer<float>(lr_tensor, "lr_tensor", at::kFloat, l.device);
     a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
     a.found_inf = scalar_pointer<float>(found_inf, "found_inf", at::kFloat, l.device);
@@ -44,11 +46,11 @@ struct SgdCall {
     call_reference<decltype(multi_tensor_sgd)>("multi_tensor_sgd", t[0], t[1], t.size() > 2 ? t[2] : none,
                                                t.size() > 3 ? t[3] : none, weight_decay, momentum, dampening, lr, nesterov,
                                                first_run, wd_after_momentum, scale, lr_tensor, inv_scale, found_inf,
-                                               noop_flag, marked_first_run);
+                                               noop_flag, marked_first_run, unscale_grads);
   }
   TensorPlan::Op op() const {
     return {"multi_tensor_sgd", 0, [this](const TensorPlan::Launch& l) { return launch(l); },
-            [this](const TensorPlan::Tensors& t, const TensorPlan::Launch&) { reference(t); }};
+            [this](const TensorPlan::Tensors& t, const TensorPlan::Launch&) { reference(t); }, unscales()};
   }
   void run_on(at::TensorList grads, at::TensorList params, at::TensorList momentums, at::TensorList model_params) const {
     std::vector<std::string> names = {"grads", "params"};
@@ -73,9 +75,9 @@ inline void multi_tensor_sgd(at::TensorList grads, at::TensorList params, at::Te
                              bool nesterov, bool first_run, bool wd_after_momentum, double scale,
                              const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& inv_scale,
                              const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag,
-                             bool marked_first_run) {
-  const SgdCall call{weight_decay, momentum,  dampening, lr,        nesterov,  first_run,       wd_after_momentum,
-                     scale,        lr_tensor, inv_scale, found_inf, noop_flag, marked_first_run};
+                             bool marked_first_run, bool unscale_grads) {
+  const SgdCall call{weight_decay, momentum,  dampening, lr,        nesterov,  first_run,        wd_after_momentum,
+                     scale,        lr_tensor, inv_scale, found_inf, noop_flag, marked_first_run, unscale_grads};
   call.run_on(grads, params, momentums, model_params);
 }
 }  // namespace apex
@@ -89,15 +91,16 @@ APEX_PYTHON_OP(multi_tensor_sgd, m) {
   py::class_<apex::SgdCall>(m, "multi_tensor_sgd_call")
       .def(py::init([](double weight_decay, double momentum, double dampening, double lr, bool nesterov, bool first_run,
                        bool wd_after_momentum, double scale, Optional lr_tensor, Optional inv_scale, Optional found_inf,
-                       Optional noop_flag, bool marked_first_run) {
+                       Optional noop_flag, bool marked_first_run, bool unscale_grads) {
              return apex::SgdCall{weight_decay, momentum, dampening, lr, nesterov, first_run, wd_after_momentum, scale,
                                   std::move(lr_tensor), std::move(inv_scale), std::move(found_inf), std::move(noop_flag),
-                                  marked_first_run};
+                                  marked_first_run, unscale_grads};
            }),
            py::kw_only(), py::arg("weight_decay"), py::arg("momentum"), py::arg("dampening"), py::arg("lr"),
            py::arg("nesterov"), py::arg("first_run"), py::arg("wd_after_momentum"), py::arg("scale"),
            py::arg("lr_tensor") = std::nullopt, py::arg("inv_scale") = std::nullopt, py::arg("found_inf") = std::nullopt,
-           py::arg("noop_flag") = std::nullopt, py::arg("marked_first_run") = false);
+           py::arg("noop_flag") = std::nullopt, py::arg("marked_first_run") = false,
+           py::arg("unscale_grads") = false);
   m.def(
       "multi_tensor_sgd",
       [](const std::vector<std::vector<at::Tensor>>& lists, const apex::SgdCall& call) {

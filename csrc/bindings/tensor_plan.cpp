@@ -1,5 +1,6 @@
 #include "tensor_plan.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
@@ -153,7 +154,14 @@ const at::Tensor& TensorPlan::with_layout_of(const Slot& slot, size_t index, con
   return copy;
 }
 
-bool TensorPlan::refresh(const TensorSource& source) {
+// What the op wrote into copies of gradients.
+void TensorPlan::give_back_copies(const Bucket& bucket, const TensorSource& source) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  for (size_t i : bucket.members)
+    if (copies_[i].defined()) source(0, i).copy_(copies_[i]);
+}
+
+bool TensorPlan::refresh(const TensorSource& source, bool gradients_written) {
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     Bucket& bucket = buckets_[slot.bucket];
@@ -172,7 +180,7 @@ bool TensorPlan::refresh(const TensorSource& source) {
       TORCH_CHECK_VALUE(has_memory(tensor), describe(k, i), " has no memory: its storage was freed");
       const bool same_layout = slot.strides.empty() ? tensor.is_contiguous() : tensor.strides() == slot.strides;
       if (same_layout || slot.numel <= 1) {
-        *address = address_of(tensor, written_ >> k & 1);
+        *address = address_of(tensor, (written_ >> k & 1) || (k == 0 && gradients_written));
       } else if (k == 0 && (source.gradients_of || (lists > 1 && !(written_ & 1)))) {
         *address = address_of(with_layout_of(slot, i, tensor), false);
       } else {
@@ -277,7 +285,10 @@ void TensorPlan::run_bucket(const Op& op, const TensorSource& source, size_t tur
     }
     if (has_table) status = op.launch(l);  // also where the reference is next: arguments are checked alike everywhere
   }
-  if (!use_reference(status, op.unit)) return;
+  if (!use_reference(status, op.unit)) {
+    if (op.gradients_written && has_copies_) give_back_copies(bucket, source);
+    return;
+  }
   Tensors tensors(lists);
   std::vector<size_t> present;
   for (size_t i : bucket.members) {
@@ -292,8 +303,9 @@ void TensorPlan::run(const Op& op, const TensorSource& source) {
   if (checked_for_ != op.unit) check_buckets(op);
   for (size_t turn = 0; turn < order_.size(); ++turn) run_bucket(op, source, turn);
   // In-place kernels are invisible to autograd: without this a stale saved tensor would go unnoticed.
+  const uint32_t written = written_ | uint32_t(op.gradients_written);
   for (size_t k = 0; k < names_.size(); ++k)
-    for (size_t i = 0; (written_ >> k & 1) && i < slots_.size(); ++i)
+    for (size_t i = 0; (written >> k & 1) && i < slots_.size(); ++i)
       if (const at::Tensor& tensor = source(k, i); tensor.defined() && !tensor.is_inference())
         tensor.unsafeGetTensorImpl()->bump_version();
   if (has_copies_)
@@ -358,9 +370,9 @@ void run_once(const TensorPlan::Op& op, const std::vector<std::string>& names, u
   const TensorSource source{lists, std::nullopt};
   const uint64_t key = shape_key(op.unit, written, lists);
   std::unique_ptr<TensorPlan> plan = remembered().take(key);
-  if (!plan || plan->tensors() != lists[0].size() || !plan->refresh(source)) {
+  if (!plan || plan->tensors() != lists[0].size() || !plan->refresh(source, op.gradients_written)) {
     plan = std::make_unique<TensorPlan>(names, written, lists[0].size(), source);
-    TORCH_CHECK_VALUE(plan->refresh(source), op.unit, ": a tensor's layout cannot be used; pass contiguous tensors");
+    TORCH_CHECK_VALUE(plan->refresh(source, op.gradients_written), op.unit, ": a tensor's layout cannot be used; pass contiguous tensors");
   }
   plan->run(op, source);
   remembered().give(key, std::move(plan));

@@ -39,8 +39,9 @@ class APEX_TORCH_API TensorPlan {
   // Throws TypeError or ValueError, naming list and index, for tensors that cannot go together.
   TensorPlan(std::vector<std::string> names, uint32_t written, size_t tensors, const TensorSource& source);
 
-  // Checks and re-reads all tensors. False: something but the addresses changed, build a new plan.
-  bool refresh(const TensorSource& source);
+  // Checks and re-reads all tensors. False: something but the addresses changed, build a new plan. `gradients_written`:
+  // of the op that runs next, see Op.
+  bool refresh(const TensorSource& source, bool gradients_written = false);
 
   // One bucket for the op to launch on.
   struct Launch {
@@ -60,6 +61,7 @@ class APEX_TORCH_API TensorPlan {
     uint32_t reductions;   // how many quantities its kernels reduce
     Launcher launch;       // is also called, with lists.check_only, to see whether a bucket could be taken
     Reference reference;   // called with the bucket's tensors where `launch` returns APEX_USE_REFERENCE
+    bool gradients_written = false;  // this call writes list 0, although the plan's `written` does not say so
   };
   // Runs the op on every bucket, and counts its in-place writes in torch's version counters.
   void run(const Op& op, const TensorSource& source);
@@ -104,6 +106,7 @@ class APEX_TORCH_API TensorPlan {
   bool attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists, at::Tensor& temporary);
   void attach_scratch(const apex_place& place, Bucket& bucket, bool capturing, uint32_t reductions, apex_tensor_lists& lists,
                       at::Tensor& temporary);
+  void give_back_copies(const Bucket& bucket, const TensorSource& source);
   Launch launch_on(size_t turn) const;
   void check_buckets(const Op& op);
   void run_bucket(const Op& op, const TensorSource& source, size_t turn);

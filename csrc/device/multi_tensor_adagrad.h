@@ -1,6 +1,6 @@
 // Adagrad over lists of tensors (Duchi, Hazan & Singer 2011, JMLR 12). Lists: gradient, parameter, sum of squares.
 #pragma once
-#include "multi_tensor.h"
+#include "multi_tensor_unscale.h"
 
 namespace gpu {
 enum AdagradMode : i32 { adagrad_l2 = 0, adagrad_decoupled = 1 };
@@ -8,7 +8,7 @@ enum AdagradMode : i32 { adagrad_l2 = 0, adagrad_decoupled = 1 };
 struct AdagradArguments {
   double lr, eps, weight_decay;
   i32 mode;                // AdagradMode
-  i32 reserved;
+  i32 unscale_grads;       // a second launch leaves gradients multiplied by inv_scale
   // All nullable; each replaces or joins a value above.
   const float* lr_on_device;
   const float* inv_scale;  // gradients are multiplied by it first
@@ -37,6 +37,15 @@ template <class Math> struct AdagradUpdate : ElementwiseOperation {
     const Math g = fma(l2, parameter, gradient * scale);
     sum = fma(g, g, sum);
     parameter = fma(parameter, keep, -lr * (g / (sqrt(sum) + eps)));
+  }
+};
+
+// The launch after it, where gradients are to be left unscaled.
+template <class Math> struct AdagradUnscale : UnscaleGradients<Math, AdagradArguments> {
+  GPU_FN bool begin(const AdagradArguments& a) {
+    if ((a.found_inf && *a.found_inf != 0.0f) || (a.noop_flag && *a.noop_flag != 0)) return false;
+    this->scale = a.inv_scale ? (Math)*a.inv_scale : Math(1);
+    return true;
   }
 };
 }  // namespace gpu

@@ -2,7 +2,7 @@
 // arXiv:1711.05101). Lists: gradient, parameter, exp_avg, exp_avg_sq and, optionally, a lower-precision
 // model copy of the parameter, written from the master that list 1 then holds.
 #pragma once
-#include "multi_tensor.h"
+#include "multi_tensor_unscale.h"
 
 namespace gpu {
 enum AdamMode : i32 { adam_l2 = 0, adam_decoupled = 1 };
@@ -14,6 +14,7 @@ struct AdamArguments {
   i32 bias_correction;  // 0 or 1
   i32 step_offset;      // added to step_on_device: 1 where that still holds the last step
   i32 advance_step;     // write the step that was used back to step_on_device
+  i32 unscale_grads;    // a second launch leaves gradients multiplied by inv_scale
   // All nullable; each replaces a value above, so that a captured graph sees what it holds at replay.
   const float* lr_on_device;
   i32* step_on_device;
@@ -105,6 +106,15 @@ template <class Math> struct AdamMasterUpdate : AdamUpdate<Math> {
   GPU_FN void update(const Math& gradient, Math& master, Math& exp_avg, Math& exp_avg_sq, Math& model) {
     AdamUpdate<Math>::update(gradient, master, exp_avg, exp_avg_sq);
     model = master;
+  }
+};
+
+// The launch after it, where gradients are to be left unscaled.
+template <class Math> struct AdamUnscale : UnscaleGradients<Math, AdamArguments> {
+  GPU_FN bool begin(const AdamArguments& a) {
+    if (AdamUpdate<Math>::skipped(a)) return false;
+    this->scale = a.inv_scale ? (Math)*a.inv_scale : Math(1);
+    return true;
   }
 };
 }  // namespace gpu

@@ -3,6 +3,7 @@
 // parameter, momentum buffer and, optionally, a lower-precision model copy of the parameter.
 #pragma once
 #include "multi_tensor_reduce.h"
+#include "multi_tensor_unscale.h"
 
 namespace gpu {
 struct LarsArguments {
@@ -11,7 +12,7 @@ struct LarsArguments {
   i32 nesterov;
   i32 is_skipped;          // one learning rate for all: plain descent
   u32 tensors;             // of the table
-  i32 reserved;
+  i32 unscale_grads;       // a third launch leaves gradients multiplied by both scales
   const double* totals;    // sums of squares that the first launch left, [gradients | parameters][tensors]; or null:
   const float* grad_norms;   // [tensors]: norms from elsewhere (of scaled gradients)
   const float* param_norms;  // [tensors]
@@ -90,6 +91,15 @@ template <class Math> struct LarsModelUpdate : LarsUpdate<Math> {
   GPU_FN void update(const Math& gradient, Math& master, Math& buffer, Math& model) {
     LarsUpdate<Math>::update(gradient, master, buffer);
     model = master;
+  }
+};
+
+// The launch after it, where gradients are to be left unscaled.
+template <class Math> struct LarsUnscale : UnscaleGradients<Math, LarsArguments> {
+  GPU_FN bool begin(const LarsArguments& a) {
+    if (lars_is_skipped(a)) return false;
+    this->scale = lars_gradient_scale<Math>(a);
+    return true;
   }
 };
 }  // namespace gpu

@@ -3,6 +3,7 @@
 // exp_avg.
 #pragma once
 #include "multi_tensor_reduce.h"
+#include "multi_tensor_unscale.h"
 
 namespace gpu {
 enum NovogradMode : i32 { novograd_inside = 0, novograd_decoupled = 1 };
@@ -22,6 +23,8 @@ struct NovogradArguments {
   const float* inv_scale;  // gradients are multiplied by it first
   const float* found_inf;  // not zero: the launches leave everything as it is
   const i32* noop_flag;    // likewise
+  i32 unscale_grads;       // a third launch leaves gradients multiplied by inv_scale
+  i32 reserved;
 };
 
 GPU_FN bool novograd_is_skipped(const NovogradArguments& a) {
@@ -131,6 +134,15 @@ template <class Math> struct NovogradUpdate : ElementwiseOperation {
   GPU_FN void update(const Math& gradient, Math& parameter, Math& exp_avg) {
     exp_avg = fma(beta1, exp_avg, fma(l2_share, parameter, gradient * gradient_share));
     parameter = fma(parameter, keep, -step_size * exp_avg);
+  }
+};
+
+// The launch after it, where gradients are to be left unscaled.
+template <class Math> struct NovogradUnscale : UnscaleGradients<Math, NovogradArguments> {
+  GPU_FN bool begin(const NovogradArguments& a) {
+    if (novograd_is_skipped(a)) return false;
+    this->scale = a.inv_scale ? (Math)*a.inv_scale : Math(1);
+    return true;
   }
 };
 }  // namespace gpu

@@ -2,7 +2,7 @@
 // the buffer gathers gradients, and the learning rate multiplies what comes out of it. Lists: gradient, parameter,
 // momentum buffer and, optionally, a lower-precision model copy of the parameter; or gradient and parameter alone.
 #pragma once
-#include "multi_tensor.h"
+#include "multi_tensor_unscale.h"
 
 namespace gpu {
 struct SgdArguments {
@@ -17,6 +17,8 @@ struct SgdArguments {
   const float* inv_scale;  // multiplies `scale`
   const float* found_inf;  // not zero: the launch leaves everything as it is
   const i32* noop_flag;    // likewise
+  i32 unscale_grads;       // a second launch leaves gradients multiplied by both scales
+  i32 reserved;
 };
 
 GPU_FN bool is_negative_zero(float x) { return bit_cast<u32>(x) == 0x80000000u; }
@@ -91,6 +93,15 @@ template <class Math> struct SgdMomentumModelUpdate : SgdMomentumUpdate<Math> {
   GPU_FN void update(const Math& gradient, Math& master, Math& buffer, Math& model) {
     SgdMomentumUpdate<Math>::update(gradient, master, buffer);
     model = master;
+  }
+};
+
+// The launch after it, where gradients are to be left unscaled.
+template <class Math> struct SgdUnscale : UnscaleGradients<Math, SgdArguments> {
+  GPU_FN bool begin(const SgdArguments& a) {
+    if ((a.found_inf && *a.found_inf != 0.0f) || (a.noop_flag && *a.noop_flag != 0)) return false;
+    this->scale = (Math)a.scale * (a.inv_scale ? (Math)*a.inv_scale : Math(1));
+    return true;
   }
 };
 }  // namespace gpu

@@ -1,6 +1,6 @@
 #include "multi_tensor_novograd.h"
 
-#include "host/multi_tensor_variants.h"
+#include "host/multi_tensor_unscale.h"
 
 #define NORM(name, ...) MULTI_TENSOR_VARIANT(multi_tensor_novograd, norm_##name, NovogradNorm, __VA_ARGS__)
 static apex::MultiTensorVariant norms[] = {MULTI_TENSOR_NOVOGRAD_NORMS(NORM)};
@@ -8,6 +8,8 @@ static apex::MultiTensorVariant norms[] = {MULTI_TENSOR_NOVOGRAD_NORMS(NORM)};
 static apex::MultiTensorVariant maxima[] = {MULTI_TENSOR_NOVOGRAD_NORMS(MAXIMUM)};
 #define UPDATE(name, ...) MULTI_TENSOR_VARIANT(multi_tensor_novograd, name, NovogradUpdate, __VA_ARGS__)
 static apex::MultiTensorVariant updates[] = {MULTI_TENSOR_NOVOGRAD(UPDATE)};
+#define UNSCALE(...) MULTI_TENSOR_VARIANT(multi_tensor_novograd, __VA_ARGS__)
+static apex::MultiTensorVariant unscale[] = {MULTI_TENSOR_UNSCALE(UNSCALE, NovogradUnscale)};
 
 extern "C" int32_t apex_multi_tensor_novograd(const apex_place* place, const apex_tensor_lists* lists,
                                               const gpu::NovogradArguments* arguments, int32_t maximum,
@@ -21,5 +23,5 @@ extern "C" int32_t apex_multi_tensor_novograd(const apex_place* place, const ape
     if (status != APEX_OK) return status;
     if (a.advance_step) a.step_offset = 0;
   }
-  return apex::run_multi_tensor(updates, place, lists, &a);
+  return apex::run_and_unscale(updates, unscale, a.unscale_grads, place, lists, &a);
 }

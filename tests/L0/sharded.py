@@ -84,6 +84,20 @@ def _skipped(mesh):
         assert int(optimizer.param_groups[0].get("step", 0)) == 0
 
 
+def _unscaled(mesh):
+    """Where step() undoes the scale, shards of gradients are left without it."""
+    for kind, options in ((FusedSGD, SGD), (FusedLARS, LARS), (FusedNovoGrad, NOVOGRAD), (FusedAdagrad, {})):
+        sharded, _ = _models(mesh)
+        optimizer = kind(sharded.parameters(), **options)
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+        sharded(x).square().mean().backward()
+        expected = [p.grad.to_local() / 8 for p in sharded.parameters()]
+        optimizer.grad_scale = torch.tensor(8.0)
+        optimizer.step()
+        for p, value in zip(sharded.parameters(), expected, strict=True):
+            assert torch.equal(p.grad.to_local(), value)
+
+
 def _missing_gradients(mesh):
     """Norms stay with their parameters when one gets no gradient."""
     sharded, whole = _models(mesh)
@@ -127,5 +141,6 @@ CASES = {
     "norms_are_the_whole_tensors": _norms_are_the_whole_tensors,
     "resume": _resume,
     "skipped": _skipped,
+    "unscaled": _unscaled,
     "missing_gradients": _missing_gradients,
 }

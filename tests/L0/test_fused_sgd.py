@@ -378,7 +378,7 @@ def test_a_tensor_as_learning_rate(variant):
 
 
 def test_unscales_on_the_device(variant):
-    """What torch.amp.GradScaler leaves on the optimizer; gradients stay as they are."""
+    """By what torch.amp.GradScaler leaves on the optimizer."""
     fused, oracle, params, twins = _pair(variant.device, F16, **MOMENTUM)
     fused.grad_scale = scalar(4.0, variant.device)
     fused.found_inf = scalar(0.0, variant.device)

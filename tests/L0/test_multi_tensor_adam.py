@@ -328,11 +328,12 @@ def test_opcheck():
             lr_tensor=scalar(0.1, "cpu"),
             step_tensor=scalar(3, "cpu", torch.int32),
             advance_step=True,
-            inv_scale=scalar(1.0, "cpu"),
+            inv_scale=scalar(0.5, "cpu"),
             found_inf=scalar(0.0, "cpu"),
             noop_flag=flag("cpu"),
         )
         torch.library.opcheck(op, (*tensors,), SCALARS | on_device)
+        torch.library.opcheck(op, (*tensors,), SCALARS | on_device | dict(unscale_grads=True))
 
 
 def _step(grads, params, exp_avgs, exp_avg_sqs, lr, step):

@@ -76,6 +76,12 @@ class TensorLists:
             for before, after in zip(self.values[k], now[k], strict=True):
                 np.testing.assert_array_equal(before, after)
 
+    def check_scaled(self, k: int, factor: float) -> None:
+        """List k holds what it held at first times `factor`, a power of two, rounded once."""
+        name = self.types[k]
+        for before, after in zip(self.values[k], self.now()[k], strict=True):
+            np.testing.assert_array_equal(after, decode(encode(before * factor, name), name))
+
     def check_rounded_copy(self, copy: int, of: int) -> None:
         """List `copy` holds the values of list `of`, rounded once."""
         now, name = self.now(), self.types[copy]

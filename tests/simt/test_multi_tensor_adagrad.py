@@ -75,3 +75,17 @@ def test_a_tensor_without_gradient_is_left_out(device):
     for k in (PARAMETER, SUM):
         np.testing.assert_array_equal(now[k][out], lists.values[k][out])
     np.testing.assert_allclose(now[PARAMETER][out + 1], parameters[out + 1], rtol=1e-6, atol=2e-7)
+
+
+# ---- the launch that leaves gradients unscaled ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["f32", "f16", "bf16", "f64"])
+def test_gradients_are_left_unscaled(device, name):
+    """The first list alone; nothing where the step was skipped."""
+    for skipped in ({}, dict(found_inf=device.full(1, 1)), dict(noop_flag=device.full(1, 1, np.int32))):
+        lists = TensorLists(device, [name, "f32"])
+        scales = dict(inv_scale=device.full(1, 0.125))
+        lists.launch(f"unscale_{name}", "AdagradArguments", "multi_tensor_adagrad", **scales, **skipped)
+        lists.check_scaled(0, 1.0 if skipped else 0.125)
+        lists.check_untouched([1])
