@@ -68,3 +68,8 @@ def _plain(op, arguments):
             if f"{pair.name}_forward" == name:
                 return reference(**pair.autocast(device_type, arguments, {}))
     return reference(*arguments)
+
+
+def is_autocast_enabled(device_type):
+    """torch.is_autocast_enabled, which raises for kinds of device without autocast: meta, for one."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._functional import is_autocast_enabled
 from apex._loader import bindings
 
 bindings.load()
@@ -19,7 +20,7 @@ def check(name, tensor, dims):
 def _run(op, *arguments):
     """The op on the tensors as they are: autocast is for the functions above these modules."""
     device_type = arguments[0].device.type
-    if not torch.is_autocast_enabled(device_type):
+    if not is_autocast_enabled(device_type):
         return op(*arguments)
     with torch.autocast(device_type, enabled=False):
         return op(*arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from apex._functional import call, dispatch, entry, is_traced
+from apex._functional import call, dispatch, entry, is_autocast_enabled, is_traced
 from apex._loader import library
 
 _ops = torch.ops.apex
@@ -78,7 +78,7 @@ def check_one_dtype(name, input, weight):
     But a half input may have float32 weights, as behind a linear layer of amp's O1 or of autocast: the output has the
     input's dtype.
     """
-    if weight.dtype in (input.dtype, torch.float32) or torch.is_autocast_enabled(input.device.type):
+    if weight.dtype in (input.dtype, torch.float32) or is_autocast_enabled(input.device.type):
         return
     raise TypeError(
         f"{name}: the input is {input.dtype} but the weight {weight.dtype}; "

@@ -208,8 +208,16 @@ def layer(
     group=None,
     batches=None,
 ):
-    """GroupBatchNormFunction; straight in C++, in less time, where nothing traces and there is no group."""
+    """GroupBatchNormFunction; straight in C++, in less time, where nothing traces and there is no group.
+
+    Raises NotImplementedError under transforms of torch.func, which would see the first derivative alone.
+    """
     tensors = (x, z, weight, bias, running_mean, running_var)
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            "apex batch norm: transforms of torch.func are not implemented; torch.nn.BatchNorm2d and SyncBatchNorm "
+            "in eval mode have them"
+        )
     if (
         group is not None
         or _layer is None

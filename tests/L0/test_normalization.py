@@ -62,6 +62,8 @@ def test_mixed_dtypes_have_a_rule():
         plain = getattr(normalization, f"Fused{kind}")(512).half()
         with pytest.raises(TypeError, match=f"MixedFused{kind}"):
             plain(x)
+        with pytest.raises(TypeError, match=f"MixedFused{kind}"):
+            plain.to("meta")(x.to("meta"))  # which has no autocast
         mixed = getattr(normalization, f"MixedFused{kind}")(512).half()
         assert mixed(x).dtype == F16
         assert getattr(normalization, f"MixedFused{kind}")(512)(x.to(BF16)).dtype == F32

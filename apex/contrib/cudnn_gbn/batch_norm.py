@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from apex._functional import is_autocast_enabled
 from apex.parallel._group_batch_norm import layer
 from apex.parallel._neighbours import group_of
 
@@ -67,7 +68,7 @@ class GroupBatchNorm2d(_BatchNorm):
         """
         self._check_input_dim(input)
         device_type = input.device.type
-        if torch.is_autocast_enabled(device_type):
+        if is_autocast_enabled(device_type):
             input = input.to(torch.get_autocast_dtype(device_type))
         running_mean, running_var = self.running_mean, self.running_var
         batches = None
