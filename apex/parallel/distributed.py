@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import operator
 import threading
 import warnings
@@ -104,7 +105,7 @@ class DistributedDataParallel(torch.nn.Module):
         RuntimeError: torch.distributed is not initialized; ranks hold different parameters; the backend cannot
             reach the parameters; backward() reaches a parameter again whose bucket is under way.
         ValueError: options that do not go together.
-        TypeError: a sparse gradient.
+        TypeError: an option of another type; a sparse gradient.
     """
 
     def __init__(
@@ -140,6 +141,10 @@ class DistributedDataParallel(torch.nn.Module):
                 stacklevel=2,
             )
             gradient_predivide_factor = gradient_average_split_factor
+        if not isinstance(message_size, numbers.Real):
+            raise TypeError(f"message_size must be a number of elements, not {message_size!r}")
+        if not isinstance(num_allreduce_streams, int):
+            raise TypeError(f"num_allreduce_streams must be a whole number, not {num_allreduce_streams!r}")
         if not gradient_predivide_factor > 0:
             raise ValueError(f"gradient_predivide_factor must be above 0, not {gradient_predivide_factor}")
         if allreduce_communicators is not None:
@@ -495,11 +500,11 @@ def _check_initialized(who):
 
 
 def _check_communicators(communicators, count):
-    groups, streams = communicators
-    if count < 2 or len(groups) != count or len(streams) != count:
+    lengths = [len(part) for part in communicators]
+    if count < 2 or lengths != [count, count]:
         raise ValueError(
             "allreduce_communicators is (process groups, streams), num_allreduce_streams of each and more than "
-            f"1; got {len(groups)} and {len(streams)} with num_allreduce_streams={count}"
+            f"1; got {' and '.join(map(str, lengths)) or 'none'} with num_allreduce_streams={count}"
         )
 
 

@@ -29,9 +29,9 @@ def create_syncbn_process_group(group_size):
             "torch.distributed.init_process_group first"
         )
     world = dist.get_world_size()
-    if group_size < 0 or world % group_size:
+    if not isinstance(group_size, int) or group_size < 0 or world % group_size:
         raise ValueError(
-            f"create_syncbn_process_group: {world} ranks cannot be divided into groups of {group_size}; "
+            f"create_syncbn_process_group: {world} ranks cannot be divided into groups of {group_size!r}; "
             "group_size must divide the world size"
         )
     firsts = range(0, world, group_size)

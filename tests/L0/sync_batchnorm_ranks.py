@@ -58,7 +58,7 @@ def _all_ranks(mesh):
 
 
 def _indivisible(mesh):
-    for size in (3, -1, dist.get_world_size() + 1):
+    for size in (3, -1, dist.get_world_size() + 1, "2", 1.0, None):
         with pytest.raises(ValueError, match="must divide the world size"):
             create_syncbn_process_group(size)
 

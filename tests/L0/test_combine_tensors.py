@@ -121,6 +121,7 @@ def test_nothing_to_combine():
 def test_what_is_refused():
     one = torch.ones(3)
     cases = [
+        (TypeError, "a list of tensors, not one", torch.ones(2, 3)),
         (TypeError, "tensor 1 is int", [one, 3]),
         (TypeError, "tensor 0 is NoneType", [None]),
         (RuntimeError, "tensor 0 is torch.float64: a flat buffer holds", [one.to(F64)]),

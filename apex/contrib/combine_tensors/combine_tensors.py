@@ -26,11 +26,13 @@ def combine_tensors(
         The buffer: 1-D, the tensors' dtype and device. None for an empty list.
 
     Raises:
-        TypeError: something in the list is no tensor.
+        TypeError: something in the list is no tensor; a tensor in the place of the list.
         RuntimeError: another dtype, several dtypes or devices, a sparse or sharded tensor, one that is there twice.
 
     Source: the interface of the Ascend patch, where it is called combine_npu.
     """
+    if isinstance(list_of_tensor, torch.Tensor):  # whose rows would be the list
+        raise TypeError("combine_tensors takes a list of tensors, not one: combine_tensors([tensor])")
     tensors = list(list_of_tensor)
     check_tensors(tensors)
     layout = Layout(tensors)

@@ -38,6 +38,24 @@ def test_needs_a_process_group(make):
         make(nn.Linear(1, 1))
 
 
+@pytest.mark.parametrize(
+    "option, error",
+    [
+        (dict(message_size="10"), TypeError),
+        (dict(num_allreduce_streams="2"), TypeError),
+        (dict(num_allreduce_streams=2.0), TypeError),
+        (dict(allreduce_communicators=[]), ValueError),
+        (dict(allreduce_communicators=([None], [None])), ValueError),
+        (dict(num_allreduce_streams=2, allreduce_communicators=([None], [None])), ValueError),
+    ],
+    ids=str,
+)
+def test_options_are_refused_when_it_is_made(option, error):
+    """And not in the first backward pass."""
+    with pytest.raises(error, match=[*option][-1]):
+        DistributedDataParallel(nn.Linear(1, 1), **option)
+
+
 def test_plan_of_buckets():
     sizes = (
         (4, torch.float32),
