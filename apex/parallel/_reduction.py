@@ -40,7 +40,8 @@ class Reduction:
     element for each parameter, not 0 if it has a gradient on any rank: a parameter that nobody used keeps
     None, which optimizers tell from zeros.
 
-    Between the two, everything must be done on one stream; the object keeps what that stream reads alive.
+    `finish` may be called on another stream; the object, which keeps alive what that one reads, must then live
+    until the stream it was made on waits for it.
 
     Args:
         params: parameters of one dtype and device. No rank may name others.

@@ -315,11 +315,14 @@ class DistributedDataParallel(torch.nn.Module):
         if device.type == "cpu":
             self._start(number)
             return
-        side = live.side_stream(number % self.num_allreduce_streams, device)
+        # Gathered between the backward pass's own kernels, which a copy beside them would wait for: matrix products
+        # leave no room on the device. Messages and the writing of results find theirs as these end.
+        module = torch.get_device_module(device)
+        here = module.current_stream(device)
         for stream in bucket.streams:
-            side.wait_stream(stream)
-        with torch.get_device_module(device).stream(side):
-            reduction = self._start(number)
+            here.wait_stream(stream)
+        reduction = self._start(number)
+        with module.stream(live.side_stream(number % self.num_allreduce_streams, device)):
             self._finish(number, reduction)
 
     def _start(self, number):
@@ -449,9 +452,12 @@ class _Live:
         self.bucket_of = {id(p): number for number, b in enumerate(self.buckets) for p in b.params}
 
     def side_stream(self, turn, device):
+        """Where results are written: ahead of the backward pass's next kernel, once the one before it ends."""
         if (turn, device) not in self.streams:
-            given = self.given_streams
-            stream = given[turn] if given else torch.get_device_module(device).Stream(device=device)
+            if self.given_streams:
+                stream = self.given_streams[turn]
+            else:
+                stream = torch.get_device_module(device).Stream(device=device, priority=-1)
             self.streams[turn, device] = stream
         return self.streams[turn, device]
 
