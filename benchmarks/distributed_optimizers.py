@@ -12,6 +12,7 @@ ZeRO-2 as well.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import pathlib
@@ -75,6 +76,7 @@ CASES = {
 def measure(make, arguments):
     """Milliseconds of an iteration, of its step on the host, and GiB at most."""
     on_gpu = arguments.device == "cuda"
+    gc.collect()  # the case before: its hooks and buckets refer to each other
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     if on_gpu:
         torch.cuda.empty_cache()
