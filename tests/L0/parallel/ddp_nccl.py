@@ -12,7 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from apex.parallel import DistributedDataParallel
 
-WIDTH, LAYERS, BATCH = 4096, 8, 8192
+# Products so long that a slow host keeps ahead of them: all-reduces would else run while the device waits for it.
+WIDTH, LAYERS, BATCH = 4096, 8, 32768
 
 
 def run(rank, ranks, folder):
