@@ -44,7 +44,12 @@ class OptimWrapper:
         for p in params:
             p.grad = None
         scaler = self._loss_scaler[self._loss_idx]
-        yield scaler.scaled(loss)
+        try:
+            yield scaler.scaled(loss)
+        except BaseException:
+            for p, grad in zip(params, before, strict=True):
+                p.grad = grad
+            raise
         self._skip_next[self._loss_idx] = unscale_in_place(scaler, self._optimizer)
         self._loss_idx += 1
         with torch.no_grad():

@@ -323,6 +323,12 @@ def test_handles_of_old():
             scaled_loss.backward()
     with pytest.raises(RuntimeError, match="num_loss=3"), wrapped.scale_loss(runs.loss_of(model)):
         pass
+    before_it_raised = [p.grad.clone() for p in model.parameters()]
+    fresh = handle.wrap_optimizer(optimizer)
+    with pytest.raises(KeyError), fresh.scale_loss(runs.loss_of(model)) as scaled_loss:
+        scaled_loss.backward()
+        raise KeyError
+    assert runs.equal([p.grad for p in model.parameters()], before_it_raised)
     reference = runs.plain()
     with amp.disable_casts():
         (runs.loss_of(reference, 0) + runs.loss_of(reference, 1)).backward()
