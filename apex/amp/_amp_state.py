@@ -18,6 +18,7 @@ class AmpState:
         allow_incoming_model_not_fp32: amp.initialize takes models that hold half precision already.
         verbosity: 0 silent, 1 informs, 2 also prints each cast of a patched function.
         cast_devices: device types whose tensors patched functions cast; None: every type.
+        scaled_passes: how many times a scaled loss was left, by any optimizers.
         masters: model parameter -> its float32 master weight.
         handle: of the functions that were patched last (handle.AmpHandle), or a handle.NoOpHandle.
     """
@@ -29,6 +30,7 @@ class AmpState:
         self.min_loss_scale = None
         self.max_loss_scale = 2.0**24
         self.cast_devices = None
+        self.scaled_passes = 0
         self.masters = WeakIdKeyDictionary()
         self._handle = None
 

@@ -39,6 +39,8 @@ class AmpOptimizerState:
         scaled_by: the loss_id of that pass.
         open: inside scale_loss.
         unscaled: gradients went through scale_loss since the last step.
+        passes: _amp_state.scaled_passes at the last step or zero_grad.
+        warned: of scaled gradients, which is done once.
         found_inf: device tensor that decides about the next step, or None.
         skipped: the message for a step that the host skips.
         frozen: [(index of group, its list of parameters, index in that)] of parameters that did not require
@@ -62,6 +64,8 @@ class AmpOptimizerState:
         self.scaled_by = None
         self.open = False
         self.unscaled = False
+        self.passes = _amp_state.scaled_passes
+        self.warned = False
         self.found_inf = None
         self.skipped = ""
         self.frozen = []
@@ -551,6 +555,7 @@ def amp_step(self, closure=None, *args, **kwargs):
         stash.combined.before_step()
     if not stash.unscaled:
         _warn_of_lost_gradients(self)
+        _warn_of_scaled_gradients(self)
     self._opt_called = True  # a skipped step counts too, for learning rate schedulers
     if stash.already_patched:
         maybe_print(stash.skipped)
@@ -563,6 +568,7 @@ def amp_step(self, closure=None, *args, **kwargs):
         if stash.masters() and not (isinstance(self, ModelCopies) and self.writes_models()):
             self._master_params_to_model_params()
     stash.already_patched, stash.found_inf, stash.unscaled = False, None, False
+    stash.passes = _amp_state.scaled_passes
     if stash.combined is None or not stash.combined.after_step():
         _drop_master_gradients(stash)  # model.zero_grad() would not reach them
     return loss
@@ -581,6 +587,23 @@ def _warn_of_lost_gradients(self):
             "optimizer.step() updates nothing: the model has gradients, but its master weights have none, as these "
             "come with scale_loss\n  remedy:    with amp.scale_loss(loss, optimizer) as scaled_loss: "
             "scaled_loss.backward()",
+            AmpWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_of_scaled_gradients(self):
+    """A scale_loss that named other optimizers leaves the gradients of this one's parameters scaled."""
+    stash = self._amp_stash
+    if stash.warned or stash.passes == _amp_state.scaled_passes:
+        return
+    if any(p.grad is not None for p in stash._own()):
+        stash.warned = True
+        warnings.warn(
+            f"step() of {type(self).__name__}, which no scale_loss named since its last step, though others were: "
+            "gradients that its parameters got there are scaled still\n  remedy:    "
+            "with amp.scale_loss(loss, [optimizer, ...]) as scaled_loss: every optimizer whose parameters the "
+            "loss reaches",
             AmpWarning,
             stacklevel=4,
         )
@@ -632,6 +655,7 @@ def amp_zero_grad(self, set_to_none=None):
     """
     stash = self._amp_stash
     stash.params_have_scaled_gradients, stash.scaled_by = False, None
+    stash.passes = _amp_state.scaled_passes
     if stash.combined is not None and stash.combined.zero_grad():
         return
     _drop_master_gradients(stash)

@@ -83,6 +83,7 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
     finally:
         for optimizer in optimizers:
             optimizer._amp_stash.open = False
+        _amp_state.scaled_passes += 1
         _clear_cache()
 
     if delay_unscale:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import amp_runs as runs
 import pytest
 import torch
@@ -408,6 +410,35 @@ def test_no_optimizer(optimizers):
     model, _ = start()
     with pytest.raises(RuntimeError, match="needs the optimizers"):
         runs.backward(runs.loss_of(model), optimizers)
+
+
+@pytest.mark.parametrize("level, told", [("O1", True), ("O3", False), ("O4", False)])
+def test_an_optimizer_that_was_not_named(level, told):
+    """Its gradients are scaled still, and its step would be 2^16 times too long: told once, where a scale is."""
+    model = runs.plain()
+    first, second = (torch.optim.SGD(model[i].parameters(), 1e-6) for i in (0, 2))
+    amp.initialize(model, [first, second], opt_level=level, verbosity=0)
+
+    def steps():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            first.step()
+            second.step()
+        return ["scaled still" in str(w.message) for w in caught]
+
+    def backward(optimizers):
+        for optimizer in (first, second):
+            optimizer.zero_grad()
+        runs.backward(runs.loss_of(model), optimizers)
+
+    backward([first, second])
+    assert not any(steps())
+    backward(first)
+    second.zero_grad()  # as the discriminator's after the generator's pass
+    assert not any(steps())
+    for again in (False, True):
+        backward(first)
+        assert any(steps()) == (told and not again)
 
 
 def test_an_optimizer_that_amp_does_not_know():
