@@ -13,6 +13,17 @@ from apex.fp16_utils.fp16util import clip_grad_norm
 _RETRIES = 300  # of a closure: by then a scale of 2**24 is 0
 
 
+# What a state dict holds, here and in public apex.
+_STATE = (
+    "loss_scaler",
+    "dynamic_loss_scale",
+    "overflow",
+    "first_closure_call_this_step",
+    "optimizer_state_dict",
+    "fp32_from_fp16",
+)
+
+
 class FP16_Optimizer:
     """Keeps float32 master weights of an optimizer's float16 and bfloat16 parameters, and scales losses.
 
@@ -317,8 +328,15 @@ class FP16_Optimizer:
     def load_state_dict(self, state_dict):
         """Takes what state_dict() gave, public apex's too. Load the model's state dict first.
 
-        Raises ValueError, before anything changes, if the masters are not of the same number and shapes.
+        Raises ValueError, before anything changes, if it is another's, or the masters are not of the same number and
+        shapes.
         """
+        missing = [key for key in _STATE if key not in state_dict]
+        if missing:
+            raise ValueError(
+                f"this is no state dict of FP16_Optimizer: it lacks {', '.join(missing)}. One of a bare optimizer, of "
+                "master weights, is for FP16_Optimizer(...).optimizer.load_state_dict"
+            )
         saved_groups = state_dict["fp32_from_fp16"]
         ours = [[tuple(p.shape) for p in group] for group in self.fp32_from_fp16_groups]
         saved = [[tuple(p.shape) for p in group] for group in saved_groups]

@@ -126,5 +126,7 @@ def _parts(flat, like):
 
 
 def _copy(sources, targets):
+    if len(sources) != len(targets):
+        raise ValueError(f"the lists of prep_param_lists belong together: {len(sources)} and {len(targets)}")
     if sources:
         torch._foreach_copy_(targets, sources)

@@ -300,6 +300,10 @@ def test_what_it_refuses():
     before = masters(optimizer)
     with pytest.raises(ValueError, match="another model's"):
         optimizer.load_state_dict(other.state_dict())
+    partial = {k: v for k, v in optimizer.state_dict().items() if k != "loss_scaler"}
+    for wrong in (optimizer.optimizer.state_dict(), {}, partial):  # a bare optimizer's, for one
+        with pytest.raises(ValueError, match=r"lacks (.*, )*loss_scaler.*optimizer.load_state_dict"):
+            optimizer.load_state_dict(wrong)
     assert equal(masters(optimizer), before)
     with pytest.raises(RuntimeError, match="state_dict"):
         pickle.dumps(optimizer)

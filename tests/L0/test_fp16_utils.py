@@ -123,6 +123,16 @@ def test_a_parameter_without_gradient(flat):
         assert [m.grad is None for m in masters] == [False, True, False, False]
 
 
+def test_lists_that_do_not_belong_together():
+    """Copying none of them would leave the model as it was, without a word."""
+    params, masters = fp16_utils.prep_param_lists(nn.Linear(3, 2).half())
+    for wrong in ([], masters[:1]):
+        with pytest.raises(ValueError):
+            fp16_utils.master_params_to_model_params(params, wrong)
+        with pytest.raises(ValueError):
+            fp16_utils.model_grads_to_master_grads(params, wrong)
+
+
 def test_a_flat_master_of_several_dtypes():
     model = fp16_utils.convert_network(network(), torch.float16)
     with pytest.raises(TypeError, match=r"torch.float16, torch.float32.*flat_master=False"):
