@@ -70,6 +70,11 @@ bn_bwd_nhwc_occupancy = bn_addrelu_fwd_nhwc_occupancy = bn_addrelu_bwd_nhwc_occu
 def _train(name, x, z, scale, bias, running, minibatch, momentum, epsilon, relu, bn_group, make_bitmask):
     last = is_channel_last(name, x, scale.numel())
     check(name, x, z, (scale, bias, *running, *minibatch))
+    for tensor in minibatch:
+        if tensor.shape != scale.shape:
+            raise ValueError(
+                f"{name}: minibatch_mean and minibatch_inv_var must be {list(scale.shape)}, not {list(tensor.shape)}"
+            )
     mean, inv_std, _ = of_batch(x, last, group_of(bn_group), epsilon, *running, momentum)
     y, bitmask = call("groupbn_forward", x, z, mean, inv_std, scale, bias, relu, make_bitmask, last)
     for tensor, found in zip(minibatch, (mean, inv_std), strict=True):

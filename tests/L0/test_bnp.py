@@ -118,6 +118,9 @@ def test_refused(variant):
         bnp.bn_addrelu_fwd_nhwc(c.x, c.z[:2], *state, *batch, mask, None, 0.1, EPS, *END)
     with pytest.raises(ValueError, match=r"must be \[N, H, W, 8\]"):
         bnp.bn_fwd_nhwc(c.x[..., :4], *state, *batch, None, 0.1, EPS, False, *END)
+    for wrong in ([batch[0][:1], batch[1]], [batch[0], batch[1].expand(2, 8).contiguous()]):
+        with pytest.raises(ValueError, match=r"minibatch_inv_var must be \[8\]"):
+            bnp.bn_fwd_nhwc(c.x, *state, *wrong, None, 0.1, EPS, False, *END)
     with pytest.raises(RuntimeError, match="init_process_group first"):
         bnp.bn_fwd_nhwc(c.x, *state, *batch, None, 0.1, EPS, False, *END[:4], 2, *END[5:])
     nothing = [torch.zeros(8, device=variant.device), torch.ones(8, device=variant.device)]
