@@ -10,6 +10,12 @@ bindings.load()
 __all__ = ["backward", "forward"]
 
 
+def _whole_and_rest(log_p):
+    """As the op takes alpha and beta."""
+    whole = torch.where(log_p.isfinite(), log_p.round(), 0)
+    return torch.stack((whole, log_p - whole), -1)
+
+
 @torch.no_grad()
 def forward(x, label, fLen, yLen, batchOffset, maxFLen, blankIdx, opt, packedInput):
     """[alpha, beta, loss] of logarithms of probabilities: x has been through log_softmax.
@@ -20,7 +26,7 @@ def forward(x, label, fLen, yLen, batchOffset, maxFLen, blankIdx, opt, packedInp
     loss, alpha, beta, _ = torch.ops.apex.transducer_loss_forward(
         x, label, fLen, yLen, blankIdx, batchOffset if packedInput else None, maxFLen, True
     )
-    return [alpha, beta, loss]
+    return [alpha.sum(-1), beta.sum(-1), loss]
 
 
 @torch.no_grad()
@@ -46,8 +52,8 @@ def backward(
         label,
         fLen,
         yLen,
-        alpha,
-        beta,
+        _whole_and_rest(alpha),
+        _whole_and_rest(beta),
         None,
         blankIdx,
         batchOffset if packedInput else None,

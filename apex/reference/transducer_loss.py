@@ -114,7 +114,10 @@ class _Lattice:
     def log_p(self, normalizers):
         """[batch, frames, labels + 1, classes]: log p of each class at each node."""
         x = self.rows[self.row].to(_math_dtype(self.rows.dtype))
-        return x if normalizers is None else x - normalizers.reshape(-1)[self.row].unsqueeze(-1)
+        if normalizers is None:
+            return x
+        largest, log_of_sum = normalizers.reshape(-1, 2)[self.row].unsqueeze(-2).unbind(-1)
+        return x - largest - log_of_sum
 
     def label_index(self):
         """[batch, 1, labels + 1, 1]: the next label of each node; 0 behind the last."""
@@ -128,32 +131,56 @@ def _edges(lattice, log_p, blank_idx):
     return blank, torch.where(lattice.there & ~lattice.last_label, label, -torch.inf)
 
 
+def _log_add(a, b):
+    """log(exp(a) + exp(b)) of whole numbers and rests, [..., 2]: sums of thousands keep a small rest's digits."""
+    (a_whole, a_rest), (b_whole, b_rest) = a.unbind(-1), b.unbind(-1)
+    more = (b_rest - a_rest) + (b_whole - a_whole)
+    high = torch.where((more > 0).unsqueeze(-1), b, a)
+    whole = high[..., 1].round()
+    rest = (high[..., 1] - whole) + (-more.abs()).exp().log1p()
+    none = (a_rest.isneginf() & b_rest.isneginf()).unsqueeze(-1)
+    return torch.where(none, a, torch.stack((high[..., 0] + whole, rest), -1))
+
+
+def _then(nodes, edge):
+    """log p of ways to nodes, [..., 2], and along an edge from each."""
+    return torch.stack((nodes[..., 0], nodes[..., 1] + edge), -1)
+
+
+def _as_pair(rest):
+    return torch.stack((torch.zeros_like(rest), rest), -1)
+
+
 def _alpha(start, blank, label):
     """log p of all ways to each node, along the diagonals t + u: start where ways begin."""
+    start = _as_pair(start)
     nodes = start.clone()
-    _, frames, labels = start.shape
+    _, frames, labels, _ = start.shape
     for d in range(1, frames + labels - 1):
         t = torch.arange(max(0, d - labels + 1), min(frames - 1, d) + 1, device=start.device)
         u = d - t
         stay, go = (x[:, t.sub(dt).clamp(min=0), u.sub(du).clamp(min=0)] for x, dt, du in (
-            (nodes + blank, 1, 0), (nodes + label, 0, 1),
+            (_then(nodes, blank), 1, 0), (_then(nodes, label), 0, 1),
         ))  # fmt: skip
-        stay, go = stay.masked_fill(t == 0, -torch.inf), go.masked_fill(u == 0, -torch.inf)
-        nodes[:, t, u] = torch.logaddexp(torch.logaddexp(stay, go), start[:, t, u])
+        stay[..., 1].masked_fill_(t == 0, -torch.inf)
+        go[..., 1].masked_fill_(u == 0, -torch.inf)
+        nodes[:, t, u] = _log_add(_log_add(stay, go), start[:, t, u])
     return nodes
 
 
 def _beta(end, blank, label):
     """log p of all ways from each node to the end: end where ways end."""
+    end = _as_pair(end)
     nodes = end.clone()
-    _, frames, labels = end.shape
+    _, frames, labels, _ = end.shape
     for d in reversed(range(frames + labels - 2)):
         t = torch.arange(max(0, d - labels + 1), min(frames - 1, d) + 1, device=end.device)
         u = d - t
-        stay = nodes[:, t.add(1).clamp(max=frames - 1), u] + blank[:, t, u]
-        go = nodes[:, t, u.add(1).clamp(max=labels - 1)] + label[:, t, u]
-        stay, go = stay.masked_fill(t == frames - 1, -torch.inf), go.masked_fill(u == labels - 1, -torch.inf)
-        nodes[:, t, u] = torch.logaddexp(torch.logaddexp(stay, go), end[:, t, u])
+        stay = _then(nodes[:, t.add(1).clamp(max=frames - 1), u], blank[:, t, u])
+        go = _then(nodes[:, t, u.add(1).clamp(max=labels - 1)], label[:, t, u])
+        stay[..., 1].masked_fill_(t == frames - 1, -torch.inf)
+        go[..., 1].masked_fill_(u == labels - 1, -torch.inf)
+        nodes[:, t, u] = _log_add(_log_add(stay, go), end[:, t, u])
     return nodes
 
 
@@ -168,8 +195,9 @@ def transducer_loss_forward(
     blank_idx: the class that goes to the next frame.
 
     loss: [batch], of x's dtype or float32 with half_to_float (float64 of float64). alpha, beta: [batch, frames,
-    labels + 1], float32 or float64: log p of all ways to a node, and from it to the end; 0 where no item is.
-    normalizers: log of the sum of exp(x) of each row; without elements with log_probs.
+    labels + 1, 2], float32 or float64: log p of all ways to a node, and from it to the end, as a whole number and a
+    rest, whose sum it is; 0 where no item is. normalizers, [..., 2]: of each row the largest x, and the log of the sum
+    of exp(x - largest); without elements with log_probs.
 
     Items whose lengths, rows or labels do not fit raise ValueError or IndexError on a CPU and are nan elsewhere.
     """
@@ -183,11 +211,13 @@ def transducer_loss_forward(
     if log_probs:
         normalizers = x.new_empty(0, dtype=math)
     else:
-        normalizers = lattice.rows.to(math).logsumexp(-1)
+        rows = lattice.rows.to(math)
+        largest = rows.amax(-1, keepdim=True)
+        normalizers = torch.cat((largest, (rows - largest).logsumexp(-1, keepdim=True)), -1)
         used = torch.zeros(len(lattice.rows) + 1, dtype=torch.bool, device=x.device)
         used[torch.where(lattice.there, lattice.row, len(lattice.rows)).flatten()] = True
-        normalizers = normalizers.masked_fill(~used[:-1], 0).reshape(x.shape[:-1])
-    alpha, beta = (x.new_zeros(lattice.shape, dtype=math) for _ in range(2))
+        normalizers = normalizers.masked_fill(~used[:-1, None], 0).reshape(*x.shape[:-1], 2)
+    alpha, beta = (x.new_zeros((*lattice.shape, 2), dtype=math) for _ in range(2))
     if batch == 0 or frames == 0 or len(lattice.rows) == 0:
         return x.new_full((batch,), torch.nan, dtype=loss_dtype), alpha, beta, normalizers
     blank, go = _edges(lattice, lattice.log_p(None if log_probs else normalizers), blank_idx)
@@ -195,9 +225,9 @@ def transducer_loss_forward(
     begin = torch.where((lattice.t == 0) & (lattice.u == 0) & there, 0.0, -torch.inf).to(math)
     end = torch.where(lattice.last_frame & lattice.last_label & there, blank, -torch.inf)
     stay = torch.where(lattice.last_frame, -torch.inf, blank)
-    alpha = _alpha(begin, stay, go).masked_fill(~there, 0)
-    beta = _beta(end, stay, go).masked_fill(~there, 0)
-    loss = (-beta[:, 0, 0]).masked_fill(lattice.bad | lattice.outside, torch.nan)
+    alpha = _alpha(begin, stay, go).masked_fill(~there.unsqueeze(-1), 0)
+    beta = _beta(end, stay, go).masked_fill(~there.unsqueeze(-1), 0)
+    loss = (-beta[:, 0, 0].sum(-1)).masked_fill(lattice.bad | lattice.outside, torch.nan)
     return loss.to(loss_dtype), alpha, beta, normalizers
 
 
@@ -221,15 +251,16 @@ def transducer_loss_backward(
         log_p = lattice.log_p(normalizers)
         blank, go = _edges(lattice, log_p, blank_idx)
         g = grad_loss.to(math)[:, None, None]
-        before = alpha - beta[:, :1, :1]
+        before = alpha - beta[:, :1, :1]  # given the labels
         next_frame = torch.cat((beta[:, 1:], torch.zeros_like(beta[:, :1])), 1)
         out = torch.where(lattice.last_label, 0.0, -torch.inf)
-        of_blank = (before + blank + torch.where(lattice.last_frame, out, next_frame)).exp() * g
+        onward = torch.where(lattice.last_frame.unsqueeze(-1), _as_pair(out), next_frame)
+        of_blank = (_then(before + onward, blank).sum(-1)).exp() * g
         next_label = torch.cat((beta[:, :, 1:], torch.zeros_like(beta[:, :, :1])), 2)
-        of_label = torch.where(lattice.last_label, 0.0, (before + go + next_label).exp() * g)
+        of_label = torch.where(lattice.last_label, 0.0, _then(before + next_label, go).sum(-1).exp() * g)
         each = torch.zeros_like(log_p)
         if of_logits:
-            each = (log_p + (before + beta).unsqueeze(-1)).exp() * g.unsqueeze(-1)
+            each = (log_p + (before + beta).sum(-1, keepdim=True)).exp() * g.unsqueeze(-1)
         each[..., blank_idx] -= of_blank
         index = lattice.label_index().expand(*lattice.shape, 1)
         each = each.scatter_add(-1, index, -of_label.unsqueeze(-1))

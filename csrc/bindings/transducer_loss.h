@@ -66,12 +66,18 @@ inline void check_items(const at::Tensor& x, const at::Tensor& label, const at::
 }
 inline c10::SymInt frames_of(const at::Tensor& x, const Optional& batch_offset, const c10::SymInt& max_f_len) { return has_value(batch_offset) ? max_f_len : x.sym_size(1); }
 
+// The shape of normalizers.
+inline c10::SymDimVector of_rows(const at::Tensor& x) {
+  c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end() - 1);
+  sizes.emplace_back(2);
+  return sizes;
+}
 // loss, alpha, beta, normalizers
 inline Outputs outputs(const at::Tensor& x, const at::Tensor& label, const Optional& batch_offset, const c10::SymInt& max_f_len, bool log_probs, bool half_to_float) {
   const auto math = x.options().dtype(math_type(x));
-  const c10::SymDimVector nodes{label.sym_size(0), frames_of(x, batch_offset, max_f_len), label.sym_size(1) + 1};
+  const c10::SymDimVector nodes{label.sym_size(0), frames_of(x, batch_offset, max_f_len), label.sym_size(1) + 1, 2};
   return {at::empty_symint({label.sym_size(0)}, half_to_float ? math : x.options()), at::empty_symint(nodes, math), at::empty_symint(nodes, math),
-          log_probs ? at::empty({0}, math) : at::empty_symint(x.sym_sizes().slice(0, x.dim() - 1), math)};
+          log_probs ? at::empty({0}, math) : at::empty_symint(of_rows(x), math)};
 }
 inline const gpu::u8* data(const at::Tensor& tensor) { return static_cast<const gpu::u8*>(tensor.const_data_ptr()); }
 inline gpu::u8* mutable_data(const at::Tensor& tensor) { return static_cast<gpu::u8*>(tensor.mutable_data_ptr()); }
@@ -119,9 +125,9 @@ inline transducer::Outputs transducer_loss_forward(const at::Tensor& x, const at
 
 namespace transducer {
 inline void check_backward(const at::Tensor& grad_loss, const at::Tensor& x, const at::Tensor& label, const at::Tensor& f_len, const at::Tensor& y_len, const at::Tensor& alpha, const at::Tensor& beta, const Optional& normalizers, int64_t blank_idx, const Optional& batch_offset, bool of_logits) {
-  TORCH_CHECK_VALUE(alpha.dim() == 3 && beta.dim() == 3, op, ": alpha and beta are not the forward's");
+  TORCH_CHECK_VALUE(alpha.dim() == 4 && beta.dim() == 4, op, ": alpha and beta are not the forward's");
   check(x, label, f_len, y_len, blank_idx, batch_offset, alpha.sym_size(1));
-  const c10::SymDimVector nodes{label.sym_size(0), frames_of(x, batch_offset, alpha.sym_size(1)), label.sym_size(1) + 1};
+  const c10::SymDimVector nodes{label.sym_size(0), frames_of(x, batch_offset, alpha.sym_size(1)), label.sym_size(1) + 1, 2};
   for (const at::Tensor& tensor : {alpha, beta})
     TORCH_CHECK_VALUE(tensor.sym_sizes() == c10::SymIntArrayRef(nodes) && tensor.scalar_type() == math_type(x) && tensor.device() == x.device(), op,
                       ": alpha and beta are ", math_type(x), " of shape ", c10::SymIntArrayRef(nodes), ", as the forward gives them");
@@ -129,8 +135,8 @@ inline void check_backward(const at::Tensor& grad_loss, const at::Tensor& x, con
                     ": the gradient of the losses has one element for each item, not the shape ", grad_loss.sym_sizes());
   if (!has_value(normalizers)) return;
   TORCH_CHECK_VALUE(of_logits, op, ": with normalizers the gradient is that of logits");
-  TORCH_CHECK_VALUE(normalizers->sym_sizes() == x.sym_sizes().slice(0, x.dim() - 1) && normalizers->scalar_type() == math_type(x) && normalizers->device() == x.device(), op,
-                    ": normalizers are one ", math_type(x), " for each row of x, as the forward gives them");
+  TORCH_CHECK_VALUE(normalizers->sym_sizes() == c10::SymIntArrayRef(of_rows(x)) && normalizers->scalar_type() == math_type(x) && normalizers->device() == x.device(), op,
+                    ": normalizers are two ", math_type(x), " for each row of x, as the forward gives them");
 }
 }  // namespace transducer
 

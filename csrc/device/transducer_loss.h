@@ -4,6 +4,9 @@
 //
 //   alpha(t, u): log p of all ways from (0, 0) to the node       beta(t, u): log p of all ways from it to the end
 //
+// These get as large as the lattice is long, and a float of 1,000 has rounded 3e-5 away, which the gradient's exp would
+// show: each is kept as a whole number and a rest, and so is a row's logarithm.
+//
 // Three kernels. `emissions` reads each row once: the logarithm of its sum of exponentials, and log p of the blank and of
 // the next label, stored by diagonals t + u. `lattice` goes along the diagonals, two blocks an item: one adds up alpha, one
 // beta; nodes of a diagonal are independent. `backward` reads each row once and writes its gradient once:
@@ -25,11 +28,44 @@ namespace gpu {
 constexpr double log2_of_e = 1.4426950408889634;
 template <class Math> GPU_FN Math minus_infinity() { return (Math)bit_cast<float>(0xff800000u); }
 
-// log(exp(a) + exp(b)); of two equal infinities, that; a nan stays.
-template <class Math> GPU_FN Math log_add(Math a, Math b) {
-  if (a == b) return a + Math(0.6931471805599453);
-  const Math high = a > b ? a : b, low = a > b ? b : a;
-  return high + log_of_one_plus(exp2((low - high) * Math(log2_of_e)));
+// log p: the sum of the two. The rest of log_add's results is in [-1/2, 1/2 + log 2]; where p is 0 it is -inf.
+template <class Math> struct alignas(2 * sizeof(Math)) LogP {
+  Math whole, rest;
+  GPU_FN LogP then(const LogP& edge) const { return {whole + edge.whole, rest + edge.rest}; }
+};
+// The whole number next to x.
+template <class Math> GPU_FN Math nearest(Math x) {
+  constexpr Math round = sizeof(Math) == 8 ? Math(6755399441055744.0) : Math(12582912.0);  // 1.5 * 2^52, 2^23: adding it rounds
+  return (x + round) - round;
+}
+template <class Math> GPU_FN LogP<Math> in_parts(Math x) {
+  const Math whole = nearest(max_number(x, Math(-4194304.0)));  // finite where x is -inf
+  return {whole, x - whole};
+}
+template <class Math> GPU_FN LogP<Math> impossible() { return {Math(0), minus_infinity<Math>()}; }
+// By elements: tensors of a caller's may lie anywhere.
+template <class Math> GPU_FN LogP<Math> log_p_of(const u8* tensor, i64 node) {
+  const Math* const at = reinterpret_cast<const Math*>(tensor) + 2 * node;
+  return {at[0], at[1]};
+}
+
+// log(1 + e) for e in [0, 1], for a chain that waits for it: no division, and terms in pairs.
+GPU_FN float log_of_one_plus_at_once(float e) {
+  const float square = e * e, fourth = square * square;  // minimax, relative error 5e-9
+  const float first = fma(fma(-0.249541337f, e, 0.333299624f), square, fma(-0.499999024f, e, 1.0f));
+  const float second = fma(fma(-0.0569595342f, e, 0.106036549f), square, fma(-0.153055926f, e, 0.196759393f));
+  return e * fma(fma(fma(-0.00324402518f, e, 0.0198514624f), fourth, second), fourth, first);
+}
+GPU_FN double log_of_one_plus_at_once(double e) { return log_of_one_plus(e); }
+
+// log(exp(a) + exp(b)); a nan stays. The larger one's rest becomes small while the logarithm is on its way.
+template <class Math> GPU_FN LogP<Math> log_add(LogP<Math> a, LogP<Math> b) {
+  const Math more = (b.rest - a.rest) + (b.whole - a.whole);
+  const Math e = exp2((more > Math(0) ? -more : more) * Math(log2_of_e));
+  const LogP<Math> high = more > Math(0) ? b : a;
+  const Math whole = nearest(high.rest);
+  const LogP<Math> sum{high.whole + whole, (high.rest - whole) + log_of_one_plus_at_once(e)};
+  return a.rest == minus_infinity<Math>() && b.rest == minus_infinity<Math>() ? a : sum;
 }
 
 #if !defined(GPU_HOST)
@@ -56,7 +92,6 @@ template <class Math> struct LogSum {
   GPU_FN void merge_warp() {
     GPU_UNROLL for (int mask = warp_size / 2; mask; mask >>= 1) merge(shuffle_xor_value(largest, mask), shuffle_xor_value(sum, mask));
   }
-  GPU_FN Math log_of_sum() const { return largest + log(sum); }
 
  private:
   GPU_FN static Math power(Math x) { return exp2(x * Math(log2_of_e)); }
@@ -138,30 +173,35 @@ template <i32 type> GPU_FN void transducer_loss_emissions(const TransducerLossFo
     const TransducerItem item(a, node.b, 1, 1);
     if (node.t >= item.frames || node.u >= item.labels) {
       if (team.rank != 0) continue;
-      reinterpret_cast<Math*>(a.alpha)[unit] = reinterpret_cast<Math*>(a.beta)[unit] = Math(0);
-      if (a.normalizers && !a.batch_offset) reinterpret_cast<Math*>(a.normalizers)[unit] = Math(0);
+      const LogP<Math> zero{};
+      reinterpret_cast<LogP<Math>*>(a.alpha)[unit] = reinterpret_cast<LogP<Math>*>(a.beta)[unit] = zero;
+      if (a.normalizers && !a.batch_offset) reinterpret_cast<LogP<Math>*>(a.normalizers)[unit] = zero;
       continue;
     }
     const i64 row = item.row(node.t, node.u);
     const u8* const x = a.x + row * a.classes * P::size;
-    Math normalizer = Math(0);
-    if (a.normalizers) normalizer = log_sum_of<type>(x, (u32)a.classes, team, parts).log_of_sum();
+    LogP<Math> normalizer{};
+    if (a.normalizers) {
+      const LogSum<Math> sums = log_sum_of<type>(x, (u32)a.classes, team, parts);
+      normalizer = {sums.largest, log(sums.sum)};
+    }
     if (team.rank != 0) continue;
-    if (a.normalizers) reinterpret_cast<Math*>(a.normalizers)[row] = normalizer;
+    if (a.normalizers) reinterpret_cast<LogP<Math>*>(a.normalizers)[row] = normalizer;
+    const auto log_p = [&](i64 index) { return (load_one<Math>(x, type, index) - normalizer.whole) - normalizer.rest; };
     Math next = minus_infinity<Math>();
     if (node.u + 1 < item.labels) {
       const i64 label = label_of(a, node.b, node.u);
-      next = (u64)label < (u64)a.classes ? load_one<Math>(x, type, label) - normalizer : not_a_number<Math>();
+      next = (u64)label < (u64)a.classes ? log_p(label) : not_a_number<Math>();
     }
     Math* const to = reinterpret_cast<Math*>(a.emissions) + ((node.b * (a.frames + a.labels - 1) + node.t + node.u) * a.labels + node.u) * 2;
-    to[0] = load_one<Math>(x, type, a.blank) - normalizer;
+    to[0] = log_p(a.blank);
     to[1] = next;
   }
   // The rest of a packed x has no logarithms.
   if (!a.normalizers || !a.batch_offset) return;
   const i64 end = a.batch ? reinterpret_cast<const i64*>(a.batch_offset)[a.batch - 1] : 0;
   for (i64 row = (end < 0 ? 0 : end) + (i64)block_x() * block_size_x() + thread_x(); row < a.rows; row += (i64)grid_x() * block_size_x())
-    reinterpret_cast<Math*>(a.normalizers)[row] = Math(0);
+    reinterpret_cast<LogP<Math>*>(a.normalizers)[row] = LogP<Math>{};
 }
 
 // ---- lattice -----------------------------------------------------------------------------------------------
@@ -173,11 +213,16 @@ template <class Math, bool forward> struct TransducerLattice {
   const TransducerLossForward& a;
   const TransducerItem& item;
   const Math* emissions;  // of the item
-  Math* nodes;            // alpha or beta of the item
-  Math* shared;           // [2][labels]; null: nodes are read again
+  LogP<Math>* nodes;      // alpha or beta of the item
+  LogP<Math>* shared;     // [2][labels]; null: nodes are read again
   u32 diagonals;
 
   struct Edges { Math stay, go; };
+  struct Parts {
+    LogP<Math> stay, go;
+    Parts() = default;
+    GPU_FN explicit Parts(const Edges& edges) : stay(in_parts(edges.stay)), go(in_parts(edges.go)) {}
+  };
   // The diagonal of step `step`, and whether label u has a node there.
   GPU_FN u32 diagonal(u32 step) const { return forward ? step : diagonals - 1 - step; }
   GPU_FN bool has(u32 step, u32 u) const {
@@ -199,18 +244,19 @@ template <class Math, bool forward> struct TransducerLattice {
     }
     return edges;
   }
-  GPU_FN Math value(u32 step, u32 u) const {
+  GPU_FN LogP<Math> value(u32 step, u32 u) const {
     if (shared) return shared[step % 2 * (u32)a.labels + u];
     return nodes[(i64)(diagonal(step) - u) * a.labels + u];
   }
-  GPU_FN void visit(u32 step, u32 u, const Edges& edges) const {
+  GPU_FN void visit(u32 step, u32 u, const Parts& edges) const {
     const u32 t = diagonal(step) - u;
     const bool can_stay = forward ? t > 0 : t + 1 < item.frames, can_go = forward ? u > 0 : u + 1 < item.labels;
-    const Math stay = can_stay ? value(step - 1, u) + edges.stay : minus_infinity<Math>();
-    const Math go = can_go ? value(step - 1, forward ? u - 1 : u + 1) + edges.go : minus_infinity<Math>();
-    put(step, u, can_stay && can_go ? log_add(stay, go) : can_stay ? stay : go);
+    LogP<Math> stay = impossible<Math>(), go = impossible<Math>();
+    if (can_stay) stay = value(step - 1, u);
+    if (can_go) go = value(step - 1, forward ? u - 1 : u + 1);
+    put(step, u, log_add(stay.then(edges.stay), go.then(edges.go)));
   }
-  GPU_FN void put(u32 step, u32 u, Math x) const {
+  GPU_FN void put(u32 step, u32 u, LogP<Math> x) const {
     nodes[(i64)(diagonal(step) - u) * a.labels + u] = x;
     if (shared) shared[step % 2 * (u32)a.labels + u] = x;
   }
@@ -218,19 +264,20 @@ template <class Math, bool forward> struct TransducerLattice {
   GPU_FN void run() const {
     const u32 mine = thread_x(), last = item.labels - 1;
     if (mine == 0) {
-      if (forward) put(0, 0, Math(0));
-      else put(0, last, emissions[((i64)(diagonals - 1) * a.labels + last) * 2]);
+      if (forward) put(0, 0, LogP<Math>{});
+      else put(0, last, in_parts(emissions[((i64)(diagonals - 1) * a.labels + last) * 2]));
     }
     if (item.labels > block_size_x()) {
       for (u32 step = 1; step < diagonals; ++step) {
         sync_threads();
         for (u32 u = mine; u < item.labels; u += block_size_x())
-          if (has(step, u)) visit(step, u, load(step, u));
+          if (has(step, u)) visit(step, u, Parts(load(step, u)));
       }
       return;
     }
-    Edges edges[at_once], next[at_once];
-    GPU_UNROLL for (int k = 0; k < at_once; ++k) edges[k] = load(1 + k, mine);
+    Edges next[at_once];
+    Parts edges[at_once];
+    GPU_UNROLL for (int k = 0; k < at_once; ++k) edges[k] = Parts(load(1 + k, mine));
     for (u32 first = 1; first < diagonals; first += at_once) {
       GPU_UNROLL for (int k = 0; k < at_once; ++k) next[k] = load(first + at_once + k, mine);
       GPU_UNROLL for (int k = 0; k < at_once; ++k) {
@@ -238,56 +285,60 @@ template <class Math, bool forward> struct TransducerLattice {
         sync_threads();
         if (has(first + k, mine)) visit(first + k, mine, edges[k]);
       }
-      GPU_UNROLL for (int k = 0; k < at_once; ++k) edges[k] = next[k];
+      GPU_UNROLL for (int k = 0; k < at_once; ++k) edges[k] = Parts(next[k]);
     }
   }
 };
 
 template <class Math> GPU_FN void transducer_loss_lattice(const TransducerLossForward& a) {
-  GPU_DYNAMIC_SHARED(Math, memory);
+  GPU_DYNAMIC_SHARED(LogP<Math>, memory);
   const i64 nodes = a.frames * a.labels, edges = (a.frames + a.labels - 1) * a.labels * 2;
   for (i64 unit = block_x(); unit < 2 * a.batch; unit += grid_x()) {
     const i64 b = unit / 2;
     const TransducerItem item(a, b, 1, 1);
     sync_threads();
     const Math* const emissions = reinterpret_cast<const Math*>(a.emissions) + b * edges;
-    Math* const shared = a.shared_diagonals ? memory : nullptr;
+    LogP<Math>* const shared = a.shared_diagonals ? memory : nullptr;
     if (unit % 2 == 0) {
-      if (!item.bad) TransducerLattice<Math, true>{a, item, emissions, reinterpret_cast<Math*>(a.alpha) + b * nodes, shared, item.frames + item.labels - 1}.run();
+      if (!item.bad) TransducerLattice<Math, true>{a, item, emissions, reinterpret_cast<LogP<Math>*>(a.alpha) + b * nodes, shared, item.frames + item.labels - 1}.run();
       continue;
     }
-    Math* const beta = reinterpret_cast<Math*>(a.beta) + b * nodes;
+    LogP<Math>* const beta = reinterpret_cast<LogP<Math>*>(a.beta) + b * nodes;
     if (!item.bad) TransducerLattice<Math, false>{a, item, emissions, beta, shared, item.frames + item.labels - 1}.run();
     // The thread that wrote it: the last step is label 0 alone.
-    if (thread_x() == 0) store_one(a.loss, a.loss_type, b, item.bad ? not_a_number<Math>() : -beta[0]);
+    if (thread_x() == 0) store_one(a.loss, a.loss_type, b, item.bad ? not_a_number<Math>() : -(beta[0].whole + beta[0].rest));
   }
 }
 
 // ---- backward ----------------------------------------------------------------------------------------------
 // The gradient of a row: of every class, and what the blank and the next label have less.
 template <class Math> struct RowGradient {
-  Math offset, scale, of_blank, of_label;
+  Math largest, scale, of_blank, of_label;
   i64 label;
 
   template <i32 type> GPU_FN void set(const TransducerLossBackward& a, const TransducerItem& item, const TransducerNode& node, i64 row, const u8* x) {
     const i64 item_nodes = node.b * a.frames * a.labels, at = item_nodes + (i64)node.t * a.labels + node.u;
-    const Math* const beta = reinterpret_cast<const Math*>(a.beta);
     const Math g = load_one<Math>(a.grad_loss, a.grad_type, node.b * a.grad_stride);
-    const Math before = reinterpret_cast<const Math*>(a.alpha)[at] - beta[item_nodes];  // given the labels
-    const Math normalizer = a.normalizers ? reinterpret_cast<const Math*>(a.normalizers)[row] : Math(0);
+    const LogP<Math> before = log_p_of<Math>(a.alpha, at), all = log_p_of<Math>(a.beta, item_nodes);
+    const LogP<Math> normalizer = a.normalizers ? log_p_of<Math>(a.normalizers, row) : LogP<Math>{};
+    // Given the labels: p of going on from the node with `p`.
+    const auto passing = [&](Math p, const LogP<Math>& onward) {
+      return power(((before.whole + onward.whole - all.whole) + p) + (before.rest + onward.rest - all.rest));
+    };
+    const auto log_p = [&](i64 index) { return (load_one<Math>(x, type, index) - normalizer.whole) - normalizer.rest; };
     const bool last_frame = node.t + 1 == item.frames, last_label = node.u + 1 == item.labels;
-    offset = before + beta[at] - normalizer;
-    scale = a.of_logits ? g : Math(0);
-    const Math blank = load_one<Math>(x, type, a.blank) - normalizer;
-    of_blank = last_frame ? (last_label ? g * power(before + blank) : Math(0)) : g * power(before + blank + beta[at + a.labels]);
+    largest = normalizer.whole;
+    scale = a.of_logits && g != Math(0) ? g * passing(-normalizer.rest, log_p_of<Math>(a.beta, at)) : Math(0);
+    const LogP<Math> end{};
+    of_blank = last_frame && !last_label ? Math(0) : g * passing(log_p(a.blank), last_frame ? end : log_p_of<Math>(a.beta, at + a.labels));
     label = -1;
     of_label = Math(0);
     if (last_label) return;
     label = label_of(a, node.b, node.u);
     const bool inside = (u64)label < (u64)a.classes;
-    of_label = inside ? g * power(before + (load_one<Math>(x, type, label) - normalizer) + beta[at + 1]) : not_a_number<Math>();
+    of_label = inside ? g * passing(log_p(label), log_p_of<Math>(a.beta, at + 1)) : not_a_number<Math>();
   }
-  GPU_FN Math operator()(Math x) const { return scale == Math(0) ? Math(0) : scale * power(x + offset); }
+  GPU_FN Math operator()(Math x) const { return scale == Math(0) ? Math(0) : scale * power(x - largest); }
   GPU_FN Math less(i64 index, i64 blank) const { return (index == blank ? of_blank : Math(0)) + (index == label ? of_label : Math(0)); }
 
  private:

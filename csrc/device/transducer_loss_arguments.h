@@ -11,9 +11,9 @@ struct TransducerLossForward {
   const u8* f_len;         // [batch], 64 bits each or 32
   const u8* g_len;         // [batch], likewise: labels of each item; its rows are one more
   const u8* batch_offset;  // [batch], i64: where the next item's rows begin; null: x is not packed
-  u8* normalizers;         // [rows]: log of the sum of exp(x); null: x are logarithms of probabilities
+  u8* normalizers;         // [rows][2]: the largest x, log of the sum of exp(x - that); null: x are logarithms of probabilities
   u8* emissions;           // [batch][frames + labels - 1][labels][2]: log p of the blank and of the next label, by t + u
-  u8* alpha;               // [batch][frames][labels]
+  u8* alpha;               // [batch][frames][labels][2]: a whole number and a rest
   u8* beta;                // likewise
   u8* loss;                // [batch], loss_type
   i64 batch, frames, labels, classes, rows, blank;

@@ -58,7 +58,7 @@ int32_t apex_transducer_loss_forward(const apex_place* place, const gpu::Transdu
   if (const int32_t status = device_limits(*place, &limits)) return status;
   if (const int32_t status = launch_rows(place, emission_kernels, limits, a)) return status;
   const bool wide = a.type == APEX_F64;
-  const int64_t shared = 2 * a.labels * (wide ? 8 : 4);
+  const int64_t shared = 2 * a.labels * (wide ? 16 : 8);
   const int64_t threads = std::min<int64_t>(gpu::transducer_lattice_threads, ceil_divide(a.labels, limits.block_multiple) * limits.block_multiple);
   a.shared_diagonals = shared <= std::min<int64_t>(limits.shared_bytes, 48 << 10);
   void* parameters[] = {&a};

@@ -41,6 +41,7 @@ template <class Arguments> int64_t first_row_of_the_rest(const Arguments& a) {
 
 // Frames of all items: log p of the blank and of the next label of each row.
 template <class Math> struct Emissions {
+  using LogP = gpu::LogP<Math>;
   const gpu::TransducerLossForward& a;
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
@@ -51,20 +52,22 @@ template <class Math> struct Emissions {
       for (int64_t u = 0; u < a.labels; ++u) {
         const int64_t node = frame * a.labels + u;
         if (t >= item.frames || u >= item.labels) {
-          reinterpret_cast<Math*>(a.alpha)[node] = reinterpret_cast<Math*>(a.beta)[node] = Math(0);
-          if (a.normalizers && !a.batch_offset) reinterpret_cast<Math*>(a.normalizers)[node] = Math(0);
+          reinterpret_cast<LogP*>(a.alpha)[node] = reinterpret_cast<LogP*>(a.beta)[node] = LogP{};
+          if (a.normalizers && !a.batch_offset) reinterpret_cast<LogP*>(a.normalizers)[node] = LogP{};
           continue;
         }
         const int64_t row = item.first + t * item.stride + u;
-        Math normalizer = Math(0);
-        if (a.normalizers) reinterpret_cast<Math*>(a.normalizers)[row] = normalizer = log_of_sum(convert, row);
+        LogP normalizer{};
+        if (a.normalizers) reinterpret_cast<LogP*>(a.normalizers)[row] = normalizer = log_of_sum(convert, row);
+        const auto log_p = [&](int64_t index) { return (load_one(convert, a.x, a.type, row * a.classes + index) - normalizer.whole) - normalizer.rest; };
         Math* const to = reinterpret_cast<Math*>(a.emissions) + ((b * (a.frames + a.labels - 1) + t + u) * a.labels + u) * 2;
-        to[0] = load_one(convert, a.x, a.type, row * a.classes + a.blank) - normalizer;
-        to[1] = u + 1 < item.labels ? load_one(convert, a.x, a.type, row * a.classes + item.label(u)) - normalizer : -std::numeric_limits<Math>::infinity();
+        to[0] = log_p(a.blank);
+        to[1] = u + 1 < item.labels ? log_p(item.label(u)) : -std::numeric_limits<Math>::infinity();
       }
     }
   }
-  APEX_INLINE Math log_of_sum(const TileConversions<Math>& convert, int64_t row) const {
+  // The largest logit, and the logarithm of the sum of exponentials of what the others have less.
+  APEX_INLINE LogP log_of_sum(const TileConversions<Math>& convert, int64_t row) const {
     alignas(64) Math buffer[tile], sum[lanes] = {};
     Math largest = std::numeric_limits<Math>::lowest();
     for (int64_t i = 0; i < a.classes; i += tile) {
@@ -82,13 +85,14 @@ template <class Math> struct Emissions {
     }
     Math all = Math(0);
     for (int64_t l = 0; l < lanes; ++l) all += sum[l];
-    return largest + gpu::log(all);
+    return {largest, gpu::log(all)};
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };
 
 // Items [begin, end): both directions.
 template <class Math> struct Lattice {
+  using LogP = gpu::LogP<Math>;
   const gpu::TransducerLossForward& a;
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
@@ -97,21 +101,22 @@ template <class Math> struct Lattice {
       const Item<gpu::TransducerLossForward> item(a, b);
       const int64_t T = item.frames, U = item.labels, nodes = b * a.frames * a.labels;
       const Math* emissions = reinterpret_cast<const Math*>(a.emissions) + b * (a.frames + a.labels - 1) * a.labels * 2;
-      Math *alpha = reinterpret_cast<Math*>(a.alpha) + nodes, *beta = reinterpret_cast<Math*>(a.beta) + nodes;
-      const auto edge = [&](int64_t t, int64_t u, int which) { return emissions[((t + u) * a.labels + u) * 2 + which]; };
+      LogP *alpha = reinterpret_cast<LogP*>(a.alpha) + nodes, *beta = reinterpret_cast<LogP*>(a.beta) + nodes;
+      const LogP impossible = gpu::impossible<Math>();
+      const auto edge = [&](int64_t t, int64_t u, int which) { return gpu::in_parts(emissions[((t + u) * a.labels + u) * 2 + which]); };
       const auto at = [&](int64_t t, int64_t u) { return t * a.labels + u; };
       for (int64_t t = 0; t < T; ++t)
         for (int64_t u = 0; u < U; ++u) {
-          const Math stay = t ? alpha[at(t - 1, u)] + edge(t - 1, u, 0) : Math(0), go = u ? alpha[at(t, u - 1)] + edge(t, u - 1, 1) : Math(0);
-          alpha[at(t, u)] = t && u ? gpu::log_add(stay, go) : t ? stay : go;
+          const LogP stay = t ? alpha[at(t - 1, u)].then(edge(t - 1, u, 0)) : impossible, go = u ? alpha[at(t, u - 1)].then(edge(t, u - 1, 1)) : impossible;
+          alpha[at(t, u)] = t || u ? gpu::log_add(stay, go) : LogP{};
         }
       for (int64_t t = T; t-- > 0;)
         for (int64_t u = U; u-- > 0;) {
           const bool can_stay = t + 1 < T, can_go = u + 1 < U;
-          const Math blank = edge(t, u, 0), stay = can_stay ? beta[at(t + 1, u)] + blank : Math(0), go = can_go ? beta[at(t, u + 1)] + edge(t, u, 1) : Math(0);
-          beta[at(t, u)] = can_stay && can_go ? gpu::log_add(stay, go) : can_stay ? stay : can_go ? go : blank;
+          const LogP stay = can_stay ? beta[at(t + 1, u)].then(edge(t, u, 0)) : impossible, go = can_go ? beta[at(t, u + 1)].then(edge(t, u, 1)) : impossible;
+          beta[at(t, u)] = can_stay || can_go ? gpu::log_add(stay, go) : edge(t, u, 0);
         }
-      const Math loss = -beta[0];
+      const Math loss = -(beta[0].whole + beta[0].rest);
       store_tile(convert, a.loss, a.loss_type, b, 1, &loss);
     }
   }
@@ -120,6 +125,7 @@ template <class Math> struct Lattice {
 
 // Frames of all items; the one after the last is the rest of a packed x.
 template <class Math> struct Backward {
+  using LogP = gpu::LogP<Math>;
   const gpu::TransducerLossBackward& a;
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
@@ -147,18 +153,21 @@ template <class Math> struct Backward {
   }
   APEX_INLINE void one_row(const TileConversions<Math>& convert, const Item<gpu::TransducerLossBackward>& item, int64_t t, int64_t u, int64_t row, Math* buffer, Math* gradient) const {
     const int64_t nodes = item.b * a.frames * a.labels, at = nodes + t * a.labels + u, base = row * a.classes;
-    const Math* beta = reinterpret_cast<const Math*>(a.beta);
-    const Math g = load_one(convert, a.grad_loss, a.grad_type, item.b * a.grad_stride), before = reinterpret_cast<const Math*>(a.alpha)[at] - beta[nodes];
-    const Math normalizer = a.normalizers ? reinterpret_cast<const Math*>(a.normalizers)[row] : Math(0), offset = before + beta[at] - normalizer;
+    const Math g = load_one(convert, a.grad_loss, a.grad_type, item.b * a.grad_stride);
+    const LogP before = gpu::log_p_of<Math>(a.alpha, at), all = gpu::log_p_of<Math>(a.beta, nodes);
+    const LogP normalizer = a.normalizers ? gpu::log_p_of<Math>(a.normalizers, row) : LogP{};
+    // Given the labels: p of going on from the node with `p`.
+    const auto passing = [&](Math p, LogP onward) { return power(((before.whole + onward.whole - all.whole) + p) + (before.rest + onward.rest - all.rest)); };
+    const auto log_p = [&](int64_t index) { return (load_one(convert, a.x, a.type, base + index) - normalizer.whole) - normalizer.rest; };
     const bool last_frame = t + 1 == item.frames, last_label = u + 1 == item.labels;
-    const Math scale = a.of_logits ? g : Math(0), blank = load_one(convert, a.x, a.type, base + a.blank) - normalizer;
-    const Math of_blank = !last_frame ? g * power(before + blank + beta[at + a.labels]) : last_label ? g * power(before + blank) : Math(0);
+    const Math scale = a.of_logits && g != Math(0) ? g * passing(-normalizer.rest, gpu::log_p_of<Math>(a.beta, at)) : Math(0);
+    const Math of_blank = last_frame && !last_label ? Math(0) : g * passing(log_p(a.blank), last_frame ? LogP{} : gpu::log_p_of<Math>(a.beta, at + a.labels));
     const int64_t label = last_label ? -1 : item.label(u);
-    const Math of_label = last_label ? Math(0) : g * power(before + (load_one(convert, a.x, a.type, base + label) - normalizer) + beta[at + 1]);
+    const Math of_label = last_label ? Math(0) : g * passing(log_p(label), gpu::log_p_of<Math>(a.beta, at + 1));
     for (int64_t i = 0; i < a.classes; i += tile) {
       const int64_t n = std::min<int64_t>(tile, a.classes - i);
       const Math* x = load_tile(convert, a.x, a.type, base + i, n, buffer);
-      for (int64_t j = 0; j < n; ++j) gradient[j] = scale == Math(0) ? Math(0) : scale * power(x[j] + offset);
+      for (int64_t j = 0; j < n; ++j) gradient[j] = scale == Math(0) ? Math(0) : scale * power(x[j] - normalizer.whole);
       if (a.blank >= i && a.blank < i + n) gradient[a.blank - i] -= of_blank;
       if (label >= i && label < i + n) gradient[label - i] -= of_label;
       store_tile(convert, a.grad_x, a.type, base + i, n, static_cast<const Math*>(gradient));
@@ -171,7 +180,7 @@ int64_t frames_of_a_task(int64_t elements_of_a_frame) { return std::max<int64_t>
 
 template <class Math> void forward(const gpu::TransducerLossForward& a) {
   run_at_level(Emissions<Math>{a}, 0, a.batch * a.frames, frames_of_a_task(a.labels * a.classes));
-  for (int64_t row = first_row_of_the_rest(a); a.normalizers && row < a.rows; ++row) reinterpret_cast<Math*>(a.normalizers)[row] = Math(0);
+  for (int64_t row = first_row_of_the_rest(a); a.normalizers && row < a.rows; ++row) reinterpret_cast<gpu::LogP<Math>*>(a.normalizers)[row] = {};
   run_at_level(Lattice<Math>{a}, 0, a.batch, 1);
 }
 template <class Math> void backward(const gpu::TransducerLossBackward& a) {

@@ -1,5 +1,6 @@
 """Errors of the fused ops against float64, beside those of torch's own ops in the same dtype, on everything that can
-serve them. `python tests/L0/test_accuracy.py` prints them all. (Torch has no loss of transducers.)"""
+serve them. `python tests/L0/test_accuracy.py` prints them all. Torch has no
+loss of transducers: that is made of its ops."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from apex.contrib.focal_loss.focal_loss import focal_loss
 from apex.contrib.group_norm import GroupNorm
 from apex.contrib.groupbn import BatchNorm2d_NHWC
 from apex.contrib.index_mul_2d import index_mul_2d
-from apex.contrib.transducer import TransducerJoint
+from apex.contrib.transducer import TransducerJoint, TransducerLoss
 from apex.contrib.xentropy import SoftmaxCrossEntropyLoss
 from apex.normalization import fused_add_rms_norm, fused_layer_norm
 from apex.transformer import functional
@@ -264,6 +265,44 @@ def torch_joint(f, g, f_len, g_len):
     return torch.relu(f[:, :, None] + g[:, None])
 
 
+def words(batch, frames, labels, classes):
+    """(label, f_len, y_len): as many as there are."""
+
+    def others(device):
+        generator = torch.Generator().manual_seed(2)
+        label = torch.randint(1, classes, (batch, labels), generator=generator, dtype=torch.int32)
+        return label.to(device), *lengths((frames,) * batch, (labels,) * batch)(device)
+
+    return others
+
+
+def transducer_loss(x, label, f_len, y_len):
+    return TransducerLoss()(x, label, f_len, y_len, 0)
+
+
+def torch_transducer_loss(x, label, f_len, y_len):
+    """In float32 at least, by diagonals t + u, of which [batch, labels + 1] are the nodes: -inf where none is."""
+    none = -1e30  # of two infinities logaddexp's derivative is nan
+    p = x.to(torch.promote_types(x.dtype, F32)).log_softmax(-1)
+    _, frames, labels, _ = p.shape
+    ends = F.pad(label.long(), (0, 1))[:, None, :, None].expand(-1, frames, -1, -1)
+    u = torch.arange(labels, device=x.device)
+    t = torch.arange(frames + labels - 2, device=x.device)[:, None] - u
+    at, outside = t.clamp(0, frames - 1), (t < 0) | (t >= frames)
+    blanks = p[..., 0][:, at, u].masked_fill(outside | (t == frames - 1), none)
+    words = p.gather(-1, ends)[..., 0][:, at, u].masked_fill(outside, none)
+    nodes = torch.where(u == 0, 0.0, none).to(p.dtype).expand(len(x), -1)
+    for blank, word in zip(blanks.unbind(1), words.unbind(1), strict=True):
+        nodes = torch.logaddexp(nodes + blank, F.pad((nodes + word)[:, :-1], (1, 0), value=none))
+    return -(nodes[:, -1] + p[:, -1, -1, 0]).to(x.dtype)
+
+
+def of_words(*shape, **options):
+    batch, frames, labels, classes = shape
+    x = (batch, frames, labels + 1, classes)
+    return Case((x,), transducer_loss, torch_transducer_loss, words(*shape), **options)
+
+
 norm_weights = ((1000,), (1000,))
 CASES = {
     "layer norm": Case(((64, 1000), *norm_weights), layer_norm, torch_layer_norm),
@@ -306,6 +345,10 @@ CASES = {
     "transducer joint": Case(
         ((2, 200, 64), (2, 20, 64)), joint, torch_joint, lengths((200, 200), (20, 20))
     ),
+    "transducer loss": of_words(2, 30, 9, 64),
+    "transducer loss, few nodes": of_words(16, 3, 2, 1000),
+    "transducer loss, mean 100": of_words(2, 10, 4, 200, offset=100.0),
+    "transducer loss, long": of_words(1, 500, 100, 8),
 }  # fmt: skip
 
 

@@ -87,13 +87,13 @@ class Loss:
         nodes = self.case[1] + self.case[2] + 8
         size = 8 + max(expected.abs().max(), of_alpha.abs().max()).item()
         allowed = dict(rtol=0, atol=nodes * size * work)
-        torch.testing.assert_close(alpha.cpu().double(), of_alpha, **allowed)
-        torch.testing.assert_close(beta.cpu().double(), of_beta, **allowed)
+        torch.testing.assert_close(alpha.cpu().double().sum(-1), of_alpha, **allowed)
+        torch.testing.assert_close(beta.cpu().double().sum(-1), of_beta, **allowed)
         own = lists.ROUNDING[loss.dtype]
         torch.testing.assert_close(
             loss.detach().cpu().double(), expected, rtol=1.01 * own, atol=nodes * size * work
         )
-        assert normalizers.shape == self.x.shape[:-1]
+        assert normalizers.shape == (*self.x.shape[:-1], 2)
         g = torch.arange(1, self.case[0] + 1, dtype=loss.dtype, device=loss.device)
         (found,) = torch.autograd.grad(loss, self.x, g)
         assert found.dtype == self.dtype and found.is_contiguous()
@@ -158,7 +158,7 @@ def test_more_labels_than_threads(variant):
         ways = first + p[0, :, BLANK] + torch.nn.functional.pad(after, (0, 1)) + p[1, -1, BLANK]
         expected = -ways.logsumexp(0)
         assert math.isclose(loss.item(), expected.item(), rel_tol=1e-5), case
-        assert math.isclose(alpha[0, 0, -1].item(), first[-1].item(), rel_tol=1e-5)
+        assert math.isclose(alpha[0, 0, -1].sum().item(), first[-1].item(), rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
