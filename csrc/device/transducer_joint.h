@@ -363,10 +363,16 @@ template <class Access, int column_lanes, JointMask masking> struct JointBackwar
       if (to >= a.hidden) continue;
       Math sum = nothing;
       if (u < live) {
+        // In several sums, whose loads wait together: in one, most additions would round to the sum's last bit.
+        constexpr u32 at_once = 8;
         const Math* const partial = reinterpret_cast<const Math*>(a.partials) + at;
-        sum = load_coherent(partial);
-        for (u32 s = 1; s < splits; ++s) sum += load_coherent(partial + s * (a.batch * a.labels * a.hidden));
-        sum *= (Math)a.scale;
+        Math some[at_once] = {};
+        for (u32 s = 0; s < splits; s += at_once)
+          GPU_UNROLL for (u32 i = 0; i < at_once; ++i)
+            if (s + i < splits) some[i] += load_coherent(partial + (s + i) * (a.batch * a.labels * a.hidden));
+        GPU_UNROLL for (u32 half = at_once / 2; half; half /= 2)
+          GPU_UNROLL for (u32 i = 0; i < half; ++i) some[i] += some[i + half];
+        sum = some[0] * (Math)a.scale;
       }
       store_one(a.grad_g, Access::type_of(a.type), at, sum);
     }
