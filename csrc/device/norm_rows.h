@@ -29,7 +29,10 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
                                           constants + quads, centered ? quads : 0);
   sync_threads();
 
+  // The digits that a rounded 1 / hidden and the hardware's root cost are none of a half's.
+  constexpr bool halves = types == type_f16 || types == type_bf16;
   const float one_by_hidden = 1.0f / (float)a.hidden;
+  const auto average = [&](float sum) { return halves ? sum * one_by_hidden : sum / (float)a.hidden; };
   // Every thread has as many elements: mean and squares are found with one exchange between the threads.
   const bool whole = centered && a.hidden == (i64)(a.warp_rows ? warp_size : block_size_x()) * (width * vectors);
   for (u32 left = turns; left; --left, row += team.stride) {
@@ -61,7 +64,7 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
       GPU_UNROLL for (int v = 0; v < vectors; ++v)
         GPU_UNROLL for (int i = 0; i < width; ++i) total[0] += x[v][i];
       if (!whole) team.sum(total);
-      mean = total[0] * (whole ? 1.0f / (width * vectors) : one_by_hidden);
+      mean = whole ? total[0] * (1.0f / (width * vectors)) : average(total[0]);
     }
     GPU_UNROLL for (int v = 0; v < vectors; ++v) sum_squares(v, mean);
     if (whole) {
@@ -71,9 +74,9 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
       team.sum(total);
       squares = total[0];
     }
-    const float rstd = rsqrt(fma(squares, one_by_hidden, (float)a.eps));
-    // One instruction less where input and output are halves, which have no digits that the rounding of a product costs.
-    constexpr bool by_product = centered && (types == type_f16 || types == type_bf16);
+    const float rstd = halves ? rsqrt(fma(squares, one_by_hidden, (float)a.eps)) : 1.0f / sqrt(average(squares) + (float)a.eps);
+    // One instruction less; nor does a half show the rounding of a product.
+    constexpr bool by_product = centered && halves;
     const float mean_by_std = by_product ? mean * rstd : 0.0f;
     if (team.leads) {
       if (centered) reinterpret_cast<float*>(a.mean)[row] = mean;
@@ -221,7 +224,7 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
       }
       continue;
     }
-    // The block's warps, each with rows of its own, are added up in order.
+    // The block's warps, each with rows of its own, are added up in order; two at a time, where roundings show and registers are left.
     sync_threads();
     GPU_UNROLL for (int v = 0; v < vectors; ++v)
       GPU_UNROLL for (int q = 0; q < (int)Layout::quads; ++q)
@@ -230,9 +233,18 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
     for (u32 i = thread_x(); i < quads; i += block_size_x()) {
       const u32 column = Layout::column(i);
       if (column >= a.hidden) continue;
-      Quad total = constants[i];
-      for (u32 warp = 1; warp < block_size_x() / warp_size; ++warp) {
-        const Quad more = constants[warp * quads + i];
+      const u32 warps = block_size_x() / warp_size;
+      constexpr u32 together = !GPU_STAGED || types == type_f16 || types == type_bf16 ? 1 : 2;
+      const auto of_warps = [&](u32 warp) {
+        Quad sum = constants[warp * quads + i];
+        if (together == 1 || warp + 1 == warps) return sum;
+        const Quad more = constants[(warp + 1) * quads + i];
+        GPU_UNROLL for (int n = 0; n < 4; ++n) sum.v[n] += more.v[n];
+        return sum;
+      };
+      Quad total = of_warps(0);
+      for (u32 warp = together; warp < warps; warp += together) {
+        const Quad more = of_warps(warp);
         GPU_UNROLL for (int n = 0; n < 4; ++n) total.v[n] += more.v[n];
       }
       *reinterpret_cast<Quad*>(to + column) = total;
