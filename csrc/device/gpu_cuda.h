@@ -29,6 +29,8 @@ GPU_FN u32 lane_id() {
   return lane;
 }
 GPU_FN void sync_threads() { __syncthreads(); }
+// A barrier of the block's team `team`, 0 to 14, alone: `threads` threads, whole warps.
+GPU_FN void sync_team(u32 team, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(threads) : "memory"); }
 // For all threads of a warp together. No load is moved past it: those before it are on their way before what follows.
 GPU_FN void loads_first() { __syncwarp(); }
 GPU_FN void device_fence() { __threadfence(); }

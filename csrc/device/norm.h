@@ -2,9 +2,10 @@
 // first. Layer norm is `centered`.
 //
 // Rows whose vectors fit in the registers of one warp or one block take the `rows` kernels (norm_rows.h); longer rows,
-// and rows that no vector fits, the `long` kernels (norm_long.h). Sums are float (double for double tensors) in a fixed
-// order; weight gradients are partial sums, one a block, that `finish` adds up (norm_partials.h), so results are the
-// same from run to run.
+// and rows that no vector fits, the `long` kernels (norm_long.h). Where shared memory is as large as a Hopper's, layer
+// norm of a few lengths, in halves, has kernels of its own (norm_teams.h). Sums are float (double for double tensors) in
+// a fixed order; weight gradients are partial sums, one a block, that `finish` adds up (norm_partials.h), so results are
+// the same from run to run.
 #pragma once
 #include "norm_long.h"
 #include "norm_partials.h"

@@ -117,6 +117,20 @@ int32_t reside(const apex_place* place, const DeviceLimits& limits, apex_kernel&
   return APEX_OK;
 }
 
+// The `teams` kernels that take the rows, or null, and the shared memory of their block: where it fits a multiprocessor, and
+// every team of all of them has a row. Who asks for a layout means the `rows` kernels. `constant_bytes`: of what is kept
+// for each column; `tensors`: whose rows are on their way.
+NormTeams* find_teams(NormTeams (&shapes)[NormOp::most_teams], const apex_place* place, const DeviceLimits& limits, int64_t rows, int64_t hidden,
+                      int32_t input_type, int32_t output_type, const apex_norm_layout& asked, int64_t constant_bytes, int64_t tensors, int64_t* shared) {
+  if (place->platform != APEX_CUDA || input_type != output_type || bytes_of(input_type) != 2) return nullptr;
+  if (asked.vectors || asked.row_teams || asked.threads || asked.blocks || asked.stages) return nullptr;
+  for (NormTeams& t : shapes) {
+    *shared = hidden * (constant_bytes + 2 * tensors * t.teams * t.stages);
+    if (t.hidden == hidden && rows >= limits.multiprocessors * t.teams && *shared + shared_beside <= limits.shared_bytes) return &t;
+  }
+  return nullptr;
+}
+
 template <class Arguments>
 int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, int64_t shared, const Arguments& a) {
   void* parameters[] = {const_cast<Arguments*>(&a)};
@@ -128,6 +142,14 @@ int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a,
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const bool vectors = aligned({a.grad_output, a.saved, a.grad_sum, a.weight, a.bias, a.grad_input});
   const apex_norm_layout asked = asked_layouts[1];
+  if (vectors && !a.from_output && !a.grad_sum) {
+    int64_t shared;
+    if (NormTeams* t = find_teams(op.backward_teams, place, limits, a.rows, a.hidden, a.input_type, a.output_type, asked, 4, 2, &shared)) {
+      a.parts = limits.multiprocessors;
+      *plan = {plan->variant, int32_t(t - op.backward_teams), NormKernels::teams, uint32_t(t->threads), a.parts, shared};
+      return APEX_OK;
+    }
+  }
   Layout layout = choose(a.hidden, a.input_type, a.output_type, vectors, limits, true);
   if (layout.in_registers) {
     Residence r;
@@ -141,7 +163,7 @@ int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a,
       a.stages = int32_t(r.stages);
       a.constant_bytes = int32_t(r.constant_bytes);
       a.parts = r.blocks;
-      *plan = {plan->variant, layout.kernel, true, uint32_t(layout.threads), r.blocks, r.shared};
+      *plan = {plan->variant, layout.kernel, NormKernels::rows, uint32_t(layout.threads), r.blocks, r.shared};
       return APEX_OK;
     }
     layout = choose_long(a.hidden, vectors, false, limits);
@@ -152,7 +174,7 @@ int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a,
   a.column_blocks = int32_t(ceil_divide(a.hidden, wide));
   const int64_t high = gpu::norm_threads / wide, wanted = ceil_divide(limits.multiprocessors * 4, a.column_blocks);
   a.parts = std::min<int64_t>(wanted, ceil_divide(a.rows, high * 4));
-  *plan = {plan->variant, layout.kernel, false, uint32_t(layout.threads), a.rows, 0};
+  *plan = {plan->variant, layout.kernel, NormKernels::longer, uint32_t(layout.threads), a.rows, 0};
   return APEX_OK;
 }
 
@@ -186,6 +208,11 @@ int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const bool vectors = aligned({a.input, a.residual, a.sum, a.weight, a.bias, a.output});
   const apex_norm_layout asked = asked_layouts[0];
+  if (vectors && !a.residual && a.weight_type == a.input_type) {
+    int64_t shared;
+    if (NormTeams* t = find_teams(op.forward_teams, place, limits, a.rows, a.hidden, a.input_type, a.output_type, asked, 2 * 2, 1, &shared))
+      return launch(place, t->kernels[a.input_type == APEX_F16], limits.multiprocessors, uint32_t(t->threads), shared, a);
+  }
   Layout layout = choose(a.hidden, a.input_type, a.output_type, vectors, limits, false);
   if (layout.in_registers) {
     Residence r;
@@ -225,9 +252,12 @@ int32_t run_norm_backward(NormOp& op, const apex_place* place, const gpu::NormBa
   int32_t status = APEX_OK;
   const bool doubles = a.input_type == APEX_F64;
   if (a.rows > 0) {
-    apex_kernel* const kernels = !plan.in_registers ? op.backward_long : a.from_output ? op.backward_of_output_rows : op.backward_rows;
-    status = launch(place, kernels[plan.kernel], plan.blocks, plan.threads, plan.shared, a);
-    if (status == APEX_OK && a.grad_weight && !plan.in_registers)
+    apex_kernel& kernel = plan.of == NormKernels::teams    ? op.backward_teams[plan.kernel].kernels[a.input_type == APEX_F16]
+                          : plan.of == NormKernels::longer ? op.backward_long[plan.kernel]
+                          : a.from_output                  ? op.backward_of_output_rows[plan.kernel]
+                                                           : op.backward_rows[plan.kernel];
+    status = launch(place, kernel, plan.blocks, plan.threads, plan.shared, a);
+    if (status == APEX_OK && a.grad_weight && plan.of == NormKernels::longer)
       status = launch(place, op.columns[doubles], a.column_blocks * a.parts, gpu::norm_threads, 0, a);
   }
   if (status == APEX_OK && a.grad_weight)

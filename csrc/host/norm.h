@@ -6,21 +6,31 @@
 #include "device/norm_arguments.h"
 
 namespace apex {
+// The `teams` kernels of one length of row (norm_layout.h), of bfloat16 and float16.
+struct NormTeams {
+  int64_t hidden, threads, teams, stages;
+  apex_kernel kernels[2];
+};
+
 // One op's kernels, in the order of NORM_ROWS, NORM_LONG and NORM_MATH.
 struct NormOp {
-  static constexpr int rows_kernels = 10;
+  static constexpr int rows_kernels = 10, most_teams = 4;
   const char* unit;
   bool centered;
   apex_kernel forward_rows[rows_kernels], backward_rows[rows_kernels], backward_of_output_rows[rows_kernels];
   apex_kernel forward_long[3], backward_long[3], columns[2], finish[2];
   // How many blocks of a `rows` kernel fit on a multiprocessor: the last answer of the driver, with what was asked.
   std::atomic<uint64_t> forward_fits[rows_kernels]{}, backward_fits[rows_kernels]{}, backward_of_output_fits[rows_kernels]{};
+  NormTeams forward_teams[most_teams]{}, backward_teams[most_teams]{};
 };
+
+// Where a backward's kernel is in the op's table. All but `longer` sum the weights' gradients up too.
+enum class NormKernels : int32_t { longer, rows, teams };
 
 // What prepare decided for one backward.
 struct NormPlan {
   int32_t variant, kernel;
-  bool in_registers;
+  NormKernels of;
   uint32_t threads;
   int64_t blocks, shared;
 };
@@ -52,8 +62,8 @@ extern "C" APEX_EXPORT void apex_set_norm_layout(int32_t backward, const apex_no
       APEX_NORM_KERNEL(op, part, f16x2), APEX_NORM_KERNEL(op, part, f16x3), APEX_NORM_KERNEL(op, part, f16x4),      \
       APEX_NORM_KERNEL(op, part, f32x4), APEX_NORM_KERNEL(op, part, f32x8), APEX_NORM_KERNEL(op, part, anyx4),      \
       APEX_NORM_KERNEL(op, part, anyx8)
-// The one table and the C functions of an op.
-#define APEX_NORM_OP(op, centered)                                                                                          \
+// The one table and the C functions of an op; last, its two lists of `teams` kernels, if it has them.
+#define APEX_NORM_OP(op, centered, ...)                                                                                         \
   static apex::NormOp kernels = {                                                                                           \
       #op, centered,                                                                                                        \
       {APEX_NORM_ROWS(op, forward_)},                                                                                       \
@@ -62,7 +72,8 @@ extern "C" APEX_EXPORT void apex_set_norm_layout(int32_t backward, const apex_no
       {APEX_NORM_KERNEL(op, forward_, long8), APEX_NORM_KERNEL(op, forward_, long1), APEX_NORM_KERNEL(op, forward_, long_f64)},    \
       {APEX_NORM_KERNEL(op, backward_, long8), APEX_NORM_KERNEL(op, backward_, long1), APEX_NORM_KERNEL(op, backward_, long_f64)}, \
       {APEX_NORM_KERNEL(op, columns, ), APEX_NORM_KERNEL(op, columns, _f64)},                                               \
-      {APEX_NORM_KERNEL(op, finish, ), APEX_NORM_KERNEL(op, finish, _f64)}};                                                \
+      {APEX_NORM_KERNEL(op, finish, ), APEX_NORM_KERNEL(op, finish, _f64)},                                                 \
+      {}, {}, {}, __VA_ARGS__};                                                                                             \
   extern "C" int32_t apex_##op##_forward(const apex_place* place, const gpu::NormForward* arguments) {                      \
     return apex::run_norm_forward(kernels, place, *arguments);                                                              \
   }                                                                                                                         \

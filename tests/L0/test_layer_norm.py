@@ -108,6 +108,19 @@ def test_more_rows_than_a_grid(variant, norm):
     norms.check(norm, x, (64,), ())
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("hidden", [2048, 4096, 8192, 12288])
+def test_lengths_that_kernels_know(variant, norm, hidden, dtype):
+    """Enough rows for every team of threads, and one more for some; weights of another dtype; the same bits again."""
+    if variant.name != "cuda":
+        pytest.skip("a GPU's shared memory; tests/simt runs these kernels")
+    x = norms.random((2405, hidden), dtype, variant.device)
+    for weight in (dtype, F32):
+        weights = norm.make((hidden,), weight, variant.device)
+        first, again = (norms.check(norm, x, (hidden,), weights) for _ in range(2))
+        lists.assert_same_bits([first[0], *first[1]], [again[0], *again[1]])
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_weight_gradients_over_all_rows(variant, norm, dtype):
     """Report: where the wave size was assumed, weight gradients were off by half."""

@@ -12,6 +12,9 @@ from simt.structs import make
 TYPE = {"f32": 0, "f16": 1, "bf16": 2, "f64": 3}
 EPS = 1e-3
 SUM_COLUMNS = 32  # norm_sum_columns
+# NORM_FORWARD_TEAMS and NORM_BACKWARD_TEAMS: hidden -> vectors a thread, teams, stages.
+FORWARD_TEAMS = {2048: (2, 8, 5), 4096: (2, 4, 5), 8192: (2, 2, 5), 12288: (3, 2, 3)}
+BACKWARD_TEAMS = {2048: (2, 4, 6), 4096: (2, 2, 6), 8192: (2, 1, 6)}
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,10 @@ class Case:
     @property
     def long(self) -> bool:
         return self.kernel.startswith("long")
+
+    @property
+    def teams(self) -> bool:
+        return self.kernel == "teams"
 
     @property
     def elements(self) -> int:
@@ -163,12 +170,19 @@ class Tensors:
     def constant_bytes(self, count: int) -> int:
         """Shared memory for `count` tensors of a row's length, as floats."""
         team = self.device.warp_size if self.case.warp_rows else self.block
-        return 0 if self.case.long else count * team * self.case.elements * 4
+        return 0 if self.case.long or self.case.teams else count * team * self.case.elements * 4
 
     def stage_bytes(self, tensors: int) -> int:
         """Shared memory for the rows on their way."""
         c = self.case
         return 0 if c.long else self.block * c.stages * tensors * int(c.kernel[-1]) * 16
+
+
+def teams_launch(case: Case, shapes: dict, constant_bytes: int, tensors: int) -> tuple[str, int, int]:
+    """The end of the kernel's name, the threads of its block and its shared memory."""
+    vectors, teams, stages = shapes[case.hidden]
+    shared = case.hidden * (constant_bytes + 2 * tensors * teams * stages)
+    return f"teams_{case.input}_{case.hidden}", case.hidden // (8 * vectors) * teams, shared
 
 
 def check_forward(device, op: str, case: Case) -> None:
@@ -185,8 +199,12 @@ def check_forward(device, op: str, case: Case) -> None:
         "NormForward", "norm_arguments.h", input=t.put("input", case.input), output=output, rstd=rstd,
         constant_bytes=t.constant_bytes(constants), **t.weights(), **more, **t.common(),
     )  # fmt: skip
-    shared = t.constant_bytes(constants) + t.stage_bytes(2 if case.residual else 1)
-    device.launch(f"{op}_forward_{case.kernel}", case.grid, t.block, [arguments], shared=shared)
+    if case.teams:
+        kernel, block, shared = teams_launch(case, FORWARD_TEAMS, constant_bytes=4, tensors=1)
+    else:
+        kernel, block = case.kernel, t.block
+        shared = t.constant_bytes(constants) + t.stage_bytes(2 if case.residual else 1)
+    device.launch(f"{op}_forward_{kernel}", case.grid, block, [arguments], shared=shared)
     near(output.numpy(), case.output, t.expected["output"])
     near(rstd.numpy(), statistic, t.expected["rstd"])
     if t.centered:
@@ -220,12 +238,14 @@ def check_backward(device, op: str, case: Case) -> None:
         from_output=case.from_output, constant_bytes=t.constant_bytes(constants), column_threads=wide,
         column_blocks=-(-case.hidden // wide), **t.weights(), **more, **t.common(),
     )  # fmt: skip
-    rows = t.constant_bytes(constants) + t.stage_bytes(3 if case.residual else 2)
-    sums = t.block * case.elements * 4 if case.warp_rows else 0
-    of_output = "of_output_" if case.from_output and not case.long else ""
-    device.launch(
-        f"{op}_backward_{of_output}{case.kernel}", case.grid, t.block, [arguments], shared=max(rows, sums)
-    )
+    if case.teams:
+        kernel, block, shared = teams_launch(case, BACKWARD_TEAMS, constant_bytes=4, tensors=2)
+    else:
+        rows = t.constant_bytes(constants) + t.stage_bytes(3 if case.residual else 2)
+        sums = t.block * case.elements * 4 if case.warp_rows else 0
+        of_output = "of_output_" if case.from_output and not case.long else ""
+        kernel, block, shared = f"{of_output}{case.kernel}", t.block, max(rows, sums)
+    device.launch(f"{op}_backward_{kernel}", case.grid, block, [arguments], shared=shared)
     kind = "_f64" if statistic == "f64" else ""
     if case.affine:
         if case.long:
