@@ -28,15 +28,15 @@ template <class Math_> struct NormalizeChannel {
     bool relu;
     GPU_FN explicit Common(const ChannelApply& a) : relu(a.relu != 0) {}
   };
-  Math mean, scale, shift;
+  Math origin, scale, shift;
 
   GPU_FN void load(const ChannelApply& a, const Common&, i64 channel) {
-    mean = statistic<Math>(a.mean, channel);
-    scale = statistic<Math>(a.inv_std, channel) * affine(a.weight, a.weight_type, channel, Math(1));
-    shift = affine(a.shift, a.weight_type, channel, Math(0));
+    const Math mean = statistic<Math>(a.mean, channel), inv_std = statistic<Math>(a.inv_std, channel);
+    origin = origin_of(mean, inv_std);
+    scale = inv_std * affine(a.weight, a.weight_type, channel, Math(1));
+    shift = fma(origin - mean, scale, affine(a.shift, a.weight_type, channel, Math(0)));
   }
-  // The difference comes first: with a large mean the product would lose what it is about.
-  GPU_FN Math normalized(Math x, Math z) const { return fma(x - mean, scale, shift) + z; }
+  GPU_FN Math normalized(Math x, Math z) const { return fma(x - origin, scale, shift) + z; }
   GPU_FN Math apply(const Common& common, Math x, Math, Math z) const {
     const Math y = normalized(x, z);
     return common.relu && y <= Math(0) ? Math(0) : y;
@@ -63,16 +63,17 @@ template <class Math_> struct GradientChannel {
       by_count = Math(1) / maximum(count, Math(1));
     }
   };
-  Math mean, scale, mean_dy, along;
+  Math mean, scale, along, shift;
 
   GPU_FN void load(const ChannelApply& a, const Common& common, i64 channel) {
     const Math inv_std = statistic<Math>(a.inv_std, channel);
     mean = statistic<Math>(a.mean, channel);
     scale = inv_std * affine(a.weight, a.weight_type, channel, Math(1));
-    mean_dy = statistic<Math>(a.sum_dy, channel) * common.by_count;
-    along = statistic<Math>(a.sum_dy_xmu, channel) * common.by_count * (inv_std * inv_std);
+    along = statistic<Math>(a.sum_dy_xmu, channel) * common.by_count * (inv_std * inv_std) * scale;
+    shift = statistic<Math>(a.sum_dy, channel) * common.by_count * -scale;
   }
-  GPU_FN Math apply(const Common&, Math x, Math dy, Math) const { return fma(mean - x, along, dy - mean_dy) * scale; }
+  // What comes to dy * scale is small beside it, as a rule, and so are its roundings.
+  GPU_FN Math apply(const Common&, Math x, Math dy, Math) const { return fma(dy, scale, fma(mean - x, along, shift)); }
 };
 
 // ---- with a mask of the ReLU: groupbn ------------------------------------------------------------------

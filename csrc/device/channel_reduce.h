@@ -21,6 +21,11 @@ template <class Math> GPU_FN Math load_pivot(const ChannelReduce& a, i64 channel
 template <class T> struct MathOf { using type = float; };
 template <> struct MathOf<double> { using type = double; };
 template <class T> constexpr int vector_width = 16 / (int)sizeof(T);
+// Sums of products of elements.
+template <class T> struct SumsOfElements { using type = TwoSums<float>; };
+template <> struct SumsOfElements<float> { using type = CarefulSums<float>; };
+template <> struct SumsOfElements<double> { using type = CarefulSums<double>; };
+template <class T> using SumsOf = typename SumsOfElements<T>::type;
 
 // Blocks at once, of a multiprocessor. Compilers for what came before Ampere keep less in as many registers.
 #if defined(GPU_CUDA) && __CUDA_ARCH__ < 800
@@ -86,29 +91,36 @@ template <class Math> GPU_FN Math group_sum(Math x, u32 groups) {
   for (u32 mask = groups / 2; mask; mask /= 2) x += shuffle_xor_value(x, (int)mask);
   return x;
 }
-// Of all that `each` hands over in the lanes of a group: first the mean, then deviations from it. A chain of merges of
-// two would divide once for each. The first argument only says what is merged.
-template <class Math, class Each> GPU_FN Moments<Math> merge_all(const Moments<Math>*, u32 groups, const Each& each) {
-  Math count = Math(0), sum = Math(0), m2 = Math(0);
-  each([&](const Moments<Math>& x) {
+// Merges all that the lanes of a group take, in one pass. Means count as differences from `origin`, one of them: what they
+// are differences from may be far away, where they round. As in ShiftedSums below, n roundings of n of them are lost at
+// most. (A chain of merges of two would divide once for each.)
+template <class A> struct Merging {
+  A sum{};
+  GPU_FN explicit Merging(typename A::Math) {}
+  GPU_FN void take(const A& x) { sum.merge(x); }
+  GPU_FN A result(u32 groups) const {
+    using Math = typename A::Math;
+    return A::of(Math(0), group_sum(sum.first(), groups), group_sum(sum.second(), groups));
+  }
+};
+template <class Math> struct Merging<Moments<Math>> {
+  Math origin, count = Math(0), sum = Math(0), square = Math(0);
+  GPU_FN explicit Merging(Math origin_) : origin(origin_) {}
+  GPU_FN void take(const Moments<Math>& x) {
+    const Math d = x.mean - origin, of_all = x.count * d;
     count += x.count;
-    sum = fma(x.count, x.mean, sum);
-  });
-  count = group_sum(count, groups);
-  const Math mean = divide(group_sum(sum, groups), maximum(count, Math(1)));
-  each([&](const Moments<Math>& x) {
-    const Math apart = x.mean - mean;
-    m2 += fma(x.count * apart, apart, x.m2);
-  });
-  return {count, mean, group_sum(m2, groups)};
-}
-template <class Math, class Each> GPU_FN TwoSums<Math> merge_all(const TwoSums<Math>*, u32 groups, const Each& each) {
-  TwoSums<Math> sum{};
-  each([&](const TwoSums<Math>& x) { sum.merge(x); });
-  return {Math(0), {group_sum(sum.sums[0], groups), group_sum(sum.sums[1], groups)}};
-}
+    sum += of_all;
+    square += fma(of_all, d, x.m2);
+  }
+  GPU_FN Moments<Math> result(u32 groups) const {
+    const Math n = group_sum(count, groups), total = group_sum(sum, groups), mean = divide(total, maximum(n, Math(1)));
+    return {n, origin + mean, maximum(Math(0), fma(-mean, total, group_sum(square, groups)))};
+  }
+};
 template <class A> GPU_FN A warp_merge(const A& a) {
-  return merge_all(&a, warp_size, [&](const auto& take) { take(a); });
+  Merging<A> merged(shuffle_xor_value(a.first(), (int)lane_id()));  // lane 0's
+  merged.take(a);
+  return merged.result(warp_size);
 }
 // Of all threads of a block; thread 0's result is the one that counts.
 template <class A> GPU_FN A block_merge(A a) {
@@ -158,14 +170,14 @@ template <class T> struct WelfordResult {
 };
 template <class T> struct GradientResult {
   using Math = typename MathOf<T>::type;
-  using Sum = TwoSums<Math>;
+  using Sum = SumsOf<T>;
   Math inv_std;
   GPU_FN void load(const ChannelReduce& a, i64 channel) { inv_std = reinterpret_cast<const Math*>(a.inv_std)[channel]; }
   GPU_FN void store(const ChannelReduce& a, i64 channel, const Sum& sum) const {
     Math* to = reinterpret_cast<Math*>(a.sums);
-    to[channel] = sum.sums[0];
-    to[a.channels + channel] = sum.sums[1];
-    const Math of_bias[1] = {sum.sums[0]}, of_weight[1] = {sum.sums[1] * inv_std};
+    to[channel] = sum.first();
+    to[a.channels + channel] = sum.second();
+    const Math of_bias[1] = {sum.first()}, of_weight[1] = {sum.second() * inv_std};
     if (a.grad_weight) store_values(a.grad_weight, a.weight_type, channel, of_weight);
     if (a.grad_bias) store_values(a.grad_bias, a.weight_type, channel, of_bias);
   }
@@ -325,7 +337,7 @@ template <class T> GPU_FN void welford_channels_first(const ChannelReduce& a) {
   finish_channel<WelfordResult<T>>(a, mine, place.channel, place.part);
 }
 
-template <class T, bool exact> GPU_FN TwoSums<typename MathOf<T>::type> gradients_of_thread(const ChannelReduce& a, const ChannelPlace<T>& place, typename MathOf<T>::type mean) {
+template <class T, bool exact> GPU_FN SumsOf<T> gradients_of_thread(const ChannelReduce& a, const ChannelPlace<T>& place, typename MathOf<T>::type mean) {
   using Math = typename MathOf<T>::type;
   using Walk = SegmentWalk<T, exact>;
   constexpr int together = 2;
@@ -353,7 +365,7 @@ template <class T, bool exact> GPU_FN TwoSums<typename MathOf<T>::type> gradient
     }
   };
   stream_vectors<together>(place.count(), load, [] {}, add);
-  return TwoSums<Math>::of(Math(0), of_dy[0] + of_dy[1], of_dy_xmu[0] + of_dy_xmu[1]);
+  return SumsOf<T>::of(Math(0), of_dy[0] + of_dy[1], of_dy_xmu[0] + of_dy_xmu[1]);
 }
 template <class T> GPU_FN void gradients_channels_first(const ChannelReduce& a) {
   using Math = typename MathOf<T>::type;
@@ -384,8 +396,9 @@ template <int width> struct ColumnPlace {
   }
 };
 
-// Merges the lanes of a block for each of its channels; in the launch's last block, the parts too.
-// Threads of a block are a multiple of its channels; launches have at most as many parts as lanes unless the width is 1.
+// Merges the lanes of a block for each of its channels; in the launch's last block, the parts too. All blocks end at
+// once, and memory is idle meanwhile: it is one pass over what is merged, by the same few instructions both times.
+// Threads of a block are a multiple of its channels; launches have at most 1.5 parts a lane unless the width is 1.
 template <class Result, int width> GPU_FN void finish_columns(const ChannelReduce& a, const ColumnPlace<width>& at, const typename Result::Sum (&mine)[width]) {
   using Sum = typename Result::Sum;
   using Math = typename Sum::Math;
@@ -409,32 +422,42 @@ template <class Result, int width> GPU_FN void finish_columns(const ChannelReduc
   const bool stores = group == 0 && q < channels && channel < a.channels;
   Result result;
   if (stores) result.load(a, channel);
-  const auto merge_lanes = [&] {
-    const Sum* what = nullptr;
-    sync_threads();
-    return merge_all(what, groups, [&](const auto& take) {
-      for (u32 lane = group; lane < (q < channels ? at.lanes : 0); lane += groups) {
-        const u32 from = lane * a.columns + column;
-        take(Sum::of(counts[from], firsts[element * pitch + from], seconds[element * pitch + from]));
-      }
-    });
-  };
   GPU_UNROLL for (int i = 0; i < width; ++i) put(t, i, mine[i]);
-  Sum total = merge_lanes();
-  if (a.parts > 1) {
+  u32 lanes = at.lanes;
+  for (bool whole = a.parts <= 1;; whole = true) {
+    const bool merges = q < channels;
+    const Math* const first = firsts + element * pitch + column;
+    const Math* const second = seconds + element * pitch + column;
+    sync_threads();
+    Merging<Sum> merged(merges ? first[0] : Math(0));
+    constexpr u32 together = 4;
+    for (u32 lane = group; lane < (merges ? lanes : 0); lane += together * groups) {
+      Sum x[together];
+      GPU_UNROLL for (u32 k = 0; k < together; ++k) {
+        const u32 from = (lane + k * groups) * a.columns;
+        x[k] = lane + k * groups < lanes ? Sum::of(counts[from + column], first[from], second[from]) : Sum{};
+      }
+      GPU_UNROLL for (u32 k = 0; k < together; ++k) merged.take(x[k]);
+    }
+    const Sum total = merged.result(groups);
+    if (whole) {
+      if (stores) result.store(a, channel, total);
+      return;
+    }
     if (stores) store_partial(a, at.part, channel, total);
     if (!is_last_of(a.counters + at.column_block, a.parts, is_last)) return;
-    // A warp loads adjacent channels, each thread all it needs at once. Only vectors of one have more parts than lanes.
-    const u32 lane = t / channels, lanes = threads / channels, c = t - lane * channels;
-    const u32 of = at.column_block * channels + c;
-    Sum parts[width];
-    GPU_UNROLL for (u32 k = 0; k < width; ++k) parts[k] = of < a.channels ? load_partial<Sum>(a, lane + k * lanes, of) : Sum{};
+    // A warp loads adjacent channels, each thread all it needs at once.
+    lanes = threads / channels;
+    const u32 lane = t / channels, c = t - lane * channels, of = at.column_block * channels + c;
+    constexpr u32 most = width + width / 2;
+    Sum parts[most];
+    GPU_UNROLL for (u32 k = 0; k < most; ++k) parts[k] = of < a.channels ? load_partial<Sum>(a, lane + k * lanes, of) : Sum{};
+    Merging<Sum> sum(parts[0].first());
+    GPU_UNROLL for (u32 k = 0; k < most; ++k) sum.take(parts[k]);
     if constexpr (width == 1)
-      for (u32 part = lane + at.lanes; of < a.channels && part < a.parts; part += at.lanes) parts[0].merge(load_partial<Sum>(a, part, of));
-    GPU_UNROLL for (u32 k = 0; k < width; ++k) put((lane + k * lanes) * a.columns + c / width, c % width, parts[k]);
-    total = merge_lanes();
+      for (u32 part = lane + lanes; of < a.channels && part < a.parts; part += lanes) sum.take(load_partial<Sum>(a, part, of));
+    put(lane * a.columns + c / width, c % width, sum.result(1));
   }
-  if (stores) result.store(a, channel, total);
 }
 
 // Blocks: parts * column_blocks, those of one part side by side.
@@ -481,7 +504,7 @@ template <class T, int width, bool masked = false> GPU_FN void gradients_channel
   using Math = typename MathOf<T>::type;
   constexpr int together = 2;
   const ColumnPlace<width> at(a);
-  TwoSums<Math> mine[width] = {};
+  SumsOf<T> mine[width] = {};
   if (at.count) {
     i64 offset = at.index * (i64)sizeof(T);  // bytes
     Math mean[width];

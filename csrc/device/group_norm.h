@@ -11,6 +11,7 @@
 #include "exponential.h"
 #include "group_norm_arguments.h"
 #include "vectors.h"
+#include "welford.h"
 
 namespace gpu {
 // f and f'. exact: exp as exact as Math; else it loses what halves do not see.
@@ -31,13 +32,6 @@ template <class Math, bool exact> struct Silu {
 
 template <i32 type> struct GroupNormMath { using Type = float; };
 template <> struct GroupNormMath<type_f64> { using Type = double; };
-
-// What elements' differences are taken from, to be scaled: y = (x - origin) * scale + shift. A mean that is large beside
-// the deviation: the differences are exact then, but a product with it would round. Zero else: the differences would.
-template <class Math> GPU_FN Math origin_of(Math mean, Math rstd) {
-  const Math size = mean < Math(0) ? -mean : mean;
-  return size * rstd > Math(1) ? mean : Math(0);
-}
 
 // f of z, in place; and g of the formula above, in dy's place.
 template <class Math, bool exact, int width> GPU_FN void activate(Math (&z)[width], bool silu) {

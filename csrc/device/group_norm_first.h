@@ -152,7 +152,7 @@ template <i32 type, int width> GPU_FN void group_norm_sums_first(const GroupNorm
     if (item < items) {
       const i64 row = image * a.groups + quotient(channel, group_channels);
       const Math mean = reinterpret_cast<const Math*>(a.mean)[row], rstd = reinterpret_cast<const Math*>(a.rstd)[row];
-      const Math weight = affine(a.weight, a.weight_type, channel, Math(1)), bias = affine(a.bias, a.weight_type, channel, Math(0));
+      const Math scale = rstd * affine(a.weight, a.weight_type, channel, Math(1)), bias = affine(a.bias, a.weight_type, channel, Math(0));
       const i64 end = (part + 1) * a.part_size < vectors ? (part + 1) * a.part_size : vectors;
       for (i64 vector = part * a.part_size + lane; vector < end; vector += together * a.team) {
         Math x[together][width], dy[together][width];
@@ -166,8 +166,8 @@ template <i32 type, int width> GPU_FN void group_norm_sums_first(const GroupNorm
           if (vector + k * a.team >= end) continue;
           Math one = Math(0), along = Math(0), z[width];
           GPU_UNROLL for (int i = 0; i < width; ++i) {
-            x[k][i] = (x[k][i] - mean) * rstd;
-            z[i] = fma(x[k][i], weight, bias);
+            x[k][i] -= mean;
+            z[i] = fma(x[k][i], scale, bias);
           }
           gradient_of_z<Math, exact>(dy[k], z, silu);
           GPU_UNROLL for (int i = 0; i < width; ++i) {
@@ -178,6 +178,7 @@ template <i32 type, int width> GPU_FN void group_norm_sums_first(const GroupNorm
           of_x += along;
         }
       }
+      of_x *= rstd;
     }
     for (u32 mask = a.team / 2; mask; mask /= 2) {
       of_one += shuffle_xor_value(of_one, (int)mask);

@@ -166,6 +166,10 @@ template <class Math, int width> struct BackwardConstants {
   }
 };
 
+template <class Math, bool exact> struct GroupNormSumsOf { using type = TwoSums<Math>; };
+template <class Math> struct GroupNormSumsOf<Math, true> { using type = CarefulSums<Math>; };
+template <class Math, bool exact> using GroupNormSums = typename GroupNormSumsOf<Math, exact>::type;
+
 // A channel's sums of g and g * x^.
 template <class Math, int width, bool exact> struct GradientSums {
   Math of_one[width] = {}, of_x[width] = {};
@@ -177,9 +181,9 @@ template <class Math, int width, bool exact> struct GradientSums {
       of_x[i] = fma(dy[i], x[i], of_x[i]);
     }
   }
-  GPU_FN void leave(TwoSums<Math> (&sums)[width], const GroupNorm& a, const StripItem<width>& at) const {
+  GPU_FN void leave(GroupNormSums<Math, exact> (&sums)[width], const GroupNorm& a, const StripItem<width>& at) const {
     at.for_each_channel([&](int i, u32 group) {
-      sums[i] = TwoSums<Math>::of(Math(0), of_one[i], of_x[i] * BackwardConstants<Math, width>::rstd(a, at, group));
+      sums[i] = GroupNormSums<Math, exact>::of(Math(0), of_one[i], of_x[i] * BackwardConstants<Math, width>::rstd(a, at, group));
     });
   }
 };
@@ -202,13 +206,14 @@ template <class Math, int width, bool exact> struct InputGradient {
     GPU_UNROLL for (int i = 0; i < width; ++i) dy[i] = fma(dy[i], constants.scale[i], -fma(x[i], of_x[i], of_one[i]));
   }
 };
-template <class Math, int width>
-GPU_FN void store_channel_sums(const GroupNorm& a, const StripItem<width>& at, const StripMerge<TwoSums<Math>, width>& merged) {
+template <class A, int width>
+GPU_FN void store_channel_sums(const GroupNorm& a, const StripItem<width>& at, const StripMerge<A, width>& merged) {
+  using Math = typename A::Math;
   Math* const to = reinterpret_cast<Math*>(a.channel_partials) + (at.image * a.parts + at.part) * 2 * a.channels;
   for (u32 q = thread_x(); q < (u32)(at.past_channel - at.first_channel); q += block_size_x()) {
-    const TwoSums<Math> sum = merged.merge_channel(q);
-    to[at.first_channel + q] = sum.sums[0];
-    to[a.channels + at.first_channel + q] = sum.sums[1];
+    const A sum = merged.merge_channel(q);
+    to[at.first_channel + q] = sum.first();
+    to[a.channels + at.first_channel + q] = sum.second();
   }
 }
 
@@ -225,14 +230,15 @@ template <i32 type, int width> GPU_FN void group_norm_sums_last(const GroupNorm&
     for_each_row<type, width, rows_at_once_backward, true, Math>(a, at.rows(a), at.element(a), [&](Math (&x)[width], Math (&dy)[width], i64) {
       sums.add(constants, x, dy, silu);
     });
-    TwoSums<Math> mine[width];
+    using Sums = GroupNormSums<Math, exact>;
+    Sums mine[width];
     sums.leave(mine, a, at);
-    const StripMerge<TwoSums<Math>, width> merged(a, shared, mine);
+    const StripMerge<Sums, width> merged(a, shared, mine);
     if (a.channel_partials) store_channel_sums(a, at, merged);
-    for_each_group(at, merged, TimesWeight{a}, [&](u32 group, const TwoSums<Math>& sum) {
+    for_each_group(at, merged, TimesWeight{a}, [&](u32 group, const Sums& sum) {
       Math* const to = group_slot<Math>(a, at, group);
-      to[0] = sum.sums[0];
-      to[1] = sum.sums[1];
+      to[0] = sum.first();
+      to[1] = sum.second();
     });
   }
 }

@@ -147,9 +147,9 @@ struct Unchanged {
 // A channel's sums of g and g * x^, as they count in its group.
 struct TimesWeight {
   const GroupNorm& a;
-  template <class Math> GPU_FN TwoSums<Math> operator()(u32 channel, const TwoSums<Math>& sum) const {
-    const Math weight = affine(a.weight, a.weight_type, channel, Math(1));
-    return TwoSums<Math>::of(Math(0), sum.sums[0] * weight, sum.sums[1] * weight);
+  template <class A> GPU_FN A operator()(u32 channel, const A& sum) const {
+    const auto weight = affine(a.weight, a.weight_type, channel, typename A::Math(1));
+    return A::of(0, sum.first() * weight, sum.second() * weight);
   }
 };
 
@@ -172,7 +172,7 @@ template <i32 type, class Math, int width> GPU_FN void group_pivots(Math (&pivot
 template <class Math> struct GroupStatistics {
   Math mean, rstd;
   GPU_FN GroupStatistics(const GroupNorm& a, Math pivot, Math m2, Math mean_apart, u32 group_channels)
-      : mean(pivot + mean_apart), rstd(Math(1) / sqrt(m2 / ((Math)a.spatial * (Math)group_channels) + (Math)a.eps)) {}
+      : mean(pivot + mean_apart), rstd(inverse_deviation(m2, (Math)a.spatial * (Math)group_channels, (Math)a.eps)) {}
   GPU_FN void store(const GroupNorm& a, i64 image, i64 group) const {
     reinterpret_cast<Math*>(a.mean)[image * a.groups + group] = mean;
     reinterpret_cast<Math*>(a.rstd)[image * a.groups + group] = rstd;

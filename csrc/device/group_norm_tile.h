@@ -129,14 +129,15 @@ template <i32 type, int width> GPU_FN void group_norm_backward_tile(const GroupN
           grads.get<type>(dy, k);
           sums.add(constants, x, dy, silu);
         });
-    TwoSums<float> mine[width];
+    using Sums = GroupNormSums<float, exact>;
+    Sums mine[width];
     sums.leave(mine, a, at);
-    const StripMerge<TwoSums<float>, width> merged(a, shared, mine);
+    const StripMerge<Sums, width> merged(a, shared, mine);
     if (a.channel_partials) store_channel_sums(a, at, merged);
     const float by_count = 1.0f / ((float)a.spatial * (float)at.group_channels);
-    for_each_group(at, merged, TimesWeight{a}, [&](u32 group, const TwoSums<float>& sum) {
-      shared.group_first[group - at.first_group] = sum.sums[0] * by_count;
-      shared.group_second[group - at.first_group] = sum.sums[1] * by_count;
+    for_each_group(at, merged, TimesWeight{a}, [&](u32 group, const Sums& sum) {
+      shared.group_first[group - at.first_group] = sum.first() * by_count;
+      shared.group_second[group - at.first_group] = sum.second() * by_count;
     });
     sync_threads();
     const InputGradient<float, width, exact> gradient(a, at, constants, shared.group_first, shared.group_second);

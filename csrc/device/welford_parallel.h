@@ -24,10 +24,10 @@ template <class Math> GPU_FN void welford_parallel(const WelfordParallel& a, i64
     all.merge(Moments<Math>::of(count, mean[rank * a.mean_stride], var[rank * a.var_stride] * count));
   }
   // Of a single element there is no unbiased variance: 0. Of none, the running statistics stay.
-  const Math unbiased = all.m2 / maximum(all.count - Math(1), Math(1)), biased = all.m2 / maximum(all.count, Math(1));
+  const Math unbiased = all.m2 / maximum(all.count - Math(1), Math(1));
   reinterpret_cast<Math*>(a.out_mean)[channel] = all.mean;
   reinterpret_cast<Math*>(a.out_var)[channel] = unbiased;
-  reinterpret_cast<Math*>(a.out_inv_std)[channel] = Math(1) / sqrt(biased + (Math)a.eps);
+  reinterpret_cast<Math*>(a.out_inv_std)[channel] = a.ranks == 1 ? inverse_deviation(*var, Math(1), (Math)a.eps) : inverse_deviation(all.m2, maximum(all.count, Math(1)), (Math)a.eps);
   if (channel == 0) *reinterpret_cast<Math*>(a.out_count) = all.count;
   if (all.count == Math(0)) return;
   const Math momentum = a.batches ? Math(1) / (Math)*a.batches : (Math)a.momentum;

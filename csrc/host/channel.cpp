@@ -67,7 +67,7 @@ void plan_channels_last(gpu::ChannelReduce& a, const DeviceLimits& limits) {
   const int64_t threads = std::clamp<int64_t>(power_of_two(a.columns * std::min<int64_t>(a.batch, most)), least, gpu::channel_threads);
   const int64_t lanes = threads / a.columns, at_once = limits.multiprocessors * (resident / threads);
   const int64_t wanted = std::min<int64_t>(at_once / a.column_blocks, a.batch / (lanes * 4));
-  const int64_t parts = std::max<int64_t>(1, width == 1 ? wanted : std::min(wanted, lanes));
+  const int64_t parts = std::max<int64_t>(1, width == 1 ? wanted : std::min(wanted, lanes + lanes / 2));
   a.part_rows = ceil_divide(a.batch, parts);
   a.step_bytes = lanes * a.channels * bytes_of(a.input_type);
   a.parts = uint32_t(ceil_divide(a.batch, a.part_rows));

@@ -77,6 +77,8 @@ REDUCTIONS = [
     Case("last", "bf16", 9, 136),
     Case("last", "f32", 40, 12, parts=3),
     Case("last", "f64", 20, 6, parts=2),
+    Case("last", "f16", 100, 64, parts=12),  # 1.5 parts a lane
+    Case("last", "f32", 60, 32, parts=12),
     Case("last1", "f16", 30, 5, parts=2, offset=2),
     Case("last1", "f32", 40, 70, parts=4),
 ]
