@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -87,6 +88,7 @@ class Matrix:
     accelerators: tuple[Accelerator, ...]
     packs: tuple[PackRule, ...]
     spills: tuple[dict, ...]
+    kernels_of_a_vendor: tuple[dict, ...]  #: that the other vendor's packs need not have
     wheel_bytes: int  #: size budget of a wheel
     unit_bytes: dict[str, int]  #: size budget of an op's code on one arch, by its kind: cubin, ptx, hsaco
     unit_budgets: tuple[dict, ...]  #: of ops that may be larger
@@ -154,6 +156,11 @@ class Matrix:
                 accepted[kernel] = max(spill["bytes"], accepted.get(kernel, 0))
         return accepted
 
+    def wants_kernel(self, kernel: str, arch: str) -> bool:
+        """False for a kernel of the other vendor's packs alone."""
+        of = {k["vendor"] for k in self.kernels_of_a_vendor if fnmatchcase(kernel, k["kernels"])}
+        return not of or Arch(arch).vendor in of
+
 
 def numbers(version: str) -> tuple[int, ...]:
     """(2, 13, 0) of `2.13.0+cu130`; what follows the numbers does not count."""
@@ -203,6 +210,7 @@ def load(path: Path = FILE) -> Matrix:
             for p in data["pack"]
         ),
         spills=tuple(data.get("spill", [])),
+        kernels_of_a_vendor=tuple(data.get("kernels_of_a_vendor", [])),
         wheel_bytes=data["budget"]["wheel_bytes"],
         unit_bytes=data["budget"]["unit_bytes"],
         unit_budgets=tuple(data["budget"]["unit"]),

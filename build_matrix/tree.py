@@ -124,7 +124,8 @@ def _lay_packs(
     for arch, toolchain in toolchains.items():
         chosen = [results[unit.key] for unit in packs.units(arch, toolchain, request.units)]
         manifests[arch] = packs.assemble(arch, toolchain, chosen, target / arch)
-    gate.check_same_kernels({arch: packs.kernels(manifest) for arch, manifest in manifests.items()})
+    kernels = {arch: packs.kernels(manifest) for arch, manifest in manifests.items()}
+    gate.check_same_kernels(kernels, matrix_file.load())
     return manifests
 
 

@@ -82,9 +82,15 @@ def test_the_gate_names_each_fault(kernels, words):
 
 
 def test_archs_of_one_build_must_agree_on_kernels():
-    gate.check_same_kernels({"sm_80": {"a": {"x", "y"}}, "sm_90": {"a": {"x", "y"}}})
-    with pytest.raises(GateError, match="sm_90: a lacks y"):
-        gate.check_same_kernels({"sm_80": {"a": {"x", "y"}}, "sm_90": {"a": {"x"}}})
+    of_cuda = replace(matrix.load(), kernels_of_a_vendor=({"kernels": "*_copies_*", "vendor": "cuda"},))
+    whole = {"x", "a_copies_f16"}
+    gate.check_same_kernels({"sm_80": {"a": whole}, "sm_90": {"a": whole}, "gfx942": {"a": {"x"}}}, of_cuda)
+    with pytest.raises(GateError, match="sm_90: a lacks a_copies_f16$"):
+        gate.check_same_kernels(
+            {"sm_80": {"a": whole}, "sm_90": {"a": {"x"}}, "gfx942": {"a": {"x"}}}, of_cuda
+        )
+    with pytest.raises(GateError, match="gfx942: a lacks x$"):
+        gate.check_same_kernels({"sm_80": {"a": whole}, "gfx942": {"a": set()}}, of_cuda)
 
 
 def test_a_compiler_s_own_words_are_kept(toolchain_of, tmp_path):
