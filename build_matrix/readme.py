@@ -74,18 +74,20 @@ SHOWN = 50e-6  # seconds: below it launches are what is measured
 
 
 def _speed(name: str, file: Path) -> str:
+    """A line a case: of each implementation, the first of apex's alone, GPU time and fraction of the floor."""
     result = json.loads(file.read_text(encoding="utf-8"))
     bandwidth = result["copy"]
-    rows = []
+    cases: dict[str, dict[str, str]] = {}
     for row in result["rows"]:
         floor = row["floor_bytes"] / bandwidth
         if row["graph"] and floor >= SHOWN:
-            wall = f"{row['wall'] * 1e6:.0f}" if row["wall"] else ""
-            times = (f"{row['graph'] * 1e6:.0f}", f"{100 * floor / row['graph']:.1f} %", wall)
-            rows.append((row["case"], row["implementation"], *times))
+            column = "apex" if row["implementation"].startswith("apex") else row["implementation"]
+            cell = f"{row['graph'] * 1e6:.0f} µs, {100 * floor / row['graph']:.0f} %"
+            cases.setdefault(row["case"], {}).setdefault(column, cell)
+    columns = list(dict.fromkeys(column for cells in cases.values() for column in cells))
+    rows = [(case, *(cells.get(column, "") for column in columns)) for case, cells in cases.items()]
     heading = f"{result['card']}, torch {result['torch']}, copy {bandwidth / 1e9:.0f} GB/s"
-    table = _table(("case", "implementation", "GPU µs", "of floor", "wall µs"), rows)
-    return f"`benchmarks/{name}.py`, {heading}:\n\n{table}"
+    return f"`benchmarks/{name}.py`, {heading}:\n\n{_table(('case', *columns), rows)}"
 
 
 def versions() -> str:
