@@ -6,12 +6,17 @@ import locale
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def kept_locale():
-    """What a test, or a library in it, makes of the process's locale is not the next one's: pip's main sets it."""
-    before = locale.setlocale(locale.LC_ALL)
-    yield
-    locale.setlocale(locale.LC_ALL, before)
+OWN_LOCALE = locale.setlocale(locale.LC_ALL)
+
+
+def _take_own_locale(item):
+    """Fixtures and tests begin with the locale that the process began with, whatever others, or libraries in them, made
+    of that: pip's main sets it."""
+    locale.setlocale(locale.LC_ALL, OWN_LOCALE)
+
+
+pytest_runtest_setup = pytest.hookimpl(tryfirst=True)(_take_own_locale)
+pytest_runtest_call = pytest.hookimpl(tryfirst=True)(_take_own_locale)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -35,7 +35,7 @@ def test_cibuildwheel_builds_the_wheel(engine_name, image, tmp_path):
     tag = python_of(engine_name, image)
     command = [sys.executable, "-m", "build_matrix", "wheel", "cpu", f"--torch={TORCH}", f"--python={tag}"]
     command += ["--container", f"--engine={engine_name}", f"--image={image}", f"--dist={tmp_path}"]
-    ended = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
+    ended = subprocess.run(command, cwd=REPOSITORY, encoding="utf-8", capture_output=True)
     assert ended.returncode == 0, ended.stderr[-3000:]
     (wheel,) = tmp_path.glob("*.whl")
     assert ended.stdout.split() == [str(wheel)]
@@ -63,7 +63,7 @@ def test_an_image_that_is_not_there_is_named_with_the_command_that_makes_one(eng
         "--image=localhost/apex-none",
     ]
     ended = subprocess.run(
-        [*command, f"--engine={engine_name}"], cwd=REPOSITORY, text=True, capture_output=True
+        [*command, f"--engine={engine_name}"], cwd=REPOSITORY, encoding="utf-8", capture_output=True
     )
     assert ended.returncode == 11
     assert "has no image localhost/apex-none. Run: bash ci/containers/local_image.sh" in ended.stderr

@@ -146,10 +146,12 @@ def _run_once(command: list[str], output: pathlib.Path) -> str:
     if not output.exists():
         output.parent.mkdir(parents=True, exist_ok=True)
         temporary = output.with_suffix(f".{os.getpid()}.tmp")
-        done = subprocess.run([*command, "-o", str(temporary)], check=True, capture_output=True, text=True)
-        log.write_text(done.stderr)
+        done = subprocess.run(
+            [*command, "-o", str(temporary)], check=True, capture_output=True, encoding="utf-8"
+        )
+        log.write_text(done.stderr, encoding="utf-8")
         temporary.rename(output)
-    return log.read_text() if log.exists() else ""
+    return log.read_text(encoding="utf-8") if log.exists() else ""
 
 
 def _compile(source: pathlib.Path, flags: tuple[str, ...]) -> tuple[pathlib.Path, str]:
