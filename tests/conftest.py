@@ -5,7 +5,6 @@ import locale
 
 import pytest
 
-
 OWN_LOCALE = locale.setlocale(locale.LC_ALL)
 
 

@@ -420,7 +420,7 @@ template <class Result, int width> GPU_FN void finish_columns(const ChannelReduc
   const u32 q = t / groups, group = t - q * groups, column = q & (a.columns - 1), element = q / a.columns;
   const u32 channel = (at.column_block * a.columns + column) * width + element;
   const bool stores = group == 0 && q < channels && channel < a.channels;
-  Result result;
+  Result result{};  // compilers do not see that only what is loaded is stored
   if (stores) result.load(a, channel);
   GPU_UNROLL for (int i = 0; i < width; ++i) put(t, i, mine[i]);
   u32 lanes = at.lanes;
