@@ -94,3 +94,14 @@ class TensorLists:
         atol = absolute * working + (2.0**-25 if self.types[k] == "f16" else 0)
         for found, value in zip(self.now()[k], expected, strict=True):
             np.testing.assert_allclose(found, value, rtol=1.01 * own + arithmetic * working, atol=atol)
+
+
+def check_unscaled(device: Device, unit: str, arguments: str, name: str, factor: float, **scales) -> None:
+    """The launch that leaves gradients unscaled: the first list alone, times `factor`; nothing where the step was
+    skipped. scales: what makes the factor, beside an inv_scale of 1/8."""
+    for skipped in ({}, dict(found_inf=device.full(1, 1)), dict(noop_flag=device.full(1, 1, np.int32))):
+        lists = TensorLists(device, [name, "f32"])
+        options = dict(inv_scale=device.full(1, 0.125), **scales, **skipped)
+        lists.launch(f"unscale_{name}", arguments, unit, **options)
+        lists.check_scaled(0, 1.0 if skipped else factor)
+        lists.check_untouched([1])
