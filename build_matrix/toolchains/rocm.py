@@ -42,7 +42,8 @@ class ClangHip(Toolchain):
         if not self.chroot:
             return [str(self.clang), *arguments]
         lend = [] if os.geteuid() == 0 else ["unshare", "--map-root-user"]
-        script = f'cd "{folder}" && exec "$0" "$@"'
+        # What TMPDIR names is outside.
+        script = f'cd "{folder}" && TMPDIR="{folder}" exec "$0" "$@"'
         return [*lend, "chroot", str(self.chroot), "/bin/sh", "-c", script, str(self.clang), *arguments]
 
     def _rocm_version(self) -> str:

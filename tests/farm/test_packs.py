@@ -44,6 +44,15 @@ def test_code_objects_are_the_same_twice(arch, toolchain_of):
     assert compiled(arch, toolchain_of)[0] == compiled(arch, toolchain_of)[0]
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "gfx942"])
+def test_another_folder_for_temporary_files(arch, toolchain_of, tmp_path, monkeypatch):
+    """A compiler in a chroot has no such folder."""
+    found = toolchain_of(arch)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert compiled(arch, lambda _: found)[0]
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_toolchains_see_the_same_kernels(toolchain_of):
     one, two = compiled("sm_90", toolchain_of)[1], compiled("gfx942", toolchain_of)[1]
     assert set(one.kernels) == set(two.kernels)
