@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from apex._functional import call, dispatch, entry, is_autocast_enabled, is_traced
@@ -88,9 +90,19 @@ def check_one_dtype(name, input, weight):
 
 def as_shape(normalized_shape):
     """A tuple of what may be one int."""
+    if torch.jit.is_tracing():  # sizes are tensors there, and ops of a library take numbers alone
+        return _numbers(normalized_shape)
     if isinstance(normalized_shape, tuple):  # a torch.Size is one
         return normalized_shape
     return (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+
+
+def _numbers(normalized_shape):
+    sizes = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
+    with warnings.catch_warnings():
+        # Of constants in the trace, which these are as weights are.
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        return tuple(int(size) for size in sizes)
 
 
 def parameter(module, name):

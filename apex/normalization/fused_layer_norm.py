@@ -17,17 +17,46 @@ from torch.nn import init
 
 from apex.normalization import _norm
 
+_is_scripting = torch.jit.is_scripting
+
 
 def manual_rms_norm(input, normalized_shape, weight, eps):
-    """RMS norm by PyTorch's own ops: statistics in float32, the output in the weight's dtype if that is half."""
-    dims = tuple(range(-len(normalized_shape), 0))
-    scale = torch.rsqrt(input.to(torch.float32).square().mean(dims, keepdim=True) + eps)
-    output = input * scale
+    """RMS norm by PyTorch's own ops: statistics in float32 (float64 for float64), the output in the weight's dtype if
+    that is half."""
+    return _manual_rms_norm(input, normalized_shape, weight, eps)
+
+
+# ---- what torch.jit sees: PyTorch's own ops, so that a trace or a script runs, and exports, without apex ----------
+
+
+def _plain_layer_norm(
+    input,
+    shape: list[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+):
+    if weight is not None and weight.dtype != input.dtype:  # torch's own takes one dtype alone
+        input, weight = input.float(), weight.float()
+        if bias is not None:
+            bias = bias.float()
+    return F.layer_norm(input, shape, weight, bias, eps).to(dtype)
+
+
+def _manual_rms_norm(input, shape: list[int], weight: torch.Tensor | None, eps: float):
+    dims = list(range(-len(shape), 0))
+    wide = input.to(torch.float64 if input.dtype == torch.float64 else torch.float32)
+    output = input * torch.rsqrt(wide.square().mean(dims, keepdim=True) + eps)
     if weight is None:
         return output
     if weight.dtype in (torch.float16, torch.bfloat16):
         output = output.to(weight.dtype)
     return weight * output
+
+
+def _plain_rms_norm(input, shape: list[int], weight: torch.Tensor | None, eps: float, dtype: torch.dtype):
+    return _manual_rms_norm(input, shape, weight, eps).to(dtype)
 
 
 # ---- the functions ------------------------------------------------------------------------------------------
@@ -184,18 +213,25 @@ class FusedLayerNorm(_Norm):
         super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient)
 
     def forward(self, input):
-        if _norm.is_traced():
-            return self._traced(input)
-        weight, bias = _norm.parameter(self, "weight"), _norm.parameter(self, "bias")
-        if weight is not None and weight.dtype != input.dtype:
-            _norm.check_one_dtype("FusedLayerNorm", input, weight)
-        return _norm.eager_layer_norm(
-            input, self.normalized_shape, weight, bias, self.eps, self.memory_efficient
-        )
+        if _is_scripting():  # torch.jit.script compiles this branch, and leaves the other one alone
+            return _plain_layer_norm(
+                input, self.normalized_shape, self.weight, self.bias, self.eps, input.dtype
+            )
+        else:
+            if _norm.is_traced():
+                return self._traced(input)
+            weight, bias = _norm.parameter(self, "weight"), _norm.parameter(self, "bias")
+            if weight is not None and weight.dtype != input.dtype:
+                _norm.check_one_dtype("FusedLayerNorm", input, weight)
+            return _norm.eager_layer_norm(
+                input, self.normalized_shape, weight, bias, self.eps, self.memory_efficient
+            )
 
     def _traced(self, input):
         if torch.jit.is_tracing():
-            return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+            return _plain_layer_norm(
+                input, self.normalized_shape, self.weight, self.bias, self.eps, input.dtype
+            )
         if self.elementwise_affine:
             return fused_layer_norm_affine(
                 input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
@@ -210,16 +246,19 @@ class FusedRMSNorm(_Norm):
         super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient)
 
     def forward(self, input):
-        if _norm.is_traced():
-            return self._traced(input)
-        weight = _norm.parameter(self, "weight")
-        if weight is not None and weight.dtype != input.dtype:
-            _norm.check_one_dtype("FusedRMSNorm", input, weight)
-        return _norm.eager_rms_norm(input, self.normalized_shape, weight, self.eps, self.memory_efficient)
+        if _is_scripting():
+            return _plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, input.dtype)
+        else:
+            if _norm.is_traced():
+                return self._traced(input)
+            weight = _norm.parameter(self, "weight")
+            if weight is not None and weight.dtype != input.dtype:
+                _norm.check_one_dtype("FusedRMSNorm", input, weight)
+            return _norm.eager_rms_norm(input, self.normalized_shape, weight, self.eps, self.memory_efficient)
 
     def _traced(self, input):
         if torch.jit.is_tracing():
-            return manual_rms_norm(input, self.normalized_shape, self.weight, self.eps)
+            return _plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, input.dtype)
         if self.elementwise_affine:
             return fused_rms_norm_affine(
                 input, self.weight, self.normalized_shape, self.eps, self.memory_efficient
@@ -242,18 +281,23 @@ class MixedFusedLayerNorm(FusedLayerNorm):
         super().__init__(normalized_shape, eps, True, memory_efficient)
 
     def forward(self, input: torch.Tensor):
-        if _norm.is_traced():
-            return self._traced(input)
-        weight, bias = _norm.parameter(self, "weight"), _norm.parameter(self, "bias")
-        return _norm.eager_layer_norm(
-            input, self.normalized_shape, weight, bias, self.eps, self.memory_efficient, weight.dtype
-        )
+        if _is_scripting():
+            return _plain_layer_norm(
+                input, self.normalized_shape, self.weight, self.bias, self.eps, self.weight.dtype
+            )
+        else:
+            if _norm.is_traced():
+                return self._traced(input)
+            weight, bias = _norm.parameter(self, "weight"), _norm.parameter(self, "bias")
+            return _norm.eager_layer_norm(
+                input, self.normalized_shape, weight, bias, self.eps, self.memory_efficient, weight.dtype
+            )
 
     def _traced(self, input):
         if torch.jit.is_tracing():
-            dtype = torch.promote_types(input.dtype, self.weight.dtype)  # torch's own takes one alone
-            operands = (input.to(dtype), self.normalized_shape, self.weight.to(dtype), self.bias.to(dtype))
-            return F.layer_norm(*operands, self.eps).to(self.weight.dtype)
+            return _plain_layer_norm(
+                input, self.normalized_shape, self.weight, self.bias, self.eps, self.weight.dtype
+            )
         return mixed_dtype_fused_layer_norm_affine(
             input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
         )
@@ -267,16 +311,19 @@ class MixedFusedRMSNorm(FusedRMSNorm):
         super().__init__(normalized_shape, eps, True, memory_efficient)
 
     def forward(self, input: torch.Tensor):
-        if _norm.is_traced():
-            return self._traced(input)
-        weight = _norm.parameter(self, "weight")
-        return _norm.eager_rms_norm(
-            input, self.normalized_shape, weight, self.eps, self.memory_efficient, weight.dtype
-        )
+        if _is_scripting():
+            return _plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, self.weight.dtype)
+        else:
+            if _norm.is_traced():
+                return self._traced(input)
+            weight = _norm.parameter(self, "weight")
+            return _norm.eager_rms_norm(
+                input, self.normalized_shape, weight, self.eps, self.memory_efficient, weight.dtype
+            )
 
     def _traced(self, input):
         if torch.jit.is_tracing():
-            return manual_rms_norm(input, self.normalized_shape, self.weight, self.eps)
+            return _plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, self.weight.dtype)
         return mixed_dtype_fused_rms_norm_affine(
             input, self.weight, self.normalized_shape, self.eps, self.memory_efficient
         )

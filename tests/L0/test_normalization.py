@@ -188,6 +188,47 @@ def test_state_of_torch_fits():
     assert torch.jit.trace(ours, norms.random((2, 3, 8), F32, "cpu")).graph.findNode("aten::layer_norm")
 
 
+@pytest.mark.parametrize("how", ["script", "trace"])
+@pytest.mark.filterwarnings("ignore")  # torch's own, of deprecations
+def test_torchscript(how):
+    """As in public apex: torch's own ops, which run where no apex is. Dtypes are as in eager mode."""
+    for kind, mixed in (("LayerNorm", False), ("RMSNorm", False), ("LayerNorm", True), ("RMSNorm", True)):
+        make = getattr(normalization, f"{'Mixed' * mixed}Fused{kind}")
+        plain = () if mixed else (make((3, 8), elementwise_affine=False),)
+        for module in (make((3, 8)), make((3, 8), eps=0.1, memory_efficient=True), *plain):
+            for parameter in module.parameters():
+                torch.nn.init.normal_(parameter)
+            for weights, dtype in ((F32, F32), (F32, BF16), (F16, F16), (F64, F64)):
+                module, x = module.to(weights), norms.random((2, 3, 8), dtype, "cpu")
+                inside = torch.nn.Sequential(module)
+                made = torch.jit.script(inside) if how == "script" else torch.jit.trace(inside, x)
+                assert "apex::" not in str(made.inlined_graph)
+                expected = module(x)
+                assert made(x).dtype == expected.dtype
+                near = 4 * torch.finfo(min((dtype, weights), key=lambda d: d.itemsize)).eps
+                torch.testing.assert_close(made(x), expected, rtol=near, atol=4 * near)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_traces_take_sizes_from_tensors():
+    """In a trace of torch.jit a size is a tensor, which torch's own layer norm takes."""
+    x, w = norms.random((4, 8), F32, "cpu"), norms.random((8,), F32, "cpu", seed=2)
+    for function in (
+        lambda x: functions.fused_layer_norm(x, x.shape[-1:]),
+        lambda x: functions.fused_rms_norm(x, x.size(-1)),
+        lambda x: functions.fused_layer_norm_affine(x, w, w, w.shape),
+        lambda x: functions.fused_rms_norm_affine(x, w, [x.shape[1]]),
+        lambda x: normalization.fused_add_layer_norm(x, x, w, w)[0],
+        lambda x: normalization.fused_add_rms_norm(x, x, w)[0],
+        FastLayerNorm(8),
+        layers.FastLayerNorm(8),
+    ):
+        traced = torch.jit.trace(function, x)
+        assert "apex::" in str(traced.inlined_graph)
+        other = norms.random((7, 8), F32, "cpu", seed=3)
+        assert torch.equal(traced(other), function(other))
+
+
 def test_residual_functions():
     x, r, w, b = (norms.random(s, F32, "cpu", seed=i) for i, s in enumerate([(4, 8), (4, 8), (8,), (8,)]))
     y, total = normalization.fused_add_layer_norm(x, r, w, b)

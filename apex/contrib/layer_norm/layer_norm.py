@@ -14,7 +14,8 @@ class FastLayerNormFN(_Function):
 
     @staticmethod
     def forward(ctx, x, gamma, beta, epsilon, memory_efficient=False):
-        return _norm.layer_norm(x, tuple(gamma.shape), gamma, beta, epsilon, memory_efficient, gamma.dtype)
+        shape = _norm.as_shape(gamma.shape)
+        return _norm.layer_norm(x, shape, gamma, beta, epsilon, memory_efficient, gamma.dtype)
 
 
 class FastLayerNorm(torch.nn.Module):
