@@ -44,10 +44,14 @@ def quickstart(session):
     farm(session, "quickstart", *session.posargs)
 
 
+# Groups of packages without which some test would not run.
+TESTING = ["farm", "cluster", "s3", "variants", "containers", "tests", "examples"]
+
+
 @nox.session
 def tests(session):
     """Builds what the tests need and runs them; arguments after -- go to pytest."""
-    prepare(session, "farm", "cluster", "s3", "variants", "containers", "tests", "examples")
+    prepare(session, *TESTING)
     farm(session, "ensure-torch")
     farm(session, "tree", "--available", *(f"--arch={arch}" for arch in TESTED))
     environment = {"PYTHONPATH": str(ROOT)}
@@ -145,7 +149,7 @@ def emulated(session):
 @nox.session(name="release-check")
 def release_check(session):
     """Everything that a release must pass, in hours; `-- --list` shows it."""
-    prepare(session, "farm", "cluster", "s3", "containers", "tests", "examples", "lint")
+    prepare(session, *TESTING, "lint")
     farm(session, "ensure-torch")
     farm(session, "release-check", *session.posargs)
 

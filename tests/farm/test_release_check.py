@@ -2,6 +2,7 @@
 
 import json
 import sys
+import types
 
 import pytest
 
@@ -96,3 +97,17 @@ def test_the_list_has_every_tier_and_cell_and_its_commands_exist():
             main.commands[words[1]].make_context(
                 words[1], list(words[2:])
             )  # raises for what it does not take
+
+
+def test_it_has_every_package_that_the_tests_have(monkeypatch):
+    """A test whose package is not there does not run."""
+    pytest.importorskip("nox")
+    import noxfile
+
+    groups, session = [], types.SimpleNamespace(posargs=["-"], run=lambda *arguments, **options: None)
+    monkeypatch.setattr(noxfile, "prepare", lambda session, *names: groups.append(set(names)))
+    monkeypatch.setattr(noxfile, "farm", lambda session, *arguments: None)
+    noxfile.tests(session)
+    noxfile.release_check(session)
+    of_tests, of_release = groups
+    assert "variants" in of_tests and of_tests < of_release
