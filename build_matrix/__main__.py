@@ -22,6 +22,7 @@ except ImportError:
 
     sys.exit(which.main(sys.argv[2:]))
 
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 PYTHON = re.compile(r"(?:cp)?3\.?(\d+)")
 
 
@@ -31,6 +32,27 @@ def tag_of(text: str) -> str:
     if not match:
         raise click.BadParameter(f"{text!r} is no Python; say 3.11")
     return f"cp3{match[1]}"
+
+
+def tags_of(texts: tuple[str, ...]) -> list[str]:
+    """cp311 of 3.11; of nothing, the Python that runs this. Raises BuildError for one that has no wheel."""
+    axes, tags = matrix.load(), [tag_of(text) for text in texts] or [pythons.own_tag()]
+    known = (*axes.python, *axes.optional_python)
+    for tag in tags:
+        if tag not in known:
+            raise BuildError(f"Python {tag} is not in matrix.toml; there are {', '.join(known)}")
+    return tags
+
+
+def wheels_of(dist: Path) -> list[Path]:
+    """The wheels in a folder. Raises BuildError where there is none."""
+    found = sorted(dist.glob("*.whl"))
+    if not found:
+        raise BuildError(f"there is no wheel in {dist}. Run: nox -s build-cpu, or any other build")
+    return found
+
+
+COUNT = click.IntRange(min=1)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -44,7 +66,7 @@ def main() -> None:
 )
 @click.option("--python", "tags", multiple=True, help="3.11, ...; default: the Python that runs this.")
 @click.option("--torch", "torches", multiple=True, help="2.13.0, ...; default: the torch that is installed.")
-@click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
+@click.option("--jobs", type=COUNT, help="Compilers at once; default: the number of cores.")
 @click.option("--target", type=click.Path(path_type=Path), help="Default: build/tree.")
 @click.option("--available", is_flag=True, help="Leaves out packs whose toolchain is not here, and says so.")
 def tree(archs, tags, torches, jobs, target, available) -> None:
@@ -64,7 +86,7 @@ def tree(archs, tags, torches, jobs, target, available) -> None:
         accelerator=vendors.pop() if len(vendors) == 1 else "cpu",
         archs=tuple(archs),
         torch=torch,
-        pythons=tuple(pythons.find(tag_of(tag)) for tag in tags or [pythons.own_tag()]),
+        pythons=tuple(map(pythons.find, tags_of(tags))),
     )
     engine = Engine(Store(), jobs, report.tell)
     tree.fill(request, target or tree.DEFAULT, engine)
@@ -80,7 +102,7 @@ def tree(archs, tags, torches, jobs, target, available) -> None:
     "--python", "tags", multiple=True, help="One wheel a Python; default: the Python that runs this."
 )
 @click.option("--torch", "torches", multiple=True, help="Bindings to put in; default: all of the matrix.")
-@click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
+@click.option("--jobs", type=COUNT, help="Compilers at once; default: the number of cores.")
 @click.option("--dist", type=click.Path(path_type=Path), default=REPOSITORY / "dist", help="Default: dist/.")
 @click.option(
     "--platform", default=matrix.NATIVE, show_default=True, help="linux_aarch64: by a cross compiler."
@@ -109,7 +131,7 @@ def wheel(accelerator, archs, tags, torches, jobs, dist, platform, container, en
 
     start, signer = time.monotonic(), signing.asked()
     engine = Engine(Store(), jobs, report.tell)
-    chosen = [pythons.find(tag_of(tag)) for tag in tags or [pythons.own_tag()]]
+    chosen = list(map(pythons.find, tags_of(tags)))
     wheels = []
     for python in chosen:
         request = build.request(accelerator, tuple(archs), tuple(torches), python, platform)
@@ -126,8 +148,7 @@ def _wheels_in_container(accelerator, archs, tags, torches, dist, **container) -
     from build_matrix import report
     from build_matrix.containers import wheels
 
-    chosen = [tag_of(tag) for tag in tags or [pythons.own_tag()]]
-    for path in wheels.build(accelerator, archs, torches, chosen, dist, **container):
+    for path in wheels.build(accelerator, archs, torches, tags_of(tags), dist, **container):
         report.wheel_table(path)
         click.echo(str(path))
 
@@ -141,7 +162,7 @@ def index(dist, target) -> None:
     """Writes the static package index of the wheels in dist/."""
     from build_matrix import index
 
-    for root, wheels in index.write(sorted(dist.glob("*.whl")), target).items():
+    for root, wheels in index.write(wheels_of(dist), target).items():
         click.echo(f"whl/{root}/: {', '.join(w.name for w in wheels) or 'nothing'}")
 
 
@@ -157,7 +178,7 @@ def variants(dist, target) -> None:
     """Writes the wheels of dist/ as variants of one project (PEP 817), with the metadata of an index."""
     from build_matrix import variants
 
-    for path in variants.write(sorted(dist.glob("*.whl")), target):
+    for path in variants.write(wheels_of(dist), target):
         click.echo(str(path))
 
 
@@ -205,7 +226,7 @@ def bake(accelerator, base, python, torch, torch_index, tag, builder, archive, n
 
 
 @main.command()
-@click.option("--port", type=int, default=8000, show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
     "--target", type=click.Path(path_type=Path), default=REPOSITORY / ".whl", help="Default: .whl/."
 )
@@ -213,6 +234,8 @@ def serve(port, target) -> None:
     """Serves the index on loopback until interrupted."""
     from build_matrix import serve
 
+    if not (target / "whl").is_dir():
+        raise BuildError(f"there is no index in {target}. Run: python -m build_matrix index")
     server = serve.make(target, port)
     address = f"http://{serve.HOST}:{server.server_address[1]}/whl/"
     click.echo(f"{address}  (pip install --index-url {address}cpu/ apex-cpu)")
@@ -237,7 +260,7 @@ def toolchain(names, update) -> None:
 
 
 @main.command()
-@click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
+@click.option("--jobs", type=COUNT, help="Compilers at once; default: the number of cores.")
 def quickstart(jobs) -> None:
     """Wheel, index, clean environment, pip, probe and training, on the CPU of this machine."""
     from build_matrix import quickstart
@@ -292,8 +315,7 @@ def load_test(torches, tags) -> None:
     from build_matrix.store import Store
 
     store = Store()
-    for tag in tags or [pythons.own_tag()]:
-        python = pythons.find(tag_of(tag))
+    for python in map(pythons.find, tags_of(tags)):
         for version in torches or matrix.load().torch_for(python.tag):
             target = REPOSITORY / "build/load" / f"{version}-{python.tag}"
             request = tree.Request(torch=(version,), pythons=(python,))
@@ -334,7 +356,7 @@ def _selected(accelerators, archs, torches, tags, platforms, only, tests=()):
     "--store", "place", help="A folder or s3://bucket/prefix. Default: APEX_STORE, else build/store."
 )
 @click.option("--test", "tests", multiple=True, help="sm_90, gfx942, ...: tries the wheel on such a card.")
-@click.option("--jobs", type=int, help="Workers of this machine; default: the number of cores.")
+@click.option("--jobs", type=COUNT, help="Workers of this machine; default: the number of cores.")
 @click.option("--dist", type=click.Path(path_type=Path), default=REPOSITORY / "dist", help="Default: dist/.")
 @click.option(
     "--target", type=click.Path(path_type=Path), default=REPOSITORY / ".whl", help="Default: .whl/."
@@ -356,12 +378,14 @@ def farm(
 ) -> None:
     """Builds the whole release: packs, bindings, wheels, index, compatibility table. Goes on where it was
     stopped."""
-    from build_matrix import report, signing
+    from build_matrix import receipts, report, signing, tiers
     from build_matrix.farm import cluster, costs, plan, progress, release
     from build_matrix.store import Store
 
     start, signer = time.monotonic(), signing.asked()
     chosen = _selected(accelerators, archs, torches, tags, platforms, only, tests)
+    for arch in () if scheduler else tests:
+        tiers.here(receipts.L0, arch)
     made = plan.make(chosen, available, check=not scheduler)
     for why in made.left_out:
         click.echo(f"left out: {why}", err=True)
@@ -391,10 +415,12 @@ def farm(
 
 @main.command()
 @selection
-@click.option("--workers", "workers", type=int, multiple=True, help="Predict the time for that many workers.")
+@click.option(
+    "--workers", "workers", type=COUNT, multiple=True, help="Predict the time for that many workers."
+)
 @click.option(
     "--measure",
-    type=int,
+    type=COUNT,
     multiple=True,
     help="Also run it from nothing on that many workers of this machine.",
 )
@@ -499,7 +525,7 @@ def sign(wheels, key) -> None:
 @click.argument("wheels", type=WHEEL, nargs=-1, required=True)
 @click.option("--arch", help="Compiles the code objects of that pack again, and nothing else.")
 @PUBLIC_KEY
-@click.option("--jobs", type=int, help="Compilers at once; default: the number of cores.")
+@click.option("--jobs", type=COUNT, help="Compilers at once; default: the number of cores.")
 def verify(wheels, arch, key, jobs) -> None:
     """Builds wheels again from this checkout and the pins, and compares byte for byte. Exit code 5 when one
     differs, 6 when it cannot be verified here, 13 when it is not signed by the key that was named."""
@@ -524,7 +550,7 @@ def verify(wheels, arch, key, jobs) -> None:
     help="Where JUnit files and receipts go. Default: build/receipts, where the compatibility table looks.",
 )
 @click.option("--tests", "expression", default="", help="Narrows them as pytest's -k; then nothing counts.")
-@click.option("--jobs", type=int, help="Tests at once; default: the number of cores.")
+@click.option("--jobs", type=COUNT, help="Tests at once; default: the number of cores.")
 @click.option("--check", is_flag=True, help="Only tells whether the cell's card is here.")
 def tier(tier, cell, wheel, out, expression, jobs, check) -> None:
     """Runs a tier of the tests in a cell, and writes its receipt. Exit code 3 where the cell's card is not here,
@@ -598,7 +624,10 @@ def list_receipts() -> None:
     """Every receipt here, and whether it counts for this checkout."""
     from build_matrix import identity, receipts
 
-    for receipt in receipts.load():
+    found = receipts.load()
+    if not found:
+        click.echo("there are no receipts here. Run: nox -s 'L0(cpu)'", err=True)
+    for receipt in found:
         why = receipts.why_not(receipt, identity.checkout())
         click.echo(f"{receipts.words(receipt)}: {f'does not count here: {why}' if why else 'counts'}")
 
@@ -634,10 +663,15 @@ def run() -> None:
         click.echo(f"build_matrix: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            click.echo(f"build_matrix: no space is left: {error}", err=True)
+            sys.exit(StoreError.exit_code)
+        if error.filename is None or error.errno not in UNWRITABLE:
             raise
-        click.echo(f"build_matrix: no space is left: {error}", err=True)
-        sys.exit(StoreError.exit_code)
+        click.echo(
+            f"build_matrix: {error.filename}: {error.strerror}; an option names another place", err=True
+        )
+        sys.exit(1)
 
 
 if __name__ == "__main__":

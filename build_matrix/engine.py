@@ -10,7 +10,19 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from build_matrix.errors import BuildError
 from build_matrix.store import Result, Store, WorkUnit
+
+JOBS = "APEX_JOBS"
+
+
+def jobs_of(asked: int | None = None) -> int:
+    """How many compilers run at once: what was asked for, else APEX_JOBS, else the number of cores. Raises BuildError
+    where the variable holds no such number."""
+    said = os.environ.get(JOBS, "").strip()
+    if said and not (said.isdecimal() and int(said)):
+        raise BuildError(f"{JOBS}={said} is no number of compilers: say 1 or more, or unset it")
+    return asked or int(said or 0) or os.cpu_count() or 1
 
 
 class Engine:
@@ -18,7 +30,8 @@ class Engine:
 
     def __init__(self, store: Store, jobs: int | None = None, tell: Callable[[Result], None] | None = None):
         self.store = store
-        self.jobs = jobs or int(os.environ.get("APEX_JOBS") or os.cpu_count() or 1)
+        store.check()
+        self.jobs = jobs_of(jobs)
         self.tell = tell or (lambda result: None)
         self.finished: list[Result] = []
 

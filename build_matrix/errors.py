@@ -74,7 +74,7 @@ class PinError(BuildError):
 
     exit_code = 6
 
-    def __init__(self, component: str, pinned: str, have: str, verifiable: bool = True):
+    def __init__(self, component: str, pinned: str, have: str, verifiable: bool = True, remedy: str = ""):
         self.component, self.pinned, self.have = component, pinned, have
         if verifiable:
             text = (
@@ -82,6 +82,7 @@ class PinError(BuildError):
             )
         else:
             text = f"{component} cannot be verified here: pinned {pinned}, have {have}"
+            text += f". Run: {remedy}, or move the pin: nox -s toolchain -- --update" if remedy else ""
         super().__init__(text)
 
 
@@ -92,14 +93,19 @@ class PackageIndexError(BuildError):
 
 
 class StoreError(BuildError):
-    """The store cannot take or give an output; or, with `variable`, another place that it names cannot."""
+    """The store cannot take or give an output; or, with `variable`, another place that it names cannot. `root` is a
+    folder, or the address of a shared store."""
 
     exit_code = 10
 
     def __init__(self, root: object, fault: str, variable: str = "APEX_STORE"):
         self.root = str(root)
-        place = f"the store {root}" if variable == "APEX_STORE" else root
-        super().__init__(f"{fault} in {place}. {variable} names another place.")
+        shared = "://" in self.root
+        place = f"the store {root}" if shared or variable == "APEX_STORE" else root
+        remedy = f"{'--store' if shared else variable} names another place"
+        if self.root.startswith("s3://"):
+            remedy += "; AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY say how it is reached"
+        super().__init__(f"{fault} in {place}. {remedy}.")
 
 
 class ReceiptError(BuildError):

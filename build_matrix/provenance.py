@@ -97,11 +97,14 @@ def write(wheel: Path, facts: dict, python: str, platform: str = matrix.NATIVE) 
 
 
 def check(wheel: Path) -> bool:
-    """Whether a statement lies beside the wheel. Raises GateError where it is of another file."""
+    """Whether a statement lies beside the wheel. Raises GateError where it is of another file, or none."""
     path = wheel.with_name(wheel.name + SUFFIX)
     if not path.is_file():
         return False
-    said = json.loads(path.read_text())["subject"][0]["digest"]["sha256"]
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))["subject"][0]["digest"]["sha256"]
+    except (ValueError, LookupError, TypeError):
+        raise GateError(wheel.name, [f"{path.name} is cut, or no statement of provenance"]) from None
     if said != (have := digest.of_file(wheel)):
         raise GateError(wheel.name, [f"its sha256 is {have}; {path.name} states {said}"])
     return True

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from build_matrix import REPOSITORY, host_compiler, matrix, pins
-from build_matrix.errors import BuildError, PackageIndexError
+from build_matrix.errors import BuildError, PackageIndexError, PinError, ToolchainMissing
+from build_matrix.toolchains import find
 from build_matrix.toolchains.base import provisioned_root
 
 
@@ -48,19 +49,23 @@ def target(name: str) -> Path:
 
 
 def provision(name: str) -> None:
-    """Runs it; the folder appears under its own name only when it is complete. Raises BuildError where apt-get cannot
-    install a cross compiler, PackageIndexError where the command fails: no index answers, a download is cut, its hash
+    """Runs it, unless the pinned version is here; the folder appears under its own name only when it is complete, in
+    place of one with another version. Raises BuildError where apt-get cannot install a cross compiler, or a chroot of
+    another version is there, PackageIndexError where the command fails: no index answers, a download is cut, its hash
     is another."""
     if _cross(name):
         _install(command(name, target(name)))
         return
     place = target(name)
+    direct = name.startswith("clang-hip")  # the script renames by itself
     if place.is_dir():
-        return
+        if _pinned(name):
+            return
+        if direct:  # a chroot, in which something may be mounted
+            raise BuildError(f"{place} does not hold the pinned {name}: remove it, and run this again")
     partial = place.with_name(f".partial-{place.name}")
     shutil.rmtree(partial, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    direct = name.startswith("clang-hip")  # the script renames by itself
     wanted = command(name, place if direct else partial)
     if code := subprocess.run(wanted).returncode:
         shutil.rmtree(partial, ignore_errors=True)
@@ -73,7 +78,17 @@ def provision(name: str) -> None:
                 program.chmod(0o755)  # wheels unpacked with --target may lose it
         for program in partial.glob("nvidia/*/nvvm/bin/*"):
             program.chmod(0o755)
+        shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
+
+
+def _pinned(name: str) -> bool:
+    """Whether the toolchain is here as related_commits pins it."""
+    try:
+        find(name)
+    except (PinError, ToolchainMissing):
+        return False
+    return True
 
 
 def _install(command: list[str]) -> None:

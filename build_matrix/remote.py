@@ -39,16 +39,30 @@ class Remote:
             raise StoreError(address, str(error)) from None
         self.folder = "file" in self.system.protocol or "local" in self.system.protocol
 
+    def _fault(self, what: str, error: Exception) -> StoreError:
+        return StoreError(self.address, f"{what} ({_words(error)})")
+
     def _name(self, kind: str, key: str) -> str:
         return f"{self.path}/{kind}/{key}{PACKED}"
+
+    def check(self) -> None:
+        """Raises StoreError when nothing can be asked there: no answer, no credentials, no such bucket."""
+        try:
+            self.system.exists(f"{self.path}/unit.json")
+            if "s3" in self.system.protocol:
+                self.system.info(self.path.partition("/")[0])
+        except PermissionError:
+            return  # whoever has a prefix alone may not ask for the bucket
+        except Exception as error:  # each file system has exceptions of its own
+            raise self._fault("nothing can be looked up", error) from error
 
     def has(self, kind: str, key: str) -> bool:
         """Whether an output is there. Raises StoreError when the place cannot be asked."""
         try:
             self.system.invalidate_cache()
             return self.system.exists(self._name(kind, key))
-        except Exception as error:  # each file system has exceptions of its own
-            raise StoreError(self.address, f"{kind}/{key} cannot be looked up ({_words(error)})") from error
+        except Exception as error:
+            raise self._fault(f"{kind}/{key} cannot be looked up", error) from error
 
     def take(self, kind: str, key: str, target: Path) -> bool:
         """Unpacks an output into the empty folder `target`. False when it is not there, or is no whole archive,
@@ -60,7 +74,7 @@ class Remote:
             try:
                 self.system.get_file(self._name(kind, key), str(packed))
             except Exception as error:
-                raise StoreError(self.address, f"{kind}/{key} cannot be read ({_words(error)})") from error
+                raise self._fault(f"{kind}/{key} cannot be read", error) from error
             try:
                 with tarfile.open(packed) as archive:
                     archive.extractall(target, filter="data")
@@ -85,7 +99,7 @@ class Remote:
                 else:
                     self.system.put_file(str(packed), name)
             except Exception as error:
-                raise StoreError(self.address, f"{kind}/{key} cannot be written ({_words(error)})") from error
+                raise self._fault(f"{kind}/{key} cannot be written", error) from error
 
 
 def _words(error: Exception) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from build_matrix.errors import BuildError
 from build_matrix.index import JSON_PAGE
 
 JSON = "application/vnd.pypi.simple.v1+json"
@@ -38,8 +39,12 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 def make(folder: Path, port: int = 0) -> ThreadingHTTPServer:
-    """A server of `folder` on loopback, bound but not serving yet; port 0 takes a free one."""
-    return ThreadingHTTPServer((HOST, port), partial(Handler, directory=str(folder)))
+    """A server of `folder` on loopback, bound but not serving yet; port 0 takes a free one. Raises BuildError for a
+    port that cannot be had."""
+    try:
+        return ThreadingHTTPServer((HOST, port), partial(Handler, directory=str(folder)))
+    except OSError as error:
+        raise BuildError(f"port {port} cannot be had: {error.strerror}; --port 0 takes a free one") from None
 
 
 @contextlib.contextmanager

@@ -109,17 +109,24 @@ def _statement(wheel: Path) -> Path:
 
 
 def _envelope(wheel: Path) -> dict:
-    path = _beside(wheel)
+    path, fault = _beside(wheel), "it is cut, or no DSSE envelope"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if {"payload", "payloadType", "signatures"} <= found.keys():
+        if _is_envelope(found):
             return found
-        fault = "it is no DSSE envelope"
     except FileNotFoundError:
         raise SignatureError(wheel.name, f"it is not signed: no {path.name} lies beside it") from None
-    except (OSError, ValueError, AttributeError) as error:
-        fault = f"it is cut, or no DSSE envelope: {error}"
+    except (OSError, ValueError) as error:
+        fault += f": {error}"
     raise SignatureError(path.name, fault)
+
+
+def _is_envelope(found: object) -> bool:
+    if not isinstance(found, dict) or not isinstance(signatures := found.get("signatures"), list):
+        return False
+    texts = [found.get("payload"), found.get("payloadType")]
+    texts += [s.get(name) if isinstance(s, dict) else None for s in signatures for name in ("keyid", "sig")]
+    return all(isinstance(text, str) for text in texts)
 
 
 def signers(wheel: Path) -> list[str]:

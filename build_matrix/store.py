@@ -93,6 +93,17 @@ class Store:
 
         return cls(default_root(), Remote(place))
 
+    def check(self) -> None:
+        """Raises StoreError where nothing can be kept here, or in the shared store: before anything is begun."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.root):
+                pass
+        except OSError as error:
+            raise StoreError(self.root, f"nothing can be written ({error.strerror})") from error
+        if self.shared is not None:
+            self.shared.check()
+
     @property
     def place(self) -> str:
         """What `at` takes, on any machine that sees the same store."""
@@ -206,7 +217,7 @@ class Store:
         """Every unit that was made here, oldest first: kind, name, key, seconds, and by which host and process."""
         try:
             lines = (self.root / JOURNAL).read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         found = []
         for line in lines:
@@ -285,7 +296,7 @@ class DigestCache:
         name = digest.of_values(stats)
         if name not in self.known:
             self.known[name] = digest.of_values(sorted(digest.of_file(path) for path in paths))
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            Store(self.path.parent).check()
             with FileLock(f"{self.path}.lock"):
                 partial = self.path.with_suffix(f".{os.getpid()}")
                 partial.write_text(json.dumps(self.known))

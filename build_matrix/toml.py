@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from build_matrix.errors import BuildError
+
 try:
     import tomllib
 except ModuleNotFoundError:
@@ -16,5 +18,8 @@ except ModuleNotFoundError:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The parsed file. Raises FileNotFoundError, or TOMLDecodeError naming the line."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    """The parsed file. Raises FileNotFoundError, or BuildError naming the line of what is no TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BuildError(f"{path.name} is no TOML: {error}") from None

@@ -45,7 +45,8 @@ def find(name: str, pinned: bool = True) -> Toolchain:
     for toolchain in matching:
         if toolchain.version == pin.sha:
             return toolchain
-    raise PinError(name, pin.sha, matching[0].version, verifiable=False)
+    remedy = f"nox -s toolchain -- {name}"
+    raise PinError(name, pin.sha, matching[0].version, verifiable=False, remedy=remedy)
 
 
 def of_vendor(vendor: str) -> list[Toolchain]:

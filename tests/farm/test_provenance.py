@@ -101,6 +101,13 @@ def test_the_statement_is_of_the_wheel_and_names_every_input(built, facts):
         assert inputs[f"{compiler['name']} {compiler['version']}"] == {"sha256": compiler["sha256"]}
 
 
+@pytest.mark.parametrize("text", ["{", "[1]", '{"subject": []}', '{"subject": [{"digest": {}}]}'])
+def test_a_cut_statement_is_named(built, text):
+    built.with_name(built.name + provenance.SUFFIX).write_text(text)
+    with pytest.raises(GateError, match="intoto.json is cut, or no statement of provenance"):
+        provenance.check(built)
+
+
 def test_both_are_the_same_twice(built, facts, tmp_path):
     again = Store(tmp_path / "store").build(wheel.unit(BUILT, facts, PYTHON)).folder
     for path in (built, built.with_name(f"{built.name}.intoto.json")):

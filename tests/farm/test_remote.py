@@ -76,6 +76,10 @@ def test_a_damaged_archive_is_told_and_made_again(place, tmp_path, monkeypatch, 
     assert not list((two.root / "test").glob(".*"))
 
 
+def test_a_place_that_can_be_asked_is_no_fault(place, tmp_path, monkeypatch):
+    at(place, tmp_path / "1", monkeypatch).check()
+
+
 def test_an_output_that_nobody_made_is_named(place, tmp_path, monkeypatch):
     with pytest.raises(StoreError, match=f"there is no test/{'0' * 40} in the store {place}"):
         at(place, tmp_path / "1", monkeypatch).output("test", "0" * 64)
@@ -94,8 +98,12 @@ def test_threads_of_one_machine_share_one_download(place, tmp_path, monkeypatch)
 
 def test_a_bucket_that_is_not_there_is_named(s3, tmp_path, monkeypatch):
     store = at("s3://nowhere/x", tmp_path, monkeypatch)
-    with pytest.raises(StoreError, match="cannot be .* in the store s3://nowhere/x"):
-        store.build(unit())
+    for use in (store.check, lambda: store.build(unit())):
+        with pytest.raises(
+            StoreError, match="be .* in the store s3://nowhere/x. --store names another"
+        ) as fault:
+            use()
+        assert "AWS_ENDPOINT_URL" in str(fault.value) and "APEX_STORE" not in str(fault.value)
 
 
 def test_a_server_that_does_not_answer_is_named(s3, tmp_path, monkeypatch):
@@ -105,8 +113,10 @@ def test_a_server_that_does_not_answer_is_named(s3, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 0)
-    with pytest.raises(StoreError, match="cannot be looked up .* in the store s3://farm"):
-        at("s3://farm", tmp_path, monkeypatch).build(unit())
+    store = at("s3://farm", tmp_path, monkeypatch)
+    for use in (store.check, lambda: store.build(unit())):
+        with pytest.raises(StoreError, match="can(not)? be looked up .* in the store s3://farm"):
+            use()
     s3fs.S3FileSystem.clear_instance_cache()
 
 

@@ -141,21 +141,21 @@ def test_a_changed_envelope_is_named(signed, keys, change):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        ("{}", "it is no DSSE envelope"),
-        ("[]", "it is cut, or no DSSE envelope"),
-        ('{"payload": "x', "it is cut, or no DSSE envelope"),
-        (
-            '{"payload": "!", "payloadType": "x", "signatures": [{"keyid": "x"}]}',
-            "it is cut, or no DSSE envelope",
-        ),
+        "{}",
+        "[]",
+        '{"payload": "x',
+        '{"payload": "!", "payloadType": "x", "signatures": [{"keyid": "x"}]}',
+        '{"payload": "!", "payloadType": "x", "signatures": ["x"]}',
+        '{"payload": 1, "payloadType": 2, "signatures": 3}',
     ],
 )
-def test_a_cut_envelope_is_named(signed, keys, text, words):
+def test_a_cut_envelope_is_named(signed, keys, text):
     signed.with_name(f"{signed.name}.dsse.json").write_text(text)
-    with pytest.raises(SignatureError, match=words):
-        signing.verify(signed, keys["ours"][1])
+    for read in (lambda: signing.verify(signed, keys["ours"][1]), lambda: signing.signers(signed)):
+        with pytest.raises(SignatureError, match="dsse.json: it is cut, or no DSSE envelope"):
+            read()
 
 
 def test_another_statement_beside_is_named(signed, keys):

@@ -1,0 +1,149 @@
+"""What the commands are told wrongly, and what lies where they look, is named in words: no command ends in a
+traceback."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from build_matrix import REPOSITORY, engine, provision, toml
+from build_matrix.errors import BuildError, PinError, StoreError, ToolchainMissing
+from build_matrix.store import DigestCache, Store
+from build_matrix.toolchains import find
+
+
+def said(*arguments, **variables):
+    """(exit code, standard error) of a command of the farm."""
+    done = subprocess.run(
+        [sys.executable, "-m", "build_matrix", *map(str, arguments)],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | variables,
+        text=True,
+        capture_output=True,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("plan --workers 0", 2, "Invalid value for '--workers': 0 is not in the range x>=1"),
+        ("plan --measure 0", 2, "Invalid value for '--measure'"),
+        ("serve --port 70000", 2, "Invalid value for '--port'"),
+        ("serve --target {empty}", 1, "there is no index in {empty}. Run: python -m build_matrix index"),
+        ("index --dist {empty}", 1, "there is no wheel in {empty}. Run: nox -s build-cpu"),
+        ("variants --dist {empty}", 1, "there is no wheel in {empty}. Run: nox -s build-cpu"),
+        ("index --dist {dist} --target {file}/whl", 1, "{file}: File exists; an option names another place"),
+        ("farm --test gfx908", 3, "L0(gfx908): no such card is here"),
+        ("wheel cpu --python 3.9", 1, "Python cp39 is not in matrix.toml; there are cp310,"),
+        ("wheel cpu --python 3.9 --container", 1, "Python cp39 is not in matrix.toml"),
+        ("tree --python 3.9 --torch 2.13.0", 1, "Python cp39 is not in matrix.toml"),
+    ],
+)
+def test_what_cannot_be_is_said(tmp_path, arguments, code, words):
+    places = {"empty": tmp_path / "empty", "dist": tmp_path / "dist", "file": tmp_path / "file"}
+    places["dist"].mkdir()
+    (places["dist"] / "other.whl").write_text("")
+    places["file"].write_text("")
+    exit_code, errors = said(*(word.format(**places) for word in arguments.split()))
+    assert exit_code == code and words.format(**places) in errors
+
+
+def test_a_port_that_is_taken_is_named(tmp_path):
+    (tmp_path / "whl").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, errors = said("serve", "--port", port, "--target", tmp_path)
+    assert (
+        code == 1
+        and f"port {port} cannot be had: Address already in use; --port 0 takes a free one" in errors
+    )
+
+
+@pytest.mark.parametrize("text", ["x", "0", "-1", "1.5"])
+def test_a_number_of_compilers_that_is_none_is_named(monkeypatch, text):
+    monkeypatch.setenv("APEX_JOBS", text)
+    with pytest.raises(BuildError, match=f"APEX_JOBS={text} is no number of compilers: say 1 or more"):
+        engine.jobs_of()
+    monkeypatch.setenv("APEX_JOBS", " 3 ")
+    assert (engine.jobs_of(), engine.jobs_of(2)) == (3, 2)
+    monkeypatch.setenv("APEX_JOBS", "")
+    assert engine.jobs_of() == os.cpu_count()
+
+
+def test_a_store_that_cannot_be_is_named_before_anything_is_begun(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for root in (file, file / "below"):
+        words = f"nothing can be written .* in the store {root}. APEX_STORE names another place"
+        for use in (lambda root: engine.Engine(Store(root)), lambda root: DigestCache(root).of_files([file])):
+            with pytest.raises(StoreError, match=words):
+                use(root)
+        assert Store(root).journal() == []
+    code, errors = said("tree", "--torch=2.13.0", APEX_STORE=str(file))
+    assert code == StoreError.exit_code and f"in the store {file}" in errors
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path):
+    file = tmp_path / "yanked.toml"
+    file.write_text("[[yanked]]\nwheels = \n")
+    with pytest.raises(BuildError, match="yanked.toml is no TOML: Invalid value .*line 2"):
+        toml.read(file)
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Toolchains are provisioned into an empty folder, by a pip that writes down what it was to bring; the machine has
+    those of that folder alone, by the version in a file."""
+
+    def run(command):
+        place = command[command.index("--target") + 1]
+        os.makedirs(place)
+        with open(f"{place}/version", "w") as file:
+            file.write(command[-1].partition("==")[2])
+        return subprocess.CompletedProcess(command, 0)
+
+    def find_here(name):
+        file = tmp_path / name / "version"
+        if not file.is_file():
+            raise ToolchainMissing(name, "")
+        if (have := file.read_text()) != provision.pins.toolchain(name).sha:
+            raise PinError(name, "", have, verifiable=False)
+
+    monkeypatch.setattr(provision.subprocess, "run", run)
+    monkeypatch.setattr(provision, "find", find_here)
+    monkeypatch.setattr(provision, "provisioned_root", lambda: tmp_path)
+    return tmp_path
+
+
+def test_a_toolchain_of_another_version_is_replaced_by_the_pinned_one(elsewhere):
+    place = elsewhere / "nvrtc-12.8"
+    place.mkdir()
+    (place / "version").write_text("12.8.1")
+    provision.provision("nvrtc-12.8")
+    assert (place / "version").read_text() == provision.pins.toolchain("nvrtc-12.8").sha
+    assert [path.name for path in elsewhere.iterdir()] == ["nvrtc-12.8"]
+    (place / "kept").write_text("")
+    provision.provision("nvrtc-12.8")  # is there: nothing is brought
+    assert (place / "kept").is_file()
+    (elsewhere / "rocm").mkdir()
+    with pytest.raises(
+        BuildError, match="rocm does not hold the pinned clang-hip-7.2: remove it, and run this"
+    ):
+        provision.provision("clang-hip-7.2")
+
+
+def test_a_compiler_of_another_version_names_the_command_that_brings_the_pinned_one(monkeypatch):
+    class Other:
+        version = "13.0.1"
+
+    monkeypatch.setattr(sys.modules[find.__module__], "_of_compiler", lambda compiler: [Other()])
+    with pytest.raises(PinError) as fault:
+        find.__wrapped__("nvcc-13.0")
+    assert (
+        "have 13.0.1. Run: nox -s toolchain -- nvcc-13.0, or move the pin: nox -s toolchain -- --update"
+        in str(fault.value)
+    )
