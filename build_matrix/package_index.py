@@ -73,7 +73,10 @@ def files(project: str) -> list[IndexFile]:
             except UNREADABLE as error:
                 reasons.append(f"{root}/{project}/: {error}")
     if not found:
-        raise PackageIndexError(f"no index holds {project}. " + "; ".join(reasons))
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        raise PackageIndexError(
+            f"no index holds {project}{why}. PIP_INDEX_URL, or pip's configuration, names another index"
+        )
     return found
 
 

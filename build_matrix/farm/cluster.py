@@ -7,16 +7,18 @@ made lies in the store.
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
 import tempfile
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import dask
-from distributed import Client, LocalCluster, as_completed
+from distributed import Client, LocalCluster, WorkerPlugin, as_completed
 
+from build_matrix.engine import jobs_of
 from build_matrix.errors import BuildError, FarmError
 from build_matrix.farm import costs, steps
 from build_matrix.farm.plan import Plan
@@ -35,20 +37,31 @@ SETTINGS = {
 }
 
 
+class Quiet(WorkerPlugin):
+    """Faults of steps are told once, at the end; a worker of this machine need not print each with a traceback."""
+
+    name = "apex-quiet"
+
+    def setup(self, worker) -> None:
+        logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
+
+
 @contextlib.contextmanager
 def local(jobs: int | None = None, processes: bool = True, offers: Collection[str] = ()) -> Iterator[Client]:
     """Workers of this machine, one step each at a time; `jobs` of them, by default one a core. Each `offers`
     the resources that are named."""
-    count = jobs or int(os.environ.get("APEX_JOBS") or os.cpu_count() or 1)
+    count = jobs_of(jobs)
     options = {"threads_per_worker": 1, "processes": processes, "resources": dict.fromkeys(offers, 1)}
     if processes:  # threads talk in memory
         options["host"] = "127.0.0.1"
     with (
         dask.config.set(SETTINGS),
-        LocalCluster(n_workers=count, dashboard_address=None, **options) as cluster,
+        # The scheduler's pages: at a free port, and for this machine alone.
+        LocalCluster(n_workers=count, dashboard_address="127.0.0.1:0", **options) as cluster,
         Client(cluster) as client,
     ):
         client.wait_for_workers(count, timeout="60s")
+        client.register_plugin(Quiet())
         yield client
 
 
@@ -58,7 +71,9 @@ def existing(address: str) -> Iterator[Client]:
     try:
         client = Client(address, timeout=PATIENCE)
     except (OSError, ValueError) as error:
-        raise BuildError(f"no Dask scheduler answers at {address}: {error}") from error
+        raise BuildError(
+            f"no Dask scheduler answers at {address}: {error}. `dask scheduler` starts one, and says its address"
+        ) from error
     with client:
         yield client
 
@@ -79,7 +94,8 @@ def run(
 ) -> list[Done]:
     """Runs every step whose needs can be met; `tell` hears of each as it is done. Raises FarmError at the end
     when steps failed: what does not need them was made all the same. Raises BuildError at once when a step wants
-    a resource that no worker offers: it would wait for ever."""
+    a resource that no worker offers: it would wait for ever; and StoreError where nothing can be stored."""
+    store.check()
     if missing := {step.resource for step in plan.steps if step.resource} - offered(client):
         name = min(missing)
         raise BuildError(
@@ -112,7 +128,7 @@ def run(
                 done[name] = future.result()
                 tell(done[name])
             else:
-                failed[name] = error
+                failed[name] = error.with_traceback(future.traceback())
     except BaseException:
         client.cancel(list(futures.values()), force=True)
         raise
@@ -140,7 +156,11 @@ def _fault(plan: Plan, failed: dict[str, BaseException]) -> FarmError:
     told = []
     for step in first:
         error = failed[step.id]
-        words = str(error) if isinstance(error, BuildError) else f"{type(error).__name__}: {error}"
-        told.append((step.id, words))
+        named = isinstance(error, (BuildError, OSError))
+        told.append((step.id, _words(error) if named else "".join(traceback.format_exception(error)).strip()))
     code = next((e.exit_code for e in failed.values() if isinstance(e, BuildError)), 1)
     return FarmError(told, len(failed) - len(first), code)
+
+
+def _words(error: BaseException) -> str:
+    return str(error) if isinstance(error, BuildError) else f"{type(error).__name__}: {error}"

@@ -63,6 +63,8 @@ def resolve(selection: Selection) -> Selection:
     for part in selection.only:
         if part not in PARTS:
             raise BuildError(f"{part} is no part of a release; there are {', '.join(PARTS)}")
+    if selection.only and selection.tests:
+        raise BuildError("--test tries a wheel, and --only makes none: say one of them")
     torches = selection.torches or axes.torch
     platforms = tuple(p.name for p in axes.platforms if _serves(p, selection, accelerators))
     for name in selection.platforms:

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("distributed")
 
 from build_matrix import digest, host_compiler, package_index, pins, provision, wheel
-from build_matrix.errors import FarmError
+from build_matrix.errors import FarmError, StoreError
 from build_matrix.farm import cluster, plan, steps
 from build_matrix.farm.steps import Step
 from build_matrix.store import Store, WorkUnit
@@ -66,6 +66,7 @@ def test_an_index_that_does_not_answer(client, tmp_path, monkeypatch):
     found = fault(client, store, BINDINGS)
     ((step, words),) = found.failures
     assert step == f"headers torch-{TORCH}" and "http://127.0.0.1:9/simple/torch/: " in words
+    assert "PIP_INDEX_URL, or pip's configuration, names another index" in words
     assert (found.waiting, found.exit_code, stored(store)) == (2, 7, [])
 
 
@@ -178,6 +179,26 @@ def test_a_toolchain_that_does_not_come(tmp_path, monkeypatch, capfd, way):
     said = capfd.readouterr().err
     assert ("No matching distribution" if way == "no index" else "DO NOT MATCH THE HASHES") in said
     assert not list((tmp_path / ".toolchains").iterdir())
+
+
+def test_a_fault_is_told_once_and_only_one_that_has_no_name_with_its_traceback(tmp_path, monkeypatch, capfd):
+    """Workers are processes, as in a release: what they say of a fault would stand between the lines of progress."""
+    object_step = object_plan().steps[0]
+    unknown = Step("object", "csrc/host/none.cpp", ("csrc/host/none.cpp",))  # no such file: an OSError
+    broken = Step("nothing", "of this kind", ())  # a KeyError of ours
+    with cluster.local(1) as client:
+        found = fault(client, Store(tmp_path), plan.Plan((object_step, unknown, broken)))
+    words = dict(found.failures)
+    assert words[unknown.id].startswith("FileNotFoundError: ") and "Traceback" not in words[unknown.id]
+    assert words[broken.id].startswith("Traceback ") and words[broken.id].endswith("KeyError: 'nothing'")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_store_that_cannot_be_is_named_before_anything_is_begun(client, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(client, "submit", lambda *arguments, **options: pytest.fail("it was begun"))
+    with pytest.raises(StoreError, match="nothing can be written"):
+        cluster.run(object_plan(), client, Store(tmp_path / "file"))
 
 
 def test_a_compiler_that_fails(client, tmp_path, monkeypatch):

@@ -101,6 +101,10 @@ def test_a_gpu_test_wants_its_card_and_its_wheel():
             Selection(("rocm",), platforms=("linux_aarch64",)),
             "no wheel apex-rocm is built for linux_aarch64: no torch for ROCm",
         ),
+        (
+            Selection(only=("library",), tests=("sm_90",)),
+            "--test tries a wheel, and --only makes none",
+        ),
         (Selection(only=("wheels",)), "wheels is no part of a release; there are library, bindings, packs"),
     ],
 )
