@@ -75,6 +75,10 @@ def _train(name, x, z, scale, bias, running, minibatch, momentum, epsilon, relu,
             raise ValueError(
                 f"{name}: minibatch_mean and minibatch_inv_var must be {list(scale.shape)}, not {list(tensor.shape)}"
             )
+    math = torch.float64 if x.dtype == torch.float64 else torch.float32
+    for tensor in minibatch:
+        if tensor.dtype != math:
+            raise TypeError(f"{name}: minibatch_mean and minibatch_inv_var must be {math}, not {tensor.dtype}")
     mean, inv_std, _ = of_batch(x, last, group_of(bn_group), epsilon, *running, momentum)
     y, bitmask = call("groupbn_forward", x, z, mean, inv_std, scale, bias, relu, make_bitmask, last)
     for tensor, found in zip(minibatch, (mean, inv_std), strict=True):
@@ -176,6 +180,10 @@ def bn_addrelu_fwd_eval_nhwc(
 def _bytes_of(name, bitmask, x):
     """The part of a caller's mask that holds a bit for each element of x."""
     wanted = (x.numel() + 7) // 8
+    if bitmask.is_floating_point() or bitmask.is_complex():
+        raise TypeError(f"{name}: bitmask must be of integers, not {bitmask.dtype}")
+    if bitmask.device != x.device:
+        raise ValueError(f"{name}: bitmask is on {bitmask.device}, x on {x.device}")
     if not bitmask.is_contiguous() or bitmask.numel() * bitmask.element_size() < wanted:
         raise ValueError(
             f"{name}: bitmask must be contiguous and hold {wanted} bytes, a bit for each element of x; it has "

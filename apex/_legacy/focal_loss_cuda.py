@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy import _checks
 from apex._loader import bindings
 
 bindings.load()
@@ -25,5 +26,12 @@ def forward(
 @torch.no_grad()
 def backward(grad_output, partial_grad, num_positives_sum):
     """The gradient of the logits: partial_grad, which is overwritten, as in public apex."""
+    _checks.floating(
+        "backward", grad_output=grad_output, partial_grad=partial_grad, num_positives_sum=num_positives_sum
+    )
+    if not partial_grad.device == grad_output.device == num_positives_sum.device:
+        raise ValueError(
+            f"backward: tensors are on {grad_output.device}, {partial_grad.device} and {num_positives_sum.device}"
+        )
     scale = (grad_output.double() / num_positives_sum.double()).reshape(())
     return partial_grad.copy_(partial_grad.to(torch.promote_types(partial_grad.dtype, torch.float32)) * scale)

@@ -30,6 +30,8 @@ def gn(x, w, b, eps, silu, num_groups, mean_var_out=None, sm_margin=0):
             f"group_norm_v2_cuda.gn: mean_var_out must be float32 with {count} elements, not {mean_var_out.dtype} "
             f"with {mean_var_out.numel()}"
         )
+    if mean_var_out is not None and mean_var_out.device != x.device:
+        raise ValueError(f"group_norm_v2_cuda.gn: mean_var_out is on {mean_var_out.device}, x on {x.device}")
     output, mean, rstd = _ops.group_norm_forward(x, num_groups, w, b, eps, silu)
     if mean_var_out is not None:
         mean_var_out.copy_(sums_of(mean, rstd, eps, of_squares=False).view_as(mean_var_out))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy import _checks
 from apex._loader import bindings
 from apex.contrib.transducer._mask import mask_of, new_seed
 from apex.reference import _masks
@@ -21,6 +22,8 @@ def forward(
     f: [batch, frames, hidden]. g: [batch, labels, hidden]. fLen, gLen: [batch], int32 or int64. batchOffset and
     packedBatch count with packOutput alone. opt and tileSize choose nothing here.
     """
+    if packOutput:
+        _checks.given("forward", batchOffset=batchOffset)
     probability = float(dropoutProb) if dropout else 0.0
     output, bits = torch.ops.apex.transducer_joint_forward(
         f,
@@ -41,7 +44,15 @@ def forward(
 @torch.no_grad()
 def backward(inputs, fLen, gLen, batchOffset, maxFLen, maxGLen, packOutput, scale):
     """[gradient of f, of g]; inputs: [gradient of the output], or with forward's mask behind it."""
-    mask = _masks.pack(inputs[1]) if len(inputs) > 1 else None
+    if packOutput:
+        _checks.given("backward", batchOffset=batchOffset)
+    mask = None
+    if len(inputs) > 1:
+        if inputs[1].shape != inputs[0].shape:
+            raise ValueError(
+                f"backward: the mask's shape {list(inputs[1].shape)} is not the gradient's, {list(inputs[0].shape)}"
+            )
+        mask = _masks.pack(inputs[1])
     return list(
         torch.ops.apex.transducer_joint_backward(
             inputs[0],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy import _checks
 from apex._loader import bindings
 
 bindings.load()
@@ -23,6 +24,8 @@ def forward(x, label, fLen, yLen, batchOffset, maxFLen, blankIdx, opt, packedInp
     x: [batch, frames, labels + 1, classes], or with packedInput [rows, classes]; batchOffset and maxFLen count then
     alone. opt chooses nothing here. alpha, beta: [batch, frames, labels + 1], float32 (float64 of float64).
     """
+    if packedInput:
+        _checks.given("forward", batchOffset=batchOffset)
     loss, alpha, beta, _ = torch.ops.apex.transducer_loss_forward(
         x, label, fLen, yLen, blankIdx, batchOffset if packedInput else None, maxFLen, True
     )
@@ -46,6 +49,8 @@ def backward(
     packedInput,
 ):
     """The gradient of x, or with fuseSoftmaxBackward that of the logits that log_softmax made x from."""
+    if packedInput:
+        _checks.given("backward", batchOffset=batchOffset)
     return torch.ops.apex.transducer_loss_backward(
         lossGrad,
         x,

@@ -79,7 +79,16 @@ def sums_of(mean, rstd, eps, of_squares):
 
 
 def statistics_of(sums, batch, groups, eps, dtype, of_squares):
-    """(mean, rstd), [batch, groups] each, of what sums_of gives; `dtype` of the input."""
+    """(mean, rstd), [batch, groups] each, of what sums_of gives; `dtype` of the input.
+
+    Raises TypeError, ValueError: the sums are not such.
+    """
+    if not sums.is_floating_point():
+        raise TypeError(f"group_norm: sums must be a floating-point tensor, not {sums.dtype}")
+    if sums.numel() != 2 * batch * groups:
+        raise ValueError(
+            f"group_norm: sums must hold two numbers for each image and group, {2 * batch * groups}, not {sums.numel()}"
+        )
     mean, second = sums.double().reshape(batch, groups, 2).unbind(-1)
     variance = second - mean.square() if of_squares else second
     math = torch.float64 if dtype == torch.float64 else torch.float32

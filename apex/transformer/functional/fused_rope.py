@@ -31,6 +31,12 @@ def _rope(t, cos, sin=None, cos_w=None, sin_w=None, cu_seqlens=None, transpose_o
     return call("rope", _op, 1, (t, cos, sin, cos_w, sin_w, cu_seqlens, transpose_output))
 
 
+def _check_given(function, name, tensor):
+    """The op would take None to mean another form of the work."""
+    if tensor is None:
+        raise TypeError(f"{function}: {name} must be a tensor, not None")
+
+
 # ---- classes that callers of public apex use by `apply` --------------------------------------------------------
 
 
@@ -73,6 +79,7 @@ class FusedRoPECachedFunc(_Function):
     def forward(
         ctx, t: torch.Tensor, cos_: torch.Tensor, sin_: torch.Tensor, transpose_output_memory: bool = False
     ) -> torch.Tensor:
+        _check_given("fused_apply_rotary_pos_emb_cached", "sin_", sin_)
         return _rope(t, cos_, sin_, transpose_output=transpose_output_memory)
 
 
@@ -95,6 +102,7 @@ class FusedRoPETHDFunc(_Function):
 
     @staticmethod
     def forward(ctx, t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor) -> torch.Tensor:
+        _check_given("fused_apply_rotary_pos_emb_thd", "cu_seqlens", cu_seqlens)
         return _rope(t, freqs, cu_seqlens=cu_seqlens)
 
 
