@@ -149,6 +149,6 @@ inline bool reduce_over_channels(const char* op, const apex_place& place, const 
 
 // One kernel for every device (it asks the probe), one for shapes alone.
 #define APEX_CHANNEL_OP(op)                                                                    \
-  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::op); }           \
+  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::Checked<&apex::op>::call); } \
   TORCH_LIBRARY_IMPL(apex, Meta, m) { m.impl(#op, &apex::op##_meta); }
 #endif

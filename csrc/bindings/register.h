@@ -6,23 +6,52 @@
 #include <torch/library.h>
 
 namespace apex {
-// The dispatcher comes here as soon as one tensor is a meta tensor: a list that mixes such with others, a model
-// that was materialised in part, would be left as it is without a word.
+// visit(tensor) for every tensor among an op's arguments.
+template <class Visit> void each_tensor(const Visit& visit, const at::Tensor& tensor) { visit(tensor); }
+template <class Visit> void each_tensor(const Visit& visit, at::TensorList tensors) {
+  for (const at::Tensor& tensor : tensors) visit(tensor);
+}
+template <class Visit> void each_tensor(const Visit& visit, const std::optional<at::Tensor>& tensor) {
+  if (tensor) visit(*tensor);
+}
+template <class T>
+constexpr bool holds_no_tensor = std::is_arithmetic_v<T> || std::is_same_v<T, c10::SymInt> || std::is_same_v<T, c10::SymIntArrayRef> ||
+                                 std::is_same_v<T, c10::string_view> || std::is_same_v<T, std::optional<int64_t>> ||
+                                 std::is_same_v<T, std::optional<at::ScalarType>>;
+template <class Visit, class T> std::enable_if_t<holds_no_tensor<T>> each_tensor(const Visit&, const T&) {}
+
+// The dispatcher comes to a meta kernel as soon as one tensor is a meta tensor: where such are mixed with others, as by
+// a model that was materialised in part, the others would be left as they are, or a result unset, without a word.
 inline void check_meta(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(!tensor.defined() || tensor.device().is_meta(), "tensors on ", tensor.device(),
                     " and on the meta device, which has no data, do not go together");
 }
-inline void check_meta(at::TensorList tensors) {
-  for (const at::Tensor& tensor : tensors) check_meta(tensor);
+// Memory that was freed, as FSDP frees that of parameters, is at address 0: kernels would read there, or take a weight
+// to be absent.
+inline void check_memory(const at::Tensor& tensor) {
+  TORCH_CHECK(!tensor.defined() || !tensor.has_storage() || tensor.unsafeGetTensorImpl()->storage_initialized(),
+              "a tensor of shape ", tensor.sizes(), " has no memory: it was freed, or not allocated yet (FSDP frees that of parameters after "
+              "each use)");
 }
-inline void check_meta(const std::optional<at::Tensor>& tensor) {
-  if (tensor) check_meta(*tensor);
-}
-template <class T> std::enable_if_t<std::is_arithmetic_v<T>> check_meta(T) {}
 
 template <class Function> struct DoNothing;
 template <class... Arguments> struct DoNothing<void(Arguments...)> {
-  static void call(Arguments... arguments) { (check_meta(arguments), ...); }
+  static void call(Arguments... arguments) { (each_tensor(&check_meta, arguments), ...); }
+};
+
+// An op that returns its results, and its meta kernel, of arguments that were looked at.
+template <auto Function> struct Checked;
+template <class Result, class... Arguments, Result (*Function)(Arguments...)> struct Checked<Function> {
+  static Result call(Arguments... arguments) {
+    (each_tensor(&check_memory, arguments), ...);
+    return Function(std::forward<Arguments>(arguments)...);
+  }
+  // The op's own words first: they name its arguments.
+  static Result meta(Arguments... arguments) {
+    Result made = Function(arguments...);
+    (each_tensor(&check_meta, arguments), ...);
+    return made;
+  }
 };
 }  // namespace apex
 

@@ -1,0 +1,99 @@
+"""Tensors without memory: freed, as FSDP frees that of parameters after each use, or on the meta device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from loader.described import ROOT
+
+from apex._loader import bindings
+
+if not bindings.load().native:
+    pytest.skip("the bindings look at memory; without them torch does", allow_module_level=True)
+
+# In a process of its own: what reads a freed tensor ends the process.
+FREED = """
+import torch
+from apex._loader import bindings
+
+bindings.load()
+op = torch.ops.apex
+x, w, rows = torch.randn(4, 8), torch.rand(8), torch.rand(4)
+image, labels, places = torch.randn(2, 8, 3, 3), torch.tensor([0, 1, 2, 3]), torch.randn(5, 2, 3, 8)
+lengths, lattice = torch.tensor([3, 2]), torch.randn(2, 3, 3, 5)
+sums, one = torch.rand(17), torch.ones(1)
+calls = {
+    op.layer_norm_forward: (x, (8,), w, w),
+    op.layer_norm_backward: (x, x, rows, rows, (8,), w, w, 1e-5),
+    op.add_layer_norm_forward: (x, x, (8,), w, w),
+    op.rms_norm_forward: (x, (8,), w),
+    op.rms_norm_backward: (x, x, rows, (8,), w, 1e-5),
+    op.add_rms_norm_forward: (x, x, (8,), w),
+    op.rope_forward: (places, torch.rand(5, 1, 1, 8), torch.rand(5, 1, 1, 8)),
+    op.xentropy_forward: (x, labels),
+    op.xentropy_backward: (rows, x, labels, torch.rand(4, 2)),
+    op.scaled_masked_softmax_forward: (x, x > 0),
+    op.scaled_masked_softmax_backward: (x, x),
+    op.bias_activation_forward: (x, w, "silu", True),
+    op.bias_activation_backward: (x[:, :4].contiguous(), x, w, "silu", True),
+    op.focal_loss_forward: (x, labels, one, 8, 0.25, 2.0),
+    op.focal_loss_backward: (one, x, labels, one, 8, 0.25, 2.0),
+    op.index_mul_2d_forward: (x, x, labels),
+    op.index_mul_2d_backward: (x, x, x, labels),
+    op.group_norm_forward: (image, 4, w, w),
+    op.group_norm_backward: (image, image, torch.rand(2, 4), torch.rand(2, 4), 4, w, w, 1e-5),
+    op.welford_mean_var: (image,),
+    op.welford_parallel: (sums[None, :8], sums[None, 8:16], sums[16:], 1e-5, w, w, 0.1),
+    op.batchnorm_forward: (image, image, w, w, w, w),
+    op.batchnorm_backward: (image, image, w, w, w, w, w, one),
+    op.reduce_bn: (image, image, w, w, w),
+    op.relu_bw: (image, image, image, w, w, w, w),
+    op.groupbn_forward: (image, image, w, w, w, w),
+    op.groupbn_backward: (image, image, None, w, w, w, w, w, one),
+    op.transducer_joint_forward: (torch.rand(2, 3, 8), torch.rand(2, 3, 8), lengths, lengths),
+    op.transducer_loss_forward: (lattice, torch.ones(2, 2, dtype=torch.int64), lengths, lengths - 1, 0),
+}
+for function, arguments in calls.items():
+    function(*arguments)
+    for i, argument in enumerate(arguments):
+        if not isinstance(argument, torch.Tensor):
+            continue
+        freed = argument.clone()
+        freed.untyped_storage().resize_(0)
+        try:
+            function(*arguments[:i], freed, *arguments[i + 1 :])
+        except RuntimeError as error:
+            assert "has no memory: it was freed" in str(error), error
+        else:
+            raise AssertionError(f"{function}: argument {i} was freed, and something was computed")
+print(len(calls), "ops")
+"""
+
+
+def test_freed_tensors_are_refused():
+    """A weight without memory must not be taken for no weight, nor address 0 be read."""
+    found = subprocess.run(
+        [sys.executable, "-c", FREED], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode == 0, (found.returncode, found.stderr[-2000:])
+    assert found.stdout == "29 ops\n"
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"])
+def test_meta_tensors_beside_others_are_refused(name):
+    """One is enough for the dispatcher to ask for shapes alone: gradients of the others would hold what memory held."""
+    x, w, rows = torch.ones(3, 8), torch.ones(8), torch.ones(3)
+    statistics = (rows, rows) if "layer" in name else (rows,)
+    affine = (w, w) if "layer" in name else (w,)
+    sums = (x,) if "add" in name else ()
+    arguments = (x, *sums, x, *statistics, (8,), *affine, 1e-5)
+    backward = getattr(torch.ops.apex, f"{name}_backward")
+    tensors = [i for i, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)]
+    for i in tensors:
+        with pytest.raises(ValueError, match="on cpu and on the meta device"):
+            backward(*arguments[:i], arguments[i].to("meta"), *arguments[i + 1 :])
+    found = backward(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments))
+    assert found[0].shape == x.shape and all(gradient.is_meta for gradient in found)
