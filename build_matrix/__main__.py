@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ except ImportError:
     sys.exit(which.main(sys.argv[2:]))
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells have it
 PYTHON = re.compile(r"(?:cp)?3\.?(\d+)")
 
 
@@ -581,7 +583,7 @@ def release_check(show, only, again) -> None:
         raise BuildError(f"no check is called {min(unknown)}; there are {', '.join(c.name for c in known)}")
     if show:
         for check in known:
-            click.echo(f"{check.name}: {' '.join(word for word in check.command if word != sys.executable)}")
+            click.echo(f"{check.name}: {release_check.words(check)}")
         return
 
     def tell(check, outcome):
@@ -656,6 +658,9 @@ def run() -> None:
     """The entry point: faults that have a name are printed in words, never as a traceback."""
     try:
         sys.exit(main(standalone_mode=False) or 0)  # click returns the code of an Exit
+    except click.Abort:  # what click makes of Ctrl-C
+        click.echo("build_matrix: interrupted; the same command goes on from what is stored", err=True)
+        sys.exit(INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

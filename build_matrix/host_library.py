@@ -63,12 +63,14 @@ def object_unit(source: Path, compiler: HostCompiler, platform: str = matrix.NAT
 
 
 def build(store: Store, run=None, platform: str = matrix.NATIVE) -> WorkUnit:
-    """The work unit of libapex.so; its objects are built (by `run`, default one after another) on the way."""
+    """The work unit of libapex.so. Its objects are built by `run` on the way, or, without it, where they are missing
+    when the library is made."""
     compiler = host_compiler.find(platform)
     units = [object_unit(source, compiler, platform) for source in sources()]
-    results = run(units) if run else [store.build(unit) for unit in units]
+    built = run(units) if run else None
 
     def make(folder: Path) -> None:
+        results = built or [store.build(unit) for unit in units]
         objects = [path for result in results for path in sorted(result.folder.glob("*.o"))]
         compiler.link(objects, folder / "libapex.so", LINK)
         manylinux.check(folder / "libapex.so")

@@ -80,7 +80,10 @@ def _environment() -> Path:
     place = PLACE / "venv"
     shutil.rmtree(place, ignore_errors=True)
     _step("creating a clean virtual environment")
-    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+    if subprocess.run([sys.executable, "-m", "venv", str(place)]).returncode:
+        raise BuildError(
+            "`python -m venv` failed, as it says above. On Debian run: apt-get install python3-venv"
+        )
     # ensurepip of Python 3.11 and older brings a setuptools that is older than what torch asks for.
     _call(place, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools")
     lent = borrow.lend(["torch"], place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -45,6 +46,7 @@ def checks(dist: Path = REPOSITORY / "dist") -> list[Check]:
     found = [
         Check("lint", (*PYTHON, "ruff", "check", ".")),
         Check("changelog", (*FARM, "changelog")),
+        Check("quickstart", (*FARM, "quickstart")),
         Check("tree", (*FARM, "tree", "--available", *(f"--arch={arch}" for arch in _archs()))),
         Check(
             "tests of the farm, 50 kills",
@@ -70,6 +72,12 @@ def checks(dist: Path = REPOSITORY / "dist") -> list[Check]:
     cards = [cell for cell in matrix.load().cells() if cell != "cpu"]
     found += [Check(f"L0({cell})", (*FARM, "tier", "L0", "--cell", cell), after="tree") for cell in cards]
     return found
+
+
+def words(check: Check) -> str:
+    """The command as one types it, with its variables."""
+    command = ["python" if word == sys.executable else word for word in check.command]
+    return shlex.join([*(f"{name}={value}" for name, value in check.variables), *command])
 
 
 def _archs() -> list[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import tempfile
+import threading
 import time
 import traceback
 import uuid
@@ -38,12 +40,16 @@ SETTINGS = {
 
 
 class Quiet(WorkerPlugin):
-    """Faults of steps are told once, at the end; a worker of this machine need not print each with a traceback."""
+    """Faults of steps are told once, at the end; a worker of this machine need not print each with a traceback, nor
+    that Ctrl-C reached it, too: its farm ends it."""
 
     name = "apex-quiet"
 
     def setup(self, worker) -> None:
         logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
+        if threading.current_thread() is threading.main_thread():  # a process of its own
+            # Not SIG_IGN, which the compilers that it starts would inherit.
+            signal.signal(signal.SIGINT, lambda number, frame: None)
 
 
 @contextlib.contextmanager

@@ -2,13 +2,15 @@
 traceback."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
-from build_matrix import REPOSITORY, engine, provision, toml
+from build_matrix import REPOSITORY, engine, provision, quickstart, toml
 from build_matrix.errors import BuildError, PinError, StoreError, ToolchainMissing
 from build_matrix.store import DigestCache, Store
 from build_matrix.toolchains import find
@@ -52,6 +54,28 @@ def test_what_cannot_be_is_said(tmp_path, arguments, code, words):
     assert exit_code == code and words.format(**places) in errors
 
 
+def test_an_interrupted_farm_says_so_and_goes_on(tmp_path):
+    pytest.importorskip("distributed")
+    command = ["farm", "--only=library", "--platform=linux_x86_64", "--jobs=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "build_matrix", *command],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "APEX_STORE": str(tmp_path)},
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C reaches every process of a terminal's group
+    )
+    end = time.monotonic() + 120
+    while not list(tmp_path.glob("object/*/unit.json")):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "Traceback" not in errors, errors
+    assert "interrupted; the same command goes on from what is stored" in errors
+
+
 def test_a_port_that_is_taken_is_named(tmp_path):
     (tmp_path / "whl").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -85,6 +109,14 @@ def test_a_store_that_cannot_be_is_named_before_anything_is_begun(tmp_path):
         assert Store(root).journal() == []
     code, errors = said("tree", "--torch=2.13.0", APEX_STORE=str(file))
     assert code == StoreError.exit_code and f"in the store {file}" in errors
+
+
+def test_a_python_without_venv_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(quickstart, "PLACE", tmp_path)
+    failed = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(quickstart.subprocess, "run", lambda command, **options: failed)
+    with pytest.raises(BuildError, match="`python -m venv` failed.*apt-get install python3-venv"):
+        quickstart._environment()
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path):

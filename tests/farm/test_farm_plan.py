@@ -257,6 +257,16 @@ def test_looking_up_what_is_stored_makes_nothing(tmp_path):
     assert costs.stored(made.steps, Store(tmp_path)) == set() == set(tmp_path.iterdir())
 
 
+def test_looking_up_makes_nothing_of_what_is_damaged(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    made = plan.make(Selection(only=("library",), platforms=(matrix.NATIVE,)), check=False)
+    objects = [step for step in made.steps if step.kind == "object"]
+    for step in objects:
+        store.folder(steps.unit(step, store)).mkdir(parents=True)
+    monkeypatch.setattr(Store, "build", lambda self, unit: pytest.fail(f"{unit.name} was made"))
+    assert costs.stored(made.steps, store) == {step.id for step in objects}
+
+
 def test_time_left_follows_the_pace():
     farm = progress.Farm(plan.Plan(tuple(GRAPH)), SECONDS, 1)
     assert farm.left == 12 and farm.words() == "0 stored, 0 made, 0:12 left"

@@ -87,9 +87,12 @@ def test_the_list_has_every_tier_and_cell_and_its_commands_exist():
     from build_matrix.__main__ import main
 
     found = {check.name: check for check in release_check.checks()}
-    assert {f"L0({cell})" for cell in matrix.load().cells()} | {"L1(cpu)", "emulated", "release"} <= set(
-        found
-    )
+    assert {f"L0({cell})" for cell in matrix.load().cells()} | {
+        "L1(cpu)",
+        "emulated",
+        "release",
+        "quickstart",
+    } <= set(found)
     for each in found.values():
         assert not each.after or each.after in found
         words = each.command[each.command.index("-m") + 1 :]
@@ -97,6 +100,13 @@ def test_the_list_has_every_tier_and_cell_and_its_commands_exist():
             main.commands[words[1]].make_context(
                 words[1], list(words[2:])
             )  # raises for what it does not take
+
+
+def test_a_check_is_shown_as_one_types_it():
+    (kills,) = [check for check in release_check.checks() if "50 kills" in check.name]
+    assert release_check.words(kills) == (
+        "APEX_FARM_KILLS=50 python -m pytest -q -p no:cacheprovider tests/farm tests/containers -m 'not container'"
+    )
 
 
 def test_it_has_every_package_that_the_tests_have(monkeypatch):
