@@ -86,7 +86,7 @@ def answer(question: Question) -> dict:
     if minor not in releases:
         missing.append(f"no binding is built for torch {minor}: apex runs there on its PyTorch reference")
     elif not allowed:
-        reason = axes.why_not(releases[minor], tags[0]) or f"no wheel is built for {tags[0]}"
+        reason = axes.why_not(releases[minor], tags[0]) or no_python(tags[0])
         missing.append(reason)
     if wanted != accelerator.label:
         missing.append(f"no wheel is built for {wanted}")
@@ -221,6 +221,14 @@ def _spoken(key: str, value: str) -> str:
     if key == "cuda":
         return f"{value[2:-1]}.{value[-1]}"
     return value.removeprefix("rocm") if key == "rocm" else value
+
+
+def no_python(tag: str) -> str:
+    """Why no wheel for that Python can be counted on."""
+    axes = matrix.load()
+    if tag in axes.optional_python:
+        return f"no wheel is built for {tag}, but where such an interpreter is found"
+    return f"no wheel is built for {tag}; there are {', '.join(axes.python)}"
 
 
 def table() -> str:

@@ -70,6 +70,8 @@ def answer(environment: Environment, index: str | None = None) -> dict:
         return base | {"found": False, "reasons": [reason], "nearest": []}
     if environment.torch is None:
         reason = "no torch is installed, and which wheel is right depends on it: install torch first"
+        if environment.python not in matrix.load().python:
+            reason = compat.no_python(environment.python)
         return base | {
             "found": False,
             "reasons": [reason],

@@ -75,7 +75,9 @@ def test_the_line(environment, line, reasons):
         (Environment("cp311", "2.13.0a0+81ea7a4", "cuda", "13.0"), "is a pre-release: bindings are", None),
         (Environment("cp311", "2.13.0+gitabc"), "is somebody's own build", None),
         (Environment("cp311"), "no torch is installed", CPU),
-        (Environment("cp39"), "no torch is installed", None),
+        (Environment("cp39"), "no wheel is built for cp39; there are cp310, ", None),
+        (Environment("cp314"), "no wheel is built for cp314, but where such an interpreter is found", None),
+        (Environment("cp314", "2.13.0"), "no wheel is built for cp314, but where such an interpreter", CPU),
     ],
 )
 def test_what_has_no_line_has_a_reason_and_the_nearest(environment, reason, nearest):
