@@ -53,6 +53,20 @@ GPU_FN double load_coherent(const double* p) {
   asm volatile("ld.volatile.global.f64 %0, [%1];" : "=d"(x) : "l"(p));
   return x;
 }
+// Sixteen bytes that no thread reads again: they take no room in the first-level cache.
+template <class T> GPU_FN T load_once(const T* p) {
+  struct { u32 words[4]; } x;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3]) : "l"(p));
+  return bit_cast<T>(x);
+}
+// Sixteen bytes of shared memory, read here: the compiler would read them earlier, into registers that are needed.
+template <class T> GPU_FN T load_in_place(const T* p) {
+  struct { u32 words[4]; } x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3]) : "r"((u32)__cvta_generic_to_shared(p)));
+  return bit_cast<T>(x);
+}
+// A line of memory that is read soon: it comes to the second-level cache.
+GPU_FN void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 GPU_FN u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 // A value that is the same in all threads of the warp: said so, branches on it need no care for divergence.
 GPU_FN u32 warp_uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }

@@ -26,6 +26,9 @@ GPU_FN void loads_first() {}
 GPU_FN void device_fence() {}
 GPU_FN void await_previous_kernel() {}
 template <class T> GPU_FN T load_coherent(const T* p) { return *p; }
+template <class T> GPU_FN T load_once(const T* p) { return *p; }
+template <class T> GPU_FN T load_in_place(const T* p) { return *p; }
+GPU_FN void prefetch(const void*) {}
 GPU_FN u32 shuffle_xor(u32 x, int mask, int line = __builtin_LINE()) {
   return (u32)simt::exchange(x, lane_id() ^ mask, line);
 }

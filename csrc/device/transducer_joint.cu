@@ -1,11 +1,17 @@
 #include "transducer_joint.h"
 
 // Blocks a multiprocessor. Where 128 registers hold a thread's sums and all its loads of a frame without a spill, the
-// backward has two; elsewhere, and of doubles, one. The forward has one more, so that its stores keep the memory busy.
+// backward has two; elsewhere, and of doubles, one. The forward has one more, where 80 registers are enough for it, so that
+// its stores keep the memory busy; elsewhere two.
 #if defined(GPU_CUDA) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100
 #define JOINT_BLOCKS 2
 #else
 #define JOINT_BLOCKS 1
+#endif
+#if defined(GPU_CUDA) && __CUDA_ARCH__ == 900
+#define JOINT_FORWARD_BLOCKS 3
+#else
+#define JOINT_FORWARD_BLOCKS 2
 #endif
 
 #define FORWARD(blocks, name, ...) \
@@ -22,16 +28,16 @@
   GPU_REGISTER(transducer_joint_backward_##mask##_##name)
 
 // Vectors: of 16 bytes; eight columns where a byte of the mask is written.
-#define KERNELS(blocks, name, type) \
-  FORWARD(blocks + 1, forward_##name, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, false) \
+#define KERNELS(forward_blocks, blocks, name, type) \
+  FORWARD(forward_blocks, forward_##name, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, false) \
   FORWARD(blocks, dropout_##name, gpu::JointVector<gpu::type, 8>, true) \
   BACKWARD(blocks, name, none, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, 8) \
   BACKWARD(blocks, name, relu, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, 8) \
   BACKWARD(blocks, name, bits, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, 8)
-KERNELS(JOINT_BLOCKS, f32, type_f32)
-KERNELS(JOINT_BLOCKS, f16, type_f16)
-KERNELS(JOINT_BLOCKS, bf16, type_bf16)
-KERNELS(1, f64, type_f64)
+KERNELS(JOINT_FORWARD_BLOCKS, JOINT_BLOCKS, f32, type_f32)
+KERNELS(JOINT_FORWARD_BLOCKS, JOINT_BLOCKS, f16, type_f16)
+KERNELS(JOINT_FORWARD_BLOCKS, JOINT_BLOCKS, bf16, type_bf16)
+KERNELS(2, 1, f64, type_f64)
 
 // Rows that do not begin at multiples of 16 bytes: one column a thread, of any element type.
 #define ELEMENT_KERNELS(name, Math) \
@@ -42,3 +48,18 @@ KERNELS(1, f64, type_f64)
   BACKWARD(1, elements_##name, bits, gpu::JointElements<Math, 1>, gpu::warp_size)
 ELEMENT_KERNELS(f32, float)
 ELEMENT_KERNELS(f64, double)
+
+#if !defined(GPU_HIP)
+#include "transducer_joint_held.h"
+
+#define HELD_KERNEL(name, mask) \
+  extern "C" GPU_KERNEL(gpu::joint_held_threads, 1) void transducer_joint_backward_##mask##_held_##name(gpu::TransducerJointBackward arguments) { \
+    gpu::await_previous_kernel(); \
+    gpu::transducer_joint_backward_held<gpu::type_##name, gpu::JointMask::mask>(arguments); \
+  } \
+  GPU_REGISTER(transducer_joint_backward_##mask##_held_##name)
+HELD_KERNEL(f16, none)
+HELD_KERNEL(bf16, none)
+HELD_KERNEL(f16, relu)
+HELD_KERNEL(bf16, relu)
+#endif

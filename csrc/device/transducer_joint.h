@@ -115,11 +115,10 @@ template <class Access, bool dropout> struct JointForward {
       const i64 tile = small_quotient(unit, label_tiles), b = small_quotient(tile, frame_tiles);
       const u32 first_label = (u32)(unit - tile * label_tiles) * joint_tile_labels;
       const u32 first_frame = (u32)(tile - b * frame_tiles) * groups * joint_tile_frames + group;
+      work(b, first_frame, first_label);
+      if (!a.batch_offset || unit != b * frame_tiles * label_tiles) continue;
       const TransducerItem item(a, b);
-      if (!a.batch_offset) work(item, b, first_frame, first_label, (u32)a.frames, (u32)a.labels);
-      else if (!item.bad) work(item, b, first_frame, first_label, item.frames, item.labels);
-      else if (unit == b * frame_tiles * label_tiles)
-        fill_rows(item.first < 0 ? 0 : item.first, item.end > a.rows ? a.rows : item.end, group, groups, item.otherwise(Math(0)));
+      if (item.bad) fill_rows(item.first < 0 ? 0 : item.first, item.end > a.rows ? a.rows : item.end, group, groups, item.otherwise(Math(0)));
     }
     if (a.batch_offset) {
       const i64 end = a.batch ? reinterpret_cast<const i64*>(a.batch_offset)[a.batch - 1] : 0;
@@ -156,22 +155,27 @@ template <class Access, bool dropout> struct JointForward {
     a.mask[at] = (u8)bits;
     Access::store(const_cast<u8*>(row_of(a.output, row, part)), a.type, count, x);
   }
-  GPU_FN void work(const TransducerItem& item, i64 b, u32 first_frame, u32 first_label, u32 frames, u32 labels) const {
-    const u32 after_frames = first_frame + groups * joint_tile_frames, end = after_frames < frames ? after_frames : frames;
-    const u32 left = first_label < item.labels ? item.labels - first_label : 0, own = left < joint_tile_labels ? left : joint_tile_labels;
+  GPU_FN void work(i64 b, u32 first_frame, u32 first_label) const {
+    const u32 row_bytes = (u32)Access::bytes(a.type, a.hidden);
     for (u32 part = lane; part < parts; part += (u32)a.lanes) {
       const i64 count = a.hidden - (i64)part * width;
+      // What does not depend on the lengths is on its way while they are.
       const u8* const g = row_of(a.g, b * a.labels + first_label, part);
-      const u32 row_bytes = (u32)Access::bytes(a.type, a.hidden);
       Raw gs[joint_tile_labels] = {};
       if constexpr (!dropout)
         GPU_UNROLL for (int j = 0; j < (int)joint_tile_labels; ++j)
-          if ((u32)j < own) gs[j] = Access::load(g + (u64)j * row_bytes, a.type, count);
+          if (first_label + j < a.labels) gs[j] = Access::load(g + (u64)j * row_bytes, a.type, count);
+      Raw next{};
+      if (first_frame < a.frames) next = Access::load(row_of(a.f, b * a.frames + first_frame, part), a.type, count);
+      const TransducerItem item(a, b);
+      const u32 frames = a.batch_offset ? item.frames : (u32)a.frames, labels = a.batch_offset ? item.labels : (u32)a.labels;
+      const u32 after_frames = first_frame + groups * joint_tile_frames, end = after_frames < frames ? after_frames : frames;
+      const u32 left = first_label < item.labels ? item.labels - first_label : 0, own = left < joint_tile_labels ? left : joint_tile_labels;
       for (u32 t = first_frame; t < end; t += groups) {
         const bool has = t < item.frames && own;
         if (has) {
           Math fx[width];
-          Access::unpack(fx, Access::load(row_of(a.f, b * a.frames + t, part), a.type, count));
+          Access::unpack(fx, next);
           const i64 row = item.row(t, first_label);
           if constexpr (dropout) {
             for (u32 j = 0; j < own; ++j) add_and_drop(fx, Access::load(g + (u64)j * row_bytes, a.type, count), row + j, part, count);
@@ -181,6 +185,7 @@ template <class Access, bool dropout> struct JointForward {
             else add<false>(fx, gs, row, part, own, count);
           }
         }
+        if (t + groups < end) next = Access::load(row_of(a.f, b * a.frames + t + groups, part), a.type, count);
         for (u32 u = first_label + (has ? own : 0); u < first_label + joint_tile_labels && u < labels; ++u) fill(item.row(t, u), part, item.otherwise(Math(-1)));
       }
     }
@@ -202,6 +207,28 @@ template <> GPU_FN void add_above<float>(float a, float b, float x, float& first
       : "f"(a), "f"(b), "f"(x));
 }
 #endif
+
+// Gradient of g: what the blocks that share an item's frames have written of `columns` columns, added up. Several elements'
+// loads wait together, and go to several sums: in one, most additions would round to its last bit.
+template <class Math> GPU_FN void add_splits(const TransducerJointBackward& a, const TransducerItem& item, i64 b, u32 first_column, u32 columns) {
+  constexpr u32 at_once = 4, sums = 4;
+  const u32 splits = tiles_of(item.frames, (u32)a.tile_frames);
+  const i64 live = item.frames ? (i64)item.labels * columns : 0, split_size = a.batch * a.labels * a.hidden;
+  for (i64 first = thread_x(); first < live; first += block_size_x() * at_once) {
+    Math some[at_once][sums] = {};
+    i64 at[at_once];
+    GPU_UNROLL for (u32 n = 0; n < at_once; ++n) {
+      const i64 k = first + n * block_size_x(), u = small_quotient(k, columns), column = first_column + (k - u * columns);
+      at[n] = k < live && column < a.hidden ? (b * a.labels + u) * a.hidden + column : -1;
+    }
+    for (u32 s = 0; s < splits; s += sums)
+      GPU_UNROLL for (u32 i = 0; i < sums; ++i)
+        GPU_UNROLL for (u32 n = 0; n < at_once; ++n)
+          if (s + i < splits && at[n] >= 0) some[n][i] += load_coherent(reinterpret_cast<const Math*>(a.partials) + (s + i) * split_size + at[n]);
+    GPU_UNROLL for (u32 n = 0; n < at_once; ++n)
+      if (at[n] >= 0) store_one(a.grad_g, a.type, at[n], ((some[n][0] + some[n][2]) + (some[n][1] + some[n][3])) * (Math)a.scale);
+  }
+}
 
 enum class JointMask { none, relu, bits };
 
@@ -248,11 +275,9 @@ template <class Access, int column_lanes, JointMask masking> struct JointBackwar
         for (u32 t = (live_end > begin ? live_end : begin) + warp; t < end; t += warps)
           Access::store(a.grad_f + Access::bytes(a.type, (b * a.frames + t) * a.hidden + column), a.type, a.hidden - column, nothing);
       const u32 live_labels = item.frames ? item.labels : 0;
-      if (splits == 1) {
-        put_labels(b, first_column, live_labels, nothing[0], 0);
-      } else if (is_last_of(reinterpret_cast<u32*>(a.counters) + b * slabs + (u32)(unit - rest * slabs), splits, is_last)) {
-        put_labels(b, first_column, 0, nothing[0], live_labels);
-      }
+      const bool last = splits == 1 || is_last_of(reinterpret_cast<u32*>(a.counters) + b * slabs + (u32)(unit - rest * slabs), splits, is_last);
+      if (last && splits > 1) add_splits<Math>(a, item, b, first_column, slab);
+      if (last) fill_labels(b, first_column, live_labels, nothing[0]);
     }
   }
 
@@ -352,29 +377,11 @@ template <class Access, int column_lanes, JointMask masking> struct JointBackwar
       }
     }
   }
-  // Labels from `from` on: up to `live` the sums of all splits, then `nothing`.
-  GPU_FN void put_labels(i64 b, u32 first_column, u32 from, Math nothing, u32 live) const {
-    const TransducerItem item(a, b);
-    const u32 splits = tiles_of(item.frames, (u32)a.tile_frames);
-    const i64 end = a.labels * slab;
-    for (i64 k = (i64)from * slab + thread_x(); k < end; k += block_size_x()) {
-      const u32 u = (u32)(k / slab);
-      const i64 to = first_column + k % slab, at = (b * a.labels + u) * a.hidden + to;
-      if (to >= a.hidden) continue;
-      Math sum = nothing;
-      if (u < live) {
-        // In several sums, whose loads wait together: in one, most additions would round to the sum's last bit.
-        constexpr u32 at_once = 8;
-        const Math* const partial = reinterpret_cast<const Math*>(a.partials) + at;
-        Math some[at_once] = {};
-        for (u32 s = 0; s < splits; s += at_once)
-          GPU_UNROLL for (u32 i = 0; i < at_once; ++i)
-            if (s + i < splits) some[i] += load_coherent(partial + (s + i) * (a.batch * a.labels * a.hidden));
-        GPU_UNROLL for (u32 half = at_once / 2; half; half /= 2)
-          GPU_UNROLL for (u32 i = 0; i < half; ++i) some[i] += some[i + half];
-        sum = some[0] * (Math)a.scale;
-      }
-      store_one(a.grad_g, Access::type_of(a.type), at, sum);
+  // Labels from `from` on, which have no gradient.
+  GPU_FN void fill_labels(i64 b, u32 first_column, u32 from, Math nothing) const {
+    for (i64 k = (i64)from * slab + thread_x(); k < a.labels * slab; k += block_size_x()) {
+      const i64 to = first_column + k % slab;
+      if (to < a.hidden) store_one(a.grad_g, Access::type_of(a.type), (b * a.labels + k / slab) * a.hidden + to, nothing);
     }
   }
   // Where column i of a lane of label u lies: four columns of a lane together, those of the lanes side by side.

@@ -5,9 +5,14 @@
 namespace gpu {
 constexpr u32 joint_forward_threads = 256, joint_backward_threads = 256;
 // What a thread of the forward adds up: labels it holds, and frames.
-constexpr u32 joint_tile_labels = 4, joint_tile_frames = 8;
+constexpr u32 joint_tile_labels = 6, joint_tile_frames = 2;
 // Labels that a warp holds sums of at once, in the backward: where rows are read in vectors, and where not.
 constexpr int joint_labels = 32, joint_labels_of_elements = 16;
+
+// Where a block holds all labels of an item (transducer_joint_held.h): threads; labels of a thread, and the most of a block;
+// columns of a block; bytes of its shared memory, without and with ReLU's mask.
+constexpr int joint_held_threads = 640, joint_held_labels = 4, joint_held_most_labels = joint_held_threads / 8 * joint_held_labels, joint_held_slab = 64;
+constexpr int joint_held_shared_bytes = joint_held_threads * 128, joint_held_relu_shared_bytes = joint_held_threads * (128 + 64 + 32);
 
 struct TransducerJointForward {
   const u8* f;             // [batch][frames][hidden]

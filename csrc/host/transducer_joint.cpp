@@ -19,6 +19,9 @@ constexpr const char* unit = "transducer_joint";
 apex_kernel forward_kernels[2][6] = {KERNELS("forward"), KERNELS("dropout")};
 apex_kernel backward_kernels[3][6] = {KERNELS("backward_none"), KERNELS("backward_relu"), KERNELS("backward_bits")};
 #undef KERNELS
+// By mask; of halves, which a block holds all labels of.
+apex_kernel held_kernels[2][2] = {{{unit, "transducer_joint_backward_none_held_f16", 0, 1}, {unit, "transducer_joint_backward_none_held_bf16", 0, 1}},
+                                  {{unit, "transducer_joint_backward_relu_held_f16", 0, 1}, {unit, "transducer_joint_backward_relu_held_bf16", 0, 1}}};
 
 int64_t vector_width(int32_t type) { return type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8; }
 int kernel_of(int32_t type, bool vectors) { return vectors ? type : type == APEX_F64 ? 5 : 4; }
@@ -51,16 +54,26 @@ int32_t lanes_for(int64_t parts) {
 
 struct Backward {
   apex_kernel* kernel;
+  int32_t threads;
   int64_t slab, slabs;  // columns of a block; blocks on a row
   uint32_t row_bytes;   // of shared memory, for each frame of a block; where all labels are held at once, none
+  uint32_t shared;      // beside that
+  // What a block takes beside its frames, counted in these: reading its first ones, and where it shares the item's frames,
+  // writing and reading float sums.
+  int64_t start, sharing;
 };
-Backward backward_of(const gpu::TransducerJointBackward& a, const DeviceLimits& limits) {
+Backward backward_of(const apex_place* place, const gpu::TransducerJointBackward& a, const DeviceLimits& limits) {
   const int mask = a.mask ? 2 : a.f ? 1 : 0;
   const int64_t width = vector_width(a.type);
-  const bool vectors = rows_in_vectors(a.hidden, width, a.grad_output, a.f, a.g, a.grad_f);
+  const bool vectors = rows_in_vectors(a.hidden, width, a.grad_output, a.f, a.g, a.grad_f, a.grad_g), halves = width == 8;
+  // Cards from Hopper on compare halves packed; those before, whose blocks have less memory, lack the registers.
+  constexpr int64_t hopper_shared_bytes = 227 << 10;
+  const uint32_t held_shared = mask ? gpu::joint_held_relu_shared_bytes : gpu::joint_held_shared_bytes;
+  if (place->platform == APEX_CUDA && limits.shared_bytes >= hopper_shared_bytes && halves && vectors && mask < 2 && a.labels <= gpu::joint_held_most_labels)
+    return {&held_kernels[mask][a.type == APEX_BF16], gpu::joint_held_threads, gpu::joint_held_slab, ceil_divide(a.hidden, gpu::joint_held_slab), 0, held_shared, 16, 12};
   const int64_t slab = vectors ? 8 * width : limits.block_multiple;  // a warp's lanes
   const uint32_t row_bytes = a.labels > (vectors ? gpu::joint_labels : gpu::joint_labels_of_elements) ? uint32_t(slab) * (a.type == APEX_F64 ? 8 : 4) : 0;
-  return {&backward_kernels[mask][kernel_of(a.type, vectors)], slab, ceil_divide(a.hidden, slab), row_bytes};
+  return {&backward_kernels[mask][kernel_of(a.type, vectors)], gpu::joint_backward_threads, slab, ceil_divide(a.hidden, slab), row_bytes, 0, 3, halves ? 4 : 2};
 }
 }  // namespace
 }  // namespace apex
@@ -97,20 +110,18 @@ int32_t apex_transducer_joint_prepare(const apex_place* place, gpu::TransducerJo
   if (cpu || a->batch == 0 || a->frames == 0 || a->labels == 0 || a->hidden == 0) return APEX_OK;
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  const Backward backward = backward_of(*a, limits);
+  const Backward backward = backward_of(place, *a, limits);
   // AMD's blocks share less memory.
   const int64_t shared = place->platform == APEX_HIP ? 16 << 10 : 32 << 10, most_frames = backward.row_bytes ? shared / backward.row_bytes : a->frames;
   int32_t at_once = 0;
-  if (const int32_t status = blocks_at_once(*place, backward.kernel, gpu::joint_backward_threads, backward.row_bytes ? uint32_t(shared) : 0, &at_once)) return status;
+  if (const int32_t status = blocks_at_once(*place, backward.kernel, backward.threads, backward.row_bytes ? uint32_t(shared) : backward.shared, &at_once)) return status;
   const int64_t slots = int64_t(limits.multiprocessors) * std::max(1, at_once ? at_once : 2);
-  // Turns of all slots, times what a block takes, counted in frames: reading its first ones, and where it shares the
-  // item's frames, writing and reading float sums.
-  constexpr int64_t start = 3, most_splits = 256;
-  const int64_t sharing = a->type == APEX_F16 || a->type == APEX_BF16 ? 4 : 2;
+  // Turns of all slots, times what a block takes.
+  constexpr int64_t most_splits = 256;
   int64_t best = 0;
   for (int64_t splits = ceil_divide(a->frames, most_frames); splits <= std::min<int64_t>(most_splits, a->frames) || best == 0; ++splits) {
     const int64_t tile = ceil_divide(a->frames, splits), used = ceil_divide(a->frames, tile);
-    const int64_t cost = ceil_divide(a->batch * backward.slabs * used, slots) * (tile + start + (used > 1 ? sharing : 0));
+    const int64_t cost = ceil_divide(a->batch * backward.slabs * used, slots) * (tile + backward.start + (used > 1 ? backward.sharing : 0));
     if (best && cost >= best) continue;
     best = cost;
     a->splits = int32_t(used);
@@ -130,8 +141,8 @@ int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::Trans
   }
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  const Backward backward = backward_of(a, limits);
-  const int64_t blocks = std::min<int64_t>(a.batch * a.splits * backward.slabs, most_threads / gpu::joint_backward_threads);
+  const Backward backward = backward_of(place, a, limits);
+  const int64_t blocks = std::min<int64_t>(a.batch * a.splits * backward.slabs, most_threads / backward.threads);
   void* parameters[] = {&a};
-  return apex_launch(place, backward.kernel, {uint32_t(blocks), 1, 1}, {gpu::joint_backward_threads, 1, 1}, backward.row_bytes * uint32_t(a.tile_frames), parameters);
+  return apex_launch(place, backward.kernel, {uint32_t(blocks), 1, 1}, {uint32_t(backward.threads), 1, 1}, backward.shared + backward.row_bytes * uint32_t(a.tile_frames), parameters);
 }

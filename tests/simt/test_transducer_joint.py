@@ -19,7 +19,7 @@ HEADER = "transducer_joint_arguments.h"
 class Case:
     """One shape and the launch that takes it.
 
-    elements: rows that no vector fits. splits, tile: blocks that share an item's frames, and frames of each.
+    elements: rows that no vector fits. held: the kernels of CUDA where a block has all labels. splits, tile: blocks that share an item's frames, and frames of each.
     blocks: of the grid, fewer than there is work for, so that it goes around.
     """
 
@@ -30,6 +30,7 @@ class Case:
     mask: str = "relu"
     packed: bool = False
     elements: bool = False
+    held: bool = False
     splits: int = 1
     tile: int = 0
     blocks: int = 2
@@ -44,7 +45,9 @@ class Case:
         return f"elements_{self.math}" if self.elements else self.dtype
 
     def __str__(self) -> str:
-        return f"{self.dtype}-{self.frames}x{self.labels}x{self.hidden}-{self.mask}" + "-packed" * self.packed
+        return f"{self.dtype}-{self.frames}x{self.labels}x{self.hidden}-{self.mask}" + (
+            "-packed" * self.packed + "-held" * self.held
+        )
 
 
 CASES = [
@@ -56,6 +59,16 @@ CASES = [
     Case("f64", 3, 5, 8, "relu", splits=1),
     Case("f64", 2, 2, 16, "bits", packed=True),
 ]
+# Labels of one warp; of several, with warps left over; of all but one, a frame at a time. More frames than lie between
+# two barriers, and fewer.
+HELD = [
+    Case("bf16", 93, 16, 72, held=True, blocks=4),
+    Case("f16", 26, 35, 72, "none", held=True, packed=True, wide=True),
+    Case("bf16", 5, 303, 8, held=True, packed=True),
+    Case("f16", 9, 35, 8, held=True, splits=3, tile=4),
+    Case("bf16", 3, 2, 64, held=True),
+]
+HELD_THREADS, HELD_SLAB, HELD_BYTES = 640, 64, {"none": 128, "relu": 224}  # bytes a thread
 
 
 class Problem:
@@ -137,13 +150,14 @@ def test_forward(device, case):
     np.testing.assert_array_equal(rest, -1)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + HELD, ids=str)
 def test_backward(device, case):
+    if case.held and device.emulated:
+        pytest.skip("CUDA alone has these kernels")
     p = Problem(device, case)
     of_f, of_g = p.empty(p.f.shape), p.empty(p.g.shape)
-    slab = (
-        device.warp_size if case.elements else 128 // p.put(p.f).dtype.itemsize
-    )
+    vectors = HELD_SLAB if case.held else 128 // np.dtype(DTYPES[case.dtype]).itemsize
+    slab = device.warp_size if case.elements else vectors
     counters = device.put(np.zeros(3 * -(-case.hidden // slab), np.uint32))
     arguments = make(
         "TransducerJointBackward", HEADER, grad_output=p.put(p.grad), grad_f=of_f, grad_g=of_g,
@@ -152,9 +166,14 @@ def test_backward(device, case):
         partials=p.empty((case.splits, *p.g.shape), case.math), **p.common(),
     )  # fmt: skip
     math_bytes = 8 if case.math == "f64" else 4
-    shared = slab * math_bytes * (case.tile or case.frames) if case.labels > (16 if case.elements else 32) else 0
-    name = f"transducer_joint_backward_{case.mask}_{case.kernel}"
-    device.launch(name, case.blocks, 2 * device.warp_size, [arguments], shared)
+    shared = (
+        slab * math_bytes * (case.tile or case.frames) if case.labels > (16 if case.elements else 32) else 0
+    )
+    name = f"transducer_joint_backward_{case.mask}_{'held_' * case.held}{case.kernel}"
+    threads = HELD_THREADS if case.held else 2 * device.warp_size
+    if case.held:
+        shared = HELD_BYTES[case.mask] * threads
+    device.launch(name, case.blocks, threads, [arguments], shared)
     passes = p.inside[..., None]
     if case.mask == "relu":
         passes = passes & (p.f[:, :, None] + p.g[:, None] > 0)
@@ -217,7 +236,7 @@ def test_last_rows_past_two_to_the_31(width):
         f_len=device.put(np.array([FRAMES], np.int32)), g_len=device.put(np.array([LABELS], np.int32)),
         batch=1, frames=FRAMES, labels=LABELS, hidden=HIDDEN, rows=FRAMES * LABELS, type=TYPE["bf16"],
     )  # fmt: skip
-    blocks = -(-FRAMES // 32) * -(-LABELS // 4)
+    blocks = -(-FRAMES // 8) * -(-LABELS // 6)
     service.only_block(blocks - 1)
     try:
         device.launch("transducer_joint_forward_bf16", blocks, 256, [arguments])
