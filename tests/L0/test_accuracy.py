@@ -36,8 +36,8 @@ UNLIKE = {"cpu-v1": 1.3, "cpu-v2": 1.3} | dict.fromkeys(variants.EXECUTORS, 1.8)
 @dataclass
 class Case:
     """shapes: of the inputs, which are normal values times scale plus offset, and have gradients. ours, theirs: of
-    (inputs, others); theirs serves float64 too. others: of (device), what has no gradient. statistics: if so many numbers
-    share their roundings with all elements, no more errors than these are independent."""
+    (inputs, others); theirs serves float64 too. others: of (device), what has no gradient. statistics: elements share
+    the roundings of so many numbers, and no more of their errors are independent."""
 
     shapes: tuple
     ours: Callable

@@ -122,7 +122,7 @@ def test_skipped(variant, name):
     make = OPTIMIZERS.get(name, lambda params: torch.optim.Adam(params, fused=True))
     if name == "torch":
         variant.mixed = True
-    # torch's takes one dtype at a time on a GPU.
+    # torch's refuses a list of both on a GPU.
     params = parameters(variant.device, F32, *([] if name == "torch" else [F16]))
     optimizer, scaler = make(params), scaler_for(variant.device)
     give_gradients(params, 1)
