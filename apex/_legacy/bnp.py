@@ -78,7 +78,9 @@ def _train(name, x, z, scale, bias, running, minibatch, momentum, epsilon, relu,
     math = torch.float64 if x.dtype == torch.float64 else torch.float32
     for tensor in minibatch:
         if tensor.dtype != math:
-            raise TypeError(f"{name}: minibatch_mean and minibatch_inv_var must be {math}, not {tensor.dtype}")
+            raise TypeError(
+                f"{name}: minibatch_mean and minibatch_inv_var must be {math}, not {tensor.dtype}"
+            )
     mean, inv_std, _ = of_batch(x, last, group_of(bn_group), epsilon, *running, momentum)
     y, bitmask = call("groupbn_forward", x, z, mean, inv_std, scale, bias, relu, make_bitmask, last)
     for tensor, found in zip(minibatch, (mean, inv_std), strict=True):

@@ -27,11 +27,15 @@ def forward(
 def backward(grad_output, partial_grad, num_positives_sum):
     """The gradient of the logits: partial_grad, which is overwritten, as in public apex."""
     _checks.floating(
-        "backward", grad_output=grad_output, partial_grad=partial_grad, num_positives_sum=num_positives_sum
+        "focal_loss_cuda.backward",
+        grad_output=grad_output,
+        partial_grad=partial_grad,
+        num_positives_sum=num_positives_sum,
     )
     if not partial_grad.device == grad_output.device == num_positives_sum.device:
         raise ValueError(
-            f"backward: tensors are on {grad_output.device}, {partial_grad.device} and {num_positives_sum.device}"
+            f"focal_loss_cuda.backward: tensors are on {grad_output.device}, {partial_grad.device} and "
+            f"{num_positives_sum.device}"
         )
     scale = (grad_output.double() / num_positives_sum.double()).reshape(())
     return partial_grad.copy_(partial_grad.to(torch.promote_types(partial_grad.dtype, torch.float32)) * scale)

@@ -27,14 +27,14 @@ __all__ = [
 @torch.no_grad()
 def float_forward(out, in1, in2, idx1):
     """out = in1[idx1] * in2"""
-    _checks.written("forward", out=(out, in2))
+    _checks.written("fused_index_mul_2d.forward", out=(out, in2))
     out.copy_(_ops.index_mul_2d_forward(in1, in2, idx1))
 
 
 @torch.no_grad()
 def float_backward(grad_in1, grad_in2, grad_out, in1, in2, idx1):
     """Adds in1's gradient to grad_in1, which callers zero, and writes in2's to grad_in2."""
-    _checks.written("backward", grad_in1=(grad_in1, in1), grad_in2=(grad_in2, in2))
+    _checks.written("fused_index_mul_2d.backward", grad_in1=(grad_in1, in1), grad_in2=(grad_in2, in2))
     first, second = _ops.index_mul_2d_backward(grad_out, in1, in2, idx1)
     grad_in1.add_(first)
     grad_in2.copy_(second)
@@ -46,7 +46,7 @@ def float_backward_backward(
 ):
     """The gradients of float_backward's inputs: adds to grad_in1, writes grad_in2 and grad_grad_out."""
     _checks.written(
-        "backward_backward",
+        "fused_index_mul_2d.backward_backward",
         grad_grad_out=(grad_grad_out, grad_out),
         grad_in1=(grad_in1, in1),
         grad_in2=(grad_in2, in2),

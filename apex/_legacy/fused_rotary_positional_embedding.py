@@ -37,28 +37,28 @@ def backward(output_grads, freqs, transpose_output):
 @torch.no_grad()
 def forward_cached(input, cos, sin, transpose_output):
     """As `forward`, by cosines and sines."""
-    _checks.given("forward_cached", sin=sin)
+    _checks.given("fused_rotary_positional_embedding.forward_cached", sin=sin)
     return _ops.rope_forward(input, cos, sin, transpose_output=transpose_output)
 
 
 @torch.no_grad()
 def backward_cached(output_grads, cos, sin, transpose_output):
     """The gradient of `forward_cached`'s input."""
-    _checks.given("backward_cached", sin=sin)
+    _checks.given("fused_rotary_positional_embedding.backward_cached", sin=sin)
     return _ops.rope_backward(output_grads, cos, sin, transpose_output=transpose_output)
 
 
 @torch.no_grad()
 def forward_thd(input, cu_seqlens, freqs):
     """`input` [t, h, d], sequences one after the other that begin at cu_seqlens, turned by freqs [max_s, 1, 1, r]."""
-    _checks.given("forward_thd", cu_seqlens=cu_seqlens)
+    _checks.given("fused_rotary_positional_embedding.forward_thd", cu_seqlens=cu_seqlens)
     return _ops.rope_forward(input, freqs, cu_seqlens=cu_seqlens)
 
 
 @torch.no_grad()
 def backward_thd(output_grads, cu_seqlens, freqs):
     """The gradient of `forward_thd`'s input."""
-    _checks.given("backward_thd", cu_seqlens=cu_seqlens)
+    _checks.given("fused_rotary_positional_embedding.backward_thd", cu_seqlens=cu_seqlens)
     return _ops.rope_backward(output_grads, freqs, cu_seqlens=cu_seqlens)
 
 

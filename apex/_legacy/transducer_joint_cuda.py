@@ -23,7 +23,7 @@ def forward(
     packedBatch count with packOutput alone. opt and tileSize choose nothing here.
     """
     if packOutput:
-        _checks.given("forward", batchOffset=batchOffset)
+        _checks.given("transducer_joint_cuda.forward", batchOffset=batchOffset)
     probability = float(dropoutProb) if dropout else 0.0
     output, bits = torch.ops.apex.transducer_joint_forward(
         f,
@@ -45,12 +45,13 @@ def forward(
 def backward(inputs, fLen, gLen, batchOffset, maxFLen, maxGLen, packOutput, scale):
     """[gradient of f, of g]; inputs: [gradient of the output], or with forward's mask behind it."""
     if packOutput:
-        _checks.given("backward", batchOffset=batchOffset)
+        _checks.given("transducer_joint_cuda.backward", batchOffset=batchOffset)
     mask = None
     if len(inputs) > 1:
         if inputs[1].shape != inputs[0].shape:
             raise ValueError(
-                f"backward: the mask's shape {list(inputs[1].shape)} is not the gradient's, {list(inputs[0].shape)}"
+                f"transducer_joint_cuda.backward: the mask's shape {list(inputs[1].shape)} is not the gradient's, "
+                f"{list(inputs[0].shape)}"
             )
         mask = _masks.pack(inputs[1])
     return list(

@@ -25,7 +25,7 @@ def forward(x, label, fLen, yLen, batchOffset, maxFLen, blankIdx, opt, packedInp
     alone. opt chooses nothing here. alpha, beta: [batch, frames, labels + 1], float32 (float64 of float64).
     """
     if packedInput:
-        _checks.given("forward", batchOffset=batchOffset)
+        _checks.given("transducer_loss_cuda.forward", batchOffset=batchOffset)
     loss, alpha, beta, _ = torch.ops.apex.transducer_loss_forward(
         x, label, fLen, yLen, blankIdx, batchOffset if packedInput else None, maxFLen, True
     )
@@ -50,7 +50,7 @@ def backward(
 ):
     """The gradient of x, or with fuseSoftmaxBackward that of the logits that log_softmax made x from."""
     if packedInput:
-        _checks.given("backward", batchOffset=batchOffset)
+        _checks.given("transducer_loss_cuda.backward", batchOffset=batchOffset)
     return torch.ops.apex.transducer_loss_backward(
         lossGrad,
         x,

@@ -27,7 +27,7 @@ def forward(input, labels, smoothing, half_to_float):
 @torch.no_grad()
 def backward(grad_loss, logits, max_log_sum_exp, labels, smoothing):
     """The gradient of the logits; max_log_sum_exp: of the forward, in any floating-point dtype."""
-    _checks.floating("backward", max_log_sum_exp=max_log_sum_exp)
+    _checks.floating("xentropy_cuda.backward", max_log_sum_exp=max_log_sum_exp)
     largest = max_log_sum_exp.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
     normalizers = torch.stack((largest, torch.ones_like(largest)), -1)
     return torch.ops.apex.xentropy_backward(grad_loss, logits, labels, normalizers, smoothing)

@@ -3,7 +3,8 @@
 Dtypes: the output has the input's dtype, also where a half input meets float32 weights; Mixed* give it the weight's,
 whatever both are. Statistics and sums are float32 (float64
 for float64). Under autocast the output has autocast's dtype, inputs and weights are read as they are, and
-weight gradients have the weight's dtype. CPU tensors take the CPU variant of the same ops.
+weight gradients have the weight's dtype. CPU tensors take the CPU variant of the same ops. Under torch.jit.script and
+torch.jit.trace the modules are PyTorch's own ops; torch.compile and torch.export keep ours.
 """
 
 from __future__ import annotations
