@@ -19,7 +19,8 @@ HEADER = "transducer_joint_arguments.h"
 class Case:
     """One shape and the launch that takes it.
 
-    elements: rows that no vector fits. held: the kernels of CUDA where a block has all labels. splits, tile: blocks that share an item's frames, and frames of each.
+    elements: rows that no vector fits. held: the kernels of CUDA where a block has all labels.
+    splits, tile: blocks that share an item's frames, and frames of each.
     blocks: of the grid, fewer than there is work for, so that it goes around.
     """
 
