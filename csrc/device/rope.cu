@@ -1,10 +1,11 @@
-// The kernels of rotary positional embedding (rope.h says what they compute).
+// The kernels of rotary positional embedding (rope.h says what they compute): for heads that lie anyhow; rope_even.h has
+// those for even rows.
 //
 // A block takes a few positions, or a part of one, and makes their sines and cosines once, in shared memory; each of
 // its threads keeps those of its own elements in registers over the heads that it takes. A thread moves two vectors of
 // a head, half a pair each, and has several heads in flight.
-#include "reduce.h"
-#include "rope.h"
+#include "rope_block.h"
+#include "rope_even.h"
 
 namespace gpu {
 namespace {
@@ -27,40 +28,6 @@ template <class Math, i32 fixed> struct RopeVector<Math, 1, fixed> {
   GPU_FN void get(const Rope&, Math (&x)[1]) const { x[0] = value[0]; }
   GPU_FN void set(const Rope&, const Math (&x)[1]) { value[0] = x[0]; }
 };
-
-// The two vectors of a head that are a thread's: halves of pairs, or two of those that are copied.
-template <int width> struct RopeLane {
-  i32 low, high;
-  bool turns, has_high;
-
-  GPU_FN RopeLane(const Rope& a, i32 lane) {
-    const i32 half = a.rotary / 2, in_group = half / width, turning = a.groups * in_group;
-    turns = lane < turning;
-    if (turns) {
-      const i32 group = lane >= in_group;
-      low = group * a.rotary + (lane - group * in_group) * width;
-      high = low + half;
-      has_high = true;
-    } else {
-      const i32 rest = (a.dim - a.groups * a.rotary) / width, first_half = (rest + 1) / 2, mine = lane - turning;
-      low = a.groups * a.rotary + mine * width;
-      high = low + first_half * width;
-      has_high = first_half + mine < rest;
-    }
-  }
-  GPU_FN static i32 count(const Rope& a) {
-    return a.groups * (a.rotary / 2 / width) + ((a.dim - a.groups * a.rotary) / width + 1) / 2;
-  }
-};
-
-// Of shared memory, at a multiple of the vector's size.
-template <class Math, int width> GPU_FN void rope_copy(Math (&to)[width], const Math* from) {
-  constexpr int side = width < 4 ? width : 4;
-  GPU_UNROLL for (int i = 0; i < width; i += side) {
-    const Vector<Math, side> x = *reinterpret_cast<const Vector<Math, side>*>(from + i);
-    GPU_UNROLL for (int j = 0; j < side; ++j) to[i + j] = x.v[j];
-  }
-}
 
 // One of a thread's heads: which position of the block, batch and head; they advance by the block's heads at once.
 struct RopeItem {
@@ -87,6 +54,7 @@ struct RopeItem {
 template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a) {
   GPU_DYNAMIC_SHARED(Math, table);
   GPU_SHARED(i64, rows_of, rope_most_positions);
+  GPU_SHARED(i32, broken, 1);
   using Cells = RopeVector<Math, width, fixed>;
   const u32 threads = block_size_x(), slots = threads / (u32)a.lane_threads;
   const u32 my_lane = thread_x() % (u32)a.lane_threads, my_slot = thread_x() / (u32)a.lane_threads;
@@ -97,11 +65,7 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
   const i64 places = a.height * a.width;
   const i64 input_step = width == 1 ? a.in_element : 1;  // wider vectors need elements side by side
 
-  bool fits = true, checked = !a.cu_seqlens;
-  const auto row_of = [&](i32 position, i64 y, i64 x) {
-    if (!a.cu_seqlens) return a.groups == 2 ? y : x;
-    return fits ? rows_of[position] : rope_wrong;
-  };
+  const auto row_of = [&](i32 position, i64 y, i64 x) { return a.cu_seqlens ? rows_of[position] : a.groups == 2 ? y : x; };
   for (u32 block = block_x(); block < a.blocks; block += grid_x()) {
     const i64 first = (i64)(block / a.chunks) * a.positions, first_row = block % a.chunks * a.chunk_rows;
     const i32 count = (i32)(places - first < a.positions ? places - first : a.positions);
@@ -137,14 +101,8 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
         if (!made) {  // while the first loads are on their way
           sync_threads();
           if (a.cu_seqlens) {
-            if ((i32)thread_x() < count) rows_of[thread_x()] = rope_row(a, first + thread_x());
-            if (!checked) {  // its loads and those of rope_row are on their way together
-              float broken = 0.0f;
-              for (i32 k = (i32)thread_x(); k <= a.sequences; k += (i32)threads) broken = rope_sequence_fits(a, k) ? broken : 1.0f;
-              fits = block_reduce<Maximum>(broken) == 0.0f;
-              checked = true;
-            }
-            sync_threads();
+            const bool has_span = (i32)thread_x() <= a.sequences;
+            rope_find_rows(a, first, count, has_span ? rope_span(a, (i32)thread_x()) : RopeSpan{}, rows_of, broken);
           }
           if (a.table) {
             for (i32 i = (i32)thread_x(); i < count * turned; i += (i32)threads) {
@@ -217,3 +175,13 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
   }                                                                                         \
   GPU_REGISTER(rope_##name)
 ROPE_KERNELS(KERNEL)
+
+// W(name, elements of a vector, element type)
+#define ROPE_EVEN_KERNELS(W) W(bf16x8, 8, gpu::type_bf16) W(f16x8, 8, gpu::type_f16) W(f32x4, 4, gpu::type_f32)
+#define EVEN_KERNEL(name, width, type)                                                                \
+  extern "C" GPU_KERNEL(gpu::rope_threads, ROPE_BLOCKS) void rope_even_##name(gpu::Rope arguments) {  \
+    gpu::await_previous_kernel();                                                                     \
+    gpu::rope_even<width, type>(arguments);                                                           \
+  }                                                                                                   \
+  GPU_REGISTER(rope_even_##name)
+ROPE_EVEN_KERNELS(EVEN_KERNEL)

@@ -36,7 +36,8 @@ struct Rope {
   i32 lane_threads;   // threads that share a head; the block's others take other heads
   i32 positions;      // of a block, at most rope_most_positions
   i32 table;          // 1: their sines and cosines lie in shared memory; 0: every thread makes its own
-  i32 step_positions, step_batches, step_heads;  // that many heads further: what a block has at once
+  // That many heads further: what a block has at once. Of even rows: step_heads alone, the next of a thread.
+  i32 step_positions, step_batches, step_heads;
   i64 chunk_rows;     // rows (batch times heads) of a position that one block takes
   u32 chunks;         // blocks that share a position
   u32 blocks;         // in all
@@ -44,26 +45,23 @@ struct Rope {
 constexpr int rope_threads = 128;
 constexpr int rope_most_positions = 32;
 constexpr int rope_in_flight = 4;  // heads that a thread has loaded at once
+constexpr int rope_even_heads = 8;  // of even rows: a thread's heads, at most
 
 // What the position of a place is when no row of angles belongs to it.
 constexpr i64 rope_unturned = -1;  // past the last sequence: padding, which is copied
 constexpr i64 rope_wrong = -2;     // cu_seqlens make no sense, or the angles end before: nan
 
+// What entry k of cu_seqlens bounds: sequence k - 1; of entry 0: all sequences.
+struct RopeSpan {
+  i32 begin, end;
+};
+GPU_FN RopeSpan rope_span(const Rope& a, i32 k) {
+  return k == 0 ? RopeSpan{a.cu_seqlens[0], a.cu_seqlens[a.sequences]} : RopeSpan{a.cu_seqlens[k - 1], a.cu_seqlens[k]};
+}
 // cu_seqlens must begin at 0, never fall, and stay within the places. Entry k's part of that.
-GPU_FN bool rope_sequence_fits(const Rope& a, i32 k) {
-  return k == 0 ? a.cu_seqlens[0] == 0 && a.cu_seqlens[a.sequences] <= a.width : a.cu_seqlens[k - 1] <= a.cu_seqlens[k];
-}
-// The row of a place's angles where sequences are packed; whatever cu_seqlens hold, it is a row that is there.
-GPU_FN i64 rope_row(const Rope& a, i64 place) {
-  if (place >= a.cu_seqlens[a.sequences]) return rope_unturned;
-  i32 low = 0, high = a.sequences;  // cu_seqlens[low] <= place < cu_seqlens[high]
-  while (high - low > 1) {
-    const i32 middle = low + (high - low) / 2;
-    (a.cu_seqlens[middle] <= place ? low : high) = middle;
-  }
-  const i64 row = place - a.cu_seqlens[low];
-  return row < a.angle_rows ? row : rope_wrong;
-}
+GPU_FN bool rope_span_fits(const Rope& a, i32 k, RopeSpan s) { return k == 0 ? s.begin == 0 && s.end <= a.width : s.begin <= s.end; }
+// The row of angles of a place that lies in a sequence; it is a row that is there.
+GPU_FN i64 rope_row(const Rope& a, i64 place, i64 begin) { return place - begin < a.angle_rows ? place - begin : rope_wrong; }
 
 GPU_FN double rope_angle_value(const u8* angles, i32 type, i64 index) {
   if (type == type_f64) return reinterpret_cast<const double*>(angles)[index];

@@ -14,7 +14,8 @@ int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 
 
 #define APEX_ROPE_KERNEL(name) {"rope", "rope_" #name, 0, 1}
 apex_kernel bf16x8 = APEX_ROPE_KERNEL(bf16x8), f16x8 = APEX_ROPE_KERNEL(f16x8), f32x4 = APEX_ROPE_KERNEL(f32x4),
-            any4 = APEX_ROPE_KERNEL(any4), any1 = APEX_ROPE_KERNEL(any1), f64 = APEX_ROPE_KERNEL(f64);
+            any4 = APEX_ROPE_KERNEL(any4), any1 = APEX_ROPE_KERNEL(any1), f64 = APEX_ROPE_KERNEL(f64),
+            even_bf16x8 = APEX_ROPE_KERNEL(even_bf16x8), even_f16x8 = APEX_ROPE_KERNEL(even_f16x8), even_f32x4 = APEX_ROPE_KERNEL(even_f32x4);
 
 // Whether every head splits into vectors of `width`, each at a multiple of its own size.
 bool takes_vectors(const gpu::Rope& a, int64_t width) {
@@ -29,24 +30,36 @@ bool takes_vectors(const gpu::Rope& a, int64_t width) {
   return true;
 }
 
+// Makes the heads of a position one row of a constant stride, if they are; each then has as many vectors in both halves.
+bool take_even_rows(gpu::Rope& a, int64_t width) {
+  if (a.groups != 1 || a.height != 1 || (a.dim - a.rotary) / width % 2) return false;
+  if (a.batch > 1 && a.heads > 1 && (a.in_batch != a.heads * a.in_head || a.out_batch != a.heads * a.out_head)) return false;
+  if (a.heads == 1) a.in_head = a.in_batch, a.out_head = a.out_batch;
+  a.heads *= a.batch, a.batch = 1;
+  return true;
+}
+
 int32_t launch(const apex_place* place, gpu::Rope a) {
   const int64_t turned = int64_t(a.groups) * a.rotary, row_table = 2 * turned * (a.type == APEX_F64 ? 8 : 4);
   a.table = row_table <= table_bytes;
   int64_t width = 1;
-  apex_kernel* kernel = a.type == APEX_F64 ? &f64 : &any1;
+  apex_kernel *kernel = a.type == APEX_F64 ? &f64 : &any1, *even = nullptr;
   if (a.type != APEX_F64 && a.table) {
     if (a.type != APEX_F32 && takes_vectors(a, 8)) {
       width = 8;
       kernel = a.type == APEX_BF16 ? &bf16x8 : &f16x8;
+      even = a.type == APEX_BF16 ? &even_bf16x8 : &even_f16x8;
     } else if (takes_vectors(a, 4)) {
       width = 4;
       kernel = a.type == APEX_F32 ? &f32x4 : &any4;
+      even = a.type == APEX_F32 ? &even_f32x4 : nullptr;
     }
   }
   const int64_t lanes = a.groups * (a.rotary / 2 / width) + ((a.dim - turned) / width + 1) / 2;
   a.lane_threads = int32_t(std::min<int64_t>(lanes, gpu::rope_threads));
+  const bool is_even = even && lanes <= gpu::rope_threads && take_even_rows(a, width);
   // A block takes several positions, or a part of one: twice what its threads can have in flight, as it makes the sines
-  // and cosines but once, or less where too few blocks would be left.
+  // and cosines but once, or less where too few blocks would be left. Of even rows: what they have in flight.
   const int64_t rows = a.batch * a.heads, at_once = gpu::rope_threads / a.lane_threads;
   a.step_positions = int32_t(at_once / rows);
   a.step_batches = int32_t(at_once % rows / a.heads);
@@ -54,9 +67,9 @@ int32_t launch(const apex_place* place, gpu::Rope a) {
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
   int64_t wanted, positions, chunks, blocks;
-  for (int64_t turns = 2 * gpu::rope_in_flight; turns; turns /= 2) {
+  for (int64_t turns = is_even ? gpu::rope_even_heads : 2 * gpu::rope_in_flight; turns; turns /= 2) {
     wanted = at_once * turns;
-    positions = std::clamp<int64_t>(wanted / rows, 1, gpu::rope_most_positions);
+    positions = std::clamp<int64_t>(is_even ? at_once / ceil_divide(rows, turns) : wanted / rows, 1, gpu::rope_most_positions);
     if (a.table && row_table) positions = std::min(positions, std::max<int64_t>(1, table_bytes / row_table));
     chunks = positions > 1 ? 1 : ceil_divide(rows, wanted);
     blocks = ceil_divide(a.height * a.width, positions) * chunks;
@@ -67,6 +80,10 @@ int32_t launch(const apex_place* place, gpu::Rope a) {
   a.chunks = uint32_t(chunks);
   a.chunk_rows = ceil_divide(rows, chunks);
   a.blocks = uint32_t(blocks);
+  if (is_even) {
+    kernel = even;
+    a.step_heads = int32_t(at_once / positions);
+  }
   void* parameters[] = {&a};
   return apex_launch(place, kernel, {a.blocks, 1, 1}, {gpu::rope_threads, 1, 1}, uint32_t(a.table ? positions * row_table : 0), parameters);
 }

@@ -30,6 +30,11 @@ template <class Math> struct Turn {
     if (a.type == DtypeOf<Math>::value) std::copy(x, x + n, reinterpret_cast<Math*>(a.output) + i);
     else convert.store[a.type](a.output, i, x, n);
   }
+  APEX_INLINE int64_t packed_row(int64_t place) const {
+    if (!fits) return gpu::rope_wrong;
+    if (place >= a.cu_seqlens[a.sequences]) return gpu::rope_unturned;
+    return gpu::rope_row(a, place, *(std::upper_bound(a.cu_seqlens, a.cu_seqlens + a.sequences, place) - 1));
+  }
   template <class Body> APEX_INLINE void each_head(int64_t y, int64_t x, int64_t part, const Body& body) const {
     for (int64_t b = a.batch * part / parts; b < a.batch * (part + 1) / parts; ++b)
       for (int64_t h = 0; h < a.heads; ++h)
@@ -41,7 +46,7 @@ template <class Math> struct Turn {
     alignas(64) Math cos_low[tile], cos_high[tile], sin_low[tile], sin_high[tile], first[tile], second[tile], low[tile], high[tile];
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t place = unit / parts, part = unit % parts, y = place / a.width, x = place % a.width;
-      const int64_t row = a.cu_seqlens ? (fits ? gpu::rope_row(a, place) : gpu::rope_wrong) : a.groups == 2 ? y : x;
+      const int64_t row = a.cu_seqlens ? packed_row(place) : a.groups == 2 ? y : x;
       const int64_t half = a.rotary / 2;
       const int64_t turned = row == gpu::rope_unturned ? 0 : int64_t(a.groups) * a.rotary;
       for (int64_t group = 0; group * a.rotary < turned; ++group)
@@ -77,7 +82,7 @@ template <class Math> struct Turn {
 template <class Math> void run_cpu(const gpu::Rope& a) {
   bool fits = true;
   if (a.cu_seqlens)
-    for (int32_t k = 0; k <= a.sequences; ++k) fits = fits && gpu::rope_sequence_fits(a, k);
+    for (int32_t k = 0; k <= a.sequences; ++k) fits = fits && gpu::rope_span_fits(a, k, gpu::rope_span(a, k));
   const int64_t places = a.height * a.width, parts = places < 64 ? a.batch : 1;
   const int64_t unit_elements = std::max<int64_t>(1, a.batch / parts * a.heads * a.dim);
   run_at_level(Turn<Math>{a, parts, fits}, 0, places * parts, std::max<int64_t>(1, elements_per_task / unit_elements));

@@ -124,6 +124,8 @@ CASES = [
     Case("thd", (11, 3, 64), 64, BF16, ends=(0, 4, 4, 5, 11)),
     Case("thd", (11, 3, 16), 8, F32, ends=(0, 2, 9), layout="elements"),  # two places of padding
     Case("thd", (40, 1, 8), 8, F16, ends=(0, 33, 40)),
+    Case("thd", (70, 1, 32), 32, BF16, ends=(0, 1, *range(2, 60))),  # as many sequences as places, almost
+    Case("thd", (9, 40, 128), 64, F16, ends=(0, 3, 3, 8)),
     Case("thd", (5, 2, 8), 4, F32, ends=(0,)),  # no sequence: all is padding
     Case("thd", (6, 2, 6), 6, F64, F64, ends=(0, 1, 6)),
     Case("2d", (2, 3, 4, 2, 64), 32, BF16),

@@ -28,6 +28,7 @@ class Case:
     groups: int = 1
     angle_type: str = "f32"
     cached: bool = False
+    halves: bool = False  # of the angles are the same
     ends: tuple[int, ...] | None = None
     positions: int = 1
     chunks: int = 1
@@ -35,8 +36,13 @@ class Case:
     grid: int = 2
     step: int = 1  # elements from one to the next of a head
 
+    @property
+    def even(self):
+        """Whether the heads of a position are one row of a constant stride to the kernel."""
+        return self.kernel.startswith("even")
+
     def __str__(self):
-        ends = "" if self.ends is None else "-" + "_".join(map(str, self.ends))
+        ends = "" if self.ends is None else "-" + "_".join(map(str, self.ends[:9]))
         return f"{self.kernel}-{self.type}-{self.places[0]}x{self.places[1]}-{self.dim}-{self.rotary}{ends}"
 
 
@@ -53,17 +59,27 @@ CASES = [
     Case(
         "f64", 1, "f64", (2, 2), (1, 1), 8, 4, groups=2, angle_type="f64", cached=True, positions=4, table=0
     ),
+    Case("even_bf16x8", 8, "bf16", (1, 5), (2, 3), 64, 64, positions=2),
+    Case("even_bf16x8", 8, "bf16", (1, 2), (3, 43), 16, 16, chunks=2, angle_type="bf16"),
+    Case("even_bf16x8", 8, "bf16", (1, 3), (1, 40), 96, 64, ends=(0, 2, 3), positions=2),  # some are copied
+    Case("even_f16x8", 8, "f16", (1, 4), (1, 3), 64, 32, cached=True, positions=4),
+    Case("even_f32x4", 4, "f32", (1, 9), (1, 2), 16, 16, halves=True, positions=3),
+    Case("even_f32x4", 4, "f32", (1, 150), (1, 1), 8, 8, ends=(0, *range(1, 150)), positions=32),
+    Case("even_f32x4", 4, "f32", (1, 2), (1, 3), 16, 0),  # nothing turns
     *(
-        Case("f32x4", 4, "f32", (1, 6), (1, 2), 12, 8, ends=ends, positions=4, grid=1)
-        for ends in (
-            (0, 5, 3, 6),
-            (1, 6),
-            (0, 7),
-            (-3, 6),
-            (0, -9, 6),
-            (0, 6, 2**31 - 1),
-            (-(2**31), 2**31 - 1),
-            (0,),
+        Case(kernel, 4, "f32", (1, 6), (1, 2), dim, 8, ends=ends, positions=4, grid=1)
+        for kernel, dim, ends in (
+            ("f32x4", 12, (0, 5, 3, 6)),
+            ("f32x4", 12, (0, 6, 2**31 - 1)),
+            ("f32x4", 12, (0,)),
+            ("even_f32x4", 16, (0, 5, 3, 6)),
+            ("even_f32x4", 16, (1, 6)),
+            ("even_f32x4", 16, (0, 7)),
+            ("even_f32x4", 16, (-3, 6)),
+            ("even_f32x4", 16, (0, -9, 6)),
+            ("even_f32x4", 16, (0, 6, 2**31 - 1)),
+            ("even_f32x4", 16, (-(2**31), 2**31 - 1)),
+            ("even_f32x4", 16, (0,)),
         )
     ),
 ]
@@ -127,7 +143,10 @@ def test_turn(device, case, back):
     angle_rows = (h, w) if case.groups == 2 else (3 if case.ends and len(case.ends) == 4 else w,)
     buffers, tables = [], []
     for rows in angle_rows:
-        angles = encode(rng.uniform(-50, 50, (rows, case.rotary)), case.angle_type)
+        angles = rng.uniform(-50, 50, (rows, case.rotary))
+        if case.halves:
+            angles[:, case.rotary // 2 :] = angles[:, : case.rotary // 2]
+        angles = encode(angles, case.angle_type)
         exact = decode(angles, case.angle_type)
         if case.cached:
             pair = [encode(f(exact), case.angle_type) for f in (np.cos, np.sin)]
@@ -145,20 +164,29 @@ def test_turn(device, case, back):
     lane_threads = min(lanes, THREADS)
     rows, at_once = b * heads, THREADS // lane_threads
     e, d = case.dim * case.step, case.dim
+    blocks = -(-h * w // case.positions) * case.chunks
+    steps = (
+        {"batch": 1, "heads": rows, "step_heads": at_once // case.positions}
+        if case.even
+        else {
+            "batch": b, "heads": heads, "step_positions": at_once // rows,
+            "step_batches": at_once % rows // heads, "step_heads": at_once % rows % heads,
+        }
+    )  # fmt: skip
     arguments = make(
         "Rope", "rope.h", input=input, output=output, cos=buffers[0], sin=buffers[1], cos_x=buffers[2],
-        sin_x=buffers[3], cu_seqlens=ends, height=h, width=w, batch=b, heads=heads, in_y=w * rows * e,
+        sin_x=buffers[3], cu_seqlens=ends, height=h, width=w, in_y=w * rows * e,
         in_x=rows * e, in_batch=heads * e, in_head=e, in_element=case.step, out_y=w * rows * d, out_x=rows * d,
         out_batch=heads * d, out_head=d, angle_stride=case.rotary, angle_step=1, angle_stride_x=case.rotary,
         angle_step_x=1, angle_rows=angle_rows[0], dim=d, rotary=case.rotary, groups=case.groups,
         sequences=0 if ends is None else len(case.ends) - 1, type=TYPE[case.type], angle_type=TYPE[case.angle_type],
         transposed=back, lane_threads=lane_threads, positions=case.positions, table=case.table,
-        step_positions=at_once // rows, step_batches=at_once % rows // heads, step_heads=at_once % rows % heads,
-        chunk_rows=-(-rows // case.chunks), chunks=case.chunks,
-        blocks=-(-h * w // case.positions) * case.chunks,
+        chunk_rows=-(-rows // case.chunks), chunks=case.chunks, blocks=blocks, **steps,
     )  # fmt: skip
     shared = case.table * case.positions * case.groups * case.rotary * 2 * (8 if case.type == "f64" else 4)
-    device.launch(f"rope_{case.kernel}", case.grid, THREADS, [arguments], shared=shared)
+    device.launch(
+        f"rope_{case.kernel}", blocks if case.even else case.grid, THREADS, [arguments], shared=shared
+    )
     wanted = expected(case, decode(x[..., :: case.step], case.type), tables, back)
     work = ROUNDING["f64" if case.type == "f64" else "f32"]
     np.testing.assert_allclose(
