@@ -135,9 +135,10 @@ def L0(session, cell):
 
 
 @nox.session
-def L1(session):
-    """amp's whole cross product and the examples, on the CPU, with a receipt."""
-    run_tier(session, "L1", "cpu", *session.posargs)
+@nox.parametrize("cell", [nox.param(cell, id=cell) for cell in matrix.load().cells()])
+def L1(session, cell):
+    """amp's whole cross product in a cell, and on the CPU the examples, with a receipt."""
+    run_tier(session, "L1", cell, *session.posargs)
 
 
 @nox.session

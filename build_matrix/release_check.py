@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, identity, junit, matrix, pythons, tree
+from build_matrix import REPOSITORY, digest, identity, junit, matrix, pythons, receipts, tree
 
 FOLDER = REPOSITORY / "build/release-check"
 RESULT = "result.json"
@@ -70,8 +70,11 @@ def checks(dist: Path = REPOSITORY / "dist") -> list[Check]:
             Check(f"verify {accelerator.distribution}", (*FARM, "verify", str(dist / wheel)), after="release")
         )
     cards = [cell for cell in matrix.load().cells() if cell != "cpu"]
-    found += [Check(f"L0({cell})", (*FARM, "tier", "L0", "--cell", cell), after="tree") for cell in cards]
-    return found
+    return found + [
+        Check(f"{tier}({cell})", (*FARM, "tier", tier, "--cell", cell), after="tree")
+        for tier in (receipts.L0, receipts.L1)
+        for cell in cards
+    ]
 
 
 def words(check: Check) -> str:

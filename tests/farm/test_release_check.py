@@ -87,12 +87,8 @@ def test_the_list_has_every_tier_and_cell_and_its_commands_exist():
     from build_matrix.__main__ import main
 
     found = {check.name: check for check in release_check.checks()}
-    assert {f"L0({cell})" for cell in matrix.load().cells()} | {
-        "L1(cpu)",
-        "emulated",
-        "release",
-        "quickstart",
-    } <= set(found)
+    tiers = {f"{tier}({cell})" for tier in ("L0", "L1") for cell in matrix.load().cells()}
+    assert tiers | {"emulated", "release", "quickstart"} <= set(found)
     for each in found.values():
         assert not each.after or each.after in found
         words = each.command[each.command.index("-m") + 1 :]
@@ -100,6 +96,14 @@ def test_the_list_has_every_tier_and_cell_and_its_commands_exist():
             main.commands[words[1]].make_context(
                 words[1], list(words[2:])
             )  # raises for what it does not take
+
+
+def test_every_tier_of_a_card_has_its_session():
+    pytest.importorskip("nox")
+    import noxfile
+
+    for session in (noxfile.L0, noxfile.L1):
+        assert [str(each) for each in session.parametrize] == matrix.load().cells()
 
 
 def test_a_check_is_shown_as_one_types_it():

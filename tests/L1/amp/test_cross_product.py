@@ -66,15 +66,24 @@ CASES = [
     for name in OPTIMIZERS
     for marks in [() if case in PART else pytest.mark.full_cross]
 ]
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+
+
+@pytest.fixture(autouse=True)
+def deterministic(monkeypatch):
+    """Runs are compared bit for bit, also with cuDNN."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
 
 
 @functools.cache
-def digits():
+def digits(device="cpu"):
     load_digits = pytest.importorskip("sklearn.datasets").load_digits
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))[: STEPS * BATCH]
-    images = torch.tensor(data.images[order], dtype=torch.float32).unsqueeze(1) / 16
-    return images.split(BATCH), torch.tensor(data.target[order]).split(BATCH)
+    images = torch.tensor(data.images[order], dtype=torch.float32, device=device).unsqueeze(1) / 16
+    return images.split(BATCH), torch.tensor(data.target[order], device=device).split(BATCH)
 
 
 def network():
@@ -95,9 +104,9 @@ def network():
 class Run:
     """A model and its optimizer under amp, which is as in a new process."""
 
-    def __init__(self, level, scale, keep, make, compiled=False):
+    def __init__(self, level, scale, keep, make, device, compiled=False):
         runs.forget()
-        model = network()
+        model, self.device = network().to(device), device
         self.model, self.optimizer = amp.initialize(
             model,
             make(model.parameters()),
@@ -111,7 +120,7 @@ class Run:
 
     def train(self, first, last):
         """Losses of steps [first, last)."""
-        for images, labels in list(zip(*digits(), strict=True))[first:last]:
+        for images, labels in list(zip(*digits(self.device), strict=True))[first:last]:
             self.optimizer.zero_grad()
             loss = nn.functional.cross_entropy(self.called(images), labels)
             with amp.scale_loss(loss, self.optimizer) as scaled_loss:
@@ -137,17 +146,18 @@ class Run:
 
 
 @functools.cache
-def float32(name):
-    run = Run("O0", 1.0, None, OPTIMIZERS[name][0])
+def float32(name, device):
+    run = Run("O0", 1.0, None, OPTIMIZERS[name][0], device)
     return run.train(0, STEPS)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("level, scale, keep, name", CASES)
-def test_curves(level, scale, keep, name):
-    reference = float32(name)
+def test_curves(level, scale, keep, name, device):
+    reference = float32(name, device)
     torchs, fused = OPTIMIZERS[name]
     allowed = AGREE[level]
-    curves = [Run(level, scale, keep, make).train(0, STEPS) for make in (torchs, fused)]
+    curves = [Run(level, scale, keep, make, device).train(0, STEPS) for make in (torchs, fused)]
     # The first losses of float16 runs under a dynamic scale may belong to skipped steps.
     dynamic = runs.scaler().dynamic
     assert curves[0] == pytest.approx(curves[1], abs=allowed)
@@ -156,24 +166,27 @@ def test_curves(level, scale, keep, name):
     assert curves[1][-1] < 0.75 * curves[1][0]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("level, scale, keep, name", CASES)
-def test_resume(level, scale, keep, name):
+def test_resume(level, scale, keep, name, device):
     for make in OPTIMIZERS[name]:
-        run = Run(level, scale, keep, make)
+        run = Run(level, scale, keep, make, device)
         run.train(0, STEPS // 2)
         file = run.save()
         expected, weights = run.train(STEPS // 2, STEPS)[STEPS // 2 :], run.weights()
-        again = Run(level, scale, keep, make)
+        again = Run(level, scale, keep, make, device)
         again.load(file)
         assert again.train(STEPS // 2, STEPS) == expected
         assert runs.equal(again.weights(), weights)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("level, scale, keep, name", CASES)
-def test_compiled(level, scale, keep, name):
+def test_compiled(level, scale, keep, name, device):
     if name == "SGD" and (level, scale, keep) in PART:
         pytest.skip("the other optimizer's compiled run stands for both")
     torch._dynamo.reset()
     make = OPTIMIZERS[name][1]
-    eager = Run(level, scale, keep, make).train(0, STEPS // 2)
-    assert Run(level, scale, keep, make, compiled=True).train(0, STEPS // 2) == pytest.approx(eager, abs=1e-4)
+    eager = Run(level, scale, keep, make, device).train(0, STEPS // 2)
+    compiled = Run(level, scale, keep, make, device, compiled=True).train(0, STEPS // 2)
+    assert compiled == pytest.approx(eager, abs=1e-4)

@@ -43,6 +43,6 @@ def test_small_models_on_a_cpu(tmp_path):
         assert found["apex O5"] == pytest.approx(found["torch.amp bf16"], rel=brain)
 
 
-def test_full_size_needs_a_gpu():
+def test_full_size_is_refused_on_a_cpu():
     done = run()
     assert done.returncode == 2 and "--quick runs on a CPU" in done.stderr

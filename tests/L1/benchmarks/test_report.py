@@ -114,7 +114,7 @@ def test_cases_and_implementations_are_chosen(monkeypatch, arguments, expected):
     assert [f"{row.case} {row.implementation}" for row in report.rows] == expected
 
 
-def test_times_need_a_gpu(monkeypatch, capsys):
+def test_times_are_refused_on_a_cpu(monkeypatch, capsys):
     monkeypatch.setattr(_report, "ON_GPU", False)
     for arguments, accuracy, answer in (
         ([], True, "without one there is --accuracy"),
