@@ -15,6 +15,7 @@ from build_matrix import (
     REPOSITORY,
     digest,
     host_compiler,
+    inputs,
     manylinux,
     matrix,
     python_headers,
@@ -103,29 +104,34 @@ def _unit(
         )
         include = [f"-I{work}", *(f"-I{path}" for path in INCLUDE)]
         names = {headers.include: "torch/include", folder: "."}
+        parts = {"torch": [headers.include]}
         if python:
             own = python.include
             if foreign:
                 python_headers.lay(python, compiler, own := work / "python")
             include += ["-isystem", str(own)]
             names[own] = "python"
+            parts["python"] = [own, *python.also]
         hidden = [f"-ffile-prefix-map={path}={name}" for path, name in names.items()]
         flags = [*fixed, *extra, *forced, *include, *headers.flags(), *hidden]
         objects = [work / "unit.o"]
-        compiler.compile(unit, objects[0], flags)
+        read = compiler.compile(unit, objects[0], flags)
         for source in host_compiler.compat_sources():
             objects.append(work / f"{source.stem}.o")
-            compiler.compile(source, objects[-1], ["-std=c++20", "-O2", "-fPIC", *forced, f"-I{CSRC}"])
+            read += compiler.compile(
+                source, objects[-1], ["-std=c++20", "-O2", "-fPIC", *forced, f"-I{CSRC}"]
+            )
         for soname in needed:
             compiler.stub(soname, work)
         (work / "symbols.map").write_text(symbols)
         libraries = ["-Wl,--no-as-needed", *(f"-l:{soname}" for soname in needed), "-Wl,--as-needed"]
         script = f"-Wl,--version-script={work / 'symbols.map'}"
-        compiler.link(objects, folder / output, [f"-L{work}", *libraries, *link, script])
+        read += compiler.link(objects, folder / output, [f"-L{work}", *libraries, *link, script])
         manylinux.check(folder / output)
+        inputs.write(folder, inputs.sort(read, parts, [CSRC, work]))
         shutil.rmtree(work)
 
-    inputs = {
+    of = {
         "sources": _identity(python is not None),
         "generated": inc,
         "headers": [headers.release, headers.git_version, headers.identity],
@@ -134,11 +140,12 @@ def _unit(
         "link": [*needed, *link, symbols],
         "compiler": compiler.describe(),
         "python": [python.tag, python.version] if python else [],
+        "beside": inputs.FILE,
     }
     if foreign:
-        inputs["platform"] = platform.name
+        of["platform"] = platform.name
     tag = f" {python.tag}" if python else ""
-    return WorkUnit(kind, f"torch {headers.release}{tag}{platform.suffix}", inputs, make)
+    return WorkUnit(kind, f"torch {headers.release}{tag}{platform.suffix}", of, make)
 
 
 def torch_library(headers: TorchHeaders) -> WorkUnit:

@@ -9,7 +9,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from build_matrix import REPOSITORY, matrix
+from build_matrix import REPOSITORY, inputs, matrix
 from build_matrix.errors import CompileError, ToolchainMissing
 from build_matrix.store import DigestCache
 
@@ -43,17 +43,24 @@ class HostCompiler:
         """As build.json says it. The digest covers the compiler proper, the assembler and the linker."""
         return {"name": self.name, "version": self.version, "sha256": _digest(self.path)}
 
-    def compile(self, source: Path, output: Path, flags: list[str]) -> None:
-        """Compiles one file to an object. Raises CompileError."""
+    def compile(self, source: Path, output: Path, flags: list[str]) -> list[str]:
+        """Compiles one file to an object. Returns the files that it read. Raises CompileError."""
         # The last prefix map that fits counts: those of `flags` are closer than the checkout's.
-        self._run(source.name, [self.path, "-c", *REPRODUCIBLE, *flags, str(source), "-o", str(output)])
+        rule = output.with_name(f".{output.name}.d")
+        command = [self.path, "-c", *REPRODUCIBLE, *flags, "-MD", "-MT", "it", "-MF", str(rule)]
+        try:
+            self._run(source.name, [*command, str(source), "-o", str(output)])
+            return inputs.of_rule(rule.read_text(encoding="utf-8", errors="surrogateescape"))
+        finally:
+            rule.unlink(missing_ok=True)
 
-    def link(self, objects: list[Path], output: Path, flags: list[str]) -> None:
-        """Links a shared library without symbols that its dynamic table does not need. Raises
-        CompileError."""
+    def link(self, objects: list[Path], output: Path, flags: list[str]) -> list[str]:
+        """Links a shared library without symbols that its dynamic table does not need. Returns the objects and archives
+        that the linker read. Raises CompileError."""
         names = [str(path) for path in objects]
-        fixed = ["-Wl,-s", "-Wl,--build-id=none", "-Wl,-z,noexecstack"]
-        self._run(output.name, [self.path, "-shared", *names, "-o", str(output), *fixed, *flags])
+        fixed = ["-Wl,-s", "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,--trace"]
+        said = self._run(output.name, [self.path, "-shared", *names, "-o", str(output), *fixed, *flags])
+        return inputs.of_trace(said)
 
     def stub(self, soname: str, folder: Path) -> None:
         """An empty library with a soname: linking needs the name of torch's libraries, never their
@@ -61,10 +68,11 @@ class HostCompiler:
         command = [self.path, "-shared", "-nostdlib", "-x", "c++", "/dev/null", f"-Wl,-soname,{soname}"]
         self._run(soname, [*command, "-o", str(folder / soname)])
 
-    def _run(self, what: str, command: list[str]) -> None:
+    def _run(self, what: str, command: list[str]) -> str:
         result = _run(command)
         if result.returncode:
             raise CompileError(what, command, result.stderr)
+        return result.stdout
 
 
 def _run(command: list[str], **more) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, host_compiler, manylinux, matrix
+from build_matrix import REPOSITORY, digest, host_compiler, inputs, manylinux, matrix
 from build_matrix.host_compiler import HostCompiler
 from build_matrix.store import Store, WorkUnit
 
@@ -49,6 +49,11 @@ def _relative(flags: list[str]) -> list[str]:
 
 def object_unit(source: Path, compiler: HostCompiler, platform: str = matrix.NATIVE) -> WorkUnit:
     chosen = flags(source, platform)
+
+    def make(folder: Path) -> None:
+        read = compiler.compile(source, folder / f"{source.stem}.o", chosen)
+        inputs.write(folder, inputs.sort(read, {}, [CSRC]))
+
     return WorkUnit(
         "object",
         str(source.relative_to(REPOSITORY)) + matrix.load().platform(platform).suffix,
@@ -57,8 +62,9 @@ def object_unit(source: Path, compiler: HostCompiler, platform: str = matrix.NAT
             "forced": digest.of_file(host_compiler.COMPAT / "old_glibc.h"),
             "flags": _relative(chosen),
             "compiler": compiler.describe(),
+            "beside": inputs.FILE,
         },
-        lambda folder: compiler.compile(source, folder / f"{source.stem}.o", chosen),
+        make,
     )
 
 
@@ -72,15 +78,17 @@ def build(store: Store, run=None, platform: str = matrix.NATIVE) -> WorkUnit:
     def make(folder: Path) -> None:
         results = built or [store.build(unit) for unit in units]
         objects = [path for result in results for path in sorted(result.folder.glob("*.o"))]
-        compiler.link(objects, folder / "libapex.so", LINK)
+        read = compiler.link(objects, folder / "libapex.so", LINK)
         manylinux.check(folder / "libapex.so")
+        linked = inputs.sort(read, {}, [result.folder for result in results])
+        inputs.write(folder, inputs.union([inputs.read(result.folder) for result in results] + [linked]))
 
-    inputs = {
+    of = {
         "objects": [unit.key for unit in units],
         "link": _relative(LINK),
         "script": digest.of_file(CSRC / "host/apex.map"),
     }
-    return WorkUnit("library", f"libapex.so{matrix.load().platform(platform).suffix}", inputs, make)
+    return WorkUnit("library", f"libapex.so{matrix.load().platform(platform).suffix}", of, make)
 
 
 def place(folder: Path, target: Path) -> None:

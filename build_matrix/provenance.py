@@ -36,22 +36,30 @@ def statement(wheel: Path, facts: dict, python: str, platform: str = matrix.NATI
                 "buildType": BUILD_TYPE,
                 "externalParameters": asked,
                 "internalParameters": {"source_sha256": facts["source_sha256"]},
-                "resolvedDependencies": [*_torches(facts), *_compilers(facts), *_sources()],
+                "resolvedDependencies": [*_headers(facts), *_compilers(facts), *_sources()],
             },
             "runDetails": {"builder": {"id": BUILDER, "version": {"apex": facts["version"]}}},
         },
     }
 
 
-def _torches(facts: dict) -> list[dict]:
-    return [
+def _headers(facts: dict) -> list[dict]:
+    """By the digest of those that were read (inputs.py)."""
+    found = [
         {
             "name": f"torch-{torch['release']} headers",
             "uri": f"git+https://github.com/pytorch/pytorch@{torch['git_version']}",
-            "digest": {"gitCommit": torch["git_version"]},
+            "digest": {"gitCommit": torch["git_version"], "sha256": torch["headers_sha256"]},
         }
         for torch in facts["torch"]
     ]
+    found += [
+        {"name": f"CPython-{python['version']} headers", "digest": {"sha256": python["sha256"]}}
+        for python in facts["headers"].get("python", {}).values()
+    ]
+    if system := facts["headers"].get("system"):
+        found.append({"name": "C and C++ library headers and objects", "digest": {"sha256": system}})
+    return found
 
 
 def _compilers(facts: dict) -> list[dict]:

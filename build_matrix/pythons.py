@@ -28,6 +28,11 @@ class Python:
     suffix: str
     program: str
 
+    @property
+    def also(self) -> list[Path]:
+        """Where Debian keeps the pyconfig.h of a processor that its own includes."""
+        return sorted(self.include.parent.glob(f"*/{self.include.name}"))
+
     def suffix_on(self, platform: str) -> str:
         """What an extension module for this Python ends in there: .cpython-311-aarch64-linux-gnu.so"""
         own, other = (name.removeprefix("linux_") for name in (matrix.NATIVE, platform))

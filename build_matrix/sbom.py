@@ -48,10 +48,34 @@ def render(facts: dict, files: dict[str, bytes]) -> bytes:
             bom_ref=f"torch@{torch['release']}",
             purl=PackageURL("pypi", None, "torch", torch["release"]),
             description="C++ headers, compiled into the bindings",
-            properties=[Property(name="git-commit", value=torch["git_version"])],
+            properties=[
+                Property(name="git-commit", value=torch["git_version"]),
+                Property(name="apex:headers-sha256", value=torch["headers_sha256"]),
+            ],
         )
         for torch in facts["torch"]
     ]
+    headers = [
+        Component(
+            type=ComponentType.LIBRARY,
+            name="CPython",
+            version=python["version"],
+            bom_ref=f"CPython@{python['version']}",
+            description="C headers, compiled into the bindings",
+            properties=[Property(name="apex:headers-sha256", value=python["sha256"])],
+        )
+        for python in facts["headers"].get("python", {}).values()
+    ]
+    if system := facts["headers"].get("system"):
+        headers.append(
+            Component(
+                type=ComponentType.LIBRARY,
+                name="C and C++ library headers and objects",
+                bom_ref="C and C++ library headers and objects",
+                description="Compiled and linked into every library",
+                properties=[Property(name="apex:headers-sha256", value=system)],
+            )
+        )
     compilers = [
         Component(
             type=ComponentType.APPLICATION,
@@ -71,11 +95,12 @@ def render(facts: dict, files: dict[str, bytes]) -> bytes:
     ]
     identity = digest.of_values([facts, {name: digest.of_bytes(data) for name, data in files.items()}])
     bom = Bom(
-        components=[*torches, *compilers, *binaries], serial_number=uuid.uuid5(uuid.NAMESPACE_OID, identity)
+        components=[*torches, *headers, *compilers, *binaries],
+        serial_number=uuid.uuid5(uuid.NAMESPACE_OID, identity),
     )
     bom.metadata.timestamp = EPOCH
     bom.metadata.component = apex
-    bom.register_dependency(apex, torches)
+    bom.register_dependency(apex, [*torches, *headers])
     return (
         json.dumps(json.loads(JsonV1Dot6(bom).output_as_string()), indent=1, sort_keys=True) + "\n"
     ).encode()

@@ -19,6 +19,7 @@ from build_matrix import (
     host_compiler,
     host_library,
     identity,
+    inputs,
     ledger,
     packs,
 )
@@ -79,7 +80,8 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
     host_library.place(library.folder, root / "lib")
     manifests = _lay_packs(request, toolchains, results, root / "packs")
     entries = _lay_bindings(torches, request.pythons, results, root / "lib")
-    facts = _facts(request, toolchains, torches, entries)
+    read = _inputs(torches, request.pythons, results, library.folder)
+    facts = _facts(request, toolchains, torches, entries, read)
     _lay_data(root, facts, entries, manifests)
     _swap(root, target / "apex")
     return facts
@@ -94,7 +96,7 @@ def _headers(request: Request, torch: str, store: Store) -> headers.TorchHeaders
 def fill_python_only(request: Request, target: Path) -> None:
     """The data files alone, where nothing can be compiled: the reference needs schemas and registry."""
     (target / "apex/lib").mkdir(parents=True, exist_ok=True)
-    _lay_data(target / "apex", _facts(request, {}, [], []), [], {})
+    _lay_data(target / "apex", _facts(request, {}, [], [], {}), [], {})
 
 
 def _swap(new: Path, place: Path) -> None:
@@ -142,11 +144,38 @@ def _lay_bindings(
     return entries
 
 
+def _inputs(
+    torches: list[headers.TorchHeaders], pythons: tuple[Python, ...], results: dict, library: Path
+) -> dict[str, object]:
+    """The digests of what the host library and the bindings were compiled with: the headers of each torch and each
+    Python (with its version), and of the system."""
+
+    def read(unit: WorkUnit) -> dict[str, list[str]]:
+        return inputs.read(results[unit.key].folder)
+
+    of_torch = {torch.release: [read(bindings.torch_library(torch))] for torch in torches}
+    of_python: dict[Python, list] = {python: [] for python in pythons if torches}
+    for torch in torches:
+        for python, modules in of_python.items():
+            modules.append(read(bindings.python_module(torch, python)))
+            of_torch[torch.release].append(modules[-1])
+    everything = [inputs.read(library), *(each for units in of_torch.values() for each in units)]
+    return {
+        "torch": {name: inputs.of_part(units, "torch") for name, units in of_torch.items()},
+        "python": {
+            python.tag: {"version": python.version, "sha256": inputs.of_part(modules, "python")}
+            for python, modules in of_python.items()
+        },
+        "system": inputs.of_part(everything, inputs.SYSTEM),
+    }
+
+
 def _facts(
     request: Request,
     toolchains: Mapping[str, Toolchain],
     torches: list[headers.TorchHeaders],
     entries: list[dict],
+    read: dict,
 ) -> dict[str, object]:
     compilers = {json.dumps(toolchain.describe(), sort_keys=True) for toolchain in toolchains.values()}
     return {
@@ -159,7 +188,15 @@ def _facts(
         "archs": list(request.archs),
         "toolchains": [json.loads(compiler) for compiler in sorted(compilers)],
         "host_compiler": host_compiler.find(request.platform).describe() if torches else None,
-        "torch": [{"release": torch.release, "git_version": torch.git_version} for torch in torches],
+        "torch": [
+            {
+                "release": torch.release,
+                "git_version": torch.git_version,
+                "headers_sha256": read["torch"][torch.release],
+            }
+            for torch in torches
+        ],
+        "headers": {name: read[name] for name in ("python", "system") if name in read},
         "python": sorted({entry["python"] for entry in entries}),
         "source_sha256": identity.compiled(),
     }

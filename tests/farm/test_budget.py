@@ -12,7 +12,8 @@ from build_matrix.store import Store
 AXES = matrix.load()
 LEDGER = REPOSITORY / "build/tree/apex/coverage.json"
 FACTS = {"distribution": "apex-cuda", "version": "1.10.0", "local": "cu130", "source_sha256": "0" * 64}
-FACTS |= {"host_compiler": None, "toolchains": [], "torch": [], "accelerator": "cuda", "archs": ["sm_90"]}
+FACTS |= {"host_compiler": None, "toolchains": [], "torch": [], "headers": {}}
+FACTS |= {"accelerator": "cuda", "archs": ["sm_90"]}
 
 
 def coverage(op, size, arch="sm_90"):

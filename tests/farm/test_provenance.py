@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import re
 import shutil
 import zipfile
 
@@ -56,8 +57,25 @@ def test_the_bill_names_what_is_in_the_wheel_and_what_made_it(built, facts):
     }
     compilers = [facts["host_compiler"], *facts["toolchains"]]
     assert tools == {(c["name"], c["version"]): c["sha256"] for c in compilers}
-    torches = {c["version"]: c["properties"][0]["value"] for c in said["components"] if c["name"] == "torch"}
-    assert torches == {t["release"]: t["git_version"] for t in facts["torch"]}
+    libraries = {
+        (c["name"], c.get("version")): {p["name"]: p["value"] for p in c["properties"]}
+        for c in said["components"]
+        if c["type"] == "library"
+    }
+    assert libraries == {
+        **{
+            ("torch", t["release"]): {
+                "git-commit": t["git_version"],
+                "apex:headers-sha256": t["headers_sha256"],
+            }
+            for t in facts["torch"]
+        },
+        **{
+            ("CPython", p["version"]): {"apex:headers-sha256": p["sha256"]}
+            for p in facts["headers"]["python"].values()
+        },
+        ("C and C++ library headers and objects", None): {"apex:headers-sha256": facts["headers"]["system"]},
+    }
 
 
 def test_the_bill_is_valid_by_cyclonedx_own_schema(built):
@@ -95,8 +113,16 @@ def test_the_statement_is_of_the_wheel_and_names_every_input(built, facts):
         assert inputs[f"file:{name}"] == {"sha256": digest.of_file(REPOSITORY / name)}
     for torch in facts["torch"]:
         assert inputs[f"git+https://github.com/pytorch/pytorch@{torch['git_version']}"] == {
-            "gitCommit": torch["git_version"]
+            "gitCommit": torch["git_version"],
+            "sha256": torch["headers_sha256"],
         }
+    assert inputs[f"CPython-{PYTHON.version} headers"] == {
+        "sha256": facts["headers"]["python"][PYTHON.tag]["sha256"]
+    }
+    assert inputs["C and C++ library headers and objects"] == {"sha256": facts["headers"]["system"]}
+    for name, digests in inputs.items():
+        assert re.fullmatch("[0-9a-f]{64}", digests.get("sha256", "")), f"{name} has no hash"
+    assert len(inputs) == len(definition["resolvedDependencies"])
     for compiler in facts["toolchains"]:
         assert inputs[f"{compiler['name']} {compiler['version']}"] == {"sha256": compiler["sha256"]}
 

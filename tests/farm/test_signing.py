@@ -25,6 +25,7 @@ FACTS = {
     "accelerator": "cpu",
     "archs": [],
     "torch": [],
+    "headers": {},
     "toolchains": [],
     "host_compiler": None,
     "source_sha256": "c" * 64,
