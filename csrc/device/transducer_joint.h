@@ -211,7 +211,7 @@ template <> GPU_FN void add_above<float>(float a, float b, float x, float& first
 // Gradient of g: what the blocks that share an item's frames have written of `columns` columns, added up. Several elements'
 // loads wait together, and go to several sums: in one, most additions would round to its last bit.
 template <class Math> GPU_FN void add_splits(const TransducerJointBackward& a, const TransducerItem& item, i64 b, u32 first_column, u32 columns) {
-  constexpr u32 at_once = 4, sums = 4;
+  constexpr u32 at_once = 2, sums = 8;
   const u32 splits = tiles_of(item.frames, (u32)a.tile_frames);
   const i64 live = item.frames ? (i64)item.labels * columns : 0, split_size = a.batch * a.labels * a.hidden;
   for (i64 first = thread_x(); first < live; first += block_size_x() * at_once) {
@@ -225,8 +225,11 @@ template <class Math> GPU_FN void add_splits(const TransducerJointBackward& a, c
       GPU_UNROLL for (u32 i = 0; i < sums; ++i)
         GPU_UNROLL for (u32 n = 0; n < at_once; ++n)
           if (s + i < splits && at[n] >= 0) some[n][i] += load_coherent(reinterpret_cast<const Math*>(a.partials) + (s + i) * split_size + at[n]);
+    GPU_UNROLL for (u32 half = sums / 2; half; half /= 2)
+      GPU_UNROLL for (u32 i = 0; i < half; ++i)
+        GPU_UNROLL for (u32 n = 0; n < at_once; ++n) some[n][i] += some[n][i + half];
     GPU_UNROLL for (u32 n = 0; n < at_once; ++n)
-      if (at[n] >= 0) store_one(a.grad_g, a.type, at[n], ((some[n][0] + some[n][2]) + (some[n][1] + some[n][3])) * (Math)a.scale);
+      if (at[n] >= 0) store_one(a.grad_g, a.type, at[n], some[n][0] * (Math)a.scale);
   }
 }
 
