@@ -65,6 +65,8 @@ def test_an_interrupted_farm_says_so_and_goes_on(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C reaches every process of a terminal's group
+        # Whatever runs the tests in the background made the signal one that is ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     end = time.monotonic() + 120
     while not list(tmp_path.glob("object/*/unit.json")):
