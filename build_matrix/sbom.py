@@ -30,6 +30,18 @@ def render(facts: dict, files: dict[str, bytes]) -> bytes:
     def sha256(value: str) -> list:
         return [HashType(alg=HashAlgorithm.SHA_256, content=value)]
 
+    def headers_of(name, version, description, digest, purl=None, more=()) -> Component:
+        """What is compiled into the wheel's binaries, by the digest of the headers that were read (inputs.py)."""
+        return Component(
+            type=ComponentType.LIBRARY,
+            name=name,
+            version=version,
+            bom_ref=f"{name}@{version}" if version else name,
+            purl=purl,
+            description=description,
+            properties=[*more, Property(name="apex:headers-sha256", value=digest)],
+        )
+
     version = f"{facts['version']}+{facts['local']}" if facts["local"] else facts["version"]
     apex = Component(
         type=ComponentType.LIBRARY,
@@ -41,41 +53,23 @@ def render(facts: dict, files: dict[str, bytes]) -> bytes:
         properties=[Property(name="apex:source-sha256", value=facts["source_sha256"])],
     )
     torches = [
-        Component(
-            type=ComponentType.LIBRARY,
-            name="torch",
-            version=torch["release"],
-            bom_ref=f"torch@{torch['release']}",
+        headers_of(
+            "torch",
+            torch["release"],
+            "C++ headers, compiled into the bindings",
+            torch["headers_sha256"],
             purl=PackageURL("pypi", None, "torch", torch["release"]),
-            description="C++ headers, compiled into the bindings",
-            properties=[
-                Property(name="git-commit", value=torch["git_version"]),
-                Property(name="apex:headers-sha256", value=torch["headers_sha256"]),
-            ],
+            more=[Property(name="git-commit", value=torch["git_version"])],
         )
         for torch in facts["torch"]
     ]
     headers = [
-        Component(
-            type=ComponentType.LIBRARY,
-            name="CPython",
-            version=python["version"],
-            bom_ref=f"CPython@{python['version']}",
-            description="C headers, compiled into the bindings",
-            properties=[Property(name="apex:headers-sha256", value=python["sha256"])],
-        )
+        headers_of("CPython", python["version"], "C headers, compiled into the bindings", python["sha256"])
         for python in facts["headers"].get("python", {}).values()
     ]
     if system := facts["headers"].get("system"):
-        headers.append(
-            Component(
-                type=ComponentType.LIBRARY,
-                name="C and C++ library headers and objects",
-                bom_ref="C and C++ library headers and objects",
-                description="Compiled and linked into every library",
-                properties=[Property(name="apex:headers-sha256", value=system)],
-            )
-        )
+        name = "C and C++ library headers and objects"
+        headers.append(headers_of(name, None, "Compiled and linked into every library", system))
     compilers = [
         Component(
             type=ComponentType.APPLICATION,
