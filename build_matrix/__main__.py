@@ -534,11 +534,12 @@ def verify(wheels, arch, key, jobs) -> None:
     from build_matrix import report, signing, verify
 
     key = signing.trusted(key)
-    for wheel in wheels:
-        if key:
-            click.echo(f"signature: of key {signing.verify(wheel, key)[:12]}")
-        for line in verify.run(wheel, arch, jobs, report.tell):
-            click.echo(line)
+    with verify.nothing_made() as store:
+        for wheel in wheels:
+            if key:
+                click.echo(f"signature: of key {signing.verify(wheel, key)[:12]}")
+            for line in verify.run(wheel, store, arch, jobs, report.tell):
+                click.echo(line)
 
 
 @main.command()

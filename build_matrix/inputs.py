@@ -1,5 +1,5 @@
-"""What compilers and linkers really read beside the sources: torch's, CPython's and the system's headers, and the
-objects that every library is linked with, by content.
+"""What compilers and linkers really read beside the sources: torch's, CPython's, a device compiler's and the system's
+headers, and the objects that every library is linked with, by content.
 
 A unit that compiles keeps, beside its output, the SHA-256 of every such file under the part it belongs to. Neither
 paths nor times are in it, so that the same headers give the same digests wherever they lie.
@@ -17,6 +17,7 @@ from build_matrix import digest
 from build_matrix.errors import BuildError
 
 FILE = "inputs.json"
+TOOLKIT = "toolkit"  # a device compiler's own headers
 SYSTEM = "system"  # the C and C++ libraries', the kernel's and the compiler's own headers, crti.o, libgcc.a
 DEPENDENCY = re.compile(r"(?:\\\s|[^\s\\]|\\(?!\n))+")
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from build_matrix import digest, gate, registry
+from build_matrix import digest, gate, inputs, registry
 from build_matrix import matrix as matrix_file
 from build_matrix.archs import Arch
 from build_matrix.errors import PinError, ToolchainMissing
@@ -67,15 +67,18 @@ def _unit(source: Path, arch: Arch, toolchain: Toolchain) -> WorkUnit:
             "kernels": {name: kernel.as_json() for name, kernel in sorted(code.kernels.items())},
         }
         (output / "entry.json").write_text(json.dumps(entry, indent=1))
+        own = {inputs.TOOLKIT: [toolchain.headers]} if toolchain.headers else {}
+        inputs.write(output, inputs.sort(compiled.read, own, [source.parent]))
 
-    inputs = {
+    of = {
         "source": source_digest,
         "compiler": toolchain.describe(),
         "flags": toolchain.flags(arch),
         "format": FORMAT,
         "accepted_spills": matrix.accepted_spills(source.stem, arch.name),
+        "beside": inputs.FILE,
     }
-    return WorkUnit("code", f"{arch.name}/{source.stem}", inputs, make)
+    return WorkUnit("code", f"{arch.name}/{source.stem}", of, make)
 
 
 def assemble(arch_name: str, toolchain: Toolchain, results: list[Result], target: Path) -> dict:

@@ -57,6 +57,10 @@ def _headers(facts: dict) -> list[dict]:
         {"name": f"CPython-{python['version']} headers", "digest": {"sha256": python["sha256"]}}
         for python in facts["headers"].get("python", {}).values()
     ]
+    found += [
+        {"name": f"{compiler} headers", "digest": {"sha256": digest}}
+        for compiler, digest in facts["headers"].get("toolkit", {}).items()
+    ]
     if system := facts["headers"].get("system"):
         found.append({"name": "C and C++ library headers and objects", "digest": {"sha256": system}})
     return found

@@ -22,6 +22,7 @@ ABSENT = 3  # exit code of build_matrix where a toolchain, interpreter or card i
 PYTHON = (sys.executable, "-m")
 FARM = (*PYTHON, "build_matrix")
 PYTEST = (*PYTHON, "pytest", "-q", "-p", "no:cacheprovider")
+SPREAD = ("-n", "auto", "--dist", "loadfile")  # over all cores; a file's tests share what they built
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,22 @@ def checks(dist: Path = REPOSITORY / "dist") -> list[Check]:
         Check("tree", (*FARM, "tree", "--available", *(f"--arch={arch}" for arch in _archs()))),
         Check(
             "tests of the farm, 50 kills",
-            (*PYTEST, "tests/farm", "tests/containers", "-m", "not container"),
+            (*PYTEST, *SPREAD, "tests/farm", "tests/containers", "-m", "not container"),
             (("APEX_FARM_KILLS", "50"),),
         ),
         Check(
             "containers", (*PYTEST, "tests/containers", "-m", "container"), (("APEX_CONTAINER_TESTS", "all"),)
         ),
-        Check("kernels on the executor", (*PYTEST, "tests/simt", "-m", "not emulated")),
+        Check("kernels on the executor", (*PYTEST, *SPREAD, "tests/simt", "-m", "not emulated")),
         Check("L0(cpu)", (*FARM, "tier", "L0"), after="tree"),
         Check("L1(cpu)", (*FARM, "tier", "L1"), after="tree"),
         Check("emulated", (*FARM, "tier", "emulated"), after="tree"),
         Check("loads", (*FARM, "load-test", *(f"--python={tag}" for tag in matrix.load().python))),
         Check("release", (*FARM, "farm", "--dist", str(dist))),
     ]
-    for accelerator in matrix.load().accelerators:
-        of = f"{accelerator.distribution.replace('-', '_')}-{tree.version()}+{accelerator.label}"
-        wheel = f"{of}-{pythons.own_tag()}-*_x86_64.whl"
-        found.append(
-            Check(f"verify {accelerator.distribution}", (*FARM, "verify", str(dist / wheel)), after="release")
-        )
+    names = [f"{a.distribution.replace('-', '_')}-{tree.version()}+{a.label}" for a in matrix.load().accelerators]
+    wheels = [str(dist / f"{name}-{pythons.own_tag()}-*_x86_64.whl") for name in names]
+    found.append(Check("verify", (*FARM, "verify", *wheels), after="release"))
     cards = [cell for cell in matrix.load().cells() if cell != "cpu"]
     return found + [
         Check(f"{tier}({cell})", (*FARM, "tier", tier, "--cell", cell), after="tree")

@@ -67,6 +67,10 @@ def render(facts: dict, files: dict[str, bytes]) -> bytes:
         headers_of("CPython", python["version"], "C headers, compiled into the bindings", python["sha256"])
         for python in facts["headers"].get("python", {}).values()
     ]
+    for compiler, of_headers in facts["headers"].get("toolkit", {}).items():
+        name, _, version = compiler.partition(" ")
+        about = "Headers of the device compiler, compiled into the packs"
+        headers.append(headers_of(f"{name} headers", version, about, of_headers))
     if system := facts["headers"].get("system"):
         name = "C and C++ library headers and objects"
         headers.append(headers_of(name, None, "Compiled and linked into every library", system))

@@ -80,7 +80,7 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
     host_library.place(library.folder, root / "lib")
     manifests = _lay_packs(request, toolchains, results, root / "packs")
     entries = _lay_bindings(torches, request.pythons, results, root / "lib")
-    read = _inputs(torches, request.pythons, results, library.folder)
+    read = _inputs(request, toolchains, torches, results, library.folder)
     facts = _facts(request, toolchains, torches, entries, read)
     _lay_data(root, facts, entries, manifests)
     _swap(root, target / "apex")
@@ -145,27 +145,39 @@ def _lay_bindings(
 
 
 def _inputs(
-    torches: list[headers.TorchHeaders], pythons: tuple[Python, ...], results: dict, library: Path
+    request: Request,
+    toolchains: Mapping[str, Toolchain],
+    torches: list[headers.TorchHeaders],
+    results: dict,
+    library: Path,
 ) -> dict[str, object]:
-    """The digests of what the host library and the bindings were compiled with: the headers of each torch and each
-    Python (with its version), and of the system."""
+    """The digests of what was compiled with: the headers of each torch, each Python (with its version) and each device
+    compiler that has any, and of the system."""
 
     def read(unit: WorkUnit) -> dict[str, list[str]]:
         return inputs.read(results[unit.key].folder)
 
     of_torch = {torch.release: [read(bindings.torch_library(torch))] for torch in torches}
-    of_python: dict[Python, list] = {python: [] for python in pythons if torches}
+    of_python: dict[Python, list] = {python: [] for python in request.pythons if torches}
     for torch in torches:
         for python, modules in of_python.items():
             modules.append(read(bindings.python_module(torch, python)))
             of_torch[torch.release].append(modules[-1])
-    everything = [inputs.read(library), *(each for units in of_torch.values() for each in units)]
+    of_compiler: dict[str, list] = {}
+    for arch, toolchain in toolchains.items():
+        if toolchain.headers:
+            name = f"{toolchain.name} {toolchain.version}"
+            units = packs.units(arch, toolchain, request.units)
+            of_compiler.setdefault(name, []).extend(read(unit) for unit in units)
+    of_both = [*of_torch.values(), *of_compiler.values()]
+    everything = [inputs.read(library), *(each for units in of_both for each in units)]
     return {
         "torch": {name: inputs.of_part(units, "torch") for name, units in of_torch.items()},
         "python": {
             python.tag: {"version": python.version, "sha256": inputs.of_part(modules, "python")}
             for python, modules in of_python.items()
         },
+        "toolkit": {name: inputs.of_part(units, inputs.TOOLKIT) for name, units in of_compiler.items()},
         "system": inputs.of_part(everything, inputs.SYSTEM),
     }
 
@@ -196,7 +208,7 @@ def _facts(
             }
             for torch in torches
         ],
-        "headers": {name: read[name] for name in ("python", "system") if name in read},
+        "headers": {name: read[name] for name in ("python", "toolkit", "system") if name in read},
         "python": sorted({entry["python"] for entry in entries}),
         "source_sha256": identity.compiled(),
     }

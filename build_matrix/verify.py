@@ -4,10 +4,11 @@ byte."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import io
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from build_matrix import digest, host_compiler, identity, packs, provenance
@@ -17,21 +18,31 @@ from build_matrix.store import Result, Store
 from build_matrix.wheel_file import WheelFile, difference
 
 
+@contextlib.contextmanager
+def nothing_made() -> Iterator[Store]:
+    """A store in which nothing is, for one run: what was made before is not believed, and what wheels share is made
+    once."""
+    with tempfile.TemporaryDirectory(prefix="apex-verify-") as folder:
+        yield Store(Path(folder))
+
+
 def run(
-    path: Path, arch: str | None = None, jobs: int | None = None, tell: Callable = lambda done: None
+    path: Path,
+    store: Store,
+    arch: str | None = None,
+    jobs: int | None = None,
+    tell: Callable = lambda done: None,
 ) -> list[str]:
-    """What was verified, a line each. With `arch`, the code objects of that pack alone.
+    """What was verified, a line each. With `arch`, the code objects of that pack alone. `store` is of `nothing_made`.
 
     Raises BuildError where the wheel is of another source, PinError (not verifiable) where a compiler that made it is
     not here, GateError where something differs.
     """
     wheel = WheelFile(path)
     said = [_record(wheel), _statement(wheel)]
-    with tempfile.TemporaryDirectory(prefix="apex-verify-") as folder:
-        store = Store(Path(folder))  # nothing that was made before is believed
-        if arch:
-            return [*said, pack(wheel, arch, Engine(store, jobs, tell))]
-        return [*said, whole(wheel, store, jobs, tell)]
+    if arch:
+        return [*said, pack(wheel, arch, Engine(store, jobs, tell))]
+    return [*said, whole(wheel, store, jobs, tell)]
 
 
 def _record(wheel: WheelFile) -> str:

@@ -19,11 +19,12 @@ def provisioned_root() -> Path:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A code object, and per kernel the spilled bytes that the compiler reported (empty when it reports
-    none)."""
+    """A code object, per kernel the spilled bytes that the compiler reported (empty when it reports none), and the
+    files that it says it read (none where it reads but the sources)."""
 
     image: bytes
     spills: dict[str, int] = field(default_factory=dict)
+    read: tuple[str, ...] = ()
 
 
 class Toolchain(ABC):
@@ -42,6 +43,11 @@ class Toolchain(ABC):
     def knows(self, arch: Arch) -> bool:
         """Whether it can compile for `arch`."""
         return arch.vendor == self.vendor and (not self.archs or arch.name in self.archs)
+
+    @property
+    def headers(self) -> Path | None:
+        """The folder of its own headers, where it reads any beside the sources."""
+        return None
 
     @property
     def archs(self) -> list[str]:

@@ -10,6 +10,7 @@ import tempfile
 from functools import cached_property
 from pathlib import Path
 
+from build_matrix import inputs
 from build_matrix.archs import Arch
 from build_matrix.store import DigestCache
 from build_matrix.toolchains import ptxas
@@ -38,6 +39,11 @@ class Nvcc(Toolchain):
         programs = ["bin/nvcc", "bin/cudafe++", "bin/ptxas", "nvvm/bin/cicc", "bin/crt/prelink.stub"]
         return DigestCache().of_files([home / name for name in programs if (home / name).is_file()])
 
+    @property
+    def headers(self) -> Path:
+        # nvcc names them through targets/x86_64-linux/include: that is a link to this folder, or this one to that.
+        return self.path.resolve().parent.parent / "include"
+
     @cached_property
     def archs(self) -> list[str]:
         codes = subprocess.run(
@@ -54,13 +60,15 @@ class Nvcc(Toolchain):
 
     def compile(self, source: Path, arch: Arch) -> Compiled:
         with tempfile.TemporaryDirectory(prefix="apex-nvcc-") as folder:
-            output = Path(folder) / f"out{arch.suffix}"
+            output, rule = Path(folder) / f"out{arch.suffix}", Path(folder) / "out.d"
             verbose = [] if arch.kind == "ptx" else ["-Xptxas", "-v"]
             # Run beside the source with a relative name, so that no path of this machine can enter the
             # output.
-            command = [str(self.path), *self.flags(arch), *verbose, source.name, "-o", str(output)]
+            named = ["-MD", "-MF", str(rule), "-o", str(output)]
+            command = [str(self.path), *self.flags(arch), *verbose, source.name, *named]
             log = run(f"{source.name} for {arch.name}", command, cwd=source.parent)
-            return Compiled(output.read_bytes(), ptxas.spills(log))
+            read = inputs.of_rule(rule.read_text(encoding="utf-8", errors="surrogateescape"))
+            return Compiled(output.read_bytes(), ptxas.spills(log), tuple(str(source.parent / name) for name in read))
 
 
 def candidates() -> list[Path]:

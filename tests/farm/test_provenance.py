@@ -74,6 +74,10 @@ def test_the_bill_names_what_is_in_the_wheel_and_what_made_it(built, facts):
             ("CPython", p["version"]): {"apex:headers-sha256": p["sha256"]}
             for p in facts["headers"]["python"].values()
         },
+        **{
+            (f"{compiler.partition(' ')[0]} headers", compiler.partition(" ")[2]): {"apex:headers-sha256": read}
+            for compiler, read in facts["headers"]["toolkit"].items()
+        },
         ("C and C++ library headers and objects", None): {"apex:headers-sha256": facts["headers"]["system"]},
     }
 
@@ -123,6 +127,8 @@ def test_the_statement_is_of_the_wheel_and_names_every_input(built, facts):
     for name, digests in inputs.items():
         assert re.fullmatch("[0-9a-f]{64}", digests.get("sha256", "")), f"{name} has no hash"
     assert len(inputs) == len(definition["resolvedDependencies"])
+    for compiler, read in facts["headers"]["toolkit"].items():
+        assert inputs[f"{compiler} headers"] == {"sha256": read}
     for compiler in facts["toolchains"]:
         assert inputs[f"{compiler['name']} {compiler['version']}"] == {"sha256": compiler["sha256"]}
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from build_matrix import REPOSITORY, bindings, digest, host_compiler, host_library, inputs, pythons
+from build_matrix import REPOSITORY, bindings, digest, host_compiler, host_library, inputs, packs, pythons
 from build_matrix.errors import BuildError
 from build_matrix.headers import TorchHeaders
 from build_matrix.store import Store
@@ -82,10 +82,27 @@ def test_an_object_of_the_host_library_keeps_what_it_read(tmp_path):
     assert str(REPOSITORY) not in (folder / inputs.FILE).read_text()
 
 
-def test_units_that_keep_it_are_not_those_that_did_not(tmp_path):
-    """A store of before holds bindings that say nothing."""
+@pytest.mark.parametrize("arch", ["sm_80", "compute_80", "sm_70", "gfx942"])
+def test_a_code_object_keeps_which_headers_its_compiler_read(arch, toolchain_of, store):
+    """nvcc reads its toolkit's and, through them, the system's; the others read the sources alone."""
+    toolchain = toolchain_of(arch)
+    (unit,) = packs.units(arch, toolchain, ["multi_tensor_scale"])
+    read = inputs.read(store.build(unit).folder)
+    if toolchain.headers is None:
+        assert read == {}
+        return
+    assert set(read) == {"toolkit", "system"}
+    assert digest.of_file(toolchain.headers / "cuda_runtime.h") in read["toolkit"]
+    assert not set(read["toolkit"]) & set(read["system"])
+    sources = {digest.of_file(path) for path in (REPOSITORY / "csrc/device").iterdir()}
+    assert not sources & {*read["toolkit"], *read["system"]}
+
+
+def test_units_that_keep_it_are_not_those_that_did_not(toolchain_of, tmp_path):
+    """A store of before holds bindings and code that say nothing."""
     python = pythons.find(pythons.own_tag())
     headers = TorchHeaders("2.99.0", "abc", None, tmp_path, "0" * 64, installed=False)
-    for unit in (bindings.torch_library(headers), bindings.python_module(headers, python)):
+    (code,) = packs.units("sm_80", toolchain_of("sm_80"), ["multi_tensor_scale"])
+    for unit in (bindings.torch_library(headers), bindings.python_module(headers, python), code):
         assert unit.inputs["beside"] == inputs.FILE
         assert str(tmp_path) not in json.dumps(unit.inputs)

@@ -109,7 +109,8 @@ def test_every_tier_of_a_card_has_its_session():
 def test_a_check_is_shown_as_one_types_it():
     (kills,) = [check for check in release_check.checks() if "50 kills" in check.name]
     assert release_check.words(kills) == (
-        "APEX_FARM_KILLS=50 python -m pytest -q -p no:cacheprovider tests/farm tests/containers -m 'not container'"
+        "APEX_FARM_KILLS=50 python -m pytest -q -p no:cacheprovider -n auto --dist loadfile tests/farm "
+        "tests/containers -m 'not container'"
     )
 
 
