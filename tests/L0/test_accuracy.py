@@ -342,8 +342,8 @@ CASES = {
     "group norm, channels first": of_groups(False, last=False),
     "group norm, SiLU, channels first, mean 3": of_groups(True, 3.0, last=False),
     "batch norm, addition, ReLU": Case(
-        ((8, 32, 14, 14), (8, 32, 14, 14), (32,), (32,)), batch_norm, torch_batch_norm, last=True,
-        statistics=32,
+        ((2, 256, 14, 7), (2, 256, 14, 7), (256,), (256,)), batch_norm, torch_batch_norm, last=True,
+        statistics=256,
     ),
     "transducer joint": Case(
         ((2, 200, 64), (2, 20, 64)), joint, torch_joint, lengths((200, 200), (20, 20))

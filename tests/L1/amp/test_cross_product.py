@@ -39,6 +39,9 @@ OPTIMIZERS = {
 # Curves of ten steps, losses from 2.4 to 0.6. O3 drifts most: its weights are float16, and so are the states of
 # torch's optimizers (those of the fused ones are float32).
 AGREE = {"O0": 1e-4, "O1": 2e-2, "O2": 2e-2, "O3": 0.25, "O4": 8e-2, "O5": 8e-2}
+# Compiled against eager. On a GPU torch runs other kernels for a compiled graph in float16, whose results differ by a
+# rounding (2**-11); after five steps the losses, of about 2, did by 1.8e-4 at most. The CPU runs the same kernels.
+COMPILED = {"cpu": 1e-4, "cuda": 5e-4}
 
 
 def options():
@@ -189,4 +192,4 @@ def test_compiled(level, scale, keep, name, device):
     make = OPTIMIZERS[name][1]
     eager = Run(level, scale, keep, make, device).train(0, STEPS // 2)
     compiled = Run(level, scale, keep, make, device, compiled=True).train(0, STEPS // 2)
-    assert compiled == pytest.approx(eager, abs=1e-4)
+    assert compiled == pytest.approx(eager, abs=COMPILED[device])
