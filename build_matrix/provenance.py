@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, matrix, pins
+from build_matrix import REPOSITORY, digest, inputs, matrix, pins
 from build_matrix.errors import GateError
 
 SUFFIX = ".intoto.json"
@@ -58,11 +58,11 @@ def _headers(facts: dict) -> list[dict]:
         for python in facts["headers"].get("python", {}).values()
     ]
     found += [
-        {"name": f"{compiler} headers", "digest": {"sha256": digest}}
-        for compiler, digest in facts["headers"].get("toolkit", {}).items()
+        {"name": f"{compiler} headers", "digest": {"sha256": read}}
+        for compiler, read in facts["headers"].get(inputs.TOOLKIT, {}).items()
     ]
-    if system := facts["headers"].get("system"):
-        found.append({"name": "C and C++ library headers and objects", "digest": {"sha256": system}})
+    if system := facts["headers"].get(inputs.SYSTEM):
+        found.append({"name": inputs.SYSTEM_NAME, "digest": {"sha256": system}})
     return found
 
 

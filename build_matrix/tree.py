@@ -177,8 +177,8 @@ def _inputs(
             python.tag: {"version": python.version, "sha256": inputs.of_part(modules, "python")}
             for python, modules in of_python.items()
         },
-        "toolkit": {name: inputs.of_part(units, inputs.TOOLKIT) for name, units in of_compiler.items()},
-        "system": inputs.of_part(everything, inputs.SYSTEM),
+        inputs.TOOLKIT: {name: inputs.of_part(units, inputs.TOOLKIT) for name, units in of_compiler.items()},
+        inputs.SYSTEM: inputs.of_part(everything, inputs.SYSTEM),
     }
 
 
@@ -208,7 +208,7 @@ def _facts(
             }
             for torch in torches
         ],
-        "headers": {name: read[name] for name in ("python", "toolkit", "system") if name in read},
+        "headers": {name: read[name] for name in ("python", inputs.TOOLKIT, inputs.SYSTEM) if name in read},
         "python": sorted({entry["python"] for entry in entries}),
         "source_sha256": identity.compiled(),
     }
