@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +44,7 @@ class TorchHeaders:
         return ["-isystem", str(self.include), "-isystem", str(self.include / "torch/csrc/api/include")]
 
 
-def installed_version(python: str = sys.executable) -> str | None:
+def installed_version() -> str | None:
     """The version of the torch that this interpreter would import, or None; torch is not imported."""
     try:
         return importlib.metadata.version("torch")

@@ -58,7 +58,6 @@ class IndexedWheel:
     name: str
     project: str
     version: str
-    label: str
     sha256: str
     size: int
     metadata: bytes
@@ -99,7 +98,6 @@ def read(path: Path, reasons: dict[str, str] | None = None) -> IndexedWheel:
         name=path.name,
         project=fields["Name"],
         version=fields["Version"],
-        label=fields["Version"].partition("+")[2],
         sha256=digest.of_file(path),
         size=path.stat().st_size,
         metadata=metadata,

@@ -42,13 +42,14 @@ class Outcome:
     says: str = ""
 
 
-def checks(dist: Path = REPOSITORY / "dist") -> list[Check]:
+def checks() -> list[Check]:
     """The list, in order."""
+    dist = REPOSITORY / "dist"
     found = [
         Check("lint", (*PYTHON, "ruff", "check", ".")),
         Check("changelog", (*FARM, "changelog")),
         Check("quickstart", (*FARM, "quickstart")),
-        Check("tree", (*FARM, "tree", "--available", *(f"--arch={arch}" for arch in _archs()))),
+        Check("tree", (*FARM, "tree", "--available", *(f"--arch={p.arch.name}" for p in matrix.load().packs))),
         Check(
             "tests of the farm, 50 kills",
             (*PYTEST, *SPREAD, "tests/farm", "tests/containers", "-m", "not container"),
@@ -79,11 +80,6 @@ def words(check: Check) -> str:
     """The command as one types it, with its variables."""
     command = ["python" if word == sys.executable else word for word in check.command]
     return shlex.join([*(f"{name}={value}" for name, value in check.variables), *command])
-
-
-def _archs() -> list[str]:
-    """Packs that the tests look at: a card's own is found by its cell."""
-    return [p.arch.name for p in matrix.load().packs]
 
 
 def run(

@@ -188,15 +188,15 @@ def load(version: str, python: Python, built: Path, store: Store) -> str:
     return done.stdout.strip()
 
 
-def receipt(version: str, python: Python, identity: str, folder: Path = receipts.LOADS) -> Path:
-    """Writes down that this very binding was loaded; `bindings.entry` grades by it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"torch-{version}-{python.tag}.json"
+def receipt(version: str, python: Python, bindings: str) -> Path:
+    """Writes down that the binding of sources with the digest `bindings` was loaded; `bindings.entry` grades by it."""
+    receipts.LOADS.mkdir(parents=True, exist_ok=True)
+    path = receipts.LOADS / f"torch-{version}-{python.tag}.json"
     value = {
         "torch": version,
         "python": python.tag,
         "apex": tree.version(),
-        "bindings": identity,
+        "bindings": bindings,
         "grade": GRADE,
     }
     path.write_text(json.dumps(value, indent=1) + "\n")

@@ -37,25 +37,23 @@ def python_sources() -> dict[str, Path]:
     }
 
 
-def legacy_modules(names: list[str] | None = None) -> dict[str, bytes]:
-    """The generated top-level modules (amp_C.py, ...): of every complete extension, or of `names` among
-    them."""
+def legacy_modules() -> dict[str, bytes]:
+    """The generated top-level modules (amp_C.py, ...), of every complete extension."""
     source = REPOSITORY / "apex/_legacy/__init__.py"
     spec = importlib.util.spec_from_file_location("apex_legacy_text", source)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    chosen = [e.name for e in Registry.load().complete() if names is None or e.name in names]
-    return {f"{name}.py": module.module_text(name).encode() for name in chosen}
+    return {f"{e.name}.py": module.module_text(e.name).encode() for e in Registry.load().complete()}
 
 
-def contents(tree: Path, names: list[str] | None = None, store: Store | None = None) -> dict[str, bytes]:
+def contents(tree: Path, store: Store | None = None) -> dict[str, bytes]:
     """Everything of a wheel but its dist-info: Python sources, the built tree with its code objects compressed, the
     top-level modules. `store` keeps what was compressed: every Python's wheel holds the same code objects."""
     files = {name: path.read_bytes() for name, path in python_sources().items()}
     for path in sorted((tree / "apex").rglob("*")):
         if path.is_file():
             files[str(path.relative_to(tree))] = path.read_bytes()
-    return _compressed(files, store) | legacy_modules(names)
+    return _compressed(files, store) | legacy_modules()
 
 
 def _compressed(files: dict[str, bytes], store: Store | None) -> dict[str, bytes]:
@@ -144,12 +142,11 @@ def unit(
     tree: Path,
     facts: dict,
     python: Python,
-    names: list[str] | None = None,
     platform: str = matrix.NATIVE,
     store: Store | None = None,
 ) -> WorkUnit:
     """The wheel of one Python. Its platform tag is what auditwheel finds, never what we would like."""
-    files = contents(tree, names, store)
+    files = contents(tree, store)
     distribution, version = facts["distribution"], f"{facts['version']}+{facts['local']}"
     more = {sbom.NAME: sbom.render(facts, files)}
 
