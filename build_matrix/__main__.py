@@ -640,12 +640,12 @@ def list_receipts() -> None:
 def changelog(text) -> None:
     """Tells whether the registry or the matrix changed without an entry in release_notes/changes.toml (exit code 5);
     with TEXT, which says what a user gets, writes the entry."""
-    from build_matrix import changes, tree
+    from build_matrix import changes, identity
 
     if text is None:
         changes.check()
         return
-    change = changes.add(text, tree.version())
+    change = changes.add(text, identity.version())
     for what, items in (("added", change.added), ("removed", change.removed)):
         for item in items:
             click.echo(f"{what} {item}")

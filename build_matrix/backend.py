@@ -67,10 +67,10 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: S
     wanted = _asked(config_settings)
     if wanted is None:
         return build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
-    from build_matrix import matrix, tree, wheel
+    from build_matrix import identity, matrix, wheel
 
     accelerator = matrix.load().accelerator(wanted.accelerator)
-    version = f"{tree.version()}+{accelerator.label}"
+    version = f"{identity.version()}+{accelerator.label}"
     folder = Path(metadata_directory) / f"{accelerator.distribution.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(wheel.metadata(accelerator.distribution, version), encoding="utf-8")

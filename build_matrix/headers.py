@@ -34,7 +34,7 @@ class TorchHeaders:
     @property
     def minor(self) -> str:
         """2.13: the folder and the name of a binding."""
-        return ".".join(self.version.split(".")[:2])
+        return matrix.minor(self.version)
 
     @property
     def release(self) -> str:

@@ -25,6 +25,11 @@ class Source:
         return asdict(self)
 
 
+def version() -> str:
+    """1.10.0: the version of this checkout."""
+    return (REPOSITORY / "version.txt").read_text().strip()
+
+
 def compiled() -> str:
     """One digest of everything of this checkout that is compiled."""
     files = sorted(path for path in CSRC.rglob("*") if path.is_file() and "testing" not in path.parts)

@@ -115,8 +115,9 @@ class Matrix:
             f"no pack is made for {arch}; there are {', '.join(p.arch.name for p in self.packs)}"
         )
 
-    def archs(self, vendor: str) -> list[str]:
-        return [rule.arch.name for rule in self.packs if rule.arch.vendor == vendor]
+    def archs(self, accelerator: str) -> list[str]:
+        """The archs whose packs go into the wheels of an accelerator; none for `cpu`."""
+        return [rule.arch.name for rule in self.packs if rule.arch.vendor == accelerator]
 
     def cells(self) -> list[str]:
         """Where tests run: the CPU, and every arch that a card can have."""
@@ -171,6 +172,16 @@ def numbers(version: str) -> tuple[int, ...]:
             break
         parts.append(int(digits))
     return tuple(parts)
+
+
+def minor(version: str) -> str:
+    """2.13 of `2.13.0+cu130`: what a binding, or a series of a toolkit, is called by."""
+    return ".".join(version.partition("+")[0].split(".")[:2])
+
+
+def dotted(tag: str) -> str:
+    """3.11 of cp311: as people and commands call a Python."""
+    return f"{tag[2]}.{tag[3:]}"
 
 
 def _matches(version: str, condition: str) -> bool:

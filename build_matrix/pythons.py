@@ -49,7 +49,7 @@ def find(tag: str) -> Python:
 
     Raises PythonMissing when there is none with headers.
     """
-    version = f"{tag[2]}.{tag[3:]}"
+    version = matrix.dotted(tag)
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     places = [
         sys.executable if tag == own_tag() else None,

@@ -140,7 +140,7 @@ def platform_of(receipt: dict) -> str:
 def name(receipt: dict) -> str:
     """Its file: one for each tier, cell, card, torch, Python and platform."""
     card = re.sub(r"[^a-z0-9]+", "-", receipt["card"].lower()).strip("-")
-    minor = ".".join(receipt["torch"].split(".")[:2])
+    minor = matrix.minor(receipt["torch"])
     part = "part" if receipt["narrowed"] else ""
     platform = "" if platform_of(receipt) == matrix.NATIVE else platform_of(receipt)
     parts = (receipt["tier"], receipt["cell"], card, f"torch{minor}", receipt["python"], platform, part)

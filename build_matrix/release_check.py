@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, identity, junit, matrix, pythons, receipts, tree
+from build_matrix import REPOSITORY, digest, identity, junit, matrix, pythons, receipts
 
 FOLDER = REPOSITORY / "build/release-check"
 RESULT = "result.json"
@@ -65,7 +65,7 @@ def checks() -> list[Check]:
         Check("loads", (*FARM, "load-test", *(f"--python={tag}" for tag in matrix.load().python))),
         Check("release", (*FARM, "farm", "--dist", str(dist))),
     ]
-    names = [f"{a.distribution.replace('-', '_')}-{tree.version()}+{a.label}" for a in matrix.load().accelerators]
+    names = [f"{a.distribution.replace('-', '_')}-{identity.version()}+{a.label}" for a in matrix.load().accelerators]
     wheels = [str(dist / f"{name}-{pythons.own_tag()}-*_x86_64.whl") for name in names]
     found.append(Check("verify", (*FARM, "verify", *wheels), after="release"))
     cards = [cell for cell in matrix.load().cells() if cell != "cpu"]

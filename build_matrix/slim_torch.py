@@ -14,7 +14,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from build_matrix import REPOSITORY, borrow, headers, host_compiler, matrix, package_index, receipts, tree
+from build_matrix import REPOSITORY, borrow, headers, host_compiler, identity, matrix, package_index, receipts
 from build_matrix.elf import SHT_DYNSYM, Elf
 from build_matrix.errors import BuildError, PackageIndexError
 from build_matrix.manylinux import DT_NEEDED, dynamic
@@ -33,11 +33,11 @@ SYSTEM = (
     "ld-linux-x86-64.so.2",
     "libpthread.so.0",
 )
-# Modules of torch's extension that need c10d, which the stub cannot stand for.
 INIT = """
 import ctypes as _ct, os as _os
 _ct.CDLL(_os.path.join(_os.path.dirname(__file__), "lib", "libtorch_cuda.so"), _ct.RTLD_GLOBAL)
 """
+# Modules of torch's extension that need c10d, which the stub cannot stand for.
 DROPPED = "('_c10d_init', '_rpc_init', '_dist_autograd_init', '_faulty_agent_init')"
 PROGRAM = """
 import torch
@@ -195,7 +195,7 @@ def receipt(version: str, python: Python, bindings: str) -> Path:
     value = {
         "torch": version,
         "python": python.tag,
-        "apex": tree.version(),
+        "apex": identity.version(),
         "bindings": bindings,
         "grade": GRADE,
     }

@@ -52,10 +52,6 @@ class Request:
     platform: str = matrix_file.NATIVE  #: what the host library and the bindings are compiled for
 
 
-def version() -> str:
-    return (REPOSITORY / "version.txt").read_text().strip()
-
-
 def label(request: Request) -> str:
     """The local version label: what was asked for, else the accelerator's in the matrix."""
     return (
@@ -192,7 +188,7 @@ def _facts(
     compilers = {json.dumps(toolchain.describe(), sort_keys=True) for toolchain in toolchains.values()}
     return {
         "format": 1,
-        "version": request.version or version(),
+        "version": request.version or identity.version(),
         "local": label(request),
         "distribution": request.distribution
         or matrix_file.load().accelerator(request.accelerator).distribution,
@@ -220,8 +216,7 @@ def _lay_data(root: Path, facts: dict, entries: list[dict], manifests: dict[str,
         if path.suffix in (".cu", ".h"):
             shutil.copyfile(path, root / "device" / path.name)
     shutil.copyfile(CSRC / "ops.schemas", root / "ops.schemas")
-    vendor = facts["accelerator"]
-    archs = matrix_file.load().archs(vendor) if vendor != "cpu" else []
+    archs = matrix_file.load().archs(facts["accelerator"])
     sources = {path.stem: digest.of_source(path) for path in device_units()}
     coverage = ledger.ledger(facts["version"], manifests, archs, sources)
     for name, value in {

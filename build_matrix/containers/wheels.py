@@ -50,9 +50,7 @@ def build(
         raise ContainerError(
             "cibuildwheel runs on Python 3.11 and later", "python3.11 -m nox -s build-cpu -- --container"
         )
-    axes = matrix.load()
-    vendor = accelerator if accelerator != "cpu" else ""
-    chosen = tuple(archs) or tuple(axes.archs(vendor) if vendor else ())
+    chosen = archs or matrix.load().archs(accelerator)
     name = engine.find(engine_name)
     settings = pip_settings.read()
     environment = os.environ | settings.variables | variables(accelerator, archs, torches, tags)

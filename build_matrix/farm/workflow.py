@@ -63,11 +63,7 @@ def _row(name: str, toolchains: list[str], options: list[str]) -> dict[str, str]
 
 
 def _pythons(chosen: Selection) -> list[str]:
-    return [f"--python {_spoken(tag)}" for tag in chosen.pythons]
-
-
-def _spoken(tag: str) -> str:
-    return f"{tag[2]}.{tag[3:]}"
+    return [f"--python {matrix.dotted(tag)}" for tag in chosen.pythons]
 
 
 def render() -> str:
@@ -86,7 +82,7 @@ def render() -> str:
         parts=made["parts"]["include"],
         wheels=made["wheels"]["include"],
         # The last one is the one that runs nox.
-        pythons=sorted(map(_spoken, chosen.pythons), key=lambda python: python == "3.11"),
+        pythons=sorted(map(matrix.dotted, chosen.pythons), key=lambda python: python == "3.11"),
     )
 
 

@@ -97,7 +97,7 @@ def test_the_nearest_cells_of_one_that_does_not_exist_do_exist(question):
         near = compat.Question(
             cell["torch"],
             question.accelerator,
-            compat._spoken(question.accelerator, cell[question.accelerator]),
+            compat.spoken(question.accelerator, cell[question.accelerator]),
             cell.get("arch", ""),
             cell.get("python", ""),
         )

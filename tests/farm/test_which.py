@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from build_matrix import REPOSITORY, compat, matrix, which
+from build_matrix import REPOSITORY, compat, identity, matrix, which
 from build_matrix.which import Environment
 
-VERSION = (REPOSITORY / "version.txt").read_text().strip()
+VERSION = identity.version()
 CUDA = f"python -m pip install apex-cuda=={VERSION}+cu130 --index-url <index>/whl/cu130/"
 ROCM = f"python -m pip install apex-rocm=={VERSION}+rocm7.2 --index-url <index>/whl/rocm7.2/"
 CPU = f"python -m pip install apex-cpu=={VERSION}+cpu --index-url <index>/whl/cpu/"
