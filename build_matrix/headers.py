@@ -118,20 +118,29 @@ def _say(text: str) -> dict[str, str | None]:
     return {"version": value("__version__"), "git_version": value("git_version"), "cuda": value("cuda")}
 
 
-def wheel_of(version: str, platform: str = matrix.NATIVE) -> package_index.IndexFile:
-    """The smallest-tagged wheel of a release for a platform: headers are the same for every Python."""
-    found = []
+def wheels_of(version: str, platform: str = matrix.NATIVE) -> dict[str, package_index.IndexFile]:
+    """The wheels of a release for a platform, by the tag of their Python. Raises PackageIndexError where there is
+    none."""
+    found: dict[str, package_index.IndexFile] = {}
     for file in package_index.files("torch"):
         match = WHEEL.fullmatch(file.filename)
         if not match or matrix.platform_of(match["platform"]) != platform:
             continue
         if match["version"] == version and match["python"] == match["abi"]:
-            found.append((int(match["python"][2:]), file))
+            found.setdefault(match["python"], file)
     if not found:
         raise PackageIndexError(
-            f"no index of pip's configuration holds a wheel of torch {version} for {platform}"
+            f"no index of pip's configuration holds a wheel of torch {version} for {platform}. PIP_INDEX_URL, or "
+            "pip's configuration, names another index"
         )
-    return min(found, key=lambda pair: pair[0])[1]
+    return found
+
+
+def wheel_of(version: str, platform: str = matrix.NATIVE) -> package_index.IndexFile:
+    """The wheel of a release for a platform whose Python is the oldest: headers are the same for every Python. Raises
+    PackageIndexError where there is none."""
+    found = wheels_of(version, platform)
+    return found[min(found, key=lambda tag: int(tag[2:]))]
 
 
 def unit(version: str, platform: str = matrix.NATIVE) -> WorkUnit:

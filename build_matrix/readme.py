@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from build_matrix import REPOSITORY, changes, compat, host_compiler, identity, matrix, pins, receipts
+from build_matrix import REPOSITORY, changes, compat, files, host_compiler, identity, matrix, pins, receipts
 from build_matrix.registry import Registry
 
 README = REPOSITORY / "README.md"
@@ -168,10 +168,8 @@ def render(page: Path) -> str:
 
 
 def write(page: Path) -> None:
-    """Writes the page anew, by way of a temporary name."""
-    temporary = page.with_suffix(".tmp")
-    temporary.write_text(render(page), encoding="utf-8")
-    temporary.replace(page)
+    """Writes the page anew."""
+    files.write(page, render(page))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, identity, junit, matrix, pythons, receipts
+from build_matrix import REPOSITORY, digest, files, identity, junit, matrix, pythons, receipts
 
 FOLDER = REPOSITORY / "build/release-check"
 RESULT = "result.json"
@@ -153,12 +153,12 @@ def _expanded(command: tuple[str, ...]) -> Iterator[str]:
 def _state() -> dict[str, str]:
     """What the outcomes are of: sources, and the tests and tools that look at them."""
     folders = ("tests", "build_matrix", "ci", "examples", "benchmarks", ".github", "release_notes")
-    files = ("noxfile.py", "pyproject.toml", "related_commits", "version.txt")
+    single = ("noxfile.py", "pyproject.toml", "related_commits", "version.txt")
     tests = [
         path
-        for name in (*folders, *files)
+        for name in (*folders, *single)
         for path in sorted([REPOSITORY / name, *(REPOSITORY / name).rglob("*")])
-        if path.is_file() and path.suffix not in (".pyc", ".so", ".o") and "receipts" not in path.parts
+        if path.is_file() and path.suffix not in files.OUTPUTS and "receipts" not in path.parts
     ]
     named = {str(path.relative_to(REPOSITORY)): digest.of_file(path) for path in tests}
     return identity.checkout().as_json() | {"tests": digest.of_values(named)}
@@ -175,6 +175,4 @@ def _before(folder: Path) -> dict[str, Outcome]:
 
 def _write(folder: Path, of: dict[str, str], outcomes: dict[str, Outcome]) -> None:
     text = json.dumps({"of": of, "checks": {n: asdict(o) for n, o in outcomes.items()}}, indent=1)
-    partial = folder / f".{RESULT}.partial"
-    partial.write_text(text)
-    partial.replace(folder / RESULT)
+    files.write(folder / RESULT, text)

@@ -14,7 +14,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from build_matrix import REPOSITORY, borrow, headers, host_compiler, identity, matrix, package_index, receipts
+from build_matrix import REPOSITORY, borrow, headers, host_compiler, identity, package_index, receipts
 from build_matrix.elf import SHT_DYNSYM, Elf
 from build_matrix.errors import BuildError, PackageIndexError
 from build_matrix.manylinux import DT_NEEDED, dynamic
@@ -63,13 +63,13 @@ print(torch.__version__, "worst difference", worst)
 
 
 def wheel_of(version: str, python: Python) -> package_index.IndexFile:
-    for file in package_index.files("torch"):
-        match = headers.WHEEL.fullmatch(file.filename)
-        if not match or matrix.platform_of(match["platform"]) != matrix.NATIVE:
-            continue
-        if (match["version"], match["python"], match["abi"]) == (version, python.tag, python.tag):
-            return file
-    raise PackageIndexError(f"no index holds torch {version} for {python.tag}")
+    """The wheel of a release for that very Python. Raises PackageIndexError where there is none."""
+    found = headers.wheels_of(version)
+    if python.tag not in found:
+        raise PackageIndexError(
+            f"no index holds torch {version} for {python.tag}; there are {', '.join(sorted(found))}"
+        )
+    return found[python.tag]
 
 
 def unit(version: str, python: Python) -> WorkUnit:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from build_matrix import REPOSITORY, audit, digest, ledger, matrix, pins, provenance, sbom
 from build_matrix.errors import GateError
+from build_matrix.files import OUTPUTS
 from build_matrix.pythons import Python
 from build_matrix.registry import Registry
 from build_matrix.store import Store, WorkUnit
@@ -24,8 +25,6 @@ XZ_PRESET = 1
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date a zip archive can hold
 SUMMARY = "Fused optimizers, normalization, softmax and amp tools for PyTorch on NVIDIA and AMD GPUs and CPUs"
 MANIFEST = re.compile(r"apex/packs/[^/]+/manifest\.json")
-LEFT_OUT = ("__pycache__",)
-LEFT_OUT_SUFFIXES = (".pyc", ".so", ".o")
 
 
 def python_sources() -> dict[str, Path]:
@@ -33,7 +32,7 @@ def python_sources() -> dict[str, Path]:
     return {
         str(path.relative_to(REPOSITORY)): path
         for path in sorted((REPOSITORY / "apex").rglob("*"))
-        if path.is_file() and path.suffix not in LEFT_OUT_SUFFIXES and not set(path.parts) & set(LEFT_OUT)
+        if path.is_file() and path.suffix not in OUTPUTS and "__pycache__" not in path.parts
     }
 
 
@@ -91,7 +90,7 @@ def metadata(distribution: str, version: str) -> str:
         ("Name", distribution),
         ("Version", version),
         ("Summary", SUMMARY),
-        ("License-Expression", "BSD-3-Clause"),
+        ("License-Expression", sbom.LICENSE),
         ("License-File", "LICENSE"),
         ("Requires-Python", ">=3.10"),
         ("Requires-Dist", "torch>=2.8"),

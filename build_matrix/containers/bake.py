@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_matrix import REPOSITORY, identity, index, matrix, package_index, torch_supply
+from build_matrix import REPOSITORY, identity, index, matrix, package_index, sbom, torch_supply
 from build_matrix.containers import builder as builders
 from build_matrix.containers import pip_settings
 from build_matrix.containers.wheels import LOCAL_IMAGE
@@ -130,7 +130,7 @@ def labels(wheel: WheelFile, base: str, torch: str, python: str) -> dict[str, st
     found = {
         "org.opencontainers.image.title": facts["distribution"],
         "org.opencontainers.image.version": f"{facts['version']}+{facts['local']}",
-        "org.opencontainers.image.licenses": "BSD-3-Clause",
+        "org.opencontainers.image.licenses": sbom.LICENSE,
         "org.opencontainers.image.base.name": base,
         "apex.cell.accelerator": facts["accelerator"],
         "apex.cell.archs": " ".join(facts["archs"]),

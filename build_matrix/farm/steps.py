@@ -14,6 +14,7 @@ from build_matrix import (
     REPOSITORY,
     bindings,
     digest,
+    files,
     headers,
     host_compiler,
     host_library,
@@ -29,7 +30,6 @@ from build_matrix.farm import gpu_test
 from build_matrix.store import Result, Store, WorkUnit
 
 INPUTS = ("apex", "csrc", "build_matrix", "related_commits", "version.txt", "README.md", "LICENSE")
-LEFT_OUT = (".pyc", ".so", ".o")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def checkout_digest() -> str:
 
 
 def _left_out(name: str) -> bool:
-    return name.endswith(LEFT_OUT) or "receipts" in name.split("/")
+    return name.endswith(files.OUTPUTS) or "receipts" in name.split("/")
 
 
 _DIGESTS: dict[str, tuple[tuple[int, int], str]] = {}

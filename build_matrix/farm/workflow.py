@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from build_matrix import REPOSITORY, matrix
+from build_matrix import REPOSITORY, files, matrix
 from build_matrix.farm.plan import Selection, resolve
 
 FILE = REPOSITORY / ".github/workflows/release.yml"
@@ -87,10 +87,8 @@ def render() -> str:
 
 
 def write() -> None:
-    """Writes the file anew, by way of a temporary name."""
-    partial = FILE.with_suffix(".partial")
-    partial.write_text(render(), encoding="utf-8")
-    partial.replace(FILE)
+    """Writes the file anew."""
+    files.write(FILE, render())
 
 
 if __name__ == "__main__":
