@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import signal
 import sys
@@ -118,8 +117,6 @@ def wheel(accelerator, archs, tags, torches, jobs, dist, platform, container, en
     """Builds installable wheels into dist/."""
     if container and platform != matrix.NATIVE:
         raise click.UsageError(f"--container builds for {matrix.NATIVE} only")
-    if container and os.environ.get("APEX_SIGNING_KEY"):
-        raise click.UsageError("APEX_SIGNING_KEY signs statements of provenance, and --container makes none")
     if container:
         _wheels_in_container(
             accelerator, archs, tags, torches, dist, engine_name=engine, image=image, jobs=jobs
@@ -147,10 +144,13 @@ def wheel(accelerator, archs, tags, torches, jobs, dist, platform, container, en
 
 
 def _wheels_in_container(accelerator, archs, tags, torches, dist, **container) -> None:
-    from build_matrix import report
+    from build_matrix import report, signing
     from build_matrix.containers import wheels
 
+    signer = signing.asked()
     for path in wheels.build(accelerator, archs, torches, tags_of(tags), dist, **container):
+        if signer:
+            signer.sign(path)
         report.wheel_table(path)
         click.echo(str(path))
 

@@ -108,7 +108,7 @@ def run(
     here(tier, cell)
     out.mkdir(parents=True, exist_ok=True)
     archs = [p.arch.name for p in matrix.load().packs if p.emulated] if tier == receipts.EMULATED else [cell]
-    with _site(wheel) as site:
+    with _site(wheel, archs) as site:
         probe, files = _probe(site, cell), []
         for part in PARTS[tier]:
             file = out / f"{tier}-{cell}-{part.name}.xml"
@@ -122,12 +122,15 @@ def run(
 
 
 @contextlib.contextmanager
-def _site(wheel: Path | None) -> Iterator[Site]:
+def _site(wheel: Path | None, archs: list[str]) -> Iterator[Site]:
+    """The checkout, or a folder into which the wheel is installed. Raises BuildError where build/tree is of other
+    sources, with the command that builds it for `archs`, or where the wheel is none or pip refuses it."""
     if wheel is None:
         facts = tree.DEFAULT / "apex/build.json"
         if not facts.is_file() or json.loads(facts.read_text())["source_sha256"] != identity.compiled():
+            options = "".join(f" --arch={arch}" for arch in archs if arch != receipts.CPU)
             raise BuildError(
-                "build/tree is not of these sources. Run: python -m build_matrix tree --available"
+                f"build/tree is not of these sources. Run: python -m build_matrix tree --available{options}"
             )
         yield Site(REPOSITORY, TESTS)
         return

@@ -25,7 +25,7 @@ from build_matrix import (
     wheel,
 )
 from build_matrix.engine import Engine
-from build_matrix.errors import BuildError, StoreError
+from build_matrix.errors import BuildError
 from build_matrix.farm import gpu_test
 from build_matrix.store import Result, Store, WorkUnit
 
@@ -114,8 +114,11 @@ class _Stored(Engine):
         results = [self.store.find(unit) for unit in units]
         for unit, result in zip(units, results, strict=True):
             if result is None:
-                fault = f"{unit.kind} {unit.name} is not there as this worker's compilers would make it,"
-                raise StoreError(self.store.root, f"{fault} though the plan made it: the compilers differ")
+                raise BuildError(
+                    f"{unit.kind} {unit.name} is not in {self.store.place} as this worker's compilers would make it, "
+                    "though the plan made it there: the compilers of its workers differ. `nox -s toolchain` shows "
+                    "those of a machine, and brings others"
+                )
         return results
 
 

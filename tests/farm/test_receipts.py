@@ -356,6 +356,10 @@ def test_a_tier_is_of_the_sources_that_are_built(tmp_path, monkeypatch):
         BuildError, match="build/tree is not of these sources. Run: python -m build_matrix tree"
     ):
         tiers.run("L0", "cpu", tmp_path)
+    with pytest.raises(BuildError, match="tree --available --arch=sm_90$"):  # else the card would lack its pack
+        tiers.run("L0", "sm_90", tmp_path)
+    with pytest.raises(BuildError, match="tree --available --arch=gfx950 --arch=gfx1100 --arch=gfx1201$"):
+        tiers.run("emulated", "cpu", tmp_path)
 
 
 def test_a_tier_leaves_its_receipt(tmp_path, monkeypatch):

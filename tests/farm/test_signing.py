@@ -191,6 +191,16 @@ def test_the_farm_signs_what_it_publishes(built, keys, tmp_path, monkeypatch):
     assert signing.signers(path) == []
 
 
+def test_a_wheel_that_comes_out_of_a_container_is_signed_too(built, keys, monkeypatch):
+    from build_matrix.containers import wheels
+
+    monkeypatch.setattr(wheels, "build", lambda *cell, **container: [built])
+    monkeypatch.setenv("APEX_SIGNING_KEY", str(keys["ours"][0]))
+    done = CliRunner().invoke(main, ["wheel", "cpu", "--container"], catch_exceptions=False)
+    assert done.exit_code == 0 and done.output.endswith(f"{built}\n"), done.output
+    assert signing.verify(built, keys["ours"][1])
+
+
 def test_the_commands(built, keys, monkeypatch):
     monkeypatch.delenv("APEX_TRUSTED_KEY", raising=False)
 
