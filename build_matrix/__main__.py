@@ -461,10 +461,10 @@ def which(arguments) -> None:
     raise click.exceptions.Exit(which.main(list(arguments)))
 
 
-WHEEL = click.Path(path_type=Path, dir_okay=False)
+WHEEL = FILE = click.Path(path_type=Path, dir_okay=False)
 PUBLIC_KEY = click.option(
     "--key",
-    type=WHEEL,
+    type=FILE,
     help="A public key (PEM) by which it must be signed. Default: APEX_TRUSTED_KEY, else any or none will do.",
 )
 
@@ -509,7 +509,7 @@ def diff(old, new, as_json) -> None:
 
 @main.command()
 @click.argument("wheels", type=WHEEL, nargs=-1, required=True)
-@click.option("--key", type=WHEEL, help="A private key (PEM). Default: APEX_SIGNING_KEY.")
+@click.option("--key", type=FILE, help="A private key (PEM). Default: APEX_SIGNING_KEY.")
 def sign(wheels, key) -> None:
     """Signs wheels: a DSSE envelope of the statement of provenance, beside each."""
     from build_matrix import signing
@@ -530,7 +530,8 @@ def sign(wheels, key) -> None:
 @click.option("--jobs", type=COUNT, help="Compilers at once; default: the number of cores.")
 def verify(wheels, arch, key, jobs) -> None:
     """Builds wheels again from this checkout and the pins, and compares byte for byte. Exit code 5 when one
-    differs, 6 when it cannot be verified here, 13 when it is not signed by the key that was named."""
+    differs, 6 when a compiler here is another than made it, 3 when there is none, or no such Python, 13 when it is not
+    signed by the key that was named."""
     from build_matrix import report, signing, verify
 
     key = signing.trusted(key)

@@ -1,13 +1,25 @@
 """What goes wrong in a farm is named, nothing half made is used, and the same command then goes on."""
 
 import logging
+import types
 
 import pytest
 
 pytest.importorskip("distributed")
 
-from build_matrix import digest, host_compiler, package_index, pins, provision, wheel
-from build_matrix.errors import FarmError, StoreError
+from build_matrix import (
+    digest,
+    host_compiler,
+    identity,
+    matrix,
+    package_index,
+    pins,
+    provision,
+    pythons,
+    verify,
+    wheel,
+)
+from build_matrix.errors import FarmError, PythonMissing, StoreError
 from build_matrix.farm import cluster, plan, steps
 from build_matrix.farm.steps import Step
 from build_matrix.store import Store, WorkUnit
@@ -199,6 +211,21 @@ def test_a_store_that_cannot_be_is_named_before_anything_is_begun(client, tmp_pa
     monkeypatch.setattr(client, "submit", lambda *arguments, **options: pytest.fail("it was begun"))
     with pytest.raises(StoreError, match="nothing can be written"):
         cluster.run(object_plan(), client, Store(tmp_path / "file"))
+
+
+def test_a_wheel_whose_python_is_not_here_cannot_be_built_again(tmp_path, monkeypatch):
+    """An optional Python above all: a plan leaves it out without a word, and the wheel with it."""
+    own = host_compiler.find()
+    facts = {"source_sha256": identity.compiled(), "host_compiler": own.describe(), "python": ["cp314"]}
+    built = types.SimpleNamespace(path=tmp_path / "apex.whl", facts=facts, packs={}, platform=matrix.NATIVE)
+
+    def find(tag):
+        raise PythonMissing(tag)
+
+    monkeypatch.setattr(pythons, "find", find)
+    monkeypatch.setattr(cluster, "local", lambda jobs: pytest.fail("it was begun"))
+    with pytest.raises(PythonMissing, match="Python 3.14 is not here: put python3.14 on PATH"):
+        verify.whole(built, Store(tmp_path), 1, lambda done: None)
 
 
 def test_a_compiler_that_fails(client, tmp_path, monkeypatch):
