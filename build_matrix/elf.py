@@ -14,6 +14,8 @@ STT_FUNC, STB_GLOBAL = 2, 1
 
 @dataclass(frozen=True)
 class Section:
+    """A row of the section table."""
+
     name: str
     kind: int
     flags: int
@@ -25,6 +27,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Symbol:
+    """A row of a symbol table; `section` 0 is one that the file wants from others."""
+
     name: str
     bind: int
     kind: int
@@ -51,9 +55,11 @@ class Elf:
 
     @classmethod
     def read(cls, path: Path) -> Elf:
+        """The image in a file. Raises ValueError when it is none."""
         return cls(path.read_bytes())
 
     def text(self, offset: int) -> str:
+        """The string that begins at an offset of the file."""
         return self.data[offset : self.data.index(b"\0", offset)].decode()
 
     def section(self, name: str) -> bytes:

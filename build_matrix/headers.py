@@ -38,9 +38,11 @@ class TorchHeaders:
 
     @property
     def release(self) -> str:
+        """2.13.0, without the local label of the build."""
         return self.version.partition("+")[0]
 
     def flags(self) -> list[str]:
+        """What shows them to a compiler, as headers of the system, whose warnings do not count."""
         return ["-isystem", str(self.include), "-isystem", str(self.include / "torch/csrc/api/include")]
 
 

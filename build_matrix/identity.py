@@ -22,6 +22,7 @@ class Source:
     python: str
 
     def as_json(self) -> dict[str, str]:
+        """As receipts hold it."""
         return asdict(self)
 
 

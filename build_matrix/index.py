@@ -66,11 +66,13 @@ class IndexedWheel:
 
     @property
     def url(self) -> str:
+        """Where its file is, from the page of its project."""
         # A + that is not quoted is a space to object stores.
         return f"../../../{FILES}/{urllib.parse.quote(self.name)}"
 
     @property
     def metadata_sha256(self) -> str:
+        """The digest of the METADATA that lies beside it."""
         return digest.of_bytes(self.metadata)
 
 

@@ -52,6 +52,7 @@ def sort(
 
 
 def write(folder: Path, found: Mapping[str, list[str]]) -> None:
+    """Keeps digests by part beside a unit's output, for `read`."""
     (folder / FILE).write_text(json.dumps(found, indent=1) + "\n")
 
 

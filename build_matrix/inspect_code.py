@@ -28,6 +28,7 @@ class Kernel:
     max_threads: int = 0
 
     def as_json(self) -> dict[str, int]:
+        """As the manifest of a pack holds it."""
         return dict(self.__dict__)
 
 

@@ -18,12 +18,16 @@ OPERATORS = (">=", "<=", "==", ">", "<")
 
 @dataclass(frozen=True)
 class Accelerator:
+    """A build of torch that wheels are for: cpu, cuda or rocm. `label` is the local version of its wheels, `roots` are
+    those of the index that list them."""
+
     name: str
     label: str
     roots: tuple[str, ...]
 
     @property
     def distribution(self) -> str:
+        """apex-cuda: the name that pip knows."""
         return f"apex-{self.name}"
 
 
@@ -75,11 +79,14 @@ class Rule:
     python: str = ""
 
     def forbids(self, torch: str, python: str) -> bool:
+        """Whether it rules a (torch, Python) out."""
         return (not self.torch or _matches(torch, self.torch)) and (not self.python or python == self.python)
 
 
 @dataclass(frozen=True)
 class Matrix:
+    """matrix.toml, as a whole."""
+
     torch: tuple[str, ...]
     python: tuple[str, ...]
     optional_python: tuple[str, ...]  #: built where an interpreter is found
@@ -94,12 +101,14 @@ class Matrix:
     unit_budgets: tuple[dict, ...]  #: of ops that may be larger
 
     def accelerator(self, name: str) -> Accelerator:
+        """The accelerator of that name. Raises BuildError where there is none."""
         for accelerator in self.accelerators:
             if accelerator.name == name:
                 return accelerator
         raise BuildError(f"no accelerator is called {name}; there are cpu, cuda and rocm")
 
     def platform(self, name: str) -> Platform:
+        """The platform of that name. Raises BuildError where there is none."""
         for platform in self.platforms:
             if platform.name == name:
                 return platform
@@ -108,6 +117,7 @@ class Matrix:
         )
 
     def pack(self, arch: str) -> PackRule:
+        """How the pack of an arch is made. Raises BuildError where none is."""
         for rule in self.packs:
             if rule.arch.name == arch:
                 return rule
@@ -206,6 +216,7 @@ def _platform(name: str, tables: list[dict]) -> Platform:
 
 @cache
 def load(path: Path = FILE) -> Matrix:
+    """The matrix of a file; read once."""
     data = toml.read(path)
     return Matrix(
         torch=tuple(data["axes"]["torch"]),

@@ -22,6 +22,8 @@ ASK = (
 
 @dataclass(frozen=True)
 class Python:
+    """An interpreter that is here, and where its headers are."""
+
     tag: str
     version: str
     include: Path
@@ -40,6 +42,7 @@ class Python:
 
 
 def own_tag() -> str:
+    """cp311: of the interpreter that runs this."""
     return f"cp{sys.version_info[0]}{sys.version_info[1]}"
 
 

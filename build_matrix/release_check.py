@@ -37,6 +37,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
+    """How a check went: PASSED, FAILED or NOT_RUN, and its last words."""
+
     state: str
     seconds: float = 0.0
     says: str = ""

@@ -39,6 +39,7 @@ class Part:
 
     @property
     def name(self) -> str:
+        """L0-loader: as its JUnit file is called."""
         return "-".join(filter(None, [*self.folder.split("/"), self.marker]))
 
 
@@ -71,15 +72,18 @@ class Site:
     wheel: Path | None = None
 
     def environment(self, cell: str) -> dict[str, str]:
+        """The variables of the tests: this process's, without apex's own but for KEPT; the CPU's see no card."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith("APEX_") or k in KEPT}
         hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if cell == receipts.CPU else {}
         paths = [str(self.path), *([str(self.tests)] if self.wheel else [])]
         return clean | hidden | {"PYTHONPATH": os.pathsep.join(paths)}
 
     def source(self) -> identity.Source:
+        """What is tested, as receipts are bound by it."""
         return identity.wheel(self.wheel) if self.wheel else identity.checkout()
 
     def pack(self, cell: str) -> str | None:
+        """The digest of the cell's pack, or None where there is none."""
         if self.wheel:
             manifest = WheelFile(self.wheel).packs.get(cell)
             return identity.pack(manifest) if manifest else None

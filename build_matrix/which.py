@@ -31,6 +31,7 @@ class Environment:
     platform: str = matrix.NATIVE
 
     def words(self) -> str:
+        """Python 3.11, torch 2.13.0 for CUDA 13.0, sm_90"""
         on = "" if self.platform == matrix.NATIVE else f", {self.platform}"
         toolkit = {"cuda": f" for CUDA {self.version}", "rocm": f" for ROCm {self.version}"}.get(
             self.accelerator, ""

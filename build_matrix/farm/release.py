@@ -16,6 +16,8 @@ SUMS, TABLE, CELLS, RECEIPTS = "SHA256SUMS", "compatibility.md", "compatibility.
 
 @dataclass(frozen=True)
 class Release:
+    """The wheels of a plan in dist/, and those of every index root."""
+
     wheels: tuple[Path, ...]
     index: dict[str, list[index.IndexedWheel]]
 

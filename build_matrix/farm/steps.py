@@ -45,6 +45,7 @@ class Step:
 
     @property
     def id(self) -> str:
+        """What other steps name it by in `needs`."""
         return f"{self.kind} {self.name}"
 
 
