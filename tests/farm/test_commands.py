@@ -45,7 +45,7 @@ def said(*arguments, **variables):
         ("tree --python 3.9 --torch 2.13.0", 1, "Python cp39 is not in matrix.toml"),
     ],
 )
-def test_what_cannot_be_is_said(tmp_path, arguments, code, words):
+def test_options_and_places_that_cannot_be_are_named(tmp_path, arguments, code, words):
     places = {"empty": tmp_path / "empty", "dist": tmp_path / "dist", "file": tmp_path / "file"}
     places["dist"].mkdir()
     (places["dist"] / "other.whl").write_text("")
