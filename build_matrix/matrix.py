@@ -66,7 +66,6 @@ class PackRule:
 
     arch: Arch
     toolchains: tuple[str, ...]
-    reason: str = ""
     emulated: bool = False  #: the emulated tier of the tests can run its machine code
 
 
@@ -228,7 +227,7 @@ def load(path: Path = FILE) -> Matrix:
             Accelerator(a["name"], a["label"], tuple(a["roots"])) for a in data["accelerator"]
         ),
         packs=tuple(
-            PackRule(Arch(p["arch"]), tuple(p["toolchains"]), p.get("reason", ""), p.get("emulated", False))
+            PackRule(Arch(p["arch"]), tuple(p["toolchains"]), p.get("emulated", False))
             for p in data["pack"]
         ),
         spills=tuple(data.get("spill", [])),
