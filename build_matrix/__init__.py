@@ -1,8 +1,8 @@
 """The build farm: device packs, host library, bindings, wheels and index of apex.
 
 Building (`registry`, `store`, `toolchains`, `packs`, `host_library`, `headers`, `bindings`, `tree`) needs
-nothing that torch does not bring, because setup.py uses it too. The command line, wheels, index and look-up
-use the libraries of the `farm` extra.
+nothing that torch does not bring, because setup.py uses it too. The command line, wheels and index use the
+libraries of pyproject.toml's dependency group `farm`; `which` runs wherever Python does.
 """
 
 from pathlib import Path

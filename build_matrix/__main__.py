@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import signal
 import sys
@@ -118,8 +117,6 @@ def wheel(accelerator, archs, tags, torches, jobs, dist, platform, container, en
     """Builds installable wheels into dist/."""
     if container and platform != matrix.NATIVE:
         raise click.UsageError(f"--container builds for {matrix.NATIVE} only")
-    if container and os.environ.get("APEX_SIGNING_KEY"):
-        raise click.UsageError("APEX_SIGNING_KEY signs statements of provenance, and --container makes none")
     if container:
         _wheels_in_container(
             accelerator, archs, tags, torches, dist, engine_name=engine, image=image, jobs=jobs
@@ -147,10 +144,13 @@ def wheel(accelerator, archs, tags, torches, jobs, dist, platform, container, en
 
 
 def _wheels_in_container(accelerator, archs, tags, torches, dist, **container) -> None:
-    from build_matrix import report
+    from build_matrix import report, signing
     from build_matrix.containers import wheels
 
+    signer = signing.asked()
     for path in wheels.build(accelerator, archs, torches, tags_of(tags), dist, **container):
+        if signer:
+            signer.sign(path)
         report.wheel_table(path)
         click.echo(str(path))
 
@@ -461,10 +461,10 @@ def which(arguments) -> None:
     raise click.exceptions.Exit(which.main(list(arguments)))
 
 
-WHEEL = click.Path(path_type=Path, dir_okay=False)
+WHEEL = FILE = click.Path(path_type=Path, dir_okay=False)
 PUBLIC_KEY = click.option(
     "--key",
-    type=WHEEL,
+    type=FILE,
     help="A public key (PEM) by which it must be signed. Default: APEX_TRUSTED_KEY, else any or none will do.",
 )
 
@@ -509,7 +509,7 @@ def diff(old, new, as_json) -> None:
 
 @main.command()
 @click.argument("wheels", type=WHEEL, nargs=-1, required=True)
-@click.option("--key", type=WHEEL, help="A private key (PEM). Default: APEX_SIGNING_KEY.")
+@click.option("--key", type=FILE, help="A private key (PEM). Default: APEX_SIGNING_KEY.")
 def sign(wheels, key) -> None:
     """Signs wheels: a DSSE envelope of the statement of provenance, beside each."""
     from build_matrix import signing
@@ -530,7 +530,8 @@ def sign(wheels, key) -> None:
 @click.option("--jobs", type=COUNT, help="Compilers at once; default: the number of cores.")
 def verify(wheels, arch, key, jobs) -> None:
     """Builds wheels again from this checkout and the pins, and compares byte for byte. Exit code 5 when one
-    differs, 6 when it cannot be verified here, 13 when it is not signed by the key that was named."""
+    differs, 6 when a compiler here is another than made it, 3 when there is none, or no such Python, 13 when it is not
+    signed by the key that was named."""
     from build_matrix import report, signing, verify
 
     key = signing.trusted(key)
@@ -640,12 +641,12 @@ def list_receipts() -> None:
 def changelog(text) -> None:
     """Tells whether the registry or the matrix changed without an entry in release_notes/changes.toml (exit code 5);
     with TEXT, which says what a user gets, writes the entry."""
-    from build_matrix import changes, tree
+    from build_matrix import changes, identity
 
     if text is None:
         changes.check()
         return
-    change = changes.add(text, tree.version())
+    change = changes.add(text, identity.version())
     for what, items in (("added", change.added), ("removed", change.removed)):
         for item in items:
             click.echo(f"{what} {item}")

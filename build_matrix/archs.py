@@ -20,20 +20,24 @@ class Arch:
 
     @property
     def vendor(self) -> str:
+        """rocm or cuda."""
         return "rocm" if self.name.startswith("gfx") else "cuda"
 
     @property
     def kind(self) -> str:
+        """The format of its code objects: cubin, ptx or hsaco."""
         if self.vendor == "rocm":
             return "hsaco"
         return "ptx" if self.name.startswith("compute_") else "cubin"
 
     @property
     def suffix(self) -> str:
+        """What the file of a code object ends in."""
         return {"hsaco": ".co", "ptx": ".ptx", "cubin": ".cubin"}[self.kind]
 
     @property
     def generic(self) -> bool:
+        """Whether it stands for a family of AMD's chips, and is no chip itself."""
         return self.name.endswith("-generic")
 
     @property

@@ -18,6 +18,7 @@ WANTED = (2, 28)  # newest manylinux that a wheel may ask for
 
 @cache
 def version() -> str:
+    """auditwheel's own version: its verdict goes into a wheel's key."""
     return importlib.metadata.version("auditwheel")
 
 

@@ -64,13 +64,14 @@ def get_requires_for_build_wheel(config_settings: Settings | None = None) -> lis
 
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings | None = None) -> str:
+    """PEP 517's hook: METADATA of the wheel that `build_wheel` would make, without making it."""
     wanted = _asked(config_settings)
     if wanted is None:
         return build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
-    from build_matrix import matrix, tree, wheel
+    from build_matrix import identity, matrix, wheel
 
     accelerator = matrix.load().accelerator(wanted.accelerator)
-    version = f"{tree.version()}+{accelerator.label}"
+    version = f"{identity.version()}+{accelerator.label}"
     folder = Path(metadata_directory) / f"{accelerator.distribution.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(wheel.metadata(accelerator.distribution, version), encoding="utf-8")
@@ -82,6 +83,7 @@ def build_wheel(
     config_settings: Settings | None = None,
     metadata_directory: str | None = None,
 ) -> str:
+    """PEP 517's hook. Ends the process in words where the farm names a fault."""
     wanted = _asked(config_settings)
     if wanted is None:
         return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)

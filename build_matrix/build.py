@@ -25,16 +25,15 @@ def request(
     axes = matrix.load()
     if reason := axes.why_no_wheel(accelerator, platform):
         raise BuildError(reason)
-    vendor = {"cuda": "cuda", "rocm": "rocm"}.get(accelerator)
     for arch in archs:
-        if axes.pack(arch).arch.vendor != vendor:
-            raise BuildError(f"{arch} does not go into apex-{accelerator}")
+        if (vendor := axes.pack(arch).arch.vendor) != accelerator:
+            raise BuildError(f"{arch} does not go into apex-{accelerator}, but into apex-{vendor}")
     for torch in torches:
         if reason := axes.why_not(torch, python.tag):
             raise BuildError(f"no binding of torch {torch} for {python.tag}: {reason}")
     return tree.Request(
         accelerator=accelerator,
-        archs=archs or tuple(axes.archs(vendor) if vendor else ()),
+        archs=archs or tuple(axes.archs(accelerator)),
         torch=torches or tuple(axes.torch_for(python.tag)),
         pythons=(python,),
         platform=platform,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from build_matrix import REPOSITORY, identity, matrix, pins, receipts
+from build_matrix import identity, matrix, pins, receipts
 from build_matrix.archs import Arch
 from build_matrix.errors import BuildError
 
 NOT_THERE = 2  # exit code
 
-# A cubin serves later chips of its own major: an sm_80 one runs on sm_86, sm_87 and sm_89.
+# The beginnings of the names of the chips that run a generic pack.
 GENERIC = {"gfx9-4-generic": ("gfx94", "gfx95"), "gfx11-generic": ("gfx11",), "gfx12-generic": ("gfx12",)}
 
 
@@ -48,6 +48,7 @@ def pack_for(arch: str, archs: list[str]) -> tuple[str, str] | None:
             if generic in archs and arch.startswith(families):
                 return generic, "the generic pack of its family"
         return None
+    # A cubin serves later chips of its own major: an sm_80 one runs on sm_86, sm_87 and sm_89.
     same = [a for a in archs if Arch(a).kind == "cubin" and Arch(a).number // 10 == wanted.number // 10]
     older = [a for a in same if Arch(a).number <= wanted.number]
     if older:
@@ -69,10 +70,10 @@ def answer(question: Question) -> dict:
         raise BuildError(f"{question.arch!r} is no arch; say sm_90 or gfx942")
     axes = matrix.load()
     accelerator = axes.accelerator(question.accelerator)
-    releases = {".".join(v.split(".")[:2]): v for v in axes.torch}
-    minor = ".".join(question.torch.partition("+")[0].split(".")[:2])
+    releases = {matrix.minor(v): v for v in axes.torch}
+    minor = matrix.minor(question.torch)
     wanted = label(question.accelerator, question.version) if question.version else accelerator.label
-    archs = axes.archs(question.accelerator) if question.accelerator != "cpu" else []
+    archs = axes.archs(question.accelerator)
     if question.arch and question.accelerator != "cpu" and Arch(question.arch).vendor != question.accelerator:
         raise BuildError(f"{question.arch} is no arch of {question.accelerator}")
     tags = [question.python] if question.python else list(axes.python)
@@ -102,9 +103,9 @@ def answer(question: Question) -> dict:
 
 def _found(question, minor, release, accelerator, tags, pack) -> dict:
     axes = matrix.load()
-    version = (REPOSITORY / "version.txt").read_text().strip()
+    version = identity.version()
     pin = pins.torch(release)
-    archs = [pack[0]] if pack else axes.archs(question.accelerator) if question.accelerator != "cpu" else []
+    archs = [pack[0]] if pack else axes.archs(question.accelerator)
     toolchains = {name for arch in archs for name in axes.pack(arch).toolchains[:1]}
     return {
         "apex": version,
@@ -126,7 +127,7 @@ def _found(question, minor, release, accelerator, tags, pack) -> dict:
 def grades(cells: list[str], release: str, tags: list[str], platform: str = matrix.NATIVE) -> dict[str, str]:
     """The best that receipts which count for this checkout say of archs (or the CPU) with a release of torch."""
     known = receipts.counting(identity.checkout())
-    minor = ".".join(release.split(".")[:2])
+    minor = matrix.minor(release)
     return {
         cell: receipts.best(
             {
@@ -196,14 +197,14 @@ def words(answer: dict) -> str:
         lines = [*answer["missing"], *(["nearest:"] if answer["nearest"] else [])]
         for cell in answer["nearest"]:
             options = " ".join(
-                f"--{key} {_spoken(key, value)}" for key, value in cell.items() if value != "cpu"
+                f"--{key} {spoken(key, value)}" for key, value in cell.items() if value != "cpu"
             )
             lines.append(f"  python -m build_matrix compat {options}")
         return "\n".join(lines)
     root = answer["index_roots"][0]
-    spoken = ", ".join(_spoken("python", tag) for tag in answer["pythons"])
+    pythons = ", ".join(map(matrix.dotted, answer["pythons"]))
     lines = [
-        f"apex {answer['apex']} for torch {answer['torch']}, Python {spoken}, {answer['platform']}",
+        f"apex {answer['apex']} for torch {answer['torch']}, Python {pythons}, {answer['platform']}",
         f"  wheel   {answer['wheel']}",
         f"  install pip install {answer['distribution']} --index-url <index>/{root}",
         *(f"  pin     {name} {sha}" for name, sha in answer["pins"].items()),
@@ -214,10 +215,10 @@ def words(answer: dict) -> str:
     return "\n".join(lines)
 
 
-def _spoken(key: str, value: str) -> str:
+def spoken(key: str, value: str) -> str:
     """3.11 of cp311, 13.0 of cu130, 7.2 of rocm7.2: as the options take it."""
     if key == "python":
-        return f"{value[2]}.{value[3:]}"
+        return matrix.dotted(value)
     if key == "cuda":
         return f"{value[2:-1]}.{value[-1]}"
     return value.removeprefix("rocm") if key == "rocm" else value
@@ -235,7 +236,7 @@ def table() -> str:
     """The support table of README and release notes, as Markdown: one row an arch, one column a torch. On platforms of
     a cross compiler the archs of which the same is known share a row."""
     axes = matrix.load()
-    minors = [".".join(v.split(".")[:2]) for v in axes.torch]
+    minors = [matrix.minor(v) for v in axes.torch]
     rows = {receipts.CPU: "every wheel"} | {p.arch.name: f"apex-{p.arch.vendor}" for p in axes.packs}
     found = [grades(list(rows), release, axes.python_for(release)) for release in axes.torch]
     lines = [

@@ -12,10 +12,12 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
 
 
 def of_bytes(data: bytes) -> str:
+    """SHA-256, in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def of_file(path: Path | str) -> str:
+    """SHA-256 of a file's contents, in hex."""
     with open(path, "rb") as file:
         return (
             hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,13 +7,15 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-EM_X86_64, EM_CUDA, EM_AMDGPU = 62, 190, 224
+EM_CUDA, EM_AMDGPU = 190, 224
 SHT_SYMTAB, SHT_NOTE, SHT_DYNSYM = 2, 7, 11
 STT_FUNC, STB_GLOBAL = 2, 1
 
 
 @dataclass(frozen=True)
 class Section:
+    """A row of the section table."""
+
     name: str
     kind: int
     flags: int
@@ -25,6 +27,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Symbol:
+    """A row of a symbol table; `section` 0 is one that the file wants from others."""
+
     name: str
     bind: int
     kind: int
@@ -41,8 +45,8 @@ class Elf:
         if data[:4] != b"\x7fELF" or len(data) < 64 or data[4] != 2 or data[5] != 1:
             raise ValueError("not a little-endian 64-bit ELF file")
         self.data = data
-        self.os_abi, self.abi_version = data[7], data[8]
-        (self.type, self.machine, _, _, _, section_offset, self.flags, _, _, _, entry, count, names) = (
+        self.abi_version = data[8]
+        (_, self.machine, _, _, _, section_offset, self.flags, _, _, _, entry, count, names) = (
             struct.unpack_from("<HHIQQQIHHHHHH", data, 16)
         )
         raw = [struct.unpack_from("<IIQQQQIIQQ", data, section_offset + i * entry) for i in range(count)]
@@ -51,9 +55,11 @@ class Elf:
 
     @classmethod
     def read(cls, path: Path) -> Elf:
+        """The image in a file. Raises ValueError when it is none."""
         return cls(path.read_bytes())
 
     def text(self, offset: int) -> str:
+        """The string that begins at an offset of the file."""
         return self.data[offset : self.data.index(b"\0", offset)].decode()
 
     def section(self, name: str) -> bytes:

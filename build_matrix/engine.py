@@ -52,4 +52,5 @@ class Engine:
         return results
 
     def one(self, unit: WorkUnit) -> Result:
+        """The result of a single unit."""
         return self.run([unit])[0]

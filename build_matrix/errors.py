@@ -146,7 +146,7 @@ class FarmError(BuildError):
 
 
 class RequirementMissing(BuildError):
-    """A source build needs something that is not here; says what, for what, and the command."""
+    """A source build, or a shared store, needs something that is not here; says what, for what, and the command."""
 
     exit_code = 9
 
@@ -166,7 +166,7 @@ class ContainerError(BuildError):
 
 
 class UnknownVariable(BuildError):
-    """An APEX_BUILD_ variable or option that names no extension."""
+    """An APEX_BUILD_ variable or option that names no extension; pip shows the words, and no exit code of ours."""
 
     exit_code = 8
 

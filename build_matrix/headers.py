@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,17 +34,19 @@ class TorchHeaders:
     @property
     def minor(self) -> str:
         """2.13: the folder and the name of a binding."""
-        return ".".join(self.version.split(".")[:2])
+        return matrix.minor(self.version)
 
     @property
     def release(self) -> str:
+        """2.13.0, without the local label of the build."""
         return self.version.partition("+")[0]
 
     def flags(self) -> list[str]:
+        """What shows them to a compiler, as headers of the system, whose warnings do not count."""
         return ["-isystem", str(self.include), "-isystem", str(self.include / "torch/csrc/api/include")]
 
 
-def installed_version(python: str = sys.executable) -> str | None:
+def installed_version() -> str | None:
     """The version of the torch that this interpreter would import, or None; torch is not imported."""
     try:
         return importlib.metadata.version("torch")
@@ -119,20 +120,29 @@ def _say(text: str) -> dict[str, str | None]:
     return {"version": value("__version__"), "git_version": value("git_version"), "cuda": value("cuda")}
 
 
-def wheel_of(version: str, platform: str = matrix.NATIVE) -> package_index.IndexFile:
-    """The smallest-tagged wheel of a release for a platform: headers are the same for every Python."""
-    found = []
+def wheels_of(version: str, platform: str = matrix.NATIVE) -> dict[str, package_index.IndexFile]:
+    """The wheels of a release for a platform, by the tag of their Python. Raises PackageIndexError where there is
+    none."""
+    found: dict[str, package_index.IndexFile] = {}
     for file in package_index.files("torch"):
         match = WHEEL.fullmatch(file.filename)
         if not match or matrix.platform_of(match["platform"]) != platform:
             continue
         if match["version"] == version and match["python"] == match["abi"]:
-            found.append((int(match["python"][2:]), file))
+            found.setdefault(match["python"], file)
     if not found:
         raise PackageIndexError(
-            f"no index of pip's configuration holds a wheel of torch {version} for {platform}"
+            f"no index of pip's configuration holds a wheel of torch {version} for {platform}. PIP_INDEX_URL, or "
+            "pip's configuration, names another index"
         )
-    return min(found, key=lambda pair: pair[0])[1]
+    return found
+
+
+def wheel_of(version: str, platform: str = matrix.NATIVE) -> package_index.IndexFile:
+    """The wheel of a release for a platform whose Python is the oldest: headers are the same for every Python. Raises
+    PackageIndexError where there is none."""
+    found = wheels_of(version, platform)
+    return found[min(found, key=lambda tag: int(tag[2:]))]
 
 
 def unit(version: str, platform: str = matrix.NATIVE) -> WorkUnit:

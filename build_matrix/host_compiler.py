@@ -19,6 +19,8 @@ REPRODUCIBLE = [f"-ffile-prefix-map={REPOSITORY}=.", "-g0", "-fno-ident"]
 
 
 class HostCompiler:
+    """A g++ or clang++. Raises CalledProcessError for a program that does not say its version."""
+
     def __init__(self, path: str):
         self.path = path
         self.version = self._say("-dumpfullversion", "-dumpversion")

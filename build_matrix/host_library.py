@@ -24,10 +24,12 @@ LINK = [
 
 
 def sources() -> list[Path]:
+    """Every source of libapex.so, in the order in which they are linked."""
     return sorted([*CSRC.glob("host/*.cpp"), *host_compiler.compat_sources()])
 
 
 def flags(source: Path, platform: str = matrix.NATIVE) -> list[str]:
+    """The flags that compile a source for a platform."""
     march = matrix.load().platform(platform).baseline
     include = [f"-I{CSRC}", f"-I{CSRC / 'host'}"]
     forced = ["-include", str(host_compiler.COMPAT / "old_glibc.h")]
@@ -48,6 +50,7 @@ def _relative(flags: list[str]) -> list[str]:
 
 
 def object_unit(source: Path, compiler: HostCompiler, platform: str = matrix.NATIVE) -> WorkUnit:
+    """The work unit of one source: its object file."""
     chosen = flags(source, platform)
 
     def make(folder: Path) -> None:

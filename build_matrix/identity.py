@@ -22,7 +22,13 @@ class Source:
     python: str
 
     def as_json(self) -> dict[str, str]:
+        """As receipts hold it."""
         return asdict(self)
+
+
+def version() -> str:
+    """1.10.0: the version of this checkout."""
+    return (REPOSITORY / "version.txt").read_text().strip()
 
 
 def compiled() -> str:

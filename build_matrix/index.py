@@ -58,7 +58,6 @@ class IndexedWheel:
     name: str
     project: str
     version: str
-    label: str
     sha256: str
     size: int
     metadata: bytes
@@ -67,11 +66,13 @@ class IndexedWheel:
 
     @property
     def url(self) -> str:
+        """Where its file is, from the page of its project."""
         # A + that is not quoted is a space to object stores.
         return f"../../../{FILES}/{urllib.parse.quote(self.name)}"
 
     @property
     def metadata_sha256(self) -> str:
+        """The digest of the METADATA that lies beside it."""
         return digest.of_bytes(self.metadata)
 
 
@@ -99,7 +100,6 @@ def read(path: Path, reasons: dict[str, str] | None = None) -> IndexedWheel:
         name=path.name,
         project=fields["Name"],
         version=fields["Version"],
-        label=fields["Version"].partition("+")[2],
         sha256=digest.of_file(path),
         size=path.stat().st_size,
         metadata=metadata,

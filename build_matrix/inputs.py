@@ -19,6 +19,7 @@ from build_matrix.errors import BuildError
 FILE = "inputs.json"
 TOOLKIT = "toolkit"  # a device compiler's own headers
 SYSTEM = "system"  # the C and C++ libraries', the kernel's and the compiler's own headers, crti.o, libgcc.a
+SYSTEM_NAME = "C and C++ library headers and objects"  # as the bill of materials and the statement call them
 DEPENDENCY = re.compile(r"(?:\\\s|[^\s\\]|\\(?!\n))+")
 
 
@@ -51,6 +52,7 @@ def sort(
 
 
 def write(folder: Path, found: Mapping[str, list[str]]) -> None:
+    """Keeps digests by part beside a unit's output, for `read`."""
     (folder / FILE).write_text(json.dumps(found, indent=1) + "\n")
 
 

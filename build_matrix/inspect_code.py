@@ -14,7 +14,6 @@ KERNEL_ENTRY = 0x10  # STO_CUDA_ENTRY in st_other: a kernel, not a device functi
 REGISTERS, STACK, MAX_THREADS = 0x2F, 0x12, 0x05  # attributes of .nv.info
 PTX_ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)")
 PTX_TARGET = re.compile(r"^\.target\s+(\S+?)(?:,.*)?$", re.MULTILINE)
-MAX_THREADS_PTX = re.compile(r"\.maxntid\s+(\d+)")
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class Kernel:
     max_threads: int = 0
 
     def as_json(self) -> dict[str, int]:
+        """As the manifest of a pack holds it."""
         return dict(self.__dict__)
 
 

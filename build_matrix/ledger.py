@@ -68,14 +68,3 @@ def over_budget(coverage: dict, budget: Callable[[str, str], int]) -> list[str]:
         for arch, size in row["bytes"].items()
         if size > (allowed := budget(unit, arch))
     ]
-
-
-def holes(coverage: dict) -> list[str]:
-    """Cells without native code, one line each: the release notes must name them."""
-    return [
-        f"{name} on {arch}: {cell['state']}"
-        for unit in coverage["units"].values()
-        for name, row in unit["kernels"].items()
-        for arch, cell in row["archs"].items()
-        if cell["state"] != NATIVE
-    ]

@@ -10,7 +10,7 @@ from build_matrix.errors import GateError
 
 FLOOR = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (8, 0, 0)}
 SHT_GNU_VERNEED, SHT_DYNAMIC = 0x6FFFFFFE, 6
-DT_NEEDED, DT_SONAME, DT_RUNPATH = 1, 14, 29
+DT_NEEDED, DT_RUNPATH = 1, 29
 # A wheel's library may need these and no others: no CUDA, no HIP, no OpenMP, no Python.
 MAY_NEED = {
     "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "ld-linux-x86-64.so.2",
@@ -39,7 +39,7 @@ def needed_versions(elf: Elf) -> list[str]:
 
 
 def dynamic(elf: Elf, tag: int) -> list[str]:
-    """The strings of one tag of the dynamic section: DT_NEEDED, DT_SONAME or DT_RUNPATH."""
+    """The strings of one tag of the dynamic section: DT_NEEDED or DT_RUNPATH."""
     found = []
     for section in elf.sections:
         if section.kind == SHT_DYNAMIC:

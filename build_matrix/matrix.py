@@ -18,12 +18,16 @@ OPERATORS = (">=", "<=", "==", ">", "<")
 
 @dataclass(frozen=True)
 class Accelerator:
+    """A build of torch that wheels are for: cpu, cuda or rocm. `label` is the local version of its wheels, `roots` are
+    those of the index that list them."""
+
     name: str
     label: str
     roots: tuple[str, ...]
 
     @property
     def distribution(self) -> str:
+        """apex-cuda: the name that pip knows."""
         return f"apex-{self.name}"
 
 
@@ -62,7 +66,6 @@ class PackRule:
 
     arch: Arch
     toolchains: tuple[str, ...]
-    reason: str = ""
     emulated: bool = False  #: the emulated tier of the tests can run its machine code
 
 
@@ -75,11 +78,14 @@ class Rule:
     python: str = ""
 
     def forbids(self, torch: str, python: str) -> bool:
+        """Whether it rules a (torch, Python) out."""
         return (not self.torch or _matches(torch, self.torch)) and (not self.python or python == self.python)
 
 
 @dataclass(frozen=True)
 class Matrix:
+    """matrix.toml, as a whole."""
+
     torch: tuple[str, ...]
     python: tuple[str, ...]
     optional_python: tuple[str, ...]  #: built where an interpreter is found
@@ -94,12 +100,14 @@ class Matrix:
     unit_budgets: tuple[dict, ...]  #: of ops that may be larger
 
     def accelerator(self, name: str) -> Accelerator:
+        """The accelerator of that name. Raises BuildError where there is none."""
         for accelerator in self.accelerators:
             if accelerator.name == name:
                 return accelerator
         raise BuildError(f"no accelerator is called {name}; there are cpu, cuda and rocm")
 
     def platform(self, name: str) -> Platform:
+        """The platform of that name. Raises BuildError where there is none."""
         for platform in self.platforms:
             if platform.name == name:
                 return platform
@@ -108,6 +116,7 @@ class Matrix:
         )
 
     def pack(self, arch: str) -> PackRule:
+        """How the pack of an arch is made. Raises BuildError where none is."""
         for rule in self.packs:
             if rule.arch.name == arch:
                 return rule
@@ -115,8 +124,9 @@ class Matrix:
             f"no pack is made for {arch}; there are {', '.join(p.arch.name for p in self.packs)}"
         )
 
-    def archs(self, vendor: str) -> list[str]:
-        return [rule.arch.name for rule in self.packs if rule.arch.vendor == vendor]
+    def archs(self, accelerator: str) -> list[str]:
+        """The archs whose packs go into the wheels of an accelerator; none for `cpu`."""
+        return [rule.arch.name for rule in self.packs if rule.arch.vendor == accelerator]
 
     def cells(self) -> list[str]:
         """Where tests run: the CPU, and every arch that a card can have."""
@@ -173,6 +183,16 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
+def minor(version: str) -> str:
+    """2.13 of `2.13.0+cu130`: what a binding, or a series of a toolkit, is called by."""
+    return ".".join(version.partition("+")[0].split(".")[:2])
+
+
+def dotted(tag: str) -> str:
+    """3.11 of cp311: as people and commands call a Python."""
+    return f"{tag[2]}.{tag[3:]}"
+
+
 def _matches(version: str, condition: str) -> bool:
     operator = next((o for o in OPERATORS if condition.startswith(o)), "==")
     wanted = numbers(condition.removeprefix(operator))
@@ -195,6 +215,7 @@ def _platform(name: str, tables: list[dict]) -> Platform:
 
 @cache
 def load(path: Path = FILE) -> Matrix:
+    """The matrix of a file; read once."""
     data = toml.read(path)
     return Matrix(
         torch=tuple(data["axes"]["torch"]),
@@ -206,7 +227,7 @@ def load(path: Path = FILE) -> Matrix:
             Accelerator(a["name"], a["label"], tuple(a["roots"])) for a in data["accelerator"]
         ),
         packs=tuple(
-            PackRule(Arch(p["arch"]), tuple(p["toolchains"]), p.get("reason", ""), p.get("emulated", False))
+            PackRule(Arch(p["arch"]), tuple(p["toolchains"]), p.get("emulated", False))
             for p in data["pack"]
         ),
         spills=tuple(data.get("spill", [])),

@@ -27,6 +27,8 @@ UNREADABLE = (OSError, http.client.HTTPException, ValueError, LookupError)
 
 @dataclass(frozen=True)
 class IndexFile:
+    """A file as an index lists it; `sha256` is empty where the page states none."""
+
     filename: str
     url: str
     sha256: str

@@ -19,6 +19,8 @@ FILE = REPOSITORY / "related_commits"
 
 @dataclass(frozen=True)
 class Pin:
+    """A line of related_commits."""
+
     os: str
     project: str
     component: str
@@ -43,6 +45,7 @@ def load(path: Path = FILE) -> tuple[Pin, ...]:
 
 
 def find(project: str, component: str) -> Pin | None:
+    """The pin of a component, or None."""
     return next((pin for pin in load() if (pin.project, pin.component) == (project, component)), None)
 
 
@@ -57,6 +60,7 @@ def torch_versions() -> list[str]:
 
 
 def toolchain(name: str) -> Pin | None:
+    """The pin of a toolchain of matrix.toml, or None."""
     return find("toolchain", name)
 
 

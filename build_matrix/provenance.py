@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, matrix, pins
+from build_matrix import REPOSITORY, digest, files, inputs, matrix, pins
 from build_matrix.errors import GateError
 
 SUFFIX = ".intoto.json"
 STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 BUILD_TYPE, BUILDER = "urn:apex:build-matrix:wheel:v1", "urn:apex:build-matrix"
 INPUTS = ("apex", "csrc", "related_commits", "version.txt", "build_matrix/matrix.toml")
-NO_INPUT = (".pyc", ".so", ".o")
 
 
 def statement(wheel: Path, facts: dict, python: str, platform: str = matrix.NATIVE) -> dict:
@@ -58,11 +57,11 @@ def _headers(facts: dict) -> list[dict]:
         for python in facts["headers"].get("python", {}).values()
     ]
     found += [
-        {"name": f"{compiler} headers", "digest": {"sha256": digest}}
-        for compiler, digest in facts["headers"].get("toolkit", {}).items()
+        {"name": f"{compiler} headers", "digest": {"sha256": read}}
+        for compiler, read in facts["headers"].get(inputs.TOOLKIT, {}).items()
     ]
-    if system := facts["headers"].get("system"):
-        found.append({"name": "C and C++ library headers and objects", "digest": {"sha256": system}})
+    if system := facts["headers"].get(inputs.SYSTEM):
+        found.append({"name": inputs.SYSTEM_NAME, "digest": {"sha256": system}})
     return found
 
 
@@ -89,15 +88,15 @@ def _of(toolchain: str, compiler: dict) -> bool:
 
 def _sources() -> list[dict]:
     """Every file that is compiled or decides how."""
-    files = [
+    found = [
         path
         for name in INPUTS
         for path in sorted([REPOSITORY / name, *(REPOSITORY / name).rglob("*")])
-        if path.is_file() and "testing" not in path.parts and path.suffix not in NO_INPUT
+        if path.is_file() and "testing" not in path.parts and path.suffix not in files.OUTPUTS
     ]
     return [
         {"uri": f"file:{path.relative_to(REPOSITORY)}", "digest": {"sha256": digest.of_file(path)}}
-        for path in files
+        for path in found
     ]
 
 

@@ -22,6 +22,8 @@ ASK = (
 
 @dataclass(frozen=True)
 class Python:
+    """An interpreter that is here, and where its headers are."""
+
     tag: str
     version: str
     include: Path
@@ -40,6 +42,7 @@ class Python:
 
 
 def own_tag() -> str:
+    """cp311: of the interpreter that runs this."""
     return f"cp{sys.version_info[0]}{sys.version_info[1]}"
 
 
@@ -49,7 +52,7 @@ def find(tag: str) -> Python:
 
     Raises PythonMissing when there is none with headers.
     """
-    version = f"{tag[2]}.{tag[3:]}"
+    version = matrix.dotted(tag)
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     places = [
         sys.executable if tag == own_tag() else None,

@@ -10,7 +10,20 @@ import sys
 import time
 from pathlib import Path
 
-from build_matrix import REPOSITORY, borrow, build, headers, index, pythons, report, serve, torch_supply, tree
+from build_matrix import (
+    REPOSITORY,
+    borrow,
+    build,
+    headers,
+    identity,
+    index,
+    matrix,
+    pythons,
+    report,
+    serve,
+    torch_supply,
+    tree,
+)
 from build_matrix.engine import Engine
 from build_matrix.errors import BuildError
 from build_matrix.store import Store
@@ -34,9 +47,9 @@ def run(jobs: int | None = None) -> None:
 
     _step("publishing it in a local index")
     index.write([wheel], PLACE / "index")
-    environment = _environment()
+    environment, wanted = _environment(), f"apex-cpu=={matrix.minor(identity.version())}"  # as a user types it
     with serve.background(PLACE / "index") as address:
-        _step(f"installing apex-cpu=={_release()} from {address}/whl/cpu/")
+        _step(f"installing {wanted} from {address}/whl/cpu/")
         # --isolated: pip sees neither its configuration nor its variables, so this index is all it has.
         options = [
             "--isolated",
@@ -45,18 +58,13 @@ def run(jobs: int | None = None) -> None:
             "--index-url",
             f"{address}/whl/cpu/",
         ]
-        _call(environment, "-m", "pip", "install", *options, f"apex-cpu=={_release()}")
+        _call(environment, "-m", "pip", "install", *options, wanted)
     _step("installing what the example needs, by pip's own configuration: scikit-learn, rich")
     _call(environment, "-m", "pip", "install", "--quiet", "scikit-learn", "rich")
     _step("what would run here: python -m apex")
     _call(environment, "-m", "apex", allowed=range(BROKEN))
     _step("training on scikit-learn's handwritten digits")
     _call(environment, str(EXAMPLE))
-
-
-def _release() -> str:
-    """1.10 of 1.10.0: what a user types."""
-    return ".".join(tree.version().split(".")[:2])
 
 
 def ensure_torch() -> str:

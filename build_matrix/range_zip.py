@@ -25,6 +25,8 @@ TAIL = 65536 + 22
 
 @dataclass(frozen=True)
 class Member:
+    """A row of the archive's central directory."""
+
     name: str
     method: int
     crc: int

@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from build_matrix import REPOSITORY, changes, host_compiler, matrix, pins, receipts
+from build_matrix import REPOSITORY, changes, compat, files, host_compiler, identity, matrix, pins, receipts
 from build_matrix.registry import Registry
 
 README = REPOSITORY / "README.md"
@@ -23,11 +23,11 @@ def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def install() -> str:
     """One pip line for each accelerator."""
-    rows = []
+    rows, release = [], matrix.minor(identity.version())
     for accelerator in matrix.load().accelerators:
         name = accelerator.name
         root = accelerator.roots[0]
-        rows.append((name, f"`pip install apex-{name}==1.10 --index-url <index>/whl/{root}/`"))
+        rows.append((name, f"`pip install apex-{name}=={release} --index-url <index>/whl/{root}/`"))
     return _table(("accelerator", "command"), rows)
 
 
@@ -92,15 +92,15 @@ def _speed(name: str, file: Path) -> str:
 
 def versions() -> str:
     """apex <-> torch <-> CUDA and ROCm: a line a wheel, then a line a torch."""
-    axes, version = matrix.load(), _version()
-    minors = [_minor(release) for release in axes.torch]
+    axes, version = matrix.load(), identity.version()
+    minors = [matrix.minor(release) for release in axes.torch]
     span, rows = f"{minors[0]} to {minors[-1]}", []
     for a in axes.accelerators:
         names = dict.fromkeys(
             name for p in axes.packs if p.arch.vendor == a.name for name in p.toolchains[:1]
         )
         compilers = [f"{name.rpartition('-')[0]} {pins.toolchain(name).sha}" for name in names]
-        pythons = ", ".join(_spoken(tag) for tag in axes.python)
+        pythons = ", ".join(map(matrix.dotted, axes.python))
         rows.append(
             (
                 version,
@@ -117,32 +117,17 @@ def versions() -> str:
             version,
             release,
             f"`{pins.torch(release).sha[:12]}`",
-            ", ".join(_spoken(t) for t in axes.python_for(release)),
+            ", ".join(map(matrix.dotted, axes.python_for(release))),
         )
         for release in axes.torch
     ]
     return wheels + "\n\n" + _table(("apex", "torch", "its commit", "Python"), rows)
 
 
-def _version() -> str:
-    return (REPOSITORY / "version.txt").read_text().strip()
-
-
-def _minor(release: str) -> str:
-    return ".".join(release.split(".")[:2])
-
-
-def _spoken(tag: str) -> str:
-    """3.11 of cp311."""
-    return f"{tag[2]}.{tag[3:]}"
-
-
 def _toolkit(accelerator: matrix.Accelerator) -> str:
     """CUDA 13.0 of cu130, ROCm 7.2 of rocm7.2."""
-    label = accelerator.label
-    if accelerator.name == "cuda":
-        return f"CUDA {label[2:-1]}.{label[-1]}"
-    return f"ROCm {label.removeprefix('rocm')}" if accelerator.name == "rocm" else "CPU"
+    name = {"cuda": "CUDA", "rocm": "ROCm"}.get(accelerator.name)
+    return f"{name} {compat.spoken(accelerator.name, accelerator.label)}" if name else "CPU"
 
 
 def tried() -> str:
@@ -155,16 +140,16 @@ def tried() -> str:
         counts = [str(count) for count in receipts.totals(r).values()]
         of = r["wheel"]["name"] if r["wheel"] else f"source `{r['source']['compiled'][:12]}`"
         where = f"{r['cell']}, {r['card']}" if r["card"] else "CPU"
-        rows.append((r["tier"], where, f"torch {r['torch']}, {_spoken(r['python'])}", *counts, of))
+        rows.append((r["tier"], where, f"torch {r['torch']}, {matrix.dotted(r['python'])}", *counts, of))
     return _table(("tier", "where", "with", "passed", "failed", "did not run", "of"), rows)
 
 
 def changelog() -> str:
     """What entries of changes.toml say of this version."""
-    return "\n".join(f"- {change.text}" for change in changes.load() if change.version == _version())
+    return "\n".join(f"- {change.text}" for change in changes.load() if change.version == identity.version())
 
 
-NOTES = REPOSITORY / "release_notes" / f"{_version()}.md"
+NOTES = REPOSITORY / "release_notes" / f"{identity.version()}.md"
 SECTIONS = {
     README: {"install": install, "extensions": extensions, "support": support, "speed": speed},
     NOTES: {"versions": versions, "tried": tried, "changes": changelog},
@@ -183,10 +168,8 @@ def render(page: Path) -> str:
 
 
 def write(page: Path) -> None:
-    """Writes the page anew, by way of a temporary name."""
-    temporary = page.with_suffix(".tmp")
-    temporary.write_text(render(page), encoding="utf-8")
-    temporary.replace(page)
+    """Writes the page anew."""
+    files.write(page, render(page))
 
 
 if __name__ == "__main__":

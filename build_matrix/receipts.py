@@ -21,7 +21,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, identity, junit, matrix, signing
+from build_matrix import REPOSITORY, digest, files, identity, junit, matrix, signing
 from build_matrix.errors import NothingRan, ReceiptError
 
 FORMAT = 1
@@ -60,8 +60,8 @@ def make(
     `probe`: what `python -m apex --json` said where it ran. Raises ReceiptError for a JUnit file that is cut,
     NothingRan where nothing ran.
     """
-    files = list(outcomes)
-    cases = _cases(tier, cell, files)
+    ran = list(outcomes)
+    cases = _cases(tier, cell, ran)
     if not any(case.outcome != junit.SKIPPED for case in cases):
         why = "; ".join(junit.reasons(cases)) or "none was chosen"
         raise NothingRan(f"{tier}({cell})", f"no test ran, so nothing is written down: {why}")
@@ -86,15 +86,15 @@ def make(
         "narrowed": narrowed,
         "tests": junit.counts(cases),
         "not_run": junit.reasons(cases),
-        "junit": [digest.of_file(path) for path in files],
+        "junit": [digest.of_file(path) for path in ran],
         "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     return sealed(receipt)
 
 
-def _cases(tier: str, cell: str, files: list[Path]) -> list[junit.Case]:
+def _cases(tier: str, cell: str, ran: list[Path]) -> list[junit.Case]:
     try:
-        cases = [case for path in files for case in junit.read(path)]
+        cases = [case for path in ran for case in junit.read(path)]
     except ValueError as error:
         raise ReceiptError(f"{tier}({cell})", str(error)) from None
     return [case for case in cases if tier != EMULATED or _of(cell, case)]
@@ -140,7 +140,7 @@ def platform_of(receipt: dict) -> str:
 def name(receipt: dict) -> str:
     """Its file: one for each tier, cell, card, torch, Python and platform."""
     card = re.sub(r"[^a-z0-9]+", "-", receipt["card"].lower()).strip("-")
-    minor = ".".join(receipt["torch"].split(".")[:2])
+    minor = matrix.minor(receipt["torch"])
     part = "part" if receipt["narrowed"] else ""
     platform = "" if platform_of(receipt) == matrix.NATIVE else platform_of(receipt)
     parts = (receipt["tier"], receipt["cell"], card, f"torch{minor}", receipt["python"], platform, part)
@@ -148,11 +148,9 @@ def name(receipt: dict) -> str:
 
 
 def write(receipt: dict, path: Path) -> Path:
-    """Writes it, by way of a temporary name."""
+    """Writes it. Returns `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(receipt, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    files.write(path, json.dumps(receipt, indent=1) + "\n")
     return path
 
 
@@ -321,12 +319,12 @@ def load_grade(torch: str, python: str, bindings: str, folder: Path = LOADS) -> 
 # ---- merging -----------------------------------------------------------------------------------------------
 
 
-def merge(files: Iterable[Path], folder: Path = FOLDER) -> tuple[list[dict], list[ReceiptError]]:
+def merge(came: Iterable[Path], folder: Path = FOLDER) -> tuple[list[dict], list[ReceiptError]]:
     """Takes sound receipts of other machines into `folder`: (those that were taken, why others were not). Counts are
     compared with the JUnit files where these lie beside. Of two for one cell and card the one of the later run stays;
     one that is there already is named."""
     taken, refused = [], []
-    for path in files:
+    for path in came:
         try:
             receipt = read(path)
             if fault := _junit_fault(receipt, path.parent):

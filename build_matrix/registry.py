@@ -48,7 +48,7 @@ class Registry:
 
     @classmethod
     def load(cls, path: Path | None = None) -> Registry:
-        """Raises BuildError when a line breaks a rule, TypeError when a field is unknown or missing."""
+        """Raises BuildError naming the extension that breaks a rule, or has a field that is unknown or missing."""
         path = path or REPOSITORY / "csrc/extensions.toml"
         extensions = []
         for table in toml.read(path).get("extension", []):
@@ -117,12 +117,12 @@ class Registry:
         return names
 
 
-def schemas(path: Path | None = None) -> list[str]:
+def schemas() -> list[str]:
     """The schema lines of csrc/ops.schemas, without comments."""
-    lines = (path or REPOSITORY / "csrc/ops.schemas").read_text(encoding="utf-8").splitlines()
+    lines = (REPOSITORY / "csrc/ops.schemas").read_text(encoding="utf-8").splitlines()
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
-def device_units(folder: Path | None = None) -> list[Path]:
+def device_units() -> list[Path]:
     """Every device source. A unit is one `.cu`; helper units (no op of their own) count too."""
-    return sorted((folder or REPOSITORY / "csrc/device").glob("*.cu"))
+    return sorted((REPOSITORY / "csrc/device").glob("*.cu"))

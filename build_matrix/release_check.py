@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, identity, junit, matrix, pythons, receipts, tree
+from build_matrix import REPOSITORY, digest, files, identity, junit, matrix, pythons, receipts
 
 FOLDER = REPOSITORY / "build/release-check"
 RESULT = "result.json"
@@ -37,18 +37,21 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
+    """How a check went: PASSED, FAILED or NOT_RUN, and its last words."""
+
     state: str
     seconds: float = 0.0
     says: str = ""
 
 
-def checks(dist: Path = REPOSITORY / "dist") -> list[Check]:
+def checks() -> list[Check]:
     """The list, in order."""
+    dist = REPOSITORY / "dist"
     found = [
         Check("lint", (*PYTHON, "ruff", "check", ".")),
         Check("changelog", (*FARM, "changelog")),
         Check("quickstart", (*FARM, "quickstart")),
-        Check("tree", (*FARM, "tree", "--available", *(f"--arch={arch}" for arch in _archs()))),
+        Check("tree", (*FARM, "tree", "--available", *(f"--arch={p.arch.name}" for p in matrix.load().packs))),
         Check(
             "tests of the farm, 50 kills",
             (*PYTEST, *SPREAD, "tests/farm", "tests/containers", "-m", "not container"),
@@ -64,7 +67,7 @@ def checks(dist: Path = REPOSITORY / "dist") -> list[Check]:
         Check("loads", (*FARM, "load-test", *(f"--python={tag}" for tag in matrix.load().python))),
         Check("release", (*FARM, "farm", "--dist", str(dist))),
     ]
-    names = [f"{a.distribution.replace('-', '_')}-{tree.version()}+{a.label}" for a in matrix.load().accelerators]
+    names = [f"{a.distribution.replace('-', '_')}-{identity.version()}+{a.label}" for a in matrix.load().accelerators]
     wheels = [str(dist / f"{name}-{pythons.own_tag()}-*_x86_64.whl") for name in names]
     found.append(Check("verify", (*FARM, "verify", *wheels), after="release"))
     cards = [cell for cell in matrix.load().cells() if cell != "cpu"]
@@ -79,11 +82,6 @@ def words(check: Check) -> str:
     """The command as one types it, with its variables."""
     command = ["python" if word == sys.executable else word for word in check.command]
     return shlex.join([*(f"{name}={value}" for name, value in check.variables), *command])
-
-
-def _archs() -> list[str]:
-    """Packs that the tests look at: a card's own is found by its cell."""
-    return [p.arch.name for p in matrix.load().packs]
 
 
 def run(
@@ -157,12 +155,12 @@ def _expanded(command: tuple[str, ...]) -> Iterator[str]:
 def _state() -> dict[str, str]:
     """What the outcomes are of: sources, and the tests and tools that look at them."""
     folders = ("tests", "build_matrix", "ci", "examples", "benchmarks", ".github", "release_notes")
-    files = ("noxfile.py", "pyproject.toml", "related_commits", "version.txt")
+    single = ("noxfile.py", "pyproject.toml", "related_commits", "version.txt")
     tests = [
         path
-        for name in (*folders, *files)
+        for name in (*folders, *single)
         for path in sorted([REPOSITORY / name, *(REPOSITORY / name).rglob("*")])
-        if path.is_file() and path.suffix not in (".pyc", ".so", ".o") and "receipts" not in path.parts
+        if path.is_file() and path.suffix not in files.OUTPUTS and "receipts" not in path.parts
     ]
     named = {str(path.relative_to(REPOSITORY)): digest.of_file(path) for path in tests}
     return identity.checkout().as_json() | {"tests": digest.of_values(named)}
@@ -179,6 +177,4 @@ def _before(folder: Path) -> dict[str, Outcome]:
 
 def _write(folder: Path, of: dict[str, str], outcomes: dict[str, Outcome]) -> None:
     text = json.dumps({"of": of, "checks": {n: asdict(o) for n, o in outcomes.items()}}, indent=1)
-    partial = folder / f".{RESULT}.partial"
-    partial.write_text(text)
-    partial.replace(folder / RESULT)
+    files.write(folder / RESULT, text)

@@ -10,7 +10,7 @@ import json
 import uuid
 from datetime import datetime, timezone
 
-from build_matrix import digest
+from build_matrix import digest, inputs
 
 NAME = "sboms/apex.cdx.json"
 LICENSE = "BSD-3-Clause"
@@ -67,13 +67,13 @@ def render(facts: dict, files: dict[str, bytes]) -> bytes:
         headers_of("CPython", python["version"], "C headers, compiled into the bindings", python["sha256"])
         for python in facts["headers"].get("python", {}).values()
     ]
-    for compiler, of_headers in facts["headers"].get("toolkit", {}).items():
+    for compiler, of_headers in facts["headers"].get(inputs.TOOLKIT, {}).items():
         name, _, version = compiler.partition(" ")
         about = "Headers of the device compiler, compiled into the packs"
         headers.append(headers_of(f"{name} headers", version, about, of_headers))
-    if system := facts["headers"].get("system"):
-        name = "C and C++ library headers and objects"
-        headers.append(headers_of(name, None, "Compiled and linked into every library", system))
+    if system := facts["headers"].get(inputs.SYSTEM):
+        about = "Compiled and linked into every library"
+        headers.append(headers_of(inputs.SYSTEM_NAME, None, about, system))
     compilers = [
         Component(
             type=ComponentType.APPLICATION,

@@ -17,6 +17,8 @@ HOST = "127.0.0.1"
 
 
 class Handler(SimpleHTTPRequestHandler):
+    """One address serves both kinds of page, by what the request accepts."""
+
     protocol_version = "HTTP/1.1"
 
     def send_head(self):

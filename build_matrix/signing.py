@@ -13,7 +13,7 @@ import json
 import os
 from pathlib import Path
 
-from build_matrix import digest, provenance
+from build_matrix import digest, files, provenance
 from build_matrix.errors import BuildError, SignatureError
 
 RECEIPT_KEY = "APEX_RECEIPT_KEY"  # a file whose contents sign receipts
@@ -82,9 +82,7 @@ class Signer:
         envelope = dsse.Envelope(_statement(wheel).read_bytes(), PAYLOAD, {})
         envelope.sign(self._signer)
         path = _beside(wheel)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(json.dumps(envelope.to_dict(), indent=1) + "\n")
-        partial.replace(path)
+        files.write(path, json.dumps(envelope.to_dict(), indent=1) + "\n")
         return path
 
 

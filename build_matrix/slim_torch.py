@@ -14,7 +14,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from build_matrix import REPOSITORY, borrow, headers, host_compiler, matrix, package_index, receipts, tree
+from build_matrix import REPOSITORY, borrow, headers, host_compiler, identity, package_index, receipts
 from build_matrix.elf import SHT_DYNSYM, Elf
 from build_matrix.errors import BuildError, PackageIndexError
 from build_matrix.manylinux import DT_NEEDED, dynamic
@@ -33,11 +33,11 @@ SYSTEM = (
     "ld-linux-x86-64.so.2",
     "libpthread.so.0",
 )
-# Modules of torch's extension that need c10d, which the stub cannot stand for.
 INIT = """
 import ctypes as _ct, os as _os
 _ct.CDLL(_os.path.join(_os.path.dirname(__file__), "lib", "libtorch_cuda.so"), _ct.RTLD_GLOBAL)
 """
+# Modules of torch's extension that need c10d, which the stub cannot stand for.
 DROPPED = "('_c10d_init', '_rpc_init', '_dist_autograd_init', '_faulty_agent_init')"
 PROGRAM = """
 import torch
@@ -63,13 +63,13 @@ print(torch.__version__, "worst difference", worst)
 
 
 def wheel_of(version: str, python: Python) -> package_index.IndexFile:
-    for file in package_index.files("torch"):
-        match = headers.WHEEL.fullmatch(file.filename)
-        if not match or matrix.platform_of(match["platform"]) != matrix.NATIVE:
-            continue
-        if (match["version"], match["python"], match["abi"]) == (version, python.tag, python.tag):
-            return file
-    raise PackageIndexError(f"no index holds torch {version} for {python.tag}")
+    """The wheel of a release for that very Python. Raises PackageIndexError where there is none."""
+    found = headers.wheels_of(version)
+    if python.tag not in found:
+        raise PackageIndexError(
+            f"no index holds torch {version} for {python.tag}; there are {', '.join(sorted(found))}"
+        )
+    return found[python.tag]
 
 
 def unit(version: str, python: Python) -> WorkUnit:
@@ -188,15 +188,15 @@ def load(version: str, python: Python, built: Path, store: Store) -> str:
     return done.stdout.strip()
 
 
-def receipt(version: str, python: Python, identity: str, folder: Path = receipts.LOADS) -> Path:
-    """Writes down that this very binding was loaded; `bindings.entry` grades by it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"torch-{version}-{python.tag}.json"
+def receipt(version: str, python: Python, bindings: str) -> Path:
+    """Writes down that the binding of sources with the digest `bindings` was loaded; `bindings.entry` grades by it."""
+    receipts.LOADS.mkdir(parents=True, exist_ok=True)
+    path = receipts.LOADS / f"torch-{version}-{python.tag}.json"
     value = {
         "torch": version,
         "python": python.tag,
-        "apex": tree.version(),
-        "bindings": identity,
+        "apex": identity.version(),
+        "bindings": bindings,
         "grade": GRADE,
     }
     path.write_text(json.dumps(value, indent=1) + "\n")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from build_matrix import headers, host_compiler, matrix, pythons, tree, wheel
+from build_matrix import headers, host_compiler, identity, matrix, pythons, tree, wheel
 from build_matrix.archs import Arch
 from build_matrix.engine import Engine
 from build_matrix.errors import BuildError, RequirementMissing, ToolchainMissing
@@ -25,7 +25,7 @@ ARCH_VARIABLES = {"cuda": "TORCH_CUDA_ARCH_LIST", "rocm": "PYTORCH_ROCM_ARCH"}
 
 def version() -> str:
     """BUILD_VERSION, else version.txt."""
-    return os.environ.get("BUILD_VERSION") or tree.version()
+    return os.environ.get("BUILD_VERSION") or identity.version()
 
 
 def take_options(arguments: list[str], registry: Registry) -> list[str]:

@@ -46,6 +46,7 @@ class WorkUnit:
 
     @property
     def key(self) -> str:
+        """The digest of all that its output depends on."""
         return digest.of_values({"kind": self.kind, "name": self.name, "inputs": self.inputs})
 
 
@@ -118,6 +119,7 @@ class Store:
         return folder
 
     def folder(self, unit: WorkUnit) -> Path:
+        """Where the output of a unit lies, or would."""
         return self.root / unit.kind / unit.key[:40]
 
     def find(self, unit: WorkUnit) -> Result | None:

@@ -39,6 +39,7 @@ class Part:
 
     @property
     def name(self) -> str:
+        """L0-loader: as its JUnit file is called."""
         return "-".join(filter(None, [*self.folder.split("/"), self.marker]))
 
 
@@ -71,15 +72,18 @@ class Site:
     wheel: Path | None = None
 
     def environment(self, cell: str) -> dict[str, str]:
+        """The variables of the tests: this process's, without apex's own but for KEPT; the CPU's see no card."""
         clean = {k: v for k, v in os.environ.items() if not k.startswith("APEX_") or k in KEPT}
         hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if cell == receipts.CPU else {}
         paths = [str(self.path), *([str(self.tests)] if self.wheel else [])]
         return clean | hidden | {"PYTHONPATH": os.pathsep.join(paths)}
 
     def source(self) -> identity.Source:
+        """What is tested, as receipts are bound by it."""
         return identity.wheel(self.wheel) if self.wheel else identity.checkout()
 
     def pack(self, cell: str) -> str | None:
+        """The digest of the cell's pack, or None where there is none."""
         if self.wheel:
             manifest = WheelFile(self.wheel).packs.get(cell)
             return identity.pack(manifest) if manifest else None
@@ -108,7 +112,7 @@ def run(
     here(tier, cell)
     out.mkdir(parents=True, exist_ok=True)
     archs = [p.arch.name for p in matrix.load().packs if p.emulated] if tier == receipts.EMULATED else [cell]
-    with _site(wheel) as site:
+    with _site(wheel, archs) as site:
         probe, files = _probe(site, cell), []
         for part in PARTS[tier]:
             file = out / f"{tier}-{cell}-{part.name}.xml"
@@ -122,12 +126,15 @@ def run(
 
 
 @contextlib.contextmanager
-def _site(wheel: Path | None) -> Iterator[Site]:
+def _site(wheel: Path | None, archs: list[str]) -> Iterator[Site]:
+    """The checkout, or a folder into which the wheel is installed. Raises BuildError where build/tree is of other
+    sources, with the command that builds it for `archs`, or where the wheel is none or pip refuses it."""
     if wheel is None:
         facts = tree.DEFAULT / "apex/build.json"
         if not facts.is_file() or json.loads(facts.read_text())["source_sha256"] != identity.compiled():
+            options = "".join(f" --arch={arch}" for arch in archs if arch != receipts.CPU)
             raise BuildError(
-                "build/tree is not of these sources. Run: python -m build_matrix tree --available"
+                f"build/tree is not of these sources. Run: python -m build_matrix tree --available{options}"
             )
         yield Site(REPOSITORY, TESTS)
         return

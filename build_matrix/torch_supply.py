@@ -26,12 +26,15 @@ WHEEL = re.compile(
 
 @dataclass(frozen=True)
 class Supply:
+    """A wheel of torch that could be installed, and its bytes."""
+
     filename: str
     url: str
     size: int
 
     @property
     def cpu(self) -> bool:
+        """Whether it is a build for the CPU alone."""
         return "+cpu" in self.filename
 
 

@@ -52,10 +52,6 @@ class Request:
     platform: str = matrix_file.NATIVE  #: what the host library and the bindings are compiled for
 
 
-def version() -> str:
-    return (REPOSITORY / "version.txt").read_text().strip()
-
-
 def label(request: Request) -> str:
     """The local version label: what was asked for, else the accelerator's in the matrix."""
     return (
@@ -177,8 +173,8 @@ def _inputs(
             python.tag: {"version": python.version, "sha256": inputs.of_part(modules, "python")}
             for python, modules in of_python.items()
         },
-        "toolkit": {name: inputs.of_part(units, inputs.TOOLKIT) for name, units in of_compiler.items()},
-        "system": inputs.of_part(everything, inputs.SYSTEM),
+        inputs.TOOLKIT: {name: inputs.of_part(units, inputs.TOOLKIT) for name, units in of_compiler.items()},
+        inputs.SYSTEM: inputs.of_part(everything, inputs.SYSTEM),
     }
 
 
@@ -192,7 +188,7 @@ def _facts(
     compilers = {json.dumps(toolchain.describe(), sort_keys=True) for toolchain in toolchains.values()}
     return {
         "format": 1,
-        "version": request.version or version(),
+        "version": request.version or identity.version(),
         "local": label(request),
         "distribution": request.distribution
         or matrix_file.load().accelerator(request.accelerator).distribution,
@@ -208,7 +204,7 @@ def _facts(
             }
             for torch in torches
         ],
-        "headers": {name: read[name] for name in ("python", "toolkit", "system") if name in read},
+        "headers": {name: read[name] for name in ("python", inputs.TOOLKIT, inputs.SYSTEM) if name in read},
         "python": sorted({entry["python"] for entry in entries}),
         "source_sha256": identity.compiled(),
     }
@@ -220,8 +216,7 @@ def _lay_data(root: Path, facts: dict, entries: list[dict], manifests: dict[str,
         if path.suffix in (".cu", ".h"):
             shutil.copyfile(path, root / "device" / path.name)
     shutil.copyfile(CSRC / "ops.schemas", root / "ops.schemas")
-    vendor = facts["accelerator"]
-    archs = matrix_file.load().archs(vendor) if vendor != "cpu" else []
+    archs = matrix_file.load().archs(facts["accelerator"])
     sources = {path.stem: digest.of_source(path) for path in device_units()}
     coverage = ledger.ledger(facts["version"], manifests, archs, sources)
     for name, value in {

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from build_matrix import digest, host_compiler, identity, packs, provenance
+from build_matrix import digest, host_compiler, identity, packs, provenance, pythons
 from build_matrix.engine import Engine
 from build_matrix.errors import BuildError, GateError, PinError
 from build_matrix.store import Result, Store
@@ -35,8 +35,8 @@ def run(
 ) -> list[str]:
     """What was verified, a line each. With `arch`, the code objects of that pack alone. `store` is of `nothing_made`.
 
-    Raises BuildError where the wheel is of another source, PinError (not verifiable) where a compiler that made it is
-    not here, GateError where something differs.
+    Raises BuildError where the wheel is of another source, PinError (not verifiable) where a compiler is another than
+    made it, ToolchainMissing or PythonMissing where there is none at all, GateError where something differs.
     """
     wheel = WheelFile(path)
     said = [_record(wheel), _statement(wheel)]
@@ -112,6 +112,8 @@ def whole(wheel: WheelFile, store: Store, jobs: int | None, tell: Callable[[Resu
     _check_compiler(facts["host_compiler"], host_compiler.find(wheel.platform).describe())
     for arch, manifest in wheel.packs.items():
         _check_compiler(manifest["compiler"], packs.toolchain_for(arch).describe())
+    for tag in facts["python"]:
+        pythons.find(tag)  # a plan leaves out an optional one that is not here, and the wheel with it
     chosen = plan.Selection(
         (facts["accelerator"],),
         tuple(facts["archs"]),

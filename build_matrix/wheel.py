@@ -16,6 +16,7 @@ from pathlib import Path
 
 from build_matrix import REPOSITORY, audit, digest, ledger, matrix, pins, provenance, sbom
 from build_matrix.errors import GateError
+from build_matrix.files import OUTPUTS
 from build_matrix.pythons import Python
 from build_matrix.registry import Registry
 from build_matrix.store import Store, WorkUnit
@@ -24,8 +25,6 @@ XZ_PRESET = 1
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date a zip archive can hold
 SUMMARY = "Fused optimizers, normalization, softmax and amp tools for PyTorch on NVIDIA and AMD GPUs and CPUs"
 MANIFEST = re.compile(r"apex/packs/[^/]+/manifest\.json")
-LEFT_OUT = ("__pycache__",)
-LEFT_OUT_SUFFIXES = (".pyc", ".so", ".o")
 
 
 def python_sources() -> dict[str, Path]:
@@ -33,29 +32,27 @@ def python_sources() -> dict[str, Path]:
     return {
         str(path.relative_to(REPOSITORY)): path
         for path in sorted((REPOSITORY / "apex").rglob("*"))
-        if path.is_file() and path.suffix not in LEFT_OUT_SUFFIXES and not set(path.parts) & set(LEFT_OUT)
+        if path.is_file() and path.suffix not in OUTPUTS and "__pycache__" not in path.parts
     }
 
 
-def legacy_modules(names: list[str] | None = None) -> dict[str, bytes]:
-    """The generated top-level modules (amp_C.py, ...): of every complete extension, or of `names` among
-    them."""
+def legacy_modules() -> dict[str, bytes]:
+    """The generated top-level modules (amp_C.py, ...), of every complete extension."""
     source = REPOSITORY / "apex/_legacy/__init__.py"
     spec = importlib.util.spec_from_file_location("apex_legacy_text", source)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    chosen = [e.name for e in Registry.load().complete() if names is None or e.name in names]
-    return {f"{name}.py": module.module_text(name).encode() for name in chosen}
+    return {f"{e.name}.py": module.module_text(e.name).encode() for e in Registry.load().complete()}
 
 
-def contents(tree: Path, names: list[str] | None = None, store: Store | None = None) -> dict[str, bytes]:
+def contents(tree: Path, store: Store | None = None) -> dict[str, bytes]:
     """Everything of a wheel but its dist-info: Python sources, the built tree with its code objects compressed, the
     top-level modules. `store` keeps what was compressed: every Python's wheel holds the same code objects."""
     files = {name: path.read_bytes() for name, path in python_sources().items()}
     for path in sorted((tree / "apex").rglob("*")):
         if path.is_file():
             files[str(path.relative_to(tree))] = path.read_bytes()
-    return _compressed(files, store) | legacy_modules(names)
+    return _compressed(files, store) | legacy_modules()
 
 
 def _compressed(files: dict[str, bytes], store: Store | None) -> dict[str, bytes]:
@@ -93,7 +90,7 @@ def metadata(distribution: str, version: str) -> str:
         ("Name", distribution),
         ("Version", version),
         ("Summary", SUMMARY),
-        ("License-Expression", "BSD-3-Clause"),
+        ("License-Expression", sbom.LICENSE),
         ("License-File", "LICENSE"),
         ("Requires-Python", ">=3.10"),
         ("Requires-Dist", "torch>=2.8"),
@@ -144,12 +141,11 @@ def unit(
     tree: Path,
     facts: dict,
     python: Python,
-    names: list[str] | None = None,
     platform: str = matrix.NATIVE,
     store: Store | None = None,
 ) -> WorkUnit:
     """The wheel of one Python. Its platform tag is what auditwheel finds, never what we would like."""
-    files = contents(tree, names, store)
+    files = contents(tree, store)
     distribution, version = facts["distribution"], f"{facts['version']}+{facts['local']}"
     more = {sbom.NAME: sbom.render(facts, files)}
 

@@ -40,9 +40,11 @@ class WheelFile:
             raise BuildError(f"{path.name} is no wheel that this farm built: it has no apex/build.json")
 
     def json(self, name: str):
+        """A JSON file of the wheel, parsed."""
         return json.loads(self._contents[name])
 
     def data(self, name: str) -> bytes:
+        """The contents of a file of the wheel."""
         return self._contents[name]
 
     @cached_property
@@ -82,6 +84,7 @@ class WheelFile:
 
     @property
     def bindings(self) -> list[dict]:
+        """apex/lib/bindings.json; empty where the wheel holds Python only."""
         return self.json("apex/lib/bindings.json") if "apex/lib/bindings.json" in self._contents else []
 
     def code(self, arch: str, unit: str) -> bytes:

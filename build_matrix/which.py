@@ -12,7 +12,7 @@ import platform
 import sys
 from dataclasses import dataclass
 
-from build_matrix import compat, matrix, pythons
+from build_matrix import compat, identity, matrix, pythons
 
 INDEX = "<index>"
 NOT_THERE = compat.NOT_THERE  # exit code
@@ -31,13 +31,14 @@ class Environment:
     platform: str = matrix.NATIVE
 
     def words(self) -> str:
+        """Python 3.11, torch 2.13.0 for CUDA 13.0, sm_90"""
         on = "" if self.platform == matrix.NATIVE else f", {self.platform}"
-        python = f"{self.python[2]}.{self.python[3:]}"
         toolkit = {"cuda": f" for CUDA {self.version}", "rocm": f" for ROCm {self.version}"}.get(
             self.accelerator, ""
         )
         cards = ", ".join(dict.fromkeys(self.archs)) or "no GPU"
-        return f"Python {python}, {f'torch {self.torch}{toolkit}' if self.torch else 'no torch'}, {cards}{on}"
+        torch = f"torch {self.torch}{toolkit}" if self.torch else "no torch"
+        return f"Python {matrix.dotted(self.python)}, {torch}, {cards}{on}"
 
 
 def here() -> Environment:
@@ -50,7 +51,7 @@ def here() -> Environment:
 
     hip, cuda = torch.version.hip, torch.version.cuda
     accelerator = "rocm" if hip else "cuda" if cuda else "cpu"
-    version = ".".join((hip or cuda or "").split(".")[:2])
+    version = matrix.minor(hip or cuda or "")
     archs = tuple(device.arch for device in torch_devices())
     return Environment(pythons.own_tag(), torch.__version__, accelerator, version, archs, system())
 
@@ -110,14 +111,13 @@ def answer(environment: Environment, index: str | None = None) -> dict:
 
 def _command(accelerator: str, root: str) -> str:
     known = matrix.load().accelerator(accelerator)
-    version = (compat.REPOSITORY / "version.txt").read_text().strip()
-    pin = f"{known.distribution}=={version}+{known.label}"
+    pin = f"{known.distribution}=={identity.version()}+{known.label}"
     return f"python -m pip install {pin} --index-url {root}/whl/{known.roots[0]}/"
 
 
 def _near(cell: dict, accelerator: str, root: str) -> dict:
     """A cell that exists, in words, with its line."""
-    spoken = {k: compat._spoken(k, v) for k, v in cell.items() if v != "cpu" and k != "platform"}
+    spoken = {k: compat.spoken(k, v) for k, v in cell.items() if v != "cpu" and k != "platform"}
     names = {"torch": "torch", "cuda": "CUDA", "rocm": "ROCm", "arch": "", "python": "Python"}
     words = ", ".join(f"{names[key]} {value}".strip() for key, value in spoken.items())
     return {"cell": words, "command": _command(accelerator, root)}
@@ -128,7 +128,7 @@ def _without_torch(environment: Environment, root: str) -> list[dict]:
     axes = matrix.load()
     if environment.python not in axes.python:
         return []
-    minor = ".".join(axes.torch_for(environment.python)[-1].split(".")[:2])
+    minor = matrix.minor(axes.torch_for(environment.python)[-1])
     return [
         {"cell": f"torch {minor}, {a.label}", "command": _command(a.name, root)}
         for a in axes.accelerators

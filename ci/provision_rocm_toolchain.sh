@@ -24,9 +24,7 @@ if ! command -v debootstrap >/dev/null; then
   exit 1
 fi
 
-mirror=$(sed -n -E 's/^(URIs: |deb (\[[^]]*\] )?)(https?:[^ ]*\/debian)\/?( .*)?$/\3/p' \
-  /etc/apt/sources.list /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list 2>/dev/null | head -n 1 || true)  # no .list files is normal
-mirror=${mirror:-http://deb.debian.org/debian}
+mirror=$(bash "$here/ci/debian_mirror.sh")
 
 mkdir -p "$(dirname "$target")"
 build=$(mktemp -d "$(dirname "$target")/.rocm-partial.XXXXXX")

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_matrix import REPOSITORY, index, matrix, package_index, torch_supply, tree
+from build_matrix import REPOSITORY, identity, index, matrix, package_index, sbom, torch_supply
 from build_matrix.containers import builder as builders
 from build_matrix.containers import pip_settings
 from build_matrix.containers.wheels import LOCAL_IMAGE
@@ -84,18 +84,18 @@ def ask(builder: builders.Builder, image: str, python: str) -> Contents:
 
 def default_base(tag: str) -> str:
     """The public image of that Python."""
-    return f"docker.io/library/python:{tag[2]}.{tag[3:]}-slim"
+    return f"docker.io/library/python:{matrix.dotted(tag)}-slim"
 
 
 def wheel_for(accelerator: str, tag: str, dist: Path) -> WheelFile:
     """The wheel in `dist` of this version, the accelerator and Python. Raises BuildError with the command that builds
     it."""
     label = matrix.load().accelerator(accelerator).label
-    found = sorted(dist.glob(f"apex_{accelerator}-{tree.version()}+{label}-{tag}-{tag}-*_x86_64.whl"))
+    found = sorted(dist.glob(f"apex_{accelerator}-{identity.version()}+{label}-{tag}-{tag}-*_x86_64.whl"))
     if not found:
         raise BuildError(
             f"{dist} holds no wheel apex-{accelerator} for {tag}. "
-            f"Run: nox -s build-{accelerator} -- --python {tag[2]}.{tag[3:]}"
+            f"Run: nox -s build-{accelerator} -- --python {matrix.dotted(tag)}"
         )
     return WheelFile(found[-1])
 
@@ -130,7 +130,7 @@ def labels(wheel: WheelFile, base: str, torch: str, python: str) -> dict[str, st
     found = {
         "org.opencontainers.image.title": facts["distribution"],
         "org.opencontainers.image.version": f"{facts['version']}+{facts['local']}",
-        "org.opencontainers.image.licenses": "BSD-3-Clause",
+        "org.opencontainers.image.licenses": sbom.LICENSE,
         "org.opencontainers.image.base.name": base,
         "apex.cell.accelerator": facts["accelerator"],
         "apex.cell.archs": " ".join(facts["archs"]),

@@ -38,6 +38,8 @@ class Recipe:
 
 
 class Builder(ABC):
+    """What makes images and runs them."""
+
     @abstractmethod
     def build(self, recipe: Recipe) -> None:
         """Makes the image. Raises ContainerError; the builder's own output has said why."""

@@ -60,6 +60,7 @@ def _capable(capability: int) -> bool:
 
 
 def has_image(engine: str, image: str) -> bool:
+    """Whether the engine has an image of that name here."""
     return subprocess.run([engine, "image", "inspect", image], capture_output=True).returncode == 0
 
 

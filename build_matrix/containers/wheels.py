@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from build_matrix import REPOSITORY, matrix, provenance, wheel
+from build_matrix import REPOSITORY, files, matrix, provenance, wheel
 from build_matrix.containers import engine, pip_settings
 from build_matrix.errors import BuildError, ContainerError, ToolchainMissing
 from build_matrix.store import default_root
@@ -27,7 +27,7 @@ SOURCES = (
     "apex", "build_matrix", "csrc", "ci/containers", "setup.py", "pyproject.toml", "LICENSE", "README.md",
     "related_commits", "version.txt",
 )  # fmt: skip
-NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so", "*.o")
+NOT_SOURCES = shutil.ignore_patterns("__pycache__", *(f"*{suffix}" for suffix in files.OUTPUTS))
 LOCAL_IMAGE = "localhost/apex-manylinux"
 
 
@@ -50,9 +50,7 @@ def build(
         raise ContainerError(
             "cibuildwheel runs on Python 3.11 and later", "python3.11 -m nox -s build-cpu -- --container"
         )
-    axes = matrix.load()
-    vendor = accelerator if accelerator != "cpu" else ""
-    chosen = tuple(archs) or tuple(axes.archs(vendor) if vendor else ())
+    chosen = archs or matrix.load().archs(accelerator)
     name = engine.find(engine_name)
     settings = pip_settings.read()
     environment = os.environ | settings.variables | variables(accelerator, archs, torches, tags)

@@ -40,6 +40,7 @@ class Costs:
         self.median = {kind: statistics.median(seconds) for kind, seconds in kinds.items()}
 
     def of(self, step: Step) -> float:
+        """Seconds that making a step is thought to take."""
         found = self.last.get((step.kind, step.name))
         return self.median.get(step.kind, FIRST.get(step.kind, 1.0)) if found is None else found
 

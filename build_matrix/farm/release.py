@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_matrix import digest, identity, index, matrix, receipts, signing, wheel
+from build_matrix import digest, files, identity, index, matrix, receipts, signing, wheel
 from build_matrix.farm.steps import Done
 from build_matrix.store import Store
 
@@ -16,6 +16,8 @@ SUMS, TABLE, CELLS, RECEIPTS = "SHA256SUMS", "compatibility.md", "compatibility.
 
 @dataclass(frozen=True)
 class Release:
+    """The wheels of a plan in dist/, and those of every index root."""
+
     wheels: tuple[Path, ...]
     index: dict[str, list[index.IndexedWheel]]
 
@@ -34,10 +36,10 @@ def publish(
             receipt = receipts.read(folder / "receipt.json")
             receipts.write(receipt, dist / RECEIPTS / receipts.name(receipt))
     found = sorted(dist.glob("*.whl"))
-    _write(dist / SUMS, "".join(f"{digest.of_file(path)}  {path.name}\n" for path in found))
+    files.write(dist / SUMS, "".join(f"{digest.of_file(path)}  {path.name}\n" for path in found))
     served = cells(found)
-    _write(dist / CELLS, json.dumps(served, indent=1) + "\n")
-    _write(dist / TABLE, table(served))
+    files.write(dist / CELLS, json.dumps(served, indent=1) + "\n")
+    files.write(dist / TABLE, table(served))
     return Release(tuple(wheels), index.write(found, target))
 
 
@@ -99,9 +101,3 @@ def _text(arch: str, own: list[dict], minor: str) -> str:
         return "–"
     lacking = sorted({cell["python"] for cell in holding} - set(grades))
     return receipts.best(grades) + (f" (not {', '.join(lacking)})" if lacking else "")
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -14,6 +14,7 @@ from build_matrix import (
     REPOSITORY,
     bindings,
     digest,
+    files,
     headers,
     host_compiler,
     host_library,
@@ -24,12 +25,11 @@ from build_matrix import (
     wheel,
 )
 from build_matrix.engine import Engine
-from build_matrix.errors import BuildError, StoreError
+from build_matrix.errors import BuildError
 from build_matrix.farm import gpu_test
 from build_matrix.store import Result, Store, WorkUnit
 
 INPUTS = ("apex", "csrc", "build_matrix", "related_commits", "version.txt", "README.md", "LICENSE")
-LEFT_OUT = (".pyc", ".so", ".o")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Step:
 
     @property
     def id(self) -> str:
+        """What other steps name it by in `needs`."""
         return f"{self.kind} {self.name}"
 
 
@@ -93,7 +94,7 @@ def checkout_digest() -> str:
 
 
 def _left_out(name: str) -> bool:
-    return name.endswith(LEFT_OUT) or "receipts" in name.split("/")
+    return name.endswith(files.OUTPUTS) or "receipts" in name.split("/")
 
 
 _DIGESTS: dict[str, tuple[tuple[int, int], str]] = {}
@@ -114,8 +115,11 @@ class _Stored(Engine):
         results = [self.store.find(unit) for unit in units]
         for unit, result in zip(units, results, strict=True):
             if result is None:
-                fault = f"{unit.kind} {unit.name} is not there as this worker's compilers would make it,"
-                raise StoreError(self.store.root, f"{fault} though the plan made it: the compilers differ")
+                raise BuildError(
+                    f"{unit.kind} {unit.name} is not in {self.store.place} as this worker's compilers would make it, "
+                    "though the plan made it there: the compilers of its workers differ. `nox -s toolchain` shows "
+                    "those of a machine, and brings others"
+                )
         return results
 
 

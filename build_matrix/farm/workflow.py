@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from build_matrix import REPOSITORY, matrix
+from build_matrix import REPOSITORY, files, matrix
 from build_matrix.farm.plan import Selection, resolve
 
 FILE = REPOSITORY / ".github/workflows/release.yml"
@@ -63,11 +63,7 @@ def _row(name: str, toolchains: list[str], options: list[str]) -> dict[str, str]
 
 
 def _pythons(chosen: Selection) -> list[str]:
-    return [f"--python {_spoken(tag)}" for tag in chosen.pythons]
-
-
-def _spoken(tag: str) -> str:
-    return f"{tag[2]}.{tag[3:]}"
+    return [f"--python {matrix.dotted(tag)}" for tag in chosen.pythons]
 
 
 def render() -> str:
@@ -86,15 +82,13 @@ def render() -> str:
         parts=made["parts"]["include"],
         wheels=made["wheels"]["include"],
         # The last one is the one that runs nox.
-        pythons=sorted(map(_spoken, chosen.pythons), key=lambda python: python == "3.11"),
+        pythons=sorted(map(matrix.dotted, chosen.pythons), key=lambda python: python == "3.11"),
     )
 
 
 def write() -> None:
-    """Writes the file anew, by way of a temporary name."""
-    partial = FILE.with_suffix(".partial")
-    partial.write_text(render(), encoding="utf-8")
-    partial.replace(FILE)
+    """Writes the file anew."""
+    files.write(FILE, render())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Device compilers. Each says its version and digest, what it can compile for, and, when it is not here, the
 one command that brings it.
 
-A toolchain is named `<compiler>-<series>`: `nvcc-13.0`, `nvrtc-12.1`, `clang-hip-7.2`. Which arch is built by
+A toolchain is named `<compiler>-<series>`: `nvcc-13.0`, `nvrtc-12.3`, `clang-hip-7.2`. Which arch is built by
 which toolchain stands in matrix.toml; the exact versions stand in related_commits.
 """
 

@@ -33,7 +33,6 @@ class Toolchain(ABC):
     name: str  #: nvcc, nvrtc, clang-hip
     version: str  #: its own full version
     vendor: str  #: cuda or rocm
-    label: str  #: local version label of wheels whose packs it made: cu130, rocm7.2
 
     @property
     @abstractmethod

@@ -29,8 +29,6 @@ class Nvcc(Toolchain):
         if not match:
             raise ValueError(f"{path} does not say its version")
         self.version = match[1]
-        major, minor = self.version.split(".")[:2]
-        self.label = f"cu{major}{minor}"
 
     @cached_property
     def digest(self) -> str:

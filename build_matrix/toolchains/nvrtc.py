@@ -24,8 +24,6 @@ class Nvrtc(Toolchain):
         """`path` is libnvrtc.so.N; `version` the full version of its package (NVRTC itself says only
         12.8)."""
         self.path, self.version = path, version
-        major, minor = version.split(".")[:2]
-        self.label = f"cu{major}{minor}"
 
     @cached_property
     def library(self) -> ctypes.CDLL:

@@ -33,10 +33,7 @@ class ClangHip(Toolchain):
         match = re.search(r"clang version (\d+\.\d+\.\d+)", text)
         if not match:
             raise ValueError(f"{clang} does not say its version")
-        self.clang_version = match[1]
-        rocm = self._rocm_version()
-        self.version = f"{rocm}+clang{self.clang_version}"
-        self.label = f"rocm{'.'.join(rocm.split('.')[:2])}"
+        self.version = f"{self._rocm_version()}+clang{match[1]}"
 
     def _command(self, arguments: list[str], folder: str = "/") -> list[str]:
         if not self.chroot:

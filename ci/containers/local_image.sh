@@ -41,12 +41,7 @@ finish="chroot \"\$1\" /bin/sh -eu < \"$work/finish\""
 packages=python3,python3-dev,python3-venv,g++,ca-certificates
 
 [ "$(id -u)" = 0 ] || { say "making a root file system needs root; run it with sudo"; exit 1; }
-if [ -z "$mirror" ]; then
-  mirror=$(sed -n -E 's/^(URIs: |deb (\[[^]]*\] )?)(https?:[^ ]*\/debian)\/?( .*)?$/\3/p' \
-    /etc/apt/sources.list /etc/apt/sources.list.d/*.sources /etc/apt/sources.list.d/*.list 2>/dev/null |
-    head -n 1 || true)
-  mirror=${mirror:-http://deb.debian.org/debian}
-fi
+mirror=${mirror:-$(bash "$(dirname "${BASH_SOURCE[0]}")/../debian_mirror.sh")}
 if [ -n "$archive" ]; then
   mkdir "$work/root"
   tar -C "$work/root" -xf "$archive"

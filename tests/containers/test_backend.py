@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from build_matrix import REPOSITORY, backend, toml, tree, wheel
+from build_matrix import REPOSITORY, backend, identity, toml, wheel
 from build_matrix.errors import BuildError
 
 FARM = toml.read(REPOSITORY / "pyproject.toml")["dependency-groups"]["farm"]
@@ -39,7 +39,7 @@ def test_a_farm_wheel_is_built_with_what_the_farm_needs():
 
 def test_metadata_is_that_of_the_wheel(tmp_path):
     name = backend.prepare_metadata_for_build_wheel(str(tmp_path), {"farm": "rocm", "arch": "gfx942"})
-    version = f"{tree.version()}+rocm7.2"
+    version = f"{identity.version()}+rocm7.2"
     assert name == f"apex_rocm-{version}.dist-info"
     assert (tmp_path / name / "METADATA").read_text(encoding="utf-8") == wheel.metadata("apex-rocm", version)
 
@@ -53,4 +53,4 @@ def test_a_named_fault_ends_the_build_in_words(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "APEX_STORE": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", script], env=environment, text=True, capture_output=True)
     assert ended.returncode == 1
-    assert ended.stderr.strip() == "apex: sm_90 does not go into apex-rocm"
+    assert ended.stderr.strip() == "apex: sm_90 does not go into apex-rocm, but into apex-cuda"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from build_matrix import changes, matrix, tree
+from build_matrix import changes, identity, matrix
 from build_matrix.errors import BuildError, GateError
 from build_matrix.registry import Registry
 
@@ -67,4 +67,4 @@ def test_an_entry_that_is_wrong_is_named(file, entry, words):
 
 
 def test_no_entry_is_of_a_later_version_than_this():
-    assert all(matrix.numbers(c.version) <= matrix.numbers(tree.version()) for c in changes.load())
+    assert all(matrix.numbers(c.version) <= matrix.numbers(identity.version()) for c in changes.load())

@@ -1,13 +1,26 @@
 """What goes wrong in a farm is named, nothing half made is used, and the same command then goes on."""
 
 import logging
+import types
 
 import pytest
 
 pytest.importorskip("distributed")
 
-from build_matrix import digest, host_compiler, package_index, pins, provision, wheel
-from build_matrix.errors import FarmError, StoreError
+from build_matrix import (
+    digest,
+    host_compiler,
+    identity,
+    matrix,
+    package_index,
+    pins,
+    provision,
+    pythons,
+    range_zip,
+    verify,
+    wheel,
+)
+from build_matrix.errors import FarmError, PythonMissing, StoreError
 from build_matrix.farm import cluster, plan, steps
 from build_matrix.farm.steps import Step
 from build_matrix.store import Store, WorkUnit
@@ -60,7 +73,7 @@ def offer(monkeypatch):
     return offer
 
 
-def test_an_index_that_does_not_answer(client, tmp_path, monkeypatch):
+def test_an_index_that_does_not_answer_is_named(client, tmp_path, monkeypatch):
     monkeypatch.setattr(package_index, "urls", lambda: ["http://127.0.0.1:9/simple"])
     store = Store(tmp_path)
     found = fault(client, store, BINDINGS)
@@ -71,7 +84,7 @@ def test_an_index_that_does_not_answer(client, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", [b"<html", b"{", b'{"files": [{}]}'])
-def test_an_index_whose_page_is_none(page, monkeypatch):
+def test_an_index_whose_page_is_none_is_named(page, monkeypatch):
     class Page(Ranges):
         def do_GET(self):
             self.send_response(200)
@@ -86,7 +99,7 @@ def test_an_index_whose_page_is_none(page, monkeypatch):
             package_index.files("torch")
 
 
-def test_a_wrong_pin(client, tmp_path, offer):
+def test_a_wrong_pin_is_named(client, tmp_path, offer):
     store = Store(tmp_path)
     with serving(wheel_of_torch("f" * 40)) as (url, _):
         offer(url)
@@ -97,12 +110,12 @@ def test_a_wrong_pin(client, tmp_path, offer):
 
 
 @pytest.mark.parametrize("way", ["closed early", "short"])
-def test_a_download_that_is_cut(client, tmp_path, offer, way):
+def test_a_download_that_is_cut_is_named_and_begun_anew(client, tmp_path, offer, way):
     class Cut(Ranges):
         whole = False
 
         def do_GET(self):
-            if not self.whole and "-65558" not in self.headers["Range"]:  # all but the archive's end
+            if not self.whole and f"-{range_zip.TAIL}" not in self.headers["Range"]:  # all but the archive's end
                 first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
                 last = min(int(last), len(self.content) - 1)
                 half = self.content[int(first) : (int(first) + last) // 2]
@@ -128,7 +141,7 @@ def test_a_download_that_is_cut(client, tmp_path, offer, way):
     assert not done.stored and stored(store) == [store.output("headers", done.key)]
 
 
-def test_a_full_disk(client, tmp_path, monkeypatch):
+def test_a_full_disk_is_named(client, tmp_path, monkeypatch):
     def unit(store, name):
         def make(folder):
             (folder / "half").write_text("x")
@@ -149,7 +162,7 @@ def test_a_full_disk(client, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["no index", "another hash", "cut", "whole"])
-def test_a_toolchain_that_does_not_come(tmp_path, monkeypatch, capfd, way):
+def test_a_toolchain_that_does_not_come_leaves_nothing(tmp_path, monkeypatch, capfd, way):
     """pip names it, and no folder is left that would be taken for a toolchain."""
     (package,) = pins.packages("nvrtc-12.3")
     project, _, version = package.partition("==")
@@ -201,7 +214,22 @@ def test_a_store_that_cannot_be_is_named_before_anything_is_begun(client, tmp_pa
         cluster.run(object_plan(), client, Store(tmp_path / "file"))
 
 
-def test_a_compiler_that_fails(client, tmp_path, monkeypatch):
+def test_a_wheel_whose_python_is_not_here_cannot_be_built_again(tmp_path, monkeypatch):
+    """An optional Python above all: a plan leaves it out without a word, and the wheel with it."""
+    own = host_compiler.find()
+    facts = {"source_sha256": identity.compiled(), "host_compiler": own.describe(), "python": ["cp314"]}
+    built = types.SimpleNamespace(path=tmp_path / "apex.whl", facts=facts, packs={}, platform=matrix.NATIVE)
+
+    def find(tag):
+        raise PythonMissing(tag)
+
+    monkeypatch.setattr(pythons, "find", find)
+    monkeypatch.setattr(cluster, "local", lambda jobs: pytest.fail("it was begun"))
+    with pytest.raises(PythonMissing, match="Python 3.14 is not here: put python3.14 on PATH"):
+        verify.whole(built, Store(tmp_path), 1, lambda done: None)
+
+
+def test_a_compiler_that_fails_stops_its_own_step_alone(client, tmp_path, monkeypatch):
     broken = tmp_path / "g++"
     fails = 'case "$*" in *status.cpp*) echo "error: cosmic ray" >&2; exit 1;; esac'
     broken.write_text(f'#!/bin/sh\n{fails}\nexec {host_compiler.find().path} "$@"\n')

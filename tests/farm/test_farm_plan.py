@@ -57,7 +57,7 @@ def test_a_wheel_needs_its_own_parts_and_no_other(whole):
     assert foreign - host == {n for n in needs["apex-cuda cp311"] if n.startswith("code")}
 
 
-def test_a_part_of_the_matrix():
+def test_a_selection_plans_its_part_of_the_matrix():
     chosen = Selection(("rocm",), ("sm_90", "gfx942"), ("2.13.0",), ("cp312",))
     made = plan.make(chosen, check=False)
     assert {s.name.partition("/")[0] for s in made.steps if s.kind == "code"} == {"gfx942"}
@@ -108,7 +108,7 @@ def test_a_gpu_test_wants_its_card_and_its_wheel():
         (Selection(only=("wheels",)), "wheels is no part of a release; there are library, bindings, packs"),
     ],
 )
-def test_what_the_matrix_does_not_have(chosen, words):
+def test_what_the_matrix_does_not_have_is_named(chosen, words):
     with pytest.raises(BuildError, match=words):
         plan.make(chosen, check=False)
 

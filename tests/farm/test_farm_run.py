@@ -107,7 +107,8 @@ def test_a_worker_with_another_checkout_is_refused(client, tmp_path, fakes, monk
 
 
 def test_a_wheel_of_other_compilers_is_refused(tmp_path):
-    with pytest.raises(steps.StoreError, match="object x is not there .* the compilers differ"):
+    words = f"object x is not in {tmp_path} as .* compilers of its workers differ. `nox -s toolchain` shows"
+    with pytest.raises(steps.BuildError, match=words):
         steps._Stored(Store(tmp_path)).run([WorkUnit("object", "x", {}, lambda folder: None)])
 
 
@@ -248,6 +249,7 @@ def test_a_whole_release_of_one_cell(objects_of_checkout, tmp_path):
     assert wheel.name in (index / "whl/cpu/apex-cpu/index.html").read_text()
     made = len(Store(store).journal())
     assert farm()[0].read_bytes() == first
+    assert len(Store(store).journal()) == made, "what was stored was made again"
     published = files(dist, index)
     begun = time.monotonic()
     farm()

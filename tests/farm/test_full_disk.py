@@ -52,7 +52,7 @@ def halves(store):
     return list(store.root.glob("object/.*"))
 
 
-def test_a_full_store(client, disk):
+def test_a_full_store_is_named(client, disk):
     """The compiler is the one that finds it full."""
     store = Store(disk)
     found = fault(client, store)
@@ -66,7 +66,7 @@ def test_a_full_store(client, disk):
     assert set(made) <= {step for step, _ in found.failures} and len(again) == len(OBJECTS)
 
 
-def test_no_room_for_the_compiler_s_own_files(client, disk, tmp_path, monkeypatch):
+def test_no_room_for_the_compiler_s_own_files_is_named(client, disk, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(disk))
     monkeypatch.setattr(tempfile, "tempdir", None)
     (disk / "what others left").write_bytes(bytes(76_000))
@@ -78,7 +78,7 @@ def test_no_room_for_the_compiler_s_own_files(client, disk, tmp_path, monkeypatc
     assert not halves(store)
 
 
-def test_no_room_for_the_index(disk, tmp_path):
+def test_no_room_for_the_index_leaves_the_old_one(disk, tmp_path):
     """The command says so, and the index that was there is whole."""
     (tmp_path / "dist").mkdir()
     index.write([make(tmp_path / "dist", "1.9.0+cpu")], disk / ".whl")

@@ -71,7 +71,7 @@ def test_the_pack_that_serves_an_arch(arch, pack):
     assert (found[0] if found else None) == pack
 
 
-def test_a_cell_that_exists():
+def test_a_cell_that_exists_is_answered_with_its_wheel_index_and_pins():
     answer = compat.answer(compat.Question("2.13", "rocm", "7.2", "gfx942"))
     assert answer["found"]
     assert answer["wheel"].startswith("apex_rocm-") and answer["wheel"].endswith("+rocm7.2")
@@ -97,7 +97,7 @@ def test_the_nearest_cells_of_one_that_does_not_exist_do_exist(question):
         near = compat.Question(
             cell["torch"],
             question.accelerator,
-            compat._spoken(question.accelerator, cell[question.accelerator]),
+            compat.spoken(question.accelerator, cell[question.accelerator]),
             cell.get("arch", ""),
             cell.get("python", ""),
         )
@@ -105,7 +105,7 @@ def test_the_nearest_cells_of_one_that_does_not_exist_do_exist(question):
 
 
 @pytest.mark.parametrize("arch", ["9.0", "sm_90a", "sm_", "hopper", "gfx"])
-def test_what_is_no_arch(arch):
+def test_what_is_no_arch_is_named(arch):
     accelerator = "rocm" if arch.startswith("gfx") else "cuda"
     with pytest.raises(BuildError, match=f"'{arch}' is no arch; say sm_90 or gfx942"):
         compat.answer(compat.Question("2.13", accelerator, arch=arch))

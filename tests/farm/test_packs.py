@@ -45,7 +45,7 @@ def test_code_objects_are_the_same_twice(arch, toolchain_of):
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "gfx942"])
-def test_another_folder_for_temporary_files(arch, toolchain_of, tmp_path, monkeypatch):
+def test_a_compiler_leaves_nothing_in_another_folder_for_temporary_files(arch, toolchain_of, tmp_path, monkeypatch):
     """A compiler in a chroot has no such folder."""
     found = toolchain_of(arch)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -149,7 +149,7 @@ def test_files_that_are_no_code_objects_are_refused():
         inspect(program.read(), "hsaco")
 
 
-def test_elf_names_sections_and_symbols():
+def test_elf_names_sections():
     with open("/proc/self/exe", "rb") as program:
         elf = Elf(program.read())
     assert any(section.name == ".dynsym" for section in elf.sections)
@@ -165,7 +165,7 @@ def test_msgpack_of_the_specification():
         msgpack.decode(b"\xca\x00\x00\x00\x00")
 
 
-def test_ptxas_words():
+def test_spills_are_read_from_the_words_of_ptxas():
     log = "Function properties for k1\n 8 bytes stack frame, 16 bytes spill stores, 4 bytes spill loads\n"
     log += "Function properties for k2\n 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
     assert ptxas.spills(log) == {"k1": 16, "k2": 0}

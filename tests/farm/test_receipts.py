@@ -82,12 +82,10 @@ def test_a_receipt_says_what_ran_where(make):
         ({"steps": {"probe": {"passed": True}, "same bits": {"passed": False}}}, "same bits failed"),
     ],
 )
-def test_what_does_not_count(make, tmp_path, changed, why):
+def test_why_a_receipt_does_not_count(make, tmp_path, changed, why):
     found = make(**changed)
     assert receipts.why_not(found, HERE).startswith(why)
-    assert (
-        receipts.read(receipts.write(found, REPOSITORY / "build/tests/receipt.json")) == found
-    )  # sound all the same
+    assert receipts.read(receipts.write(found, tmp_path / "receipt.json")) == found  # sound all the same
 
 
 def test_a_wheel_s_receipt_counts_for_that_wheel_whatever_the_checkout_is(make):
@@ -236,7 +234,7 @@ def test_signed_receipts(merge, make, tmp_path, monkeypatch):
         make()
 
 
-def test_the_commands(tmp_path, make):
+def test_the_commands_that_merge_and_list(tmp_path, make):
     good, bad = tmp_path / "in/good.json", tmp_path / "in/bad.json"
     receipts.write(make(), good)
     bad.write_text("{")
@@ -326,7 +324,10 @@ def test_the_table_of_the_checkout_counts_receipts(make, tmp_path, monkeypatch):
 
 
 def test_receipts_that_are_kept_are_sound():
-    for path in receipts.FOLDER.glob("*.json"):
+    kept = sorted(receipts.FOLDER.glob("*.json"))
+    if not kept:
+        pytest.skip("no receipt is kept in build_matrix/receipts")
+    for path in kept:
         assert receipts.read(path)
 
 
@@ -356,6 +357,10 @@ def test_a_tier_is_of_the_sources_that_are_built(tmp_path, monkeypatch):
         BuildError, match="build/tree is not of these sources. Run: python -m build_matrix tree"
     ):
         tiers.run("L0", "cpu", tmp_path)
+    with pytest.raises(BuildError, match="tree --available --arch=sm_90$"):  # else the card would lack its pack
+        tiers.run("L0", "sm_90", tmp_path)
+    with pytest.raises(BuildError, match="tree --available --arch=gfx950 --arch=gfx1100 --arch=gfx1201$"):
+        tiers.run("emulated", "cpu", tmp_path)
 
 
 def test_a_tier_leaves_its_receipt(tmp_path, monkeypatch):

@@ -120,6 +120,6 @@ def test_a_server_that_does_not_answer_is_named(s3, tmp_path, monkeypatch):
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_an_address_of_no_file_system(tmp_path):
+def test_an_address_of_no_file_system_is_named(tmp_path):
     with pytest.raises((StoreError, RequirementMissing), match="nosuch"):
         Store.at("nosuch://x")

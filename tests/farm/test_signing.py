@@ -118,15 +118,15 @@ def test_a_wheel_by_another_name_is_named(signed, keys, tmp_path):
         signing.verify(other, keys["ours"][1])
 
 
-def change_payload(envelope, signed):
+def change_payload(envelope):
     envelope["payload"] = base64.b64encode(base64.b64decode(envelope["payload"]) + b" ").decode()
 
 
-def change_kind(envelope, signed):
+def change_kind(envelope):
     envelope["payloadType"] = "text/plain"
 
 
-def change_signature(envelope, signed):
+def change_signature(envelope):
     data = base64.b64decode(envelope["signatures"][0]["sig"])
     envelope["signatures"][0]["sig"] = base64.b64encode(bytes([data[0] ^ 1]) + data[1:]).decode()
 
@@ -135,10 +135,20 @@ def change_signature(envelope, signed):
 def test_a_changed_envelope_is_named(signed, keys, change):
     path = signed.with_name(f"{signed.name}.dsse.json")
     envelope = json.loads(path.read_text())
-    change(envelope, signed)
+    change(envelope)
     path.write_text(json.dumps(envelope))
     with pytest.raises(SignatureError, match="dsse.json: it was changed after it was signed"):
         signing.verify(signed, keys["ours"][1])
+
+
+def test_a_signature_of_something_else_is_named(built, keys):
+    """By the right key, but of no statement."""
+    dsse, _ = signing._library()
+    envelope = dsse.Envelope(built.with_name(f"{built.name}.intoto.json").read_bytes(), "text/plain", {})
+    envelope.sign(signing.Signer(keys["ours"][0])._signer)
+    built.with_name(f"{built.name}.dsse.json").write_text(json.dumps(envelope.to_dict()))
+    with pytest.raises(SignatureError, match="what was signed is text/plain, not application/vnd.in-toto"):
+        signing.verify(built, keys["ours"][1])
 
 
 @pytest.mark.parametrize(
@@ -191,7 +201,17 @@ def test_the_farm_signs_what_it_publishes(built, keys, tmp_path, monkeypatch):
     assert signing.signers(path) == []
 
 
-def test_the_commands(built, keys, monkeypatch):
+def test_a_wheel_that_comes_out_of_a_container_is_signed_too(built, keys, monkeypatch):
+    from build_matrix.containers import wheels
+
+    monkeypatch.setattr(wheels, "build", lambda *cell, **container: [built])
+    monkeypatch.setenv("APEX_SIGNING_KEY", str(keys["ours"][0]))
+    done = CliRunner().invoke(main, ["wheel", "cpu", "--container"], catch_exceptions=False)
+    assert done.exit_code == 0 and done.output.endswith(f"{built}\n"), done.output
+    assert signing.verify(built, keys["ours"][1])
+
+
+def test_the_commands_that_sign_and_check(built, keys, monkeypatch):
     monkeypatch.delenv("APEX_TRUSTED_KEY", raising=False)
 
     def run(*arguments):

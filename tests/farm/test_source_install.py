@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from build_matrix import REPOSITORY, headers, source_install, tree
+from build_matrix import REPOSITORY, headers, identity, source_install
 from build_matrix.archs import Arch
 from build_matrix.errors import BuildError, RequirementMissing
 from build_matrix.registry import Registry, device_units
@@ -77,7 +77,7 @@ def test_packs_of_one_extension_hold_its_ops_and_the_helpers():
 
 
 def test_build_version_replaces_the_version(monkeypatch):
-    assert source_install.version() == tree.version()
+    assert source_install.version() == identity.version()
     monkeypatch.setenv("BUILD_VERSION", "1.10.1+mine")
     assert source_install.version() == "1.10.1+mine"
 

@@ -108,7 +108,7 @@ def run(*arguments):
     return subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
 
 
-def test_the_commands(built, tmp_path):
+def test_the_commands_that_explain_and_compare(built, tmp_path):
     said = run("explain", built, "--arch", "sm_90").stdout
     for word in (
         "source  " + "5" * 64,

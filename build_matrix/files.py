@@ -1,0 +1,14 @@
+"""Files of a checkout: which are outputs, and writing one so that nobody reads half of it. Standard library alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+OUTPUTS = (".pyc", ".so", ".o")  # what builds leave among the sources: never an input
+
+
+def write(path: Path, text: str) -> None:
+    """Writes by way of a temporary name beside it: who reads, or comes after a kill, finds the old text or the new."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
