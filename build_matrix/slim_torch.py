@@ -8,7 +8,6 @@ computes.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -190,7 +189,6 @@ def load(version: str, python: Python, built: Path, store: Store) -> str:
 
 def receipt(version: str, python: Python, identity: str, folder: Path = receipts.LOADS) -> Path:
     """Writes down that this very binding was loaded; `bindings.entry` grades by it."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"torch-{version}-{python.tag}.json"
     value = {
         "torch": version,
@@ -199,5 +197,4 @@ def receipt(version: str, python: Python, identity: str, folder: Path = receipts
         "bindings": identity,
         "grade": GRADE,
     }
-    path.write_text(json.dumps(value, indent=1) + "\n")
-    return path
+    return receipts.write(value, path)
