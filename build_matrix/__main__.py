@@ -164,8 +164,12 @@ def index(dist, target) -> None:
     """Writes the static package index of the wheels in dist/."""
     from build_matrix import index
 
-    for root, wheels in index.write(wheels_of(dist), target).items():
+    found = wheels_of(dist)
+    by_root = index.write(found, target)
+    for root, wheels in by_root.items():
         click.echo(f"whl/{root}/: {', '.join(w.name for w in wheels) or 'nothing'}")
+    for name in index.unlisted(found, by_root):
+        click.echo(f"not listed: {name} is of no project of the matrix", err=True)
 
 
 @main.command()
@@ -351,6 +355,14 @@ def _selected(accelerators, archs, torches, tags, platforms, only, tests=()):
     return plan.Selection(accelerators, archs, torches, tags, only, tests, platforms)
 
 
+def _tell(made) -> None:
+    """Says what a plan leaves out. Raises BuildError where nothing is left."""
+    for why in made.left_out:
+        click.echo(f"left out: {why}", err=True)
+    if not made.steps:
+        raise BuildError("nothing is left to be made: the matrix has no cell of what was chosen")
+
+
 @main.command()
 @selection
 @click.option("--scheduler", help="tcp://...: an existing Dask cluster. Default: this machine.")
@@ -384,23 +396,27 @@ def farm(
     from build_matrix.farm import cluster, costs, plan, progress, release
     from build_matrix.store import Store
 
+    if scheduler and jobs:
+        raise click.UsageError("--jobs counts workers of this machine, and --scheduler names other ones")
     start, signer = time.monotonic(), signing.asked()
     chosen = _selected(accelerators, archs, torches, tags, platforms, only, tests)
     for arch in () if scheduler else tests:
         tiers.here(receipts.L0, arch)
     made = plan.make(chosen, available, check=not scheduler)
-    for why in made.left_out:
-        click.echo(f"left out: {why}", err=True)
+    _tell(made)
     store = Store.at(place) if place else Store()
     with cluster.existing(scheduler) if scheduler else cluster.local(jobs, offers=tests) as client:
         workers = cluster.slots(client)
         steps = ", ".join(f"{count} {kind}" for kind, count in made.count().items())
         click.echo(f"{len(made.steps)} steps on {workers} workers: {steps}", err=True)
+        if not workers:
+            click.echo(f"no worker is there yet, and this waits for one: dask worker {scheduler}", err=True)
         expected = costs.Costs(store).expected(made.steps, costs.stored(made.steps, store))
         with progress.Live(progress.Farm(made, expected, workers)) as live:
             begun = time.monotonic()
             done = cluster.run(made, client, store, live)
             took = time.monotonic() - begun
+        workers = max(workers, cluster.slots(client))  # others may have come
     report.units_table(done, time.monotonic() - start)
     predicted = costs.simulate(made.steps, expected, workers)
     costs.note(store, made.steps, done, workers, took)
@@ -413,6 +429,8 @@ def farm(
         click.echo(str(path))
     for root, wheels in built.index.items():
         click.echo(f"{target}/whl/{root}/: {len(wheels)} wheels", err=True)
+    for name in built.unlisted:
+        click.echo(f"not listed: {name} is of no project of the matrix", err=True)
 
 
 @main.command()
@@ -441,12 +459,13 @@ def plan(accelerators, archs, torches, tags, platforms, only, available, workers
     from build_matrix.store import Store
 
     chosen = _selected(accelerators, archs, torches, tags, platforms, only)
+    if form == "github" and (only or available or workers or measure):
+        raise click.UsageError("--only, --available, --workers and --measure do not go with --format github")
     if form == "github":
         click.echo(json.dumps(workflow.jobs(plan.resolve(chosen))))
         return
     made = plan.make(chosen, available)
-    for why in made.left_out:
-        click.echo(f"left out: {why}", err=True)
+    _tell(made)
     store = Store()
     cluster.measure(made, store, measure)
     report.plan_table(made, costs.Costs(store), store, workers or (1, 2, 8, 32))
@@ -613,6 +632,8 @@ def merge(files, into) -> None:
     from build_matrix.errors import ReceiptError
 
     paths = [path for file in files for path in (sorted(file.glob("*.json")) if file.is_dir() else [file])]
+    if not paths:
+        raise ReceiptError(", ".join(map(str, files)), "there is no receipt in it")
     taken, refused = receipts.merge(paths, into or receipts.FOLDER)
     for receipt in taken:
         why = receipts.why_not(receipt, identity.checkout())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
-from build_matrix import REPOSITORY, matrix, tree, wheel
+from build_matrix import matrix, tree, wheel
 from build_matrix.engine import Engine
 from build_matrix.errors import BuildError
 from build_matrix.pythons import Python
@@ -42,8 +43,9 @@ def request(
 
 def one_wheel(made: tree.Request, python: Python, engine: Engine, dist: Path) -> Path:
     """Builds the tree and the wheel of one request. Returns the path in `dist`."""
-    name = "-".join([made.accelerator, python.tag, *matrix.load().platform(made.platform).suffix.split()])
-    target = REPOSITORY / "build/wheel" / name
-    facts = tree.fill(made, target, engine)
-    result = engine.one(wheel.unit(target, facts, python, platform=made.platform, store=engine.store))
-    return wheel.publish(result.folder, dist)
+    # A folder of its own: another build of the same accelerator and Python may run beside this one, with other packs.
+    with tempfile.TemporaryDirectory(prefix="apex-tree-") as folder:
+        target = Path(folder)
+        facts = tree.fill(made, target, engine)
+        unit = wheel.unit(target, facts, python, platform=made.platform, store=engine.store)
+    return wheel.publish(engine.one(unit).folder, dist)

@@ -82,7 +82,10 @@ def check(path: Path = FILE) -> None:
 
 
 def add(text: str, version: str, path: Path = FILE) -> Change:
-    """Appends the entry of everything that no entry tells yet. Raises BuildError when there is nothing to tell."""
+    """Appends the entry of everything that no entry tells yet. Raises BuildError when there is nothing to tell, or
+    `text` tells nothing: an entry without words would make the whole file unreadable."""
+    if not text.strip() or not all(letter.isprintable() or letter.isspace() for letter in text):
+        raise BuildError(f"{text!r} says nothing that can be written down: say what a user gets")
     new, gone = missing(load(path), inventory())
     change = Change(version, text, tuple(new), tuple(gone))
     if not new and not gone:

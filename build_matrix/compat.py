@@ -155,9 +155,11 @@ def _base(cell: str, release: str, tag: str, platform: str) -> str:
 def nearest(question: Question, minor: str, releases: dict, archs: list[str], accelerator) -> list[dict]:
     """Cells that exist, nearest first, each as a question that `compat` answers with yes; at most three."""
     wanted = matrix.numbers(minor)
-    by_distance = sorted(
-        releases, key=lambda m: (abs(matrix.numbers(m)[1] - wanted[1]), -matrix.numbers(m)[1])
-    )
+    # 2.15 is nearer to 3.0 than 2.8 is.
+    far = 1000
+    at = wanted[0] * far + wanted[1]
+    places = {m: matrix.numbers(m)[0] * far + matrix.numbers(m)[1] for m in releases}
+    by_distance = sorted(releases, key=lambda m: (abs(places[m] - at), -places[m]))
     torches = [minor] if minor in releases else by_distance[:2]
     choices = (
         [question.arch] if question.arch and pack_for(question.arch, archs) else _near_archs(question, archs)

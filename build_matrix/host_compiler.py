@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from build_matrix import REPOSITORY, inputs, matrix
-from build_matrix.errors import CompileError, ToolchainMissing
+from build_matrix.errors import BuildError, CompileError, ToolchainMissing
 from build_matrix.store import DigestCache
 
 COMPAT = REPOSITORY / "csrc/host/compat"
@@ -26,8 +26,13 @@ class HostCompiler:
         self.version = self._say("-dumpfullversion", "-dumpversion")
 
     def _say(self, *arguments: str) -> str:
-        said = self.read("", *arguments)
-        said.check_returncode()
+        """Raises BuildError for a program that is no compiler."""
+        try:
+            said = self.read("", *arguments)
+        except OSError as error:
+            raise BuildError(f"{self.path} does not run here: {error.strerror}; CXX names the compiler") from None
+        if said.returncode:
+            raise BuildError(f"{self.path} is no C++ compiler: it refuses {arguments[0]}; CXX names another")
         return said.stdout.strip()
 
     def read(self, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:

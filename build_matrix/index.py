@@ -11,14 +11,15 @@ import shutil
 import tempfile
 import urllib.parse
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
 from jinja2 import Environment
 
 from build_matrix import REPOSITORY, digest, matrix, toml
 from build_matrix.errors import BuildError
+from build_matrix.wheel_file import DAMAGED
 
 YANKED = REPOSITORY / "release_notes/yanked.toml"
 PAGES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -80,7 +81,8 @@ def yanked(path: Path | None = None) -> dict[str, str]:
     """Patterns of the wheels that are yanked, and why. Raises BuildError for an entry that is not whole."""
     path, found = path or YANKED, {}
     for entry in toml.read(path).get("yanked", []):
-        if set(entry) != {"wheels", "reason"} or not all(entry.values()):
+        texts = [isinstance(value, str) and value.strip() for value in entry.values()]
+        if set(entry) != {"wheels", "reason"} or not all(texts):
             raise BuildError(f"{path.name}: an entry names `wheels` and a `reason`, this one {entry}")
         found[entry["wheels"]] = entry["reason"]
     return found
@@ -90,12 +92,16 @@ def read(path: Path, reasons: dict[str, str] | None = None) -> IndexedWheel:
     """Reads a wheel's own METADATA. `reasons`: as `yanked` gives them. Raises BuildError for a file that is none."""
     try:
         with zipfile.ZipFile(path) as archive:
-            (name,) = [n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
-            metadata = archive.read(name)
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+            names = [n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
+            if len(names) != 1:
+                raise ValueError(f"it has {len(names)} files *.dist-info/METADATA, not one")
+            metadata = archive.read(names[0])
+        head = metadata.decode().partition("\n\n")[0]
+        fields = dict(line.partition(": ")[::2] for line in head.splitlines())
+        if lacking := {"Name", "Version"} - set(fields):
+            raise ValueError(f"its METADATA has no {min(lacking)}")
+    except DAMAGED as error:
         raise BuildError(f"{path.name} is damaged, or no wheel: {error}") from None
-    head = metadata.decode().partition("\n\n")[0]
-    fields = dict(line.partition(": ")[::2] for line in head.splitlines())
     return IndexedWheel(
         name=path.name,
         project=fields["Name"],
@@ -117,10 +123,17 @@ def roots(wheel: IndexedWheel) -> tuple[str, ...]:
 
 
 def write(wheels: list[Path], target: Path) -> dict[str, list[IndexedWheel]]:
-    """Writes the index of `wheels` into `target`: files/ and whl/<root>/. Returns the wheels by root. What was there
-    stays until the new one is whole."""
+    """Writes the index of `wheels` into `target`: files/ and whl/<root>/. Returns the wheels by root; one of another
+    project is in none. What was there stays until the new one is whole. Raises BuildError for a damaged wheel, and
+    where no root would list any."""
     by_root: dict[str, list[IndexedWheel]] = {r: [] for a in matrix.load().accelerators for r in a.roots}
     target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_name(f"{target.name}.lock")):  # one that is at work is none that was killed
+        _write(wheels, target, by_root)
+    return by_root
+
+
+def _write(wheels: list[Path], target: Path, by_root: dict[str, list[IndexedWheel]]) -> None:
     for left in target.parent.glob(f".{target.name}-*.partial"):  # of one that was killed
         shutil.rmtree(left, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".partial", dir=target.parent))
@@ -129,10 +142,15 @@ def write(wheels: list[Path], target: Path) -> dict[str, list[IndexedWheel]]:
         (new / FILES).mkdir(parents=True)
         for path in sorted(wheels):
             wheel = read(path, reasons)
+            if not roots(wheel):
+                continue
             shutil.copyfile(path, new / FILES / path.name)
             (new / FILES / f"{path.name}.metadata").write_bytes(wheel.metadata)
             for root in roots(wheel):
                 by_root[root].append(wheel)
+        if not any(by_root.values()):
+            known = ", ".join(a.distribution for a in matrix.load().accelerators)
+            raise BuildError(f"no wheel here is of {known}: the index would be empty, and what is there stays")
         for root, listed in by_root.items():
             _write_root(new / "whl" / root, root, listed)
         if target.exists():
@@ -140,7 +158,12 @@ def write(wheels: list[Path], target: Path) -> dict[str, list[IndexedWheel]]:
         new.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return by_root
+
+
+def unlisted(wheels: list[Path], by_root: dict[str, list[IndexedWheel]]) -> list[str]:
+    """The names of the wheels that no root lists."""
+    listed = {wheel.name for found in by_root.values() for wheel in found}
+    return [path.name for path in wheels if path.name not in listed]
 
 
 def _write_root(folder: Path, root: str, wheels: list[IndexedWheel]) -> None:

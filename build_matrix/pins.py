@@ -79,6 +79,8 @@ def move(project: str, component: str, sha: str, path: Path = FILE) -> bool:
         if len(parts) == len(fields(Pin)) and parts[1:3] == [project, component] and parts[4] != sha:
             lines[index], changed = "|".join(astuple(replace(Pin(*parts), sha=sha))), True
     if changed:
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        partial.replace(path)
         load.cache_clear()
     return changed

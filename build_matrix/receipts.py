@@ -185,6 +185,8 @@ def _fault(receipt) -> str | None:
     named = {key: receipt[key] for key in ("cell", "torch", "python")} | {"platform": platform_of(receipt)}
     if strange := [key for key, value in named.items() if not NAME.fullmatch(str(value))]:
         return f"its {strange[0]} is no name: {named[strange[0]]!r}"  # files are called by it
+    if receipt["wheel"] and not all(isinstance(receipt["wheel"].get(key), str) for key in ("name", "sha256")):
+        return "its wheel is not what it should be: a name and a sha256"
     return None if _sound(receipt) else "its counts contradict each other: somebody wrote them by hand"
 
 
@@ -208,7 +210,8 @@ def _signature_fault(receipt: dict) -> str | None:
         return None
     if "signature" not in receipt:
         return f"it is not signed, and {KEY} asks for signatures"
-    if not hmac.compare_digest(receipt["signature"], signing.mac(receipt["digest"], key)):
+    # As bytes: text that is not ASCII cannot be compared so.
+    if not hmac.compare_digest(str(receipt["signature"]).encode(), signing.mac(receipt["digest"], key).encode()):
         return f"its signature is not of the key that {KEY} names"
     return None
 
@@ -310,10 +313,13 @@ def counting(
 def load_grade(torch: str, python: str, bindings: str, folder: Path = LOADS) -> str | None:
     """What is known of a binding whose sources have the digest `bindings`; None when nothing is."""
     try:
-        receipt = json.loads((folder / f"torch-{torch}-{python}.json").read_text())
+        receipt = json.loads((folder / f"torch-{torch}-{python}.json").read_text(encoding="utf-8"))
+        return receipt["grade"] if receipt["bindings"] == bindings else None
     except FileNotFoundError:
         return None
-    return receipt["grade"] if receipt["bindings"] == bindings else None
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("what torch-%s-%s.json says of a binding does not count: %r", torch, python, error)
+        return None
 
 
 # ---- merging -----------------------------------------------------------------------------------------------

@@ -92,9 +92,9 @@ def run(
     wanted: list[Check] | None = None,
 ) -> dict[str, Outcome]:
     """Outcome of every check. One that passed for these very sources is not run again unless `again`; what was done is
-    written after each, so that a list that was stopped goes on."""
+    written after each, with what was known of the others, so that a list that was stopped goes on."""
     folder.mkdir(parents=True, exist_ok=True)
-    of, before = _state(), {} if again else _before(folder)
+    of, before = _state(), _before(folder)
     outcomes: dict[str, Outcome] = {}
     for check in checks() if wanted is None else wanted:
         known = before.get(check.name)
@@ -102,7 +102,7 @@ def run(
             if known:
                 outcomes[check.name] = known
             continue
-        if known and known.state == PASSED:
+        if known and known.state == PASSED and not again:
             outcome = known
         elif check.after and (missing := outcomes.get(check.after)) and missing.state != PASSED:
             outcome = Outcome(NOT_RUN, says=f"{check.after}: {missing.state}")
@@ -110,7 +110,7 @@ def run(
             outcome = _run(check, folder)
         outcomes[check.name] = outcome
         tell(check, outcome)
-        _write(folder, of, outcomes)
+        _write(folder, of, before | outcomes)
     return outcomes
 
 
@@ -154,8 +154,9 @@ def _expanded(command: tuple[str, ...]) -> Iterator[str]:
 
 def _state() -> dict[str, str]:
     """What the outcomes are of: sources, and the tests and tools that look at them."""
-    folders = ("tests", "build_matrix", "ci", "examples", "benchmarks", ".github", "release_notes")
+    folders = ("tests", "build_matrix", "ci", ".ci", "docs", "examples", "benchmarks", ".github", "release_notes")
     single = ("noxfile.py", "pyproject.toml", "related_commits", "version.txt")
+    single += ("README.md", "LICENSE", "MANIFEST.in", "Makefile", "setup.py")  # wheels hold them, tests read them
     tests = [
         path
         for name in (*folders, *single)

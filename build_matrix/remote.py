@@ -19,6 +19,7 @@ from build_matrix.errors import RequirementMissing, StoreError
 
 # Whoever makes the same unit at the same time writes the same contents: no lock is needed.
 PACKED = ".tar.gz"
+WRITABLE = ".writable"  # an empty object that tells so; one for all, since not everybody may delete
 log = logging.getLogger(__name__)
 
 
@@ -30,14 +31,18 @@ class Remote:
         import fsspec
 
         self.address = address.rstrip("/")
+        if "://" not in address:
+            raise StoreError(address, "a URL has two slashes after its protocol: nothing can be kept")
         try:
             self.system, self.path = fsspec.core.url_to_fs(self.address)
         except ImportError as error:  # it says which package it wants: s3fs, gcsfs, ...
             remedy = "pip install s3fs" if address.startswith("s3") else "pip install what it names"
             raise RequirementMissing(f"a package ({error})", f"the store {address}", remedy) from None
-        except ValueError as error:
+        except (ValueError, TypeError, OSError) as error:  # TypeError: it wants more than an address
             raise StoreError(address, str(error)) from None
         self.folder = "file" in self.system.protocol or "local" in self.system.protocol
+        if "memory" in self.system.protocol:
+            raise StoreError(address, "the memory of one process is nothing that others see: nothing can be shared")
 
     def _fault(self, what: str, error: Exception) -> StoreError:
         return StoreError(self.address, f"{what} ({_words(error)})")
@@ -46,15 +51,21 @@ class Remote:
         return f"{self.path}/{kind}/{key}{PACKED}"
 
     def check(self) -> None:
-        """Raises StoreError when nothing can be asked there: no answer, no credentials, no such bucket."""
+        """Raises StoreError when nothing can be asked or kept there: no answer, no such bucket, no right to write."""
         try:
             self.system.exists(f"{self.path}/unit.json")
             if "s3" in self.system.protocol:
                 self.system.info(self.path.partition("/")[0])
         except PermissionError:
-            return  # whoever has a prefix alone may not ask for the bucket
+            pass  # whoever has a prefix alone may not ask for the bucket
         except Exception as error:  # each file system has exceptions of its own
             raise self._fault("nothing can be looked up", error) from error
+        try:
+            if self.folder:
+                self.system.makedirs(self.path, exist_ok=True)
+            self.system.pipe_file(f"{self.path}/{WRITABLE}", b"")
+        except Exception as error:
+            raise self._fault("nothing can be written", error) from error
 
     def has(self, kind: str, key: str) -> bool:
         """Whether an output is there. Raises StoreError when the place cannot be asked."""

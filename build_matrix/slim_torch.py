@@ -8,7 +8,6 @@ computes.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -188,10 +187,9 @@ def load(version: str, python: Python, built: Path, store: Store) -> str:
     return done.stdout.strip()
 
 
-def receipt(version: str, python: Python, bindings: str) -> Path:
+def receipt(version: str, python: Python, bindings: str, folder: Path = receipts.LOADS) -> Path:
     """Writes down that the binding of sources with the digest `bindings` was loaded; `bindings.entry` grades by it."""
-    receipts.LOADS.mkdir(parents=True, exist_ok=True)
-    path = receipts.LOADS / f"torch-{version}-{python.tag}.json"
+    path = folder / f"torch-{version}-{python.tag}.json"
     value = {
         "torch": version,
         "python": python.tag,
@@ -199,5 +197,4 @@ def receipt(version: str, python: Python, bindings: str) -> Path:
         "bindings": bindings,
         "grade": GRADE,
     }
-    path.write_text(json.dumps(value, indent=1) + "\n")
-    return path
+    return receipts.write(value, path)

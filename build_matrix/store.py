@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -27,12 +28,17 @@ if TYPE_CHECKING:
 RECORD = "unit.json"
 JOURNAL = "journal.jsonl"  # one line a unit that was made, ever: what the farm learns costs from
 LITTLE = 16 * 1024  # bytes: a disk that has no more is full
+URL = re.compile(r"\w[\w+.-]*:/")  # with one slash it is one that was typed wrongly
 log = logging.getLogger(__name__)
 
 
 def default_root() -> Path:
-    """APEX_STORE, else build/store of this checkout, so that `make clean` forgets everything."""
-    return Path(os.environ.get("APEX_STORE") or REPOSITORY / "build/store")
+    """APEX_STORE, else build/store of this checkout, so that `make clean` forgets everything. Raises StoreError for a
+    URL, which would be a folder called s3: here."""
+    named = os.environ.get("APEX_STORE", "")
+    if URL.match(named):
+        raise StoreError(named, "APEX_STORE names a folder of this machine, and --store a URL: nothing can be kept")
+    return Path(named or REPOSITORY / "build/store")
 
 
 @dataclass(frozen=True)
@@ -82,13 +88,13 @@ class Store:
     _sound: ClassVar[dict[Path, str]] = {}  # outputs whose digest was found right, with their files' stats
 
     def __init__(self, root: Path | None = None, shared: Remote | None = None):
-        self.root = Path(root or default_root())
+        self.root = Path(root or default_root()).absolute()  # workers have working folders of their own
         self.shared = shared
 
     @classmethod
     def at(cls, place: str) -> Store:
         """The store at `place`: a folder, or a URL that this machine's own folder stands before."""
-        if "://" not in place:
+        if not URL.match(place):
             return cls(Path(place))
         from build_matrix.remote import Remote
 

@@ -110,6 +110,7 @@ def run(
     Raises NotHere where the cell's card is not, NothingRan where no test ran, ReceiptError where a JUnit file is cut.
     """
     here(tier, cell)
+    out = out.absolute()  # pytest runs in another folder than this
     out.mkdir(parents=True, exist_ok=True)
     archs = [p.arch.name for p in matrix.load().packs if p.emulated] if tier == receipts.EMULATED else [cell]
     with _site(wheel, archs) as site:

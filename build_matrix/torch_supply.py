@@ -65,10 +65,16 @@ def _size(url: str) -> int:
     if url.startswith("file:"):
         return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path)).stat().st_size
     request = urllib.request.Request(url, method="HEAD")
-    with urllib.request.urlopen(request, timeout=60, context=package_index.tls()) as answer:
-        return int(answer.headers.get("Content-Length", 0))
+    try:
+        with urllib.request.urlopen(request, timeout=60, context=package_index.tls()) as answer:
+            return int(answer.headers.get("Content-Length", 0))
+    except package_index.UNREADABLE as error:
+        raise PackageIndexError(f"{url}: {error}") from error
 
 
 def install(supply: Supply) -> None:
-    """Installs it, and what it requires by pip's own configuration, into the environment that runs this."""
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", supply.url], check=True)
+    """Installs it, and what it requires by pip's own configuration, into the environment that runs this. Raises
+    PackageIndexError where pip fails."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", supply.url]
+    if code := subprocess.run(command).returncode:
+        raise PackageIndexError(f"torch did not come: {' '.join(command)} ended with {code}; it says why above")

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 from build_matrix import (
     REPOSITORY,
     bindings,
@@ -71,15 +73,18 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
     results = dict(zip([unit.key for unit in units], engine.run(units), strict=True))
     library = engine.one(host_library.build(engine.store, engine.run, request.platform))
 
-    root = target / f".apex-{os.getpid()}"
-    shutil.rmtree(root, ignore_errors=True)
-    host_library.place(library.folder, root / "lib")
-    manifests = _lay_packs(request, toolchains, results, root / "packs")
-    entries = _lay_bindings(torches, request.pythons, results, root / "lib")
-    read = _inputs(request, toolchains, torches, results, library.folder)
-    facts = _facts(request, toolchains, torches, entries, read)
-    _lay_data(root, facts, entries, manifests)
-    _swap(root, target / "apex")
+    target.mkdir(parents=True, exist_ok=True)
+    with FileLock(target / ".lock"):  # two that fill one tree do so one after the other
+        for left in target.glob(".apex-*"):  # of those that were killed
+            shutil.rmtree(left, ignore_errors=True)
+        root = target / f".apex-{os.getpid()}"
+        host_library.place(library.folder, root / "lib")
+        manifests = _lay_packs(request, toolchains, results, root / "packs")
+        entries = _lay_bindings(torches, request.pythons, results, root / "lib")
+        read = _inputs(request, toolchains, torches, results, library.folder)
+        facts = _facts(request, toolchains, torches, entries, read)
+        _lay_data(root, facts, entries, manifests)
+        _swap(root, target / "apex")
     return facts
 
 

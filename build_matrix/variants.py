@@ -79,8 +79,9 @@ def write(wheels: list[Path], target: Path) -> list[Path]:
         name = f"{PROJECT}-{version}-{built.tag}-{described.label}.whl"
         own = {n: built.data(n) for n in built.members if ".dist-info/" not in n}
         more = {n.partition("/")[2]: built.data(n) for n in built.members if ".dist-info/sboms/" in n}
-        wheel.write(target / name, PROJECT, version, built.tag, own, more | {"variant.json": text.encode()})
-        written.append(target / name)
+        partial = target / f".{name}.partial"
+        wheel.write(partial, PROJECT, version, built.tag, own, more | {"variant.json": text.encode()})
+        written.append(partial.replace(target / name))
         found = library.variant_dist_info.VariantDistInfo(text)
         if version not in indexed:
             indexed[version] = found
@@ -92,6 +93,7 @@ def write(wheels: list[Path], target: Path) -> list[Path]:
                 f"{path.name}: another wheel {described.label} has other packs: {error}"
             ) from None
     for version, found in indexed.items():
-        written.append(target / f"{PROJECT}-{version}-variants.json")
-        written[-1].write_text(found.to_str() + "\n", encoding="utf-8")
+        partial = target / ".variants.json.partial"
+        partial.write_text(found.to_str() + "\n", encoding="utf-8")
+        written.append(partial.replace(target / f"{PROJECT}-{version}-variants.json"))
     return written

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from build_matrix import digest, host_compiler, identity, packs, provenance, pythons
+from build_matrix import digest, host_compiler, identity, packs, provenance, pythons, registry
 from build_matrix.engine import Engine
 from build_matrix.errors import BuildError, GateError, PinError
 from build_matrix.store import Result, Store
@@ -39,6 +39,7 @@ def run(
     made it, ToolchainMissing or PythonMissing where there is none at all, GateError where something differs.
     """
     wheel = WheelFile(path)
+    wheel.check_facts()
     said = [_record(wheel), _statement(wheel)]
     if arch:
         return [*said, pack(wheel, arch, Engine(store, jobs, tell))]
@@ -47,8 +48,9 @@ def run(
 
 def _record(wheel: WheelFile) -> str:
     """Every file is what RECORD says."""
-    (name,) = [name for name in wheel.members if name.endswith(".dist-info/RECORD")]
-    rows = {row[0]: row[1] for row in csv.reader(io.StringIO(wheel.data(name).decode()))}
+    name = wheel.only(".dist-info/RECORD")
+    lines = csv.reader(io.StringIO(wheel.data(name).decode(errors="replace")))
+    rows = {row[0]: row[1] if len(row) > 1 else "" for row in lines if row}
     faults = [f"RECORD does not list {file}" for file in wheel.members if file not in rows]
     for file, recorded in rows.items():
         if file not in wheel.members:
@@ -91,8 +93,12 @@ def pack(wheel: WheelFile, arch: str, engine: Engine, only: Sequence[str] | None
     manifest, toolchain = wheel.packs[arch], packs.toolchain_for(arch)
     _check_compiler(manifest["compiler"], toolchain.describe())
     units = {name: entry for name, entry in manifest["units"].items() if only is None or name in only}
-    faults = []
-    for result in engine.run(packs.units(arch, toolchain, list(units))):
+    wanted = [path.stem for path in registry.device_units()] if only is None else only
+    faults = [f"{arch}/{name}: this checkout makes it, and the wheel has none" for name in wanted if name not in units]
+    made = engine.run(packs.units(arch, toolchain, list(units)))
+    known = {result.name.partition("/")[2] for result in made}
+    faults += [f"{arch}/{name}: the wheel has it, and this checkout makes none" for name in units if name not in known]
+    for result in made:
         name = result.name.partition("/")[2]
         (path,) = [p for p in result.folder.iterdir() if p.name == units[name]["file"].removesuffix(".xz")]
         shipped = digest.of_bytes(wheel.code(arch, name))
@@ -127,9 +133,10 @@ def whole(wheel: WheelFile, store: Store, jobs: int | None, tell: Callable[[Resu
     (again,) = store.output("wheel", made.key).glob("*.whl")
     if again.name == wheel.path.name and again.read_bytes() == wheel.path.read_bytes():
         return f"{again.name}: the same, byte for byte"
-    raise GateError(
-        wheel.path.name, _words(difference(wheel, WheelFile(again))) or ["the archives differ in form"]
-    )
+    faults = _words(difference(wheel, WheelFile(again)))
+    if again.name != wheel.path.name:
+        faults.append(f"built again it is called {again.name}")
+    raise GateError(wheel.path.name, faults or ["the archives differ in form"])
 
 
 def _words(found: dict) -> list[str]:

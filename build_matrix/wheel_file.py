@@ -23,6 +23,20 @@ class Member:
     sha256: str
 
 
+# What zipfile raises for an archive that is cut, changed, encrypted, or none.
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
+STATED = ("version", "local", "source_sha256", "host_compiler", "toolchains", "torch")
+
+
+def _check_names(names: list[str]) -> None:
+    """Raises ValueError where an archive holds two files of one name: an installer may take the other one."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"it holds {name} twice")
+        seen.add(name)
+
+
 class WheelFile:
     """Raises BuildError for a file that is no wheel of apex."""
 
@@ -30,18 +44,29 @@ class WheelFile:
         self.path = path
         try:
             with zipfile.ZipFile(path) as archive:
+                _check_names(archive.namelist())
                 self._packed = {info.filename: info.compress_size for info in archive.infolist()}
                 self._contents = {name: archive.read(name) for name in self._packed}  # compares checksums
         except FileNotFoundError:
             raise BuildError(f"there is no file {path}") from None
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        except DAMAGED as error:
             raise BuildError(f"{path.name} is damaged, or no wheel: {error}") from None
         if "apex/build.json" not in self._contents:
             raise BuildError(f"{path.name} is no wheel that this farm built: it has no apex/build.json")
 
     def json(self, name: str):
-        """A JSON file of the wheel, parsed."""
-        return json.loads(self._contents[name])
+        """A JSON file of the wheel, parsed. Raises BuildError for one that is not there, or no JSON."""
+        try:
+            return json.loads(self._contents[name])
+        except (KeyError, ValueError) as error:
+            raise BuildError(f"{self.path.name}: {name} is missing, or no JSON: {error}") from None
+
+    def only(self, end: str) -> str:
+        """The name of the one file that ends so. Raises BuildError where there is none, or several."""
+        found = [name for name in self._contents if name.endswith(end)]
+        if len(found) != 1:
+            raise BuildError(f"{self.path.name} is no whole wheel: {len(found)} of its files are a {end}")
+        return found[0]
 
     def data(self, name: str) -> bytes:
         """The contents of a file of the wheel."""
@@ -58,7 +83,13 @@ class WheelFile:
     @cached_property
     def facts(self) -> dict:
         """apex/build.json: version, toolchains, torch, source."""
-        return self.json("apex/build.json")
+        found = self.json("apex/build.json")
+        return found if isinstance(found, dict) else {}
+
+    def check_facts(self) -> None:
+        """Raises BuildError where build.json does not say what the commands read."""
+        if lacking := [name for name in STATED if name not in self.facts]:
+            raise BuildError(f"{self.path.name}: its apex/build.json is of another format: no {', '.join(lacking)}")
 
     @cached_property
     def packs(self) -> dict[str, dict]:
@@ -73,8 +104,10 @@ class WheelFile:
     @cached_property
     def tag(self) -> str:
         """cp311-cp311-manylinux_2_28_x86_64, as its WHEEL says."""
-        (name,) = [name for name in self._contents if name.endswith(".dist-info/WHEEL")]
-        fields = dict(line.partition(": ")[::2] for line in self.data(name).decode().splitlines())
+        text = self.data(self.only(".dist-info/WHEEL")).decode(errors="replace")
+        fields = dict(line.partition(": ")[::2] for line in text.splitlines())
+        if "Tag" not in fields:
+            raise BuildError(f"{self.path.name} is no whole wheel: its WHEEL names no Tag")
         return fields["Tag"]
 
     @property
@@ -98,6 +131,7 @@ class WheelFile:
 
     def about(self) -> dict:
         """What `explain --json` prints: identity, compilers, pins, bindings, packs and their kernels, sizes."""
+        self.check_facts()
         facts = self.facts
         return {
             "wheel": self.path.name,

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_matrix.errors import BuildError
+
 # Where packages come from, and how they are reached; not where they are put.
 KEPT = (
     "index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "cert", "client-cert", "proxy",
@@ -29,10 +31,13 @@ class PipSettings:
 
 
 def read() -> PipSettings:
-    """As pip itself sees them: configuration files, then the environment."""
+    """As pip itself sees them: configuration files, then the environment. Raises BuildError where pip cannot say."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, text=True, capture_output=True, check=True).stdout
-    return of(listed.splitlines(), os.environ)
+    listed = subprocess.run(command, text=True, capture_output=True)
+    if listed.returncode:
+        why = (listed.stderr.strip().splitlines() or ["it does not say why"])[-1]
+        raise BuildError(f"`{' '.join(command)}` failed, and a container needs what it says: {why}")
+    return of(listed.stdout.splitlines(), os.environ)
 
 
 def of(lines: Iterable[str], environment: Mapping[str, str]) -> PipSettings:

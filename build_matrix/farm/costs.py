@@ -82,7 +82,8 @@ def simulate(
     steps: Iterable[Step], seconds: dict[str, float], workers: int, done: Collection[str] = ()
 ) -> float:
     """Seconds that `workers` need for those of `steps` that are not `done`, each worker taking the first that
-    is ready by rank. With endless workers this is the critical path."""
+    is ready by rank. With endless workers this is the critical path; no workers count as one, who is still to come."""
+    workers = max(workers, 1)
     left = [step for step in steps if step.id not in done]
     rank = ranks(left, seconds)
     waiting = {step.id: {name for name in step.needs if name in rank} for step in left}

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_matrix import digest, files, identity, index, matrix, receipts, signing, wheel
+from build_matrix.errors import BuildError
 from build_matrix.farm.steps import Done
 from build_matrix.store import Store
+from build_matrix.wheel_file import DAMAGED
 
 SUMS, TABLE, CELLS, RECEIPTS = "SHA256SUMS", "compatibility.md", "compatibility.json", "receipts"
 
@@ -20,13 +22,15 @@ class Release:
 
     wheels: tuple[Path, ...]
     index: dict[str, list[index.IndexedWheel]]
+    unlisted: tuple[str, ...] = ()  #: wheels of other projects that lie in dist/
 
 
 def publish(
     done: list[Done], store: Store, dist: Path, target: Path, signer: signing.Signer | None = None
 ) -> Release:
     """Lays the wheels of `done` into `dist`, each by rename and signed where there is a `signer`, with SHA256SUMS, the
-    compatibility table and the receipts of GPU tests, and writes the index of all wheels in `dist` to `target`."""
+    compatibility table and the receipts of GPU tests, and writes the index of all wheels in `dist` to `target`. Raises
+    BuildError for a file among them that this farm did not build; the new wheels lie there then."""
     folders = [(step, store.output(step.kind, step.key)) for step in done if step.kind in ("wheel", "test")]
     wheels = [wheel.publish(folder, dist) for step, folder in folders if step.kind == "wheel"]
     for path in wheels if signer else ():
@@ -36,11 +40,12 @@ def publish(
             receipt = receipts.read(folder / "receipt.json")
             receipts.write(receipt, dist / RECEIPTS / receipts.name(receipt))
     found = sorted(dist.glob("*.whl"))
-    files.write(dist / SUMS, "".join(f"{digest.of_file(path)}  {path.name}\n" for path in found))
     served = cells(found)
+    files.write(dist / SUMS, "".join(f"{digest.of_file(path)}  {path.name}\n" for path in found))
     files.write(dist / CELLS, json.dumps(served, indent=1) + "\n")
     files.write(dist / TABLE, table(served))
-    return Release(tuple(wheels), index.write(found, target))
+    by_root = index.write(found, target)
+    return Release(tuple(wheels), by_root, tuple(index.unlisted(found, by_root)))
 
 
 def cells(wheels: list[Path]) -> list[dict]:
@@ -48,9 +53,14 @@ def cells(wheels: list[Path]) -> list[dict]:
     receipts of this checkout and those that lie beside the wheel."""
     found = []
     for path in wheels:
-        with zipfile.ZipFile(path) as archive:
-            facts = json.loads(archive.read("apex/build.json"))
-            bindings = json.loads(archive.read("apex/lib/bindings.json"))
+        try:
+            with zipfile.ZipFile(path) as archive:
+                facts = json.loads(archive.read("apex/build.json"))
+                bindings = json.loads(archive.read("apex/lib/bindings.json"))
+        except (*DAMAGED, KeyError) as error:
+            raise BuildError(
+                f"{path} is damaged, or no wheel that this farm built ({error}): move it away, and run this again"
+            ) from None
         folders = (receipts.FOLDER, receipts.LOCAL, path.parent / RECEIPTS)
         known = receipts.counting(identity.wheel(path), [digest.of_file(path)], folders)
         platform = matrix.platform_of(path.stem.rpartition("-")[2])

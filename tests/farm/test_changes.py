@@ -68,3 +68,12 @@ def test_an_entry_that_is_wrong_is_named(file, entry, words):
 
 def test_no_entry_is_of_a_later_version_than_this():
     assert all(matrix.numbers(c.version) <= matrix.numbers(identity.version()) for c in changes.load())
+
+
+@pytest.mark.parametrize("text", ["", " \n", "a\x7fb", "\udcff"])
+def test_an_entry_that_nobody_could_read_is_not_written(file, monkeypatch, text):
+    monkeypatch.setattr(changes, "inventory", lambda: {"op a"})
+    before = file.read_bytes() if file.exists() else None
+    with pytest.raises(BuildError, match="says nothing that can be written down"):
+        changes.add(text, "1.10.0", file)
+    assert (file.read_bytes() if file.exists() else None) == before

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from build_matrix import REPOSITORY, engine, provision, quickstart, toml
-from build_matrix.errors import BuildError, PinError, StoreError, ToolchainMissing
+from build_matrix import REPOSITORY, engine, pins, provision, quickstart, toml, torch_supply
+from build_matrix.errors import BuildError, PackageIndexError, PinError, StoreError, ToolchainMissing
 from build_matrix.store import DigestCache, Store
 from build_matrix.toolchains import find
 
@@ -43,6 +43,11 @@ def said(*arguments, **variables):
         ("wheel cpu --python 3.9", 1, "Python cp39 is not in matrix.toml; there are cp310,"),
         ("wheel cpu --python 3.9 --container", 1, "Python cp39 is not in matrix.toml"),
         ("tree --python 3.9 --torch 2.13.0", 1, "Python cp39 is not in matrix.toml"),
+        ("farm --only bindings --torch 2.8.0 --python 3.14 --available", 1, "nothing is left to be made"),
+        ("plan --only bindings --torch 2.8.0 --python 3.14 --available", 1, "nothing is left to be made"),
+        ("farm --scheduler tcp://127.0.0.1:9 --jobs 2", 2, "--jobs counts workers of this machine"),
+        ("plan --format github --only packs", 2, "do not go with --format github"),
+        ("plan --format github --measure 1", 2, "do not go with --format github"),
     ],
 )
 def test_options_and_places_that_cannot_be_are_named(tmp_path, arguments, code, words):
@@ -186,3 +191,28 @@ def test_a_compiler_of_another_version_names_the_command_that_brings_the_pinned_
         "have 13.0.1. Run: nox -s toolchain -- nvcc-13.0, or move the pin: nox -s toolchain -- --update"
         in str(fault.value)
     )
+
+
+def test_a_program_that_is_no_compiler_is_named():
+    for program, words in (("false", "false is no C++ compiler: it refuses"), (__file__, "")):
+        code, errors = said("plan", "--only=library", "--platform=linux_x86_64", CXX=program)
+        assert code == (1 if words else 0) and words in errors
+
+
+def test_a_torch_that_does_not_come_is_named(monkeypatch):
+    supply = torch_supply.Supply("torch.whl", "http://127.0.0.1:9/torch.whl", 0)
+    failed = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(torch_supply.subprocess, "run", lambda command, **options: failed)
+    with pytest.raises(PackageIndexError, match="torch did not come: .* ended with 1; it says why above"):
+        torch_supply.install(supply)
+    with pytest.raises(PackageIndexError, match="http://127.0.0.1:9/torch.whl: "):
+        torch_supply._size(supply.url)
+
+
+def test_pins_are_moved_by_a_rename(tmp_path, monkeypatch):
+    file = tmp_path / "related_commits"
+    file.write_text("ubuntu|toolchain|nvcc-13.0|x|13.0.1|url\n")
+    before = os.stat(file).st_ino
+    assert pins.move("toolchain", "nvcc-13.0", "13.0.2", file)
+    assert os.stat(file).st_ino != before and "13.0.2" in file.read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["related_commits"]

@@ -167,6 +167,7 @@ def test_simulated_times():
     assert costs.simulate(GRAPH, SECONDS, 2) == costs.simulate(GRAPH, SECONDS, 99) == 8
     assert costs.simulate(GRAPH, SECONDS, 1, done={"x a", "x c"}) == 5
     assert costs.simulate([], {}, 2) == 0
+    assert costs.simulate(GRAPH, SECONDS, 0) == sum(SECONDS.values())  # one is still to come
 
 
 def test_no_simulation_beats_the_work_or_the_critical_path(whole):

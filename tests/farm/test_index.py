@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+import zipfile
 
 import pytest
 
@@ -150,3 +151,59 @@ def test_an_entry_of_yanked_wheels_says_why(tmp_path):
     file.write_text("[[yanked]]\nwheels = 'apex_cpu-1.9*'\nreason = ''\n")
     with pytest.raises(BuildError, match="yanked.toml: an entry names `wheels` and a `reason`"):
         index.yanked(file)
+    file.write_text("[[yanked]]\nwheels = ['apex_cpu-1.9*', 'apex_cpu-1.8*']\nreason = 'x'\n")
+    with pytest.raises(BuildError, match="yanked.toml: an entry names `wheels` and a `reason`"):
+        index.yanked(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "words"),
+    [
+        ("x", b"", r"it has 0 files \*.dist-info/METADATA, not one"),
+        ("x-1.dist-info/METADATA", b"Metadata-Version: 2.4\nVersion: 1\n\n", "its METADATA has no Name"),
+        ("x-1.dist-info/METADATA", b"Name: \xff\n\n", "'utf-8' codec can't decode"),
+    ],
+)
+def test_metadata_that_is_none_is_named(tmp_path, name, contents, words):
+    path = tmp_path / "x-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, contents)
+    with pytest.raises(BuildError, match=f"x-1-py3-none-any.whl is damaged, or no wheel: {words}"):
+        index.read(path)
+
+
+def test_a_wheel_of_another_project_is_told_and_never_empties_an_index(tmp_path):
+    good, target = make(tmp_path, "1.10.0+cpu"), tmp_path / ".whl"
+    other = tmp_path / "other-1-py3-none-any.whl"
+    wheel.write(other, "other", "1", "py3-none-any", {"other.py": b""})
+    assert index.unlisted([good, other], index.write([good, other], target)) == [other.name]
+    assert not list((target / "files").glob("other*"))
+    with pytest.raises(BuildError, match="no wheel here is of apex-cpu.*what is there stays"):
+        index.write([other], target)
+    assert list((target / "files").glob("apex_cpu*"))
+
+
+def test_an_index_that_is_being_written_is_not_swept_away(tmp_path, monkeypatch):
+    """Two at once: the second waits, and does not take the first one's folder for one of a killed run."""
+    good, target = make(tmp_path, "1.10.0+cpu"), tmp_path / ".whl"
+    inside, go = threading.Event(), threading.Event()
+    read = index.read
+
+    def slow(*arguments):
+        inside.set()
+        assert go.wait(60)
+        return read(*arguments)
+
+    monkeypatch.setattr(index, "read", slow)
+    first = threading.Thread(target=index.write, args=([good], target))
+    first.start()
+    assert inside.wait(60)
+    (scratch,) = tmp_path.glob("*.partial")
+    second = threading.Thread(target=index.write, args=([good], target))
+    second.start()
+    second.join(0.5)
+    assert second.is_alive() and scratch.is_dir()
+    go.set()
+    for thread in (first, second):
+        thread.join(60)
+    assert list((target / "files").glob("*.whl")) and not list(tmp_path.glob("*.partial"))

@@ -134,3 +134,8 @@ def test_a_load_counts_for_the_sources_that_were_loaded_only(tmp_path):
     assert receipts.load_grade("2.15.0", "cp312", "abc", tmp_path) == "loaded (slim torch)"
     assert receipts.load_grade("2.15.0", "cp312", "changed", tmp_path) is None
     assert receipts.load_grade("2.15.0", "cp313", "abc", tmp_path) is None
+
+
+@pytest.mark.parametrize(("torch", "nearest"), [("3.0", "2.15"), ("1.13", "2.8"), ("2.99", "2.15"), ("2.7", "2.8")])
+def test_the_nearest_torch_of_another_major_is_next_to_it(torch, nearest):
+    assert compat.answer(compat.Question(torch, "cpu"))["nearest"][0]["torch"] == nearest

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -228,6 +229,8 @@ def test_signed_receipts(merge, make, tmp_path, monkeypatch):
     monkeypatch.setenv(receipts.KEY, str(key))
     assert merge(receipt=unsigned)[1].startswith("receipt.json: it is not signed")
     assert merge(receipt=forged)[1].startswith("receipt.json: its signature is not of the key")
+    for strange in ("\u00e9", 7):
+        assert merge(receipt=forged | {"signature": strange})[1].startswith("receipt.json: its signature is not of")
     assert merge(receipt=make(finished="2026-01-03T00:00:00+00:00")) == (1, "")
     monkeypatch.setenv(receipts.KEY, str(tmp_path / "none"))
     with pytest.raises(BuildError, match="APEX_RECEIPT_KEY names .* cannot be read"):
@@ -247,6 +250,10 @@ def test_the_commands_that_merge_and_list(tmp_path, make):
     assert "not taken: bad.json: it is cut, or no JSON" in done.stderr
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [receipts.name(make())]
     assert subprocess.run([*command, "list"], cwd=REPOSITORY, capture_output=True).returncode == 0
+    (tmp_path / "empty").mkdir()
+    nothing = [*command, "merge", str(tmp_path / "empty"), "--into", str(tmp_path / "kept")]
+    done = subprocess.run(nothing, cwd=REPOSITORY, text=True, capture_output=True)
+    assert done.returncode == 12 and "empty: there is no receipt in it" in done.stderr
 
 
 # ---- the table -----------------------------------------------------------------------------------------------
@@ -379,7 +386,8 @@ def test_a_tier_leaves_its_receipt(tmp_path, monkeypatch):
     monkeypatch.setattr(tiers, "TESTS", tmp_path / "tests")
     monkeypatch.setattr(tiers, "_probe", lambda site, cell: PROBE)
     monkeypatch.setitem(tiers.PARTS, "L0", (tiers.Part("small", alone=True),))
-    (path,) = tiers.run("L0", "cpu", tmp_path / "out")
+    monkeypatch.chdir(tmp_path / "apex")  # not where pytest runs
+    (path,) = tiers.run("L0", "cpu", Path("../out"))
     found = receipts.read(path)
     assert receipts.totals(found) == {"passed": 1, "failed": 0, "skipped": 1}
     assert found["not_run"] == {"not today": 1} and found["source"] == identity.checkout().as_json()
@@ -413,3 +421,25 @@ def test_a_gpu_machine_s_check_writes_a_receipt_that_merges(tiny_wheel, tmp_path
     check.machine = PROBE | {"machine": PROBE["machine"] | {"devices": PROBE["machine"]["devices"][:1]}}
     with pytest.raises(ReceiptError, match="no GPU is here"):
         check.receipt()
+
+
+def test_a_wheel_that_a_receipt_does_not_name_is_a_fault(make, merge):
+    assert "its wheel is not what it should be" in merge(receipt=make(wheel={"name": "x"}))[1]
+
+
+def test_what_is_cut_says_nothing_of_a_binding(tmp_path, caplog):
+    file = tmp_path / "torch-2.13.0-cp311.json"
+    for text in ("{", "[]", "{}"):
+        file.write_text(text)
+        assert receipts.load_grade("2.13.0", "cp311", "identity", tmp_path) is None
+    assert caplog.text.count("does not count") == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "of another"])
+def test_a_foreign_file_in_dist_is_named(tiny_wheel, damage):
+    other = tiny_wheel.with_name("other-1-py3-none-any.whl")
+    wheel.write(other, "other", "1", "py3-none-any", {"other.py": b""})
+    if damage == "cut":
+        other.write_bytes(other.read_bytes()[:50])
+    with pytest.raises(BuildError, match="other-1-py3-none-any.whl is damaged, or no wheel that this farm built"):
+        release.cells([tiny_wheel, other])

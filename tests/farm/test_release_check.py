@@ -126,3 +126,29 @@ def test_it_has_every_package_that_the_tests_have(monkeypatch):
     noxfile.release_check(session)
     of_tests, of_release = groups
     assert "variants" in of_tests and of_tests < of_release
+
+
+def test_what_is_not_run_this_time_is_not_forgotten(run, tmp_path):
+    def kept():
+        said = json.loads((tmp_path / release_check.RESULT).read_text())["checks"]
+        return {name: outcome["state"] for name, outcome in said.items()}
+
+    run(check("a"), check("b"), check("c"))
+    run(check("a"), check("b"), check("c"), again=True, only=("b",))
+    assert kept() == {"a": PASSED, "b": PASSED, "c": PASSED}
+
+    def stop(check, outcome):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        release_check.run(tmp_path, wanted=[check("new"), check("c")], tell=stop)
+    release_check.run(tmp_path, wanted=[check("new")])
+    assert kept() == {"a": PASSED, "b": PASSED, "c": PASSED, "new": PASSED}
+
+
+@pytest.mark.parametrize("name", ["README.md", "setup.py", "docs/build.md"])
+def test_outcomes_are_of_all_that_goes_into_a_wheel_or_is_tested(monkeypatch, name):
+    changed = release_check.REPOSITORY / name
+    before, of_file = release_check._state(), release_check.digest.of_file
+    monkeypatch.setattr(release_check.digest, "of_file", lambda p: "other" if p == changed else of_file(p))
+    assert release_check._state() != before

@@ -123,3 +123,29 @@ def test_a_server_that_does_not_answer_is_named(s3, tmp_path, monkeypatch):
 def test_an_address_of_no_file_system_is_named(tmp_path):
     with pytest.raises((StoreError, RequirementMissing), match="nosuch"):
         Store.at("nosuch://x")
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("file:///proc/nothing", "nothing can be written"),
+        ("http://127.0.0.1:9/x", "nothing can be (written|looked up)"),
+        ("memory://x", "the memory of one process"),
+        ("github://x", "missing 2 required positional arguments"),
+        ("s3:/bucket/x", "a URL has two slashes after its protocol"),
+    ],
+)
+def test_a_place_that_keeps_nothing_is_named_before_anything_is_made(tmp_path, monkeypatch, address, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((StoreError, RequirementMissing), match=f"{words}|is missing"):
+        at(address, tmp_path / "1", monkeypatch).check()
+    assert not list(tmp_path.glob("*:"))
+
+
+def test_the_store_of_this_machine_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("APEX_STORE", "s3://bucket/x")
+    with pytest.raises(StoreError, match="APEX_STORE names a folder of this machine, and --store a URL"):
+        Store()
+    # Workers of a cluster have working folders of their own.
+    assert Store.at("relative").place == str(tmp_path / "relative")

@@ -147,3 +147,14 @@ def test_what_is_no_variant_is_named(tmp_path):
     ]
     with pytest.raises(BuildError, match="cp312.*: another wheel cu130 has other packs"):
         variants.write(wheels, tmp_path / "out")
+
+
+def test_a_variant_appears_when_it_is_whole(dist, tmp_path, monkeypatch):
+    def killed(path, *arguments):
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(variants.wheel, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        variants.write(dist, tmp_path / "variants")
+    assert not list((tmp_path / "variants").glob("[!.]*"))

@@ -2,13 +2,16 @@
 
 import copy
 import json
+import re
 import subprocess
 import sys
+import types
+import zipfile
 
 import pytest
 
-from build_matrix import REPOSITORY, digest, wheel
-from build_matrix.errors import BuildError
+from build_matrix import REPOSITORY, digest, verify, wheel
+from build_matrix.errors import BuildError, GateError
 from build_matrix.wheel_file import WheelFile, difference
 
 KERNEL = {"registers": 40, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 128, "wave_size": 32}
@@ -145,3 +148,42 @@ def test_what_is_no_wheel_is_named(built, tmp_path):
     wheel.write(tmp_path / "foreign.whl", "x", "1", "py3-none-any", {"x.py": b""})
     with pytest.raises(BuildError, match="no wheel that this farm built"):
         WheelFile(tmp_path / "foreign.whl")
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"apex/build.json": "[1,"}, "apex/build.json is missing, or no JSON"),
+        ({"apex/build.json": "[]"}, "its apex/build.json is of another format: no version, local"),
+        ({"apex/build.json": json.dumps(FACTS)}, "is no whole wheel: 0 of its files are a .dist-info/"),
+        ({"apex/build.json": json.dumps(FACTS), "a.dist-info/WHEEL": "", "a.dist-info/RECORD": ""},
+         "(is no whole wheel: its WHEEL names no Tag|RECORD does not list)"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["explain", "verify"])
+def test_a_wheel_that_was_tampered_with_is_named(tmp_path, files, words, command):
+    path = tmp_path / "apex_cuda-1.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    done = run(command, path)
+    assert done.returncode and re.search(words, done.stderr) and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_file_that_is_there_twice_is_named(built):
+    with zipfile.ZipFile(built, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("apex/build.json", "{}")
+    with pytest.raises(BuildError, match="it holds apex/build.json twice"):
+        WheelFile(built)
+
+
+def test_a_pack_that_lacks_a_kernel_is_not_verified(built, monkeypatch):
+    """What the manifest lists is the same, and the rest is not there: that is no verified pack."""
+    compiler = types.SimpleNamespace(describe=lambda: COMPILER)
+    monkeypatch.setattr(verify.packs, "toolchain_for", lambda arch: compiler)
+    monkeypatch.setattr(verify.packs, "units", lambda arch, toolchain, names: [])
+    monkeypatch.setattr(verify, "_check_source", lambda wheel: None)
+    engine = types.SimpleNamespace(run=lambda units: [])
+    with pytest.raises(GateError, match="sm_90/[a-z_0-9]*: this checkout makes it, and the wheel has none") as fault:
+        verify.pack(WheelFile(built), "sm_90", engine)
+    assert "sm_90/adam: the wheel has it, and this checkout makes none" in str(fault.value)

@@ -66,3 +66,17 @@ def test_the_command_prints_json_and_nothing_else():
         "apex-cuda",
         "apex-cuda linux_aarch64",
     ]
+
+
+def workflow_command():
+    from build_matrix.__main__ import plan as command
+
+    return command
+
+
+def test_a_download_may_write_where_root_was_before():
+    """Toolchains are brought as root, and the digests of compilers are remembered in build/store."""
+    steps = yaml.safe_load(workflow.FILE.read_text(encoding="utf-8"))["jobs"]["wheels"]["steps"]
+    (at,) = [n for n, step in enumerate(steps) if "download-artifact" in step.get("uses", "")]
+    assert "sudo chown" in steps[at - 1]["run"] and steps[at]["with"]["path"].startswith("build/")
+    assert "nox -s toolchain" in steps[at - 2]["run"]

@@ -1,0 +1,64 @@
+"""Builds that run beside each other, and what a killed one left: neither gets into a tree or a wheel."""
+
+import threading
+import types
+
+from build_matrix import build, host_library, tree
+
+
+def test_builds_of_one_accelerator_and_python_beside_each_other_keep_to_their_own_tree(tmp_path, monkeypatch):
+    """Another build filled the same folder between a tree and its wheel."""
+    places = []
+
+    def fill(made, target, engine):
+        places.append(target)
+        (target / "apex").mkdir()
+        (target / "apex/packs").write_text(" ".join(made.archs))
+        return {}
+
+    def unit(target, facts, python, **more):
+        if len(places) == 1:
+            build.one_wheel(request("sm_80"), python, runs, tmp_path)
+        assert (target / "apex/packs").read_text() == ("sm_80" if target == places[-1] else "sm_90")
+        return "unit"
+
+    def request(arch):
+        return build.tree.Request(accelerator="cuda", archs=(arch,))
+
+    runs = types.SimpleNamespace(store=None, one=lambda unit: types.SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr(build.tree, "fill", fill)
+    monkeypatch.setattr(build.wheel, "unit", unit)
+    monkeypatch.setattr(build.wheel, "publish", lambda folder, dist: dist / "wheel")
+    build.one_wheel(request("sm_90"), types.SimpleNamespace(tag="cp311"), runs, tmp_path)
+    assert len(set(places)) == 2 and not any(place.exists() for place in places)
+
+
+def test_trees_are_filled_one_after_the_other_and_what_a_killed_run_left_goes(tmp_path, monkeypatch):
+    inside, go, at_work = threading.Event(), threading.Event(), []
+
+    def place(library, folder):
+        at_work.append(folder)
+        folder.mkdir(parents=True)
+        inside.set()
+        assert go.wait(60) and at_work[-1] == folder
+
+    monkeypatch.setattr(host_library, "build", lambda *arguments: "unit")
+    monkeypatch.setattr(host_library, "place", place)
+    monkeypatch.setattr(tree, "_inputs", lambda *arguments: {})
+    monkeypatch.setattr(tree, "_facts", lambda *arguments: {})
+    monkeypatch.setattr(tree, "_lay_data", lambda *arguments: None)
+    engine = types.SimpleNamespace(
+        store=None, run=lambda units: [], one=lambda unit: types.SimpleNamespace(folder=tmp_path)
+    )
+    (tmp_path / ".apex-1/packs").mkdir(parents=True)
+    (tmp_path / ".apex-1-old").mkdir()
+    threads = [threading.Thread(target=tree.fill, args=(tree.Request(), tmp_path, engine)) for _ in range(2)]
+    threads[0].start()
+    assert inside.wait(60)
+    threads[1].start()
+    threads[1].join(0.5)
+    assert len(at_work) == 1
+    go.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(at_work) == 2 and sorted(p.name for p in tmp_path.iterdir()) == [".lock", "apex"]
