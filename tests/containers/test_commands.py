@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -176,19 +175,3 @@ def test_a_configuration_that_pip_cannot_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
     with pytest.raises(BuildError, match="pip config list` failed, and a container needs what it says"):
         pip_settings.read()
-
-
-def test_wheels_of_a_container_are_signed_too(tmp_path, monkeypatch):
-    from click.testing import CliRunner
-
-    from build_matrix import report, signing
-    from build_matrix.__main__ import main
-
-    signed = []
-    signer = types.SimpleNamespace(sign=signed.append)
-    monkeypatch.setenv("APEX_SIGNING_KEY", "key")
-    monkeypatch.setattr(signing, "asked", lambda: signer)
-    monkeypatch.setattr(wheels, "build", lambda *arguments, **options: [tmp_path / "a.whl"])
-    monkeypatch.setattr(report, "wheel_table", lambda path: None)
-    ended = CliRunner().invoke(main, ["wheel", "cpu", "--container"])
-    assert ended.exit_code == 0 and signed == [tmp_path / "a.whl"], ended.output
