@@ -65,9 +65,7 @@ def tests(session):
 
 
 ALONE = "tests/L0/host"
-# Compiled for real and gated wherever the tests run: sm_70 by the oldest compiler, gfx950 and gfx1201 for the emulated
-# tier.
-TESTED = ["sm_70", "sm_80", "sm_90", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"]
+TESTED = matrix.load().tested()
 
 
 @nox.session
@@ -83,6 +81,13 @@ def serve_index(session):
     prepare(session, "farm")
     farm(session, "index")
     farm(session, "serve", *session.posargs)
+
+
+@nox.session
+def publish(session):
+    """Writes digests, compatibility table and index of the wheels in dist/, as a farm does at its end."""
+    prepare(session, "farm")
+    farm(session, "publish", *session.posargs)
 
 
 @nox.session

@@ -175,6 +175,24 @@ def index(dist, target) -> None:
 @main.command()
 @click.option("--dist", type=click.Path(path_type=Path), default=REPOSITORY / "dist", help="Default: dist/.")
 @click.option(
+    "--target", type=click.Path(path_type=Path), default=REPOSITORY / ".whl", help="Default: .whl/."
+)
+def publish(dist, target) -> None:
+    """Writes what a farm writes at its end, of the wheels in dist/, whoever laid them there: SHA256SUMS, the
+    compatibility table, the index."""
+    from build_matrix.farm import release
+
+    wheels_of(dist)
+    built = release.finish(dist, target)
+    for name in (release.SUMS, release.TABLE, release.CELLS):
+        click.echo(str(dist / name))
+    for root, wheels in built.items():
+        click.echo(f"whl/{root}/: {len(wheels)} wheels")
+
+
+@main.command()
+@click.option("--dist", type=click.Path(path_type=Path), default=REPOSITORY / "dist", help="Default: dist/.")
+@click.option(
     "--target",
     type=click.Path(path_type=Path),
     default=REPOSITORY / "dist/variants",
@@ -503,11 +521,12 @@ def explain(wheel, arch, key, as_json) -> None:
     key = signing.trusted(key)
     verified = signing.verify(wheel, key) if key else None
     about["signed"] = {keyid: keyid == verified for keyid in signing.signers(wheel)}
-    if as_json:
-        click.echo(json.dumps(about, indent=1))
-        return
     if arch and arch not in about["packs"]:
         raise BuildError(f"{wheel.name} has no pack for {arch}; it has {', '.join(about['packs']) or 'none'}")
+    if as_json:
+        packs = {name: pack for name, pack in about["packs"].items() if arch in (None, name)}
+        click.echo(json.dumps(about | {"packs": packs}, indent=1))
+        return
     report.explain(about, arch)
 
 
@@ -600,10 +619,11 @@ def release_check(show, only, again) -> None:
     from build_matrix import release_check
 
     known = release_check.checks()
+    chosen = [check for check in known if not only or check.name in only]
     if unknown := set(only) - {check.name for check in known}:
         raise BuildError(f"no check is called {min(unknown)}; there are {', '.join(c.name for c in known)}")
     if show:
-        for check in known:
+        for check in chosen:
             click.echo(f"{check.name}: {release_check.words(check)}")
         return
 

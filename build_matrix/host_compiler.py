@@ -98,20 +98,32 @@ def _digest(path: str) -> str:
 @cache
 def find(platform: str = matrix.NATIVE) -> HostCompiler:
     """CXX, else g++, else clang++; for another platform its cross compiler: APEX_CXX_aarch64, else what Debian calls
-    it. Raises ToolchainMissing."""
+    it. Raises ToolchainMissing, and BuildError where a variable names what is no program."""
     if platform != matrix.NATIVE:
         return _cross(matrix.load().platform(platform))
-    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
-        if name and (path := shutil.which(name)):
+    if named := _named("CXX"):
+        return named
+    for name in ("g++", "c++", "clang++"):
+        if path := shutil.which(name):
             return HostCompiler(path)
     raise ToolchainMissing("a C++ compiler", "apt-get install g++")
 
 
 def _cross(platform: matrix.Platform) -> HostCompiler:
-    named = os.environ.get(f"APEX_CXX_{platform.machine}")
-    if path := shutil.which(named or f"{platform.machine}-linux-gnu-g++"):
+    if named := _named(f"APEX_CXX_{platform.machine}"):
+        return named
+    if path := shutil.which(f"{platform.machine}-linux-gnu-g++"):
         return HostCompiler(path)
     raise ToolchainMissing(platform.toolchain, f"nox -s toolchain -- {platform.toolchain}")
+
+
+def _named(variable: str) -> HostCompiler | None:
+    """The compiler that a variable names; another is not taken in its place."""
+    if not (name := os.environ.get(variable)):
+        return None
+    if path := shutil.which(name):
+        return HostCompiler(path)
+    raise BuildError(f"{variable} names {name}, which is no program here: name one without options, or unset it")
 
 
 def package(platform: matrix.Platform) -> str:

@@ -135,6 +135,8 @@ def write(wheels: list[Path], target: Path) -> dict[str, list[IndexedWheel]]:
 
 def _write(wheels: list[Path], target: Path, by_root: dict[str, list[IndexedWheel]]) -> None:
     for left in target.parent.glob(f".{target.name}-*.partial"):  # of one that was killed
+        if not target.exists() and (left / "old").is_dir():  # between its two renames
+            (left / "old").rename(target)
         shutil.rmtree(left, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".partial", dir=target.parent))
     try:

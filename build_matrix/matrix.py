@@ -67,6 +67,7 @@ class PackRule:
     arch: Arch
     toolchains: tuple[str, ...]
     emulated: bool = False  #: the emulated tier of the tests can run its machine code
+    tested: bool = False  #: built wherever the tests run
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,10 @@ class Matrix:
     def archs(self, accelerator: str) -> list[str]:
         """The archs whose packs go into the wheels of an accelerator; none for `cpu`."""
         return [rule.arch.name for rule in self.packs if rule.arch.vendor == accelerator]
+
+    def tested(self) -> list[str]:
+        """The archs whose packs are built wherever the tests run."""
+        return [rule.arch.name for rule in self.packs if rule.tested]
 
     def cells(self) -> list[str]:
         """Where tests run: the CPU, and every arch that a card can have."""
@@ -227,7 +232,7 @@ def load(path: Path = FILE) -> Matrix:
             Accelerator(a["name"], a["label"], tuple(a["roots"])) for a in data["accelerator"]
         ),
         packs=tuple(
-            PackRule(Arch(p["arch"]), tuple(p["toolchains"]), p.get("emulated", False))
+            PackRule(Arch(p["arch"]), tuple(p["toolchains"]), p.get("emulated", False), p.get("tested", False))
             for p in data["pack"]
         ),
         spills=tuple(data.get("spill", [])),

@@ -48,9 +48,19 @@ class Builder(ABC):
     def run(self, image: str, command: Sequence[str], given: str = "") -> subprocess.CompletedProcess:
         """Runs a command in a container that is removed afterwards, `given` on its standard input."""
 
-    @abstractmethod
     def save(self, image: str, archive: Path) -> None:
-        """Writes the image as an OCI archive."""
+        """Writes the image as an OCI archive, in place of one that is there when it is whole."""
+        partial = archive.with_name(f".{archive.name}.partial")
+        partial.unlink(missing_ok=True)
+        try:
+            self._save(image, partial)
+            partial.replace(archive)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @abstractmethod
+    def _save(self, image: str, archive: Path) -> None:
+        """The same, to a file that is not there."""
 
     @abstractmethod
     def labels(self, image: str) -> dict[str, str]:
@@ -83,8 +93,7 @@ class Buildah(Builder):
         finally:
             self._ask("buildah", "rm", container)
 
-    def save(self, image: str, archive: Path) -> None:
-        archive.unlink(missing_ok=True)
+    def _save(self, image: str, archive: Path) -> None:
         self._call(str(archive), "buildah", "push", image, f"oci-archive:{archive}")
 
     def labels(self, image: str) -> dict[str, str]:
@@ -111,7 +120,7 @@ class Buildx(Builder):
         whole = ["docker", "run", "--rm", "--interactive", "--network=host", image, *command]
         return subprocess.run(whole, input=given, text=True, capture_output=True)
 
-    def save(self, image: str, archive: Path) -> None:
+    def _save(self, image: str, archive: Path) -> None:
         self._call(str(archive), "docker", "save", "--output", str(archive), image)
 
     def labels(self, image: str) -> dict[str, str]:

@@ -39,13 +39,19 @@ def publish(
         if step.kind == "test":
             receipt = receipts.read(folder / "receipt.json")
             receipts.write(receipt, dist / RECEIPTS / receipts.name(receipt))
+    by_root = finish(dist, target)
+    return Release(tuple(wheels), by_root, tuple(index.unlisted(sorted(dist.glob("*.whl")), by_root)))
+
+
+def finish(dist: Path, target: Path) -> dict[str, list[index.IndexedWheel]]:
+    """Writes SHA256SUMS and the compatibility table of all wheels in `dist`, and their index to `target`. Returns the
+    wheels by the root of the index. Raises BuildError for a file among them that this farm did not build."""
     found = sorted(dist.glob("*.whl"))
     served = cells(found)
     files.write(dist / SUMS, "".join(f"{digest.of_file(path)}  {path.name}\n" for path in found))
     files.write(dist / CELLS, json.dumps(served, indent=1) + "\n")
     files.write(dist / TABLE, table(served))
-    by_root = index.write(found, target)
-    return Release(tuple(wheels), by_root, tuple(index.unlisted(found, by_root)))
+    return index.write(found, target)
 
 
 def cells(wheels: list[Path]) -> list[dict]:

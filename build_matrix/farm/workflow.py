@@ -2,9 +2,10 @@
 
 `python -m build_matrix.farm.workflow` writes the file anew; a test compares.
 
-Two stages. The first makes the parts, each job those of one toolchain or one torch; what its store holds then travels
+Three stages. The first makes the parts, each job those of one toolchain or one torch; what its store holds then travels
 as an artifact. The second finds them there and zips the wheels. Keys hold the digests of the compilers, so the second
-stage provisions the same ones, and makes again what differs.
+stage provisions the same ones, and makes again what differs. The third lays all wheels together, with their digests,
+the compatibility table and the index.
 """
 
 from __future__ import annotations

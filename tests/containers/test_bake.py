@@ -63,13 +63,32 @@ def test_a_missing_wheel_names_the_command_that_builds_it(tmp_path):
         bake.wheel_for("rocm", "cp312", tmp_path)
 
 
+def test_an_archive_that_is_there_stays_until_the_new_one_is_whole(tmp_path):
+    class Writer(builder.Builder):
+        build = run = labels = None
+
+        def _save(self, image, archive):
+            assert not archive.exists() and archive.parent == tmp_path
+            archive.write_text(image)
+            if image == "cut":
+                raise ContainerError("buildah push failed")
+
+    archive = tmp_path / "image.tar"
+    Writer().save("old", archive)
+    with pytest.raises(ContainerError):
+        Writer().save("cut", archive)
+    assert archive.read_text() == "old" and list(tmp_path.iterdir()) == [archive]
+    Writer().save("new", archive)
+    assert archive.read_text() == "new"
+
+
 def test_every_argument_of_the_containerfile_is_given(tmp_path, monkeypatch):
     """And the image is tagged, labelled and made of the base that was asked for."""
     made = []
 
     class Recorder(builder.Builder):
         build = made.append
-        labels = save = None
+        labels = _save = None
 
         def run(self, image, command, given=""):
             answer = '{"python": "cp311", "torch": "2.13.0"}'

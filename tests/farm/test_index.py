@@ -145,6 +145,19 @@ def test_the_index_that_is_there_stays_until_the_new_one_is_whole(published, tmp
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_the_index_of_a_run_that_was_killed_between_its_renames_comes_back(tmp_path, monkeypatch):
+    good, target = make(tmp_path, "1.10.0+cpu"), tmp_path / ".whl"
+    index.write([good], target)
+    before = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    scratch = tmp_path / "..whl-abc.partial"
+    scratch.mkdir()
+    target.rename(scratch / "old")
+    with pytest.raises(BuildError, match="no wheel here is of"):
+        index.write([], target)
+    assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == before
+    assert not scratch.exists()
+
+
 def test_an_entry_of_yanked_wheels_says_why(tmp_path):
     assert index.yanked() == {}
     file = tmp_path / "yanked.toml"

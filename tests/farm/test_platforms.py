@@ -45,11 +45,15 @@ def cross():
 
 
 def test_a_cross_compiler_that_is_missing_is_named_with_its_command(monkeypatch):
-    monkeypatch.setenv("APEX_CXX_aarch64", "no-such-compiler")
+    monkeypatch.delenv("APEX_CXX_aarch64", raising=False)
+    monkeypatch.setattr(host_compiler.shutil, "which", lambda name: None)
     host_compiler.find.cache_clear()
     with pytest.raises(
         ToolchainMissing, match="g\\+\\+-aarch64 is not here. Run: nox -s toolchain -- g\\+\\+-aarch64"
     ):
+        host_compiler.find(ARM)
+    monkeypatch.setenv("APEX_CXX_aarch64", "no-such-compiler")
+    with pytest.raises(BuildError, match="APEX_CXX_aarch64 names no-such-compiler, which is no program here"):
         host_compiler.find(ARM)
     host_compiler.find.cache_clear()
     with pytest.raises(BuildError, match="no wheel is built for linux_riscv64"):

@@ -98,6 +98,14 @@ def test_the_list_has_every_tier_and_cell_and_its_commands_exist():
             )  # raises for what it does not take
 
 
+def test_the_tree_has_what_the_tests_look_at_and_the_packs_of_cards_that_are_here(monkeypatch):
+    """The packs of all archs together are more than any wheel holds."""
+    environment = types.SimpleNamespace(archs=("sm_89", "sm_89", "sm_999", "sm_90"))
+    monkeypatch.setattr(release_check.which, "here", lambda: environment)
+    assert release_check._archs() == [*matrix.load().tested(), "sm_89"]
+    assert {p.arch.name for p in matrix.load().packs if p.emulated} < set(matrix.load().tested())
+
+
 def test_every_tier_of_a_card_has_its_session():
     pytest.importorskip("nox")
     import noxfile

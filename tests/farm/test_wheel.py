@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import urllib.parse
@@ -12,8 +13,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from build_matrix import REPOSITORY, borrow, identity, index, manylinux, pythons, serve, wheel
+from build_matrix import REPOSITORY, borrow, digest, identity, index, manylinux, pythons, serve, wheel
+from build_matrix.__main__ import main
 from build_matrix.errors import GateError
 
 BUILT = REPOSITORY / "build/tree"
@@ -198,3 +201,16 @@ def test_tree_names_what_it_was_built_from(facts):
     for entry in entries:
         assert (BUILT / "apex/lib" / entry["folder"] / "libapex_torch.so").is_file()
         assert len(entry["git_version"]) == 40
+
+
+def test_wheels_that_several_machines_made_are_published_together(wheel_of_tree, tmp_path):
+    dist, target = tmp_path / "dist", tmp_path / "index"
+    shutil.copytree(wheel_of_tree, dist)
+    (path,) = dist.glob("*.whl")
+    done = CliRunner().invoke(main, ["publish", "--dist", str(dist), "--target", str(target)])
+    assert done.exit_code == 0, done.output
+    assert (dist / "SHA256SUMS").read_text() == f"{digest.of_file(path)}  {path.name}\n"
+    assert {cell["wheel"] for cell in json.loads((dist / "compatibility.json").read_text())} == {path.name}
+    assert (target / "files" / path.name).read_bytes() == path.read_bytes()
+    none = CliRunner().invoke(main, ["publish", "--dist", str(tmp_path / "none"), "--target", str(target)])
+    assert none.exit_code == 1 and "there is no wheel in" in str(none.exception)

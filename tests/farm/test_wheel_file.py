@@ -123,6 +123,9 @@ def test_the_commands_that_explain_and_compare(built, tmp_path):
         assert word in said, said
     about = WheelFile(built).about() | {"signed": {}}
     assert json.loads(run("explain", built, "--json").stdout) == about
+    assert json.loads(run("explain", built, "--json", "--arch", "sm_90").stdout)["packs"] == {
+        "sm_90": about["packs"]["sm_90"]
+    }
     wrong = run("explain", built, "--arch", "gfx942")
     assert wrong.returncode == 1 and "has no pack for gfx942; it has sm_90" in wrong.stderr
     same = run("diff", built, built)

@@ -1,5 +1,6 @@
 """GitHub's jobs are the matrix, and the workflow file is what the matrix makes."""
 
+import fnmatch
 import json
 import shlex
 import subprocess
@@ -9,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from build_matrix import REPOSITORY, matrix
-from build_matrix.__main__ import farm
+from build_matrix.__main__ import farm, main
 from build_matrix.__main__ import plan as plan_command
 from build_matrix.farm import plan, workflow
 from build_matrix.farm.plan import Selection
@@ -80,3 +81,16 @@ def test_a_download_may_write_where_root_was_before():
     (at,) = [n for n, step in enumerate(steps) if "download-artifact" in step.get("uses", "")]
     assert "sudo chown" in steps[at - 1]["run"] and steps[at]["with"]["path"].startswith("build/")
     assert "nox -s toolchain" in steps[at - 2]["run"]
+
+
+def test_the_last_job_lays_all_wheels_together():
+    """By the artifacts' own names, with a session that there is."""
+    said = yaml.safe_load(workflow.FILE.read_text(encoding="utf-8"))["jobs"]
+    assert said["release"]["needs"] == "wheels"
+    (download,) = [s["with"] for s in said["release"]["steps"] if "download-artifact" in s.get("uses", "")]
+    (upload,) = [s["with"] for s in said["wheels"]["steps"] if "upload-artifact" in s.get("uses", "")]
+    assert upload["name"] == "${{ matrix.name }}" and upload["path"].startswith(f"{download['path']}/")
+    names = [row["name"] for row in JOBS["wheels"]["include"]]
+    assert names == fnmatch.filter(names, download["pattern"]) and download["merge-multiple"]
+    (run,) = [step["run"] for step in said["release"]["steps"] if "run" in step]
+    assert run.endswith("nox -s publish") and "publish" in main.commands
