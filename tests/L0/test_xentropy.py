@@ -227,13 +227,15 @@ def test_no_worse_than_torch(variant):
         def errors(losses, wanted=(expected, wanted), logits=logits):
             gradient = torch.autograd.grad(losses.sum(), logits)[0]
             return [
-                (a.double() - b).square().mean().sqrt()
+                ((a.double() - b).square().mean().sqrt(), a.numel())
                 for a, b in zip((losses, gradient), wanted, strict=True)
             ]
 
         theirs = errors(F.cross_entropy(logits, labels, reduction="none", label_smoothing=0.1))
-        for a, b in zip(errors(run(logits, labels, 0.1)), theirs, strict=True):
-            assert a <= 1.1 * b + 1e-8
+        for (a, count), (b, _) in zip(errors(run(logits, labels, 0.1)), theirs, strict=True):
+            # Of n numbers the root mean squares of two like samples differ by about a sqrt(n)-th; there are 16 losses,
+            # and torch's depend on the processor.
+            assert a <= (1.1 + count**-0.5) * b + 1e-8
 
 
 @pytest.mark.parametrize(
