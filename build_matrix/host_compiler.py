@@ -19,14 +19,13 @@ REPRODUCIBLE = [f"-ffile-prefix-map={REPOSITORY}=.", "-g0", "-fno-ident"]
 
 
 class HostCompiler:
-    """A g++ or clang++. Raises CalledProcessError for a program that does not say its version."""
+    """A g++ or clang++. Raises BuildError for a program that does not run, or is no compiler."""
 
     def __init__(self, path: str):
         self.path = path
         self.version = self._say("-dumpfullversion", "-dumpversion")
 
     def _say(self, *arguments: str) -> str:
-        """Raises BuildError for a program that is no compiler."""
         try:
             said = self.read("", *arguments)
         except OSError as error:
