@@ -6,6 +6,7 @@ what changed is compiled. ``python3 tests/simt/build.py plain 32`` prints the li
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -14,6 +15,8 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
+
+from filelock import FileLock, Timeout
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEVICE = ROOT / "csrc" / "device"
@@ -136,32 +139,47 @@ def _digest(*parts: str | bytes) -> str:
     return state.hexdigest()[:20]
 
 
-def _run_once(command: list[str], output: pathlib.Path) -> str:
+def _run_once(command: list[str], output: pathlib.Path, patience: float = -1) -> str:
     """Runs a compiler that writes `output`, by way of a temporary name. Returns its messages.
+
+    Args:
+        command: the compiler, without its -o.
+        output: made by one process at a time; others wait, and take what it made.
+        patience: how long to wait for that process, in seconds; -1: until it is done.
 
     Raises:
         subprocess.CalledProcessError: the compiler failed; its messages are in `stderr`.
+        filelock.Timeout: another process is still making it.
     """
     log = output.with_suffix(output.suffix + ".log")
     if not output.exists():
         output.parent.mkdir(parents=True, exist_ok=True)
-        temporary = output.with_suffix(f".{os.getpid()}.tmp")
-        done = subprocess.run(
-            [*command, "-o", str(temporary)], check=True, capture_output=True, encoding="utf-8"
-        )
-        log.write_text(done.stderr, encoding="utf-8")
-        temporary.rename(output)
+        with FileLock(output.with_suffix(".lock"), timeout=patience):
+            if not output.exists():
+                temporary = output.with_suffix(f".{os.getpid()}.tmp")
+                done = subprocess.run(
+                    [*command, "-o", str(temporary)], check=True, capture_output=True, encoding="utf-8"
+                )
+                log.write_text(done.stderr, encoding="utf-8")
+                temporary.rename(output)
     return log.read_text(encoding="utf-8") if log.exists() else ""
 
 
-def _compile(source: pathlib.Path, flags: tuple[str, ...]) -> tuple[pathlib.Path, str]:
+def _compilation(source: pathlib.Path, flags: tuple[str, ...]) -> tuple[list[str], pathlib.Path]:
+    """The command that compiles a source, and the object that it makes."""
     files = _with_includes(source)
     contents = (part for f in files for part in (f.name, f.read_bytes()))
     key = _digest(compiler(), _compiler_version(compiler()), *COMMON, *flags, *contents)
     output = OUTPUT / "objects" / f"{source.stem}-{key}.o"
     includes = [f"-I{folder}" for folder in INCLUDES]
-    command = [compiler(), "-x", "c++", *COMMON, *flags, *includes, "-c", str(source)]
-    return output, _run_once(command, output)
+    return [compiler(), "-x", "c++", *COMMON, *flags, *includes, "-c", str(source)], output
+
+
+def _make_what_is_free(compilations: list[tuple[list[str], pathlib.Path]]) -> None:
+    """Compiles what no other process is compiling: test workers that want the same library share its units."""
+    for compilation in compilations:
+        with contextlib.suppress(Timeout, subprocess.CalledProcessError):
+            _run_once(*compilation, patience=0)
 
 
 def build(flavour: str, warp_size: int, sources: list[pathlib.Path] | None = None) -> Library:
@@ -177,17 +195,23 @@ def build(flavour: str, warp_size: int, sources: list[pathlib.Path] | None = Non
     """
     kind = FLAVOURS[flavour]
     width = f"-DGPU_WARP_SIZE={warp_size}"
-    objects = [_compile(TESTING / name, (*kind.engine_flags, width))[0] for name in kind.engine]
+    engine = [_compilation(TESTING / name, (*kind.engine_flags, width)) for name in kind.engine]
+    wanted = device_sources() if sources is None else sources
+    units = {source.stem: _compilation(source, (*kind.kernel_flags, width)) for source in wanted}
+    _make_what_is_free([*engine, *units.values()])
     library = Library(OUTPUT)
-    for source in device_sources() if sources is None else sources:
+    for compilation in engine:
+        _run_once(*compilation)
+    objects = [output for _, output in engine]
+    for unit, (command, output) in units.items():
         try:
-            output, messages = _compile(source, (*kind.kernel_flags, width))
+            messages = _run_once(command, output)
         except subprocess.CalledProcessError as error:
-            library.failures[source.stem] = error.stderr
+            library.failures[unit] = error.stderr
             continue
         objects.append(output)
         if messages:
-            library.warnings[source.stem] = messages
+            library.warnings[unit] = messages
     key = _digest(*(path.name for path in objects), *kind.link_flags)
     library.path = OUTPUT / f"{flavour}-{warp_size}-{key}.so"
     command = [

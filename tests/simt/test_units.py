@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
-from simt.build import FLAVOURS, WARP_SIZES, build, device_sources
+import pytest
+from filelock import Timeout
+
+from simt.build import FLAVOURS, WARP_SIZES, _run_once, build, device_sources
 from simt.executor import Executor
 
 
@@ -24,3 +29,17 @@ def test_kernels_bear_their_units_name():
         if not any(name.startswith(unit) for unit in units)
     ]
     assert not strangers
+
+
+def test_workers_make_an_output_once(tmp_path):
+    output, begun = tmp_path / "unit.o", tmp_path / "begun"
+    slow = "import sys, time; open(sys.argv[1], 'a').write('x'); time.sleep(1); open(sys.argv[3], 'w')"
+    command = [sys.executable, "-c", slow, str(begun)]
+    with ThreadPoolExecutor(2) as pool:
+        workers = [pool.submit(_run_once, command, output) for _ in range(2)]
+        while not begun.exists():
+            time.sleep(0.01)
+        with pytest.raises(Timeout):  # it goes on to units that nobody makes
+            _run_once(command, output, patience=0)
+        assert [worker.result() for worker in workers] == ["", ""]
+    assert begun.read_text() == "x"
