@@ -118,7 +118,7 @@ def gradient_norm(flats, norm_type=2.0):
     if norm_type != 2.0 and not maximum:
         norms = torch.stack([torch.linalg.vector_norm(flat.float(), norm_type) for flat in flats])
         return torch.linalg.vector_norm(norms, norm_type).reshape(1)
-    norm = torch.empty(1, device=flats[0].device)
+    norm = torch.empty(1, dtype=torch.float32, device=flats[0].device)
     native = bindings.load().module
     if native is None:
         torch.ops.apex.multi_tensor_l2norm(flats, norm, maximum=maximum)

@@ -13,7 +13,7 @@ __all__ = ["backward", "forward"]
 
 def _whole_and_rest(log_p):
     """As the op takes alpha and beta."""
-    whole = torch.where(log_p.isfinite(), log_p.round(), 0)
+    whole = log_p.round().masked_fill(~log_p.isfinite(), 0)
     return torch.stack((whole, log_p - whole), -1)
 
 

@@ -104,7 +104,7 @@ def clip_model_grad_norm_fused(self, max_norm, norm_type=2):
 def clip(flats, max_norm, norm_type):
     """Clips flat float32 gradients, whose gaps are zero, together. Nothing waits for the device."""
     if not flats:
-        return torch.tensor(0.0)
+        return torch.zeros((), dtype=torch.float32, device="cpu")
     norm = gradient_norm(flats, norm_type)
     coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     bindings.load()

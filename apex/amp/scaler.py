@@ -317,7 +317,9 @@ class LossScaler:
             return
         scale = self._on_device[0]
         if self._shown is None:
-            self._shown = torch.full((1,), self._host_scale, pin_memory=scale.is_cuda)
+            self._shown = torch.full(
+                (1,), self._host_scale, dtype=torch.float32, device="cpu", pin_memory=scale.is_cuda
+            )
             self._shown_scale = self._host_scale
         if not scale.is_cuda:
             self._shown.copy_(scale)

@@ -77,7 +77,7 @@ def all_double(args, kwargs):
 
 def collect_fp_tensor_types(args, kwargs):
     """As dtypes_of, in the words of `type_string`."""
-    return {type_string(torch.empty(0, dtype=dtype)) for dtype in dtypes_of(args, kwargs)}
+    return {type_string(torch.empty(0, dtype=dtype, device="cpu")) for dtype in dtypes_of(args, kwargs)}
 
 
 def type_string(x):

@@ -27,10 +27,11 @@ class Capturable:
         if not group["params"]:
             return
         device = local(group["params"][0]).device
-        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
         if "step" in group:
-            step = torch.as_tensor(group["step"]).to(device=device, dtype=torch.int32)
-            group["step"] = step.reshape(1).clone()
+            group["step"] = (
+                torch.as_tensor(group["step"], dtype=torch.int32, device=device).reshape(1).clone()
+            )
 
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)

@@ -16,7 +16,7 @@ def sharded_norms(params, parts, maximum=False, scale=1.0, inv_scale=None):
     """
     _loader.load()
     device = parts[0].device
-    norms, total = torch.zeros(len(parts), device=device), torch.zeros(1, device=device)
+    norms, total = (torch.zeros(n, dtype=torch.float32, device=device) for n in (len(parts), 1))
     torch.ops.apex.multi_tensor_l2norm(
         [part.contiguous() for part in parts], total, norms, None, scale, inv_scale, False, maximum
     )

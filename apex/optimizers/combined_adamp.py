@@ -111,13 +111,15 @@ class Rows:
                 self._weights.append((begin, end, len(lengths), shape[0]))
                 lengths += [shape.numel() // shape[0]] * shape[0]
                 counts.append(shape[0])
-        counts = torch.tensor(counts, dtype=torch.int64)
+        counts = torch.tensor(counts, dtype=torch.int64, device="cpu")
         firsts = counts.cumsum(0) - counts
-        of_weights = torch.tensor([first for _, _, first, _ in self._weights], dtype=torch.int64)
-        self.lengths, self.counts = torch.tensor(lengths, device=device), counts.to(device)
-        self.block = torch.arange(len(counts)).repeat_interleave(counts).to(device)
+        of_weights = counts.new_tensor([first for _, _, first, _ in self._weights])
+        lengths = counts.new_tensor(lengths)
+        self.lengths, self.counts = lengths.to(device), counts.to(device)
+        self.block = torch.arange(len(counts), dtype=torch.int64, device="cpu")
+        self.block = self.block.repeat_interleave(counts).to(device)
         self.is_weight = torch.isin(firsts, of_weights).to(device)
-        self.length = torch.tensor(lengths)[firsts].to(device, torch.float32)
+        self.length = lengths[firsts].to(device, torch.float32)
         self.numel = self.length * self.counts
 
     def sums(self, flat):
@@ -171,4 +173,4 @@ def _projection(group, rows, param, grad, perturb):
     by_rows, applies = by_rows[block], (by_rows | whole)[block]
     norm = torch.where(by_rows, of_param, whole_param[block]).sqrt_().add_(eps)
     along = torch.where(by_rows, along, whole_along[block]).div_(norm).div_(norm).mul_(applies)
-    return along, torch.where(applies, group["wd_ratio"], 1.0)
+    return along, torch.full_like(along, group["wd_ratio"]).masked_fill_(~applies, 1.0)

@@ -108,7 +108,8 @@ class CombinedBertAdam(CombinedOptimizer):
                 state = self.state.get(p)
                 if not state:
                     return [0]
-                rates.append(float(_rate(group, torch.as_tensor(state["step"]))))
+                step = torch.as_tensor(state["step"], dtype=torch.int32, device=p.device)
+                rates.append(float(_rate(group, step)))
         return rates
 
     def _states(self, group):

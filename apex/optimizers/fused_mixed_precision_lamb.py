@@ -59,8 +59,8 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
         self._gradient_norm = GradientNorm()
         self._step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scaling to step()
         defaults = dict(
-            lr=torch.as_tensor(lr, dtype=torch.float32),
-            step=torch.tensor([step], dtype=torch.int32),
+            lr=torch.as_tensor(lr, dtype=torch.float32, device="cpu"),
+            step=torch.tensor([step], dtype=torch.int32, device="cpu"),
             bias_correction=bias_correction,
             betas=betas,
             eps=eps,
@@ -76,9 +76,9 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
 
     def _move_scalars_to_device(self, group):
         # Clones: groups must not share the tensors of the defaults.
-        device = local(group["params"][0]).device if group["params"] else None
-        group["lr"] = torch.as_tensor(group["lr"]).to(device, torch.float32).clone()
-        group["step"] = torch.as_tensor(group["step"]).to(device, torch.int32).reshape(1).clone()
+        device = local(group["params"][0]).device if group["params"] else "cpu"
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device).clone()
+        group["step"] = torch.as_tensor(group["step"], dtype=torch.int32, device=device).reshape(1).clone()
 
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)

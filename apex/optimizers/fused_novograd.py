@@ -140,9 +140,8 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
         params = self._with_state(group)
         if params:
             known, old = self._norms.get(index, ([], None))
-            norms = torch.full(
-                (len(params),), 0.0 if group["init_zero"] else -1.0, device=local(params[0]).device
-            )
+            first = 0.0 if group["init_zero"] else -1.0
+            norms = torch.full((len(params),), first, dtype=torch.float32, device=local(params[0]).device)
             places = {p: i for i, p in enumerate(params)}
             for i, p in enumerate(known):  # few, and seldom: parameters join one by one at most
                 norms[places[p]] = old[i]

@@ -115,10 +115,10 @@ class LARC(torch.optim.Optimizer):
             rates = self.trust_coefficient * param_norms / (grad_norms + param_norms * decay + self.eps)
             if self.clip:
                 rates = (rates / lr).clamp(max=1)
-            adapted = (param_norms != 0) & (grad_norms != 0)
-            rates = torch.where(adapted, rates, 1.0).unbind()
+            unknown = (param_norms == 0) | (grad_norms == 0)
+            rates = rates.masked_fill(unknown, 1.0).unbind()
             if decay:
-                decays = torch.where(adapted, decay, 0.0).unbind()
+                decays = torch.full_like(param_norms, decay).masked_fill_(unknown, 0.0).unbind()
                 torch._foreach_add_(grads, torch._foreach_mul(params, decays))
             torch._foreach_mul_(grads, rates)
 

@@ -253,7 +253,7 @@ class DistributedDataParallel(torch.nn.Module):
                 triggers = {id(p) for i, p in enumerate(self.module.parameters()) if i in self._triggers}
             plan = plan_buckets(params, list(live.arrived.values()), self.message_size, triggers)
             pairs = [(number, i) for number, bucket in enumerate(plan) for i in bucket]
-            pairs = torch.tensor(pairs, device=params[0].device)
+            pairs = torch.tensor(pairs, dtype=torch.int64, device=params[0].device)
             dist.broadcast(pairs, 0)
             buckets = {}
             for number, i in pairs.tolist():
@@ -535,7 +535,7 @@ def _broadcast_parameters(module):
     masters = [master for master in map(_amp_state.masters.get, params) if master is not None]
     kinds = repr([(p.dtype, tuple(p.shape), p.requires_grad) for p in (*params, *masters)])
     checksum = zlib.crc32(kinds.encode())
-    largest = torch.tensor([checksum, -checksum], device=params[0].device)
+    largest = torch.tensor([checksum, -checksum], dtype=torch.int64, device=params[0].device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     if largest[0] != -largest[1]:
         raise RuntimeError(

@@ -33,7 +33,7 @@ class _Terms:
     def __init__(self, logits, targets, num_real_classes, alpha, gamma, smoothing):
         self.math = torch.float64 if logits.dtype == torch.float64 else torch.float32
         x = logits[..., :num_real_classes].to(self.math)
-        classes = torch.arange(num_real_classes, device=logits.device)
+        classes = torch.arange(num_real_classes, dtype=torch.int64, device=logits.device)
         self.positive = targets.unsqueeze(-1) == classes
         self.counts = (targets != IGNORED).unsqueeze(-1)
         self.p = torch.sigmoid(x)

@@ -75,7 +75,7 @@ class _Rows:
         if batch_offset is None:
             shape = (batch, frames, labels)
             self.item, self.frame, self.label = (
-                torch.arange(size, device=device).view([-1 if i == d else 1 for i in range(3)]).expand(shape)
+                _count(size, device).view([-1 if i == d else 1 for i in range(3)]).expand(shape)
                 for d, size in enumerate(shape)
             )
             inside = torch.ones(shape, dtype=torch.bool, device=device)
@@ -83,7 +83,7 @@ class _Rows:
             ends = batch_offset.long()
             begins = torch.cat((ends.new_zeros(1), ends[:-1]))[:batch]
             bad = bad | (begins < 0) | (ends > rows) | (ends - begins != f_len * g_len)
-            row = torch.arange(rows, device=device)
+            row = _count(rows, device)
             item = torch.searchsorted(ends, row, right=True)
             inside = item < batch
             self.item = item.clamp(max=max(batch - 1, 0))
@@ -97,6 +97,10 @@ class _Rows:
         if batch:
             self.live = self.live & (self.frame < f_len[self.item]) & (self.label < g_len[self.item])
         self.bad_items = bad
+
+
+def _count(n, device):
+    return torch.arange(n, dtype=torch.int64, device=device)
 
 
 def _math(tensor):
@@ -136,7 +140,7 @@ def transducer_joint_forward(
     mask = no_mask
     if dropout:
         parts = -(-hidden // 8)
-        counter = torch.arange(rows * parts, device=f.device).view(*shape[:-1], parts)
+        counter = _count(rows * parts, f.device).view(*shape[:-1], parts)
         kept = _philox.keep_eight(seed.reshape(()), counter, round((1 - dropout) * 65536))
         kept = kept.flatten(-2)[..., :hidden] & r.live.unsqueeze(-1)
         if relu:
@@ -177,7 +181,7 @@ def transducer_joint_backward(
             passes = passes & _masks.unpack(mask, hidden)
         elif f is not None:
             passes = passes & ~(_math(f)[r.item, r.frame] <= -_math(g)[r.item, r.label])
-        grad = torch.where(passes, grad, 0.0)
+        grad = grad.masked_fill(~passes, 0.0)
         if batch_offset is None:
             found = [grad.sum(2), grad.sum(1)]
         else:

@@ -7,6 +7,15 @@ def _math_dtype(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def _count(first, end, device):
+    return torch.arange(first, end, dtype=torch.int64, device=device)
+
+
+def _log_of(condition, dtype):
+    """0 where it holds, else -inf."""
+    return torch.full_like(condition, -torch.inf, dtype=dtype).masked_fill_(condition, 0.0)
+
+
 def _check(x, label, f_len, y_len, blank_idx, batch_offset, max_f_len):
     """Raises TypeError or ValueError, as the bindings do."""
     if not x.dtype.is_floating_point:
@@ -80,12 +89,12 @@ class _Lattice:
         f_len, y_len, device = f_len.long(), y_len.long(), x.device
         bad = (f_len < 1) | (f_len > frames) | (y_len < 0) | (y_len >= labels)
         self.label = label.long()
-        used = torch.arange(labels - 1, device=device) < y_len[:, None]
+        used = _count(0, labels - 1, device) < y_len[:, None]
         outside = ((self.label < 0) | (self.label >= x.shape[-1])) & used
         self.outside = outside.any(1)
         self.label = self.label.clamp(0, x.shape[-1] - 1)
         if batch_offset is None:
-            first = torch.arange(batch, device=device) * frames * labels
+            first = _count(0, batch, device) * frames * labels
             stride = torch.full_like(first, labels)
         else:
             ends = batch_offset.long()
@@ -93,11 +102,11 @@ class _Lattice:
             stride = y_len + 1
             bad = bad | (first < 0) | (ends > len(x)) | (ends - first != f_len * stride)
         self.bad = bad
-        self.t = torch.arange(frames, device=device)[None, :, None]
-        self.u = torch.arange(labels, device=device)[None, None]
+        self.t = _count(0, frames, device)[None, :, None]
+        self.u = _count(0, labels, device)[None, None]
         self.there = (self.t < f_len[:, None, None]) & (self.u <= y_len[:, None, None]) & ~bad[:, None, None]
         row = first[:, None, None] + self.t * stride[:, None, None] + self.u
-        self.row = torch.where(self.there, row, 0)
+        self.row = row.masked_fill(~self.there, 0)
         self.last_frame = self.t == f_len[:, None, None] - 1
         self.last_label = self.u == y_len[:, None, None]
         self.bad_rows = self._rows_of(bad, batch_offset, frames)
@@ -107,7 +116,7 @@ class _Lattice:
         batch, _, labels = self.shape
         if ends is None:
             return bad.repeat_interleave(frames * labels)
-        row = torch.arange(len(self.rows), device=bad.device)
+        row = _count(0, len(self.rows), bad.device)
         item = torch.searchsorted(ends.long(), row, right=True)
         return (item < batch) & bad[item.clamp(max=max(batch - 1, 0))] if batch else row < 0
 
@@ -127,8 +136,8 @@ class _Lattice:
 def _edges(lattice, log_p, blank_idx):
     """(log p of the blank, of the next label) of each node; -inf where there is none."""
     label = log_p.gather(-1, lattice.label_index().expand(*lattice.shape, 1)).squeeze(-1)
-    blank = torch.where(lattice.there, log_p[..., blank_idx], -torch.inf)
-    return blank, torch.where(lattice.there & ~lattice.last_label, label, -torch.inf)
+    blank = log_p[..., blank_idx].masked_fill(~lattice.there, -torch.inf)
+    return blank, label.masked_fill(~lattice.there | lattice.last_label, -torch.inf)
 
 
 def _log_add(a, b):
@@ -157,7 +166,7 @@ def _alpha(start, blank, label):
     nodes = start.clone()
     _, frames, labels, _ = start.shape
     for d in range(1, frames + labels - 1):
-        t = torch.arange(max(0, d - labels + 1), min(frames - 1, d) + 1, device=start.device)
+        t = _count(max(0, d - labels + 1), min(frames - 1, d) + 1, start.device)
         u = d - t
         stay, go = (x[:, t.sub(dt).clamp(min=0), u.sub(du).clamp(min=0)] for x, dt, du in (
             (_then(nodes, blank), 1, 0), (_then(nodes, label), 0, 1),
@@ -174,7 +183,7 @@ def _beta(end, blank, label):
     nodes = end.clone()
     _, frames, labels, _ = end.shape
     for d in reversed(range(frames + labels - 2)):
-        t = torch.arange(max(0, d - labels + 1), min(frames - 1, d) + 1, device=end.device)
+        t = _count(max(0, d - labels + 1), min(frames - 1, d) + 1, end.device)
         u = d - t
         stay = _then(nodes[:, t.add(1).clamp(max=frames - 1), u], blank[:, t, u])
         go = _then(nodes[:, t, u.add(1).clamp(max=labels - 1)], label[:, t, u])
@@ -222,9 +231,9 @@ def transducer_loss_forward(
         return x.new_full((batch,), torch.nan, dtype=loss_dtype), alpha, beta, normalizers
     blank, go = _edges(lattice, lattice.log_p(None if log_probs else normalizers), blank_idx)
     there = lattice.there
-    begin = torch.where((lattice.t == 0) & (lattice.u == 0) & there, 0.0, -torch.inf).to(math)
-    end = torch.where(lattice.last_frame & lattice.last_label & there, blank, -torch.inf)
-    stay = torch.where(lattice.last_frame, -torch.inf, blank)
+    begin = _log_of((lattice.t == 0) & (lattice.u == 0) & there, math)
+    end = blank.masked_fill(~(lattice.last_frame & lattice.last_label & there), -torch.inf)
+    stay = blank.masked_fill(lattice.last_frame, -torch.inf)
     alpha = _alpha(begin, stay, go).masked_fill(~there.unsqueeze(-1), 0)
     beta = _beta(end, stay, go).masked_fill(~there.unsqueeze(-1), 0)
     loss = (-beta[:, 0, 0].sum(-1)).masked_fill(lattice.bad | lattice.outside, torch.nan)
@@ -253,11 +262,11 @@ def transducer_loss_backward(
         g = grad_loss.to(math)[:, None, None]
         before = alpha - beta[:, :1, :1]  # given the labels
         next_frame = torch.cat((beta[:, 1:], torch.zeros_like(beta[:, :1])), 1)
-        out = torch.where(lattice.last_label, 0.0, -torch.inf)
+        out = _log_of(lattice.last_label, math)
         onward = torch.where(lattice.last_frame.unsqueeze(-1), _as_pair(out), next_frame)
         of_blank = (_then(before + onward, blank).sum(-1)).exp() * g
         next_label = torch.cat((beta[:, :, 1:], torch.zeros_like(beta[:, :, :1])), 2)
-        of_label = torch.where(lattice.last_label, 0.0, _then(before + next_label, go).sum(-1).exp() * g)
+        of_label = (_then(before + next_label, go).sum(-1).exp() * g).masked_fill(lattice.last_label, 0.0)
         each = torch.zeros_like(log_p)
         if of_logits:
             each = (log_p + (before + beta).sum(-1, keepdim=True)).exp() * g.unsqueeze(-1)

@@ -23,7 +23,7 @@ SMALLEST = {F32: 2.0**-150, F16: 2.0**-25, BF16: 2.0**-134, F64: 0.0}
 def random(dtype, device, shapes=SHAPES, scale=1.0, seed=1):
     """One tensor of normal values a shape; the same for the same seed on every device and in every dtype."""
     generator = torch.Generator().manual_seed(seed)
-    values = [scale * torch.randn(shape, generator=generator, dtype=F64) for shape in shapes]
+    values = [scale * torch.randn(shape, generator=generator, dtype=F64, device="cpu") for shape in shapes]
     return [value.to(dtype).to(device) for value in values]
 
 

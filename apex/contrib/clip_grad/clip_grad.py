@@ -39,7 +39,7 @@ def clip_grad_norm_(
     parameters = [p for p in parameters if p.grad is not None]
     max_norm, norm_type = float(max_norm), float(norm_type)
     if not parameters:
-        return torch.tensor(0.0)
+        return torch.zeros((), dtype=torch.float32, device="cpu")
     maximum = norm_type == float("inf")
     if not (norm_type == 2.0 or maximum) or not all(map(_is_fused, parameters)):
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
@@ -69,7 +69,7 @@ def _measure(parts, max_norm, maximum):
     """(norm of everything, factor) by device: float32 tensors of one element."""
     if len(parts) == 1:
         ((device, groups), grads) = next(iter(parts.items()))
-        norm, coefficient = torch.empty(2, 1, device=device).unbind()
+        norm, coefficient = torch.empty(2, 1, dtype=torch.float32, device=device).unbind()
         _norm(grads, norm, maximum, max_norm, coefficient)
         if not groups:
             return {device: norm}, {device: coefficient}
@@ -77,7 +77,7 @@ def _measure(parts, max_norm, maximum):
     else:
         norms = []
         for (device, groups), grads in parts.items():
-            norm = torch.empty(1, device=device)
+            norm = torch.empty(1, dtype=torch.float32, device=device)
             _norm(grads, norm, maximum)
             norms.append(combine_norm(norm, groups, maximum))
     everything = torch.cat([norm.to(norms[0].device) for norm in norms])

@@ -120,7 +120,7 @@ def load_options(saved_groups, groups):
             if name == "params":
                 continue
             if isinstance(group.get(name), torch.Tensor):
-                group[name].copy_(torch.as_tensor(value))
+                group[name].copy_(torch.as_tensor(value, dtype=group[name].dtype, device=group[name].device))
             else:
                 group[name] = value.item() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 

@@ -101,7 +101,7 @@ class ScaledGradients:
             inv_scale = args[0]
         if grad_scaler is not None and not grad_scaler.is_enabled():
             grad_scaler = None
-            inv_scale = torch.ones([]) if inv_scale is None else inv_scale
+            inv_scale = torch.ones([], dtype=torch.float32, device="cpu") if inv_scale is None else inv_scale
         if (inv_scale is None) == (grad_scaler is None):
             raise ValueError("unscale_grads() takes either inv_scale or grad_scaler")
         stage = None

@@ -18,7 +18,9 @@ _TOP = torch.finfo(torch.float16).max / 2  # the largest magnitude of a scaled s
 def scale_states(bucket, device):
     """From here on the states of an allocated bucket are scaled."""
     fragments = bucket.local_fragments
-    bucket.state_scales = {name: torch.zeros(len(fragments), device=device) for name in ("param", *MOMENTS)}
+    bucket.state_scales = {
+        name: torch.zeros(len(fragments), dtype=torch.float32, device=device) for name in ("param", *MOMENTS)
+    }
     firsts = [f.shard_range[0] for f in fragments[1:]]
     ends = [0, *firsts, bucket.shard_size]  # the space between fragments goes with what is before it
     lengths = [end - first for first, end in zip(ends, ends[1:], strict=False)] if fragments else []

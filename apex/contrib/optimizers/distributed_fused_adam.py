@@ -208,7 +208,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
             self._place[p] = index, place
         self._listen()
         if self.capturable:
-            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(self.device, copy=True)
+            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=self.device).clone()
 
     def _broadcast_params(self):
         """Gives parameters the values that they have on the first rank."""
@@ -654,7 +654,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         _checkpoint.load_options(state_dict["param_groups"], self.param_groups)
         step = state_dict["state"]["step"]
         if self.capturable:
-            self.state["step"].copy_(torch.as_tensor(step))
+            self.state["step"].copy_(torch.as_tensor(step, dtype=torch.int32, device=self.device))
         else:
             self.state["step"] = int(step)
 

@@ -9,7 +9,7 @@ from apex.reference import _masks
 
 def new_seed(device):
     """A key drawn from torch's generator of that device, on the device: a CUDA graph draws another at every replay."""
-    return torch.randint(2**62, (1,), device=device)
+    return torch.randint(2**62, (1,), dtype=torch.int64, device=device)
 
 
 def mask_of(output, bits, relu):

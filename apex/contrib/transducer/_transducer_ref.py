@@ -22,7 +22,7 @@ def transducer_joint_reference(
     if dropout:
         output = output * mask * (1 / (1 - dropout_prob))
     output.backward(h_grad)
-    frames, labels = (torch.arange(x.shape[1], device=x.device) for x in (f, g))
+    frames, labels = (torch.arange(x.shape[1], dtype=torch.int64, device=x.device) for x in (f, g))
     inside = (frames < f_len[:, None])[:, :, None] & (labels < g_len[:, None])[:, None]
     with torch.no_grad():
         output = output[inside] if pack_output else output.masked_fill(~inside[..., None], -1)
