@@ -9,6 +9,7 @@ import warnings
 import torch
 
 from apex._sharding import is_sharded, local, local_gradient
+from apex.optimizers._amp_c import OverflowFlag
 from apex.optimizers._plan import make_plan
 
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -30,6 +31,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     state_names = ()
     reads_found_inf = True  # step() leaves everything as it is where this attribute, a tensor, is not 0
     _saved_options = ("_step_supports_amp_scaling",)
+    _dummy_overflow_buf = OverflowFlag()
 
     def __init__(self, params, defaults, set_grad_none=True):
         self._plans = {}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import local
+from apex.optimizers._amp_c import AmpCFunction
 from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._scalars import learning_rate
@@ -38,6 +39,7 @@ class FusedAdagrad(FusedOptimizer):
     """
 
     state_names = ("sum",)
+    multi_tensor_adagrad = AmpCFunction()
 
     def __init__(
         self,

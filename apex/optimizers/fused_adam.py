@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import local
+from apex.optimizers._amp_c import AmpCFunction
 from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._capturable import Capturable
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
@@ -41,6 +42,9 @@ class FusedAdam(Capturable, ModelCopies, FusedOptimizer):
     """
 
     state_names = ("exp_avg", "exp_avg_sq")
+    multi_tensor_adam = AmpCFunction()
+    multi_tensor_adam_capturable = AmpCFunction()
+    multi_tensor_adam_capturable_master = AmpCFunction()
 
     def __init__(
         self,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import local
+from apex.optimizers._amp_c import AmpCFunction
 from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._gradient_norm import GradientNorm
@@ -41,6 +42,8 @@ class FusedLAMB(ModelCopies, FusedOptimizer):
     """
 
     state_names = ("exp_avg", "exp_avg_sq")
+    multi_tensor_l2norm = AmpCFunction()
+    multi_tensor_lamb = AmpCFunction()
     reads_found_inf = False
 
     def __init__(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import is_sharded, local
+from apex.optimizers._amp_c import AmpCFunction
 from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._gradient_norm import GradientNorm
@@ -34,6 +35,8 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
     """
 
     state_names = ("exp_avg", "exp_avg_sq")
+    multi_tensor_l2norm = AmpCFunction("multi_tensor_l2norm_mp")
+    multi_tensor_lamb = AmpCFunction("multi_tensor_lamb_mp")
 
     def __init__(
         self,

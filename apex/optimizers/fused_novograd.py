@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import local, local_gradient
+from apex.optimizers._amp_c import AmpCFunction
 from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._capturable import Capturable
 from apex.optimizers._fused_optimizer import FusedOptimizer
@@ -51,6 +52,7 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
     """
 
     state_names = ("exp_avg",)
+    multi_tensor_novograd = AmpCFunction()
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ import torch
 from torch.optim.optimizer import required
 
 from apex._sharding import local
+from apex.optimizers._amp_c import AmpCFunction
 from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._model_copies import ModelCopies
@@ -49,6 +50,7 @@ class FusedSGD(ModelCopies, FusedOptimizer):
     """
 
     state_names = ("momentum_buffer",)
+    multi_tensor_sgd = AmpCFunction()
 
     def __init__(
         self,

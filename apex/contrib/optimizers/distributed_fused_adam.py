@@ -20,6 +20,7 @@ from apex.contrib.optimizers._parameters import ParameterBucket, Parameters, Pla
 from apex.contrib.optimizers._ranks import Ranks
 from apex.contrib.optimizers._scaling import ScaledGradients
 from apex.contrib.optimizers._states import model_shard, scale_states, store_parameters
+from apex.optimizers._amp_c import OverflowFlag
 from apex.optimizers._arguments import check_arguments, evaluate
 
 __all__ = ["DistributedFusedAdam"]
@@ -94,6 +95,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
     StateBucket = StateBucket
     GradientBucket = GradientBucket
     ParameterBucket = ParameterBucket
+    _dummy_overflow_buf = OverflowFlag()
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler hands itself to step()
     _custom_amp_unscale_grads = True  # Megatron's and NeMo's GradScaler calls unscale_grads()
@@ -175,7 +177,6 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         self._grad_scale = torch.ones([], dtype=torch.float32, device=device)
         self._grad_norm = None  # of all gradients, before _grad_scale
         self._unscaled = False
-        self._dummy_overflow_buf = None  # what subclasses give to _multi_tensor_copy
         self._layout = Layout(
             self.state["buckets"],
             self.distributed_size,
