@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -11,22 +12,25 @@ from xml.etree import ElementTree
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 OUTCOMES = (PASSED, FAILED, SKIPPED)
+DESELECTED = "deselected"
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A test: the module it is in (`tests.L0.test_rope`), its name with parameters, and why it did not run."""
+    """A test: the module it is in (`tests.L0.test_rope`), its name with parameters, and why it did not run.
+    `left_out`: pytest was told to leave it out (-m, -k)."""
 
     module: str
     name: str
     outcome: str
     reason: str = ""
+    left_out: bool = False
 
 
 def read(path: Path) -> list[Case]:
-    """Every test of the file, each once. Raises ValueError where the file is cut, or its own counts are not those of
-    its tests."""
+    """Every test of the file, each once; those that were left out (tests/conftest.py names them) as skipped. Raises
+    ValueError where the file is cut, or its own counts are not those of its tests."""
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError) as error:
@@ -45,6 +49,33 @@ def read(path: Path) -> list[Case]:
     if stated["skipped"] != skipped or not 0 <= stated["tests"] - len(found) <= stated["errors"]:
         says = f"{stated['tests']} tests, {stated['skipped']} skipped"
         raise ValueError(f"{path.name} states {says}, and holds {len(found)}, {skipped}")
+    left_out = [case for case in _left_out(root) if (case.module, case.name) not in found]
+    return [*found.values(), *left_out]
+
+
+def _left_out(root: ElementTree.Element) -> Iterable[Case]:
+    """Tests that a property of the file names: {reason: [node ids]}."""
+    for element in root.iter("property"):
+        if element.get("name") == DESELECTED:
+            for reason, names in json.loads(element.get("value", "{}")).items():
+                yield from (Case(*_address(node), SKIPPED, reason, left_out=True) for node in names)
+
+
+def _address(node: str) -> tuple[str, str]:
+    """Module and name of a node id, as pytest writes them into JUnit files."""
+    path, _, rest = node.partition("::")
+    called, bracket, parameters = rest.partition("[")
+    *classes, name = called.split("::")
+    return ".".join([path.removesuffix(".py").replace("/", "."), *classes]), name + bracket + parameters
+
+
+def whole(runs: Iterable[Iterable[Case]]) -> list[Case]:
+    """The cases of several runs: one that a run left out and another ran is of the other."""
+    found: dict[tuple[str, str], Case] = {}
+    for case in (case for run in runs for case in run):
+        there = found.get((case.module, case.name))
+        if there is None or there.left_out:
+            found[case.module, case.name] = case
     return list(found.values())
 
 

@@ -94,7 +94,7 @@ def make(
 
 def _cases(tier: str, cell: str, ran: list[Path]) -> list[junit.Case]:
     try:
-        cases = [case for path in ran for case in junit.read(path)]
+        cases = junit.whole(junit.read(path) for path in ran)
     except ValueError as error:
         raise ReceiptError(f"{tier}({cell})", str(error)) from None
     return [case for case in cases if tier != EMULATED or _of(cell, case)]

@@ -149,6 +149,7 @@ def _site(wheel: Path | None, archs: list[str]) -> Iterator[Site]:
         if done.returncode:
             raise BuildError(f"{wheel.name} cannot be installed here:\n{done.stderr.strip()}")
         shutil.copytree(TESTS, place / "tests")
+        shutil.copyfile(REPOSITORY / "pyproject.toml", place / "pyproject.toml")  # the tests' markers
         yield Site(place / "site", place / "tests", wheel)
 
 
@@ -182,9 +183,9 @@ def _check(tier: str, cell: str, probe: dict) -> None:
 def _pytest(site: Site, cell: str, part: Part, file: Path, jobs: int | None, expression: str) -> bool:
     """Whether any test was selected."""
     file.unlink(missing_ok=True)
-    chosen = "not (cuda or gpu)" if cell == receipts.CPU else "cuda or gpu"
-    options = ["-k", f"({chosen}) and ({expression})" if expression else chosen]
-    options += ["-m", part.marker] if part.marker else []
+    chosen = [part.marker] if part.marker else []
+    chosen.append("not gpu" if cell == receipts.CPU else "gpu")
+    options = ["-m", " and ".join(chosen), *(["-k", expression] if expression else [])]
     options += [f"--ignore={site.tests / name}" for name in part.without]
     if importlib.util.find_spec("xdist") and not part.alone:
         options += ["-n", str(jobs or "auto"), "--dist", "loadfile"]

@@ -1,9 +1,12 @@
-"""Counts what did not run: every skip says why, and the end of a run says how many tests each reason took."""
+"""Counts what did not run: every skip says why, and the end of a run says how many tests each reason took. Tests that
+-m or -k left out are counted, too, and named in the JUnit file, from where receipts take them."""
 
 import collections
+import json
 import locale
 
 import pytest
+from _pytest.junitxml import xml_key
 
 OWN_LOCALE = locale.setlocale(locale.LC_ALL)
 
@@ -18,8 +21,49 @@ pytest_runtest_setup = pytest.hookimpl(tryfirst=True)(_take_own_locale)
 pytest_runtest_call = pytest.hookimpl(tryfirst=True)(_take_own_locale)
 
 
+# ---- what was left out --------------------------------------------------------------------------------------
+
+DESELECTED = "deselected"  # a property of JUnit files: {reason: [node ids]}, as build_matrix/junit.py reads it
+_left_out = collections.defaultdict(list)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Who needs two GPUs needs a GPU."""
+    for item in items:
+        if item.get_closest_marker("two_gpus") and not item.get_closest_marker("gpu"):
+            item.add_marker("gpu")
+
+
+def pytest_deselected(items):
+    for item in items:
+        _left_out[_why_left_out(item.config)].append(item.nodeid)
+
+
+def _why_left_out(config) -> str:
+    options = [(f"-{letter}", config.getoption(name)) for letter, name in (("m", "markexpr"), ("k", "keyword"))]
+    chosen = " and ".join(f"{option} '{text}'" for option, text in options if text)
+    return f"left out by {chosen}" if chosen else "left out where -m does not ask for it"
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_testnodedown(node, error):
+    """Every worker of xdist collects all tests and leaves out the same: the first to end tells."""
+    if not _left_out:
+        _left_out.update(getattr(node, "workeroutput", {}).get(DESELECTED, {}))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    config = session.config
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[DESELECTED] = dict(_left_out)
+    elif _left_out and (xml := config.stash.get(xml_key, None)):
+        xml.add_global_property(DESELECTED, json.dumps(_left_out))
+
+
 def pytest_terminal_summary(terminalreporter):
-    reasons = collections.Counter()
+    reasons = collections.Counter({reason: len(ids) for reason, ids in _left_out.items()})
     for report in terminalreporter.stats.get("skipped", ()):
         reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
     for reason, count in reasons.most_common():

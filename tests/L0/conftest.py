@@ -7,17 +7,18 @@ sizes and both orders of their threads; a GPU where there is one. See variants.p
 from __future__ import annotations
 
 import pytest
+import torch
 import variants
 
 variants.count_references()
 
 
-@pytest.fixture(params=variants.NAMES)
+@pytest.fixture(params=variants.PARAMETERS)
 def variant(request):
     """The Variant that serves every op while the test runs; skipped, with the reason, where it cannot."""
     reason = variants.why_not(request.param)
     if reason:
-        pytest.skip(f"variant {request.param}: {reason}")
+        pytest.skip(reason if reason == variants.NO_GPU else f"variant {request.param}: {reason}")
     with variants.served_by(request.param) as served:
         yield served
 
@@ -34,7 +35,6 @@ _compiled = {}
 @pytest.fixture
 def compiled():
     """function -> (it, compiled as one graph; how often that was compiled so far). One for all tests."""
-    import torch
     from torch._dynamo.testing import CompileCounterWithBackend
 
     def compile_once(function):
@@ -50,7 +50,6 @@ def compiled():
 @pytest.fixture
 def counting_backend():
     """A backend for torch.compile that counts, with nothing compiled before."""
-    import torch
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()
@@ -58,5 +57,21 @@ def counting_backend():
     return CompileCounterWithBackend("aot_eager")
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs a GPU (and says so when it is skipped)")
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc):
+    """What is marked gpu has nothing to do on other variants."""
+    of_a_gpu = any(metafunc.definition.get_closest_marker(name) for name in ("gpu", "two_gpus"))
+    if of_a_gpu and "variant" in metafunc.fixturenames:
+        metafunc.definition.add_marker(pytest.mark.parametrize("variant", ["cuda"], indirect=True))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Skips what is marked gpu or two_gpus where there are none. tests/L0/host counts them itself, in a process of its
+    own: this one must not open the driver."""
+    if not item.get_closest_marker("gpu") or "devices" in item.fixturenames:
+        return
+    if not torch.cuda.is_available():
+        pytest.skip(variants.NO_GPU)
+    if item.get_closest_marker("two_gpus") and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")

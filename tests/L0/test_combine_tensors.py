@@ -17,7 +17,7 @@ from apex.contrib.combine_tensors import (
 
 DEVICES = [
     "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 
 

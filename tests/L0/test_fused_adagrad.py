@@ -213,8 +213,6 @@ def test_under_a_grad_scaler(variant):
 @pytest.mark.gpu
 def test_a_captured_step(variant):
     """Replays take new gradients, a new learning rate and a raised flag."""
-    if variant.name != "cuda":
-        pytest.skip("only a GPU captures")
     lr = torch.tensor(0.1, device=variant.device)
     params = training.parameters(F32, variant.device)
     twins = training.twins_of(params)

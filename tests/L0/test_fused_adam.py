@@ -570,8 +570,6 @@ def test_learning_rate_in_place(variant):
 @pytest.mark.parametrize("dtypes", [(F32,), (F32, BF16)], ids=["one dtype", "two dtypes"])
 def test_a_captured_step(variant, dtypes):
     """Report 30: replays take new gradients, a new learning rate and a raised flag, and count their steps."""
-    if variant.name != "cuda":
-        pytest.skip("only a GPU captures")
     params = [p for dtype in dtypes for p in training.parameters(dtype, variant.device)]
     twins = training.twins_of(params)
     optimizer = FusedAdam(params, lr=0.1, capturable=True)

@@ -405,8 +405,6 @@ def test_under_a_grad_scaler(variant):
 @pytest.mark.gpu
 def test_a_captured_step(variant):
     """Replays take new gradients, a new learning rate and a raised flag."""
-    if variant.name != "cuda":
-        pytest.skip("only a GPU captures")
     lr = torch.tensor(0.1, device=variant.device)
     fused, _, params, twins = _pair(variant.device, F32, lr=lr, momentum=0.9, dampening=0.5)
     oracle = torch.optim.SGD(twins, lr=0.1, momentum=0.9, dampening=0.5)

@@ -99,21 +99,19 @@ def test_many_rows(variant, norm):
         lists.assert_same_bits([first[0], *first[1]], [again[0], *again[1]])
 
 
+@pytest.mark.gpu
 def test_more_rows_than_a_grid(variant, norm):
-    """Report: no step at any number of rows. Float32, with and without weights."""
-    if variant.name != "cuda":
-        pytest.skip("sixty million elements: a GPU's work")
+    """Report: no step at any number of rows. Float32, with and without weights; sixty million elements."""
     x = norms.random((2**20 + 1, 64), F32, variant.device)
     norms.check(norm, x, (64,), norm.make((64,), F32, variant.device))
     norms.check(norm, x, (64,), ())
 
 
+@pytest.mark.gpu  # its shared memory; tests/simt runs these kernels
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("hidden", [2048, 4096, 8192, 12288])
 def test_lengths_that_kernels_know(variant, norm, hidden, dtype):
     """Enough rows for every team of threads, and one more for some; weights of another dtype; the same bits again."""
-    if variant.name != "cuda":
-        pytest.skip("a GPU's shared memory; tests/simt runs these kernels")
     x = norms.random((2405, hidden), dtype, variant.device)
     for weight in (dtype, F32):
         weights = norm.make((hidden,), weight, variant.device)

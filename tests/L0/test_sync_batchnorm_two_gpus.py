@@ -13,22 +13,18 @@ from lists import F16, F32
 
 from apex.parallel import SyncBatchNorm
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """How each case ended, by rank."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
     folder = tmp_path_factory.mktemp("nccl")
     torch.multiprocessing.spawn(sync_batchnorm_ranks.run_on_gpus, (2, str(folder)), nprocs=2)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.two_gpus
 @pytest.mark.parametrize("case", sync_batchnorm_ranks.CASES)
 def test_nccl(results, case):
     for rank, result in enumerate(results):

@@ -406,8 +406,6 @@ def test_dropout_follows_torchs_generator(variant):
 @pytest.mark.gpu
 def test_in_a_cuda_graph():
     """Forward, dropout and backward in one graph: every replay drops others, and the sums are right."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
     joint = Joint((16, 40, 37, 64), BF16, "cuda")
     module = TransducerJoint(dropout=True, dropout_prob=0.5, probe_mask=True)
 
@@ -435,8 +433,6 @@ def test_in_a_cuda_graph():
 
 @pytest.mark.gpu
 def test_more_than_two_to_the_31_elements():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
     if torch.cuda.mem_get_info()[0] < 14 << 30:
         pytest.skip("needs 14 GiB of GPU memory")
     batch, frames, labels, hidden = 5, 1000, 430, 1024

@@ -16,10 +16,7 @@ from apex import optimizers
 from apex.contrib.clip_grad import clip_grad_norm_
 from apex.normalization import FusedLayerNorm, FusedRMSNorm
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+pytestmark = pytest.mark.two_gpus
 
 OPTIONS = {
     "FusedAdam": dict(lr=0.05, weight_decay=0.1),

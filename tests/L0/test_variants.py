@@ -33,7 +33,7 @@ def test_what_is_named_serves(variant):
         assert library.load().c.apex_cpu_level() == int(variant.name[-1])
 
 
-@pytest.mark.parametrize("name", variants.NAMES)
+@pytest.mark.parametrize("name", variants.PARAMETERS)
 def test_everything_is_restored(name):
     if reason := variants.why_not(name):
         pytest.skip(reason)

@@ -16,6 +16,7 @@ import pathlib
 import sys
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 
 from apex._loader import bindings, library
@@ -23,6 +24,7 @@ from apex._loader import reference as references
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
+NO_GPU = "no GPU: torch.cuda.is_available() is False"
 CPU_LEVELS = (1, 2, 3, 4)
 EXECUTORS = {  # name -> warp size, order of the threads (see csrc/testing)
     "simt32": (32, 0),
@@ -31,6 +33,18 @@ EXECUTORS = {  # name -> warp size, order of the threads (see csrc/testing)
     "simt64-descending": (64, 1),
 }
 NAMES = ("reference", *(f"cpu-v{level}" for level in CPU_LEVELS), *EXECUTORS, "cuda")
+
+
+def _marks(name: str) -> list:
+    """What a test is that runs on a variant: by these marks it is chosen, never by its name."""
+    if name == "cuda":
+        return [pytest.mark.gpu]
+    if name in EXECUTORS:
+        return [pytest.mark.executor, *([pytest.mark.warp64] if EXECUTORS[name][0] == 64 else [])]
+    return [pytest.mark.cpu_level(level=int(name[-1]))] if name.startswith("cpu-v") else []
+
+
+PARAMETERS = [pytest.param(name, id=name, marks=_marks(name)) for name in NAMES]
 
 _kernels = collections.Counter()  # launches on the executor, by kernel
 _references = collections.Counter()  # calls of reference implementations, by op
@@ -92,7 +106,7 @@ class Variant:
 def why_not(name: str) -> str:
     """Why a variant cannot be used on this machine; "" if it can."""
     if name == "cuda":
-        return "" if torch.cuda.is_available() else "no GPU: torch.cuda.is_available() is False"
+        return "" if torch.cuda.is_available() else NO_GPU
     loaded = bindings.load()
     if name != "reference" and not (loaded.native and loaded.module):
         return f"no bindings for this torch and Python ({loaded.reason}): build_matrix tree makes them"

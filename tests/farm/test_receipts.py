@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -371,12 +372,18 @@ def test_a_tier_is_of_the_sources_that_are_built(tmp_path, monkeypatch):
 
 
 def test_a_tier_leaves_its_receipt(tmp_path, monkeypatch):
-    """A whole run of a small tier: pytest, its cell's tests alone, JUnit and the receipt."""
+    """A whole run of a small tier: pytest, its cell's tests alone, JUnit and the receipt. A word in a name chooses
+    nothing, and what a marker leaves out is counted."""
     folder = tmp_path / "tests/small"
     folder.mkdir(parents=True)
+    shutil.copy(REPOSITORY / "tests/conftest.py", folder.parent)
+    shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     (folder / "test_small.py").write_text(
-        "import os, pytest\n@pytest.mark.parametrize('v', ['cpu', 'cuda'])\n"
+        "import os, pytest\n"
+        "@pytest.mark.parametrize('v', ['cpu', pytest.param('cuda', marks=pytest.mark.gpu)])\n"
         "def test_it(v): assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
+        "def test_cuda_launch(): pass\n"
+        "@pytest.mark.two_gpus\ndef test_both(): assert 0\n"
         "def test_other(): pytest.skip('not today')\n"
     )
     (tmp_path / "apex").mkdir()
@@ -389,9 +396,12 @@ def test_a_tier_leaves_its_receipt(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "apex")  # not where pytest runs
     (path,) = tiers.run("L0", "cpu", Path("../out"))
     found = receipts.read(path)
-    assert receipts.totals(found) == {"passed": 1, "failed": 0, "skipped": 1}
-    assert found["not_run"] == {"not today": 1} and found["source"] == identity.checkout().as_json()
+    assert receipts.totals(found) == {"passed": 2, "failed": 0, "skipped": 3}
+    assert found["not_run"] == {"not today": 1, "left out by -m 'not gpu'": 2}
+    assert found["source"] == identity.checkout().as_json()
     assert receipts.why_not(found, identity.checkout()) is None
+    (gpu,) = junit.read(tmp_path / "out/L0-cpu-small.xml")[-1:]
+    assert (gpu.module, gpu.name, gpu.left_out) == ("tests.small.test_small", "test_both", True)
     (part,) = tiers.run("L0", "cpu", tmp_path / "out", expression="test_it")
     assert (
         receipts.why_not(receipts.read(part), identity.checkout()).startswith("it is of a part")

@@ -13,7 +13,7 @@ from simt.targets import Target, emulated_targets, executor_targets
 
 
 def _parameters(targets: list[Target]) -> list:
-    return [pytest.param(t, id=t.name, marks=[pytest.mark.emulated] if t.emulated else []) for t in targets]
+    return [pytest.param(t, id=t.name, marks=[getattr(pytest.mark, m) for m in t.marks]) for t in targets]
 
 
 def _open(request, selftest: bool):
@@ -36,7 +36,3 @@ def device(request):
 def selftest_device(request):
     """A Device with the kernels of csrc/testing/selftest.cu."""
     yield from _open(request, selftest=True)
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "emulated: runs AMD machine code on the emulator")

@@ -39,6 +39,14 @@ class Target:
     def emulated(self) -> bool:
         return self.flavour == "emulated"
 
+    @property
+    def marks(self) -> list[str]:
+        """The markers of a test that runs there."""
+        if self.emulated:
+            return ["emulated"]
+        found = ["executor", *(["warp64"] if self.variant == 64 else [])]
+        return [*found, *(["sanitized"] if self.flavour != "plain" else [])]
+
     def why_not(self) -> str:
         """Why this target cannot be used here; "" if it can."""
         return why_not() if self.emulated else ""

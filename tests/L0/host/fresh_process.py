@@ -62,6 +62,10 @@ def fresh_process(driver=None, mapped=True, search=None, devices=0):
             assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
 
         test.body = body
+        if driver:
+            test = pytest.mark.fake_driver(test)
+        if devices:
+            test = pytest.mark.gpu(pytest.mark.two_gpus(test) if devices > 1 else test)
         test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
         return test
 

@@ -18,6 +18,8 @@ from .apex_library import CUDA, DRIVER, FORKED, KERNEL, NO_KERNEL, OK, Kernel, P
 from .fresh_process import fresh_process
 from .test_cuda_launch import in_child
 
+pytestmark = pytest.mark.gpu
+
 PTX = b"""
 .version 7.0
 .target sm_70

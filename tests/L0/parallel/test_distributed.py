@@ -74,8 +74,7 @@ def test_plan_of_buckets():
 
 
 @distributed
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.two_gpus
 def test_all_reduce_overlaps_backward(tmp_path):
     """In a trace of the third pass: NCCL's kernels run while the backward pass's do."""
     torch.multiprocessing.spawn(ddp_nccl.run, (2, str(tmp_path)), nprocs=2)

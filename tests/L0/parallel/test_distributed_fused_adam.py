@@ -347,13 +347,11 @@ def test_layout():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
 def test_captured_step(alone):
     zero_cuda.captured()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.two_gpus
 def test_two_gpus(tmp_path):
     """Parity on NCCL; in a trace, reduce-scatters run while the backward pass's kernels do."""
     torch.multiprocessing.spawn(zero_cuda.run, (2, str(tmp_path)), nprocs=2)

@@ -11,10 +11,6 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "L0" / "amp"))
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "full_cross: the whole cross product, minutes on two cores")
-
-
 def pytest_collection_modifyitems(config, items):
     if "full_cross" not in (config.getoption("markexpr") or ""):
         full = [item for item in items if item.get_closest_marker("full_cross")]
