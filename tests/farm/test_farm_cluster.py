@@ -89,6 +89,7 @@ def compiling(process) -> bool:
     return any((task / "children").read_text().strip() for task in tasks.iterdir())
 
 
+@pytest.mark.kills
 def test_a_worker_that_is_killed_loses_nothing_and_nothing_is_made_twice(fleet, tmp_path):
     slow = tmp_path / "slow-g++"  # so that there is a middle to be killed in
     slow.write_text(f'#!/bin/sh\ncase "$1" in -c) sleep 0.4;; esac\nexec {find().path} "$@"\n')

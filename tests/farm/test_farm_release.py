@@ -32,6 +32,8 @@ def files(*folders):
     }
 
 
+@pytest.mark.kills
+@pytest.mark.minutes
 def test_a_whole_release_of_one_cell(objects_of_checkout, tmp_path):
     """The command, from nothing but the host library's objects of the checkout's store to an index; and again,
     with everything stored, and after kills, to the same bytes."""

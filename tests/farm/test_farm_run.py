@@ -174,6 +174,7 @@ def uninterrupted(program, tmp_path_factory):
     return outputs(store), time.monotonic() - begun
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("number", range(KILLS))
 def test_a_killed_farm_goes_on_to_the_same_bytes(program, uninterrupted, client, tmp_path, number):
     wanted, seconds = uninterrupted
