@@ -5,6 +5,7 @@ would run here. Subpackages are imported when they are first named.
 """
 
 import importlib
+import sys
 
 from apex._legacy import absent as _absent
 
@@ -22,7 +23,9 @@ _SUBPACKAGES = (
     "RNN",
     "fused_dense",
     "mlp",
+    "testing",
 )
+_OF_TORCH_BUILD = ("check_if_rocm_pytorch", "check_cudnn_version_and_warn", "IS_ROCM_PYTORCH")
 
 
 def __getattr__(name):
@@ -36,20 +39,22 @@ def __getattr__(name):
         except ModuleNotFoundError as error:
             if error.name != f"apex.{name}":
                 raise
-    raise AttributeError(f"module 'apex' has no attribute {name!r}")
+    if name in _OF_TORCH_BUILD:
+        return getattr(importlib.import_module("apex._torch_build"), name)
+    raise _absent.missing("apex", name, sys._getframe(1))
 
 
 def __dir__():
     import pkgutil
 
     present = {module.name for module in pkgutil.iter_modules(__path__)}
-    return sorted({*globals(), "__version__", *(present & set(_SUBPACKAGES))})
+    return sorted({*globals(), "__version__", *_OF_TORCH_BUILD, *(present & set(_SUBPACKAGES))})
 
 
 def require(name):
     """The compiled extension module of public apex called `name` ("amp_C", "syncbn").
 
-    Raises ModuleNotFoundError, with `name` set and the release that brings it, if this installation lacks it.
+    Raises ModuleNotFoundError, with `name` set and what serves in its place, if this installation lacks it.
     """
     from apex._legacy import require
 

@@ -27,6 +27,7 @@ class Extension:
     state: str
     host_ops: tuple[str, ...] = ()
     release: str = ""
+    successor: str = ""
     aliases: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 A name whose extension is complete is a generated top-level module of the wheel (`module_text`) that takes its
 functions from `apex._legacy.<name>`. Any other name of the registry is absent: importing it raises
 ModuleNotFoundError, and `importlib.util.find_spec` gives None, because Megatron-LM, transformers, DeepSpeed
-and NeMo probe by these two. Once apex is imported, that error says which release brings the module.
+and NeMo probe by these two. Once apex is imported, that error says that it is not in this build, and what to use.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ def module_text(name):
 
 def message(name):
     """What an import of the absent extension `name` says, or None if the registry does not hold it."""
+    from apex._legacy import public_names
     from apex._loader import registry, tree
 
     extension = registry.extensions().get(name)
@@ -31,8 +32,8 @@ def message(name):
             f"No module named {name!r}: it belongs to apex {version} but is not installed; "
             "reinstall the wheel (`python -m apex` names it)"
         )
-    release = f"apex {extension.release} brings it" if extension.release else "no release brings it yet"
-    return f"No module named {name!r}: apex {version} does not have this extension; {release}"
+    told = public_names.not_in_this_build(f"No module named {name!r}", extension.successor)
+    return f"{told}; apex {extension.release} brings it" if extension.release else told
 
 
 def require(name):

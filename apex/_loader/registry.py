@@ -12,13 +12,17 @@ from apex._loader.errors import InstallationError
 
 @dataclass(frozen=True)
 class Extension:
-    """One import name of public apex, such as amp_C. `state` is "complete" or "planned"."""
+    """One import name of public apex, such as amp_C. `state` is "complete" or "planned".
+
+    successor: what serves in the place of a planned one, or "".
+    """
 
     name: str
     group: str
     ops: tuple[str, ...]
     state: str
     release: str | None
+    successor: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def _extension(row):
         ops=tuple(row.get("ops", ())),
         state=row.get("state", "planned"),
         release=row.get("release"),
+        successor=row.get("successor", ""),
     )
 
 

@@ -16,8 +16,10 @@ import torch
 from torch.nn import functional as F
 from torch.nn import init
 
+from apex._legacy import absent
 from apex.normalization import _norm
 
+__getattr__ = absent.attributes_of(__name__)
 _is_scripting = torch.jit.is_scripting
 
 

@@ -1,21 +1,79 @@
-"""Names of public apex (ROCm's, and those of the Ascend patch) are importable and take what they take there.
+"""Public apex's names (ROCm's, NVIDIA's and the Ascend patch's) are importable and take what they take there; of those
+that this build does not have, whoever asks is told.
 
-public_names.txt lists them, one a line: a module's attribute or a class's method, with its parameters where it has
-any. Classes stand for their constructors; `required` is what public apex writes for a default that there is not.
+apex/_legacy/public_names.txt lists them. Classes stand for their constructors; `required` is what public apex writes
+for a default that there is not.
 """
 
 from __future__ import annotations
 
 import ast
+import glob
 import importlib
+import importlib.util
 import inspect
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-LINES = Path(__file__).with_name("public_names.txt").read_text().splitlines()
+from apex._legacy import public_names
+from apex._loader import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LISTED = public_names.listed()
+# What this build does not have; a name that is neither here nor importable has been lost.
+ABSENT = [
+    "apex.DeprecatedFeatureWarning",
+    "apex.RankInfoFormatter",
+    "apex.contrib.bottleneck",
+    "apex.contrib.conv_bias_relu",
+    "apex.contrib.fmha",
+    "apex.contrib.multihead_attn",
+    "apex.contrib.nccl_allocator",
+    "apex.contrib.openfold_triton",
+    "apex.contrib.optimizers.FusedAdam",
+    "apex.contrib.optimizers.FusedLAMB",
+    "apex.contrib.optimizers.distributed_fused_lamb",
+    "apex.contrib.optimizers.fused_adam",
+    "apex.contrib.optimizers.fused_lamb",
+    "apex.contrib.optimizers.fused_sgd",
+    "apex.contrib.peer_memory",
+    "apex.contrib.sparsity",
+    "apex.contrib.torchsched",
+    "apex.deprecated_warning",
+    "apex.distributed_testing",
+    "apex.fused_dense",
+    "apex.git_version_info",
+    "apex.mlp",
+    "apex.pyprof",
+    "apex.reparameterization",
+    "apex.transformer._data",
+    "apex.transformer.amp",
+    "apex.transformer.log_util",
+    "apex.transformer.microbatches",
+    "apex.transformer.parallel_state",
+    "apex.transformer.pipeline_parallel",
+    "apex.transformer.tensor_parallel",
+    "apex.transformer.testing",
+    "apex.transformer.utils",
+]
+# Internal ops of public apex's norms; ours are other ones.
+INTERNAL = [name for name in LISTED if LISTED[name].successor.startswith("torch.ops.apex.")]
+ABSENT += [*INTERNAL, "apex.normalization.fused_layer_norm.supports_custom_op"]
+PYTHONS = [sys.executable, *sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.1[0-9]*/bin/python")))]
+
+
+def is_absent(name):
+    return any(name == absent or name.startswith(f"{absent}.") for absent in ABSENT)
+
+
+PRESENT = [name for name in LISTED if not is_absent(name)]
 
 OWNERS = ("self", "ctx")
 
@@ -23,10 +81,12 @@ OWNERS = ("self", "ctx")
 def find(path):
     """The object of a dotted name whose first parts are modules."""
     parts = path.split(".")
-    for length in range(len(parts) - 1, 0, -1):
+    for length in range(len(parts), 0, -1):
         try:
             found = importlib.import_module(".".join(parts[:length]))
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if error.name != ".".join(parts[: len(error.name.split("."))]):
+                raise
             continue
         for name in parts[length:]:
             found = getattr(found, name)
@@ -56,12 +116,90 @@ def assert_takes(function, text):
         assert variadic or parameter.default is not parameter.empty
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_public_name(line):
-    path, parameters = re.fullmatch(r"([\w.]+)(\(.*\))?", line).groups()
-    found = find(path)
+@pytest.mark.parametrize("name", PRESENT)
+def test_public_name(name):
+    found, parameters = find(name), LISTED[name].parameters
     if parameters:
         assert_takes(found, parameters)
+
+
+def raised_by(statement):
+    with pytest.raises(Exception) as caught:
+        exec(statement, {})
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_absent_name_is_told(name):
+    owner, _, last = name.rpartition(".")
+    module, error = importlib.import_module(owner), raised_by(f"from {owner} import {last}")
+    assert "not in this build" in str(error) and public_names.successor(name) in str(error)
+    assert not hasattr(module, last)
+    with pytest.raises(AttributeError, match="not in this build"):
+        getattr(module, last)
+    if LISTED[name].is_module:
+        assert type(error) is ModuleNotFoundError and error.name == name
+        assert importlib.util.find_spec(name) is None
+        error = raised_by(f"import {name}.part")
+        assert type(error) is ModuleNotFoundError and error.name == name and "not in this build" in str(error)
+    else:
+        assert type(error) is ImportError and error.name == owner
+
+
+def test_names_below_an_absent_one_are_absent_too():
+    below = [name for name in LISTED if is_absent(name) and name not in ABSENT]
+    assert len(below) > 200
+    for name in below:
+        assert "not in this build" in public_names.message(name)
+        with pytest.raises((ImportError, AttributeError)):
+            find(name)
+
+
+def test_a_name_that_apex_never_had_is_as_for_any_package():
+    assert str(raised_by("import apex.contrib.no_such")) == "No module named 'apex.contrib.no_such'"
+    assert "cannot import name 'no_such' from 'apex.contrib'" in str(
+        raised_by("from apex.contrib import no_such")
+    )
+    assert str(raised_by("import apex; apex.no_such")) == "module 'apex' has no attribute 'no_such'"
+
+
+@pytest.mark.parametrize("interpreter", PYTHONS)
+def test_absent_names_on_every_python(interpreter):
+    """The finder and `__getattr__` look at frames. None of this needs torch."""
+    code = """
+import importlib.util, apex, apex.contrib
+for statement in ("import apex.mlp", "from apex import mlp", "from apex.contrib import fmha", "import apex.mlp as m"):
+    try:
+        exec(statement)
+    except ModuleNotFoundError as error:
+        assert error.name in ("apex.mlp", "apex.contrib.fmha") and "not in this build" in str(error), error
+    else:
+        raise AssertionError(statement)
+assert importlib.util.find_spec("apex.mlp") is None
+assert not hasattr(apex, "mlp") and getattr(apex.contrib, "fmha", 1) == 1
+print("done")
+"""
+    done = subprocess.run(
+        [interpreter, "-c", code], capture_output=True, text=True, cwd="/", env={"PYTHONPATH": str(ROOT)}
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_every_planned_extension_names_a_successor_or_none():
+    for extension in registry.extensions().values():
+        assert extension.state == "planned" or not extension.successor
+    error = raised_by("import fused_adam_cuda")
+    assert type(error) is ModuleNotFoundError and error.name == "fused_adam_cuda"
+    assert "not in this build" in str(error) and "use apex.optimizers.FusedAdam" in str(error)
+
+
+def test_successors_in_torch_and_apex_exist():
+    texts = [entry.successor for entry in LISTED.values()]
+    texts += [extension.successor for extension in registry.extensions().values()]
+    named = {name for text in texts for name in re.findall(r"\b(?:torch|apex)(?:\.\w+)+", text)}
+    assert {"torch.nn.Linear", "apex.optimizers.FusedAdam"} <= named
+    for name in named - {"apex.__version__"}:
+        find(name)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from apex._legacy import bnp
+from apex._torch_build import check_if_rocm_pytorch  # noqa: F401  a public name of this module
 from apex.parallel._group_batch_norm import is_channel_last, layer
 from apex.parallel._neighbours import group_of
 
 __all__ = ["BatchNorm2d_NHWC", "bn_NHWC_impl", "bn_addrelu_NHWC_impl"]
-
-
-def check_if_rocm_pytorch():
-    """Whether this torch is one for AMD GPUs."""
-    return torch.version.hip is not None
 
 
 def check_and_convert_channels_last(tensor, torch_channels_last):

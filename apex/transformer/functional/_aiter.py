@@ -12,14 +12,11 @@ import warnings
 
 import torch
 
+from apex._torch_build import check_if_rocm_pytorch
+
 _VARIABLE = "USE_ROCM_AITER_ROPE_BACKEND"
 _LAYOUT = (0, False, False)
 _module = None
-
-
-def check_if_rocm_pytorch() -> bool:
-    """Whether torch is a ROCm build."""
-    return torch.version.hip is not None
 
 
 def is_asked_for() -> bool:

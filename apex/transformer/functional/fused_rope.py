@@ -16,10 +16,9 @@ from __future__ import annotations
 import torch
 
 from apex._functional import call
+from apex._torch_build import IS_ROCM_PYTORCH, check_if_rocm_pytorch  # noqa: F401  public names of this module
 from apex.transformer.functional import _aiter
-from apex.transformer.functional._aiter import check_if_rocm_pytorch
 
-IS_ROCM_PYTORCH = check_if_rocm_pytorch()
 USE_ROCM_AITER_ROPE_BACKEND = _aiter.is_asked_for()
 # Whether aiter serves the functions below.
 AITER_ROPE_BACKEND = _aiter.load()

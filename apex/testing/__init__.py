@@ -1,0 +1,1 @@
+"""Decorators for tests that run on several accelerators."""

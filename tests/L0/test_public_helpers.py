@@ -1,0 +1,73 @@
+"""Small functions that public apex has outside its packages: casts, decorators of tests, what torch was built for."""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import sys
+import unittest
+
+import pytest
+import torch
+
+import apex
+from apex._autocast_utils import _cast_if_autocast_enabled
+from apex.testing import common_utils
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+def test_casts_follow_autocast():
+    one, double = torch.ones(2, dtype=torch.float32), torch.ones(2, dtype=torch.float64)
+    index = torch.zeros(2, dtype=torch.int64)
+    arguments = (one, double, index, [one, None], {"x": one}, Pair(one, 3), "text")
+    assert all(a is b for a, b in zip(_cast_if_autocast_enabled(*arguments)[:3], arguments, strict=False))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        a, b, c, d, e, f, g = _cast_if_autocast_enabled(*arguments)
+        with torch.autocast("cpu", enabled=False):
+            (off,) = _cast_if_autocast_enabled(one)
+    assert a.dtype == d[0].dtype == e["x"].dtype == f.a.dtype == torch.bfloat16
+    assert b is double and c is index and d[1] is None and f.b == 3 and g == "text" and off is one
+    assert type(f) is Pair
+
+
+def test_casts_leave_other_devices_alone():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (tensor,) = _cast_if_autocast_enabled(torch.ones(2, dtype=torch.float32, device="meta"))
+    assert tensor.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"), [("skipIfRocm", "TEST_WITH_ROCM"), ("skipFlakyTest", "SKIP_FLAKY_TEST")]
+)
+def test_decorators_skip_where_asked(monkeypatch, name, flag):
+    def returns(value):
+        return value
+
+    decorated = getattr(common_utils, name)(returns)
+    assert decorated.__name__ == "returns"
+    monkeypatch.setattr(common_utils, flag, False)
+    assert decorated(3) == 3
+    monkeypatch.setattr(common_utils, flag, True)
+    with pytest.raises(unittest.SkipTest, match="returns"):
+        decorated(3)
+
+
+def test_what_torch_was_built_for(monkeypatch):
+    assert apex.check_if_rocm_pytorch() == apex.IS_ROCM_PYTORCH == (torch.version.hip is not None)
+    if apex.IS_ROCM_PYTORCH:
+        assert apex.check_cudnn_version_and_warn("--x", 10**9)
+        return
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
+    with pytest.warns(UserWarning, match="--x needs cuDNN 8500 or later, which is not here"):
+        assert not apex.check_cudnn_version_and_warn("--x", 8500)
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 8500)
+    assert apex.check_cudnn_version_and_warn("--x", 8500)
+    with pytest.warns(UserWarning, match="is 8500"):
+        assert not apex.check_cudnn_version_and_warn("--x", 9000)
+
+
+def test_import_brings_neither_torch_nor_the_list_of_names():
+    code = "import sys, apex; assert not {'torch', 'apex._torch_build', 'apex._legacy.public_names'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)
