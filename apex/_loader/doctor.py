@@ -45,6 +45,7 @@ def examine():
         installation=distributions.describe(),
         mapped={stem: tuple(mapped.find(stem)) for stem in stems},
         cache_writable=cache.usable(),
+        cache_refused=cache.refusal(),
     )
     return Report(facts, problems.find(facts))
 

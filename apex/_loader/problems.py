@@ -49,6 +49,7 @@ class Facts:
     installation: Installation | None = None
     mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     cache_writable: bool = True
+    cache_refused: str = ""  #: why the cache's folder is not trusted
     assumed: bool = False
 
 
@@ -306,8 +307,9 @@ def cudart_mismatch(facts):
 def read_only_cache(facts):
     jitted = any(choice.taken and choice.taken.variant == "jit" for choice in facts.choices)
     if jitted and not facts.cache_writable:
-        text = "code is compiled anew in every process, as the cache folder cannot be written"
-        yield Problem(NOTE, "no cache", text, "export APEX_CACHE_DIR=<a folder that can be written>")
+        why = facts.cache_refused or "the cache folder cannot be written"
+        text = f"code is compiled anew in every process: {why}"
+        yield Problem(NOTE, "no cache", text, "export APEX_CACHE_DIR=<a folder that only you can write>")
 
 
 def switches(facts):

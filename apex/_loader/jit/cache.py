@@ -5,6 +5,9 @@ read, so a damaged or truncated one counts as absent and is written again. Entri
 half-written. Processes that want the same entry wait for each other on a lock of the operating system, which
 dies with its holder; the wait has an end, as two compilations do no harm. Without a folder that can be
 written, code is compiled in memory; failures to read, lock or write are ignored for the same reason.
+
+What is read here is run. So a folder and an entry count only when they are this user's or root's and nobody else can
+write them; an entry must be a regular file. Anything else is passed over with a warning that says why.
 """
 
 from __future__ import annotations
@@ -13,17 +16,21 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import secrets
+import stat
 import time
+import warnings
 from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: no lock, the rename suffices
+except ImportError:  # not a POSIX system: whose a file is cannot be told, and nothing is kept
     fcntl = None
 
 _MAGIC = b"apex-code-1\n"
 _LONGEST_WAIT = 120.0  # seconds; a holder may be stopped in a debugger
+# A link is not followed, and a FIFO that nobody writes is opened at once.
+_CAREFUL = 0 if fcntl is None else os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def folder():
@@ -46,90 +53,142 @@ def key(**parts):
 def fetch(key, make):
     """The payload of `key`: from disk, or made by `make()` and kept. Only `make` can raise."""
     place = folder()
-    found = read(place, key)
-    if found is not None:
-        return found
-    if not usable(place):
-        return make()
-    with _lock(place / f"{key}.lock"):
-        found = read(place, key)  # another process or thread may have made it while this one waited
-        if found is None:
-            found = make()
-            _write(place, key, found)
-        return found
+    with _opened(place, create=True) as (opened, refused):
+        if refused:
+            _warn(refused)
+        if opened is None:
+            return make()
+        found = _read(place, opened, key)
+        if found is not None:
+            return found
+        if not _writable(opened):
+            return make()
+        with _lock(opened, f"{key}.lock"):
+            found = _read(place, opened, key)  # another process or thread may have made it while this one waited
+            if found is None:
+                found = make()
+                _write(opened, key, found)
+            return found
 
 
-def read(place, key):
-    """The verified payload, or None."""
-    if place is None:
-        return None
+def refusal():
+    """Why the cache's folder is not trusted, in words; empty when it is, or is not there."""
+    with _opened(folder(), create=False) as (_, refused):
+        return refused
+
+
+def usable():
+    """Whether entries can be written to the cache's folder; makes the folder."""
+    place = folder()
+    with _opened(place, create=True) as (opened, _):
+        return opened is not None and _writable(opened)
+
+
+@contextlib.contextmanager
+def _opened(place, create):
+    """(descriptor of the folder or None, why it is refused). Entries are opened by way of the descriptor, so that they
+    are of the folder that was looked at."""
+    opened, refused = None, ""
+    if place is not None and fcntl is not None:
+        with contextlib.suppress(OSError):
+            if create:
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            opened = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        data = (place / key).read_bytes()
-    except OSError:
+        if opened is not None and (fault := _fault(os.fstat(opened))):
+            refused = (
+                f"the cache {place} {fault}: nothing is read from it or kept there. APEX_CACHE_DIR names another, "
+                f"which is yours alone (chmod 700)"
+            )
+        yield (None if refused else opened), refused
+    finally:
+        if opened is not None:
+            os.close(opened)
+
+
+def _fault(found):
+    """Why another user could have written what has this os.stat_result; empty where none could."""
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {found.st_uid}"
+    return "can be written by other users" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+
+
+def _writable(opened):
+    return os.access(".", os.W_OK | os.X_OK, dir_fd=opened)
+
+
+def _warn(text):
+    warnings.warn(f"apex: {text}", RuntimeWarning, stacklevel=2)
+
+
+def _read(place, opened, key):
+    """The verified payload, or None."""
+    try:
+        entry = os.open(key, os.O_RDONLY | _CAREFUL, dir_fd=opened)
+    except FileNotFoundError:
         return None
+    except OSError as error:  # a link, a socket, or no right to read
+        _warn(f"{place / key} is passed over: {error.strerror}")
+        return None
+    with open(entry, "rb") as file:
+        found = os.fstat(entry)
+        fault = _fault(found) if stat.S_ISREG(found.st_mode) else "is no regular file"
+        if fault:
+            _warn(f"{place / key} {fault}: it is passed over")
+            return None
+        try:
+            data = file.read()
+        except OSError:
+            return None
     head = len(_MAGIC)
     digest, payload = data[head : head + 32], data[head + 32 :]
     good = data[:head] == _MAGIC and hashlib.sha256(payload).digest() == digest
     return payload if good else None
 
 
-def usable(place=None):
-    """Whether entries can be written to `place` (default: the cache's folder); makes the folder."""
-    place = place or folder()
-    if place is None:
-        return False
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(place, os.W_OK | os.X_OK)
+def _write(opened, key, payload):
+    partial = f".partial-{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFUL
+    with contextlib.suppress(OSError):
+        try:
+            with open(os.open(partial, flags, 0o600, dir_fd=opened), "wb") as file:
+                file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
+            os.replace(partial, key, src_dir_fd=opened, dst_dir_fd=opened)
+        except OSError:
+            os.unlink(partial, dir_fd=opened)
+    _remove_abandoned(opened)
 
 
-def _write(place, key, payload):
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=place, prefix=".partial-", delete=False) as file:
-            temporary = file.name
-            file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
-        os.replace(temporary, place / key)
-    except OSError:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-    _remove_abandoned(place)
-
-
-def _remove_abandoned(place):
+def _remove_abandoned(opened):
     """Deletes partial files that a killed process left an hour ago or earlier."""
     old = time.time() - 3600
-    for path in place.glob(".partial-*"):
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < old:
-                path.unlink()
+    for name in os.listdir(opened):
+        if name.startswith(".partial-"):
+            with contextlib.suppress(OSError):
+                if os.stat(name, dir_fd=opened, follow_symlinks=False).st_mtime < old:
+                    os.unlink(name, dir_fd=opened)
 
 
 @contextlib.contextmanager
-def _lock(path):
-    """Holds the lock on `path`, against threads too, if it can be had in time; else goes on without it."""
-    if fcntl is None:
-        yield
-        return
+def _lock(opened, name):
+    """Holds the lock `name`, against threads too, if it can be had in time; else goes on without it."""
     try:
-        file = open(path, "ab")  # noqa: SIM115  closed below, which is what releases the lock
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | _CAREFUL, 0o600, dir_fd=opened)
     except OSError:
         yield
         return
-    with file:
-        _wait_for(file)
+    with open(lock, "rb", buffering=0):
+        if stat.S_ISREG(os.fstat(lock).st_mode):
+            _wait_for(lock)
         yield
 
 
-def _wait_for(file):
+def _wait_for(lock):
     end = time.monotonic() + _LONGEST_WAIT
     pause = 0.002
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             if time.monotonic() > end:

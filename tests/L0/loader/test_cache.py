@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -170,3 +171,107 @@ def test_what_make_raises_comes_out_and_leaves_nothing(folder):
         cache.fetch(KEY, lambda: 1 // 0)
     assert not (folder / KEY).exists()
     assert cache.fetch(KEY, lambda: b"payload") == b"payload"
+
+
+OTHERS = 1234  # a user that runs nothing here
+ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+
+
+def foreign_entry(folder):
+    """An entry with the right digest, as somebody who knows the key can write it."""
+    import hashlib
+
+    folder.mkdir(exist_ok=True)
+    payload = b"somebody else's machine code"
+    (folder / KEY).write_bytes(cache._MAGIC + hashlib.sha256(payload).digest() + payload)
+    return folder / KEY
+
+
+def fetched_here():
+    """What fetch gives; its warning says why the cache was passed over."""
+    with pytest.warns(RuntimeWarning) as said:
+        assert cache.fetch(KEY, lambda: b"compiled here") == b"compiled here"
+    return str(said[0].message)
+
+
+@ROOT_ALONE
+def test_an_entry_of_another_user_is_not_run(folder):
+    os.chown(foreign_entry(folder), OTHERS, OTHERS)
+    assert f"belongs to user {OTHERS}" in fetched_here()
+    assert cache.fetch(KEY, never) == b"compiled here"  # written anew, and ours
+
+
+@ROOT_ALONE
+def test_a_folder_of_another_user_is_neither_read_nor_written(folder):
+    foreign_entry(folder)
+    os.chown(folder, OTHERS, OTHERS)
+    said = fetched_here()
+    assert f"belongs to user {OTHERS}" in said and "APEX_CACHE_DIR" in said
+    assert sorted(os.listdir(folder)) == [KEY] and not cache.usable()
+    assert cache.refusal() in said
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o770])
+def test_a_folder_that_others_can_write_is_not_trusted(folder, mode):
+    foreign_entry(folder)
+    os.chmod(folder, mode)
+    assert "can be written by other users" in fetched_here()
+    assert os.listdir(folder) == [KEY]
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o660])
+def test_an_entry_that_others_can_write_is_not_run(folder, mode):
+    os.chmod(foreign_entry(folder), mode)
+    assert "can be written by other users" in fetched_here()
+
+
+def test_a_link_is_not_followed(folder, tmp_path):
+    foreign_entry(folder).rename(tmp_path / "elsewhere")
+    (folder / KEY).symlink_to(tmp_path / "elsewhere")
+    assert "is passed over" in fetched_here()
+    assert (tmp_path / "elsewhere").exists() and not (folder / KEY).is_symlink()
+
+
+@pytest.mark.parametrize("name", [KEY, f"{KEY}.lock"])
+def test_a_fifo_in_the_place_of_an_entry_or_a_lock_does_not_hang(folder, name):
+    folder.mkdir()
+    os.mkfifo(folder / name)
+    code = f"from apex._loader.jit import cache; print(cache.fetch({KEY!r}, lambda: b'compiled here'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.strip() == "b'compiled here'", done.stderr
+    assert name != KEY or "is no regular file" in done.stderr
+
+
+@ROOT_ALONE
+def test_roots_cache_in_an_image_serves_other_users(folder):
+    """A baked image: entries of root, which the user who runs can read and not write."""
+    python = shutil.which("python3", path="/usr/bin:/bin")  # one that other users can run too
+    if not shutil.which("setpriv") or not python:
+        pytest.skip("no setpriv, or no Python of the system: nothing can be run as another user")
+    assert cache.fetch(KEY, lambda: b"payload") == b"payload"
+    shared = tempfile.mkdtemp(prefix="apex-baked-")  # pytest's own folders are closed to others
+    try:
+        os.chmod(shared, 0o755)
+        shutil.copyfile(folder / KEY, f"{shared}/{KEY}")
+        os.chmod(f"{shared}/{KEY}", 0o644)
+        shutil.copyfile(cache.__file__, f"{shared}/cache.py")  # the checkout may be closed to others too
+        os.chmod(f"{shared}/cache.py", 0o644)
+        as_other = ["setpriv", f"--reuid={OTHERS}", f"--regid={OTHERS}", "--clear-groups"]
+        code = f"import cache; print(cache.fetch({KEY!r}, lambda: b'again'), cache.usable())"
+        done = subprocess.run(
+            [*as_other, python, "-B", "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=shared,
+            env={"APEX_CACHE_DIR": shared, "PYTHONPATH": shared},
+        )
+    finally:
+        shutil.rmtree(shared)
+    assert done.stdout.split() == ["b'payload'", "False"], done.stderr
+    assert not done.stderr
