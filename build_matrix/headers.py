@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_matrix import digest, matrix, package_index, pins
+from build_matrix import archive, digest, matrix, package_index, pins
 from build_matrix.errors import PackageIndexError, PinError
 from build_matrix.range_zip import RangeZip
 from build_matrix.store import Store, WorkUnit
@@ -17,6 +17,9 @@ from build_matrix.store import Store, WorkUnit
 WHEEL = re.compile(
     r"torch-(?P<version>[^-]+)-(?P<python>cp\d+)-(?P<abi>cp\d+)-(?P<platform>manylinux\w*)\.whl"
 )
+
+VERSION = "torch/version.py"
+LIMITS = archive.Limits(50_000, 32 << 20, 1 << 30)  # of headers: a release has eleven thousand, of 80 MB
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def obtain(version: str, store: Store) -> TorchHeaders:
     if not (have and version in (have, have.partition("+")[0])):
         return published(version, store)
     headers = _installed()
-    _check_pin(headers.release, headers.git_version)
+    check_pin(headers.release, headers.git_version)
     return headers
 
 
@@ -72,10 +75,11 @@ def published(version: str, store: Store, platform: str = matrix.NATIVE) -> Torc
     """The headers of the wheel on the package index, whichever torch is installed: the same on every machine. A few
     differ between platforms.
 
-    Raises as `obtain` does.
+    Parts of a wheel cannot be compared with the index's digest of the whole: what they are is compared with the pins,
+    of torch's commit and of all headers together, before one is written. Raises as `obtain` does.
     """
     release = version.partition("+")[0]
-    asked = (release, platform, store.root, pins.torch(release))
+    asked = (release, platform, store.root, pins.torch(release), pins.headers(release, platform))
     if asked not in _PUBLISHED:
         _PUBLISHED[asked] = _published(release, store, platform)
     return _PUBLISHED[asked]
@@ -89,13 +93,22 @@ def _published(release: str, store: Store, platform: str) -> TorchHeaders:
     result = store.build(unit(release, platform))
     about = json.loads((result.folder / "headers.json").read_text())
     about.pop("downloaded")
+    _check_pins(release, platform, about["git_version"], about["identity"])
     return TorchHeaders(**about, include=result.folder / "torch/include", installed=False, platform=platform)
 
 
-def _check_pin(release: str, git_version: str) -> None:
+def check_pin(release: str, git_version: str) -> None:
+    """Raises PinError where torch was built from another commit than the pinned one."""
     pin = pins.torch(release)
     if pin and pin.sha != git_version:
         raise PinError(f"torch {release}", pin.sha, git_version)
+
+
+def _check_pins(release: str, platform: str, git_version: str, identity: str) -> None:
+    check_pin(release, git_version)
+    pin = pins.headers(release, platform)
+    if pin and pin.sha != identity:
+        raise PinError(f"{pins.HEADERS} of torch {release} for {platform}", pin.sha, identity)
 
 
 def _installed() -> TorchHeaders:
@@ -105,12 +118,12 @@ def _installed() -> TorchHeaders:
     # RECORD holds a digest of every header; only their lines count, so that identity does not depend on the
     # rest.
     lines = sorted(line for line in record.splitlines() if line.startswith("torch/include/"))
-    said = _say((package / "version.py").read_text())
+    said = say((package / "version.py").read_text())
     identity = digest.of_values(lines) if lines else digest.of_values(said)
     return TorchHeaders(**said, include=package / "include", identity=identity, installed=True)
 
 
-def _say(text: str) -> dict[str, str | None]:
+def say(text: str) -> dict[str, str | None]:
     """version, git_version and cuda out of torch/version.py, without running it."""
 
     def value(name: str) -> str | None:
@@ -156,17 +169,16 @@ def unit(version: str, platform: str = matrix.NATIVE) -> WorkUnit:
         inputs["platform"] = platform
 
     def make(folder: Path) -> None:
-        archive = RangeZip(wheel_of(version, platform).url)
-        digests = {}
-        for name, contents in archive.read(_wanted):
+        remote = RangeZip(wheel_of(version, platform).url)
+        found = dict(remote.read(_wanted, LIMITS))
+        said = say(found.get(VERSION, b"").decode(errors="replace"))
+        identity = digest.of_values({n: digest.of_bytes(found[n]) for n in found if n != VERSION})
+        _check_pins(version, platform, said["git_version"] or "", identity)
+        for name, contents in found.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(contents)
-            digests[name] = digest.of_bytes(contents)
-        said = _say((folder / "torch/version.py").read_text())
-        _check_pin(version, said["git_version"] or "")
-        del digests["torch/version.py"]
-        about = {**said, "identity": digest.of_values(digests), "downloaded": archive.downloaded}
+        about = {**said, "identity": identity, "downloaded": remote.downloaded}
         (folder / "headers.json").write_text(json.dumps(about))
 
     suffix = matrix.load().platform(platform).suffix
@@ -174,4 +186,4 @@ def unit(version: str, platform: str = matrix.NATIVE) -> WorkUnit:
 
 
 def _wanted(name: str) -> bool:
-    return name == "torch/version.py" or (name.startswith("torch/include/") and not name.endswith("/"))
+    return name == VERSION or (name.startswith("torch/include/") and not name.endswith("/"))

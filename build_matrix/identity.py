@@ -4,12 +4,11 @@ of the Python beside it. Standard library alone: GPU machines run it too."""
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest
+from build_matrix import REPOSITORY, archive, digest
 
 CSRC = REPOSITORY / "csrc"
 
@@ -46,11 +45,12 @@ def checkout() -> Source:
 
 
 def wheel(path: Path) -> Source:
-    """Of a wheel, from its own contents. Raises KeyError or zipfile.BadZipFile for a file that is no wheel of apex."""
-    with zipfile.ZipFile(path) as archive:
-        names = [n for n in archive.namelist() if n.startswith("apex/") and n.endswith(".py")]
-        python = {name: digest.of_bytes(archive.read(name)) for name in sorted(names)}
-        facts = json.loads(archive.read("apex/build.json"))
+    """Of a wheel, from its own contents. Raises KeyError, ValueError or zipfile.BadZipFile for a file that is no wheel
+    of apex."""
+    with archive.wheel(path) as opened:
+        names = [n for n in opened.namelist() if n.startswith("apex/") and n.endswith(".py")]
+        python = {name: digest.of_bytes(opened.read(name)) for name in sorted(names)}
+        facts = json.loads(opened.read("apex/build.json"))
     return Source(facts["source_sha256"], digest.of_values(python))
 
 

@@ -10,14 +10,13 @@ import re
 import shutil
 import tempfile
 import urllib.parse
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 from jinja2 import Environment
 
-from build_matrix import REPOSITORY, digest, matrix, toml
+from build_matrix import REPOSITORY, archive, digest, matrix, toml
 from build_matrix.errors import BuildError
 from build_matrix.wheel_file import DAMAGED
 
@@ -91,11 +90,11 @@ def yanked(path: Path | None = None) -> dict[str, str]:
 def read(path: Path, reasons: dict[str, str] | None = None) -> IndexedWheel:
     """Reads a wheel's own METADATA. `reasons`: as `yanked` gives them. Raises BuildError for a file that is none."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = [n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
+        with archive.wheel(path) as opened:
+            names = [n for n in opened.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
             if len(names) != 1:
                 raise ValueError(f"it has {len(names)} files *.dist-info/METADATA, not one")
-            metadata = archive.read(names[0])
+            metadata = opened.read(names[0])
         head = metadata.decode().partition("\n\n")[0]
         fields = dict(line.partition(": ")[::2] for line in head.splitlines())
         if lacking := {"Name", "Version"} - set(fields):

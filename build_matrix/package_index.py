@@ -7,6 +7,7 @@ import html.parser
 import http.client
 import json
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from build_matrix.errors import PackageIndexError
 DEFAULT = "https://pypi.org/simple"
 JSON = "application/vnd.pypi.simple.v1+json"
 TIMEOUT = 60
+LARGEST = 64 << 20  # bytes of a page; that of torch has two million
 # No answer, an answer that is cut, or a page that is none.
 UNREADABLE = (OSError, http.client.HTTPException, ValueError, LookupError)
 
@@ -104,15 +106,28 @@ def _page(address: str) -> list[IndexFile]:
         return _of_page(page.read_bytes(), address)
     request = urllib.request.Request(address, headers={"Accept": f"{JSON}, text/html;q=0.1"})
     with urllib.request.urlopen(request, timeout=TIMEOUT, context=tls()) as answer:
-        body, kind, base = answer.read(), answer.headers.get_content_type(), answer.url
-    return _of_json(body, base) if kind == JSON else _of_page(body, base)
+        body, kind, base = answer.read(LARGEST + 1), answer.headers.get_content_type(), answer.url
+    if len(body) > LARGEST:
+        raise ValueError(f"the page has more than {LARGEST} bytes")
+    found = _of_json(body, base) if kind == JSON else _of_page(body, base)
+    # A server has no say over the files of this machine.
+    return [file for file in found if file.url.startswith(("http://", "https://"))]
 
 
 def _of_json(body: bytes, base: str) -> list[IndexFile]:
-    return [
-        IndexFile(f["filename"], urllib.parse.urljoin(base, f["url"]), f.get("hashes", {}).get("sha256", ""))
-        for f in json.loads(body)["files"]
-    ]
+    try:
+        listed = [
+            (f["filename"], urllib.parse.urljoin(base, f["url"]), f.get("hashes", {}).get("sha256", ""))
+            for f in json.loads(body)["files"]
+        ]
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"the page is none of an index: {error}") from None
+    return [IndexFile(name, url, _sha256(stated)) for name, url, stated in listed]
+
+
+def _sha256(stated: str) -> str:
+    """A digest as it is, and nothing where it is none."""
+    return stated if re.fullmatch(r"[0-9a-f]{64}", str(stated)) else ""
 
 
 class _Links(html.parser.HTMLParser):
@@ -131,7 +146,5 @@ def _of_page(body: bytes, base: str) -> list[IndexFile]:
     for link in links.found:
         address, fragment = urllib.parse.urldefrag(urllib.parse.urljoin(base, link))
         name = urllib.parse.unquote(address.rpartition("/")[2])
-        found.append(
-            IndexFile(name, address, fragment.removeprefix("sha256=") if "sha256=" in fragment else "")
-        )
+        found.append(IndexFile(name, address, _sha256(fragment.removeprefix("sha256="))))
     return found

@@ -1,8 +1,9 @@
 """The pins of related_commits: `os|project|component|branch|sha|url`, one a line.
 
-Three projects are known here: `pytorch` (component `torch-2.13.0`, sha the `git_version` of its headers),
-`toolchain` (component as in matrix.toml, sha the compiler's full version, url the packages it comes from) and
-`package` (a package of a toolchain: branch the toolchain, sha the version).
+Four projects are known here: `pytorch` (component `torch-2.13.0`, sha the `git_version` of its headers), `headers`
+(component `torch-2.13.0-linux_x86_64`, sha one digest of all headers of its wheel), `toolchain` (component as in
+matrix.toml, sha the compiler's full version, url the packages it comes from) and `package` (a package of a toolchain:
+branch the toolchain, sha the version; url ends in the digest of its wheel, `#sha256=...`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
 
 FILE = REPOSITORY / "related_commits"
+HEADERS = "headers"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ def torch(version: str) -> Pin | None:
     return find("pytorch", f"torch-{version.partition('+')[0]}")
 
 
+def headers(version: str, platform: str) -> Pin | None:
+    """The pin of all headers of torch `2.13.0` for a platform together, or None."""
+    return find(HEADERS, f"torch-{version}-{platform}")
+
+
 def torch_versions() -> list[str]:
     """The pinned releases of torch, in the order of the file."""
     return [p.component.removeprefix("torch-") for p in load() if p.project == "pytorch"]
@@ -65,10 +72,10 @@ def toolchain(name: str) -> Pin | None:
 
 
 def packages(toolchain_name: str) -> list[str]:
-    """The requirements (`name==version`) that make up a toolchain that comes from the package index."""
-    return [
-        f"{p.component}=={p.sha}" for p in load() if p.project == "package" and p.branch == toolchain_name
-    ]
+    """The lines of a requirements file (`name==version --hash=sha256:...`) that make up a toolchain that comes from the
+    package index."""
+    found = [pin for pin in load() if (pin.project, pin.branch) == ("package", toolchain_name)]
+    return [f"{p.component}=={p.sha} --hash=sha256:{p.url.partition('#sha256=')[2]}" for p in found]
 
 
 def move(project: str, component: str, sha: str, path: Path = FILE) -> bool:

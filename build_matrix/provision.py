@@ -34,8 +34,21 @@ def command(name: str, target: Path) -> list[str]:
         "--no-deps",
         "--target",
         str(target),
-        *packages,
+        "--require-hashes",
+        "--requirement",
+        str(_requirements(target)),
     ]
+
+
+def _requirements(target: Path) -> Path:
+    """The file that names the packages with the digests of related_commits, while pip runs."""
+    return target.with_name(f"{target.name}.requirements.txt")
+
+
+def words(name: str) -> str:
+    """What brings a toolchain, for people."""
+    packages = [line.partition(" --hash")[0] for line in pins.packages(name)]
+    return f"pip install {' '.join(packages)}" if packages else " ".join(command(name, target(name)))
 
 
 def _cross(name: str) -> str | None:
@@ -52,7 +65,7 @@ def provision(name: str) -> None:
     """Runs it, unless the pinned version is here; the folder appears under its own name only when it is complete, in
     place of one with another version. Raises BuildError where apt-get cannot install a cross compiler, or a chroot of
     another version is there, PackageIndexError where the command fails: no index answers, a download is cut, its hash
-    is another."""
+    is not the one that related_commits pins."""
     if _cross(name):
         _install(command(name, target(name)))
         return
@@ -67,11 +80,15 @@ def provision(name: str) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     wanted = command(name, place if direct else partial)
-    if code := subprocess.run(wanted).returncode:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise PackageIndexError(
-            f"{name} did not come: {' '.join(wanted)} ended with {code}; it says why above"
-        )
+    listed = _requirements(partial)
+    try:
+        if not direct:
+            listed.write_text("\n".join(pins.packages(name)) + "\n", encoding="utf-8")
+        if code := subprocess.run(wanted).returncode:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise PackageIndexError(f"{name} did not come: {words(name)} ended with {code}; it says why above")
+    finally:
+        listed.unlink(missing_ok=True)
     if not direct:
         for program in partial.glob("nvidia/*/*/*"):
             if program.is_file() and program.parent.name == "bin":

@@ -15,6 +15,7 @@ import uuid
 import zlib
 from pathlib import Path
 
+from build_matrix import archive
 from build_matrix.errors import RequirementMissing, StoreError
 
 # Whoever makes the same unit at the same time writes the same contents: no lock is needed.
@@ -87,9 +88,8 @@ class Remote:
             except Exception as error:
                 raise self._fault(f"{kind}/{key} cannot be read", error) from error
             try:
-                with tarfile.open(packed) as archive:
-                    archive.extractall(target, filter="data")
-            except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+                archive.unpack_tar(packed, target)
+            except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError) as error:
                 log.warning("%s/%s in %s is damaged: %s", kind, key, self.address, _words(error))
                 return False
         return True
@@ -98,8 +98,9 @@ class Remote:
         """Packs an output and puts it there. Raises StoreError."""
         with tempfile.TemporaryDirectory(prefix="apex-store-") as place:
             packed = Path(place) / "output"
-            with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
-                archive.add(folder, arcname=".")
+            # Links become files: `take` takes nothing else.
+            with tarfile.open(packed, "w:gz", compresslevel=1, dereference=True) as made:
+                made.add(folder, arcname=".")
             name = self._name(kind, key)
             try:
                 if self.folder:

@@ -165,7 +165,7 @@ class Store:
                 return True
             partial = _partial(folder, "fetched")
             try:
-                if not self.shared.take(kind, folder.name, partial) or self._record(partial) is None:
+                if not self.shared.take(kind, folder.name, partial) or not self._is(partial, kind, folder.name):
                     return False
                 partial.chmod(0o755)
                 shutil.rmtree(folder, ignore_errors=True)
@@ -173,6 +173,16 @@ class Store:
                 return True
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
+
+    def _is(self, folder: Path, kind: str, key: str) -> bool:
+        """Whether a folder is the whole output of that key: another one under its name is told."""
+        if (record := self._record(folder)) is None:
+            return False
+        found = digest.of_values({part: record.get(part) for part in ("kind", "name", "inputs")})
+        if record.get("kind") == kind and found.startswith(key):
+            return True
+        log.warning("%s/%s in %s is the output of another unit, and is made again", kind, key, self.place)
+        return False
 
     def _make(self, unit: WorkUnit, folder: Path) -> Result:
         partial = _partial(folder, "partial")  # the lock is ours

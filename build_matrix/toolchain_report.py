@@ -39,7 +39,7 @@ def _show_cross(platform: matrix.Platform) -> None:
 
 def bring(name: str) -> None:
     """Provisions a toolchain. Raises BuildError when related_commits does not know it."""
-    click.echo(f"{name}: {' '.join(provision.command(name, provision.target(name)))}")
+    click.echo(f"{name}: {provision.words(name)}")
     provision.provision(name)
     find.cache_clear()
     host_compiler.find.cache_clear()
@@ -49,11 +49,8 @@ def update() -> None:
     """Moves the pins of torch to what the index serves, and of toolchains to what is here; prints what
     moved."""
     for version in pins.torch_versions():
-        try:
-            headers.obtain(version, Store())
-        except PinError as error:
-            pins.move("pytorch", f"torch-{version}", error.have)
-            click.echo(f"torch-{version}: {error.pinned} -> {error.have}")
+        for platform in matrix.load().platforms:
+            _move_torch(version, platform.name)
     for name in names():
         try:
             found = find(name, pinned=False)
@@ -68,6 +65,20 @@ def update() -> None:
         click.echo(
             f"torch {newest} is on the index and has no pin: add it to related_commits and matrix.toml"
         )
+
+
+def _move_torch(version: str, platform: str) -> None:
+    """Moves the pins of torch's commit and of its headers, each where the index serves another."""
+    for _ in ("commit", "headers"):
+        try:
+            headers.published(version, Store(), platform)
+            return
+        except PinError as error:
+            if error.component.startswith(pins.HEADERS):
+                pins.move(pins.HEADERS, f"torch-{version}-{platform}", error.have)
+            else:
+                pins.move("pytorch", f"torch-{version}", error.have)
+            click.echo(f"{error.component}: {error.pinned} -> {error.have}")
 
 
 def newest_torch() -> str:

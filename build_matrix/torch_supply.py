@@ -26,11 +26,12 @@ WHEEL = re.compile(
 
 @dataclass(frozen=True)
 class Supply:
-    """A wheel of torch that could be installed, and its bytes."""
+    """A wheel of torch that could be installed, its bytes, and its digest, empty where the index states none."""
 
     filename: str
     url: str
     size: int
+    sha256: str = ""
 
     @property
     def cpu(self) -> bool:
@@ -46,7 +47,7 @@ def find() -> Supply:
     known = known or _choose(package_index.configured_files("torch"), cpu=False)
     if known is None:
         raise PackageIndexError(f"no index holds a torch for {own_tag()}; install torch, then run this again")
-    return Supply(known.filename, known.url, _size(known.url))
+    return Supply(known.filename, known.url, _size(known.url), known.sha256)
 
 
 def _choose(files: list[package_index.IndexFile], cpu: bool) -> package_index.IndexFile | None:
@@ -73,8 +74,9 @@ def _size(url: str) -> int:
 
 
 def install(supply: Supply) -> None:
-    """Installs it, and what it requires by pip's own configuration, into the environment that runs this. Raises
-    PackageIndexError where pip fails."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", supply.url]
+    """Installs it, and what it requires by pip's own configuration, into the environment that runs this. pip compares
+    it with the digest that the index states. Raises PackageIndexError where pip fails."""
+    address = f"{supply.url}#sha256={supply.sha256}" if supply.sha256 else supply.url
+    command = [sys.executable, "-m", "pip", "install", "--quiet", address]
     if code := subprocess.run(command).returncode:
         raise PackageIndexError(f"torch did not come: {' '.join(command)} ended with {code}; it says why above")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from build_matrix import digest, matrix
+from build_matrix import archive, digest, matrix
 from build_matrix.errors import BuildError
 
 
@@ -28,25 +28,15 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 STATED = ("version", "local", "source_sha256", "host_compiler", "toolchains", "torch")
 
 
-def _check_names(names: list[str]) -> None:
-    """Raises ValueError where an archive holds two files of one name: an installer may take the other one."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ValueError(f"it holds {name} twice")
-        seen.add(name)
-
-
 class WheelFile:
     """Raises BuildError for a file that is no wheel of apex."""
 
     def __init__(self, path: Path):
         self.path = path
         try:
-            with zipfile.ZipFile(path) as archive:
-                _check_names(archive.namelist())
-                self._packed = {info.filename: info.compress_size for info in archive.infolist()}
-                self._contents = {name: archive.read(name) for name in self._packed}  # compares checksums
+            with archive.wheel(path) as opened:
+                self._packed = {info.filename: info.compress_size for info in opened.infolist()}
+                self._contents = {name: opened.read(name) for name in self._packed}  # compares checksums
         except FileNotFoundError:
             raise BuildError(f"there is no file {path}") from None
         except DAMAGED as error:
@@ -122,10 +112,15 @@ class WheelFile:
 
     def code(self, arch: str, unit: str) -> bytes:
         """A code object as the driver is given it. Raises BuildError where it cannot be decompressed."""
-        file = self.packs[arch]["units"][unit]["file"]
+        stated = self.packs[arch]["units"][unit]
+        file, size = stated["file"], stated["bytes"]
         data = self.data(f"apex/packs/{arch}/{file}")
         try:
-            return lzma.decompress(data) if file.endswith(".xz") else data
+            # No more than the manifest states is unpacked.
+            found = lzma.LZMADecompressor().decompress(data, size + 1) if file.endswith(".xz") else data
+            if len(found) != size:
+                raise lzma.LZMAError(f"its manifest states {size} bytes")
+            return found
         except lzma.LZMAError as error:
             raise BuildError(f"{self.path.name}: {arch}/{file} cannot be decompressed: {error}") from None
 

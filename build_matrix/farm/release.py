@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_matrix import digest, files, identity, index, matrix, receipts, signing, wheel
+from build_matrix import archive, digest, files, identity, index, matrix, receipts, signing, wheel
 from build_matrix.errors import BuildError
 from build_matrix.farm.steps import Done
 from build_matrix.store import Store
@@ -60,9 +59,9 @@ def cells(wheels: list[Path]) -> list[dict]:
     found = []
     for path in wheels:
         try:
-            with zipfile.ZipFile(path) as archive:
-                facts = json.loads(archive.read("apex/build.json"))
-                bindings = json.loads(archive.read("apex/lib/bindings.json"))
+            with archive.wheel(path) as opened:
+                facts = json.loads(opened.read("apex/build.json"))
+                bindings = json.loads(opened.read("apex/lib/bindings.json"))
         except (*DAMAGED, KeyError) as error:
             raise BuildError(
                 f"{path} is damaged, or no wheel that this farm built ({error}): move it away, and run this again"

@@ -69,6 +69,7 @@ def offer(monkeypatch):
         name = f"torch-{TORCH}-cp311-cp311-manylinux_2_28_x86_64.whl"
         file = package_index.IndexFile(name, address, "0" * 64)
         monkeypatch.setattr(package_index, "files", lambda project: [file])
+        monkeypatch.setattr(pins, "headers", lambda version, platform: None)  # its headers are not torch's
 
     return offer
 
@@ -164,13 +165,15 @@ def test_a_full_disk_is_named(client, tmp_path, monkeypatch):
 @pytest.mark.parametrize("way", ["no index", "another hash", "cut", "whole"])
 def test_a_toolchain_that_does_not_come_leaves_nothing(tmp_path, monkeypatch, capfd, way):
     """pip names it, and no folder is left that would be taken for a toolchain."""
-    (package,) = pins.packages("nvrtc-12.3")
-    project, _, version = package.partition("==")
+    (pin,) = [p for p in pins.load() if (p.project, p.branch) == ("package", "nvrtc-12.3")]
+    project, version = pin.component, pin.sha
     page = tmp_path / "simple" / project
     page.mkdir(parents=True)
     file = page / f"{project.replace('-', '_')}-{version}-py3-none-any.whl"
     wheel.write(file, project, version, "py3-none-any", {"nvidia/nvrtc.txt": b"x" * 1000})
-    sha = digest.of_bytes(b"" if way == "another hash" else file.read_bytes())
+    sha = digest.of_bytes(file.read_bytes())
+    if way != "another hash":  # the index says what it serves; the pin says otherwise
+        monkeypatch.setattr(pins, "packages", lambda name: [f"{project}=={version} --hash=sha256:{sha}"])
     (page / "index.html").write_text(f'<a href="{file.name}#sha256={sha}">{file.name}</a>')
     if way == "cut":
         file.write_bytes(file.read_bytes()[:-100])
