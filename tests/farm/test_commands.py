@@ -147,7 +147,8 @@ def elsewhere(tmp_path, monkeypatch):
         place = command[command.index("--target") + 1]
         os.makedirs(place)
         with open(f"{place}/version", "w") as file:
-            file.write(command[-1].partition("==")[2])
+            with open(command[command.index("--requirement") + 1]) as listed:
+                file.write(listed.read().partition("==")[2].split()[0])
         return subprocess.CompletedProcess(command, 0)
 
     def find_here(name):
