@@ -388,7 +388,8 @@ def initialize(
         cast_model_outputs: dtype of outputs; by default float32 where the model is cast.
         num_losses: loss scalers; amp.scale_loss takes one by loss_id.
         verbosity: 0 silent, 1 informs, 2 prints each cast.
-        min_loss_scale, max_loss_scale: bounds of a dynamic scale; None: there is none.
+        min_loss_scale, max_loss_scale: bounds of a dynamic scale. None: 2**-24 (an AmpWarning says once that the scale
+            is there), and no ceiling.
         dynamic_init_scale: where it starts.
         scale_growth_factor, scale_backoff_factor: what it is multiplied by after scale_window updates without
             overflow, and after one with.

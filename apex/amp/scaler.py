@@ -5,11 +5,19 @@ The scale itself may live on the device as well. As long as it does, nothing her
 the number (`loss_scale`, `amp.state_dict`) pays for the answer.
 """
 
+import warnings
+
 import torch
 
 from apex._loader import bindings
 from apex._sharding import is_sharded, local, shard_groups
-from apex.amp._amp_state import _amp_state, maybe_print
+from apex.amp._amp_state import maybe_print
+from apex.amp._errors import AmpWarning
+
+# Where a dynamic scale ends if no min_loss_scale is given: below it, float16 holds no gradient of 1.
+SMALLEST_SCALE = 2.0**-24
+# What float32 holds together with one over it.
+_LOWEST, _HIGHEST = 2.0**-126, 2.0**127
 
 
 def scale_check_overflow_python(model_grad, master_grad, scale, check_overflow=False):
@@ -39,14 +47,15 @@ class LossScaler:
     """The loss scale of one loss, static or dynamic.
 
     A dynamic scale is multiplied by the backoff factor when a gradient overflowed (not below min_loss_scale)
-    and by the growth factor after scale_window updates in a row without (not above max_loss_scale).
+    and by the growth factor after scale_window updates in a row without (not above max_loss_scale). It is never 0:
+    where overflows bring it to its floor it stays, an AmpWarning says so once, and it grows again from there.
 
     Args:
         loss_scale: a number, or "dynamic".
         init_scale: where a dynamic scale starts, but not above max_loss_scale.
         scale_factor: growth factor, and one over the backoff factor.
         scale_window: updates without overflow before the scale grows.
-        min_loss_scale: floor, or None.
+        min_loss_scale: floor; None or 0: 2**-24, or where the scale starts if that is lower.
         max_loss_scale: ceiling.
         scale_growth_factor, scale_backoff_factor: in the place of scale_factor.
     """
@@ -70,8 +79,10 @@ class LossScaler:
         self.dynamic = loss_scale == "dynamic"
         self._host_scale = min(max_loss_scale, init_scale) if self.dynamic else float(loss_scale)
         self._host_unskipped = 0
-        self._max_loss_scale = max_loss_scale
+        self._max_loss_scale = min(max_loss_scale, _HIGHEST)
         self._min_loss_scale = min_loss_scale
+        self._floor = max(min_loss_scale or min(SMALLEST_SCALE, self._host_scale, max_loss_scale), _LOWEST)
+        self._at_floor = False  # and it was said
         self._growth = scale_growth_factor or scale_factor
         self._backoff = scale_backoff_factor or 1.0 / scale_factor
         self._scale_seq_len = scale_window
@@ -103,6 +114,8 @@ class LossScaler:
     def _loss_scale(self, value):
         self._to_host()
         self._host_scale = float(value)
+        if not self._min_loss_scale:
+            self._floor = max(min(self._floor, self._host_scale), _LOWEST)
         self._shown = None  # a smaller value that was set is no overflow
 
     @property
@@ -125,8 +138,10 @@ class LossScaler:
     def _to_host(self):
         if self._on_device is not None:
             scale, unskipped = self._on_device
+            before = self._host_scale
             self._host_scale, self._host_unskipped = scale.item(), unskipped.item()
             self._on_device, self._inverses = None, {}
+            self._watch_floor(self._host_scale, self._host_scale < before)
 
     def _to_device(self, device):
         if self._on_device is None:
@@ -271,15 +286,29 @@ class LossScaler:
         self._to_host()
         should_skip = self._has_overflow and self.dynamic
         if should_skip:
-            scale = self._host_scale * self._backoff
-            self._host_scale = max(self._min_loss_scale, scale) if self._min_loss_scale else scale
+            self._host_scale = max(self._floor, self._host_scale * self._backoff)
             self._host_unskipped = 0
         else:
             self._host_unskipped += 1
         if self.dynamic and self._host_unskipped == self._scale_seq_len:
             self._host_scale = min(self._max_loss_scale, self._host_scale * self._growth)
             self._host_unskipped = 0
+        self._watch_floor(self._host_scale, should_skip)
         return should_skip
+
+    def _watch_floor(self, scale, lowered):
+        """Warns once when overflows have brought the scale as low as it goes, and again only after it grew."""
+        if scale > self._floor:
+            self._at_floor = False
+        elif lowered and not self._at_floor:
+            self._at_floor = True
+            warnings.warn(
+                f"gradients overflowed until the loss scale is {scale}, its floor; steps are skipped until they are "
+                "finite\n  remedy:    look for inf and nan in the loss itself (torch.autograd.detect_anomaly()); "
+                "amp.initialize(..., min_loss_scale=...) moves the floor",
+                AmpWarning,
+                stacklevel=4,
+            )
 
     def _any_flag(self):
         if self._groups:
@@ -291,9 +320,9 @@ class LossScaler:
         found = self._found_inf()
         scale, unskipped = self._to_device(found.device)
         torch._amp_update_scale_(scale, unskipped, found, self._growth, self._backoff, self._scale_seq_len)
-        if self._min_loss_scale:
-            scale.copy_(torch.where(found != 0, scale.clamp(min=self._min_loss_scale), scale))
-        scale.clamp_(max=self._max_loss_scale)
+        if self._min_loss_scale:  # the user's counts on overflows only, as in public apex
+            scale.copy_(torch.where(found != 0, scale.clamp(min=self._floor), scale))
+        scale.clamp_(None if self._min_loss_scale else self._floor, self._max_loss_scale)
         self._inverses = {}
         return found
 
@@ -313,7 +342,7 @@ class LossScaler:
         Nothing waits: on an accelerator the scale is copied behind the work that is queued, and looked at the
         next time.
         """
-        if _amp_state.verbosity <= 0 or self._on_device is None:
+        if self._on_device is None:
             return
         scale = self._on_device[0]
         if self._shown is None:
@@ -326,6 +355,7 @@ class LossScaler:
         now = self._shown.item()  # of the host's own memory
         if now < self._shown_scale:
             maybe_print(skipping(loss_id, now))
+        self._watch_floor(now, now < self._shown_scale)
         self._shown_scale = now
         if scale.is_cuda:
             self._shown.copy_(scale, non_blocking=True)

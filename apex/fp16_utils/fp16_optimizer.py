@@ -10,9 +10,6 @@ from apex.amp._process_optimizer import _copy as copy_tensors
 from apex.amp.scaler import LossScaler
 from apex.fp16_utils.fp16util import clip_grad_norm
 
-_RETRIES = 300  # of a closure: by then a scale of 2**24 is 0
-
-
 # What a state dict holds, here and in public apex.
 _STATE = (
     "loss_scaler",
@@ -297,7 +294,9 @@ class FP16_Optimizer:
                 self.first_closure_call_this_step = False
             else:  # the optimizer has moved the masters meanwhile
                 self._master_params_to_model_params()
-            for _ in range(_RETRIES):
+            scale = None
+            while scale != self.loss_scale:  # until it is at its floor
+                scale = self.loss_scale
                 loss = closure()
                 if not self.overflow:
                     return loss

@@ -25,7 +25,8 @@ class Scaling:
             else:
                 found = grad_scaler._check_inf_per_device(optimizer).values()
                 self._scale = grad_scaler._get_scale_async()
-        self._found = [flag for flag in found if flag is not None]
+        # The number 0 is what torch makes of an optimizer without gradients: nothing was found.
+        self._found = [flag for flag in found if isinstance(flag, torch.Tensor)]
         self._on = {}
 
     def on(self, device):

@@ -1,4 +1,3 @@
-
 from apex.reference._multi_tensor import math_dtype
 
 

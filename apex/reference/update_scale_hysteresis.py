@@ -1,5 +1,7 @@
 import torch
 
+LOWEST = 2.0**-126
+
 
 def update_scale_hysteresis(
     current_scale,
@@ -16,7 +18,8 @@ def update_scale_hysteresis(
     current_scale, found_inf: float32 tensors of one element; growth_tracker, hysteresis_tracker: int32 ones,
     on the same device. Without overflow (found_inf 0) the scale is multiplied by growth_factor after
     growth_interval steps, unless that overflows float32, and hysteresis_tracker is set to hysteresis. With
-    one, hysteresis_tracker counts down; the scale is multiplied by backoff_factor once it is 0 or below.
+    one, hysteresis_tracker counts down; the scale is multiplied by backoff_factor once it is 0 or below, unless that
+    is less than 2**-126: what is less float32 cannot divide by.
     """
     scale, grown, left, found = (
         t.reshape(()) for t in (current_scale, growth_tracker, hysteresis_tracker, found_inf)
@@ -29,7 +32,8 @@ def update_scale_hysteresis(
     grows = ~bad & (grown + 1 == growth_interval)
     larger = (wide * growth_factor).to(scale.dtype)
     scale = torch.where(grows & torch.isfinite(larger), larger, scale)
-    scale = torch.where(bad & ~tolerated, (wide * backoff_factor).to(scale.dtype), scale)
+    smaller = (wide * backoff_factor).to(scale.dtype)
+    scale = torch.where(bad & ~tolerated & (smaller >= LOWEST), smaller, scale)
     growth = torch.where(bad | grows, torch.zeros_like(grown), grown + 1)
     left = torch.where(found <= 0, torch.full_like(left, hysteresis), left)
     for target, value in ((hysteresis_tracker, left), (growth_tracker, growth), (current_scale, scale)):

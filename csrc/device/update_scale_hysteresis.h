@@ -24,7 +24,8 @@ GPU_FN void update_scale_hysteresis(const ScaleHysteresis& a) {
     }
   }
   if (found != 0.0f) {
-    *a.scale = (float)(*a.scale * a.backoff_factor);
+    const float lowered = (float)(*a.scale * a.backoff_factor);
+    if (lowered >= 1.17549435e-38f) *a.scale = lowered;  // 2^-126: what is less has no finite reciprocal
     *a.growth_tracker = 0;
   } else if (*a.growth_tracker + 1 == a.growth_interval) {
     const float grown = (float)(*a.scale * a.growth_factor);

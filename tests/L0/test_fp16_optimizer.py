@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from apex.amp._errors import AmpWarning
 from apex.amp.scaler import LossScaler
-from apex.fp16_utils import FP16_Optimizer, convert_network
+from apex.fp16_utils import DynamicLossScaler, FP16_Optimizer, convert_network
 from apex.optimizers import FusedAdam, FusedSGD
 from apex.parallel.LARC import LARC
 
@@ -241,8 +242,40 @@ def test_closures():
         optimizer.zero_grad()
         optimizer.backward(loss_of(model) * float("nan"))
 
-    with pytest.raises(RuntimeError, match="at every loss scale"):
+    with (
+        pytest.warns(AmpWarning, match="its floor"),
+        pytest.raises(RuntimeError, match="at every loss scale"),
+    ):
         optimizer.step(hopeless)
+    assert optimizer.loss_scale == 2.0**-24
+
+
+def test_endless_overflows():
+    model = network()
+    optimizer = wrap(model, dynamic_loss_scale=True, dynamic_loss_args={"init_scale": 8.0, "scale_window": 2})
+    before = masters(optimizer)
+    with pytest.warns(AmpWarning, match="its floor") as told:
+        for _ in range(1200):
+            optimizer.zero_grad()
+            optimizer.backward(loss_of(model) * float("inf"))
+            optimizer.step()
+    assert len(told) == 1 and optimizer.loss_scale == 2.0**-24
+    assert all(map(torch.equal, masters(optimizer), before))
+    for _ in range(2):
+        optimizer.zero_grad()
+        optimizer.backward(loss_of(model))
+        optimizer.step()
+    assert optimizer.loss_scale == 2.0**-23 and all(m.isfinite().all() for m in masters(optimizer))
+
+
+def test_the_scaler_to_use_by_hand_stays_at_1():
+    scaler = DynamicLossScaler(init_scale=2.0**4, scale_window=2)
+    for _ in range(1200):
+        scaler.update_scale(True)
+    assert scaler.loss_scale == 1
+    for _ in range(2):
+        scaler.update_scale(False)
+    assert scaler.loss_scale == 2
 
 
 def test_loss_scale():

@@ -66,7 +66,8 @@ class State:
             left -= 1
             growth = 0
             if left <= 0:
-                scale = _float32(scale * backoff_factor)
+                smaller = _float32(scale * backoff_factor)
+                scale = smaller if smaller >= 2.0**-126 else scale
         self.wanted = [scale, growth, left]
 
 
@@ -112,6 +113,16 @@ def test_no_growth_past_float32(variant, update):
     for _ in range(INTERVAL):
         state.step(update, 0.0)
     assert state.scale.item() == 2.0**127
+
+
+def test_endless_overflows_leave_a_scale_to_divide_by(variant, update):
+    state = State(variant.device, hysteresis=1)
+    for _ in range(1200):
+        state.step(update, 1.0)
+    assert state.scale.item() == 2.0**-126 and state.scale.reciprocal().isfinite()
+    for _ in range(INTERVAL):
+        state.step(update, 0.0)
+    assert state.scale.item() == 2.0**-125
 
 
 def test_a_kernel_runs_and_no_host_waits(variant, update):

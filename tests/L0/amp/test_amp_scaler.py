@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import amp_runs as runs
 import lists
 import pytest
 import torch
 from lists import BF16, F16, F32, F64
 
+from apex.amp._errors import AmpWarning
 from apex.amp.scaler import LossScaler
+from apex.optimizers import CombinedAdam, FusedLAMB
 
 DYNAMIC = dict(init_scale=2.0**4, scale_window=3, max_loss_scale=2.0**6)
 
@@ -68,6 +72,7 @@ def test_scale_one_leaves_gradients_alone():
     LossScaler(1.0).unscale(grads, None, None, models_are_masters=True)
 
 
+@pytest.mark.filterwarnings("ignore:gradients overflowed until")
 @pytest.mark.parametrize("minimum", [None, 0, 4.0, 2.0**5])
 def test_host_and_device_agree(minimum):
     """Growth, ceiling, back-off and floor; the floor counts on back-off only, as in public apex."""
@@ -86,6 +91,83 @@ def test_host_and_device_agree(minimum):
         if step % 7 == 0:  # reading moves the scale to the host; it goes back by itself
             assert host.loss_scale() == device.loss_scale() and host._unskipped == device._unskipped
     assert host.loss_scale() == device.loss_scale()
+
+
+FLOORS = [(dict(), 2.0**-24), (dict(min_loss_scale=0), 2.0**-24), (dict(min_loss_scale=4.0), 4.0)]
+FLOORS += [(dict(init_scale=2.0**-30), 2.0**-30), (dict(min_loss_scale=2.0**-40), 2.0**-40)]
+FLOORS += [(dict(min_loss_scale=1e-300), 2.0**-126)]
+
+
+@pytest.mark.parametrize("update", ["update_scale", "update_scale_on_device"])
+@pytest.mark.parametrize(("options", "floor"), FLOORS, ids=str)
+def test_endless_overflows_leave_a_positive_scale(update, options, floor):
+    """1,200 in a row are enough for a double to become 0."""
+    scaler = LossScaler("dynamic", **{**DYNAMIC, **options})
+    bad = [torch.full((1,), float("inf"), dtype=F32, device="cpu")]
+    seen = update == "update_scale" or scaler.loss_scale() > floor  # the host sees the device's scale sink
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(1200):
+            scaler.clear_overflow_state()
+            scaler.unscale(bad, lists.clones(bad), None)
+            assert bool(getattr(scaler, update)())
+            scaler.tell_of_overflow(0)
+        assert scaler.loss_scale() == floor
+    assert [w.category for w in told] == [AmpWarning] * seen
+    assert all("its floor; steps are skipped" in str(w.message) for w in told)
+    good = [torch.full((1,), 1.0, dtype=F32, device="cpu")]
+    for doublings in (1, 2):
+        unscaled = lists.clones(good)
+        for _ in range(DYNAMIC["scale_window"]):
+            scaler.clear_overflow_state()
+            scaler.unscale(good, unscaled, None)
+            assert not bool(getattr(scaler, update)())
+        assert scaler.loss_scale() == floor * 2**doublings
+    assert unscaled[0].isfinite()
+
+
+@pytest.mark.filterwarnings("ignore:gradients overflowed until")
+@pytest.mark.parametrize("update", ["update_scale", "update_scale_on_device"])
+def test_a_scale_that_was_set_below_the_floor_stays(update):
+    scaler = LossScaler("dynamic", **DYNAMIC)
+    scaler._loss_scale = 2.0**-40
+    bad = [torch.full((1,), float("inf"), dtype=F32, device="cpu")]
+    scaler.unscale(bad, lists.clones(bad), None)
+    getattr(scaler, update)()
+    assert scaler.loss_scale() == 2.0**-40
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("name", ["sgd", "FusedAdam", "FusedLAMB", "combined"])
+def test_training_survives_endless_overflows(name, level):
+    """Parameters stay what they are; finite gradients train again, and the scale doubles."""
+    model = runs.plain()
+    kind = {"FusedLAMB": FusedLAMB, "combined": CombinedAdam}.get(name)
+    optimizer = (
+        kind(model.parameters(), lr=0.01)
+        if kind
+        else runs.OPTIMIZERS[name](model.parameters())
+    )
+    own = name == "combined"
+    model, optimizer = runs.initialize(
+        model, optimizer, opt_level=level, num_losses=2, scale_window=2, combine_grad=own
+    )
+    runs.train(model, optimizer, 1)
+    before = runs.values(model), runs.values(optimizer)
+    with pytest.warns(AmpWarning, match="its floor") as told:
+        for _ in range(1200):
+            runs.overflow(model, optimizer)
+            optimizer.step()
+        assert runs.scaler().loss_scale() == 2.0**-24
+    assert len(told) == 1 and runs.scaler(1).loss_scale() == 2.0**16
+    assert runs.equal(runs.values(model), before[0]) and runs.equal(runs.values(optimizer), before[1])
+    runs.train(model, optimizer, 4)
+    assert runs.scaler().loss_scale() == 2.0**-22
+    if level == "O1":  # gradients in float16 are 0 at this scale
+        assert not runs.equal(runs.values(model), before[0])
+    runs.backward(runs.loss_of(model) * float("inf"), optimizer, loss_id=1)
+    optimizer.step()
+    assert runs.scaler(1).loss_scale() == 2.0**15
 
 
 def test_the_ceiling_holds_from_the_start():
