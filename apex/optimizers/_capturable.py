@@ -8,6 +8,23 @@ from apex._sharding import local
 from apex.optimizers._scalars import learning_rate
 
 
+def count_step(group, device, found_inf=None, on_device=False):
+    """Counts a step of a group: on the host, or in a tensor on `device` where that, or found_inf, is there."""
+    counted = group.get("step", 0)
+    if not (on_device or found_inf is not None or isinstance(counted, torch.Tensor)):
+        group["step"] = counted + 1
+        return
+    if not isinstance(counted, torch.Tensor):
+        counted = torch.full((1,), counted, dtype=torch.int32, device=device)
+    group["step"] = counted.to(device)
+    group["step"] += counted_by(found_inf)
+
+
+def counted_by(found_inf):
+    """What a step that found_inf may skip adds to a count on the device."""
+    return 1 if found_inf is None else (found_inf == 0).to(torch.int32).reshape(1)
+
+
 class Capturable:
     """Mixin of optimizers that count steps, before FusedOptimizer.
 
@@ -41,6 +58,11 @@ class Capturable:
             else:
                 group.update({k: v.item() for k, v in group.items() if isinstance(v, torch.Tensor)})
 
+    def _count_without_parameters(self, group, scaling):
+        """A step of a group that has none: those that come later are corrected by what all groups count."""
+        device = next((local(p).device for g in self.param_groups for p in g["params"]), torch.device("cpu"))
+        count_step(group, device, scaling.on(device).get("found_inf"), self.capturable)
+
     def _run_counted(self, plan, op, group, **scalars):
         """Runs `op` with the group's learning rate and its next step."""
         device = local(group["params"][0]).device
@@ -52,17 +74,16 @@ class Capturable:
             return
         if not isinstance(counted, torch.Tensor):
             group["step"] = torch.full((1,), counted or 0, dtype=torch.int32, device=device)
+        elif counted.device != device:
+            group["step"] = counted.to(device)
         if self.capturable and isinstance(group["lr"], torch.Tensor):
             rate = dict(lr=0.0, lr_tensor=group["lr"])
         else:
             rate = learning_rate(group, device)
-        # Shards of parameters: a rank may hold none, and must count all the same.
-        advance = not plan.shards
-        if not advance:
-            found_inf = scalars.get("found_inf")
-            group["step"] += 1 if found_inf is None else (found_inf == 0).to(torch.int32).reshape(1)
-        if (
-            not plan.run(op, step=0, step_tensor=group["step"], advance_step=advance, **rate, **scalars)
-            and advance
-        ):
-            group["step"] += 1  # no launch, so no kernel that advances it
+        found_inf = scalars.get("found_inf")
+        if plan.shards:  # a rank may hold none, and must count all the same
+            step = group["step"] + counted_by(found_inf)
+            plan.run(op, step=0, step_tensor=step, advance_step=False, **rate, **scalars)
+            group["step"].copy_(step)
+        elif not plan.run(op, step=0, step_tensor=group["step"], advance_step=True, **rate, **scalars):
+            count_step(group, device, found_inf)  # no launch, so no kernel that does

@@ -29,6 +29,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     """
 
     state_names = ()
+    count_names = ("step",)  # of states in checkpoints
     reads_found_inf = True  # step() leaves everything as it is where this attribute, a tensor, is not 0
     _saved_options = ("_step_supports_amp_scaling",)
     _dummy_overflow_buf = OverflowFlag()
@@ -42,7 +43,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _plan(self, index):
         """The plan of group `index`, made anew when its parameters, states or gradients' presence changed."""
-        params = self.param_groups[index]["params"]
+        params = self._group(index)["params"]
         made_for, plan = self._plans.get(self._plan_key(index), ((), None))
         same = plan is not None and len(made_for) == len(params) and all(map(operator.is_, made_for, params))
         if not same or plan.watched_has_gradient() or plan.state_changed(self.state):
@@ -55,15 +56,26 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Group `index`, and what beside its parameters its plan depends on."""
         return index
 
+    def _group(self, index):
+        """The group, or the part of one, that has a plan of its own."""
+        return self.param_groups[index]
+
+    def _parts(self, index):
+        """What `_group` takes for each part of group `index`."""
+        return (index,)
+
+    def _has_state(self, p):
+        return bool(self.state.get(p))
+
     def _make_plan(self, index):
-        group = self.param_groups[index]
+        group = self._group(index)
         params = group["params"]
         self._check_parameters(index, params)
         owned = list(zip(params, self._gradient_owners(params), strict=True))
-        ready = self._ordered([p for p, owner in owned if owner.grad is not None or self.state.get(p)])
+        ready = self._ordered([p for p, owner in owned if owner.grad is not None or self._has_state(p)])
         for p in ready:
             self._init_state(p, group)
-        waiting = [owner for p, owner in owned if owner.grad is None and not self.state.get(p)]
+        waiting = [owner for p, owner in owned if owner.grad is None and not self._has_state(p)]
         lists = [[local(t) for t in column] for column in self._lists(ready, group)]
         names = ["gradient of parameter", "parameter", *self._list_names(ready, group)]
         owners = self._gradient_owners(ready)
@@ -78,7 +90,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             plan = self._make_plan(index)
         owners = self._gradient_owners([p for p, _ in plan.shards])
         plan.gradients = [local_gradient(owner) for owner in owners]
-        if self._written(self.param_groups[index]) & 1:
+        if self._written(self._group(index)) & 1:
             shards = [shard for _, shard in plan.shards]
             plan.gradients = list(map(_laid_out_like, shards, plan.gradients))
         plan.set_gradients(plan.gradients)
@@ -206,7 +218,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for key in saved["params"]:
                 state = state_dict["state"].get(key)
                 missing = [name for name in self._states({**group, **saved}) if name not in (state or ())]
-                if state and missing:
+                if missing and state:
                     raise ValueError(
                         f"{type(self).__name__}: the checkpoint's state of parameter {key} in group {index} "
                         f"holds {', '.join(sorted(map(str, state)))} but not {', '.join(missing)}: it is another "

@@ -16,7 +16,8 @@ class ModelCopies:
 
     def writes_models(self):
         """Whether the last step gave the model all that its master weights hold."""
-        keys = [self._plan_key(index) for index, group in enumerate(self.param_groups) if group["params"]]
+        indices = [index for index, group in enumerate(self.param_groups) if group["params"]]
+        keys = [self._plan_key(part) for index in indices for part in self._parts(index)]
         return all(key in self._plans and self._plans[key][1].writes_models for key in keys)
 
     def _behind(self, params):
@@ -41,7 +42,7 @@ class ModelCopies:
 
     def _make_plan(self, index):
         plan = super()._make_plan(index)
-        group = self.param_groups[index]
+        group = self._group(index)
         written = {id(model) for model in self._models(group["params"], group) or ()}
         behind = self._behind(group["params"])
         plan.writes_models = all(model is None or id(model) in written for model in behind)

@@ -8,12 +8,13 @@ from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._capturable import Capturable
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._model_copies import ModelCopies
+from apex.optimizers._own_steps import OwnSteps
 from apex.optimizers._scaling import Scaling
 
 __all__ = ["FusedAdam"]
 
 
-class FusedAdam(Capturable, ModelCopies, FusedOptimizer):
+class FusedAdam(OwnSteps, Capturable, ModelCopies, FusedOptimizer):
     """Adam and AdamW with every parameter of one dtype updated in a single launch.
 
     A drop-in for torch.optim.AdamW, or torch.optim.Adam with ``adam_w_mode=False``; the interface is that of
@@ -37,6 +38,10 @@ class FusedAdam(Capturable, ModelCopies, FusedOptimizer):
     Raises:
         RuntimeError: amsgrad, or a sparse gradient.
         TypeError, ValueError: parameters of another dtype, or of CPU and accelerator in one group.
+
+    A group counts its steps, in ``group["step"]``, as in public apex: a group without parameters too, and a
+    parameter's bias is corrected by that count whenever its first gradient comes. Checkpoints of public apex and of
+    torch.optim.Adam and AdamW are taken, and theirs take this one's: docs/optimizers.md.
 
     Sources: arXiv:1412.6980, arXiv:1711.05101; numerics and state layout of public apex.
     """
@@ -126,6 +131,8 @@ class FusedAdam(Capturable, ModelCopies, FusedOptimizer):
         for index, group in enumerate(self.param_groups):
             if group["params"]:
                 self._step_group(index, group, scaling)
+            else:
+                self._count_without_parameters(group, scaling)
         return loss
 
     def _step_group(self, index, group, scaling):

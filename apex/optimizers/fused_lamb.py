@@ -91,13 +91,14 @@ class FusedLAMB(ModelCopies, FusedOptimizer):
         loss = evaluate(closure)
         norms = self._gradient_norm.measure([p for group in self.param_groups for p in group["params"]])
         for index, group in enumerate(self.param_groups):
+            step = group.get("step", 0) + 1
             if group["params"]:
-                self._step_group(index, group, norms)
+                self._step_group(index, group, step, norms)
+            group["step"] = step
         return loss
 
-    def _step_group(self, index, group, norms):
+    def _step_group(self, index, group, step, norms):
         beta1, beta2 = group["betas"]
-        group["step"] = group.get("step", 0) + 1
         plan = self._plan(index)
         # Where tensors are spread over ranks, their norms are too: the parameters wait for those.
         lr = 0.0 if plan.shards else float(group["lr"])
@@ -107,7 +108,7 @@ class FusedLAMB(ModelCopies, FusedOptimizer):
             beta1=beta1,
             beta2=beta2,
             eps=group["eps"],
-            step=group["step"],
+            step=step,
             bias_correction=bool(group["bias_correction"]),
             weight_decay=group["weight_decay"],
             grad_averaging=bool(group["grad_averaging"]),

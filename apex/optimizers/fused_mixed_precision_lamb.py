@@ -5,6 +5,7 @@ import torch
 from apex._sharding import is_sharded, local
 from apex.optimizers._amp_c import AmpCFunction
 from apex.optimizers._arguments import check_arguments, evaluate
+from apex.optimizers._capturable import count_step
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._gradient_norm import GradientNorm
 from apex.optimizers._model_copies import ModelCopies
@@ -155,10 +156,14 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
         for index, group in enumerate(self.param_groups):
             if group["params"]:
                 self._step_group(index, group, norms, scaling)
+            else:  # parameters that come later are corrected by what all groups count
+                count_step(group, group["step"].device, scaling.on(group["step"].device).get("found_inf"))
         return loss
 
     def _step_group(self, index, group, norms, scaling):
         device = local(group["params"][0]).device
+        if group["step"].device != device:  # the group had no parameters when it came
+            self._move_scalars_to_device(group)
         beta1, beta2 = group["betas"]
         limit = group.get("max_grad_norm", self.defaults["max_grad_norm"]) or 0.0
         scalars = dict(max_grad_norm=limit) | scaling.on(device)
@@ -185,4 +190,4 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
             **scalars,
         )
         if not launches:
-            group["step"] += 1
+            count_step(group, device, scalars.get("found_inf"))

@@ -5,7 +5,7 @@ import torch
 from apex._sharding import local, local_gradient
 from apex.optimizers._amp_c import AmpCFunction
 from apex.optimizers._arguments import check_arguments, evaluate
-from apex.optimizers._capturable import Capturable
+from apex.optimizers._capturable import Capturable, count_step
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._scaling import Scaling
 from apex.optimizers._tensor_norms import sharded_norms
@@ -161,14 +161,18 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
         for index, group in enumerate(self.param_groups):
             if group["params"]:
                 self._step_group(index, group, scaling)
+            else:
+                self._count_without_parameters(group, scaling)
         return loss
 
     def _step_group(self, index, group, scaling):
         plan = self._plan(index)
-        if index not in self._norms:
-            return  # no parameter has received a gradient yet
+        device = local(group["params"][0]).device
         beta1, beta2 = group["betas"]
-        options = scaling.unscaling(local(group["params"][0]).device)
+        options = scaling.unscaling(device)
+        if index not in self._norms:  # no parameter has received a gradient yet
+            count_step(group, device, options.get("found_inf"), self.capturable)
+            return
         if plan.shards:
             self._average_over_ranks([p for p, _ in plan.shards], self._norms[index][1], group, options)
         self._run_counted(

@@ -35,11 +35,11 @@ def multi_tensor_amsgrad(
     """
     skip = skip_mask(found_inf, noop_flag)
     step = this_step(step, step_tensor, advance_step, skip)
-    rate = lr if lr_tensor is None else lr_tensor.reshape(())
     for grad, param, exp_avg, exp_avg_sq, largest in zip(
         grads, params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, strict=True
     ):
         math = math_dtype(param)
+        rate = lr if lr_tensor is None else lr_tensor.reshape(()).to(math)
         correction1 = 1 - power(beta1, step, math) if bias_correction else 1.0
         correction2 = 1 - power(beta2, step, math) if bias_correction else 1.0
         p, g = param.to(math), grad.to(math)

@@ -68,7 +68,9 @@ def test_large_mean(variant, layout, shape):
     torch.testing.assert_close(var.cpu().double(), case.var64, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("layout, shape", [("first", (3, 4, 700)), ("first", (40, 4, 49)), ("last", (2100, 4))])
+@pytest.mark.parametrize(
+    "layout, shape", [("first", (3, 4, 700)), ("first", (40, 4, 49)), ("last", (2100, 4))]
+)
 def test_outliers(variant, layout, shape):
     """A first element far from all others, equal elements, and halves that are."""
     case = Case(layout, shape, F32, variant.device)

@@ -143,11 +143,7 @@ def test_training_survives_endless_overflows(name, level):
     """Parameters stay what they are; finite gradients train again, and the scale doubles."""
     model = runs.plain()
     kind = {"FusedLAMB": FusedLAMB, "combined": CombinedAdam}.get(name)
-    optimizer = (
-        kind(model.parameters(), lr=0.01)
-        if kind
-        else runs.OPTIMIZERS[name](model.parameters())
-    )
+    optimizer = kind(model.parameters(), lr=0.01) if kind else runs.OPTIMIZERS[name](model.parameters())
     own = name == "combined"
     model, optimizer = runs.initialize(
         model, optimizer, opt_level=level, num_losses=2, scale_window=2, combine_grad=own
