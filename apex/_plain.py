@@ -75,3 +75,12 @@ def plain(tensor, what="tensor"):
         return tensor
     with torch.no_grad():
         return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg().resolve_conj()
+
+
+def writable_gradient(owner):
+    """owner.grad; a plain copy is put in its place where ops on lists of tensors cannot write it: negative views, zero
+    tensors. That goes for torch's own, and for ours where no binding resolves them."""
+    grad = owner.grad
+    if grad is not None and (grad.is_neg() or grad._is_zerotensor()):
+        grad = owner.grad = plain(grad, "gradient")
+    return grad

@@ -13,6 +13,7 @@ import warnings
 import torch
 
 from apex._loader import bindings
+from apex._plain import writable_gradient
 from apex._sharding import is_sharded, local
 from apex.amp import _combined_access
 from apex.amp._amp_state import _amp_state, maybe_print
@@ -317,7 +318,7 @@ class _Gradients:
 
 def dense_gradient(owner):
     """owner.grad; where somebody put one of another layout there, which may overlap itself, a copy in the owner's."""
-    grad = owner.grad
+    grad = writable_gradient(owner)
     if grad is not None and grad.layout == torch.strided and grad.stride() != owner.stride():
         grad = owner.grad = laid_out_as(torch.empty_like(owner), grad)
     return grad

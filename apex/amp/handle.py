@@ -6,6 +6,7 @@ import warnings
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from apex._plain import writable_gradient
 from apex.amp._amp_state import _amp_state, maybe_print
 from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError
 from apex.amp.opt import OptimWrapper
@@ -318,7 +319,8 @@ class NoOpHandle:
 
 def unscale_in_place(scaler, optimizer):
     """Unscales the gradients of a bare optimizer; returns whether its step is to be skipped."""
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    grads = [grad for grad in map(writable_gradient, params) if grad is not None]
     scaler.clear_overflow_state()
     scaler.unscale(grads, grads, scaler.loss_scale())
     return scaler.update_scale()

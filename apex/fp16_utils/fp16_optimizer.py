@@ -4,6 +4,7 @@ import warnings
 
 import torch
 
+from apex._plain import writable_gradient
 from apex.amp._convert import HALVES
 from apex.amp._process_optimizer import FULL, dense_gradient, laid_out_as
 from apex.amp._process_optimizer import _copy as copy_tensors
@@ -205,7 +206,7 @@ class FP16_Optimizer:
         held = self._held_scale
         if held is not None and held != scale:
             pending = [*self.all_fp16_params, *self.all_fp32_from_fp32_params]
-            grads = [p.grad for p in pending if p.grad is not None]
+            grads = [grad for grad in map(writable_gradient, pending) if grad is not None]
             if grads:
                 torch._foreach_mul_(grads, scale / held)
         self._held_scale = scale

@@ -8,6 +8,7 @@ import warnings
 
 import torch
 
+from apex._plain import writable_gradient
 from apex._sharding import is_sharded, local, local_gradient
 from apex.optimizers._amp_c import OverflowFlag
 from apex.optimizers._plan import make_plan
@@ -157,7 +158,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for p in params:
                 p.grad = None
             return
-        grads = [p.grad for p in params if p.grad is not None]
+        grads = [grad for grad in map(writable_gradient, params) if grad is not None]
         if {*map(type, grads)} - {torch.Tensor}:  # DTensors among them
             super().zero_grad(set_to_none=False)
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from apex._loader import bindings, library
+from apex._plain import writable_gradient
 
 
 def make_plan(names, written, lists, owners, watched=(), states=None, params=None):
@@ -86,7 +87,9 @@ class ReferencePlan:
         self._gradients = gradients
 
     def run(self, op, **scalars):
-        grads = [p.grad for p in self._owners] if self._gradients is None else self._gradients
+        grads = self._gradients
+        if grads is None:
+            grads = [writable_gradient(p) for p in self._owners]
         buckets = {}
         for row in zip(grads, *self._lists, strict=True):
             if row[0] is not None:

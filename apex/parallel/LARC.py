@@ -2,6 +2,7 @@
 
 import torch
 
+from apex._plain import writable_gradient
 from apex._sharding import is_sharded
 
 
@@ -105,8 +106,9 @@ class LARC(torch.optim.Optimizer):
     def _adapt(self, group):
         by_kind = {}
         for p in group["params"]:
-            if p.grad is not None:
-                by_kind.setdefault((p.dtype, p.grad.dtype, p.device), []).append(p)
+            grad = writable_gradient(p)
+            if grad is not None:
+                by_kind.setdefault((p.dtype, grad.dtype, p.device), []).append(p)
         for params in by_kind.values():
             _check_gradients(params)
             grads = [p.grad for p in params]

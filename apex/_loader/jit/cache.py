@@ -64,7 +64,9 @@ def fetch(key, make):
         if not _writable(opened):
             return make()
         with _lock(opened, f"{key}.lock"):
-            found = _read(place, opened, key)  # another process or thread may have made it while this one waited
+            found = _read(
+                place, opened, key
+            )  # another process or thread may have made it while this one waited
             if found is None:
                 found = make()
                 _write(opened, key, found)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from apex._loader import bindings
+from apex._plain import writable_gradient
 from apex._sharding import combine_norm, local, shard_groups
 
 _FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -44,6 +45,9 @@ def clip_grad_norm_(
     if not (norm_type == 2.0 or maximum) or not all(map(_is_fused, parameters)):
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
 
+    if bindings.load().module is None:
+        for p in parameters:
+            writable_gradient(p)
     parts = {}
     for p in parameters:
         key = (local(p.grad).device, shard_groups(p.grad))
