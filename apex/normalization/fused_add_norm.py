@@ -11,8 +11,8 @@ def fused_add_layer_norm(
     """(layer_norm(input + residual), input + residual), both in the input's dtype.
 
     The sum is rounded to that dtype before it is normalised, as two separate ops would. normalized_shape: by
-    default the weight's shape. The outputs are differentiable. Raises ValueError where shapes, TypeError where
-    dtypes do not fit.
+    default the weight's shape. memory_efficient: see FusedLayerNorm. The outputs are differentiable. Raises
+    ValueError where shapes, TypeError where dtypes do not fit.
     """
     shape = _norm.as_shape(weight.shape if normalized_shape is None else normalized_shape)
     return _norm.add_layer_norm(input, residual, shape, weight, bias, eps, memory_efficient)

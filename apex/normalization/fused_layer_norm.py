@@ -133,8 +133,8 @@ def fused_layer_norm_affine(input, weight, bias, normalized_shape, eps=1e-6, mem
     """Layer norm of `input` over its last dimensions, which are normalized_shape.
 
     memory_efficient: autograd keeps the output in place of the input, and divides by the weight in backward;
-    weights nearer to 0 than eps count as eps there. Raises TypeError where the weight is neither float32 nor of the
-    input's dtype outside autocast, ValueError where shapes do not fit.
+    weights nearer to 0 than eps count as eps there: see FusedLayerNorm. Raises TypeError where the weight is
+    neither float32 nor of the input's dtype outside autocast, ValueError where shapes do not fit.
     """
     return FusedLayerNormAffineFunction.apply(input, weight, bias, normalized_shape, eps, memory_efficient)
 
@@ -207,7 +207,10 @@ class FusedLayerNorm(_Norm):
         normalized_shape: of the last dimensions; an int is one dimension.
         eps: added to the variance.
         elementwise_affine: with weight and bias.
-        memory_efficient: keep the output for backward, not the input.
+        memory_efficient: keep the output for backward, not the input. The backward pass then divides by the weight, and
+            by eps where the weight is nearer to 0 than that, as public apex does: an element with such a weight gives
+            too small a gradient of its weight, and too little to the gradient of the input, by the factor
+            weight / eps. Weights that start at 0, or may come near it, want memory_efficient=False.
     """
 
     has_bias = True

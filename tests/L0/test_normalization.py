@@ -44,6 +44,30 @@ def test_modules_match_torch(variant, make, memory_efficient):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("make", MODULES, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("tiny", [1e-30, -1e-30, 1e-7, 0.0])
+def test_weights_nearer_to_0_than_eps(variant, make, tiny):
+    """From the output, they count as eps: documented, as public apex. From the input their gradients are whole."""
+    eps, rows = 2.0**-16, 5
+    x, dy = (norms.random((rows, 72), F32, variant.device, seed=seed) for seed in (1, 2))
+    for memory_efficient in (False, True):
+        module = make(72, eps=eps, memory_efficient=memory_efficient).to(variant.device)
+        with torch.no_grad():
+            module.weight[7] = tiny
+        weight_grad = (
+            torch.autograd.grad(module(x.clone().requires_grad_()), module.weight, dy)[0].double().cpu()
+        )
+        exact = x.double().cpu()
+        if "RMS" not in make.__name__:
+            exact = exact - exact.mean(-1, keepdim=True)
+        normalized = exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt()
+        whole = (dy.double().cpu() * normalized).sum(0)
+        if memory_efficient:
+            whole[7] *= abs(tiny) / eps
+        torch.testing.assert_close(weight_grad, whole, rtol=1e-5, atol=1e-5)
+        assert not memory_efficient or abs(weight_grad[7] - whole[7]) <= 1e-4 * abs(whole[7])
+
+
 def test_no_weights():
     """Report: non-affine layer norm errors in a later op."""
     for make in MODULES[:2]:

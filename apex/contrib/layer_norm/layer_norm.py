@@ -19,7 +19,7 @@ class FastLayerNormFN(_Function):
 
 
 class FastLayerNorm(torch.nn.Module):
-    """Layer norm over the last dimension, of `hidden_size` elements."""
+    """Layer norm over the last dimension, of `hidden_size` elements. memory_efficient: see FusedLayerNorm."""
 
     def __init__(self, hidden_size, eps=1e-5, memory_efficient=False):
         super().__init__()
