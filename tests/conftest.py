@@ -6,7 +6,9 @@ import json
 import locale
 
 import pytest
+import rings
 from _pytest.junitxml import xml_key
+from rings import pytest_fixture_setup, pytest_runtest_protocol  # noqa: F401
 
 OWN_LOCALE = locale.setlocale(locale.LC_ALL)
 
@@ -17,7 +19,12 @@ def _take_own_locale(item):
     locale.setlocale(locale.LC_ALL, OWN_LOCALE)
 
 
-pytest_runtest_setup = pytest.hookimpl(tryfirst=True)(_take_own_locale)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    _take_own_locale(item)
+    rings.skip_without_gpus(item)
+
+
 pytest_runtest_call = pytest.hookimpl(tryfirst=True)(_take_own_locale)
 
 
@@ -27,12 +34,25 @@ DESELECTED = "deselected"  # a property of JUnit files: {reason: [node ids]}, as
 _left_out = collections.defaultdict(list)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Who needs two GPUs needs a GPU."""
+def pytest_addoption(parser):
+    group = parser.getgroup("rings")
+    group.addoption("--ring", metavar="PLAN", help="run what the plan says, see tests/rings.py")
+    group.addoption("--cpu-level", type=int, default=4, metavar="N", help="the highest x86-64 level here")
+    group.addoption("--cpu-seconds", metavar="FILE", help="write what every file of tests took")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Who needs two GPUs needs a GPU. And what the ring leaves out goes."""
     for item in items:
         if item.get_closest_marker("two_gpus") and not item.get_closest_marker("gpu"):
             item.add_marker("gpu")
+    yield
+    if path := config.getoption("--ring"):
+        with open(path, encoding="utf-8") as file:
+            items[:], left = rings.choose(items, json.load(file))
+        for reason, out in left.items():
+            _left_out[reason] += [item.nodeid for item in out]
 
 
 def pytest_deselected(items):
@@ -43,14 +63,16 @@ def pytest_deselected(items):
 def _why_left_out(config) -> str:
     options = [(f"-{letter}", config.getoption(name)) for letter, name in (("m", "markexpr"), ("k", "keyword"))]
     chosen = " and ".join(f"{option} '{text}'" for option, text in options if text)
-    return f"left out by {chosen}" if chosen else "left out where -m does not ask for it"
+    return f"left out by {chosen}" if chosen else "left out: nothing asked for it"
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_testnodedown(node, error):
     """Every worker of xdist collects all tests and leaves out the same: the first to end tells."""
+    output = getattr(node, "workeroutput", {})
     if not _left_out:
-        _left_out.update(getattr(node, "workeroutput", {}).get(DESELECTED, {}))
+        _left_out.update(output.get(DESELECTED, {}))
+    rings.add(output.get(rings.SECONDS, {}))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -58,8 +80,12 @@ def pytest_sessionfinish(session):
     config = session.config
     if hasattr(config, "workeroutput"):
         config.workeroutput[DESELECTED] = dict(_left_out)
-    elif _left_out and (xml := config.stash.get(xml_key, None)):
+        config.workeroutput[rings.SECONDS] = dict(rings._spent)
+        return
+    if _left_out and (xml := config.stash.get(xml_key, None)):
         xml.add_global_property(DESELECTED, json.dumps(_left_out))
+    if path := config.getoption("--cpu-seconds"):
+        rings.write(path)
 
 
 def pytest_terminal_summary(terminalreporter):

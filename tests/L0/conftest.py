@@ -7,8 +7,8 @@ sizes and both orders of their threads; a GPU where there is one. See variants.p
 from __future__ import annotations
 
 import pytest
-import torch
 import variants
+from rings import NO_GPU
 
 variants.count_references()
 
@@ -18,7 +18,7 @@ def variant(request):
     """The Variant that serves every op while the test runs; skipped, with the reason, where it cannot."""
     reason = variants.why_not(request.param)
     if reason:
-        pytest.skip(reason if reason == variants.NO_GPU else f"variant {request.param}: {reason}")
+        pytest.skip(reason if reason == NO_GPU else f"variant {request.param}: {reason}")
     with variants.served_by(request.param) as served:
         yield served
 
@@ -35,6 +35,7 @@ _compiled = {}
 @pytest.fixture
 def compiled():
     """function -> (it, compiled as one graph; how often that was compiled so far). One for all tests."""
+    import torch
     from torch._dynamo.testing import CompileCounterWithBackend
 
     def compile_once(function):
@@ -50,6 +51,7 @@ def compiled():
 @pytest.fixture
 def counting_backend():
     """A backend for torch.compile that counts, with nothing compiled before."""
+    import torch
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()
@@ -63,15 +65,3 @@ def pytest_generate_tests(metafunc):
     of_a_gpu = any(metafunc.definition.get_closest_marker(name) for name in ("gpu", "two_gpus"))
     if of_a_gpu and "variant" in metafunc.fixturenames:
         metafunc.definition.add_marker(pytest.mark.parametrize("variant", ["cuda"], indirect=True))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item):
-    """Skips what is marked gpu or two_gpus where there are none. tests/L0/host counts them itself, in a process of its
-    own: this one must not open the driver."""
-    if not item.get_closest_marker("gpu") or "devices" in item.fixturenames:
-        return
-    if not torch.cuda.is_available():
-        pytest.skip(variants.NO_GPU)
-    if item.get_closest_marker("two_gpus") and torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")

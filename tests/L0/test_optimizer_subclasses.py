@@ -37,10 +37,7 @@ FUNCTIONS = {
 }
 
 
-NO_GPU = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False"
-)
-PLACES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
+PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def made(name, params):
@@ -270,7 +267,7 @@ def test_overflow_flag_follows_no_default(place):
     assert flag.dtype == torch.int32 and flag.device.type == place
 
 
-@NO_GPU
+@pytest.mark.gpu
 def test_overflow_flag_of_a_capture_is_the_graphs():
     optimizer = FusedAdam(training.parameters(F32, "cuda"))
     graph = torch.cuda.CUDAGraph()

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from rings import NO_GPU
 
 from apex._loader import bindings, library
 from apex._loader import reference as references
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-NO_GPU = "no GPU: torch.cuda.is_available() is False"
 CPU_LEVELS = (1, 2, 3, 4)
 EXECUTORS = {  # name -> warp size, order of the threads (see csrc/testing)
     "simt32": (32, 0),

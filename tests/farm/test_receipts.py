@@ -376,7 +376,8 @@ def test_a_tier_leaves_its_receipt(tmp_path, monkeypatch):
     nothing, and what a marker leaves out is counted."""
     folder = tmp_path / "tests/small"
     folder.mkdir(parents=True)
-    shutil.copy(REPOSITORY / "tests/conftest.py", folder.parent)
+    for name in ("conftest.py", "rings.py"):
+        shutil.copy(REPOSITORY / "tests" / name, folder.parent)
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     (folder / "test_small.py").write_text(
         "import os, pytest\n"

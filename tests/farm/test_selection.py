@@ -1,6 +1,7 @@
 """Tests are chosen by marker: what each stands on is marked in one place, and what was left out is counted."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,8 @@ class TestBoth:
 def small(tmp_path):
     """A project with the suite's conftest and markers and one file of tests; returns how to run it."""
     (tmp_path / "tests").mkdir()
-    shutil.copy(REPOSITORY / "tests/conftest.py", tmp_path / "tests")
+    for name in ("conftest.py", "rings.py"):
+        shutil.copy(REPOSITORY / "tests" / name, tmp_path / "tests")
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     (tmp_path / "tests/test_small.py").write_text(SMALL)
 
@@ -93,3 +95,11 @@ def test_the_markers_of_this_suite_are_true():
     host = collected("-m", "fake_driver and not gpu", "tests/L0/host")
     assert [name for name in host if "test_cuda_launch.py" in name]
     assert not collected("-m", "not gpu", "tests/L0/host/test_cuda_device.py")
+
+
+def test_no_test_looks_for_a_card_itself():
+    """Markers do: a tier, a ring and a receipt know of nothing else."""
+    asks = re.compile(r"skipif\(\s*[^)]*cuda\.(is_available|device_count)|cuda\.is_available\(\):\s+pytest\.skip")
+    files = [p for p in (REPOSITORY / "tests").rglob("*.py") if p.name not in ("rings.py", "test_selection.py")]
+    found = [p.relative_to(REPOSITORY).as_posix() for p in files if asks.search(p.read_text(encoding="utf-8"))]
+    assert not found, f"mark them gpu or two_gpus (docs/testing.md): {found}"

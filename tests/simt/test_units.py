@@ -11,10 +11,16 @@ from filelock import Timeout
 
 from simt.build import FLAVOURS, WARP_SIZES, _run_once, build, device_sources
 from simt.executor import Executor
+from simt.targets import Target
+
+BUILDS = [
+    pytest.param(flavour, width, marks=[getattr(pytest.mark, m) for m in Target("", flavour, width, 0).marks])
+    for flavour in FLAVOURS
+    for width in WARP_SIZES
+]
 
 
-@pytest.mark.parametrize("width", WARP_SIZES)
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize(("flavour", "width"), BUILDS)
 def test_compiles(flavour, width):
     library = build(flavour, width)
     assert not library.failures

@@ -69,8 +69,7 @@ CASES = [
     for name in OPTIMIZERS
     for marks in [() if case in PART else pytest.mark.full_cross]
 ]
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(autouse=True)
