@@ -15,7 +15,8 @@ import subprocess
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-OUTPUT = ROOT / "build" / "emulated"
+STORE = pathlib.Path(os.environ.get("APEX_STORE") or ROOT / "build" / "store").absolute()
+OUTPUT = STORE / "tests" / "emulated"
 ARCHES = ("gfx950", "gfx1100", "gfx1201")  # wave64 CDNA, wave32 RDNA3 and RDNA4: what the emulator knows
 FLAGS = (
     "-x",

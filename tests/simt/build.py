@@ -1,7 +1,8 @@
 """Builds the device sources and the SIMT executor into one shared library per flavour and warp size.
 
-Objects and libraries lie under ``build/simt``, named by the hash of everything that went into them, so only
-what changed is compiled. ``python3 tests/simt/build.py plain 32`` prints the library's path.
+Objects and libraries lie in the build's store (``APEX_STORE``, else ``build/store``), under ``tests/simt``, named by
+the hash of everything that went into them, so only what changed is compiled, by one process.
+``python3 tests/simt/build.py plain 32`` prints the library's path.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEVICE = ROOT / "csrc" / "device"
 TESTING = ROOT / "csrc" / "testing"
 SELFTEST = TESTING / "selftest.cu"
-OUTPUT = ROOT / "build" / "simt"
+STORE = pathlib.Path(os.environ.get("APEX_STORE") or ROOT / "build" / "store").absolute()
+OUTPUT = STORE / "tests" / "simt"
 INCLUDES = (ROOT / "csrc", DEVICE)
 WARP_SIZES = (32, 64)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 HOST = ROOT / "csrc" / "host"
 FAKES = Path(__file__).parent / "fakes"
-STORE = ROOT / "build" / "tests" / "host"
+STORE = Path(os.environ.get("APEX_STORE") or ROOT / "build" / "store").absolute() / "tests" / "host"
 
 COMPILER = os.environ.get("CXX", "g++")
 COMPILE = ["-std=c++20", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden", "-fPIC"]

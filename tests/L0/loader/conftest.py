@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from .described import ROOT
 
+# What tests made once for their inputs, and keep: beside the outputs of the build.
+STORE = Path(os.environ.get("APEX_STORE") or ROOT / "build" / "store").absolute() / "tests"
 KERNELS = """
 extern "C" __global__ void unit_one_f32(float* p) { p[threadIdx.x] *= 2; }
 extern "C" __global__ void unit_one_f16(float* p) { p[threadIdx.x] += 2; }
@@ -100,23 +103,16 @@ def shared_library(tmp_path):
 
 
 def _nvrtc(requirement):
-    """Path of NVRTC from PyPI, kept under build/; skips where it cannot be had."""
-    folder = ROOT / "build" / "test_tools" / requirement.replace("=", "").replace("*", "")
-    if not list(folder.glob("**/libnvrtc.so.*")):
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--target",
-            str(folder),
-            requirement,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"{requirement} cannot be had from PyPI here: {done.stderr.strip()[-200:]}")
+    """Path of NVRTC from PyPI, kept in the build's store; skips where it cannot be had."""
+    folder = STORE / "tools" / requirement.replace("=", "").replace("*", "")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not list(folder.glob("**/libnvrtc.so.*")):
+            options = ["-q", "--no-deps", "--target", str(folder), requirement]
+            command = [sys.executable, "-m", "pip", "install", *options]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"{requirement} cannot be had from PyPI here: {done.stderr.strip()[-200:]}")
     return str(next(folder.glob("**/libnvrtc.so.*")))
 
 
