@@ -68,8 +68,13 @@ def test_a_static_scale_never_skips(variant):
 
 
 def test_scale_one_leaves_gradients_alone():
-    grads = [torch.full((3,), float("inf"))]
-    LossScaler(1.0).unscale(grads, None, None, models_are_masters=True)
+    """Nothing is read or written: a gradient may be anything, and there are no masters to write."""
+    values = [float("inf"), float("nan"), 1.5]
+    grads, scaler = [torch.tensor(values, dtype=F32, device="cpu")], LossScaler(1.0)
+    version = grads[0]._version
+    scaler.unscale(grads, None, None, models_are_masters=True)
+    assert str(grads[0].tolist()) == str(values) and grads[0]._version == version
+    assert not scaler._flags and scaler.update_scale() is False and scaler.loss_scale() == 1.0
 
 
 @pytest.mark.filterwarnings("ignore:gradients overflowed until")
