@@ -6,13 +6,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # last: an apex that is installed comes first
 from _measure import ON_GPU, attempt, copy_bandwidth, graph_seconds, wall_seconds
 
 import apex
+from apex._loader import tree
+from build_matrix import digest
 
 FIGURE = 9  # characters of a column of figures
 COMPILE_SECONDS = 20  # for all of a run's compilations together: first come, first measured
@@ -45,6 +51,15 @@ def parse(parser, compiles=True, accuracy=True):
 
 def device_name() -> str:
     return torch.cuda.get_device_name() if ON_GPU else "CPU"
+
+
+def source() -> dict:
+    """What is measured: {"units": digest of each device source with its headers, "python": of the modules of apex}, of
+    the apex that is imported."""
+    package, device = Path(apex.__file__).parent, tree.device_sources()
+    modules = {p.relative_to(package).as_posix(): digest.of_file(p) for p in sorted(package.rglob("*.py"))}
+    units = {path.stem: digest.of_source(path) for path in sorted(device.glob("*.cu"))} if device else {}
+    return {"units": units, "python": digest.of_values(modules)}
 
 
 class Table:
@@ -110,7 +125,7 @@ class Report:
     def __init__(self, options, bandwidth: float | None = None, rows=()):
         self.options, self.bandwidth = options, bandwidth or copy_bandwidth()
         self.compiling = 0.0  # seconds
-        facts = {"card": device_name(), "torch": torch.__version__, "copy": self.bandwidth}
+        facts = {"card": device_name(), "torch": torch.__version__, "copy": self.bandwidth, "source": source()}
         title = f"{device_name()}, torch {torch.__version__}, copy {self.bandwidth / 1e9:.0f} GB/s"
         self.table = Table(title, Row.HEADINGS, (44, 24), options.json, facts)
         self.table.rows.extend(rows)

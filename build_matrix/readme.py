@@ -1,18 +1,28 @@
-"""The tables of README.md and of this version's release notes, made from the registry, the matrix, the pins, the
-changelog, the receipts and the measurements in benchmarks/results."""
+"""The tables of README.md, docs/speed.md and this version's release notes, made from the registry, the matrix, the
+pins, the changelog, the receipts and the measurements in benchmarks/results."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from pathlib import Path
 
-from build_matrix import REPOSITORY, changes, compat, files, host_compiler, identity, matrix, pins, receipts
+from build_matrix import (
+    REPOSITORY,
+    changes,
+    compat,
+    files,
+    host_compiler,
+    identity,
+    matrix,
+    pins,
+    receipts,
+    speed,
+)
 from build_matrix.registry import Registry
 
 README = REPOSITORY / "README.md"
-RESULTS = REPOSITORY / "benchmarks" / "results"
+SPEED = REPOSITORY / "docs" / "speed.md"
 ELEMENT_TYPES = ("bf16", "f16", "f32", "f64")
 
 
@@ -62,32 +72,6 @@ def kernels(op: str) -> list[str]:
         [host_compiler.find().path, *flags, source], capture_output=True, text=True, check=True
     )
     return sorted(set(re.findall(rf"\bvoid {op}_(\w+)\(", done.stdout)))
-
-
-def speed() -> str:
-    """The newest recorded run of each benchmark; of its cases those whose bytes take a GPU as long as SHOWN."""
-    newest = {file.name.split("-")[0]: file for file in sorted(RESULTS.glob("*.json"))}
-    return "\n\n".join(_speed(name, file) for name, file in newest.items()) or "No run is recorded."
-
-
-SHOWN = 50e-6  # seconds: below it launches are what is measured
-
-
-def _speed(name: str, file: Path) -> str:
-    """A line a case: of each implementation, the first of apex's alone, GPU time and fraction of the floor."""
-    result = json.loads(file.read_text(encoding="utf-8"))
-    bandwidth = result["copy"]
-    cases: dict[str, dict[str, str]] = {}
-    for row in result["rows"]:
-        floor = row["floor_bytes"] / bandwidth
-        if row["graph"] and floor >= SHOWN:
-            column = "apex" if row["implementation"].startswith("apex") else row["implementation"]
-            cell = f"{row['graph'] * 1e6:.0f} µs, {100 * floor / row['graph']:.0f} %"
-            cases.setdefault(row["case"], {}).setdefault(column, cell)
-    columns = list(dict.fromkeys(column for cells in cases.values() for column in cells))
-    rows = [(case, *(cells.get(column, "") for column in columns)) for case, cells in cases.items()]
-    heading = f"{result['card']}, torch {result['torch']}, copy {bandwidth / 1e9:.0f} GB/s"
-    return f"`benchmarks/{name}.py`, {heading}:\n\n{_table(('case', *columns), rows)}"
 
 
 def versions() -> str:
@@ -151,7 +135,8 @@ def changelog() -> str:
 
 NOTES = REPOSITORY / "release_notes" / f"{identity.version()}.md"
 SECTIONS = {
-    README: {"install": install, "extensions": extensions, "support": support, "speed": speed},
+    README: {"install": install, "extensions": extensions, "support": support, "speed": speed.brief},
+    SPEED: {"speed": speed.whole},
     NOTES: {"versions": versions, "tried": tried, "changes": changelog},
 }
 

@@ -15,7 +15,7 @@
 namespace apex {
 namespace {
 // Elements a chunk: small enough that the last wave of blocks is short, large enough that finding a chunk
-// costs nothing (measured in benchmarks/multi_tensor.py).
+// costs nothing.
 constexpr uint32_t gpu_chunk_size = 8192, cpu_chunk_size = 16384;
 
 int32_t dtype_code(at::ScalarType type) {
