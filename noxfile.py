@@ -4,9 +4,7 @@ Sessions run in environments of their own that also see the packages of the Pyth
 is large, is used from there and not installed again.
 """
 
-import os
 import site
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import nox
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # the sessions are named after the matrix
-from build_matrix import matrix, toml  # noqa: E402
+from build_matrix import cards, matrix, toml  # noqa: E402
 
 nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
@@ -50,22 +48,18 @@ TESTING = ["farm", "cluster", "s3", "variants", "containers", "tests", "examples
 
 @nox.session
 def tests(session):
-    """Builds what the tests need and runs them; arguments after -- go to pytest."""
-    prepare(session, *TESTING)
+    """Builds what the tests need and runs what a change asks for (docs/testing.md); arguments after -- go to pytest."""
+    prepare(session, *TESTING, "lint")
     farm(session, "ensure-torch")
-    farm(session, "tree", "--available", *(f"--arch={arch}" for arch in TESTED))
-    environment = {"PYTHONPATH": str(ROOT)}
-    if session.posargs:
-        session.run("python", "-m", "pytest", *session.posargs, env=environment)
-        return
-    # These load a libapex.so of their own, beside which the loader rightly refuses the checkout's.
-    session.run("python", "-m", "pytest", "-q", ALONE, env=environment)
-    spread = ["-n", "auto", "--dist", "loadfile"]  # a file's tests share what they built
-    session.run("python", "-m", "pytest", "-q", *spread, "tests", f"--ignore={ALONE}", env=environment)
+    farm(session, "tests", *session.posargs)
 
 
-ALONE = "tests/L0/host"
-TESTED = matrix.load().tested()
+@nox.session(name="tests-all")
+def tests_all(session):
+    """Everything: all CPU levels, warp sizes, sanitizers, kills, containers; in hours; goes on where it was stopped."""
+    prepare(session, *TESTING, "lint")
+    farm(session, "ensure-torch")
+    farm(session, "tests", "--all")
 
 
 @nox.session
@@ -120,15 +114,14 @@ def verify(session):
 
 
 def run_tier(session, tier, cell, *arguments):
-    """Skips, and says why, where the cell's card is not: what did not run is not shown as passed."""
+    """Ends as a failure, and says why, where nothing of it can run: before anything is installed."""
+    if why := cards.why_none(tier, cell):
+        session.error(f"{tier}({cell}): {why}; nothing ran")
     prepare(session, "farm", "tests", "examples")
-    python, environment = Path(session.bin) / "python", os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [python, "-m", "build_matrix", "tier", tier, "--cell", cell]
-    asked = subprocess.run([*command, "--check"], env=environment, stderr=subprocess.PIPE, text=True)
-    if asked.returncode == 3:
-        session.skip(asked.stderr.strip())
-    archs = dict.fromkeys([*TESTED, *([cell] if cell != "cpu" else [])])
-    farm(session, "tree", "--available", *(f"--arch={arch}" for arch in archs))
+    farm(session, "ensure-torch")
+    archs = [p.arch.name for p in matrix.load().packs if p.emulated] if tier == "emulated" else [cell]
+    farm(session, "tier", tier, "--cell", cell, "--check")
+    farm(session, "tree", "--available", *(f"--arch={arch}" for arch in archs if arch != "cpu"))
     farm(session, "tier", tier, "--cell", cell, *arguments)
 
 

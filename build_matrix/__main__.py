@@ -70,7 +70,8 @@ def main() -> None:
 @click.option("--jobs", type=COUNT, help="Compilers at once; default: the number of cores.")
 @click.option("--target", type=click.Path(path_type=Path), help="Default: build/tree.")
 @click.option("--available", is_flag=True, help="Leaves out packs whose toolchain is not here, and says so.")
-def tree(archs, tags, torches, jobs, target, available) -> None:
+@click.option("--unit", "units", multiple=True, help="Units of the packs; several may be given. Default: all.")
+def tree(archs, tags, torches, jobs, target, available, units) -> None:
     """Fills build/tree/apex with libraries and packs, for use in a checkout."""
     from build_matrix import headers, packs, report, tree
     from build_matrix.engine import Engine
@@ -88,6 +89,7 @@ def tree(archs, tags, torches, jobs, target, available) -> None:
         archs=tuple(archs),
         torch=torch,
         pythons=tuple(map(pythons.find, tags_of(tags))),
+        units=_units(units),
     )
     engine = Engine(Store(), jobs, report.tell)
     tree.fill(request, target or tree.DEFAULT, engine)
@@ -581,6 +583,32 @@ def verify(wheels, arch, key, jobs) -> None:
                 click.echo(line)
 
 
+def _units(names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Units that were named, each of them known; None for all."""
+    from build_matrix.registry import device_units
+
+    if unknown := sorted(set(names) - {path.stem for path in device_units()}):
+        raise click.BadParameter(f"{unknown[0]} is no unit of csrc/device", param_hint="--unit")
+    return names or None
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.option("--all", "everything", is_flag=True, help="Everything, in hours; goes on where it was stopped.")
+@click.option("--ci", is_flag=True, help="A skip that ci/accepted_skips.toml does not accept is a fault.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def tests(everything, ci, arguments) -> None:
+    """Builds what the tests need, and runs what a change asks for; ARGUMENTS go to pytest. Exit code 1 where one
+    failed."""
+    from build_matrix import release_check, rings, skips
+
+    if everything:
+        _checks(release_check.everything())
+    elif arguments:
+        raise click.exceptions.Exit(rings.given(list(arguments), click.echo))
+    elif not rings.on_a_change(click.echo, skips.ACCEPTED if ci else None):
+        raise click.exceptions.Exit(1)
+
+
 @main.command()
 @click.argument("tier", type=click.Choice(["L0", "L1", "emulated"]))
 @click.option("--cell", default="cpu", show_default=True, help="cpu, or an arch whose card is here.")
@@ -627,10 +655,17 @@ def release_check(show, only, again) -> None:
             click.echo(f"{check.name}: {release_check.words(check)}")
         return
 
+    _checks(chosen, again)
+
+
+def _checks(chosen, again: bool = False) -> None:
+    """Runs checks of release_check and says how each went. Exit code 1 when one failed."""
+    from build_matrix import release_check
+
     def tell(check, outcome):
         click.echo(f"{outcome.state:<8} {check.name} ({outcome.seconds:.0f} s): {outcome.says}")
 
-    outcomes = release_check.run(only=only, again=again, tell=tell).values()
+    outcomes = release_check.run(only=tuple(c.name for c in chosen), again=again, tell=tell).values()
     states = [outcome.state for outcome in outcomes]
     click.echo(", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)))
     if release_check.FAILED in states:

@@ -48,9 +48,27 @@ def checks() -> list[Check]:
     """The list, in order."""
     dist = REPOSITORY / "dist"
     found = [
-        Check("lint", (*PYTHON, "ruff", "check", ".")),
+        *everything(),
         Check("changelog", (*FARM, "changelog")),
         Check("quickstart", (*FARM, "quickstart")),
+        Check("loads", (*FARM, "load-test", *(f"--python={tag}" for tag in matrix.load().python))),
+        Check("release", (*FARM, "farm", "--dist", str(dist))),
+    ]
+    names = [f"{a.distribution.replace('-', '_')}-{identity.version()}+{a.label}" for a in matrix.load().accelerators]
+    wheels = [str(dist / f"{name}-{pythons.own_tag()}-*_x86_64.whl") for name in names]
+    found.append(Check("verify", (*FARM, "verify", *wheels), after="release"))
+    cards = [cell for cell in matrix.load().cells() if cell != "cpu"]
+    return found + [
+        Check(f"{tier}({cell})", (*FARM, "tier", tier, "--cell", cell), after="tree")
+        for tier in (receipts.L0, receipts.L1)
+        for cell in cards
+    ]
+
+
+def everything() -> list[Check]:
+    """tests-all: every test that needs no card, in order."""
+    return [
+        Check("lint", (*PYTHON, "ruff", "check", ".")),
         Check("tree", (*FARM, "tree", "--available", *(f"--arch={arch}" for arch in _archs()))),
         Check(
             "tests of the farm, 50 kills",
@@ -64,17 +82,6 @@ def checks() -> list[Check]:
         Check("L0(cpu)", (*FARM, "tier", "L0"), after="tree"),
         Check("L1(cpu)", (*FARM, "tier", "L1"), after="tree"),
         Check("emulated", (*FARM, "tier", "emulated"), after="tree"),
-        Check("loads", (*FARM, "load-test", *(f"--python={tag}" for tag in matrix.load().python))),
-        Check("release", (*FARM, "farm", "--dist", str(dist))),
-    ]
-    names = [f"{a.distribution.replace('-', '_')}-{identity.version()}+{a.label}" for a in matrix.load().accelerators]
-    wheels = [str(dist / f"{name}-{pythons.own_tag()}-*_x86_64.whl") for name in names]
-    found.append(Check("verify", (*FARM, "verify", *wheels), after="release"))
-    cards = [cell for cell in matrix.load().cells() if cell != "cpu"]
-    return found + [
-        Check(f"{tier}({cell})", (*FARM, "tier", tier, "--cell", cell), after="tree")
-        for tier in (receipts.L0, receipts.L1)
-        for cell in cards
     ]
 
 

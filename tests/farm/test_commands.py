@@ -146,9 +146,8 @@ def elsewhere(tmp_path, monkeypatch):
     def run(command):
         place = command[command.index("--target") + 1]
         os.makedirs(place)
-        with open(f"{place}/version", "w") as file:
-            with open(command[command.index("--requirement") + 1]) as listed:
-                file.write(listed.read().partition("==")[2].split()[0])
+        with open(f"{place}/version", "w") as file, open(command[command.index("--requirement") + 1]) as listed:
+            file.write(listed.read().partition("==")[2].split()[0])
         return subprocess.CompletedProcess(command, 0)
 
     def find_here(name):

@@ -131,9 +131,17 @@ def test_it_has_every_package_that_the_tests_have(monkeypatch):
     monkeypatch.setattr(noxfile, "prepare", lambda session, *names: groups.append(set(names)))
     monkeypatch.setattr(noxfile, "farm", lambda session, *arguments: None)
     noxfile.tests(session)
+    noxfile.tests_all(session)
     noxfile.release_check(session)
-    of_tests, of_release = groups
-    assert "variants" in of_tests and of_tests < of_release
+    of_tests, of_all, of_release = groups
+    assert "variants" in of_tests and of_tests == of_all <= of_release
+
+
+def test_everything_is_part_of_a_release():
+    names = [check.name for check in release_check.everything()]
+    assert [check.name for check in release_check.checks()][: len(names)] == names
+    assert {"L0(cpu)", "L1(cpu)", "emulated", "containers", "kernels on the executor"} < set(names)
+    assert any("kills" in name for name in names)
 
 
 def test_what_is_not_run_this_time_is_not_forgotten(run, tmp_path):
