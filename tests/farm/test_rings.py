@@ -14,6 +14,7 @@ from build_matrix import REPOSITORY, affected, cards, junit, matrix, rings, skip
 from build_matrix.errors import BuildError
 from build_matrix.registry import device_units
 from build_matrix.rings import plan
+from tests.farm import test_provenance
 
 KNOWN = {f"tests/test_{n}.py": [0.0, float(n)] for n in range(1, 11)}  # 55 CPU seconds
 
@@ -57,6 +58,7 @@ def test_units_of_packs_take_turns():
         seen |= set(chosen)
     assert seen == every
     assert "rope" in rings.units({"rope"}, 3)
+    assert test_provenance.UNIT == rings.ALWAYS
 
 
 def test_every_file_of_tests_has_a_cost():
