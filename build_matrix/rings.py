@@ -143,7 +143,7 @@ def build(tell: Callable[[str], None], chosen: Collection[str] = ()) -> None:
     """Builds what tests need: library and bindings, packs of `chosen` units for the archs that are `tested`, and the
     whole pack of a card that is here."""
     command = [sys.executable, "-m", "build_matrix", "tree", "--available"]
-    cards = [arch for arch in which.here().archs if arch in matrix.load().cells()]
+    cards = dict.fromkeys(arch for arch in which.here().archs if arch in matrix.load().cells())
     if cards:
         command += [f"--arch={arch}" for arch in cards]
     elif chosen:
@@ -152,11 +152,11 @@ def build(tell: Callable[[str], None], chosen: Collection[str] = ()) -> None:
 
 
 def given(arguments: list[str], tell: Callable[[str], None]) -> int:
-    """pytest with these arguments, after what it needs was built. Returns its exit code."""
-    folders = {"tests", "tests/farm", "tests/containers"}  # the wheels' tests look into a pack
-    wanted = any(Path(word.partition("::")[0]).as_posix().rstrip("/") in folders or "tests/farm/" in word
-                 for word in arguments)  # fmt: skip
-    build(tell, [ALWAYS] if wanted else [])
+    """pytest with these arguments, after what they need was built. Returns its exit code."""
+    paths = [word.partition("::")[0].rstrip("/") for word in arguments]
+    named = [path for path in paths if (REPOSITORY / path).exists()]
+    of_wheels = [path for path in named if path == "tests" or path.startswith("tests/farm")]
+    build(tell, [ALWAYS] if of_wheels or not named else [])  # tests of wheels look into a pack
     return subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=REPOSITORY).returncode
 
 

@@ -7,10 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
+from click.testing import CliRunner
 
 from build_matrix import REPOSITORY, affected, cards, junit, matrix, rings, skips
+from build_matrix.__main__ import main
 from build_matrix.errors import BuildError
 from build_matrix.registry import device_units
 from build_matrix.rings import plan
@@ -67,6 +70,44 @@ def test_every_file_of_tests_has_a_cost():
     measured = json.loads(rings.DURATIONS.read_text())
     gone = [name for name in measured if not (REPOSITORY / name).is_file()]
     assert not gone, f"tests/durations.json knows files that are gone: {gone}"
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Commands that would run, on a machine without a GPU."""
+    ran = []
+    monkeypatch.setattr(rings.which, "here", lambda: types.SimpleNamespace(archs=()))
+
+    def run(command, **options):
+        ran.append(" ".join(map(str, command)).partition(" -m ")[2])
+        return types.SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(rings.subprocess, "run", run)
+    return ran
+
+
+@pytest.mark.parametrize("file", ["tests/L0/test_rms_norm.py", "tests/L0/test_rope.py::test_huge", "tests/simt"])
+def test_a_file_on_its_own_builds_no_pack(commands, file):
+    assert rings.given([file, "-q"], print) == 0
+    assert commands == ["build_matrix tree --available", f"pytest {file} -q"]
+
+
+@pytest.mark.parametrize("words", [["tests/farm/test_wheel.py"], ["tests"], ["-k", "wheel"]])
+def test_tests_of_wheels_have_a_pack_to_look_at(commands, words):
+    rings.given(words, print)
+    archs = " ".join(f"--arch={arch}" for arch in matrix.load().tested())
+    assert commands[0] == f"build_matrix tree --available {archs} --unit={rings.ALWAYS}"
+
+
+def test_a_card_that_is_here_has_its_whole_pack(commands, monkeypatch):
+    monkeypatch.setattr(rings.which, "here", lambda: types.SimpleNamespace(archs=("sm_90", "sm_90", "sm_999")))
+    rings.build(print, ["rope"])
+    assert commands == ["build_matrix tree --available --arch=sm_90"]
+
+
+def test_a_unit_that_is_none_is_named():
+    done = CliRunner().invoke(main, ["tree", "--unit", "ropes"])
+    assert done.exit_code == 2 and "ropes is no unit of csrc/device" in done.output
 
 
 # ---- the side of pytest ----------------------------------------------------------------------------------------
