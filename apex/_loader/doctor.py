@@ -46,8 +46,19 @@ def examine():
         mapped={stem: tuple(mapped.find(stem)) for stem in stems},
         cache_writable=cache.usable(),
         cache_refused=cache.refusal(),
+        threads=cpu_threads() if fit else None,
     )
     return Report(facts, problems.find(facts))
+
+
+def cpu_threads():
+    """How many of torch's threads work on CPU tensors, in words."""
+    import torch
+
+    pool = torch.__config__.parallel_info().rpartition("backend:")[2].strip()
+    if not pool or "no parallel" in pool.lower():
+        return "1: this torch was built without threads for its operators"
+    return f"{torch.get_num_threads()} of torch's own ({pool})"
 
 
 def assume(described):
@@ -104,6 +115,7 @@ def as_json(report):
             "cuda_driver": _dotted(described.cuda_driver),
             "hip_runtime": _dotted(described.hip_runtime),
             "cpu_level": described.cpu_level,
+            "cpu_threads": facts.threads,
             "devices": [vars(device) for device in described.devices],
             "packs": [{"arch": p.arch, "vendor": p.vendor, "kind": p.kind} for p in described.packs],
             "bindings": [vars(binding) for binding in described.bindings],
@@ -167,6 +179,8 @@ def _heading(report):
     for device in described.devices:
         name = f"  {device.name}" if device.name else ""
         rows.append((f"{device.platform}:{device.index}", f"{device.arch}{name}"))
+    if facts.threads:
+        rows.append(("threads", facts.threads))
     title = f"apex {tree.version()}: {report.state}"
     return [title, *(f"  {key:<9} {value}" for key, value in rows)]
 

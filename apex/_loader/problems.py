@@ -39,6 +39,7 @@ class Facts:
     fit:      the fitting.Fit of the bindings, or None without torch
     load_error: what loading the binding raised, as text, or None
     mapped:   stem -> paths of that vendor library in this process
+    threads:  how many threads of torch work on CPU tensors, in words; None without torch
     assumed:  the machine is described, not this one
     """
 
@@ -50,6 +51,7 @@ class Facts:
     mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     cache_writable: bool = True
     cache_refused: str = ""  #: why the cache's folder is not trusted
+    threads: str | None = None
     assumed: bool = False
 
 

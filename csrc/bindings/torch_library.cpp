@@ -11,12 +11,3 @@ TORCH_LIBRARY(apex, m) {
 }
 
 #include "ops.inc"
-
-// CPU variants run on torch's own threads.
-#include <ATen/Parallel.h>
-namespace {
-void parallel_for(int64_t begin, int64_t end, int64_t grain, apex_range_body body, void* context) {
-  at::parallel_for(begin, end, grain, [&](int64_t first, int64_t last) { body(context, first, last); });
-}
-[[maybe_unused]] const bool threads_are_lent = (apex_set_parallel_for(&parallel_for), true);
-}  // namespace

@@ -7,7 +7,7 @@
 
 namespace apex {
 
-/* The callback in force; null: run inline. */
+/* The callback in force. Null: run inline, as a forked child does, to which no thread came along. */
 apex_parallel_for parallel_for_callback();
 
 /* Calls body(first, last) over [begin, end), in pieces of about `grain` or more, on the caller's threads if

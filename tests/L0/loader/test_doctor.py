@@ -6,10 +6,12 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata
+from unittest import mock
 
 import pytest
 
 from apex._loader import bindings, library, tree
+from apex._loader.doctor import cpu_threads
 
 from .described import ROOT
 
@@ -35,6 +37,17 @@ def test_fine():
     done = doctor()
     assert done.returncode == 0 and ": fine" in done.stdout.splitlines()[0], done.stdout + done.stderr
     assert "to mend it" not in done.stdout
+
+
+def test_threads_of_the_cpu():
+    """As many as torch has now; a torch without any is told."""
+    import torch
+
+    done = doctor(OMP_NUM_THREADS=1, MKL_NUM_THREADS=1)
+    assert "\n  threads   1 of torch's own (OpenMP)\n" in done.stdout, done.stdout + done.stderr
+    without = "ATen/Parallel:\n\tat::get_num_threads() : 1\nATen parallel backend: no parallelization\n"
+    with mock.patch.object(torch.__config__, "parallel_info", lambda: without):
+        assert cpu_threads() == "1: this torch was built without threads for its operators"
 
 
 def test_degraded_without_compiled_parts(no_parts):
