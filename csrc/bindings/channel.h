@@ -134,14 +134,15 @@ inline bool reduce_over_channels(const char* op, const apex_place& place, const 
                                  int32_t (*run)(const apex_place*, const gpu::ChannelReduce*)) {
   int64_t count = 0;
   if (use_reference(prepare(&place, a, &count), op)) return false;
-  at::Tensor partials, counters;
+  at::Tensor partials;
+  ZeroedCounters counters;
   if (a->parts > 1 || place.platform == APEX_CPU) {  // the CPU variant merges a single part too
     partials = at::empty({a->parts, 3, a->channels}, input.options().dtype(channels.math).memory_format(at::MemoryFormat::Contiguous));
     a->partials = bytes_to_write(partials);
   }
   if (count > 0) {
-    counters = zeroed_counters(place, input.device(), count);
-    a->counters = static_cast<uint32_t*>(counters.mutable_data_ptr());
+    counters = ZeroedCounters(place, input.device(), count);
+    a->counters = counters.data();
   }
   return !use_reference(run(&place, a), op);
 }

@@ -1,13 +1,12 @@
 #pragma once
 #include "host/multi_tensor_adam.h"
 
-#include <ATen/ops/zeros.h>
-
 #include "optimizer_plan.h"
 #include "reference.h"
 #include "register.h"
 #include "scalars.h"
 #include "tensor_plan.h"
+#include "zeroed_counters.h"
 
 namespace apex {
 void multi_tensor_adam(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs, at::TensorList exp_avg_sqs,
@@ -38,7 +37,7 @@ struct AdamCall {
                       ": step counts from 1, not ", step);
   }
   // `last`: the step is advanced by the last launch alone, after every other has read it.
-  gpu::AdamArguments arguments(const TensorPlan::Launch& l, const at::Tensor& counter) const {
+  gpu::AdamArguments arguments(const TensorPlan::Launch& l, const ZeroedCounters& counter) const {
     gpu::AdamArguments a{};
     a.lr = lr;
     a.beta1 = beta1;
@@ -53,7 +52,7 @@ struct AdamCall {
     a.unscale_grads = unscales();
     a.lr_on_device = scalar_pointer<float>(lr_tensor, "lr_tensor", at::kFloat, l.device);
     a.step_on_device = scalar_pointer<int32_t>(step_tensor, "step_tensor", at::kInt, l.device);
-    a.blocks_done = counter.defined() ? static_cast<gpu::u32*>(counter.mutable_data_ptr()) : nullptr;
+    a.blocks_done = counter.data();
     a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
     a.found_inf = scalar_pointer<float>(found_inf, "found_inf", at::kFloat, l.device);
     a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
@@ -69,12 +68,16 @@ struct AdamCall {
                                                 steps, advance_step && last, inv_scale, found_inf, noop_flag, unscale_grads);
   }
 
-  // `make_counter`: a zeroed counter on that device, asked for where a kernel advances the step.
-  TensorPlan::Op op(std::function<at::Tensor(c10::Device)> make_counter) const {
+  // What a kernel (no other variant has a table) counts its blocks with where it advances the step.
+  ZeroedCounters counter(const TensorPlan::Launch& l) const {
+    if (!advance_step || !l.last || !l.lists.table) return {};
+    return {l.place, l.device, 1, l.capturing};
+  }
+  TensorPlan::Op op() const {
     return {"multi_tensor_adam", 0,
-            [this, make_counter](const TensorPlan::Launch& l) {
-              const at::Tensor counter = advance_step && l.last ? make_counter(l.device) : at::Tensor();
-              const gpu::AdamArguments a = arguments(l, counter);
+            [this](const TensorPlan::Launch& l) {
+              const ZeroedCounters blocks_done = counter(l);
+              const gpu::AdamArguments a = arguments(l, blocks_done);
               return apex_multi_tensor_adam(&l.place, &l.lists, &a);
             },
             [this](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) { reference(t, l.last); }, unscales()};
@@ -98,8 +101,7 @@ inline void multi_tensor_adam(at::TensorList grads, at::TensorList params, at::T
     names.push_back("model_params");
     lists.push_back(model_params);
   }
-  run_once(call.op([](c10::Device device) { return at::zeros({1}, at::TensorOptions().device(device).dtype(at::kInt)); }),
-           names, 0b11110, lists);
+  run_once(call.op(), names, 0b11110, lists);
 }
 }  // namespace apex
 
@@ -125,7 +127,7 @@ APEX_PYTHON_OP(multi_tensor_adam, m) {
       "multi_tensor_adam_step",
       [](apex::OptimizerPlan& plan, const apex::AdamCall& call) {
         call.check();
-        plan.run(call.op([&](c10::Device device) { return plan.counter(device); }));
+        plan.run(call.op());
       },
       py::arg("plan"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
   py::class_<apex::AdamCall>(m, "multi_tensor_adam_call")

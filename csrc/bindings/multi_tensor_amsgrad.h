@@ -20,19 +20,18 @@ struct AmsgradCall : AdamCall {
                                                    step, decay_mode, bias_correction, weight_decay, lr_tensor, steps,
                                                    advance_step && last, inv_scale, found_inf, noop_flag);
   }
-  TensorPlan::Op op(std::function<at::Tensor(c10::Device)> make_counter) const {
+  TensorPlan::Op op() const {
     return {"multi_tensor_amsgrad", 0,
-            [this, make_counter](const TensorPlan::Launch& l) {
-              const at::Tensor counter = advance_step && l.last ? make_counter(l.device) : at::Tensor();
-              const gpu::AdamArguments a = arguments(l, counter);
+            [this](const TensorPlan::Launch& l) {
+              const ZeroedCounters blocks_done = counter(l);
+              const gpu::AdamArguments a = arguments(l, blocks_done);
               return apex_multi_tensor_amsgrad(&l.place, &l.lists, &a);
             },
             [this](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) { reference(t, l.last); }};
   }
   void run_on(const std::vector<at::TensorList>& lists) const {
     check("multi_tensor_amsgrad");
-    run_once(op([](c10::Device device) { return at::zeros({1}, at::TensorOptions().device(device).dtype(at::kInt)); }),
-             {"grads", "params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"}, 0b11110, lists);
+    run_once(op(), {"grads", "params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"}, 0b11110, lists);
   }
 };
 
@@ -78,7 +77,7 @@ APEX_PYTHON_OP(multi_tensor_amsgrad, m) {
       "multi_tensor_amsgrad_step",
       [](apex::OptimizerPlan& plan, const apex::AmsgradCall& call) {
         call.check("multi_tensor_amsgrad");
-        plan.run(call.op([&](c10::Device device) { return plan.counter(device); }));
+        plan.run(call.op());
       },
       py::arg("plan"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
 }

@@ -1,7 +1,5 @@
 #include "optimizer_plan.h"
 
-#include <ATen/ops/zeros.h>
-
 namespace apex {
 OptimizerPlan::OptimizerPlan(std::vector<std::string> names, uint32_t written,
                              std::vector<std::vector<at::Tensor>> lists, std::vector<at::Tensor> owners,
@@ -64,12 +62,5 @@ void OptimizerPlan::run(const TensorPlan::Op& op) {
     TORCH_CHECK_VALUE(plan_->refresh(tensors, op.gradients_written), op.unit, ": a tensor's layout cannot be used; make it contiguous");
   }
   plan_->run(op, tensors);
-}
-
-at::Tensor OptimizerPlan::counter(c10::Device device) {
-  for (const at::Tensor& counter : counters_)
-    if (counter.device() == device) return counter;
-  counters_.push_back(at::zeros({1}, at::TensorOptions().device(device).dtype(at::kInt)));
-  return counters_.back();
 }
 }  // namespace apex

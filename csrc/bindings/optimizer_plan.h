@@ -26,9 +26,6 @@ class APEX_TORCH_API OptimizerPlan {
 
   void run(const TensorPlan::Op& op);
 
-  // A zeroed 32-bit counter on that device, which kernels leave zeroed.
-  at::Tensor counter(c10::Device device);
-
   // Of the last run; a bucket without elements needs none.
   size_t launches() const { return plan_ ? plan_->buckets_with_elements() : 0; }
 
@@ -41,6 +38,5 @@ class APEX_TORCH_API OptimizerPlan {
   std::vector<at::Tensor> owners_, watched_;
   std::optional<std::vector<at::Tensor>> gradients_;
   std::unique_ptr<TensorPlan> plan_;
-  std::vector<at::Tensor> counters_;
 };
 }  // namespace apex

@@ -1,6 +1,7 @@
 // One number for each tensor of a call, in a float32 tensor that ops read and write on the device.
 #pragma once
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/cat.h>
 
 #include <optional>
 
@@ -8,7 +9,8 @@
 
 namespace apex {
 // As the buckets of a plan see it: each bucket's kernels number their own tensors from 0. Where a bucket's tensors
-// stand side by side in the lists, its numbers do too; else they are copied out, and back after the launch.
+// stand side by side in the lists, its numbers do too; else they are copied out, and back after the launch. Nothing
+// comes from the host: a graph that is captured could not take it.
 class PerTensor {
  public:
   PerTensor(const std::optional<at::Tensor>& numbers, const TensorPlan::Launch& l, const char* name) {
@@ -21,12 +23,14 @@ class PerTensor {
     const auto& members = l.members;
     if (members.size() == l.tensors || l.lists.check_only) {
       bucket_ = all_;
-    } else if (members.empty() || members.back() - members.front() + 1 == members.size()) {
-      bucket_ = all_.view(-1).narrow(0, members.empty() ? 0 : int64_t(members.front()), int64_t(members.size()));
-    } else {
-      index_ = at::tensor(std::vector<int64_t>(members.begin(), members.end()), at::kLong).to(l.device);
-      bucket_ = all_.view(-1).index_select(0, index_);
+      return;
     }
+    const at::Tensor row = all_.view(-1);
+    for (size_t first = 0, last; first < members.size(); first = last) {
+      for (last = first + 1; last < members.size() && members[last] == members[last - 1] + 1;) ++last;
+      runs_.push_back(row.narrow(0, int64_t(members[first]), int64_t(last - first)));
+    }
+    bucket_ = runs_.empty() ? row.narrow(0, 0, 0) : runs_.size() == 1 ? runs_[0] : at::cat(runs_);
   }
   float* pointer() const { return bucket_.defined() ? static_cast<float*>(bucket_.mutable_data_ptr()) : nullptr; }
   const at::Tensor& bucket() const { return bucket_; }
@@ -34,10 +38,18 @@ class PerTensor {
   std::optional<at::Tensor> bucket_if_any() const { return bucket_.defined() ? std::optional<at::Tensor>(bucket_) : std::nullopt; }
   // After the launch.
   void write_back() {
-    if (index_.defined()) all_.view(-1).index_copy_(0, index_, bucket_);
+    if (runs_.size() < 2) return;
+    std::vector<at::Tensor> numbers;
+    int64_t first = 0;
+    for (const at::Tensor& run : runs_) {
+      numbers.push_back(bucket_.narrow(0, first, run.numel()));
+      first += run.numel();
+    }
+    at::_foreach_copy_(runs_, numbers);
   }
 
  private:
-  at::Tensor all_, bucket_, index_;
+  at::Tensor all_, bucket_;
+  std::vector<at::Tensor> runs_;  // of all_: the bucket's, in order
 };
 }  // namespace apex

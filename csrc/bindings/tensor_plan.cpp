@@ -191,23 +191,35 @@ bool TensorPlan::refresh(const TensorSource& source, bool gradients_written) {
   return true;
 }
 
+TensorPlan::Table* TensorPlan::table_of(const apex_place& place, Bucket& bucket) {
+  for (Table& table : bucket.tables)
+    if (table.stream == place.stream) return &table;
+  StreamMemory memory(place, bucket.image.size() * sizeof(uint64_t), false, "multi_tensor_table");
+  if (!memory.data()) return nullptr;
+  return &bucket.tables.emplace_back(Table{place.stream, std::move(memory), {}});
+}
+
+TensorPlan::Scratch* TensorPlan::scratch_of(const apex_place& place, Bucket& bucket, uint32_t reductions, size_t bytes) {
+  for (Scratch& scratch : bucket.scratches)
+    if (scratch.stream == place.stream && scratch.reductions == reductions) return &scratch;
+  StreamMemory memory(place, bytes, true, "multi_tensor_scratch");
+  if (!memory.data()) return nullptr;
+  return &bucket.scratches.emplace_back(Scratch{place.stream, reductions, std::move(memory)});
+}
+
 // Brings the device's table of this stream up to date. Inside a graph capture the table is a temporary that
 // the graph itself fills, so that a replay never depends on what was launched in between.
 bool TensorPlan::attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists,
                               at::Tensor& temporary) {
   const size_t words = bucket.image.size();
-  const auto options = at::TensorOptions().device(bucket.device).dtype(at::kLong);
-  if (capturing) {
-    temporary = at::empty({int64_t(words)}, options);
+  Table* const table = capturing ? nullptr : table_of(place, bucket);
+  if (!table) {
+    temporary = at::empty({int64_t(words)}, at::TensorOptions().device(bucket.device).dtype(at::kLong));
     lists.table = temporary.mutable_data_ptr();
     return !use_reference(apex_tensor_table_write(&place, &lists, 0, words), "multi_tensor_table");
   }
-  auto table = std::find_if(bucket.tables.begin(), bucket.tables.end(),
-                            [&](const Table& t) { return t.stream == place.stream; });
-  if (table == bucket.tables.end())
-    table = bucket.tables.insert(table, Table{place.stream, at::empty({int64_t(words)}, options), {}});
   const bool fresh = table->image.size() != words;
-  lists.table = table->memory.mutable_data_ptr();
+  lists.table = table->memory.data();
   const auto first = fresh ? bucket.image.begin()
                            : std::mismatch(bucket.image.begin(), bucket.image.end(), table->image.begin()).first;
   if (first == bucket.image.end()) return true;
@@ -225,18 +237,10 @@ bool TensorPlan::attach_table(const apex_place& place, Bucket& bucket, bool capt
 // graph does that itself, at every replay.
 void TensorPlan::attach_scratch(const apex_place& place, Bucket& bucket, bool capturing, uint32_t reductions,
                                 apex_tensor_lists& lists, at::Tensor& temporary) {
-  const int64_t bytes = int64_t(apex_reduction_scratch_bytes(&lists, reductions));
-  const auto make = [&] { return at::zeros({bytes}, at::TensorOptions().device(bucket.device).dtype(at::kByte)); };
-  if (capturing) {
-    temporary = make();
-    lists.scratch = temporary.mutable_data_ptr();
-    return;
-  }
-  auto scratch = std::find_if(bucket.scratches.begin(), bucket.scratches.end(),
-                              [&](const Scratch& s) { return s.stream == place.stream; });
-  if (scratch == bucket.scratches.end()) scratch = bucket.scratches.insert(scratch, Scratch{place.stream, at::Tensor()});
-  if (!scratch->memory.defined() || scratch->memory.numel() < bytes) scratch->memory = make();
-  lists.scratch = scratch->memory.mutable_data_ptr();
+  const size_t bytes = apex_reduction_scratch_bytes(&lists, reductions);
+  const Scratch* const scratch = capturing ? nullptr : scratch_of(place, bucket, reductions, bytes);
+  if (!scratch) temporary = at::zeros({int64_t(bytes)}, at::TensorOptions().device(bucket.device).dtype(at::kByte));
+  lists.scratch = scratch ? scratch->memory.data() : temporary.mutable_data_ptr();
 }
 
 size_t TensorPlan::buckets_with_elements() const {
@@ -278,10 +282,10 @@ void TensorPlan::run_bucket(const Op& op, const TensorSource& source, size_t tur
   if (place.platform >= 0) {
     const int32_t variant = apex_resolve(place.platform, place.device, op.unit);
     if (variant == APEX_VARIANT_KERNEL || variant == APEX_VARIANT_CPU) {
-      const int32_t capturing = apex_is_capturing(&place);
-      if (capturing < 0) use_reference(-capturing, op.unit);
-      has_table = variant != APEX_VARIANT_KERNEL || attach_table(place, bucket, capturing, l.lists, table);
-      if (op.reductions) attach_scratch(place, bucket, capturing, op.reductions, l.lists, scratch);
+      l.capturing = apex_is_capturing(&place);
+      if (l.capturing < 0) use_reference(-l.capturing, op.unit);
+      has_table = variant != APEX_VARIANT_KERNEL || attach_table(place, bucket, l.capturing, l.lists, table);
+      if (op.reductions) attach_scratch(place, bucket, l.capturing, op.reductions, l.lists, scratch);
     }
     if (has_table) status = op.launch(l);  // also where the reference is next: arguments are checked alike everywhere
   }

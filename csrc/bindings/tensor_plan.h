@@ -14,6 +14,7 @@
 
 #include "api.h"
 #include "host/multi_tensor.h"
+#include "stream_memory.h"
 
 namespace apex {
 // Tensor i of list k. An undefined tensor in list 0 is left out of this call (a parameter without gradient). One in
@@ -51,6 +52,7 @@ class APEX_TORCH_API TensorPlan {
     bool first, last;                    // of the plan's buckets
     const std::vector<size_t>& members;  // which indices of the lists the bucket holds; for a reference: its tensors'
     size_t tensors;                      // how many indices the lists have
+    int32_t capturing = 0;               // apex_is_capturing of the place
   };
   using Launcher = std::function<int32_t(const Launch&)>;
   using Tensors = std::vector<std::vector<at::Tensor>>;
@@ -79,12 +81,13 @@ class APEX_TORCH_API TensorPlan {
   };
   struct Table {  // one stream's copy of a bucket's image
     void* stream;
-    at::Tensor memory;
+    StreamMemory memory;
     std::vector<uint64_t> image;
   };
-  struct Scratch {  // one stream's memory for reductions
+  struct Scratch {  // one stream's memory for that many reductions
     void* stream;
-    at::Tensor memory;
+    uint32_t reductions;
+    StreamMemory memory;
   };
   struct Bucket {
     c10::Device device;
@@ -102,10 +105,14 @@ class APEX_TORCH_API TensorPlan {
   void lay_out(Bucket& bucket);
   bool fits(Slot& slot, size_t list, const at::Tensor& tensor) const;
   const at::Tensor& with_layout_of(const Slot& slot, size_t index, const at::Tensor& gradient);
+  // Null: no memory may be kept for the place now, so what is attached is the call's own.
+  Table* table_of(const apex_place& place, Bucket& bucket);
+  Scratch* scratch_of(const apex_place& place, Bucket& bucket, uint32_t reductions, size_t bytes);
   // False: the table cannot be written here, so the reference must run.
-  bool attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists, at::Tensor& temporary);
-  void attach_scratch(const apex_place& place, Bucket& bucket, bool capturing, uint32_t reductions, apex_tensor_lists& lists,
-                      at::Tensor& temporary);
+  bool attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists,
+                    at::Tensor& temporary);
+  void attach_scratch(const apex_place& place, Bucket& bucket, bool capturing, uint32_t reductions,
+                      apex_tensor_lists& lists, at::Tensor& temporary);
   void give_back_copies(const Bucket& bucket, const TensorSource& source);
   Launch launch_on(size_t turn) const;
   void check_buckets(const Op& op);

@@ -153,11 +153,12 @@ inline joint::Pair transducer_joint_backward(const at::Tensor& grad_output, cons
     a.scale = scale;
     a.type = element_type(joint::op, grad.scalar_type());
     if (!use_reference(apex_transducer_joint_prepare(&place, &a), joint::op)) {
-      at::Tensor partials, counters;
+      at::Tensor partials;
+      ZeroedCounters counters;
       if (a.splits > 1) {
         partials = at::empty({a.splits, a.batch, a.labels, a.hidden}, grad.options().dtype(a.type == APEX_F64 ? at::kDouble : at::kFloat));
-        counters = zeroed_counters(place, grad.device(), a.batch * a.hidden);
-        a.partials = joint::mutable_data(partials), a.counters = joint::mutable_data(counters);
+        counters = ZeroedCounters(place, grad.device(), a.batch * a.hidden);
+        a.partials = joint::mutable_data(partials), a.counters = reinterpret_cast<gpu::u8*>(counters.data());
       }
       if (!use_reference(apex_transducer_joint_backward(&place, &a), joint::op)) return {grad_f, grad_g};
     }

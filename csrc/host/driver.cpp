@@ -71,8 +71,10 @@ __attribute__((constructor)) void watch_forks() {
 
 } // namespace
 
+Driver* opened_driver(int32_t platform) { return states[platform].driver.load(std::memory_order_acquire); }
+
 Driver* open_driver(int32_t platform, int32_t& status) {
-  if (Driver* driver = states[platform].driver.load(std::memory_order_acquire)) return driver;
+  if (Driver* driver = opened_driver(platform)) return driver;
   return open_first(platform, status);
 }
 

@@ -35,6 +35,13 @@ class Driver {
   virtual int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes, int32_t* blocks) = 0;
 
   virtual int32_t is_capturing(int device, void* stream, bool* capturing) = 0;
+
+  /* Zeroed memory of the device, of its primary context. Null: the device has none left. Allowed while this or
+   * another thread captures a graph; no graph gets a node of it. */
+  virtual int32_t allocate(int device, size_t bytes, void** memory) = 0;
+
+  /* Zeroes memory, in its turn on the stream. */
+  virtual int32_t zero(int device, void* stream, void* memory, size_t bytes) = 0;
   virtual int32_t info(int device, apex_device_info* info) = 0;
 
  protected:
@@ -44,6 +51,9 @@ class Driver {
 /* The open driver of a GPU platform. Opens it at the first call; null after a failure, which `status` then
  * holds: APEX_ERROR_NO_DRIVER (the next call tries again), APEX_ERROR_FORKED, APEX_ERROR_DRIVER. */
 Driver* open_driver(int32_t platform, int32_t& status);
+
+/* The driver if it is open in this process, else null. */
+Driver* opened_driver(int32_t platform);
 
 /* Makers, for open_driver alone. Null after a failure. */
 Driver* open_cuda(int32_t& status);

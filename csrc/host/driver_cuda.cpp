@@ -1,4 +1,4 @@
-// CUDA, through libcuda.so.1. No vendor header: the few types are opaque pointers and ints.
+// CUDA, through libcuda.so.1.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "driver.h"
+#include "driver_cuda_api.h"
 #include "status.h"
 
 namespace apex {
@@ -16,6 +17,7 @@ namespace {
 enum : int {
   kNotInitialized = 3,
   kInvalidValue = 1,
+  kOutOfMemory = 2,
   kNoBinaryForGpu = 209,
   kNotFound = 500,
   kAttributeWarpSize = 10,
@@ -29,53 +31,15 @@ enum : int {
   kFunctionMaxDynamicShared = 8,
   kLaunchProgrammaticSerialization = 6,
   kCaptureRelaxed = 2,
+  kStreamNonBlocking = 1,
 };
 
 // Errors of kernels that ran before: every call of the process fails with them until it ends.
 bool is_sticky(int code) { return code == 700 || (code >= 714 && code <= 719); }
 
-// CUlaunchAttribute and CUlaunchConfig.
-struct LaunchAttribute {
-  int id, padding;
-  int value[16];
-};
-struct LaunchConfig {
-  unsigned grid[3], block[3], shared;
-  void* stream;
-  const LaunchAttribute* attributes;
-  unsigned attribute_count;
-};
-
-struct Api {
-  int (*init)(unsigned);
-  int (*error_name)(int, const char**);
-  int (*error_string)(int, const char**);
-  int (*driver_version)(int*);
-  int (*device_get)(int* device, int ordinal);
-  int (*device_attribute)(int* value, int attribute, int device);
-  int (*primary_retain)(void** context, int device);
-  int (*primary_release)(int device);
-  int (*context_current)(void** context);
-  int (*context_device)(int* device);
-  int (*context_push)(void* context);
-  int (*context_pop)(void** context);
-  int (*library_load)(void** library, const void* code, void*, void*, unsigned, void*, void*, unsigned);
-  int (*library_kernel)(void** kernel, void* library, const char* name);
-  int (*kernel_function)(void** function, void* kernel);
-  int (*kernel_get_attribute)(int* value, int attribute, void* kernel, int device);
-  int (*kernel_set_attribute)(int attribute, int value, void* kernel, int device);
-  int (*function_load)(void* function); // from 12.4; null before
-  int (*exchange_capture_mode)(int* mode);
-  int (*stream_is_capturing)(void* stream, int* status);
-  int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
-                void* stream, void** parameters, void** extra);
-  int (*launch_ex)(const LaunchConfig* config, void* function, void** parameters, void** extra); // null: unknown
-  int (*blocks_at_once)(int* blocks, void* function, int threads, size_t dynamic_shared_bytes); // null: unknown
-};
-
 class Cuda final : public Driver {
  public:
-  explicit Cuda(const Api& api) : api_(api) {}
+  explicit Cuda(const CudaApi& api) : api_(api) {}
 
   int32_t launch(const Launch& launch) override {
     const Current current(*this, launch.device);
@@ -152,6 +116,37 @@ class Cuda final : public Driver {
     return APEX_OK;
   }
 
+  int32_t allocate(int device, size_t bytes, void** memory) override {
+    *memory = nullptr;
+    // Memory of another context would end with that.
+    const Current current(*this, device, true);
+    if (current.status) return current.status;
+    const Relaxed relaxed(api_);
+    CudaAddress made = 0;
+    const char* call = "cuMemAlloc";
+    int code = api_.memory_allocate(&made, bytes);
+    if (!code) {
+      // On a stream of its own: one of the caller's may be capturing, and the default stream waits for such.
+      void* stream = nullptr;
+      call = "cuStreamCreate";
+      code = api_.stream_create(&stream, kStreamNonBlocking);
+      if (!code) code = api_.memory_set(made, 0, bytes, stream), call = "cuMemsetD8Async";
+      if (!code) code = api_.stream_synchronize(stream), call = "cuStreamSynchronize";
+      if (stream) api_.stream_destroy(stream);
+      if (code) api_.memory_free(made);
+    }
+    if (code) return code == kOutOfMemory ? int32_t{APEX_OK} : refusal(call, device, code);
+    *memory = reinterpret_cast<void*>(made);
+    return APEX_OK;
+  }
+
+  int32_t zero(int device, void* stream, void* memory, size_t bytes) override {
+    const Current current(*this, device);
+    if (current.status) return current.status;
+    const int code = api_.memory_set(reinterpret_cast<CudaAddress>(memory), 0, bytes, stream);
+    return code ? refusal("cuMemsetD8Async", device, code) : int32_t{APEX_OK};
+  }
+
   int32_t info(int device, apex_device_info* info) override {
     int handle = 0;
     if (const int32_t status = device_handle(device, &handle)) return status;
@@ -177,10 +172,12 @@ class Cuda final : public Driver {
   }
 
  private:
-  // Makes a context of the device current for a scope. One that is already, of whatever kind, stays.
+  // Makes a context of the device current for a scope. One that is already, of whatever kind, stays, unless it
+  // must be the primary one.
   class Current {
    public:
-    Current(Cuda& cuda, int device) : cuda_(cuda), status(cuda.enter(device, &pushed_)) {}
+    Current(Cuda& cuda, int device, bool primary = false)
+        : cuda_(cuda), status(cuda.enter(device, primary, &pushed_)) {}
     ~Current() {
       void* ours;
       if (pushed_) cuda_.api_.context_pop(&ours);
@@ -198,7 +195,7 @@ class Cuda final : public Driver {
 
   class Relaxed {
    public:
-    explicit Relaxed(const Api& api) : api_(api), exchanged_(api.exchange_capture_mode(&mode_) == 0) {}
+    explicit Relaxed(const CudaApi& api) : api_(api), exchanged_(api.exchange_capture_mode(&mode_) == 0) {}
     ~Relaxed() {
       if (exchanged_) api_.exchange_capture_mode(&mode_);
     }
@@ -206,7 +203,7 @@ class Cuda final : public Driver {
     Relaxed& operator=(const Relaxed&) = delete;
 
    private:
-    const Api& api_;
+    const CudaApi& api_;
     int mode_ = kCaptureRelaxed; // after the exchange: the thread's own
     bool exchanged_;
   };
@@ -216,7 +213,7 @@ class Cuda final : public Driver {
     std::atomic<int> handle{-1};
   };
 
-  int32_t enter(int device, bool* pushed) {
+  int32_t enter(int device, bool primary_alone, bool* pushed) {
     void* current = nullptr;
     if (const int code = api_.context_current(&current)) return refusal("cuCtxGetCurrent", device, code);
     Device& known = devices_[device];
@@ -225,13 +222,14 @@ class Cuda final : public Driver {
     int handle = known.handle.load(std::memory_order_relaxed);
     if (handle < 0)
       if (const int32_t status = device_handle(device, &handle)) return status;
-    if (current) {
+    if (current && !primary_alone) {
       int of_current = -1;
       if (const int code = api_.context_device(&of_current)) return refusal("cuCtxGetDevice", device, code);
       if (of_current == handle) return APEX_OK;
     }
     if (!primary)
       if (const int32_t status = retain(device, handle, &primary)) return status;
+    if (current == primary) return APEX_OK;
     if (const int code = api_.context_push(primary)) return refusal("cuCtxPushCurrent", device, code);
     *pushed = true;
     return APEX_OK;
@@ -335,7 +333,7 @@ class Cuda final : public Driver {
     bool can_await;
   };
 
-  const Api api_;
+  const CudaApi api_;
   std::mutex functions_lock_;
   std::deque<Function> functions_; // where they are, they stay
   Device devices_[max_devices];
@@ -351,35 +349,8 @@ Driver* open_cuda(int32_t& status) {
                   why ? why : "no reason given");
     return nullptr;
   }
-  Api api = {};
-  const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-    if (function) return true;
-    status =
-        fail(APEX_ERROR_DRIVER,
-             "the NVIDIA driver has no %s: it is older than CUDA 12.0 (release 525), which is needed", name);
-    return false;
-  };
-  // The legacy default stream's entry points, and of a versioned function the version whose type is above.
-  const bool whole =
-      find(api.init, "cuInit") && find(api.error_name, "cuGetErrorName") &&
-      find(api.error_string, "cuGetErrorString") && find(api.driver_version, "cuDriverGetVersion") &&
-      find(api.device_get, "cuDeviceGet") && find(api.device_attribute, "cuDeviceGetAttribute") &&
-      find(api.primary_retain, "cuDevicePrimaryCtxRetain") &&
-      find(api.primary_release, "cuDevicePrimaryCtxRelease_v2") &&
-      find(api.context_current, "cuCtxGetCurrent") && find(api.context_device, "cuCtxGetDevice") &&
-      find(api.context_push, "cuCtxPushCurrent_v2") && find(api.context_pop, "cuCtxPopCurrent_v2") &&
-      find(api.library_load, "cuLibraryLoadData") && find(api.library_kernel, "cuLibraryGetKernel") &&
-      find(api.kernel_function, "cuKernelGetFunction") &&
-      find(api.kernel_get_attribute, "cuKernelGetAttribute") &&
-      find(api.kernel_set_attribute, "cuKernelSetAttribute") &&
-      find(api.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode") &&
-      find(api.stream_is_capturing, "cuStreamIsCapturing") && find(api.launch, "cuLaunchKernel");
-  if (!whole) return nullptr;
-  api.launch_ex = reinterpret_cast<decltype(api.launch_ex)>(dlsym(library, "cuLaunchKernelEx"));
-  api.function_load = reinterpret_cast<decltype(api.function_load)>(dlsym(library, "cuFuncLoad"));
-  api.blocks_at_once = reinterpret_cast<decltype(api.blocks_at_once)>(dlsym(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor"));
-
+  CudaApi api = {};
+  if ((status = find_cuda_api(library, api))) return nullptr;
   if (const int code = api.init(0)) {
     const char* name = nullptr;
     if (api.error_name(code, &name) || !name) name = "unknown CUDA error";

@@ -15,6 +15,7 @@ namespace {
 // Values of HIP's binary interface, ROCm 6 and 7.
 enum : int {
   kInvalidValue = 1,
+  kOutOfMemory = 2,
   kNoBinaryForGpu = 209,
   kNotFound = 500,
   kAttributeL2Bytes = 19,
@@ -22,6 +23,7 @@ enum : int {
   kAttributeSharedBytes = 74,
   kAttributeWarpSize = 87,
   kCaptureRelaxed = 2,
+  kStreamNonBlocking = 1,
 };
 
 // hipDeviceProp_tR0600, of which only the architecture's name has no attribute.
@@ -40,6 +42,12 @@ struct Api {
   int (*module_load)(void** module, const void* image);
   int (*module_function)(void** function, void* module, const char* name);
   int (*exchange_capture_mode)(int* mode);
+  int (*memory_allocate)(void** memory, size_t bytes);
+  int (*memory_free)(void* memory);
+  int (*memory_set)(void* memory, int value, size_t bytes, void* stream);
+  int (*stream_create)(void** stream, unsigned flags);
+  int (*stream_destroy)(void* stream);
+  int (*stream_synchronize)(void* stream);
   int (*stream_is_capturing)(void* stream, int* status);
   int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
                 void* stream, void** parameters, void** extra);
@@ -106,6 +114,37 @@ class Hip final : public Driver {
       return refusal("hipStreamIsCapturing", device, code);
     *capturing = status != 0;
     return APEX_OK;
+  }
+
+  int32_t allocate(int device, size_t bytes, void** memory) override {
+    *memory = nullptr;
+    const Current current(*this, device);
+    if (current.status) return current.status;
+    const Relaxed relaxed(api_);
+    void* made = nullptr;
+    const char* call = "hipMalloc";
+    int code = api_.memory_allocate(&made, bytes);
+    if (!code) {
+      // On a stream of its own: one of the caller's may be capturing, and the default stream waits for such.
+      void* stream = nullptr;
+      call = "hipStreamCreateWithFlags";
+      code = api_.stream_create(&stream, kStreamNonBlocking);
+      if (!code) code = api_.memory_set(made, 0, bytes, stream), call = "hipMemsetAsync";
+      if (!code) code = api_.stream_synchronize(stream), call = "hipStreamSynchronize";
+      if (stream) api_.stream_destroy(stream);
+      if (code) api_.memory_free(made);
+    }
+    if (code == kOutOfMemory) return api_.last_error(), int32_t{APEX_OK};
+    if (code) return refusal(call, device, code);
+    *memory = made;
+    return APEX_OK;
+  }
+
+  int32_t zero(int device, void* stream, void* memory, size_t bytes) override {
+    const Current current(*this, device);
+    if (current.status) return current.status;
+    const int code = api_.memory_set(memory, 0, bytes, stream);
+    return code ? refusal("hipMemsetAsync", device, code) : int32_t{APEX_OK};
   }
 
   int32_t info(int device, apex_device_info* info) override {
@@ -231,6 +270,9 @@ Driver* open_hip(int32_t& status) {
       find(api.device_properties, "hipGetDevicePropertiesR0600") &&
       find(api.module_load, "hipModuleLoadData") && find(api.module_function, "hipModuleGetFunction") &&
       find(api.exchange_capture_mode, "hipThreadExchangeStreamCaptureMode") &&
+      find(api.memory_allocate, "hipMalloc") && find(api.memory_free, "hipFree") &&
+      find(api.memory_set, "hipMemsetAsync") && find(api.stream_create, "hipStreamCreateWithFlags") &&
+      find(api.stream_destroy, "hipStreamDestroy") && find(api.stream_synchronize, "hipStreamSynchronize") &&
       find(api.stream_is_capturing, "hipStreamIsCapturing") && find(api.launch, "hipModuleLaunchKernel");
   if (!whole) return nullptr;
   api.blocks_at_once = reinterpret_cast<decltype(api.blocks_at_once)>(dlsym(library, "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"));

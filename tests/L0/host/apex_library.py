@@ -55,6 +55,10 @@ class Apex:
         self.c.apex_set_executor.argtypes = [Executor, c_uint32]
         self.c.apex_set_resolver.argtypes = [Resolver]
         self.c.apex_find_vendor_library.argtypes = [c_char_p, c_char_p, c_size_t]
+        self.c.apex_counters.argtypes = [POINTER(Place), c_int32, c_size_t, POINTER(c_void_p)]
+        self.c.apex_take_memory.argtypes = [POINTER(Place), c_size_t, c_int32, POINTER(c_void_p)]
+        self.c.apex_give_memory_back.argtypes = [POINTER(Place), c_size_t, c_void_p]
+        self.c.apex_give_memory_back.restype = None
         self._kept = []  # callbacks that the library may call
 
     def __repr__(self):
@@ -104,6 +108,25 @@ class Apex:
         """apex_is_capturing."""
         return self.c.apex_is_capturing(byref(Place(platform, device, stream)))
 
+    def counters(self, platform, device, stream=None, count=1) -> tuple[int, int | None]:
+        """apex_counters of a place whose capture is asked for first: status and address, None for null."""
+        found = c_void_p()
+        capturing = self.is_capturing(platform, device, stream)
+        place = Place(platform, device, stream)
+        if capturing < 0:
+            return -capturing, None
+        return self.c.apex_counters(byref(place), capturing, count, byref(found)), found.value
+
+    def take_memory(self, platform, device, stream=None, bytes=1, zeroed=True) -> tuple[int, int | None]:
+        """apex_take_memory: status and address, None for null."""
+        found = c_void_p()
+        place = Place(platform, device, stream)
+        return self.c.apex_take_memory(byref(place), bytes, zeroed, byref(found)), found.value
+
+    def give_memory_back(self, platform, device, stream, bytes, memory) -> None:
+        """apex_give_memory_back."""
+        self.c.apex_give_memory_back(byref(Place(platform, device, stream)), bytes, memory)
+
     def device_info(self, platform, device) -> tuple[int, DeviceInfo]:
         """apex_get_device_info: status and what it filled in."""
         info = DeviceInfo()
@@ -126,7 +149,9 @@ class FakeDriver:
                 continue  # HIP: an ordinal
             if hasattr(self.c, name):
                 getattr(self.c, name).restype = c_void_p
-        for name in ("fake_push", "fake_begin_capture", "fake_end_capture"):
+        self.c.fake_live.restype = c_size_t
+        self.c.fake_set_room.argtypes = [c_size_t]
+        for name in ("fake_push", "fake_begin_capture", "fake_end_capture", "fake_run"):
             if hasattr(self.c, name):
                 getattr(self.c, name).argtypes = [c_void_p]
 

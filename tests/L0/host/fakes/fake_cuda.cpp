@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fake.h"
+#include "memory.h"
 
 using fake::note;
 
@@ -28,6 +29,7 @@ enum : int {
   kInvalidHandle = 400,
   kNotFound = 500,
   kCaptureUnsupported = 900,
+  kCaptureImplicit = 906,
 };
 
 struct Context {
@@ -102,6 +104,7 @@ FAKE int cuInit(unsigned) {
 }
 FAKE int cuGetErrorName(int code, const char** name) {
   static const std::map<int, const char*> names = {{1, "CUDA_ERROR_INVALID_VALUE"},
+                                                   {2, "CUDA_ERROR_OUT_OF_MEMORY"},
                                                    {3, "CUDA_ERROR_NOT_INITIALIZED"},
                                                    {4, "CUDA_ERROR_DEINITIALIZED"},
                                                    {100, "CUDA_ERROR_NO_DEVICE"},
@@ -187,6 +190,54 @@ FAKE int cuThreadExchangeStreamCaptureMode(int* mode) {
   BEGIN("cuThreadExchangeStreamCaptureMode");
   note("mode %d", *mode);
   std::swap(*mode, capture_mode);
+  return 0;
+}
+FAKE int cuMemAlloc_v2(unsigned long long* address, size_t bytes) {
+  BEGIN("cuMemAlloc");
+  if (!current()) return kInvalidContext;
+  if (const int broken = unsafe("cuMemAlloc")) return broken;
+  void* memory = nullptr;
+  if (const int code = fake::allocate(&memory, bytes)) return code;
+  note("allocate %zu in %s %d", bytes, current()->kind.c_str(), current()->device);
+  *address = reinterpret_cast<unsigned long long>(memory);
+  return 0;
+}
+FAKE int cuMemFree_v2(unsigned long long address) {
+  BEGIN("cuMemFree");
+  if (const int broken = unsafe("cuMemFree")) return broken;
+  note("free");
+  return fake::release(reinterpret_cast<void*>(address)) ? 0 : kInvalidValue;
+}
+FAKE int cuStreamCreate(void** stream, unsigned flags) {
+  BEGIN("cuStreamCreate");
+  if (!current()) return kInvalidContext;
+  if (flags != 1) return kInvalidValue; // it would wait for the default stream
+  *stream = new Stream{current()->device, false};
+  return 0;
+}
+FAKE int cuStreamDestroy_v2(void* stream) {
+  BEGIN("cuStreamDestroy");
+  delete static_cast<Stream*>(stream);
+  return 0;
+}
+FAKE int cuStreamSynchronize(void* stream) {
+  BEGIN("cuStreamSynchronize");
+  if (const int broken = unsafe("cuStreamSynchronize")) return broken;
+  if (stream && static_cast<Stream*>(stream)->capturing) return kCaptureUnsupported;
+  fake::run(stream);
+  return 0;
+}
+FAKE int cuMemsetD8Async(unsigned long long address, unsigned char value, size_t bytes, void* stream) {
+  BEGIN("cuMemsetD8Async");
+  if (!current()) return kInvalidContext;
+  if (!stream && captures) {
+    note("a memset on the default stream broke a capture");
+    return kCaptureImplicit;
+  }
+  if (stream && static_cast<Stream*>(stream)->device != current()->device) return kInvalidHandle;
+  const bool captured = stream && static_cast<Stream*>(stream)->capturing;
+  note("memset %zu%s", bytes, captured ? ", captured" : "");
+  if (!captured) fake::queue(stream, {reinterpret_cast<void*>(address), value, bytes});
   return 0;
 }
 FAKE int cuStreamIsCapturing(void* stream, int* status) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fake.h"
+#include "memory.h"
 
 using fake::note;
 
@@ -26,7 +27,8 @@ enum : int {
   kNoBinary = 209,
   kInvalidHandle = 400,
   kNotFound = 500,
-  kCaptureUnsupported = 900
+  kCaptureUnsupported = 900,
+  kCaptureImplicit = 906
 };
 
 struct Stream {
@@ -143,6 +145,49 @@ FAKE int hipThreadExchangeStreamCaptureMode(int* mode) {
   BEGIN("hipThreadExchangeStreamCaptureMode");
   note("mode %d", *mode);
   std::swap(*mode, capture_mode);
+  return 0;
+}
+FAKE int hipMalloc(void** memory, size_t bytes) {
+  BEGIN("hipMalloc");
+  if (const int code = unsafe("hipMalloc")) return keep(code);
+  if (const int code = fake::allocate(memory, bytes)) return keep(code);
+  note("allocate %zu on %d", bytes, current);
+  return 0;
+}
+FAKE int hipFree(void* memory) {
+  BEGIN("hipFree");
+  if (const int code = unsafe("hipFree")) return keep(code);
+  note("free");
+  return fake::release(memory) ? 0 : keep(kInvalidValue);
+}
+FAKE int hipStreamCreateWithFlags(void** stream, unsigned flags) {
+  BEGIN("hipStreamCreateWithFlags");
+  if (flags != 1) return keep(kInvalidValue); // it would wait for the default stream
+  *stream = new Stream{current, false};
+  return 0;
+}
+FAKE int hipStreamDestroy(void* stream) {
+  BEGIN("hipStreamDestroy");
+  delete static_cast<Stream*>(stream);
+  return 0;
+}
+FAKE int hipStreamSynchronize(void* stream) {
+  BEGIN("hipStreamSynchronize");
+  if (const int code = unsafe("hipStreamSynchronize")) return keep(code);
+  if (stream && static_cast<Stream*>(stream)->capturing) return keep(kCaptureUnsupported);
+  fake::run(stream);
+  return 0;
+}
+FAKE int hipMemsetAsync(void* memory, int value, size_t bytes, void* stream) {
+  BEGIN("hipMemsetAsync");
+  if (!stream && captures) {
+    note("a memset on the default stream broke a capture");
+    return keep(kCaptureImplicit);
+  }
+  if (stream && static_cast<Stream*>(stream)->device != current) return keep(kInvalidHandle);
+  const bool captured = stream && static_cast<Stream*>(stream)->capturing;
+  note("memset %zu%s", bytes, captured ? ", captured" : "");
+  if (!captured) fake::queue(stream, {memory, static_cast<unsigned char>(value), bytes});
   return 0;
 }
 FAKE int hipStreamIsCapturing(void* stream, int* status) {
