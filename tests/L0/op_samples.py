@@ -63,9 +63,20 @@ def sample(op):
 
 def samples():
     """[(op, index of its sample)] of the whole library; an op without one has the index None."""
-    return [(op, index) for op in registry.schemas() for index in range(len(SAMPLES[op]))] + [
-        (op, None) for op in registry.schemas() if not SAMPLES[op]
-    ]
+    found = []
+    for op, schema in registry.schemas().items():
+        if not SAMPLES[op] and (made := _of_lists_and_numbers(schema.text)):
+            SAMPLES[op].append(made)
+        found += [(op, index) for index in range(len(SAMPLES[op]))] or [(op, None)]
+    return found
+
+
+def _of_lists_and_numbers(schema):
+    """The sample of an op that takes nothing but lists of tensors and floats; None for others."""
+    arguments = torch._C.parse_schema(schema).arguments
+    if not {str(a.type) for a in arguments} <= {"List[Tensor]", "float"}:
+        return None
+    return lambda v: {a.name: 0.5 if str(a.type) == "float" else v.list() for a in arguments}
 
 
 # ---- lists of tensors --------------------------------------------------------------------------------------

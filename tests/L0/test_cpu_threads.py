@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from host import build
+from op_samples import Call, samples
 
 from apex._loader import bindings, mapped
 
@@ -158,6 +159,18 @@ def test_ops_use_the_threads_that_torch_has(parallel_for, threads, op):
     threads(2)
     assert threads_that_worked(work) == 2
     assert torch.equal(work(), one)
+
+
+@pytest.mark.parametrize(("op", "index"), [(op, index) for op, index in samples() if index is not None])
+def test_the_result_does_not_tell_how_many_threads_worked(parallel_for, threads, op, index):
+    """Sums are cut where the data says, not where the threads do."""
+    call = Call(op, index, "cpu")
+    threads(1)
+    one = call.run()
+    for count in (2, 3):
+        threads(count)
+        for found, wanted in zip(call.run(), one, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def in_child(body, within=60):
