@@ -5,7 +5,7 @@ import itertools
 
 import torch
 
-from apex.amp import rnn_compat, utils, wrap
+from apex.amp import _pickling, rnn_compat, utils, wrap
 from apex.amp._amp_state import _amp_state
 from apex.amp._errors import AmpValueError
 from apex.amp.handle import AmpHandle
@@ -128,6 +128,7 @@ def init(
     if not enabled:
         return _amp_state.handle
 
+    _pickling.install()
     handle = AmpHandle(loss_scale, enable_caching, verbose)
     handle._clear_after_steps()
     for (module, name), cast_fn in _USER_CAST_REGISTRY.items():

@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from apex.amp import _pickling
 from apex.amp._amp_state import _amp_state
 
 
@@ -191,6 +192,7 @@ def set_func_save(handle, mod, fn, new_fn):
     """Puts new_fn in place; `handle` remembers what was there."""
     own = not isinstance(mod, type) or fn in vars(mod)
     handle._save_func(mod, fn, get_func(mod, fn) if own else None)
+    _pickling.remember(mod, fn, get_func(mod, fn), new_fn)
     set_func(mod, fn, new_fn)
 
 
