@@ -41,7 +41,7 @@ def call(name, forward, outputs, arguments):
     """
     if is_traced() or _module is None or torch.overrides.has_torch_function(arguments):
         found = dispatch(forward, arguments)
-        if isinstance(found, torch.Tensor):
+        if isinstance(found, torch.Tensor) or len(forward._schema.returns) == 1:  # or torch.fx's proxy of one
             return found
         return found[0] if outputs == 1 else found[:outputs]
     try:

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import nn
 
+from apex import _symbolic as symbolic
+
 
 def is_iterable(maybe_iterable):
     """Whether it is a list or a tuple."""
@@ -185,6 +187,9 @@ class stackedRNN(_Layers):
             hidden: a list with, for each hidden state of the cell, a tensor (layer, batch, features) as it is
                 after the last step; with collect_hidden, a list of such tensors, in the order of time.
         """
+        node = symbolic.leaf(self, input, collect_hidden, reverse)
+        if node is not None:
+            return node
         steps = list(input.unbind(1 if self.batch_first else 0))
         if reverse:
             steps.reverse()
@@ -221,6 +226,9 @@ class bidirectionalRNN(_Layers):
 
     def forward(self, input, collect_hidden=False):
         """As stackedRNN's; the features of both directions stand behind each other, in hidden states too."""
+        node = symbolic.leaf(self, input, collect_hidden)
+        if node is not None:
+            return node
         output, hidden = self.fwd(input, collect_hidden)
         back, back_hidden = self.bckwrd(input, collect_hidden, reverse=True)
         pairs = zip(hidden, back_hidden, strict=True)

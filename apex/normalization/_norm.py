@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import torch
+from torch.fx import Proxy
 
 from apex._functional import call, dispatch, entry, is_autocast_enabled, is_traced
 from apex._loader import library
@@ -80,6 +81,8 @@ def check_one_dtype(name, input, weight):
     But a half input may have float32 weights, as behind a linear layer of amp's O1 or of autocast: the output has the
     input's dtype.
     """
+    if isinstance(input, Proxy):  # of torch.fx: the dtype is not known yet
+        return
     if weight.dtype in (input.dtype, torch.float32) or is_autocast_enabled(input.device.type):
         return
     raise TypeError(

@@ -13,9 +13,11 @@ import numbers
 import warnings
 
 import torch
+from torch.fx import Proxy
 from torch.nn import functional as F
 from torch.nn import init
 
+from apex import _symbolic as symbolic
 from apex._legacy import absent
 from apex.normalization import _norm
 
@@ -195,6 +197,10 @@ class _Norm(torch.nn.Module):
             if self.has_bias:
                 init.zeros_(self.bias)
 
+    def _symbolic(self, input):
+        node = symbolic.leaf(self, input)
+        return self._traced(input) if node is None else node
+
     def extra_repr(self):
         shape, affine = tuple(self.normalized_shape), self.elementwise_affine
         return f"{shape}, eps={self.eps}, elementwise_affine={affine}"
@@ -226,6 +232,8 @@ class FusedLayerNorm(_Norm):
         else:
             if _norm.is_traced():
                 return self._traced(input)
+            if isinstance(input, Proxy):
+                return self._symbolic(input)
             weight, bias = _norm.parameter(self, "weight"), _norm.parameter(self, "bias")
             if weight is not None and weight.dtype != input.dtype:
                 _norm.check_one_dtype("FusedLayerNorm", input, weight)
@@ -257,6 +265,8 @@ class FusedRMSNorm(_Norm):
         else:
             if _norm.is_traced():
                 return self._traced(input)
+            if isinstance(input, Proxy):
+                return self._symbolic(input)
             weight = _norm.parameter(self, "weight")
             if weight is not None and weight.dtype != input.dtype:
                 _norm.check_one_dtype("FusedRMSNorm", input, weight)
@@ -294,6 +304,8 @@ class MixedFusedLayerNorm(FusedLayerNorm):
         else:
             if _norm.is_traced():
                 return self._traced(input)
+            if isinstance(input, Proxy):
+                return self._symbolic(input)
             weight, bias = _norm.parameter(self, "weight"), _norm.parameter(self, "bias")
             return _norm.eager_layer_norm(
                 input, self.normalized_shape, weight, bias, self.eps, self.memory_efficient, weight.dtype
@@ -322,6 +334,8 @@ class MixedFusedRMSNorm(FusedRMSNorm):
         else:
             if _norm.is_traced():
                 return self._traced(input)
+            if isinstance(input, Proxy):
+                return self._symbolic(input)
             weight = _norm.parameter(self, "weight")
             return _norm.eager_rms_norm(
                 input, self.normalized_shape, weight, self.eps, self.memory_efficient, weight.dtype

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from apex import _symbolic as symbolic
 from apex.parallel.optimized_sync_batchnorm_kernel import SyncBatchnormFunction
 
 
@@ -84,6 +85,10 @@ class SyncBatchNorm(_BatchNorm):
             ValueError: shapes do not fit; one value a channel in training, and no other rank.
             TypeError: dtypes do not fit.
         """
+        if not torch.jit.is_scripting():
+            node = symbolic.leaf(self, input, z)
+            if node is not None:
+                return node
         self._check(input, z)
         channel_last = self.channel_last or input.dim() == 2
         uses_batch = self.training or self.running_mean is None

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from apex import _symbolic as symbolic
 from apex._functional import is_autocast_enabled
 from apex.parallel._group_batch_norm import layer
 from apex.parallel._neighbours import group_of
@@ -66,6 +67,9 @@ class GroupBatchNorm2d(_BatchNorm):
             ValueError: the shape does not fit; one value a channel in training, and no other rank.
             TypeError: dtypes do not fit.
         """
+        node = symbolic.leaf(self, input)
+        if node is not None:
+            return node
         self._check_input_dim(input)
         device_type = input.device.type
         if is_autocast_enabled(device_type):

@@ -9,10 +9,6 @@ from apex._functional import call
 _op = torch.ops.apex.focal_loss_forward.default
 
 
-def _forward(*arguments):
-    return (_op(*arguments),)
-
-
 class FocalLoss:
     """Sigmoid focal loss: FocalLoss.apply(...), which takes what `focal_loss` takes.
 
@@ -37,7 +33,7 @@ class FocalLoss:
     ):
         return call(
             "focal_loss",
-            _forward,
+            _op,
             1,
             (
                 cls_output,

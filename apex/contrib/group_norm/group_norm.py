@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from apex import _symbolic as symbolic
 from apex._functional import call
 
 __all__ = ["GroupNorm"]
@@ -57,6 +58,21 @@ def torch_group_norm(x, g, w, b, eps, act=""):
     """The same by torch's own ops: group norm in the weight's dtype, its result in x's."""
     y = F.group_norm(x if w is None else x.to(w.dtype), g, w, b, eps)
     return (F.silu(y) if is_silu(act) else y).to(x.dtype)
+
+
+def _plain_group_norm(
+    x, groups: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, silu: bool
+):
+    """The op by torch's own, for torch.jit.script: in float32 (float64 for float64), the result in x's dtype."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if weight is not None:
+        weight = weight.to(wide)
+    if bias is not None:
+        bias = bias.to(wide)
+    y = F.group_norm(x.to(wide), groups, weight, bias, eps)
+    if silu:
+        y = F.silu(y)
+    return y.to(x.dtype)
 
 
 @functools.cache
@@ -192,7 +208,16 @@ class GroupNorm(nn.Module):
 
     def forward(self, input):
         """[batch, num_channels, ...] -> the same shape and dtype."""
-        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, self.act)
+        if torch.jit.is_scripting():  # torch.jit.script compiles this branch, and leaves the other one alone
+            silu = False
+            if self.act is not None:
+                silu = self.act == "silu" or self.act == "swish"
+            return _plain_group_norm(input, self.num_groups, self.weight, self.bias, self.eps, silu)
+        else:
+            node = symbolic.leaf(self, input)
+            if node is not None:
+                return node
+            return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, self.act)
 
     def extra_repr(self):
         text = f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"

@@ -6,6 +6,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from apex import _symbolic as symbolic
 from apex._legacy import bnp
 from apex._torch_build import check_if_rocm_pytorch  # noqa: F401  a public name of this module
 from apex.parallel._group_batch_norm import is_channel_last, layer
@@ -196,6 +197,9 @@ class BatchNorm2d_NHWC(_BatchNorm):
             ValueError: shapes, layouts or devices do not fit; one value a channel in training, and no other rank.
             TypeError: dtypes do not fit.
         """
+        node = symbolic.leaf(self, x, z)
+        if node is not None:
+            return node
         self._check_input_dim(x)
         channel_last = is_channel_last("BatchNorm2d_NHWC", x, self.num_features, self.torch_channels_last)
         use_batch = self.training or self.running_mean is None

@@ -9,10 +9,6 @@ from apex._functional import call
 _op = torch.ops.apex.index_mul_2d_forward.default
 
 
-def _forward(*arguments):
-    return (_op(*arguments),)
-
-
 class IndexMul2d_:
     """in1[idx1] * in2. Has the face of an autograd.Function; the op behind is differentiable by itself."""
 
@@ -33,7 +29,7 @@ class IndexMul2d_:
         Raises:
             TypeError, ValueError: dtypes, shapes or devices that do not fit.
         """
-        return call("index_mul_2d", _forward, 1, (in1, in2, idx1))
+        return call("index_mul_2d", _op, 1, (in1, in2, idx1))
 
     @staticmethod
     def forward(ctx, in1, in2, idx1):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch.fx import Proxy
 from torch.nn import init
 
+from apex import _symbolic as symbolic
 from apex.normalization import _norm
-from apex.normalization.fused_layer_norm import _Function
+from apex.normalization.fused_layer_norm import _Function, _plain_layer_norm
 
 
 class FastLayerNormFN(_Function):
@@ -35,6 +37,17 @@ class FastLayerNorm(torch.nn.Module):
         init.zeros_(self.bias)
 
     def forward(self, x):
+        if torch.jit.is_scripting():
+            return _plain_layer_norm(
+                x, self.weight.shape, self.weight, self.bias, self.epsilon, self.weight.dtype
+            )
+        else:
+            return self._forward(x)
+
+    def _forward(self, x):
+        node = symbolic.leaf(self, x) if isinstance(x, Proxy) else None
+        if node is not None:
+            return node
         if not _norm.is_traced():
             weight, bias = _norm.parameter(self, "weight"), _norm.parameter(self, "bias")
             return _norm.eager_layer_norm(

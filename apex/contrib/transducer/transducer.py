@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from apex import _symbolic as symbolic
 from apex._functional import call
 from apex.contrib.transducer._mask import mask_of, new_seed
 
@@ -159,6 +160,9 @@ class TransducerJoint(torch.nn.Module):
                 do not. On a GPU, where looking would make the host wait, an item whose lengths or offsets do not
                 fit is nan, its gradients too, and no memory outside is touched.
         """
+        node = symbolic.leaf(self, f, g, f_len, g_len, batch_offset, packed_batch)
+        if node is not None:
+            return node
         if self.pack_output and (batch_offset is None or packed_batch == 0):
             raise ValueError("TransducerJoint: pack_output needs batch_offset and packed_batch")
         return TransducerJointFunc.apply(
@@ -290,6 +294,9 @@ class TransducerLoss(torch.nn.Module):
                 lengths, offsets and labels that do not. On a GPU, where looking would make the host wait, such an
                 item's loss and gradient are nan, and no memory outside is touched.
         """
+        node = symbolic.leaf(self, x, label, f_len, y_len, blank_idx, batch_offset, max_f_len, debug_list)
+        if node is not None:
+            return node
         if self.packed_input and (batch_offset is None or max_f_len is None):
             raise ValueError("TransducerLoss: packed_input needs batch_offset and max_f_len")
         return TransducerLossFunc.apply(

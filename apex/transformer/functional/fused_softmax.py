@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from apex import _symbolic as symbolic
 from apex._functional import call
 from apex.transformer.enums import AttnMaskType
 
@@ -127,6 +128,9 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
 
     def forward(self, input, mask):
         """input: (batch, heads, queries, keys). mask: broadcasts to it, or None. Raises ValueError."""
+        node = symbolic.leaf(self, input, mask)
+        if node is not None:
+            return node
         if input.dim() != 4:
             raise ValueError(f"scores are (batch, heads, queries, keys), not {tuple(input.shape)}")
         if self.is_kernel_available(mask, *input.size()):
