@@ -57,10 +57,6 @@ def main(arguments=None):
 if __name__ == "__main__":
     if not __package__:
         _stand_in()
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # `python -m apex | head`; the interpreter would complain again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code)
+    from apex._loader import streams
+
+    sys.exit(streams.run(main))

@@ -9,6 +9,7 @@ they are shown what an op is in plain PyTorch, its reference.
 from __future__ import annotations
 
 import torch
+from torch.fx import Proxy
 
 from apex._loader import bindings, library
 from apex._loader import reference as references
@@ -41,7 +42,9 @@ def call(name, forward, outputs, arguments):
     """
     if is_traced() or _module is None or torch.overrides.has_torch_function(arguments):
         found = dispatch(forward, arguments)
-        if isinstance(found, torch.Tensor) or len(forward._schema.returns) == 1:  # or torch.fx's proxy of one
+        if isinstance(found, torch.Tensor):
+            return found
+        if isinstance(found, Proxy) and len(forward._schema.returns) == 1:  # torch.fx does not know what it is of
             return found
         return found[0] if outputs == 1 else found[:outputs]
     try:

@@ -88,7 +88,7 @@ class Library:
 
         folder = vendor.torch_folder()
         if folder:
-            self.c.apex_set_vendor_hint(str(folder).encode())
+            self.c.apex_set_vendor_hint(os.fsencode(folder))
 
     def _forget_resolver(self):
         self.c.apex_set_resolver(_Resolver())  # a late thread must not call into a finished interpreter
@@ -192,7 +192,7 @@ def _tell(error):
     """Hands the text to the library, whose caller may be C++ that knows nothing of this module."""
     tell = getattr(_library.c, "apex_set_last_error", None) if _library else None
     if tell is not None:
-        tell(str(error).encode())
+        tell(str(error).encode(errors="backslashreplace"))
 
 
 def answer(platform, device, unit):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from pathlib import Path
 
 from apex._loader import elf
@@ -23,7 +24,7 @@ def paths():
     def visit(info, _size, _data):
         name = info.contents.name
         if name and name.startswith(b"/"):
-            found.append(name.decode("utf-8", "surrogateescape"))
+            found.append(os.fsdecode(name))
         return 0
 
     iterate = ctypes.CDLL(None).dl_iterate_phdr

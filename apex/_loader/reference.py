@@ -36,7 +36,7 @@ def define(namespace, implementation, names=None, kind="DEF"):
     """
     import torch
 
-    library = torch.library.Library(namespace, kind)
+    library = _make_library(namespace, kind)
     for name in registry.schemas() if names is None else names:
         schema = registry.schemas()[name]
         library.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
@@ -44,6 +44,25 @@ def define(namespace, implementation, names=None, kind="DEF"):
         if schema.returns_nothing:  # nothing to infer, and the implementation would touch data
             library.impl(schema.name, _nothing, "Meta")
     return library
+
+
+# torch hands the file name of who makes a library to C++, which takes UTF-8 alone; and where UTF-8 is off, Python has
+# another string for a path that is not ASCII. So code makes it whose file name is. torch looks one or two callers up.
+_MAKER = """
+import torch
+
+def make(namespace, kind):
+    return torch.library.Library(namespace, kind)
+
+def call(namespace, kind):
+    return make(namespace, kind)
+"""
+
+
+def _make_library(namespace, kind):
+    scope = {}
+    exec(compile(_MAKER, "apex/_loader/reference.py", "exec"), scope)
+    return scope["call"](namespace, kind)
 
 
 def implementation(name):
