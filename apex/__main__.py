@@ -1,6 +1,8 @@
 """`python -m apex`: the doctor. `python -m apex explain ...`: the same for a machine you are not on.
+`python -m apex which`, `python -m apex compat ...`: which wheel serves this machine, or another.
 
-Exit code: 0 fine, 1 degraded (slower code would run), 2 broken (something cannot run, or wrong usage).
+Exit code: 0 fine, 1 degraded (slower code would run), 2 broken (something cannot run, or wrong usage); of which and
+compat: 0 a wheel serves, 2 none does, 1 wrong usage.
 
 Where another distribution has overwritten `apex/__init__.py`, `python -m apex` would fail in its code; then
 `python <site-packages>/apex/__main__.py` shows the same screen.
@@ -24,14 +26,26 @@ def _stand_in():
 
 def main(arguments=None):
     """Runs the command line and returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] in (["which"], ["compat"]):
+        from apex._loader import ask
+
+        return getattr(ask, arguments[0])(arguments[1:], f"python -m apex {arguments[0]}")
     parser = argparse.ArgumentParser(prog="python -m apex", description="What apex would run here, and why.")
     parser.add_argument("--json", action="store_true", help="print JSON")
     commands = parser.add_subparsers(dest="command")
     explain = commands.add_parser("explain", help="the same for a machine you are not on")
     explain.add_argument("--arch", action="append", help="sm_120, gfx942, cpu; may be repeated")
+    for name in ("which", "compat"):  # for the help; they take options of their own
+        about = {"which": "the pip line for this machine", "compat": "which wheel serves another machine"}
+        commands.add_parser(name, help=about[name], add_help=False)
     explain.add_argument("--driver", help="NVIDIA driver: branch (550) or the CUDA that it serves (12.4)")
     explain.add_argument("--torch", help="2.14, or better 2.14.0+cu130; default: the release here")
+    explain.add_argument("--cuda", help="12.8: of torch, where its label does not say")
+    explain.add_argument("--rocm", help="7.2: of torch, where its label does not say")
+    explain.add_argument("--git-version", help="torch.version.git_version of a build that is no release")
     explain.add_argument("--python", help="cp312; default: this one")
+    explain.add_argument("--platform", help="linux_aarch64; default: this one")
     explain.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     options = parser.parse_args(arguments)
 
@@ -41,7 +55,9 @@ def main(arguments=None):
         from apex._loader import explain as explaining
 
         try:
-            machine = explaining.machine(options.arch, options.driver, options.torch, options.python)
+            named = {"cuda": options.cuda, "rocm": options.rocm, "git_version": options.git_version}
+            named |= {"driver": options.driver, "python": options.python, "system": options.platform}
+            machine = explaining.machine(options.arch, torch=options.torch, **named)
         except ValueError as error:
             parser.error(str(error))  # exits with 2
         report = doctor.assume(machine)

@@ -15,12 +15,10 @@ from build_matrix.errors import BuildError, StoreError
 
 try:
     import click
-except ImportError:
-    if sys.argv[1:2] != ["which"]:  # the one command for an environment that is not the farm's
-        raise
-    from build_matrix import which
+except ModuleNotFoundError as error:
+    from build_matrix import alone
 
-    sys.exit(which.main(sys.argv[2:]))
+    sys.exit(alone.run(sys.argv[1:], error))
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells have it
@@ -302,33 +300,16 @@ def ensure_torch() -> None:
     quickstart.ensure_torch()
 
 
-@main.command()
-@click.option("--torch", "torch", help="2.13 or 2.13.0+cu130.")
-@click.option("--cuda", help="13.0")
-@click.option("--rocm", help="7.2")
-@click.option("--arch", default="", help="sm_90, gfx942, ...")
-@click.option("--python", "tag", default="", help="3.11")
-@click.option("--platform", default=matrix.NATIVE, show_default=True, help="linux_aarch64")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-@click.option("--table", is_flag=True, help="The support table of the docs, as Markdown.")
-def compat(torch, cuda, rocm, arch, tag, platform, as_json, table) -> None:
+PASSED_ON = {"add_help_option": False, "context_settings": {"ignore_unknown_options": True}}
+
+
+@main.command(**PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def compat(arguments) -> None:
     """Which apex serves a machine. Exit code 2 when none does; then the nearest cells are listed."""
     from build_matrix import compat
 
-    if table:
-        click.echo(compat.table(), nl=False)
-        return
-    if not torch or (cuda and rocm):
-        raise click.UsageError("--torch is required, and one of --cuda and --rocm at most")
-    python = tag_of(tag) if tag else ""
-    accelerator = "cuda" if cuda else "rocm" if rocm else _of_arch(arch)
-    question = compat.Question(
-        torch, accelerator, cuda or rocm or "", arch.partition(":")[0], python, platform
-    )
-    answer = compat.answer(question)
-    click.echo(json.dumps(answer, indent=1) if as_json else compat.words(answer))
-    if not answer["found"]:
-        raise click.exceptions.Exit(compat.NOT_THERE)
+    raise click.exceptions.Exit(compat.main(list(arguments)))
 
 
 @main.command()
@@ -491,7 +472,7 @@ def plan(accelerators, archs, torches, tags, platforms, only, available, workers
     report.plan_table(made, costs.Costs(store), store, workers or (1, 2, 8, 32))
 
 
-@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@main.command(**PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def which(arguments) -> None:
     """The one pip line for this interpreter, its torch and its cards."""
@@ -728,10 +709,6 @@ def changelog(text) -> None:
             click.echo(f"{what} {item}")
 
 
-def _of_arch(arch: str) -> str:
-    return "cpu" if not arch else "rocm" if arch.startswith("gfx") else "cuda"
-
-
 def run() -> None:
     """The entry point: faults that have a name are printed in words, never as a traceback."""
     try:
@@ -745,6 +722,10 @@ def run() -> None:
     except BuildError as error:
         click.echo(f"build_matrix: {error}", err=True)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        from build_matrix import alone
+
+        sys.exit(alone.words(sys.argv[1] if sys.argv[1:] else "", error))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             click.echo(f"build_matrix: no space is left: {error}", err=True)

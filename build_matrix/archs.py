@@ -41,6 +41,11 @@ class Arch:
         return self.name.endswith("-generic")
 
     @property
+    def code_object(self) -> int:
+        """The version of AMD's code objects: generic targets exist from 6 on."""
+        return 6 if self.generic else 5
+
+    @property
     def number(self) -> int:
         """90 of sm_90 and compute_90; 0 for AMD."""
         return int(self.name.partition("_")[2]) if self.vendor == "cuda" else 0

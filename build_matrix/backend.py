@@ -87,10 +87,14 @@ def build_wheel(
     wanted = _asked(config_settings)
     if wanted is None:
         return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
-    from build_matrix import build, pythons, report
-    from build_matrix.engine import Engine
-    from build_matrix.store import Store
+    try:
+        from build_matrix import build, pythons, report
+        from build_matrix.engine import Engine
+        from build_matrix.store import Store
+    except ModuleNotFoundError as error:
+        from build_matrix import alone
 
+        sys.exit(alone.needs("pip wheel . -C farm", error))
     try:
         python = pythons.find(pythons.own_tag())
         request = build.request(wanted.accelerator, wanted.archs, wanted.torches, python)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from build_matrix.errors import RequirementMissing
+
 OUTPUTS = (".pyc", ".so", ".o")  # what builds leave among the sources: never an input
 
 
@@ -12,3 +14,12 @@ def write(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def lock(path: Path | str):
+    """The filelock of a path. Imported here, as what only looks things up does without. Raises RequirementMissing."""
+    try:
+        from filelock import FileLock
+    except ModuleNotFoundError:
+        raise RequirementMissing("filelock", "a build", "python -m pip install filelock") from None
+    return FileLock(path)

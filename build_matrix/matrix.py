@@ -99,6 +99,7 @@ class Matrix:
     wheel_bytes: int  #: size budget of a wheel
     unit_bytes: dict[str, int]  #: size budget of an op's code on one arch, by its kind: cubin, ptx, hsaco
     unit_budgets: tuple[dict, ...]  #: of ops that may be larger
+    index: str = ""  #: the address that wheels recommend; empty where it is served nowhere yet
 
     def accelerator(self, name: str) -> Accelerator:
         """The accelerator of that name. Raises BuildError where there is none."""
@@ -240,4 +241,5 @@ def load(path: Path = FILE) -> Matrix:
         wheel_bytes=data["budget"]["wheel_bytes"],
         unit_bytes=data["budget"]["unit_bytes"],
         unit_budgets=tuple(data["budget"]["unit"]),
+        index=data.get("index", {}).get("url", ""),
     )

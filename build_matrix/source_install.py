@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from build_matrix import headers, host_compiler, identity, matrix, pythons, tree, wheel
+from build_matrix import headers, host_compiler, identity, matrix, pythons, stand_in, tree, wheel
 from build_matrix.archs import Arch
 from build_matrix.engine import Engine
 from build_matrix.errors import BuildError, RequirementMissing, ToolchainMissing
@@ -150,7 +150,9 @@ def build(asked: list[Extension], target: Path) -> None:
     place = tree.DEFAULT.parent / "source"
     tree.fill(made, place, Engine(Store(), tell=tell))
     _copy(place / "apex", target / "apex")
-    for name, text in wheel.legacy_modules().items():
+    own = stand_in.files("apex", version())
+    for name, text in (wheel.legacy_modules() | own).items():
+        (target / name).parent.mkdir(exist_ok=True)
         (target / name).write_bytes(text)
 
 

@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from filelock import FileLock
-
-from build_matrix import REPOSITORY, digest
+from build_matrix import REPOSITORY, digest, files
 from build_matrix.errors import CompileError, StoreError
 
 if TYPE_CHECKING:
@@ -145,7 +143,7 @@ class Store:
         if found is None:
             try:
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                with FileLock(f"{folder}.lock"):
+                with files.lock(f"{folder}.lock"):
                     found = self.find(unit) or self._make(unit, folder)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -160,7 +158,7 @@ class Store:
         if self.shared is None:
             return False
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.fetch"):
+        with files.lock(f"{folder}.fetch"):
             if self._record(folder) is not None:
                 return True
             partial = _partial(folder, "fetched")
@@ -315,7 +313,7 @@ class DigestCache:
         if name not in self.known:
             self.known[name] = digest.of_values(sorted(digest.of_file(path) for path in paths))
             Store(self.path.parent).check()
-            with FileLock(f"{self.path}.lock"):
+            with files.lock(f"{self.path}.lock"):
                 partial = self.path.with_suffix(f".{os.getpid()}")
                 partial.write_text(json.dumps(self.known))
                 partial.replace(self.path)

@@ -3,6 +3,9 @@ carries."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +14,29 @@ from build_matrix.errors import BuildError
 try:
     import tomllib
 except ModuleNotFoundError:
-    try:
-        import tomli as tomllib
-    except ModuleNotFoundError:
-        from pip._vendor import tomli as tomllib  # every environment that can build has pip
+    tomllib = None
+
+
+def _reader() -> Any:
+    """tomllib, tomli, or the copy in pip, installed or as ensurepip keeps it. Raises BuildError where none is."""
+    if tomllib:
+        return tomllib
+    for name in ("tomli", "pip._vendor.tomli"):
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    with contextlib.suppress(ModuleNotFoundError):
+        import ensurepip
+
+        folders = [Path(ensurepip.__file__).parent / "_bundled", Path("/usr/share/python-wheels")]
+        for wheel in [path for folder in folders for path in sorted(folder.glob("pip-*.whl"))]:
+            sys.path.append(str(wheel))
+            return importlib.import_module("pip._vendor.tomli")
+    raise BuildError("this Python reads no TOML. Run: python -m pip install tomli")
 
 
 def read(path: Path) -> dict[str, Any]:
     """The parsed file. Raises FileNotFoundError, or BuildError naming the line of what is no TOML."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _reader().loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BuildError(f"{path.name} is no TOML: {error}") from None

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
 from build_matrix import (
     REPOSITORY,
     bindings,
     digest,
+    files,
     gate,
     headers,
     host_compiler,
@@ -24,6 +23,7 @@ from build_matrix import (
     inputs,
     ledger,
     packs,
+    releases,
 )
 from build_matrix import matrix as matrix_file
 from build_matrix.engine import Engine
@@ -74,7 +74,7 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
     library = engine.one(host_library.build(engine.store, engine.run, request.platform))
 
     target.mkdir(parents=True, exist_ok=True)
-    with FileLock(target / ".lock"):  # two that fill one tree do so one after the other
+    with files.lock(target / ".lock"):  # two that fill one tree do so one after the other
         for left in target.glob(".apex-*"):  # of those that were killed
             shutil.rmtree(left, ignore_errors=True)
         root = target / f".apex-{os.getpid()}"
@@ -229,5 +229,6 @@ def _lay_data(root: Path, facts: dict, entries: list[dict], manifests: dict[str,
         "extensions.json": Registry.load().as_json(),
         "coverage.json": coverage,
         "build.json": facts,
+        releases.FILE: releases.table() | {"grades": releases.grades()},
     }.items():
         (root / name).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")

@@ -14,7 +14,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from build_matrix import REPOSITORY, audit, digest, ledger, matrix, pins, provenance, sbom
+from build_matrix import REPOSITORY, audit, digest, ledger, matrix, pins, provenance, sbom, stand_in
 from build_matrix.errors import GateError
 from build_matrix.files import OUTPUTS
 from build_matrix.pythons import Python
@@ -113,7 +113,7 @@ def write(
     files go into the dist-info."""
     info = f"{distribution.replace('-', '_')}-{version}.dist-info"
     wheel = f"Wheel-Version: 1.0\nGenerator: apex.build_matrix\nRoot-Is-Purelib: false\nTag: {tag}\n"
-    top = sorted({name.split("/")[0].removesuffix(".py") for name in files})
+    top = sorted(filter(str.isidentifier, {name.split("/")[0].removesuffix(".py") for name in files}))
     last = {
         f"{info}/METADATA": metadata(distribution, version).encode(),
         f"{info}/WHEEL": wheel.encode(),
@@ -145,8 +145,8 @@ def unit(
     store: Store | None = None,
 ) -> WorkUnit:
     """The wheel of one Python. Its platform tag is what auditwheel finds, never what we would like."""
-    files = contents(tree, store)
     distribution, version = facts["distribution"], f"{facts['version']}+{facts['local']}"
+    files = contents(tree, store) | stand_in.files(distribution, version)
     more = {sbom.NAME: sbom.render(facts, files)}
 
     def make(folder: Path) -> None:

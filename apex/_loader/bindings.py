@@ -166,11 +166,9 @@ def _load_module(path):
 
 
 def _damaged(what, path):
-    return InstallationError(
-        what,
-        wanted=str(path),
-        remedy=f"python -m pip install --force-reinstall --no-deps {own_distribution(running_torch())}",
-    )
+    from apex._loader import offers
+
+    return InstallationError(what, wanted=str(path), remedy=offers.reinstall())
 
 
 def _refuse_second_copy():
@@ -215,25 +213,16 @@ def _explain_mismatch(torch, bindings, fit):
 
 
 def mismatch_remedy(torch, fit):
-    """One command that brings a binding for this torch."""
+    """The command that brings a binding for this torch: the one that the doctor and `which` name."""
     if fit.stale:
         return "python -m build_matrix tree"
-    if fitting.not_a_release(torch.version):
-        return (
-            "build apex against this torch, from its source tree: "
-            "APEX_BUILD_CPP_OPS=1 python -m pip install --no-build-isolation ."
-        )
-    return f"python -m pip install --upgrade --no-deps {own_distribution(torch)}"
+    from apex._loader import machine, offers
 
-
-def own_distribution(torch):
-    """The distribution that this installation is; of one that does not say, the one that suits torch."""
-    return tree.build_facts().get("distribution") or distribution_for(torch)
-
-
-def distribution_for(torch):
-    """The distribution of apex that belongs to a build of torch."""
-    return "apex-rocm" if torch.hip else "apex-cuda" if torch.cuda else "apex-cpu"
+    described = machine.Machine(
+        torch=torch, python=python_tag(), system=machine.system(), cards=machine.cards()
+    )
+    own = (tree.build_facts().get("distribution"), tree.version())
+    return offers.line(described, [] if tree.checkout() or not own[0] else [own])
 
 
 def strict():

@@ -276,7 +276,7 @@ def jit_target(machine, device, compiler):
     """(JitTarget, how) that `compiler` can make for `device`, or (None, why not)."""
     version = ".".join(map(str, compiler.version))
     if device.platform == "hip":
-        return JitTarget(compiler, "hsaco", device.arch), f"hipRTC of ROCm {version}"
+        return JitTarget(compiler, "hsaco", device.arch), f"hipRTC of ROCm {version}".rstrip()
     known = {capability(arch) for arch in compiler.archs or ()} - {None}
     unloadable = compatibility.toolkit_fits_driver(compiler.version, machine.cuda_driver)
     if unloadable:

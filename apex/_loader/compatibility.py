@@ -78,6 +78,11 @@ def ptx_needs(isa):
     return _PTX_CUDA.get(isa) or (isa[0] + 4, isa[1])
 
 
+def ptx_of(toolkit):
+    """PTX ISA version that a CUDA toolkit writes where none is asked for; None for one older than the table."""
+    return max((isa for isa in _PTX_CUDA if ptx_needs(isa) <= toolkit), default=None)
+
+
 def ptx_fits_driver(isa, driver):
     """Why the driver cannot compile PTX of ISA version `isa`; None if it can."""
     needed = ptx_needs(isa)

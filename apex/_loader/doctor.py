@@ -7,7 +7,18 @@ import json
 import warnings
 from dataclasses import dataclass
 
-from apex._loader import bindings, choose, distributions, machine, mapped, problems, registry, tree
+from apex._loader import (
+    bindings,
+    choose,
+    distributions,
+    machine,
+    mapped,
+    offers,
+    problems,
+    registry,
+    release,
+    tree,
+)
 from apex._loader.jit import cache
 
 EXIT = {"fine": 0, problems.DEGRADED: 1, problems.BROKEN: 2}
@@ -47,6 +58,7 @@ def examine():
         cache_writable=cache.usable(),
         cache_refused=cache.refusal(),
         threads=cpu_threads() if fit else None,
+        offer=_offer(described),
     )
     return Report(facts, problems.find(facts))
 
@@ -64,8 +76,16 @@ def cpu_threads():
 def assume(described):
     """The Report of a machine that is written down and is not this one."""
     described, fit = _fitted(described)
-    facts = problems.Facts(machine=described, choices=choices(described), fit=fit, assumed=True)
+    facts = problems.Facts(
+        machine=described, choices=choices(described), fit=fit, assumed=True, offer=_offer(described)
+    )
     return Report(facts, problems.find(facts))
+
+
+def _offer(described):
+    """What the release has for a machine; None where this installation does not know its release."""
+    known = release.load()
+    return offers.offer(described, known) if known else None
 
 
 def _fitted(described):
@@ -125,11 +145,20 @@ def as_json(report):
             "fits": bool(facts.fit and facts.fit.library),
             "reason": facts.fit.reason if facts.fit else "no torch",
         },
+        "offer": _offered(facts.offer),
         "distributions": [vars(d) for d in installation.distributions] if installation else [],
         "choices": [_choice(choice) for choice in facts.choices],
         "problems": [vars(problem) for problem in report.problems],
     }
     return json.dumps(value, indent=2)
+
+
+def _offered(offer):
+    """The verdict of `which` and `compat` on this machine."""
+    if offer is None:
+        return None
+    said = {"found": offer.found, "wheel": offer.wheel, "command": offer.command}
+    return said | {"reasons": list(offer.reasons if offer.found else offer.missing)}
 
 
 def _choice(choice):
@@ -169,6 +198,9 @@ def _heading(report):
         ("library", described.library or "libapex.so"),
         ("packs", packs),
     ]
+    if facts.assumed and facts.offer:
+        found = facts.offer.found
+        rows.append(("wheel", facts.offer.wheel if found else f"none serves: {facts.offer.missing[0]}"))
     for compiler in described.compilers:
         name = "NVRTC" if compiler.vendor == "cuda" else "hipRTC, ROCm"
         rows.append(("jit", f"{name} {_dotted(compiler.version)}"))

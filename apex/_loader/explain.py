@@ -1,43 +1,60 @@
-"""`python -m apex explain`: a machine written down on the command line."""
+"""A machine written down: on the command line of `python -m apex explain` and `compat`, or by a program."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from importlib import metadata
 
 from apex._loader import bindings, compatibility, packs, registry, tree
 from apex._loader.fit import Torch
 from apex._loader.machine import Compiler, Device, Machine, capability, cpu_device, strip_features
+from apex._loader.machine import system as own_system
+
+UNKNOWN = "unknown"  # the toolkit of a torch whose build nobody named
 
 
-def machine(archs, driver=None, torch=None, python=None):
-    """The Machine that the arguments describe, with what this installation holds.
-
-    archs:  "sm_120", "gfx942:xnack-", "cpu"
-    driver: NVIDIA branch or version ("550", "550.54.15") or the CUDA version that it serves ("12.4")
-    torch:  "2.14" or "2.14.0+cu130"; the label tells which NVRTC or hipRTC comes with it; default: the release
-            that is installed here, if any, of whichever label
-    python: "cp312", "3.12"
-    Raises ValueError for an argument that cannot be read.
-    """
-    torch = torch or _installed_torch()
-    described = _torch(torch) if torch else None
+def machine(archs, driver=None, torch=None, python=None, **more):
+    """The Machine that the arguments describe (`described`), with what this installation holds. torch: default: the
+    release that is installed here, if any, of whichever label. Raises ValueError."""
     from apex._loader import library
 
-    return Machine(
-        torch=described,
-        python=_python(python),
-        devices=tuple(_device(arch, index) for index, arch in enumerate(archs or ["cpu"])),
-        cuda_driver=compatibility.cuda_of_driver(driver) if driver else None,
-        hip_runtime=_pair(described.hip) if described and described.hip else None,
-        cpu_level=3,
+    return dataclasses.replace(
+        described(torch or _installed_torch(), archs or ["cpu"], driver=driver, python=python, **more),
         cpu_units=library.cpu_units(),
         library=library.fault(),
         packs=packs.installed(),
         bindings=bindings.installed(),
-        compilers=_compilers(described),
-        no_compiler=_no_compiler(described),
         sources=registry.units() if tree.device_sources() else (),
+    )
+
+
+def described(
+    torch, archs=(), *, cuda=None, rocm=None, driver=None, python=None, system=None, git_version=None
+):
+    """A Machine with nothing installed.
+
+    torch:  "2.14" or "2.14.0+cu130", or None; the label tells which NVRTC or hipRTC comes with it
+    archs:  of its devices: "sm_120", "gfx942:xnack-", "cpu"
+    cuda, rocm: the toolkit that its torch is built for ("12.8"), where the label does not say
+    driver: NVIDIA branch or version ("550", "550.54.15") or the CUDA version that it serves ("12.4")
+    python: "cp312", "3.12"; default: this one
+    system: "linux_aarch64"; default: this one
+    git_version: what torch.version.git_version says there: a build that is no release is known by it
+    Raises ValueError for an argument that cannot be read, and for two that contradict each other.
+    """
+    devices = tuple(_device(arch, index) for index, arch in enumerate(archs))
+    build = _torch(torch, cuda, rocm, git_version, {device.platform for device in devices}) if torch else None
+    return Machine(
+        torch=build,
+        python=_python(python),
+        system=system or own_system(),
+        devices=devices,
+        cuda_driver=compatibility.cuda_of_driver(driver) if driver else None,
+        hip_runtime=_pair(build.hip) if build else None,
+        cpu_level=3,
+        compilers=_compilers(build),
+        no_compiler=_no_compiler(build),
     )
 
 
@@ -45,11 +62,11 @@ def _device(text, index):
     arch, features = strip_features(text)
     if arch == "cpu":
         return cpu_device(3)
-    if capability(arch) and arch.startswith("sm_"):
+    if re.fullmatch(r"(sm|compute)_\d+", arch) and capability(arch):
         return Device("cuda", index, arch)
-    if re.fullmatch(r"gfx[0-9a-f]+", arch):
+    if re.fullmatch(r"gfx[0-9a-f]+|gfx\d+(-\d+)?-generic", arch):
         return Device("hip", index, arch, features=features)
-    raise ValueError(f"not an arch: {text!r} (such as sm_120, gfx942 or cpu)")
+    raise ValueError(f"{text!r} is no arch; say sm_90 or gfx942, or cpu")
 
 
 def _installed_torch():
@@ -59,38 +76,50 @@ def _installed_torch():
         return None
 
 
-def _torch(text):
-    """A Torch of a version that may lack its last number or label."""
+def _torch(text, cuda, rocm, git_version, platforms):
+    """A Torch of a version that may lack its last number or label. What its label leaves open is what was named, else
+    some build for the cards."""
     found = re.fullmatch(r"(\d+\.\d+)(\.\d+)?([^+]*)(?:\+(.+))?", text)
     if not found:
-        raise ValueError(f"not a version of torch: {text!r} (such as 2.14 or 2.14.0+cu130)")
+        raise ValueError(f"{text!r} is no version of torch; say 2.14 or 2.14.0+cu130")
+    if cuda and rocm:
+        raise ValueError("a torch is built for CUDA or for ROCm, not for both")
     local = found[4] or ""
     version = f"{found[1]}{found[2] or '.0'}{found[3]}" + (f"+{local}" if local else "")
-    cuda = re.fullmatch(r"cu(\d+)(\d)", local)
-    hip = re.fullmatch(r"rocm(\d+(?:\.\d+)+)", local)
-    return Torch(version, cuda=f"{cuda[1]}.{cuda[2]}" if cuda else None, hip=hip[1] if hip else None)
+    of_cuda = re.match(r"cu(\d+)(\d)(?![\w])", local)
+    of_hip = re.match(r"rocm(\d+(?:\.\d+)+)", local)
+    said = {"cuda": f"{of_cuda[1]}.{of_cuda[2]}" if of_cuda else "", "rocm": of_hip[1] if of_hip else ""}
+    for name, toolkit, value in (("cuda", "CUDA", cuda), ("rocm", "ROCm", rocm)):
+        if value and not re.fullmatch(r"\d+(\.\d+)*", value):
+            raise ValueError(f"{value!r} is no version of {toolkit}; say 13.0 or 7.2")
+        if value and re.match(r"cu\d|rocm|cpu|xpu", local) and _pair(value) != _pair(said[name]):
+            raise ValueError(f"torch {version} is not built for {toolkit} {value}: its label says +{local}")
+        said[name] = said[name] or value or ""
+    if not any(said.values()) and not re.match("cpu|xpu", local):
+        said = {"cuda": UNKNOWN if "cuda" in platforms else "", "rocm": UNKNOWN if "hip" in platforms else ""}
+    return Torch(version, git_version, cuda=said["cuda"] or None, hip=said["rocm"] or None)
 
 
 def _python(text):
-    if text is None:
+    if not text:
         return bindings.python_tag()
     found = re.fullmatch(r"(?:cp)?(\d)\.?(\d+)(t?)", text)
     if not found:
-        raise ValueError(f"not a Python: {text!r} (such as cp312 or 3.12)")
+        raise ValueError(f"{text!r} is no Python; say 3.12 or cp312")
     return f"cp{found[1]}{found[2]}{found[3]}"
 
 
 def _pair(text):
-    numbers = re.findall(r"\d+", text)
-    return (int(numbers[0]), int(numbers[1]))
+    """(13, 0) of "13.0"; (13, 0) of "13" too; None where no number is."""
+    numbers = [int(number) for number in re.findall(r"\d+", text or "")]
+    return tuple((*numbers, 0)[:2]) if numbers else None
 
 
 def _compilers(torch):
-    if torch and torch.cuda:
-        version = _pair(torch.cuda)
+    if torch and (version := _pair(torch.cuda)):
         return (Compiler("cuda", version, compatibility.nvrtc_archs(version)),)
     if torch and torch.hip:
-        return (Compiler("rocm", _pair(torch.hip)),)
+        return (Compiler("rocm", _pair(torch.hip) or ()),)  # hipRTC compiles for any arch
     return ()
 
 

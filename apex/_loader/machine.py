@@ -12,6 +12,7 @@ import platform as host
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from apex._loader import bindings, packs, registry, tree
 from apex._loader.fit import Binding, Torch
@@ -83,6 +84,7 @@ class Machine:
     env:         the switches of apex that are set
     binding:     why no binding serves this torch, or None; then no native variant can be reached
     failures:    (platform, index, unit, variant) -> why that variant was tried here and failed
+    cards:       vendors ("cuda", "rocm") whose cards this process could open, whatever torch can use
     """
 
     torch: Torch | None = None
@@ -102,6 +104,7 @@ class Machine:
     env: Mapping[str, str] = field(default_factory=dict)
     binding: str | None = None
     failures: Mapping[tuple[str, int, str, str], str] = field(default_factory=dict)
+    cards: tuple[str, ...] = ()
 
 
 def capability(arch):
@@ -149,6 +152,14 @@ def _cpu_flags():
     return set()
 
 
+def cards(root="/dev"):
+    """Vendors whose drivers show a card here, by their device nodes: torch does not tell of what it cannot use."""
+    nodes = Path(root)
+    found = {"cuda": any(re.fullmatch(r"nvidia\d+", node.name) for node in nodes.glob("nvidia*"))}
+    found["rocm"] = (nodes / "kfd").exists() and any(nodes.glob("dri/renderD*"))
+    return tuple(vendor for vendor, there in found.items() if there)
+
+
 def torch_devices():
     """The GPUs that torch sees, in torch's order; () without torch or without a GPU."""
     try:
@@ -168,6 +179,11 @@ def torch_devices():
     return tuple(found)
 
 
+def system():
+    """ "linux_x86_64": this machine, as wheels say it."""
+    return f"{host.system().lower()}_{host.machine()}"
+
+
 def describe():
     """This machine, read now. Opens a driver only where torch has a GPU; what is absent never raises."""
     from apex._loader import drivers, jit, library
@@ -181,7 +197,7 @@ def describe():
     return Machine(
         torch=torch,
         python=bindings.python_tag(),
-        system=f"{host.system().lower()}_{host.machine()}",
+        system=system(),
         devices=(*gpus, cpu_device(level)),
         cuda_driver=drivers.cuda_version() if any(gpu.platform == "cuda" for gpu in gpus) else None,
         hip_runtime=drivers.hip_version() if any(gpu.platform == "hip" for gpu in gpus) else None,
@@ -194,6 +210,7 @@ def describe():
         no_compiler=jit.Absent(torch),
         sources=registry.units() if tree.device_sources() else (),
         env={name: os.environ[name] for name in SWITCHES if name in os.environ},
+        cards=cards(),
     )
 
 

@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from apex._loader import bindings, compatibility
+from apex._loader import compatibility, offers
 from apex._loader import fit as fitting
 from apex._loader.choose import Choice
 from apex._loader.distributions import Installation
 from apex._loader.machine import Machine
 
 NOTE, DEGRADED, BROKEN = "note", "degraded", "broken"
-OLDEST_TORCH = (2, 8)
-_PIP = "python -m pip"
+BUILD_AGAIN = "python -m build_matrix tree"
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Facts:
     mapped:   stem -> paths of that vendor library in this process
     threads:  how many threads of torch work on CPU tensors, in words; None without torch
     assumed:  the machine is described, not this one
+    offer:    what the release has for this machine, or None where this installation does not know its release
     """
 
     machine: Machine
@@ -53,6 +53,7 @@ class Facts:
     cache_refused: str = ""  #: why the cache's folder is not trusted
     threads: str | None = None
     assumed: bool = False
+    offer: offers.Offer | None = None
 
 
 def find(facts):
@@ -62,17 +63,26 @@ def find(facts):
 
 
 def _ours(facts):
-    """Name of this project's installed distribution, or of the one that would suit."""
+    """This project's distributions that are installed."""
     installed = facts.installation.distributions if facts.installation else ()
-    for distribution in installed:
-        if distribution.ours:
-            return distribution.name
-    torch = facts.machine.torch
-    return bindings.distribution_for(torch) if torch else "apex-cpu"
+    return [distribution for distribution in installed if distribution.ours]
 
 
-def _reinstall(name):
-    return f"{_PIP} install --force-reinstall --no-deps {name}"
+def _reinstall(facts):
+    """The line that lays the installed distribution anew, or the one that would suit."""
+    ours = _ours(facts)
+    if ours:
+        return offers.reinstall(ours[0].name, ours[0].version)
+    return offers.install(facts.offer, force=True) if facts.offer else offers.reinstall()
+
+
+def _mend(facts):
+    """The line that brings the wheel for this machine, in place of what is installed; or that mends what keeps any
+    wheel from serving it. The same that `which`, `compat` and `explain` name."""
+    installed = [(distribution.name, distribution.version) for distribution in _ours(facts)]
+    if facts.offer is None:
+        return offers.line(facts.machine, installed)
+    return facts.offer.mend or offers.swap(facts.offer, installed)
 
 
 # ---- who owns the package ---------------------------------------------------------------------------------
@@ -91,7 +101,7 @@ def foreign_package(facts):
             harm,
             "foreign apex",
             f"{what}: {distribution.name} {distribution.version} in {distribution.location}",
-            f"{_PIP} uninstall -y {distribution.name} && {_reinstall(_ours(facts))}",
+            f"{offers.PIP} uninstall -y {distribution.name} && {_reinstall(facts)}",
         )
 
 
@@ -111,29 +121,25 @@ def half_deleted(facts):
             "half-deleted apex",
             f"{len(distribution.missing)} files of {distribution.name} {distribution.version} are gone, "
             f"{distribution.missing[0]} among them",
-            _reinstall(distribution.name),
+            offers.reinstall(distribution.name, distribution.version),
         )
     if not installation.intact and not gone:
         yield Problem(
             BROKEN,
             "half-deleted apex",
             f"{Path(installation.package) / '__init__.py'} is not this project's",
-            _reinstall(_ours(facts)),
+            _reinstall(facts),
         )
 
 
 def two_distributions(facts):
-    """apex-cuda, apex-rocm and apex-cpu are one package; two of them overwrite each other's files."""
-    names = [d.name for d in facts.installation.distributions if d.ours] if facts.installation else []
+    """apex-cuda, apex-rocm and apex-cpu are one package; two of them overwrite each other's files, and uninstalling
+    one takes the other's away."""
+    names = sorted(distribution.name for distribution in _ours(facts))
     if len(names) > 1:
-        torch = facts.machine.torch
-        keep = bindings.distribution_for(torch) if torch else names[0]
-        yield Problem(
-            DEGRADED,
-            "two apex distributions",
-            f"{' and '.join(sorted(names))} are installed; they hold the same files",
-            f"{_PIP} uninstall -y {' '.join(sorted(names))} && {_PIP} install --no-deps {keep}",
-        )
+        keep = offers.install(facts.offer, names) if facts.offer else offers.reinstall(names[0])
+        text = f"{' and '.join(names)} are installed; they hold the same files, and who uninstalls one breaks the other"
+        yield Problem(DEGRADED, "two apex distributions", text, keep)
 
 
 def shadowed(facts):
@@ -154,45 +160,87 @@ def shadowed(facts):
 
 def torch_missing(facts):
     if facts.machine.torch is None:
-        yield Problem(BROKEN, "no torch", "PyTorch is not installed for this Python", f"{_PIP} install torch")
+        yield Problem(
+            BROKEN, "no torch", "PyTorch is not installed for this Python", f"{offers.PIP} install torch"
+        )
 
 
 def torch_unsupported(facts):
     torch = facts.machine.torch
     if torch is None or facts.fit is None or facts.fit.library:
         return
-    numbers = re.findall(r"\d+", torch.version)
-    if numbers and (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0) < OLDEST_TORCH:
-        oldest = ".".join(map(str, OLDEST_TORCH))
-        text = f"torch {torch.version} is older than {oldest}, the oldest that apex supports"
-        yield Problem(DEGRADED, "unsupported torch", text, f"{_PIP} install 'torch>={oldest}'")
+    old = offers.too_old(torch)
+    if old:
+        yield Problem(DEGRADED, "unsupported torch", *old)
     elif not facts.machine.bindings:
-        yield Problem(
-            DEGRADED,
-            "Python only",
-            "this installation has no compiled parts: everything runs on the PyTorch reference",
-            f"{_PIP} install {bindings.distribution_for(torch)}",
-        )
+        text = "this installation has no compiled parts: everything runs on the PyTorch reference"
+        yield Problem(DEGRADED, "Python only", text, _mend(facts))
     else:
         text = f"no binding fits: {facts.fit.reason}; everything runs on the PyTorch reference"
         name = "old build" if facts.fit.stale else "unsupported torch"
-        yield Problem(DEGRADED, name, text, bindings.mismatch_remedy(torch, facts.fit))
+        yield Problem(DEGRADED, name, text, BUILD_AGAIN if facts.fit.stale else _mend(facts))
 
 
 def binding_half(facts):
     if facts.fit and facts.fit.library and not facts.fit.module:
-        yield Problem(DEGRADED, "wrong Python", facts.fit.reason, _reinstall(_ours(facts)))
+        yield Problem(DEGRADED, "wrong Python", facts.fit.reason, _mend(facts))
+
+
+def unused_card(facts):
+    """A card, and a torch that cannot use it."""
+    vendor = offers.blind(facts.machine)
+    if vendor:
+        yield Problem(DEGRADED, "unused card", offers.blindness(facts.machine), _mend(facts))
+
+
+def wrong_vendor(facts):
+    """Packs that never run under this torch, whatever device is here."""
+    torch, vendors = facts.machine.torch, sorted({pack.vendor for pack in facts.machine.packs})
+    if not _foreign_packs(facts):
+        return
+    of = next((d.platform for d in facts.machine.devices if d.platform in _VENDOR), None)
+    needs = (
+        f"the device needs {_VENDOR[of]}"
+        if of
+        else f"torch {torch.version} is built for neither CUDA nor ROCm"
+    )
+    if of is None and (torch.cuda or torch.hip):
+        needs = f"torch {torch.version} is built for {'ROCm' if torch.hip else 'CUDA'}"
+    text = f"the installed kernel packs are for {vendors[0]}, {needs}: they can never run here"
+    yield Problem(DEGRADED, "wrong vendor", text, _mend(facts))
+
+
+_VENDOR = {"cuda": "cuda", "hip": "rocm"}
+
+
+def _foreign_packs(facts):
+    torch, vendors = facts.machine.torch, {pack.vendor for pack in facts.machine.packs}
+    if (
+        torch is None
+        or not vendors
+        or (facts.assumed and not (torch.cuda or torch.hip or "+" in torch.version))
+    ):
+        return False  # a build that nobody named
+    return ("rocm" if torch.hip else "cuda" if torch.cuda else None) not in vendors
+
+
+def packs_elsewhere(facts):
+    """A wheel without packs on a machine for whose cards there are some: compilation at run time stands in."""
+    gpus = [device.arch for device in facts.machine.devices if device.platform in _VENDOR]
+    if gpus and facts.machine.bindings and not facts.machine.packs and facts.offer and facts.offer.found:
+        text = f"{facts.offer.accelerator.distribution} holds compiled kernels for {', '.join(dict.fromkeys(gpus))}"
+        yield Problem(NOTE, "packs elsewhere", text, _mend(facts))
 
 
 def loading_failed(facts):
     if facts.load_error:
-        yield Problem(BROKEN, "cannot load", facts.load_error, _reinstall(_ours(facts)))
+        yield Problem(BROKEN, "cannot load", facts.load_error, _reinstall(facts))
 
 
 def host_library(facts):
     fault = facts.machine.library
     if fault and facts.machine.bindings:
-        yield Problem(BROKEN, "host library", fault, _reinstall(_ours(facts)))
+        yield Problem(BROKEN, "host library", fault, _reinstall(facts))
 
 
 # ---- devices ----------------------------------------------------------------------------------------------
@@ -205,39 +253,33 @@ def unknown_device(facts):
             fault = compatibility.driver_knows(device.capability, facts.machine.cuda_driver)
             if fault:
                 text = f"{device.arch}: {fault}; torch cannot use it either"
-                yield Problem(BROKEN, "old driver", text, "install a newer NVIDIA driver")
+                yield Problem(BROKEN, "old driver", text, offers.DRIVER)
 
 
 def slow_devices(facts):
     """GPUs on which the reference would run, one problem an arch."""
     machine, by_arch = facts.machine, {}
-    if machine.binding or machine.env.get("APEX_VARIANT"):
-        return  # said by torch_unsupported, or asked for
+    if machine.binding or _foreign_packs(facts) or machine.env.get("APEX_VARIANT"):
+        return  # said by torch_unsupported or wrong_vendor, or asked for
     for choice in facts.choices:
         if choice.device.platform in ("cuda", "hip") and choice.taken and choice.taken.variant == "reference":
             by_arch.setdefault(choice.device.arch, []).append(choice)
     for arch, choices in by_arch.items():
         device = choices[0].device
         if device.platform == "hip" or not compatibility.driver_knows(device.capability, machine.cuda_driver):
-            name, reason, remedy = _why_slow(machine, choices[0])
+            name, reason, remedy = _why_slow(facts, choices[0])
             units = ", ".join(choice.unit for choice in choices)
             yield Problem(DEGRADED, name, f"{arch}: {reason} (no native code for {units})", remedy)
 
 
-def _why_slow(machine, choice):
+def _why_slow(facts, choice):
     """(name, reason, remedy) of a choice that ended at the reference on a GPU."""
-    vendor = "rocm" if choice.device.platform == "hip" else "cuda"
     reasons = [f"{candidate.variant}: {candidate.reason}" for candidate in choice.passed_over]
     said = "; ".join(dict.fromkeys(reasons))
-    others = sorted({pack.vendor for pack in machine.packs})
-    if others and vendor not in others:
-        reason = f"the installed kernel packs are for {others[0]}, the device needs {vendor}; {said}"
-        swap = f"{_PIP} uninstall -y apex-{others[0]} && {_PIP} install --no-deps apex-{vendor}"
-        return "wrong vendor", reason, swap
     if any("this driver serves" in reason or "this one serves" in reason for reason in reasons):
-        return "old driver", said, "install a newer NVIDIA driver"
+        return "old driver", said, offers.DRIVER
     name = "no compiler" if any(reason.startswith("jit: torch brings") for reason in reasons) else "no pack"
-    return name, said, f"{_PIP} install --upgrade --no-deps apex-{vendor}"
+    return name, said, _mend(facts)
 
 
 def refused(facts):
@@ -255,9 +297,7 @@ def damaged_packs(facts):
         faults += [code.fault for code in pack.units.values() if code.fault]
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-            yield Problem(
-                DEGRADED, "damaged pack", f"pack {pack.arch}: {faults[0]}{more}", _reinstall(_ours(facts))
-            )
+            yield Problem(DEGRADED, "damaged pack", f"pack {pack.arch}: {faults[0]}{more}", _reinstall(facts))
 
 
 def overridden_arch(facts):
@@ -330,6 +370,9 @@ CHECKS = (
     torch_missing,
     torch_unsupported,
     binding_half,
+    unused_card,
+    wrong_vendor,
+    packs_elsewhere,
     host_library,
     loading_failed,
     unknown_device,

@@ -80,11 +80,13 @@ def schemas():
     """op name -> Schema, in the file's order."""
     path = tree.schemas()
     if path is None:
+        from apex._loader import offers
+
         raise InstallationError(
             "apex is not whole: its list of ops is missing",
             wanted="ops.schemas",
             found=f"no such file in {tree.built()}",
-            remedy="reinstall: python -m pip install --force-reinstall --no-deps apex-cuda (or -rocm, -cpu)",
+            remedy=offers.reinstall(),
         )
     return parse_schemas(path.read_text(encoding="utf-8"))
 

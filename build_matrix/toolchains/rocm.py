@@ -70,11 +70,10 @@ class ClangHip(Toolchain):
 
     def flags(self, arch: Arch) -> list[str]:
         # No vendor header or device library is needed (3 times faster); without -fuse-cuid=none the object
-        # would hold a hash of its path. Generic targets exist from code object v6 on.
-        version = 6 if arch.generic else 5
+        # would hold a hash of its path.
         return [
             "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc", "-nogpulib", "-O3",
-            "-std=c++17", "-ffp-contract=off", "-fuse-cuid=none", f"-mcode-object-version={version}",
+            "-std=c++17", "-ffp-contract=off", "-fuse-cuid=none", f"-mcode-object-version={arch.code_object}",
             f"--offload-arch={arch.name}",
         ]  # fmt: skip
 

@@ -8,11 +8,13 @@ import time
 
 import pytest
 
+from apex._loader import ask, explain, offers, release
 from build_matrix import REPOSITORY, compat, matrix, pins, receipts
 from build_matrix.errors import BuildError
 from build_matrix.toolchain_report import names
 
 AXES = matrix.load()
+VENDOR = {"sm_": "cuda", "gfx": "rocm"}
 
 
 def test_every_torch_and_toolchain_of_the_matrix_is_pinned():
@@ -55,10 +57,10 @@ def test_moving_a_pin_changes_its_line_only(tmp_path):
     ("arch", "pack"),
     [
         ("sm_90", "sm_90"),
-        ("sm_87", "sm_86"),  # machine code serves its own major only, from its own minor up
-        ("sm_88", "sm_86"),
+        ("sm_87", "compute_80"),  # Tegra: machine code does not cross to it, as the loader knows
+        ("sm_88", "compute_80"),
         ("sm_130", "compute_120"),  # PTX crosses a major
-        ("sm_99", "sm_90"),
+        ("sm_99", "sm_90"),  # machine code serves its own major only, from its own minor up
         ("gfx942", "gfx942"),
         ("gfx1102", "gfx11-generic"),
         ("gfx1010", None),
@@ -66,13 +68,12 @@ def test_moving_a_pin_changes_its_line_only(tmp_path):
     ],
 )
 def test_the_pack_that_serves_an_arch(arch, pack):
-    archs = AXES.archs("rocm" if arch.startswith("gfx") else "cuda")
-    found = compat.pack_for(arch, archs)
-    assert (found[0] if found else None) == pack
+    (choice,) = offers.offer(explain.described("2.13", [arch]), release.load()).choices
+    assert (choice.taken.variant if choice.taken.variant in AXES.archs(VENDOR[arch[:3]]) else None) == pack
 
 
 def test_a_cell_that_exists_is_answered_with_its_wheel_index_and_pins():
-    answer = compat.answer(compat.Question("2.13", "rocm", "7.2", "gfx942"))
+    answer = compat.answer({"torch": "2.13", "rocm": "7.2", "archs": ["gfx942"]})
     assert answer["found"]
     assert answer["wheel"].startswith("apex_rocm-") and answer["wheel"].endswith("+rocm7.2")
     assert answer["index_roots"] == ["whl/rocm7.2/"]
@@ -83,32 +84,51 @@ def test_a_cell_that_exists_is_answered_with_its_wheel_index_and_pins():
 @pytest.mark.parametrize(
     "question",
     [
-        compat.Question("2.7", "cuda", "13.0", "sm_90"),
-        compat.Question("2.13", "cuda", "11.8", "sm_90"),
-        compat.Question("2.13", "rocm", "7.2", "gfx1010"),
-        compat.Question("2.15", "cpu", python="cp310"),
-        compat.Question("3.0", "rocm", "6.0", "gfx906", "cp38"),
+        {"torch": "2.7", "cuda": "13.0", "archs": ["sm_90"]},
+        {"torch": "2.13.0+cu130", "archs": ["sm_61"]},  # no pack, and no NVRTC of CUDA 13, knows it
+        {"torch": "2.13.0a0+gitabcdef0", "cuda": "13.0", "archs": ["sm_90"]},
+        {"torch": "2.15", "python": "cp310"},
+        {"torch": "3.0", "rocm": "6.0", "archs": ["gfx906"], "python": "cp38"},
+        {"torch": "3.0", "cuda": "13.0", "archs": ["sm_61"]},
     ],
 )
 def test_the_nearest_cells_of_one_that_does_not_exist_do_exist(question):
     answer = compat.answer(question)
-    assert not answer["found"] and answer["missing"] and answer["nearest"]
+    assert not answer["found"] and answer["missing"] and answer["nearest"] and answer["mend"]
     for cell in answer["nearest"]:
-        near = compat.Question(
-            cell["torch"],
-            question.accelerator,
-            compat.spoken(question.accelerator, cell[question.accelerator]),
-            cell.get("arch", ""),
-            cell.get("python", ""),
-        )
+        near = {"torch": cell["torch"], "archs": [cell["arch"]] if "arch" in cell else []}
+        near |= {k: ask.spoken(k, v) for k, v in cell.items() if k in ("cuda", "rocm", "python")}
         assert compat.answer(near)["found"], cell
+
+
+def test_what_no_pack_serves_is_compiled_at_first_use():
+    """The loader runs there, and so `compat` says yes, and how."""
+    answer = compat.answer({"torch": "2.13", "rocm": "7.2", "archs": ["gfx1010"]})
+    assert answer["found"] and answer["packs"] == [{"arch": "gfx1010", "runs": "jit"}]
+    assert answer["reasons"] == ["gfx1010: hipRTC of ROCm 7.2; compiled at first use, then cached"]
 
 
 @pytest.mark.parametrize("arch", ["9.0", "sm_90a", "sm_", "hopper", "gfx"])
 def test_what_is_no_arch_is_named(arch):
-    accelerator = "rocm" if arch.startswith("gfx") else "cuda"
-    with pytest.raises(BuildError, match=f"'{arch}' is no arch; say sm_90 or gfx942"):
-        compat.answer(compat.Question("2.13", accelerator, arch=arch))
+    with pytest.raises(ValueError, match=f"'{arch}' is no arch; say sm_90 or gfx942"):
+        compat.answer({"torch": "2.13", "archs": [arch]})
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        ({"torch": "2.13.0+cu128", "cuda": "13.0"}, "is not built for CUDA 13.0: its label says .cu128"),
+        ({"torch": "2.13.0+rocm7.0", "cuda": "13.0"}, "label says"),
+        ({"torch": "2.13", "cuda": "13.0", "rocm": "7.2"}, "not for both"),
+        ({"torch": "2.13", "cuda": "hopper"}, "'hopper' is no version of CUDA"),
+        ({"torch": "two"}, "'two' is no version of torch"),
+        ({"torch": "2.13", "python": "snake"}, "'snake' is no Python"),
+        ({"torch": "2.13", "driver": "x"}, "not a driver version"),
+    ],
+)
+def test_questions_that_make_no_sense(question, says):
+    with pytest.raises(ValueError, match=says):
+        compat.answer(question)
 
 
 def run(*arguments):
@@ -125,7 +145,7 @@ def test_the_command_answers_at_once_and_its_exit_code_tells():
     assert found.returncode == 0 and json.loads(found.stdout)["found"]
     absent = run("--torch", "2.7", "--cuda", "12.8", "--arch", "sm_90")
     assert absent.returncode == 2 and "nearest" in absent.stdout
-    assert run("--torch", "nonsense").returncode == 1
+    assert run("--torch", "nonsense").returncode == run("--no-such-option").returncode == run().returncode == 1
 
 
 def test_a_load_counts_for_the_sources_that_were_loaded_only(tmp_path):
@@ -138,4 +158,4 @@ def test_a_load_counts_for_the_sources_that_were_loaded_only(tmp_path):
 
 @pytest.mark.parametrize(("torch", "nearest"), [("3.0", "2.15"), ("1.13", "2.8"), ("2.99", "2.15"), ("2.7", "2.8")])
 def test_the_nearest_torch_of_another_major_is_next_to_it(torch, nearest):
-    assert compat.answer(compat.Question(torch, "cpu"))["nearest"][0]["torch"] == nearest
+    assert compat.answer({"torch": torch})["nearest"][0]["torch"] == nearest

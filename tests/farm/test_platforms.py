@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from apex._loader import ask, explain
 from build_matrix import (
     bindings,
     compat,
@@ -22,12 +23,10 @@ from build_matrix import (
     pythons,
     receipts,
     wheel,
-    which,
 )
 from build_matrix.errors import BuildError, GateError, PackageIndexError, ToolchainMissing
 from build_matrix.farm import release
 from build_matrix.wheel_file import WheelFile
-from build_matrix.which import Environment
 
 ARM = "linux_aarch64"
 PYTHON = pythons.find(pythons.own_tag())
@@ -276,12 +275,11 @@ def test_a_run_on_one_platform_says_nothing_of_another():
 
 
 def test_compat_answers_for_a_platform():
-    question = compat.Question("2.13", "cuda", "13.0", "sm_90", "cp311", ARM)
-    answer = compat.answer(question)
+    answer = compat.answer({"torch": "2.13+cu130", "archs": ["sm_90"], "python": "cp311", "system": ARM})
     assert answer["found"] and answer["platform"] == ARM and answer["grades"] == {"sm_90": "built"}
-    cpu = compat.answer(compat.Question("2.13", "cpu", platform=ARM))
+    cpu = compat.answer({"torch": "2.13", "system": ARM})
     assert cpu["grades"] == {"cpu": "linked, never loaded"}
-    rocm = compat.answer(compat.Question("2.13", "rocm", "7.2", platform=ARM))
+    rocm = compat.answer({"torch": "2.13", "rocm": "7.2", "system": ARM})
     assert rocm["missing"] == [
         "no wheel apex-rocm is built for linux_aarch64: no torch for ROCm is published for aarch64"
     ]
@@ -290,15 +288,17 @@ def test_compat_answers_for_a_platform():
 
 
 def test_which_answers_for_a_platform():
-    arm = {"platform": ARM}
-    found = which.answer(Environment("cp311", "2.13.0+cu130", "cuda", "13.0", ("sm_90",), **arm))
+    def asked(torch=None, *archs, system=ARM):
+        return ask.of_machine(explain.described(torch, archs, python="cp311", system=system))
+
+    found = asked("2.13.0+cu130", "sm_90")
     assert found["found"] and "apex-cuda==" in found["command"]
-    rocm = which.answer(Environment("cp311", "2.13.0", "rocm", "7.2", ("gfx942",), **arm))
+    rocm = asked("2.13.0+rocm7.2", "gfx942")
     assert not rocm["found"] and rocm["nearest"] == []
     assert "no torch for ROCm is published for aarch64" in rocm["reasons"][0]
-    without = which.answer(Environment("cp311", **arm))
+    without = asked()
     assert [near["cell"].split(", ")[1] for near in without["nearest"]] == ["cpu", "cu130"]
-    far = which.answer(Environment("cp311", "2.7.1+cpu", **arm))
+    far = asked("2.7.1+cpu")
     assert not far["found"] and far["nearest"] and all("platform" not in n["cell"] for n in far["nearest"])
-    other = which.answer(Environment("cp311", "2.13.0", platform="darwin_arm64"))
+    other = asked("2.13.0", system="darwin_arm64")
     assert other["reasons"] == ["no wheel is built for darwin_arm64; there are linux_x86_64, linux_aarch64"]

@@ -327,7 +327,7 @@ def test_the_table_of_the_checkout_counts_receipts(make, tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "checkout", lambda: HERE)
     (row,) = [line for line in compat.table().splitlines() if "L0" in line]
     assert row.startswith("| sm_90 | apex-cuda | built") and "| L0 on NVIDIA H200 (cp311) |" in row
-    answer = compat.answer(compat.Question("2.13", "cuda", "13.0", "sm_90", "cp311"))
+    answer = compat.answer({"torch": "2.13+cu130", "archs": ["sm_90"], "python": "cp311"})
     assert answer["grades"] == {"sm_90": "L0 on NVIDIA H200"}
 
 

@@ -6,12 +6,13 @@ import sys
 
 import pytest
 
+from apex._loader import ask, explain, offers
 from build_matrix import REPOSITORY, compat, identity, matrix, which
-from build_matrix.which import Environment
 
 VERSION = identity.version()
 CUDA = f"python -m pip install apex-cuda=={VERSION}+cu130 --index-url <index>/whl/cu130/"
 ROCM = f"python -m pip install apex-rocm=={VERSION}+rocm7.2 --index-url <index>/whl/rocm7.2/"
+UPGRADE = "python -m pip install --upgrade --no-deps apex-cuda --index-url <index>/whl/cu130/"
 CPU = f"python -m pip install apex-cpu=={VERSION}+cpu --index-url <index>/whl/cpu/"
 
 
@@ -20,70 +21,81 @@ def no_index(monkeypatch):
     monkeypatch.delenv("APEX_INDEX", raising=False)
 
 
+def machine(python, torch=None, *archs, **facts):
+    """A Machine; CUDA, or ROCm, of a torch whose label does not say, is `cuda` or `rocm`."""
+    return explain.described(torch, archs, **{"python": python, "system": matrix.NATIVE, **facts})
+
+
 @pytest.mark.parametrize(
-    ("environment", "line", "reasons"),
+    ("described", "line", "reasons"),
     [
+        (machine("cp311", "2.13.0+cu130", "sm_90", "sm_90"), CUDA, ["sm_90: a pack of exactly this arch"]),
         (
-            Environment("cp311", "2.13.0+cu130", "cuda", "13.0", ("sm_90", "sm_90")),
+            machine("cp313", "2.8.0", "sm_99", "sm_130", cuda="13.0"),
+            CUDA,
+            ["sm_90: code of its family", "compute_120: PTX, compiled by the driver at first use"],
+        ),
+        (machine("cp310", "2.14.1+rocm7.2", "gfx942"), ROCM, ["gfx942: a pack of exactly this arch"]),
+        (machine("cp312", "2.10.0+cpu"), CPU, []),
+        (machine("cp312", "2.9.1+cu130"), CUDA, []),  # an image build: no card is here
+        (  # a torch for another CUDA: its binding fits, and so do packs, by the driver
+            machine("cp311", "2.8.0+cu128", "sm_90", driver="580"),
             CUDA,
             ["sm_90: a pack of exactly this arch"],
         ),
         (
-            Environment("cp313", "2.8.0", "cuda", "13.0", ("sm_87", "sm_130")),
+            machine("cp311", "2.8.0+cu128", "sm_90", driver="570"),
             CUDA,
-            ["sm_86: machine code of its family", "compute_120: PTX, compiled by the driver at first use"],
+            ["compute_80: PTX, compiled by the driver at first use"],
         ),
         (
-            Environment("cp310", "2.14.1+rocm7.2", "rocm", "7.2", ("gfx942",)),
+            machine("cp311", "2.13.0", "gfx942", "gfx1010", rocm="7.2"),
             ROCM,
-            ["gfx942: a pack of exactly this arch"],
+            [
+                "gfx942: a pack of exactly this arch",
+                "gfx1010: hipRTC of ROCm 7.2; compiled at first use, then cached",
+            ],
         ),
-        (Environment("cp312", "2.10.0+cpu"), CPU, []),
-        (Environment("cp312", "2.9.1+cu130", "cuda", "13.0"), CUDA, []),  # an image build: no card is here
     ],
 )
-def test_an_environment_that_a_wheel_fits_gets_its_line(environment, line, reasons):
-    answer = which.answer(environment)
+def test_an_environment_that_a_wheel_fits_gets_its_line(described, line, reasons):
+    answer = ask.of_machine(described)
     assert (answer["found"], answer["command"], answer["reasons"]) == (True, line, reasons)
 
 
 @pytest.mark.parametrize(
-    ("environment", "reason", "nearest"),
+    ("described", "reason", "nearest", "mend"),
     [
         (
-            Environment("cp311", "2.8.0+cu128", "cuda", "12.8", ("sm_90",)),
-            "no wheel is built for cu128",
+            machine("cp311", "2.7.1+cu130", "sm_90"),
+            "torch 2.7.1+cu130 is older than 2.8",
             CUDA,
+            "python -m pip install 'torch>=2.8'",
         ),
-        (
-            Environment("cp311", "2.7.1+cu130", "cuda", "13.0", ("sm_90",)),
-            "no binding is built for torch 2.7",
-            CUDA,
-        ),
-        (
-            Environment("cp311", "2.13.0", "rocm", "7.2", ("gfx942", "gfx1010")),
-            "no pack runs on gfx1010",
+        (machine("cp311", "2.99.0+cu130"), "built for torch 2.8, ", CUDA, UPGRADE),
+        (machine("cp311", "2.13.0+cu130", "sm_61"), "no kernel for sm_61: ", CUDA, UPGRADE),
+        (machine("cp310", "2.15.0"), "torch 2.15 and later have no wheel for Python 3.10", CPU, offers.SOURCE),
+        (machine("cp39", "2.8.0"), "no wheel is built for cp39", CPU, "use Python 3.10 or newer"),
+        (machine("cp311", "2.10.0.dev20250924+cu130"), "is a pre-release, and its git", CUDA, offers.SOURCE),
+        (machine("cp311", "2.13.0a0+81ea7a4", cuda="13.0"), "is a pre-release, and its", CUDA, offers.SOURCE),
+        (machine("cp311", "2.13.0+gitabc"), "is somebody's own build", CPU, offers.SOURCE),
+        (machine("cp311"), "no torch is installed", CPU, "python -m pip install torch"),
+        (machine("cp39"), "no wheel is built for cp39; there are cp310, ", None, "use Python 3.10 or newer"),
+        (machine("cp314"), "no wheel is built for cp314, but where such an", None, offers.SOURCE),
+        (machine("cp314", "2.13.0"), "no wheel is built for cp314, but where", CPU, offers.SOURCE),
+        (  # cards that its torch cannot use: never the wheel without packs
+            machine("cp311", "2.13.0+cpu", "gfx942"),
+            "built without ROCm: it cannot use the AMD card",
             ROCM,
+            "python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/rocm7.2",
         ),
-        (Environment("cp310", "2.15.0"), "torch 2.15 and later have no wheel for Python 3.10", CPU),
-        (Environment("cp39", "2.8.0"), "no wheel is built for cp39", CPU),
-        (
-            Environment("cp311", "2.10.0.dev20250924+cu130", "cuda", "13.0"),
-            "is a pre-release: bindings are",
-            None,
-        ),
-        (Environment("cp311", "2.13.0a0+81ea7a4", "cuda", "13.0"), "is a pre-release: bindings are", None),
-        (Environment("cp311", "2.13.0+gitabc"), "is somebody's own build", None),
-        (Environment("cp311"), "no torch is installed", CPU),
-        (Environment("cp39"), "no wheel is built for cp39; there are cp310, ", None),
-        (Environment("cp314"), "no wheel is built for cp314, but where such an interpreter is found", None),
-        (Environment("cp314", "2.13.0"), "no wheel is built for cp314, but where such an interpreter", CPU),
     ],
 )
-def test_what_has_no_line_has_a_reason_and_the_nearest(environment, reason, nearest):
-    answer = which.answer(environment)
+def test_what_has_no_line_has_a_reason_and_the_nearest(described, reason, nearest, mend):
+    answer = ask.of_machine(described)
     assert not answer["found"] and "command" not in answer
     assert any(reason in said for said in answer["reasons"]), answer["reasons"]
+    assert answer["mend"] == mend
     commands = [near["command"] for near in answer["nearest"]]
     assert nearest in commands if nearest else commands == []
     assert all(near["cell"] for near in answer["nearest"])
@@ -92,20 +104,20 @@ def test_what_has_no_line_has_a_reason_and_the_nearest(environment, reason, near
 def test_every_cell_of_the_matrix_has_its_line():
     axes = matrix.load()
     for accelerator in axes.accelerators:
-        version = {"cuda": "13.0", "rocm": "7.2"}.get(accelerator.name, "")
+        label = {"cuda": "+cu130", "rocm": "+rocm7.2"}.get(accelerator.name, "+cpu")
         for torch in axes.torch:
             for tag in axes.python:
-                found = which.answer(Environment(tag, torch, accelerator.name, version))["found"]
+                found = ask.of_machine(machine(tag, f"{torch}{label}"))["found"]
                 assert found == (axes.why_not(torch, tag) is None)
 
 
-def test_the_index_may_be_named(monkeypatch):
-    environment = Environment("cp311", "2.13.0+cpu")
-    assert which.answer(environment, "https://x.example/a/")["command"].endswith(
-        " https://x.example/a/whl/cpu/"
-    )
+@pytest.mark.parametrize("index", ["https://x.example/a", "https://x.example/a/", "https://x.example/a/whl/"])
+def test_the_index_may_be_named(index, monkeypatch):
+    described = machine("cp311", "2.13.0+cpu")
+    assert ask.of_machine(described, index)["command"].endswith(" https://x.example/a/whl/cpu/")
     monkeypatch.setenv("APEX_INDEX", "https://y.example")
-    assert which.answer(environment)["command"].endswith(" https://y.example/whl/cpu/")
+    assert ask.of_machine(described)["command"].endswith(" https://y.example/whl/cpu/")
+    assert ask.of_machine(described, index)["command"].endswith(" https://x.example/a/whl/cpu/")
 
 
 def run(*arguments, options=()):

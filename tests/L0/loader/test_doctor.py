@@ -263,4 +263,4 @@ def test_half_deleted_after_the_other_was_uninstalled(site):
     (site / "apex" / "__init__.py").unlink()
     code, found = in_site(site)  # apex is a namespace package now, and still says what is wrong
     assert code == 2 and "apex/__init__.py" in found["half-deleted apex"]["text"]
-    assert found["half-deleted apex"]["remedy"].endswith("--no-deps apex-cpu")
+    assert found["half-deleted apex"]["remedy"].endswith("--force-reinstall --no-deps apex-cpu==1.10.0+cpu")

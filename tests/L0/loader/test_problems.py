@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from apex._loader import fit, problems
+from apex._loader import fit, offers, problems, release
 from apex._loader.choose import choose
 from apex._loader.distributions import Distribution, Installation
 from apex._loader.fit import Torch
@@ -14,6 +14,15 @@ from .described import BINDING, CPU, NVRTC_130, UNIT, cubin, gpu, hsaco, machine
 
 WHEEL = Distribution("apex-cuda", "1.10.0+cu130", "/site")
 PACKAGE = "/site/apex"
+RELEASE = release.load()
+CUDA = f"apex-cuda=={RELEASE.version}+cu130 --index-url <index>/whl/cu130/"
+ROCM = f"apex-rocm=={RELEASE.version}+rocm7.2 --index-url <index>/whl/rocm7.2/"
+CPU_WHEEL = f"apex-cpu=={RELEASE.version}+cpu --index-url <index>/whl/cpu/"
+
+
+@pytest.fixture(autouse=True)
+def no_index(monkeypatch):
+    monkeypatch.delenv("APEX_INDEX", raising=False)
 
 
 def found(devices=(CPU,), installed=(WHEEL,), intact=True, **changes):
@@ -24,9 +33,9 @@ def found(devices=(CPU,), installed=(WHEEL,), intact=True, **changes):
     if fitting and not fitting.library:
         described = dataclasses.replace(described, binding=fitting.reason)
     choices = tuple(choose(described, described.packs, UNIT, device) for device in devices)
-    facts = Facts(
-        described, choices, fitting, installation=Installation(tuple(installed), PACKAGE, intact), **own
-    )
+    there = Installation(tuple(installed), PACKAGE, intact)
+    own = {"offer": offers.offer(described, RELEASE), **own}
+    facts = Facts(described, choices, fitting, installation=there, **own)
     return {problem.name: problem for problem in problems.find(facts)}
 
 
@@ -56,14 +65,16 @@ def test_half_deleted():
     gone = dataclasses.replace(WHEEL, missing=("apex/__init__.py", "apex/amp/__init__.py"))
     problem = found(installed=[gone], intact=False)["half-deleted apex"]
     assert problem.severity == BROKEN and "2 files" in problem.text
-    assert problem.remedy == "python -m pip install --force-reinstall --no-deps apex-cuda"
+    assert problem.remedy == f"python -m pip install --force-reinstall --no-deps {CUDA}"
 
 
 def test_two_distributions():
     problem = found(installed=[WHEEL, Distribution("apex-cpu", "1.10.0+cpu", "/site")])[
         "two apex distributions"
     ]
-    assert "apex-cpu and apex-cuda" in problem.text and problem.remedy.endswith("install --no-deps apex-cuda")
+    assert "apex-cpu and apex-cuda" in problem.text
+    away = "python -m pip uninstall -y apex-cpu apex-cuda"
+    assert problem.remedy == f"{away} && python -m pip install {CUDA}"
 
 
 def test_a_shadowed_wheel():
@@ -78,14 +89,24 @@ def test_no_torch():
 @pytest.mark.parametrize(
     ("version", "says", "remedy"),
     [
-        ("2.14.0", "built for torch 2.13, running 2.14.0", "python -m pip install --upgrade --no-deps apex-"),
-        ("2.13.0a0+81ea7a4", "pre-release", "build apex against this torch"),
+        # a wheel of the farm holds 2.14, so that the installed one, of the same version, is laid anew
+        (
+            "2.14.0",
+            "built for torch 2.13, running 2.14.0",
+            f"python -m pip install --force-reinstall --no-deps {CUDA}",
+        ),
+        (
+            "2.99.0",
+            "built for torch 2.13, running 2.99.0",
+            "python -m pip install --upgrade --no-deps apex-cuda --index-url <index>/whl/cu130/",
+        ),
+        ("2.13.0a0+81ea7a4", "pre-release", offers.SOURCE),
         ("2.5.1", "older than 2.8", "python -m pip install 'torch>=2.8'"),
     ],
 )
 def test_unsupported_torch(version, says, remedy):
     problem = found(torch=Torch(version, "another", cuda="13.0"))["unsupported torch"]
-    assert problem.severity == DEGRADED and says in problem.text and problem.remedy.startswith(remedy)
+    assert problem.severity == DEGRADED and says in problem.text and problem.remedy == remedy
 
 
 def test_the_abi_is_named():
@@ -121,9 +142,39 @@ def test_no_pack():
 def test_wrong_vendor():
     problem = found([gpu("gfx942")], torch=Torch("2.13.0+rocm7.2", hip="7.2"))["wrong vendor"]
     assert "packs are for cuda, the device needs rocm" in problem.text
-    assert (
-        problem.remedy == "python -m pip uninstall -y apex-cuda && python -m pip install --no-deps apex-rocm"
-    )
+    assert problem.remedy == f"python -m pip uninstall -y apex-cuda && python -m pip install {ROCM}"
+
+
+ROCM_WHEEL = Distribution("apex-rocm", "1.10.0+rocm7.2", "/site")
+
+
+def test_packs_that_never_run_under_this_torch():
+    """Also where no GPU is: apex-rocm under a torch for the CPU, or for CUDA."""
+    facts = {"packs": (hsaco("gfx942"),), "installed": [ROCM_WHEEL]}
+    problem = found(torch=Torch("2.13.0+cpu", "cf30153c"), **facts)["wrong vendor"]
+    assert problem.severity == DEGRADED and "they can never run here" in problem.text
+    assert "built for neither CUDA nor ROCm" in problem.text
+    assert problem.remedy == f"python -m pip uninstall -y apex-rocm && python -m pip install {CPU_WHEEL}"
+    problem = found(torch=Torch("2.13.0+cu130", "cf30153c", cuda="13.0"), **facts)["wrong vendor"]
+    assert problem.remedy == f"python -m pip uninstall -y apex-rocm && python -m pip install {CUDA}"
+
+
+@pytest.mark.parametrize(("card", "label"), [("rocm", "rocm7.2"), ("cuda", "cu130")])
+def test_a_machine_with_a_card_is_never_sent_to_the_wheel_without_packs(card, label):
+    facts = {"torch": Torch("2.13.0+cpu", "cf30153c"), "cards": (card,), "packs": (hsaco("gfx942"),)}
+    there = found(installed=[ROCM_WHEEL], **facts)
+    assert there["unused card"].severity == DEGRADED
+    line = "python -m pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/"
+    assert there["unused card"].remedy == there["wrong vendor"].remedy == line + label
+
+
+def test_a_wheel_without_packs_beside_a_card_is_a_note():
+    cpu = Distribution("apex-cpu", "1.10.0+cpu", "/site")
+    facts = {"packs": (), "compilers": (NVRTC_130,), "cuda_driver": (13, 0), "installed": [cpu]}
+    problem = found([gpu("sm_90")], **facts)["packs elsewhere"]
+    assert problem.severity == NOTE and "apex-cuda holds compiled kernels for sm_90" in problem.text
+    assert problem.remedy == f"python -m pip uninstall -y apex-cpu && python -m pip install {CUDA}"
+    assert "packs elsewhere" not in found([gpu("sm_90")], **{**facts, "packs": (cubin("sm_90"),)})
 
 
 def test_an_unlisted_gfx_arch():

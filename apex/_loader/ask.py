@@ -1,0 +1,256 @@
+"""`compat` and `which`: the front ends of `offers.offer` for the command line.
+
+`python -m apex compat|which` and, in a checkout, `python -m build_matrix compat|which`. Python alone runs them.
+Exit code 0: a wheel serves; 2: none does, and the nearest are listed; 1: the question makes no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+
+from apex._loader import explain, offers, release
+from apex._loader import machine as machines
+
+FOUND, SENSELESS, NOT_THERE = 0, 1, 2  # exit codes
+NAMES = {"torch": "torch", "cuda": "CUDA", "rocm": "ROCm", "python": "Python"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with SENSELESS: 2 says that no wheel serves."""
+
+    def error(self, message):
+        """What argparse calls on wrong usage."""
+        self.print_usage(sys.stderr)
+        self.exit(SENSELESS, f"{self.prog}: {message}\n")
+
+
+def known():
+    """The release.Release here. Raises LookupError where this installation has none."""
+    found = release.load()
+    if found is None:
+        raise LookupError("this installation does not say what its release holds: release.json is missing")
+    return found
+
+
+def spoken(key, value):
+    """3.11 of cp311, 13.0 of cu130, 7.2 of rocm7.2: as the options take it."""
+    if key == "python":
+        return f"{value[2]}.{value[3:]}"
+    if key == "cuda":
+        return f"{value[2:-1]}.{value[-1]}"
+    return value.removeprefix("rocm") if key == "rocm" else value
+
+
+# ---- compat: a machine that is written down ----------------------------------------------------------------
+
+
+def answer(question, index=None):
+    """What `compat --json` prints. `question`: keywords of explain.described, `torch` and `archs` among them. Without
+    `python`, of any that serves. Raises ValueError for a question that makes no sense."""
+    table, asked = known(), dict(question)
+    described = explain.described(**asked)
+    if not asked.get("python"):
+        described = dataclasses.replace(described, python=_some_python(table, described))
+    found = offers.offer(described, table, index)
+    said = {key: list(value) if key == "archs" else value for key, value in asked.items() if value}
+    base = {"question": said, "found": found.found, "reasons": list(found.reasons)}
+    if not found.found:
+        cells = offers.nearest(found)
+        if not asked.get("python"):
+            cells = [{key: value for key, value in cell.items() if key != "python"} for cell in cells]
+        return base | {"missing": list(found.missing), "mend": found.mend, "nearest": cells}
+    return base | {"command": found.command} | _facts(found, asked.get("python"))
+
+
+def _some_python(table, described):
+    """This Python, where it has a wheel with a binding for that torch; else the newest that has."""
+    tags = table.pythons_for(described.torch.minor if described.torch else "") or table.pythons
+    return described.python if described.python in tags else tags[-1]
+
+
+def _facts(found, python):
+    table, minor = found.release, found.machine.torch.minor
+    taken = [choice.taken for choice in found.choices]
+    packs = {candidate.variant: candidate for candidate in taken if candidate.variant in table.toolchains}
+    archs = list(packs) or [pack.arch for pack in found.machine.packs]
+    toolchains = sorted({table.toolchains[arch] for arch in archs})
+    pins = {f"torch-{table.torch[minor]}": _pin_of_torch(table, minor)}
+    pins |= {name: table.pins[name] for name in toolchains if name in table.pins}
+    tags = [found.machine.python] if python else list(table.pythons_for(minor))
+    return {
+        "apex": table.version,
+        "distribution": found.accelerator.distribution,
+        "platform": found.machine.system,
+        "wheel": found.wheel,
+        "pythons": tags,
+        "index_roots": [f"whl/{root}/" for root in found.accelerator.roots],
+        "torch": table.torch[minor],
+        "pins": pins,
+        "packs": [{"arch": choice.device.arch, "runs": choice.taken.variant} for choice in found.choices],
+        "grades": {tag: grade for tag in tags if (grade := table.grades.get((minor, tag)))},
+    }
+
+
+def _pin_of_torch(table, minor):
+    return next((row.git_version for row in table.bindings if row.torch == minor), None)
+
+
+def words(found, prog):
+    """The answer as a person reads it."""
+    if not found["found"]:
+        lines = [
+            *found["missing"],
+            f"to mend it: {found['mend']}",
+            *(["nearest:"] if found["nearest"] else []),
+        ]
+        for cell in found["nearest"]:
+            options = " ".join(f"--{key} {spoken(key, value)}" for key, value in cell.items() if key != "cpu")
+            lines.append(f"  {prog} {options}")
+        return "\n".join(lines)
+    pythons = ", ".join(spoken("python", tag) for tag in found["pythons"])
+    lines = [
+        f"apex {found['apex']} for torch {found['torch']}, Python {pythons}, {found['platform']}",
+        f"  wheel   {found['wheel']}",
+        f"  install {found['command']}",
+        *(f"  pin     {name} {sha}" for name, sha in found["pins"].items()),
+        *(f"  runs    {reason}" for reason in found["reasons"]),
+        *(f"  grade   {cell}: {grade}" for cell, grade in found["grades"].items()),
+    ]
+    return "\n".join(lines)
+
+
+def compat_parser(prog):
+    """The options of `compat`."""
+    parser = Parser(
+        prog=prog,
+        description="Which apex serves a machine, what the loader would run there, and the line that installs it. Exit "
+        "code 2 when none serves; then the nearest are listed.",
+    )
+    parser.add_argument("--torch", help="2.13, or as torch prints it: 2.13.0+cu128")
+    parser.add_argument("--cuda", help="12.8: of torch, where its label does not say")
+    parser.add_argument("--rocm", help="7.2: of torch, where its label does not say")
+    parser.add_argument("--git-version", help="torch.version.git_version of a build that is no release")
+    parser.add_argument("--arch", action="append", default=[], help="sm_90, gfx942; may be repeated")
+    parser.add_argument("--driver", help="NVIDIA driver: branch (550) or the CUDA that it serves (12.4)")
+    parser.add_argument("--python", default="", help="3.11; default: any")
+    parser.add_argument("--platform", help="linux_aarch64; default: this one")
+    parser.add_argument(
+        "--index", help="where the index is served; default: APEX_INDEX, else what the wheels say"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    return parser
+
+
+def compat(arguments, prog, more=lambda question, found: {}):
+    """The command. `more`(question, found): what a checkout knows besides. Returns the exit code."""
+    parser = compat_parser(prog)
+    asked = parser.parse_args(arguments)
+    if not asked.torch:
+        parser.error("--torch is required")
+    question = {
+        "torch": asked.torch,
+        "archs": asked.arch,
+        "cuda": asked.cuda,
+        "rocm": asked.rocm,
+        "driver": asked.driver,
+        "python": asked.python,
+        "system": asked.platform,
+        "git_version": asked.git_version,
+    }
+    try:
+        found = answer(question, asked.index)
+    except (ValueError, LookupError) as error:
+        parser.error(str(error))
+    found |= more(question, found)
+    print(json.dumps(found, indent=1) if asked.json else words(found, prog))
+    return FOUND if found["found"] else NOT_THERE
+
+
+# ---- which: this machine -----------------------------------------------------------------------------------
+
+
+def of_machine(described, index=None):
+    """What `which --json` prints of a Machine. `found`: whether `command` is the line for it; `reasons` say why, or why
+    not, `mend` what helps, `nearest` are the cells that exist, each with its own line."""
+    table = known()
+    found = offers.offer(described, table, index)
+    torch, archs = described.torch, [d.arch for d in described.devices if d.platform != "cpu"]
+    environment = {
+        "python": described.python,
+        "torch": torch.version if torch else None,
+        "accelerator": found.accelerator.name,
+        "version": (torch.hip or torch.cuda or "") if torch else "",
+        "archs": archs,
+        "platform": described.system,
+    }
+    base = {"environment": environment, "found": found.found}
+    if found.found:
+        return base | {"command": found.command, "reasons": list(found.reasons)}
+    near = [(found.accelerator, _cell(cell)) for cell in offers.nearest(found)]
+    lines = {}
+    for accelerator, cell in _without_torch(described, table) if torch is None else near:
+        offered = dataclasses.replace(found, accelerator=accelerator, index=table.root(accelerator, index))
+        lines.setdefault(offers.install(offered), cell)
+    nearest = [{"cell": cell, "command": command} for command, cell in lines.items()]
+    return base | {"reasons": list(found.missing), "mend": found.mend, "nearest": nearest}
+
+
+def _without_torch(described, table):
+    """The newest torch that this Python can have, for each accelerator; nothing where the Python has no wheel."""
+    minors = [minor for minor in table.torch if described.python in table.pythons_for(minor)]
+    return [
+        (accelerator, f"torch {minors[-1]}, {accelerator.label}")
+        for accelerator in table.accelerators
+        if minors and not table.why_no_wheel(accelerator.name, described.system)
+    ]
+
+
+def _cell(cell):
+    """ "torch 2.13, CUDA 13.0, sm_90, Python 3.11" """
+    of = {k: spoken(k, v) for k, v in cell.items() if k != "platform"}
+    return ", ".join(f"{NAMES.get(key, '')} {value}".strip() for key, value in of.items())
+
+
+def spoken_machine(described):
+    """ "Python 3.11, torch 2.13.0 for CUDA 13.0, sm_90" """
+    torch, native = described.torch, next(iter(known().platforms))
+    named = [("CUDA", torch.cuda), ("ROCm", torch.hip)] if torch else []
+    toolkit = "".join(f" for {name} {version}" for name, version in named if version)
+    cards = ", ".join(dict.fromkeys(d.arch for d in described.devices if d.platform != "cpu")) or "no GPU"
+    on = "" if described.system == native else f", {described.system}"
+    said = f"torch {torch.version}{toolkit}" if torch else "no torch"
+    return f"Python {spoken('python', described.python)}, {said}, {cards}{on}"
+
+
+def which(arguments, prog):
+    """The command. Prints the line, and nothing else, to standard output; returns the exit code."""
+    parser = Parser(
+        prog=prog,
+        description="The one pip line for this interpreter, its torch and its cards. Exit code 2 when no wheel serves; "
+        "then the nearest are listed.",
+    )
+    parser.add_argument(
+        "--index", help="where the index is served; default: APEX_INDEX, else what the wheels say"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    asked = parser.parse_args(arguments)
+    described = machines.describe()
+    try:
+        found = of_machine(described, asked.index)
+    except LookupError as error:
+        parser.error(str(error))
+    if asked.json:
+        print(json.dumps(found, indent=1))
+        return FOUND if found["found"] else NOT_THERE
+    said = [f"  {reason}" for reason in found["reasons"]]
+    if not found["found"]:
+        said.append(f"to mend it: {found['mend']}")
+    print(spoken_machine(described), *said, sep="\n", file=sys.stderr)
+    if found["found"]:
+        print(found["command"])
+    for near in found.get("nearest", ()):
+        print(f"{near['cell']}: {near['command']}")
+    return FOUND if found["found"] else NOT_THERE

@@ -1,0 +1,343 @@
+"""Which apex serves a machine: one pure function of a described machine and a release.
+
+`which`, `compat`, `explain`, the doctor and the loader all ask `offer`. It puts the machine in front of the wheel
+that the release has for it, lets the loader's own rules (fit.py for bindings, choose.py for kernels) say what would
+run, and names the one command that brings it, or mends what stands in its way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from dataclasses import dataclass
+
+from apex._loader import choose, compatibility, distributions, tree
+from apex._loader import fit as fitting
+from apex._loader.release import EVERY, Accelerator, Release, load
+
+OLDEST_TORCH = (2, 8)
+PIP = "python -m pip"
+SOURCE = (
+    "build apex against this torch, from its source tree: "
+    f"APEX_BUILD_CPP_OPS=1 {PIP} install --no-build-isolation ."
+)
+DRIVER = "install a newer NVIDIA driver"
+_CARD = {"cuda": "NVIDIA", "rocm": "AMD"}
+_TOOLKIT = {"cuda": "CUDA", "rocm": "ROCm"}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a release has for a machine.
+
+    machine:  as its wheel would leave it
+    fit:      of the wheel's bindings, or None without torch
+    choices:  what every op would run, one a device; of a machine without a GPU none
+    missing:  why the wheel does not serve as it should; empty where it does
+    mend:     the command for what is missing; empty where nothing is
+    index:    the address of the wheel's index root
+    """
+
+    machine: object
+    release: Release
+    accelerator: Accelerator
+    fit: fitting.Fit | None
+    choices: tuple[choose.Choice, ...]
+    missing: tuple[str, ...]
+    mend: str
+    index: str
+
+    @property
+    def found(self):
+        """Whether a wheel serves: its binding fits this torch and Python, and every card has native code."""
+        return not self.missing
+
+    @property
+    def version(self):
+        """1.10.0+cu130"""
+        return f"{self.release.version}+{self.accelerator.label}"
+
+    @property
+    def wheel(self):
+        """apex_cuda-1.10.0+cu130: what the wheel's name begins with."""
+        return f"{self.accelerator.distribution.replace('-', '_')}-{self.version}"
+
+    @property
+    def command(self):
+        """The one line: what installs the wheel, or mends what keeps it from serving."""
+        return self.mend or install(self)
+
+    @property
+    def reasons(self):
+        """A sentence for each device: what would run there, and why."""
+        return tuple(dict.fromkeys(_words(self.machine, choice) for choice in self.choices))
+
+
+def install(offer, others=(), force=False):
+    """The line that installs the wheel: in place of `others` (distributions); with `force`, over a damaged one."""
+    away = f"{PIP} uninstall -y {' '.join(sorted(others))} && " if others else ""
+    how = "--force-reinstall --no-deps " if force else ""
+    return f"{away}{PIP} install {how}{offer.accelerator.distribution}=={offer.version} --index-url {offer.index}"
+
+
+def reinstall(name=None, version=None):
+    """The line that lays a distribution anew over a damaged one: its own index, its own version.
+    Default: the one that runs. One that was built from source has no index."""
+    facts = tree.build_facts()
+    name = name or facts.get("distribution") or "apex-cpu"
+    version = version or (tree.version() if facts.get("distribution") == name else None)
+    if name not in distributions.OURS:
+        return f"from its source tree: {PIP} install --force-reinstall --no-deps --no-build-isolation ."
+    pin = f"=={version}" if version else ""
+    known = load()
+    root = f" --index-url {known.root(known.accelerator(name.removeprefix('apex-')))}" if known else ""
+    return f"{PIP} install --force-reinstall --no-deps {name}{pin}{root}"
+
+
+def swap(found, installed=()):
+    """The line that puts the wheel of an Offer in the place of what is installed, [(distribution, version)]. The same
+    wheel is laid anew: pip would leave one of that version as it is."""
+    wheel = (found.accelerator.distribution, found.version)
+    return install(found, [name for name, _ in installed if name != wheel[0]], force=wheel in installed)
+
+
+def line(machine, installed=()):
+    """The one line for a Machine, of the release here."""
+    known = load()
+    if known is None:
+        return f"{PIP} install --upgrade --no-deps apex-{wanted(machine)}"
+    found = offer(machine, known)
+    return found.mend or swap(found, installed)
+
+
+def offer(machine, release, index=None):
+    """The Offer for a Machine. `index`: where the release is served (release.root). Pure but for APEX_INDEX."""
+    accelerator = release.accelerator(wanted(machine))
+    described, fit = _with_wheel(machine, release, accelerator)
+    gpus = dict.fromkeys(
+        dataclasses.replace(d, index=0, name="") for d in machine.devices if d.platform != "cpu"
+    )
+    choices = tuple(choose.choose(described, described.packs, EVERY, device) for device in gpus)
+    root = release.root(accelerator, index)
+    missing, mend = [], ""
+    for reason, command in _faults(described, release, accelerator, fit, choices, root):
+        missing.append(reason)
+        mend = mend or command
+    return Offer(described, release, accelerator, fit, choices, tuple(dict.fromkeys(missing)), mend, root)
+
+
+def wanted(machine):
+    """cuda, rocm or cpu: the accelerator of the machine's torch; of a torch that is for none, that of its cards."""
+    torch = machine.torch
+    if torch and (torch.hip or torch.cuda):
+        return "rocm" if torch.hip else "cuda"
+    found = [{"hip": "rocm"}.get(d.platform, d.platform) for d in machine.devices]
+    return next((vendor for vendor in (*found, *machine.cards) if vendor in _CARD), "cpu")
+
+
+def _with_wheel(machine, release, accelerator):
+    """(the machine as the wheel leaves it, Fit)"""
+    there = not release.why_no_wheel(accelerator.name, machine.system)
+    bindings = tuple(b for b in release.bindings if there and b.python == machine.python)
+    packs = tuple(pack for pack in release.packs if pack.vendor == accelerator.name)
+    fit = fitting.choose(machine.torch, machine.python, bindings) if machine.torch else None
+    described = dataclasses.replace(
+        machine,
+        bindings=bindings,
+        packs=packs,
+        library=None,
+        cpu_units=(EVERY,),
+        sources=(EVERY,),
+        env={},
+        failures={},
+        binding=None if fit is None or fit.library else fit.reason,
+    )
+    return described, fit
+
+
+# ---- what stands in the way: (why, the command) ------------------------------------------------------------
+
+
+def _faults(machine, release, accelerator, fit, choices, root):
+    """Of the machine as a whole, the first that holds; else those of its devices."""
+    for check in (_no_wheel, _no_torch, _blind_torch, _old_torch, _ruled_out):
+        if fault := check(machine, release, accelerator):
+            return [fault]
+    upgrade = f"{PIP} install --upgrade --no-deps {accelerator.distribution} --index-url {root}"
+    if not fit.module:
+        foreign = fitting.not_a_release(machine.torch.version)
+        return [(fit.reason, SOURCE if foreign else upgrade)]
+    faults = [_of_device(machine, choice, upgrade) for choice in choices]
+    return [fault for fault in faults if fault]
+
+
+def _no_torch(machine, release, accelerator):
+    if machine.torch is None:
+        return (
+            "no torch is installed for this Python, and which wheel is right depends on it",
+            f"{PIP} install torch",
+        )
+    return None
+
+
+def blind(machine):
+    """Vendor of a card that the machine has and that its torch is not built for; None where all is well."""
+    torch = machine.torch
+    vendor = wanted(machine)
+    return vendor if torch and not torch.cuda and not torch.hip and vendor in _CARD else None
+
+
+def blindness(machine):
+    """The same in words, for a machine of which `blind` names a vendor."""
+    vendor = blind(machine)
+    return (
+        f"torch {machine.torch.version} is built without {_TOOLKIT[vendor]}: it cannot use the {_CARD[vendor]} card "
+        f"that is here, and no pack for {vendor} ever runs under it"
+    )
+
+
+def _blind_torch(machine, release, accelerator):
+    return (blindness(machine), torch_for(accelerator)) if blind(machine) else None
+
+
+def torch_for(accelerator):
+    """The line that brings a torch for the cards of an accelerator, from PyTorch's own index."""
+    return f"{PIP} install --force-reinstall torch --index-url https://download.pytorch.org/whl/{accelerator.label}"
+
+
+def too_old(torch):
+    """(why, the command) for a torch older than any that apex supports, else None."""
+    numbers = re.findall(r"\d+", torch.version)
+    pair = tuple(int(number) for number in (*numbers, "0")[:2])
+    if not numbers or pair >= OLDEST_TORCH:
+        return None
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    text = f"torch {torch.version} is older than {oldest}, the oldest that apex supports"
+    return text, f"{PIP} install 'torch>={oldest}'"
+
+
+def _old_torch(machine, release, accelerator):
+    return too_old(machine.torch)
+
+
+def _no_wheel(machine, release, accelerator):
+    """A platform or a Python without a wheel: a build from source may serve there."""
+    reason = release.why_no_wheel(accelerator.name, machine.system)
+    if reason and machine.system not in release.platforms:
+        return reason, f"use one of {', '.join(release.platforms)}"
+    oldest = min(release.pythons, key=_age)
+    if not reason and _age(machine.python) < _age(oldest):
+        return release.why_no_python(machine.python), f"use Python {oldest[2]}.{oldest[3:]} or newer"
+    reason = reason or release.why_no_python(machine.python)
+    return (reason, SOURCE) if reason else None
+
+
+def _ruled_out(machine, release, accelerator):
+    reason = release.ruled_out.get((machine.torch.minor, machine.python))
+    return (reason, SOURCE) if reason else None
+
+
+def _age(tag):
+    return int(re.sub(r"\D", "", tag[3:]) or 0)
+
+
+def _of_device(machine, choice, upgrade):
+    """Why a device would run the reference, or nothing."""
+    device = choice.device
+    if device.platform == "cuda":
+        unknown = compatibility.driver_knows(device.capability, machine.cuda_driver)
+        if unknown:
+            return f"{device.arch}: {unknown}; torch cannot use it either", DRIVER
+    if choice.taken and choice.taken.variant != "reference":
+        return None
+    said = "; ".join(
+        dict.fromkeys(f"{c.variant}: {c.reason}" for c in choice.passed_over if _near(c, device))
+    )
+    old = any("this driver serves" in c.reason or "this one serves" in c.reason for c in choice.passed_over)
+    return f"no kernel for {device.arch}: {said}", DRIVER if old else upgrade
+
+
+def _near(candidate, device):
+    """Whether a candidate is worth a word: packs of other families are not."""
+    return (
+        candidate.variant in ("jit", device.arch)
+        or "driver" in candidate.reason
+        or "runtime" in candidate.reason
+    )
+
+
+_HOW = {
+    choose.EXACT: "a pack of exactly this arch",
+    choose.FAMILY: "code of its family",
+    choose.PTX: "PTX, compiled by the driver at first use",
+}
+
+
+def _words(machine, choice):
+    """ "sm_90: a pack of exactly this arch"; with what a driver no newer than torch's CUDA would run instead."""
+    taken = choice.taken
+    text = (
+        f"{taken.variant if taken.rank in _HOW else choice.device.arch}: {_HOW.get(taken.rank, taken.reason)}"
+    )
+    cuda = re.findall(r"\d+", machine.torch.cuda or "") if machine.torch else []
+    if machine.cuda_driver is None and len(cuda) > 1:
+        driver = (int(cuda[0]), int(cuda[1]))
+        older = dataclasses.replace(machine, cuda_driver=driver)
+        other = choose.choose(older, machine.packs, EVERY, choice.device).taken
+        if other.variant != taken.variant:
+            served = ".".join(map(str, driver))
+            text += f"; with a driver for CUDA {served} {other.variant}: {_HOW.get(other.rank, other.reason)}"
+    return text
+
+
+# ---- what there is near a machine that no wheel serves -----------------------------------------------------
+
+FAR = 1000  # between majors of torch: 2.15 is nearer to 3.0 than 2.8 is
+
+
+def nearest(found):
+    """Cells that exist, nearest first, at most three: [{"torch": "2.15", "cuda": "cu130", "python": "cp312"}, ...].
+    Empty where the machine's platform has no wheel of its accelerator: other platforms are other machines."""
+    release, machine, accelerator = found.release, found.machine, found.accelerator
+    if release.why_no_wheel(accelerator.name, machine.system):
+        return []
+    cells = []
+    for minor in _near_torches(release, machine):
+        tags = release.pythons_for(minor)
+        tag = machine.python if machine.python in tags else tags[-1]
+        for arch in _near_archs(found):
+            cell = {"torch": minor, accelerator.name: accelerator.label, "arch": arch, "python": tag}
+            if machine.system != next(iter(release.platforms)):
+                cell["platform"] = machine.system
+            cells.append({key: value for key, value in cell.items() if value})
+    return cells[:3]
+
+
+def _near_torches(release, machine):
+    if machine.torch is None:
+        fitting_here = [minor for minor in release.torch if machine.python in release.pythons_for(minor)]
+        return fitting_here[-1:]
+    minor = machine.torch.minor
+    if minor in release.torch:
+        return [minor]
+    at = _place(minor or "0.0")
+    return sorted(release.torch, key=lambda known: (abs(_place(known) - at), -_place(known)))[:2]
+
+
+def _place(minor):
+    major, number = (int(part) for part in minor.split("."))
+    return major * FAR + number
+
+
+def _near_archs(found):
+    """The arch that is asked about, where a wheel serves it; else those whose names begin alike."""
+    if not found.choices:
+        return [""]
+    bound = dataclasses.replace(found.machine, binding=None)
+    again = [choose.choose(bound, bound.packs, EVERY, choice.device) for choice in found.choices]
+    unserved = [choice.device.arch for choice in again if choice.taken.variant == "reference"]
+    if not unserved:
+        return [found.choices[0].device.arch]
+    packs = [pack.arch for pack in bound.packs if pack.kind != "ptx"]
+    return sorted(packs, key=lambda arch: -len(os.path.commonprefix([arch, unserved[0]])))[:2]
