@@ -161,11 +161,17 @@ def _wheels_in_container(accelerator, archs, tags, torches, dist, **container) -
     "--target", type=click.Path(path_type=Path), default=REPOSITORY / ".whl", help="Default: .whl/."
 )
 def index(dist, target) -> None:
-    """Writes the static package index of the wheels in dist/."""
-    from build_matrix import index
+    """Writes the static package index of the wheels in dist/, and the page that says what they serve."""
+    from build_matrix import index, page
+    from build_matrix.farm import release
 
     found = wheels_of(dist)
-    by_root = index.write(found, target)
+    try:
+        text = page.render(page.of_wheels(release.cells(found)))
+    except BuildError as error:
+        click.echo(f"no page: {error}", err=True)
+        text = ""
+    by_root = index.write(found, target, text)
     for root, wheels in by_root.items():
         click.echo(f"whl/{root}/: {', '.join(w.name for w in wheels) or 'nothing'}")
     for name in index.unlisted(found, by_root):
@@ -184,7 +190,7 @@ def publish(dist, target) -> None:
 
     wheels_of(dist)
     built = release.finish(dist, target)
-    for name in (release.SUMS, release.TABLE, release.CELLS):
+    for name in (release.SUMS, release.TABLE, release.CELLS, release.PAGE):
         click.echo(str(dist / name))
     for root, wheels in built.items():
         click.echo(f"whl/{root}/: {len(wheels)} wheels")

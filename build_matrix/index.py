@@ -121,18 +121,18 @@ def roots(wheel: IndexedWheel) -> tuple[str, ...]:
     return ()
 
 
-def write(wheels: list[Path], target: Path) -> dict[str, list[IndexedWheel]]:
-    """Writes the index of `wheels` into `target`: files/ and whl/<root>/. Returns the wheels by root; one of another
-    project is in none. What was there stays until the new one is whole. Raises BuildError for a damaged wheel, and
-    where no root would list any."""
+def write(wheels: list[Path], target: Path, page: str = "") -> dict[str, list[IndexedWheel]]:
+    """Writes the index of `wheels` into `target`: files/ and whl/<root>/, and `page`, for people, where a browser looks
+    first. Returns the wheels by root; one of another project is in none. What was there stays until the new one is
+    whole. Raises BuildError for a damaged wheel, and where no root would list any."""
     by_root: dict[str, list[IndexedWheel]] = {r: [] for a in matrix.load().accelerators for r in a.roots}
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f"{target.name}.lock")):  # one that is at work is none that was killed
-        _write(wheels, target, by_root)
+        _write(wheels, target, by_root, page)
     return by_root
 
 
-def _write(wheels: list[Path], target: Path, by_root: dict[str, list[IndexedWheel]]) -> None:
+def _write(wheels: list[Path], target: Path, by_root: dict[str, list[IndexedWheel]], page: str) -> None:
     for left in target.parent.glob(f".{target.name}-*.partial"):  # of one that was killed
         if not target.exists() and (left / "old").is_dir():  # between its two renames
             (left / "old").rename(target)
@@ -154,6 +154,8 @@ def _write(wheels: list[Path], target: Path, by_root: dict[str, list[IndexedWhee
             raise BuildError(f"no wheel here is of {known}: the index would be empty, and what is there stays")
         for root, listed in by_root.items():
             _write_root(new / "whl" / root, root, listed)
+        for folder in (new, new / "whl") if page else ():
+            (folder / "index.html").write_text(page, encoding="utf-8")
         if target.exists():
             target.rename(scratch / "old")
         new.rename(target)

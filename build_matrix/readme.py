@@ -7,18 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from build_matrix import (
-    REPOSITORY,
-    changes,
-    compat,
-    files,
-    host_compiler,
-    identity,
-    matrix,
-    pins,
-    receipts,
-    speed,
-)
+from apex._loader import ask
+from build_matrix import REPOSITORY, changes, files, host_compiler, identity, matrix, pins, receipts, speed
 from build_matrix.registry import Registry
 
 README = REPOSITORY / "README.md"
@@ -111,7 +101,7 @@ def versions() -> str:
 def _toolkit(accelerator: matrix.Accelerator) -> str:
     """CUDA 13.0 of cu130, ROCm 7.2 of rocm7.2."""
     name = {"cuda": "CUDA", "rocm": "ROCm"}.get(accelerator.name)
-    return f"{name} {compat.spoken(accelerator.name, accelerator.label)}" if name else "CPU"
+    return f"{name} {ask.spoken(accelerator.name, accelerator.label)}" if name else "CPU"
 
 
 def tried() -> str:
@@ -158,5 +148,8 @@ def write(page: Path) -> None:
 
 
 if __name__ == "__main__":
+    from build_matrix import page as compatibility
+
     for name in SECTIONS:
         write(name)
+    compatibility.write(compatibility.DOCS, compatibility.of_checkout())

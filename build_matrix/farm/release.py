@@ -6,13 +6,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_matrix import archive, digest, files, identity, index, matrix, receipts, signing, wheel
+from build_matrix import archive, digest, files, identity, index, matrix, page, receipts, signing, wheel
 from build_matrix.errors import BuildError
 from build_matrix.farm.steps import Done
 from build_matrix.store import Store
 from build_matrix.wheel_file import DAMAGED
 
 SUMS, TABLE, CELLS, RECEIPTS = "SHA256SUMS", "compatibility.md", "compatibility.json", "receipts"
+PAGE = "compatibility.html"
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,16 @@ def publish(
 
 
 def finish(dist: Path, target: Path) -> dict[str, list[index.IndexedWheel]]:
-    """Writes SHA256SUMS and the compatibility table of all wheels in `dist`, and their index to `target`. Returns the
-    wheels by the root of the index. Raises BuildError for a file among them that this farm did not build."""
+    """Writes SHA256SUMS and the compatibility table of all wheels in `dist`, for people as a page too, and their index
+    with that page to `target`. Returns the wheels by the root of the index. Raises BuildError for a file among them
+    that this farm did not build."""
     found = sorted(dist.glob("*.whl"))
     served = cells(found)
     files.write(dist / SUMS, "".join(f"{digest.of_file(path)}  {path.name}\n" for path in found))
     files.write(dist / CELLS, json.dumps(served, indent=1) + "\n")
     files.write(dist / TABLE, table(served))
-    return index.write(found, target)
+    files.write(dist / PAGE, text := page.render(page.of_wheels(served)))
+    return index.write(found, target, text)
 
 
 def cells(wheels: list[Path]) -> list[dict]:

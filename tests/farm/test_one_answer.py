@@ -132,9 +132,8 @@ def test_every_front_end_gives_the_same_answer(question, found, line, capsys, mo
         assert said.get("wheel", offer.wheel) == offer.wheel
         assert said["found"] == bool(said.get("pins")) and all(said.get("pins", {"-": "-"}).values())
     _, said = spoken(lambda rest: front.main(["explain", *rest]), capsys, *options(question))
-    assert said["offer"] == {
-        "found": found, "wheel": offer.wheel, "command": line, "reasons": list(offer.reasons if found else offer.missing)
-    }  # fmt: skip
+    reasons = list(offer.reasons if found else offer.missing)
+    assert said["offer"] == {"found": found, "wheel": offer.wheel, "command": line, "reasons": reasons}
 
 
 @pytest.mark.parametrize(("question", "found", "line"), MACHINES)
