@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, files, identity, junit, matrix, pythons, receipts, which
+from apex._loader.machine import torch_devices
+from build_matrix import REPOSITORY, digest, files, identity, junit, matrix, pythons, receipts
 
 FOLDER = REPOSITORY / "build/release-check"
 RESULT = "result.json"
@@ -88,7 +89,7 @@ def everything() -> list[Check]:
 def _archs() -> list[str]:
     """Packs that the tests look at: a card that is here needs its own."""
     cells = matrix.load().cells()
-    return list(dict.fromkeys([*matrix.load().tested(), *(a for a in which.here().archs if a in cells)]))
+    return list(dict.fromkeys([*matrix.load().tested(), *(d.arch for d in torch_devices() if d.arch in cells)]))
 
 
 def words(check: Check) -> str:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from build_matrix import REPOSITORY, affected, files, junit, matrix, receipts, skips, tree, which
+from apex._loader.machine import torch_devices
+from build_matrix import REPOSITORY, affected, files, junit, matrix, receipts, skips, tree
 from build_matrix.errors import BuildError
 from build_matrix.registry import device_units
 
@@ -143,7 +144,7 @@ def build(tell: Callable[[str], None], chosen: Collection[str] = ()) -> None:
     """Builds what tests need: library and bindings, packs of `chosen` units for the archs that are `tested`, and the
     whole pack of a card that is here."""
     command = [sys.executable, "-m", "build_matrix", "tree", "--available"]
-    cards = dict.fromkeys(arch for arch in which.here().archs if arch in matrix.load().cells())
+    cards = dict.fromkeys(d.arch for d in torch_devices() if d.arch in matrix.load().cells())
     if cards:
         command += [f"--arch={arch}" for arch in cards]
     elif chosen:
