@@ -100,8 +100,8 @@ def test_the_list_has_every_tier_and_cell_and_its_commands_exist():
 
 def test_the_tree_has_what_the_tests_look_at_and_the_packs_of_cards_that_are_here(monkeypatch):
     """The packs of all archs together are more than any wheel holds."""
-    environment = types.SimpleNamespace(archs=("sm_89", "sm_89", "sm_999", "sm_90"))
-    monkeypatch.setattr(release_check.which, "here", lambda: environment)
+    devices = [types.SimpleNamespace(arch=arch) for arch in ("sm_89", "sm_89", "sm_999", "sm_90")]
+    monkeypatch.setattr(release_check, "torch_devices", lambda: devices)
     assert release_check._archs() == [*matrix.load().tested(), "sm_89"]
     assert {p.arch.name for p in matrix.load().packs if p.emulated} < set(matrix.load().tested())
 

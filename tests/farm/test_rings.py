@@ -76,7 +76,7 @@ def test_every_file_of_tests_has_a_cost():
 def commands(monkeypatch):
     """Commands that would run, on a machine without a GPU."""
     ran = []
-    monkeypatch.setattr(rings.which, "here", lambda: types.SimpleNamespace(archs=()))
+    monkeypatch.setattr(rings, "torch_devices", lambda: [])
 
     def run(command, **options):
         ran.append(" ".join(map(str, command)).partition(" -m ")[2])
@@ -100,7 +100,8 @@ def test_tests_of_wheels_have_a_pack_to_look_at(commands, words):
 
 
 def test_a_card_that_is_here_has_its_whole_pack(commands, monkeypatch):
-    monkeypatch.setattr(rings.which, "here", lambda: types.SimpleNamespace(archs=("sm_90", "sm_90", "sm_999")))
+    devices = [types.SimpleNamespace(arch=arch) for arch in ("sm_90", "sm_90", "sm_999")]
+    monkeypatch.setattr(rings, "torch_devices", lambda: devices)
     rings.build(print, ["rope"])
     assert commands == ["build_matrix tree --available --arch=sm_90"]
 
