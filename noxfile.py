@@ -1,9 +1,12 @@
 """Everything that is done with this repository: `nox -l` lists it.
 
-Sessions run in environments of their own that also see the packages of the Python that runs nox: torch, which
-is large, is used from there and not installed again.
+Sessions share one environment (.nox/cp311, of the Python that runs nox), which also sees the packages of that Python:
+torch, which is large, is used from there and not installed again.
 """
 
+import contextlib
+import fcntl
+import os
 import site
 import sys
 from pathlib import Path
@@ -15,18 +18,41 @@ sys.path.insert(0, str(ROOT))  # the sessions are named after the matrix
 from build_matrix import cards, matrix, toml  # noqa: E402
 
 nox.options.sessions = ["tests"]
-nox.options.reuse_existing_virtualenvs = True
+nox.options.default_venv_backend = "none"  # nox would make an environment for each session
 GROUPS = toml.read(ROOT / "pyproject.toml")["dependency-groups"]
+ENVIRONMENT = ROOT / f".nox/cp{sys.version_info[0]}{sys.version_info[1]}"
+# A list is for reading: what there is for each arch stands there once. One that names sessions, or is for programs, is
+# of all of them.
+_given = {argument.partition("=")[0] for argument in sys.argv}
+LISTED = bool(_given & {"-l", "--list", "--list-sessions"}) and not _given & {
+    "-s", "-e", "--session", "--sessions", "-k", "--keywords", "--json",
+}  # fmt: skip
 
 
 def prepare(session, *groups):
-    """Makes the packages of nox's own Python visible, and installs what `groups` name on top of them."""
-    (packages,) = Path(session.virtualenv.location).glob("lib/python3.*/site-packages")
-    seen = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    (packages / "visible.pth").write_text(
-        "".join(f"{folder}\n" for folder in seen if folder != str(packages))
-    )
-    session.install("--quiet", *(name for group in groups for name in GROUPS[group]))
+    """The environment of all sessions, with what `groups` name, is made where it is not, and found on PATH: `python` is
+    its own from here on."""
+    with alone():
+        if not (ENVIRONMENT / "made").is_file() or not (ENVIRONMENT / "bin/python").exists():
+            session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(ENVIRONMENT))
+            (ENVIRONMENT / "made").touch()
+        (packages,) = ENVIRONMENT.glob("lib/python3.*/site-packages")
+        seen = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+        (packages / "visible.pth").write_text("".join(f"{folder}\n" for folder in seen))
+        wanted = [name for group in groups for name in GROUPS[group]]
+        session.run(str(ENVIRONMENT / "bin/python"), "-m", "pip", "install", "--quiet", *wanted)
+    os.environ["VIRTUAL_ENV"] = str(ENVIRONMENT)
+    if (first := str(ENVIRONMENT / "bin")) not in os.environ["PATH"].split(os.pathsep):
+        os.environ["PATH"] = first + os.pathsep + os.environ["PATH"]
+
+
+@contextlib.contextmanager
+def alone():
+    """Two that run nox at once prepare one after the other."""
+    ENVIRONMENT.parent.mkdir(exist_ok=True)
+    with open(ENVIRONMENT.with_suffix(".lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def farm(session, *arguments):
@@ -36,8 +62,7 @@ def farm(session, *arguments):
 
 @nox.session
 def quickstart(session):
-    """Builds the CPU wheel, installs it from a local index into a clean environment, and trains a model with
-    it."""
+    """Builds the CPU wheel, installs it from a local index into a clean environment, and trains a model."""
     prepare(session, "farm")
     farm(session, "quickstart", *session.posargs)
 
@@ -125,17 +150,24 @@ def run_tier(session, tier, cell, *arguments):
     farm(session, "tier", tier, "--cell", cell, *arguments)
 
 
-@nox.session
-@nox.parametrize("cell", [nox.param(cell, id=cell) for cell in matrix.load().cells()])
+def tier_session(function):
+    """A session a cell: "L0(cpu)", "L0(sm_90)", ...; one line of the list."""
+    cells = matrix.load().cells()
+    if LISTED:
+        function.__doc__ += f"\n\nCells: {', '.join(cells)}."
+        return nox.session(name=f"{function.__name__}({cells[0]})")(function)
+    return nox.session(nox.parametrize("cell", [nox.param(cell, id=cell) for cell in cells])(function))
+
+
+@tier_session
 def L0(session, cell):
-    """Tests of every op and optimizer in a cell, with a receipt; `-- --wheel dist/WHEEL`: as installed from it."""
+    """Tests of every op and optimizer on the CPU, or on a card: "L0(sm_90)"; with a receipt. `-- --wheel FILE`."""
     run_tier(session, "L0", cell, *session.posargs)
 
 
-@nox.session
-@nox.parametrize("cell", [nox.param(cell, id=cell) for cell in matrix.load().cells()])
+@tier_session
 def L1(session, cell):
-    """amp's whole cross product in a cell, and on the CPU the examples, with a receipt."""
+    """amp's whole cross product, and on the CPU the examples; on a card: "L1(sm_90)"; with a receipt."""
     run_tier(session, "L1", cell, *session.posargs)
 
 
@@ -175,12 +207,13 @@ def wheel_session(name, accelerator, archs, about):
 build_cpu = wheel_session("build-cpu", "cpu", [], "Builds the wheel apex-cpu.")
 build_cuda = wheel_session("build-cuda", "cuda", [], "Builds the wheel apex-cuda with packs for every sm.")
 build_rocm = wheel_session("build-rocm", "rocm", [], "Builds the wheel apex-rocm with packs for every gfx.")
-for _pack in matrix.load().packs:
-    _accelerator, _arch = _pack.arch.vendor, _pack.arch.name
-    _name = f"build-{_accelerator}-{_arch.replace('sm_', 'sm')}"
-    globals()[_name.replace("-", "_")] = wheel_session(
-        _name, _accelerator, [_arch], f"Builds the wheel apex-{_accelerator} with a pack for {_arch} only."
-    )
+for _accelerator in ("cuda", "rocm"):
+    _archs = matrix.load().archs(_accelerator)
+    for _arch in _archs[:1] if LISTED else _archs:
+        _about = f"with a pack for {_arch} only; or for one of {', '.join(_archs[1:])}" if LISTED else f"for {_arch}"
+        _name = f"build-{_accelerator}-{_arch.replace('sm_', 'sm')}"
+        _session = wheel_session(_name, _accelerator, [_arch], f"Builds the wheel apex-{_accelerator} {_about}.")
+        globals()[_name.replace("-", "_")] = _session
 
 
 def bake_session(accelerator):

@@ -2,6 +2,7 @@
 traceback."""
 
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -146,8 +147,8 @@ def elsewhere(tmp_path, monkeypatch):
     def run(command):
         place = command[command.index("--target") + 1]
         os.makedirs(place)
-        with open(f"{place}/version", "w") as file, open(command[command.index("--requirement") + 1]) as listed:
-            file.write(listed.read().partition("==")[2].split()[0])
+        listed = pathlib.Path(command[command.index("--requirement") + 1]).read_text()
+        pathlib.Path(f"{place}/version").write_text(listed.partition("==")[2].split()[0])
         return subprocess.CompletedProcess(command, 0)
 
     def find_here(name):
