@@ -33,6 +33,7 @@ def main(arguments=None):
         return getattr(ask, arguments[0])(arguments[1:], f"python -m apex {arguments[0]}")
     parser = argparse.ArgumentParser(prog="python -m apex", description="What apex would run here, and why.")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--version", action="store_true", help="print the version and nothing else")
     commands = parser.add_subparsers(dest="command")
     explain = commands.add_parser("explain", help="the same for a machine you are not on")
     explain.add_argument("--arch", action="append", help="sm_120, gfx942, cpu; may be repeated")
@@ -48,6 +49,11 @@ def main(arguments=None):
     explain.add_argument("--platform", help="linux_aarch64; default: this one")
     explain.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     options = parser.parse_args(arguments)
+    if options.version:
+        from apex._loader import tree
+
+        print(tree.version())
+        return 0
 
     from apex._loader import doctor
 

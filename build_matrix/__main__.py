@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from build_matrix import REPOSITORY, matrix, pythons
+from build_matrix import REPOSITORY, identity, matrix, pythons
 from build_matrix.errors import BuildError, StoreError
 
 try:
@@ -55,6 +55,7 @@ COUNT = click.IntRange(min=1)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(identity.version(), message="%(version)s")
 def main() -> None:
     """Builds apex: device packs, host library, bindings, wheels, and the index that serves them."""
 
@@ -108,15 +109,23 @@ def tree(archs, tags, torches, jobs, target, available, units) -> None:
 @click.option(
     "--platform", default=matrix.NATIVE, show_default=True, help="linux_aarch64: by a cross compiler."
 )
+@click.option("--no-toolchain", is_flag=True, help="Stops where a compiler is missing. Default: it is brought here.")
 @click.option("--container", is_flag=True, help="Builds in a container, with cibuildwheel.")
 @click.option(
     "--engine", type=click.Choice(["podman", "docker"]), help="With --container; default: what is here."
 )
 @click.option("--image", help="With --container; default: manylinux_2_28, or CIBW_MANYLINUX_X86_64_IMAGE.")
-def wheel(accelerator, archs, tags, torches, jobs, dist, platform, container, engine, image) -> None:
-    """Builds installable wheels into dist/."""
+def wheel(
+    accelerator, archs, tags, torches, jobs, dist, platform, no_toolchain, container, engine, image
+) -> None:
+    """Builds installable wheels into dist/. A device compiler that is missing is brought first, where that can be done:
+    it is said which, and how large."""
     if container and platform != matrix.NATIVE:
         raise click.UsageError(f"--container builds for {matrix.NATIVE} only")
+    if not no_toolchain:
+        from build_matrix import toolchain_report
+
+        toolchain_report.bring_missing(archs or matrix.load().archs(accelerator))
     if container:
         _wheels_in_container(
             accelerator, archs, tags, torches, dist, engine_name=engine, image=image, jobs=jobs
@@ -126,17 +135,23 @@ def wheel(accelerator, archs, tags, torches, jobs, dist, platform, container, en
         raise click.UsageError("--engine and --image belong to --container")
     from build_matrix import build, report, signing
     from build_matrix.engine import Engine
+    from build_matrix.farm import plan, progress, release
     from build_matrix.store import Store
 
     start, signer = time.monotonic(), signing.asked()
-    engine = Engine(Store(), jobs, report.tell)
+    engine = Engine(Store(), jobs)
     chosen = list(map(pythons.find, tags_of(tags)))
+    requests = [build.request(accelerator, tuple(archs), tuple(torches), p, platform) for p in chosen]
+    of = plan.Selection((accelerator,), archs, torches, tuple(p.tag for p in chosen), platforms=(platform,))
+    made = plan.make(of, check=False)
+    for words in release.replaced(made.steps, dist):
+        click.echo(words, err=True)
     wheels = []
-    for python in chosen:
-        request = build.request(accelerator, tuple(archs), tuple(torches), python, platform)
-        wheels.append(build.one_wheel(request, python, engine, dist))
-        if signer:
-            signer.sign(wheels[-1])
+    with progress.of_wheels(made, engine.store, engine.jobs) as engine.tell:
+        for python, request in zip(chosen, requests, strict=True):
+            wheels.append(build.one_wheel(request, python, engine, dist))
+            if signer:
+                signer.sign(wheels[-1])
     report.units_table(engine.finished, time.monotonic() - start)
     for path in wheels:
         report.wheel_table(path)
@@ -411,6 +426,8 @@ def farm(
         tiers.here(receipts.L0, arch)
     made = plan.make(chosen, available, check=not scheduler)
     _tell(made)
+    for words in () if only else release.replaced(made.steps, dist):
+        click.echo(words, err=True)
     store = Store.at(place) if place else Store()
     with cluster.existing(scheduler) if scheduler else cluster.local(jobs, offers=tests) as client:
         workers = cluster.slots(client)

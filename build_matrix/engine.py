@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from build_matrix.errors import BuildError
 from build_matrix.store import Result, Store, WorkUnit
@@ -39,15 +39,14 @@ class Engine:
         """Results in the order of `units`. The first fault ends it; units that are done stay in the store."""
         with ThreadPoolExecutor(self.jobs) as pool:
             futures = [pool.submit(self.store.build, unit) for unit in units]
-            results = []
             try:
-                for future in futures:
-                    results.append(future.result())
-                    self.tell(results[-1])
+                for future in as_completed(futures):
+                    self.tell(future.result())
             except BaseException:
                 for future in futures:
                     future.cancel()
                 raise
+        results = [future.result() for future in futures]
         self.finished += results
         return results
 

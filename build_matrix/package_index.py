@@ -100,6 +100,18 @@ def configured_files(project: str) -> list[IndexFile]:
     return found
 
 
+def size(url: str) -> int:
+    """The bytes of a file, without fetching it; 0 where a server does not say. Raises PackageIndexError."""
+    if url.startswith("file:"):
+        return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path)).stat().st_size
+    request = urllib.request.Request(url, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT, context=tls()) as answer:
+            return int(answer.headers.get("Content-Length", 0))
+    except UNREADABLE as error:
+        raise PackageIndexError(f"{url}: {error}") from error
+
+
 def _page(address: str) -> list[IndexFile]:
     if address.startswith("file:"):
         page = Path(urllib.request.url2pathname(urllib.parse.urlsplit(address).path)) / "index.html"

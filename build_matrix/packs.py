@@ -30,6 +30,15 @@ def toolchain_for(arch: str) -> Toolchain:
     raise first
 
 
+def missing(arch: str) -> str | None:
+    """The toolchain that would have to come before a pack of `arch` can be built; None where one is here."""
+    try:
+        toolchain_for(arch)
+    except (ToolchainMissing, PinError):
+        return matrix_file.load().pack(arch).toolchains[0]
+    return None
+
+
 def available(archs: list[str], say: Callable[[str], None]) -> list[str]:
     """Those of `archs` whose toolchain is here; `say` is told why another is left out."""
     found = []

@@ -3,12 +3,13 @@ cross compiler, by apt-get."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from build_matrix import REPOSITORY, host_compiler, matrix, pins
+from build_matrix import REPOSITORY, host_compiler, matrix, package_index, pins
 from build_matrix.errors import BuildError, PackageIndexError, PinError, ToolchainMissing
 from build_matrix.toolchains import find
 from build_matrix.toolchains.base import provisioned_root
@@ -43,6 +44,30 @@ def command(name: str, target: Path) -> list[str]:
 def _requirements(target: Path) -> Path:
     """The file that names the packages with the digests of related_commits, while pip runs."""
     return target.with_name(f"{target.name}.requirements.txt")
+
+
+def why_not(name: str) -> str:
+    """The command of somebody who can bring a toolchain, where this user cannot; empty where it can be brought."""
+    if not name.startswith("clang-hip") or (os.geteuid() == 0 and shutil.which("apt-get")):
+        return ""
+    if shutil.which("apt-get"):
+        return f"sudo {sys.executable} -m nox -s toolchain -- {name}"
+    return f"nox -s toolchain -- {name}, as root with debootstrap; or name one by APEX_ROCM_ROOT or ROCM_PATH"
+
+
+def size(name: str) -> str:
+    """How large what comes is, in words."""
+    if name.startswith("clang-hip"):
+        return "a Debian chroot of 1 GB by debootstrap, some minutes"
+    wanted, total = dict(line.split("==") for line in pins.packages(name)), 0
+    try:
+        for project, rest in wanted.items():
+            sha256 = rest.partition("sha256:")[2]
+            total += sum(package_index.size(f.url) for f in package_index.files(project) if f.sha256 == sha256)
+    except PackageIndexError:
+        total = 0  # pip will say why
+    listed = ", ".join(wanted)
+    return f"{listed}, {total / 1e6:.0f} MB" if total else listed
 
 
 def words(name: str) -> str:

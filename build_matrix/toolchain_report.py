@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
-from build_matrix import headers, host_compiler, matrix, pins, provision
+from build_matrix import headers, host_compiler, matrix, packs, pins, provision
 from build_matrix.errors import BuildError, PinError, ToolchainMissing
 from build_matrix.package_index import files
 from build_matrix.store import Store
@@ -43,6 +45,18 @@ def bring(name: str) -> None:
     provision.provision(name)
     find.cache_clear()
     host_compiler.find.cache_clear()
+
+
+def bring_missing(archs: Sequence[str]) -> None:
+    """Brings the compilers that packs of `archs` lack, saying first which and how large. Raises ToolchainMissing, with
+    the command, where one cannot be brought by whoever runs this."""
+    names = dict.fromkeys(name for arch in archs if (name := packs.missing(arch)))
+    for name in names:
+        if reason := provision.why_not(name):
+            raise ToolchainMissing(name, reason)
+    for name in names:
+        click.echo(f"{name} is not here, and comes now ({provision.size(name)}); --no-toolchain refuses it", err=True)
+        bring(name)
 
 
 def update() -> None:

@@ -9,10 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import urllib.parse
-import urllib.request
 from dataclasses import dataclass
-from pathlib import Path
 
 from build_matrix import matrix, package_index
 from build_matrix.errors import PackageIndexError
@@ -47,7 +44,7 @@ def find() -> Supply:
     known = known or _choose(package_index.configured_files("torch"), cpu=False)
     if known is None:
         raise PackageIndexError(f"no index holds a torch for {own_tag()}; install torch, then run this again")
-    return Supply(known.filename, known.url, _size(known.url), known.sha256)
+    return Supply(known.filename, known.url, package_index.size(known.url), known.sha256)
 
 
 def _choose(files: list[package_index.IndexFile], cpu: bool) -> package_index.IndexFile | None:
@@ -60,17 +57,6 @@ def _choose(files: list[package_index.IndexFile], cpu: bool) -> package_index.In
             if number[:2] <= newest[:2]:
                 fitting.append((number, file))
     return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
-
-
-def _size(url: str) -> int:
-    if url.startswith("file:"):
-        return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path)).stat().st_size
-    request = urllib.request.Request(url, method="HEAD")
-    try:
-        with urllib.request.urlopen(request, timeout=60, context=package_index.tls()) as answer:
-            return int(answer.headers.get("Content-Length", 0))
-    except package_index.UNREADABLE as error:
-        raise PackageIndexError(f"{url}: {error}") from error
 
 
 def install(supply: Supply) -> None:

@@ -194,12 +194,16 @@ def publish(folder: Path, target: Path) -> Path:
             path.unlink(missing_ok=True)
         raise
     *of, tag = wheel.name.removesuffix(".whl").split("-")
-    machine = matrix.platform_of(tag).removeprefix("linux_")
-    for old in target.glob("-".join(of) + f"-*_{machine}.whl*"):
+    for old in namesakes(target, "-".join(of), matrix.platform_of(tag), "*"):
         old.unlink()
     for name, path in partial.items():
         path.replace(target / name)
     return target / wheel.name
+
+
+def namesakes(target: Path, stem: str, platform: str, end: str = "") -> list[Path]:
+    """The wheels in `target` of one name but for the tag of their platform; `end` *: and what lies beside them."""
+    return sorted(target.glob(f"{stem}-*_{platform.removeprefix('linux_')}.whl{end}"))
 
 
 def sizes(path: Path) -> dict[str, int]:

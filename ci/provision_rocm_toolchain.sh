@@ -3,7 +3,7 @@
 #
 # usage: ci/provision_rocm_toolchain.sh [DIRECTORY]      (root; default: .toolchains/rocm)
 #
-# Needs debootstrap. Uses the mirror that this machine's apt uses. The chroot appears under its
+# Needs debootstrap, which apt-get installs where it is missing. Uses the mirror that this machine's apt uses. The chroot appears under its
 # final name only when it is complete, so a killed run is never taken for a toolchain.
 set -euo pipefail
 
@@ -18,6 +18,9 @@ fi
 if [ "$(id -u)" != 0 ]; then
   echo "provision_rocm_toolchain: debootstrap needs root; run it with sudo" >&2
   exit 1
+fi
+if ! command -v debootstrap >/dev/null && command -v apt-get >/dev/null; then
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends debootstrap
 fi
 if ! command -v debootstrap >/dev/null; then
   echo "provision_rocm_toolchain: debootstrap is missing; run: apt-get install debootstrap" >&2

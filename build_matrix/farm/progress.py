@@ -6,10 +6,11 @@ import time
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from build_matrix import report
+from build_matrix import bindings, headers, matrix, pythons, report
 from build_matrix.farm import costs
 from build_matrix.farm.plan import Plan
 from build_matrix.farm.steps import Done
+from build_matrix.store import Result, Store
 
 
 def clock(seconds: float) -> str:
@@ -28,7 +29,7 @@ class Farm:
         self.plan, self.workers, self.seconds = plan, max(workers, 1), seconds
         self.done: dict[str, Done] = {}
 
-    def add(self, done: Done) -> None:
+    def add(self, done: Done | Result) -> None:
         """Takes note of a step that is done."""
         self.done[f"{done.kind} {done.name}"] = done
 
@@ -40,7 +41,7 @@ class Farm:
     @property
     def pace(self) -> float:
         """Seconds that a step took for each second that was expected."""
-        made = [(name, done.seconds) for name, done in self.done.items() if not done.stored]
+        made = [(n, done.seconds) for n, done in self.done.items() if not done.stored and n in self.seconds]
         expected = sum(self.seconds[name] for name, _ in made)
         return sum(seconds for _, seconds in made) / expected if expected > 1 else 1.0
 
@@ -73,7 +74,7 @@ class Live:
     def __exit__(self, *fault) -> None:
         self.bar.stop()
 
-    def __call__(self, done: Done) -> None:
+    def __call__(self, done: Done | Result) -> None:
         self.farm.add(done)
         report.tell(done)
         now = time.monotonic()
@@ -90,3 +91,38 @@ class Live:
             report.console.print(
                 f"{len(self.farm.done)}/{len(self.farm.plan.steps)} {words}", highlight=False
             )
+
+
+def of_wheels(made: Plan, store: Store, jobs: int) -> Live:
+    """The bar of a build of wheels, which an Engine tells what is done. What is built, how to build less, and how long
+    it is thought to take is said at once."""
+    wheels = [step for step in made.steps if step.kind == "wheel"]
+    for wheel in wheels:
+        _, _, torches, archs, _ = wheel.arguments
+        packs = f", packs {archs.replace(' ', ', ')}" if archs else ""
+        words = f"{wheel.name}: torch {torches.replace(' ', ', ')}{packs}"
+        report.console.print(words, highlight=False, soft_wrap=True)
+    torches = wheels[0].arguments[2].split() if wheels else []
+    if len(torches) > 1:
+        words = f"  a wheel for one torch is made sooner: --torch {torches[-1]}"
+        report.console.print(words, highlight=False)
+    stored = costs.stored(made.steps, store) | _of_installed(made, store)
+    expected = costs.Costs(store).expected(made.steps, stored)
+    # Headers are fetched before anything is compiled, and told by nobody.
+    left = Plan(tuple(step for step in made.steps if step.kind != "headers"))
+    took = clock(costs.simulate(made.steps, expected, jobs))
+    report.console.print(f"{len(left.steps)} steps, about {took} on {jobs} cores", highlight=False)
+    return Live(Farm(left, expected, jobs))
+
+
+def _of_installed(made: Plan, store: Store) -> set[str]:
+    """The stored steps that a wheel takes from the installed torch: a farm, by which steps are known, does not."""
+    have, found = (headers.installed_version() or "").partition("+")[0], set()
+    for step in made.steps:
+        if step.kind in ("headers", "3a", "3b") and (step.arguments[0], step.arguments[-1]) == (have, matrix.NATIVE):
+            torch = headers.obtain(have, store)
+            units = {"3a": bindings.torch_library, "3b": bindings.python_module}
+            more = [pythons.find(step.arguments[1])] if step.kind == "3b" else []
+            if step.kind == "headers" or store.folder(units[step.kind](torch, *more)).is_dir():
+                found.add(step.id)
+    return found

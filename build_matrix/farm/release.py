@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from build_matrix import archive, digest, files, identity, index, matrix, page, receipts, signing, wheel
 from build_matrix.errors import BuildError
-from build_matrix.farm.steps import Done
+from build_matrix.farm.steps import Done, Step
 from build_matrix.store import Store
-from build_matrix.wheel_file import DAMAGED
+from build_matrix.wheel_file import DAMAGED, WheelFile
 
 SUMS, TABLE, CELLS, RECEIPTS = "SHA256SUMS", "compatibility.md", "compatibility.json", "receipts"
 PAGE = "compatibility.html"
@@ -41,6 +42,33 @@ def publish(
             receipts.write(receipt, dist / RECEIPTS / receipts.name(receipt))
     by_root = finish(dist, target)
     return Release(tuple(wheels), by_root, tuple(index.unlisted(sorted(dist.glob("*.whl")), by_root)))
+
+
+def replaced(made: Iterable[Step], dist: Path) -> list[str]:
+    """Of each wheel in `dist` whose place one of the steps' will take with fewer torches or packs: what is lost, in
+    words. Wheels of one distribution, version, Python and processor have one name."""
+    found = []
+    for step in made:
+        if step.kind == "wheel":
+            accelerator, tag, torches, archs, platform = step.arguments
+            of = matrix.load().accelerator(accelerator)
+            stem = f"{of.distribution.replace('-', '_')}-{identity.version()}+{of.label}-{tag}-{tag}"
+            for path in wheel.namesakes(dist, stem, platform):
+                if lost := _lost(path, set(torches.split()), set(archs.split())):
+                    found.append(f"{path} has {lost}, and one without takes its place: --dist keeps both apart")
+    return found
+
+
+def _lost(path: Path, torches: set[str], archs: set[str]) -> str:
+    """Torches and packs of a wheel that are not among these."""
+    try:
+        facts = WheelFile(path).facts
+        releases = [torch["release"] for torch in facts["torch"] if torch["release"] not in torches]
+        packs = [arch for arch in facts["archs"] if arch not in archs]
+    except (BuildError, KeyError, TypeError):
+        return ""  # no wheel of ours, or of another format
+    lost = [f"torch {', '.join(releases)}"] if releases else []
+    return " and ".join(lost + ([f"packs {', '.join(packs)}"] if packs else []))
 
 
 def finish(dist: Path, target: Path) -> dict[str, list[index.IndexedWheel]]:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from build_matrix import REPOSITORY, engine, pins, provision, quickstart, toml, torch_supply
+from build_matrix import REPOSITORY, engine, package_index, pins, provision, quickstart, toml, torch_supply
 from build_matrix.errors import BuildError, PackageIndexError, PinError, StoreError, ToolchainMissing
 from build_matrix.store import DigestCache, Store
 from build_matrix.toolchains import find
@@ -208,7 +208,7 @@ def test_a_torch_that_does_not_come_is_named(monkeypatch):
     with pytest.raises(PackageIndexError, match="torch did not come: .* ended with 1; it says why above"):
         torch_supply.install(supply)
     with pytest.raises(PackageIndexError, match="http://127.0.0.1:9/torch.whl: "):
-        torch_supply._size(supply.url)
+        package_index.size(supply.url)
 
 
 def test_pins_are_moved_by_a_rename(tmp_path, monkeypatch):

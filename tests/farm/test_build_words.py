@@ -1,0 +1,176 @@
+"""What a build says before it begins: what goes in, how long it takes, what it replaces, which compiler it brings."""
+
+import json
+import subprocess
+import sys
+import threading
+import zipfile
+
+import pytest
+
+from build_matrix import (
+    REPOSITORY,
+    engine,
+    identity,
+    matrix,
+    packs,
+    provision,
+    pythons,
+    report,
+    toolchain_report,
+)
+from build_matrix.errors import PackageIndexError, ToolchainMissing
+from build_matrix.farm import plan, progress, release
+from build_matrix.store import Store, WorkUnit
+
+TAG = pythons.own_tag()
+
+
+def build_of(*torches, archs=("gfx942",)):
+    return plan.make(plan.Selection(("rocm",), archs, torches, (TAG,), platforms=(matrix.NATIVE,)), check=False)
+
+
+@pytest.fixture
+def printed(capsys, monkeypatch):
+    from rich.console import Console
+
+    def text():
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(report, "console", Console(stderr=True, width=200))
+    return text
+
+
+def test_a_build_says_what_goes_in_and_how_long_it_takes(tmp_path, printed):
+    live = progress.of_wheels(build_of(), Store(tmp_path), 2)
+    text = printed()
+    assert f"apex-rocm {TAG}: torch 2.8.0, " in text and "packs gfx942" in text
+    assert f"--torch {matrix.load().torch_for(TAG)[-1]}" in text and " on 2 cores" in text
+    steps = {step.id for step in live.farm.plan.steps}
+    assert f"steps, about {progress.clock(live.farm.left)}"[:13] in text and not any("headers" in s for s in steps)
+    assert live.farm.left > 60  # eight bindings
+
+
+def test_a_build_of_one_torch_does_not_say_how_to_ask_for_one(tmp_path, printed):
+    progress.of_wheels(build_of("2.13.0"), Store(tmp_path), 2)
+    text = printed()
+    assert "torch 2.13.0, packs" in text and "--torch" not in text
+
+
+def test_the_bar_counts_what_an_engine_makes(tmp_path):
+    made = plan.Plan((plan.Step("object", "a", ("a",)), plan.Step("object", "b", ("b",))))
+    farm = progress.Farm(made, {"object a": 1.0, "object b": 1.0}, 1)
+    runs = engine.Engine(Store(tmp_path), 1, farm.add)
+    runs.run([WorkUnit("object", n, {}, lambda folder: (folder / "o").touch()) for n in ("a", "other")])
+    assert set(farm.done) == {"object a", "object other"} and farm.words().endswith("left")
+
+
+def test_units_are_told_as_they_are_done_and_given_in_their_order(tmp_path):
+    """A long one that was begun first does not keep the bar still."""
+    told, quick = [], threading.Event()
+
+    def tell(result):
+        told.append(result.name)
+        quick.set()
+
+    def slow(folder):
+        assert quick.wait(30)
+
+    units = [WorkUnit("x", "slow", {}, slow), WorkUnit("x", "quick", {}, lambda folder: None)]
+    results = engine.Engine(Store(tmp_path), 2, tell).run(units)
+    assert told == ["quick", "slow"] and [result.name for result in results] == ["slow", "quick"]
+
+
+def wheel_in(dist, torches, archs):
+    """A file by the name of a wheel of ours, with what `replaced` reads."""
+    label = matrix.load().accelerator("rocm").label
+    path = dist / f"apex_rocm-{identity.version()}+{label}-{TAG}-{TAG}-manylinux_2_27_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("apex/build.json", json.dumps({"torch": [{"release": t} for t in torches], "archs": archs}))
+    return path
+
+
+def test_a_fuller_wheel_is_not_replaced_without_a_word(tmp_path):
+    path = wheel_in(tmp_path, ["2.8.0", "2.13.0", "2.15.0"], ["gfx942", "gfx1100"])
+    (words,) = release.replaced(build_of("2.13.0").steps, tmp_path)
+    assert words == (
+        f"{path} has torch 2.8.0, 2.15.0 and packs gfx1100, and one without takes its place: --dist keeps both apart"
+    )
+    assert release.replaced(build_of(archs=("gfx942", "gfx1100")).steps, tmp_path) == []
+    path.write_text("no wheel")
+    assert release.replaced(build_of("2.13.0").steps, tmp_path) == []
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine without compilers; what is brought is written down."""
+    brought = []
+
+    def none(arch):
+        raise ToolchainMissing(matrix.load().pack(arch).toolchains[0], "")
+
+    monkeypatch.setattr(packs, "toolchain_for", none)
+    monkeypatch.setattr(toolchain_report, "bring", brought.append)
+    monkeypatch.setattr(provision.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(provision.os, "geteuid", lambda: 0)
+    return brought
+
+
+def test_a_missing_compiler_is_brought_and_said_first(machine, capsys, monkeypatch):
+    monkeypatch.setattr(provision.package_index, "size", lambda url: 10_000_000)
+    pinned = provision.pins.packages("nvrtc-12.3")[0].partition("sha256:")[2]
+    file = provision.package_index.IndexFile("x.whl", "http://index.example/x.whl", pinned)
+    monkeypatch.setattr(provision.package_index, "files", lambda project: [file])
+    toolchain_report.bring_missing(["gfx942", "gfx950", "sm_70"])
+    assert machine == ["clang-hip-7.2", "nvrtc-12.3"]
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "clang-hip-7.2 is not here, and comes now (a Debian chroot of 1 GB by debootstrap, some minutes); "
+        "--no-toolchain refuses it",
+        "nvrtc-12.3 is not here, and comes now (nvidia-cuda-nvrtc-cu12, 10 MB); --no-toolchain refuses it",
+    ]
+
+
+def test_whoever_cannot_bring_it_is_told_the_one_command_before_anything_comes(machine, monkeypatch):
+    monkeypatch.setattr(provision.os, "geteuid", lambda: 1000)
+    with pytest.raises(ToolchainMissing, match=r"Run: sudo .* -m nox -s toolchain -- clang-hip-7.2$"):
+        toolchain_report.bring_missing(["sm_70", "gfx942"])
+    monkeypatch.setattr(provision.shutil, "which", lambda name: None)
+    with pytest.raises(ToolchainMissing, match="as root with debootstrap; or name one by APEX_ROCM_ROOT"):
+        toolchain_report.bring_missing(["gfx942"])
+    assert machine == []
+
+
+def test_the_size_is_left_out_where_the_index_does_not_say_it(monkeypatch):
+    def none(project):
+        raise PackageIndexError("no answer")
+
+    monkeypatch.setattr(provision.package_index, "files", none)
+    assert provision.size("nvrtc-12.3") == "nvidia-cuda-nvrtc-cu12"
+
+
+def test_no_toolchain_refuses(tmp_path):
+    """A compiler that is on no machine, by a folder of toolchains that is empty."""
+    code = (
+        "import sys, pathlib; from build_matrix import packs, toolchain_report, __main__ as m\n"
+        "from build_matrix.errors import ToolchainMissing\n"
+        "def none(arch): raise ToolchainMissing('clang-hip-7.2', 'nox -s toolchain -- clang-hip-7.2')\n"
+        "packs.toolchain_for = none\n"
+        "toolchain_report.bring = lambda name: sys.exit('it was brought')\n"
+        f"sys.argv = ['x', 'wheel', 'rocm', '--arch=gfx942', '--torch=2.13.0', '--dist={tmp_path}', *sys.argv[1:]]\n"
+        "m.run()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--no-toolchain"], cwd=REPOSITORY, text=True, capture_output=True
+    )
+    assert done.returncode == 3, done.stderr
+    assert "Run: nox -s toolchain -- clang-hip-7.2" in done.stderr and "brought" not in done.stderr
+
+
+def test_commands_say_their_version():
+    for module in ("build_matrix", "apex"):
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--version"], cwd=REPOSITORY, text=True, capture_output=True
+        )
+        said = done.stdout.strip().partition("+")[0]  # a tree of one accelerator bears its label
+        assert (done.returncode, said) == (0, identity.version()), done.stderr
