@@ -43,9 +43,19 @@ def tags_of(texts: tuple[str, ...]) -> list[str]:
     return tags
 
 
+def ours_of(paths: list[Path]) -> list[Path]:
+    """The wheels of this project among files; others are named."""
+    from build_matrix import wheel
+
+    found, others = wheel.ours(paths)
+    for words in others:
+        click.echo(words, err=True)
+    return found
+
+
 def wheels_of(dist: Path) -> list[Path]:
-    """The wheels in a folder. Raises BuildError where there is none."""
-    found = sorted(dist.glob("*.whl"))
+    """The wheels of this project in a folder; others are named. Raises BuildError where there is none."""
+    found = ours_of(list(dist.iterdir()) if dist.is_dir() else [])
     if not found:
         raise BuildError(f"there is no wheel in {dist}. Run: nox -s build-cpu, or any other build")
     return found
@@ -186,11 +196,8 @@ def index(dist, target) -> None:
     except BuildError as error:
         click.echo(f"no page: {error}", err=True)
         text = ""
-    by_root = index.write(found, target, text)
-    for root, wheels in by_root.items():
+    for root, wheels in index.write(found, target, text).items():
         click.echo(f"whl/{root}/: {', '.join(w.name for w in wheels) or 'nothing'}")
-    for name in index.unlisted(found, by_root):
-        click.echo(f"not listed: {name} is of no project of the matrix", err=True)
 
 
 @main.command()
@@ -282,8 +289,10 @@ def serve(port, target) -> None:
     if not (target / "whl").is_dir():
         raise BuildError(f"there is no index in {target}. Run: python -m build_matrix index")
     server = serve.make(target, port)
-    address = f"http://{serve.HOST}:{server.server_address[1]}/whl/"
-    click.echo(f"{address}  (pip install --index-url {address}cpu/ apex-cpu)")
+    address = f"http://{serve.HOST}:{server.server_address[1]}"
+    click.echo(f"<index> is {address}; where torch is installed:")
+    for line in serve.lines(target, address):
+        click.echo(line)
     try:
         server.serve_forever()
     except KeyboardInterrupt:
@@ -453,8 +462,8 @@ def farm(
         click.echo(str(path))
     for root, wheels in built.index.items():
         click.echo(f"{target}/whl/{root}/: {len(wheels)} wheels", err=True)
-    for name in built.unlisted:
-        click.echo(f"not listed: {name} is of no project of the matrix", err=True)
+    for words in built.passed_over:
+        click.echo(words, err=True)
 
 
 @main.command()
@@ -563,8 +572,8 @@ def sign(wheels, key) -> None:
         raise click.UsageError(
             "--key names a private key; openssl genpkey -algorithm ed25519 -out FILE makes one"
         )
-    for wheel in wheels:
-        click.echo(str(signer.sign(wheel)))
+    for path in ours_of(wheels):
+        click.echo(str(signer.sign(path)))
 
 
 @main.command()

@@ -163,12 +163,6 @@ def _write(wheels: list[Path], target: Path, by_root: dict[str, list[IndexedWhee
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def unlisted(wheels: list[Path], by_root: dict[str, list[IndexedWheel]]) -> list[str]:
-    """The names of the wheels that no root lists."""
-    listed = {wheel.name for found in by_root.values() for wheel in found}
-    return [path.name for path in wheels if path.name not in listed]
-
-
 def _write_root(folder: Path, root: str, wheels: list[IndexedWheel]) -> None:
     projects = sorted({wheel.project for wheel in wheels})
     _write_page(

@@ -15,9 +15,8 @@ from build_matrix import (
     borrow,
     build,
     headers,
-    identity,
     index,
-    matrix,
+    install_line,
     pythons,
     report,
     serve,
@@ -47,7 +46,7 @@ def run(jobs: int | None = None) -> None:
 
     _step("publishing it in a local index")
     index.write([wheel], PLACE / "index")
-    environment, wanted = _environment(), f"apex-cpu=={matrix.minor(identity.version())}"  # as a user types it
+    environment, wanted = _environment(), install_line.pin("cpu")  # as a user types it
     with serve.background(PLACE / "index") as address:
         _step(f"installing {wanted} from {address}/whl/cpu/")
         # --isolated: pip sees neither its configuration nor its variables, so this index is all it has.

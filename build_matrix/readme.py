@@ -8,7 +8,18 @@ import subprocess
 from pathlib import Path
 
 from apex._loader import ask
-from build_matrix import REPOSITORY, changes, files, host_compiler, identity, matrix, pins, receipts, speed
+from build_matrix import (
+    REPOSITORY,
+    changes,
+    files,
+    host_compiler,
+    identity,
+    install_line,
+    matrix,
+    pins,
+    receipts,
+    speed,
+)
 from build_matrix.registry import Registry
 
 README = REPOSITORY / "README.md"
@@ -22,13 +33,10 @@ def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def install() -> str:
-    """One pip line for each accelerator."""
-    rows, release = [], matrix.minor(identity.version())
-    for accelerator in matrix.load().accelerators:
-        name = accelerator.name
-        root = accelerator.roots[0]
-        rows.append((name, f"`pip install apex-{name}=={release} --index-url <index>/whl/{root}/`"))
-    return _table(("accelerator", "command"), rows)
+    """For each accelerator the line that brings torch, and pip's line for apex."""
+    names = [accelerator.name for accelerator in matrix.load().accelerators]
+    rows = [(name, f"`{install_line.torch(name)}`", f"`{install_line.line(name)}`") for name in names]
+    return _table(("for", "torch, where there is none yet", "apex"), rows)
 
 
 def extensions() -> str:

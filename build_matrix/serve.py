@@ -9,6 +9,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from build_matrix import install_line, matrix
 from build_matrix.errors import BuildError
 from build_matrix.index import JSON_PAGE
 
@@ -38,6 +39,15 @@ class Handler(SimpleHTTPRequestHandler):
 
     def log_message(self, *arguments) -> None:
         """Requests are not worth a line each."""
+
+
+def lines(folder: Path, address: str) -> list[str]:
+    """pip's line for each project that an index in `folder` lists."""
+    found = []
+    for accelerator in matrix.load().accelerators:
+        if any((folder / "whl" / root / accelerator.distribution).is_dir() for root in accelerator.roots):
+            found.append(install_line.line(accelerator.name, address))
+    return found
 
 
 def make(folder: Path, port: int = 0) -> ThreadingHTTPServer:

@@ -12,6 +12,7 @@ import lzma
 import re
 import shutil
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from build_matrix import REPOSITORY, audit, digest, ledger, matrix, pins, provenance, sbom, stand_in
@@ -199,6 +200,18 @@ def publish(folder: Path, target: Path) -> Path:
     for name, path in partial.items():
         path.replace(target / name)
     return target / wheel.name
+
+
+def ours(files: Iterable[Path]) -> tuple[list[Path], list[str]]:
+    """The wheels of distributions of the matrix among `files`, by their names, and words for each wheel or source
+    archive that is of another project: it has no grade, table or index here."""
+    known = [accelerator.distribution for accelerator in matrix.load().accelerators]
+    archives = sorted(path for path in files if path.name.endswith((".whl", ".tar.gz", ".zip")))
+    own, others = [], []
+    for path in archives:
+        fits = path.suffix == ".whl" and path.name.partition("-")[0].replace("_", "-") in known
+        (own if fits else others).append(path)
+    return own, [f"passed over: {path.name} is no wheel of {', '.join(known)}" for path in others]
 
 
 def namesakes(target: Path, stem: str, platform: str, end: str = "") -> list[Path]:

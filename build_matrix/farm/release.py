@@ -23,7 +23,7 @@ class Release:
 
     wheels: tuple[Path, ...]
     index: dict[str, list[index.IndexedWheel]]
-    unlisted: tuple[str, ...] = ()  #: wheels of other projects that lie in dist/
+    passed_over: tuple[str, ...] = ()  #: what lies in dist/ and is of other projects, in words
 
 
 def publish(
@@ -41,7 +41,7 @@ def publish(
             receipt = receipts.read(folder / "receipt.json")
             receipts.write(receipt, dist / RECEIPTS / receipts.name(receipt))
     by_root = finish(dist, target)
-    return Release(tuple(wheels), by_root, tuple(index.unlisted(sorted(dist.glob("*.whl")), by_root)))
+    return Release(tuple(wheels), by_root, tuple(wheel.ours(dist.iterdir())[1]))
 
 
 def replaced(made: Iterable[Step], dist: Path) -> list[str]:
@@ -74,8 +74,8 @@ def _lost(path: Path, torches: set[str], archs: set[str]) -> str:
 def finish(dist: Path, target: Path) -> dict[str, list[index.IndexedWheel]]:
     """Writes SHA256SUMS and the compatibility table of all wheels in `dist`, for people as a page too, and their index
     with that page to `target`. Returns the wheels by the root of the index. Raises BuildError for a file among them
-    that this farm did not build."""
-    found = sorted(dist.glob("*.whl"))
+    by the name of ours that this farm did not build; those of other projects are passed over."""
+    found, _ = wheel.ours(dist.iterdir())
     served = cells(found)
     files.write(dist / SUMS, "".join(f"{digest.of_file(path)}  {path.name}\n" for path in found))
     files.write(dist / CELLS, json.dumps(served, indent=1) + "\n")

@@ -1,0 +1,67 @@
+"""The line that installs apex is spelled once, and works as it is printed: by README, which, compat, and the server."""
+
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+
+import pytest
+
+from build_matrix import REPOSITORY, compat, identity, index, install_line, matrix, readme, serve, which
+from build_matrix.which import Environment
+
+ADDRESSES = (
+    "http://127.0.0.1:8000",
+    "http://127.0.0.1:8000/",
+    "http://127.0.0.1:8000/whl",
+    "http://127.0.0.1:8000/whl/",
+)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address_may_be_given_with_its_whl(address):
+    line = install_line.line("cuda", address)
+    pin = f"apex-cuda=={identity.version()}+cu130"
+    assert line == f"pip install {pin} --index-url http://127.0.0.1:8000/whl/cu130/"
+    environment = Environment("cp311", "2.13.0+cu130", "cuda", "13.0", ("sm_90",))
+    assert which.answer(environment, address)["command"] == f"python -m {line}"
+
+
+def test_every_page_and_command_has_the_same_line():
+    text = readme.README.read_text(encoding="utf-8")
+    for accelerator in matrix.load().accelerators:
+        line = install_line.line(accelerator.name)
+        assert f"`{line}`" in text and f"`{install_line.torch(accelerator.name)}`" in text
+    asked = compat.Question("2.13", "cuda", "13.0", "sm_90", "cp311", matrix.NATIVE)
+    assert f"  install {install_line.line('cuda')}" in compat.words(compat.answer(asked))
+    for path in [readme.README, *REPOSITORY.glob("docs/*.md")]:
+        for pin in re.findall(r"apex-(?:cpu|cuda|rocm)==\S+", path.read_text(encoding="utf-8")):
+            assert pin in [install_line.pin(a.name) for a in matrix.load().accelerators], f"{path.name}: {pin}"
+
+
+@pytest.fixture
+def served(wheel_of_tree, tmp_path):
+    """(address, lines) of the server of an index with one wheel."""
+    index.write(sorted(wheel_of_tree.glob("*.whl")), tmp_path / ".whl")
+    server = serve.make(tmp_path / ".whl")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    address = f"http://{serve.HOST}:{server.server_address[1]}"
+    yield address, serve.lines(tmp_path / ".whl", address)
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_server_prints_the_line_of_each_root_that_is_not_empty(served):
+    """And the line finds the wheel, with the pip that ships with Python."""
+    address, (line,) = served
+    assert re.fullmatch(rf"pip install apex-(cpu|cuda|rocm)==\S+ --index-url {address}/whl/\S+/", line)
+    root = line.rpartition(" ")[2]
+    assert urllib.request.urlopen(root).status == 200
+    command = [sys.executable, "-m", "pip", "--isolated", "install", *line.split()[2:]]
+    # What is here is not looked at, and torch, which the line wants to be here, is not on this index.
+    options = ["--dry-run", "--no-deps", "--ignore-installed"]
+    done = subprocess.run([*command, *options], text=True, capture_output=True, cwd="/")
+    assert done.returncode == 0 and "Would install apex-" in done.stdout, done.stderr
