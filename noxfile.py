@@ -94,6 +94,13 @@ def toolchain(session):
     farm(session, "toolchain", *session.posargs)
 
 
+@nox.session(name="build_matrix")
+def command(session):
+    """Any command of the farm with all that it needs: `-- --help`, `-- explain dist/WHEEL`."""
+    prepare(session, "farm", "cluster")
+    farm(session, *session.posargs)
+
+
 @nox.session(name="serve-index")
 def serve_index(session):
     """Serves the wheels of dist/ on loopback: `-- --port 8000`."""

@@ -10,6 +10,7 @@ matrix. torch's headers come from the package index, whichever torch is installe
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from pathlib import Path
 
 from setuptools import build_meta
 from setuptools.build_meta import (  # noqa: F401  hooks that a front end looks up here
-    build_editable,
     build_sdist,
     get_requires_for_build_editable,
     get_requires_for_build_sdist,
@@ -27,6 +27,7 @@ from setuptools.build_meta import (  # noqa: F401  hooks that a front end looks 
 from build_matrix import REPOSITORY, toml
 from build_matrix.errors import BuildError
 
+OPTIONS = ("--build-option", "--global-option")
 Settings = Mapping[str, "str | list[str]"]
 
 
@@ -86,7 +87,7 @@ def build_wheel(
     """PEP 517's hook. Ends the process in words where the farm names a fault."""
     wanted = _asked(config_settings)
     if wanted is None:
-        return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+        return build_meta.build_wheel(wheel_directory, _options_apart(config_settings), metadata_directory)
     try:
         from build_matrix import build, pythons, report
         from build_matrix.engine import Engine
@@ -103,6 +104,24 @@ def build_wheel(
     except BuildError as error:
         sys.exit(f"apex: {error}")
     return path.name
+
+
+def build_editable(
+    wheel_directory: str,
+    config_settings: Settings | None = None,
+    metadata_directory: str | None = None,
+) -> str:
+    """PEP 660's hook: setuptools' own."""
+    return build_meta.build_editable(wheel_directory, _options_apart(config_settings), metadata_directory)
+
+
+def _options_apart(settings: Settings | None) -> Settings | None:
+    """`--build-option=--cpp_ext --cuda_ext` as two options, whichever front end and setuptools pass it on."""
+    given = {}
+    for name, value in (settings or {}).items():
+        texts = [value] if isinstance(value, str) else value
+        given[name] = [w for text in texts for w in shlex.split(text)] if name in OPTIONS else value
+    return given if settings else settings
 
 
 def _asked(settings: Settings | None) -> Asked | None:

@@ -22,7 +22,6 @@ def faults(unit: str, image: bytes, code: CodeObject, arch: Arch, matrix: Matrix
             found.append(f"e_flags name machine 0x{machine:02x}, not 0x{AMD_MACHINES[arch.name]:02x}")
     if not code.kernels:
         found.append("it holds no kernel")
-    spills = matrix.accepted_spills(unit, arch.name)
     for name, kernel in code.kernels.items():
         if not name.startswith(unit):
             found.append(f"kernel {name} does not begin with the name of its unit")
@@ -34,16 +33,35 @@ def faults(unit: str, image: bytes, code: CodeObject, arch: Arch, matrix: Matrix
             found.append(
                 f"{name}: {kernel.registers} registers x {kernel.max_threads} threads cannot be launched"
             )
-        accepted = spills.get(name, 0)
-        if kernel.spill_bytes > accepted:
-            found.append(f"{name}: spills {kernel.spill_bytes} bytes (accepted: {accepted})")
     return found
 
 
-def check(unit: str, image: bytes, code: CodeObject, arch: Arch, matrix: Matrix) -> None:
-    """Raises GateError naming every fault."""
-    if found := faults(unit, image, code, arch, matrix):
-        raise GateError(f"{unit} for {arch.name}", found)
+def spills(unit: str, code: CodeObject, arch: Arch, matrix: Matrix) -> list[str]:
+    """Every kernel of `unit` that spills more than is accepted."""
+    accepted = matrix.accepted_spills(unit, arch.name)
+    return [
+        f"{name}: spills {kernel.spill_bytes} bytes (accepted: {accepted.get(name, 0)})"
+        for name, kernel in code.kernels.items()
+        if kernel.spill_bytes > accepted.get(name, 0)
+    ]
+
+
+def check(
+    unit: str,
+    image: bytes,
+    code: CodeObject,
+    arch: Arch,
+    matrix: Matrix,
+    by: str = "",
+    lenient: bool = False,
+) -> list[str]:
+    """Raises GateError naming every fault, and what it was compiled `by`. With `lenient` spills are none: they are
+    given back, in words."""
+    of = f"{unit} for {arch.name}" + (f" by {by}" if by else "")
+    found, spilled = faults(unit, image, code, arch, matrix), spills(unit, code, arch, matrix)
+    if found or (spilled and not lenient):
+        raise GateError(of, found + spilled)
+    return [f"{of}: {words}" for words in spilled]
 
 
 def check_same_kernels(packs: dict[str, dict[str, set[str]]], matrix: Matrix) -> None:

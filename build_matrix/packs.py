@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -51,21 +52,26 @@ def available(archs: list[str], say: Callable[[str], None]) -> list[str]:
     return found
 
 
-def units(arch_name: str, toolchain: Toolchain, only: Sequence[str] | None = None) -> list[WorkUnit]:
-    """One work unit per device source; with `only`, those of the named units."""
+def units(
+    arch_name: str, toolchain: Toolchain, only: Sequence[str] | None = None, lenient: bool = False
+) -> list[WorkUnit]:
+    """One work unit per device source; with `only`, those of the named units. `lenient`: spills that are not accepted
+    are told, as in a source install, whose compiler is whichever is here."""
     arch = Arch(arch_name)
     sources = [path for path in registry.device_units() if only is None or path.stem in only]
-    return [_unit(source, arch, toolchain) for source in sources]
+    return [_unit(source, arch, toolchain, lenient) for source in sources]
 
 
-def _unit(source: Path, arch: Arch, toolchain: Toolchain) -> WorkUnit:
+def _unit(source: Path, arch: Arch, toolchain: Toolchain, lenient: bool) -> WorkUnit:
     matrix = matrix_file.load()
     source_digest = digest.of_source(source)
 
     def make(output: Path) -> None:
         compiled = toolchain.compile(source, arch)
         code = inspect(compiled.image, arch.kind, compiled.spills)
-        gate.check(source.stem, compiled.image, code, arch, matrix)
+        by = f"{toolchain.name} {toolchain.version}"
+        for told in gate.check(source.stem, compiled.image, code, arch, matrix, by, lenient):
+            print(f"apex: {told}; it runs, and is slower", file=sys.stderr)
         file = f"{source.stem}{arch.suffix}"
         (output / file).write_bytes(compiled.image)
         entry = {
@@ -86,6 +92,7 @@ def _unit(source: Path, arch: Arch, toolchain: Toolchain) -> WorkUnit:
         "format": FORMAT,
         "accepted_spills": matrix.accepted_spills(source.stem, arch.name),
         "beside": inputs.FILE,
+        **({"spills": "told"} if lenient else {}),  # no release takes such a one out of the store
     }
     return WorkUnit("code", f"{arch.name}/{source.stem}", of, make)
 

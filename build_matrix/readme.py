@@ -131,9 +131,33 @@ def changelog() -> str:
     return "\n".join(f"- {change.text}" for change in changes.load() if change.version == identity.version())
 
 
+def cards() -> str:
+    """On what the kept receipts are of, and what no card has run."""
+    where: dict[str, list[str]] = {}
+    for r in receipts.load(receipts.FOLDER):
+        if not r["narrowed"]:
+            place = "the CPU" if r["cell"] == receipts.CPU else f"{r['card']} ({r['cell']})"
+            where.setdefault("emulated" if r["card"] == EMULATOR else place, []).append(r["cell"])
+    emulated = sorted(set(where.pop("emulated", [])))
+    lines = [f"Its tests ran on {' and '.join(sorted(where)) or 'nothing yet'}."]
+    if emulated:
+        lines.append(f"The machine code for {', '.join(emulated)} ran on an emulator.")
+    if not any(cell.startswith("gfx") for cells in where.values() for cell in cells):
+        lines.append("No AMD card has run any of it.")
+    lines.append("Packs of other archs passed the gate on their machine code, and have run on no card.")
+    return " ".join(lines)
+
+
+EMULATOR = "emulator"
 NOTES = REPOSITORY / "release_notes" / f"{identity.version()}.md"
 SECTIONS = {
-    README: {"install": install, "extensions": extensions, "support": support, "speed": speed.brief},
+    README: {
+        "cards": cards,
+        "install": install,
+        "extensions": extensions,
+        "support": support,
+        "speed": speed.brief,
+    },
     SPEED: {"speed": speed.whole},
     NOTES: {"versions": versions, "tried": tried, "changes": changelog},
 }

@@ -73,8 +73,9 @@ def archs(of: str, environment: Mapping[str, str]) -> list[str]:
 
 
 def toolchains(of: str, wanted: list[str], said: bool, asked_by: str) -> dict[str, Toolchain]:
-    """arch -> the first compiler here that knows it. An arch that was `said` by name and that none knows is
-    an error; one of the matrix is left out. Raises RequirementMissing when no compiler is here at all."""
+    """arch -> the first compiler here that knows it, those of the matrix's list for that arch before others. An arch
+    that was `said` by name and that none knows is an error; one of the matrix is left out. Raises RequirementMissing
+    when no compiler is here at all."""
     here = of_vendor(of)
     if not here:
         remedy = "nox -s toolchain -- nvcc-13.0" if of == "cuda" else "nox -s toolchain -- clang-hip-7.2"
@@ -82,7 +83,7 @@ def toolchains(of: str, wanted: list[str], said: bool, asked_by: str) -> dict[st
         raise RequirementMissing(f"a device compiler ({compiler})", asked_by, remedy)
     found = {}
     for arch in wanted:
-        for toolchain in here:
+        for toolchain in sorted(here, key=lambda t, arch=arch: _place(t, arch)):
             if toolchain.knows(Arch(arch)):
                 found[arch] = toolchain
                 break
@@ -91,6 +92,13 @@ def toolchains(of: str, wanted: list[str], said: bool, asked_by: str) -> dict[st
                 names = ", ".join(f"{t.name} {t.version}" for t in here)
                 raise BuildError(f"{arch}: no compiler here knows it ({names})")
     return found
+
+
+def _place(toolchain: Toolchain, arch: str) -> int:
+    """Where a compiler stands in the matrix's list for an arch; behind all of it where it does not."""
+    names = next((pack.toolchains for pack in matrix.load().packs if pack.arch.name == arch), ())
+    of = f"{toolchain.name}-{toolchain.version}."
+    return next((at for at, name in enumerate(names) if of.startswith(f"{name}.")), len(names))
 
 
 def request(asked: list[Extension]) -> tree.Request:
@@ -115,7 +123,12 @@ def request(asked: list[Extension]) -> tree.Request:
     said = bool(os.environ.get(ARCH_VARIABLES[of], "").strip())
     by_arch = toolchains(of, archs(of, os.environ), said, ", ".join(e.variable for e in device))
     return tree.Request(
-        **common, accelerator=of, archs=tuple(by_arch), toolchains=by_arch, units=tuple(units(device))
+        **common,
+        accelerator=of,
+        archs=tuple(by_arch),
+        toolchains=by_arch,
+        units=tuple(units(device)),
+        lenient=True,
     )
 
 

@@ -51,6 +51,7 @@ class Request:
     units: tuple[str, ...] | None = None  #: device units of the packs; None for all
     toolchains: Mapping[str, Toolchain] | None = None  #: by arch; None for those of the matrix
     published: bool = False  #: torch's headers come from the index even where that torch is installed
+    lenient: bool = False  #: spills are told, and stop nothing
     platform: str = matrix_file.NATIVE  #: what the host library and the bindings are compiled for
 
 
@@ -116,8 +117,12 @@ def _all_units(
     units = [bindings.python_module(torch, python) for torch in torches for python in request.pythons]
     units += [bindings.torch_library(torch) for torch in torches]
     for arch, toolchain in toolchains.items():
-        units += packs.units(arch, toolchain, request.units)
+        units += _code(request, arch, toolchain)
     return units
+
+
+def _code(request: Request, arch: str, toolchain: Toolchain) -> list[WorkUnit]:
+    return packs.units(arch, toolchain, request.units, request.lenient)
 
 
 def _lay_packs(
@@ -125,7 +130,7 @@ def _lay_packs(
 ) -> dict[str, dict]:
     manifests = {}
     for arch, toolchain in toolchains.items():
-        chosen = [results[unit.key] for unit in packs.units(arch, toolchain, request.units)]
+        chosen = [results[unit.key] for unit in _code(request, arch, toolchain)]
         manifests[arch] = packs.assemble(arch, toolchain, chosen, target / arch)
     kernels = {arch: packs.kernels(manifest) for arch, manifest in manifests.items()}
     gate.check_same_kernels(kernels, matrix_file.load())
@@ -168,7 +173,7 @@ def _inputs(
     for arch, toolchain in toolchains.items():
         if toolchain.headers:
             name = f"{toolchain.name} {toolchain.version}"
-            units = packs.units(arch, toolchain, request.units)
+            units = _code(request, arch, toolchain)
             of_compiler.setdefault(name, []).extend(read(unit) for unit in units)
     of_both = [*of_torch.values(), *of_compiler.values()]
     everything = [inputs.read(library), *(each for units in of_both for each in units)]

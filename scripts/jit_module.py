@@ -1,11 +1,12 @@
-"""Scaffolds an elementwise multi-tensor op: device source, launcher, binding, Python face, reference, test,
+"""Scaffolds an elementwise multi-tensor op: device source, launcher, binding, Python face, reference, tests,
 registry.
 
     python scripts/jit_module.py multi_tensor_lerp --inputs x,y --scalars weight --expression "x + weight * (y
     - x)"
 
 Without flags it asks. What it makes builds and passes at once: python -m build_matrix tree, then
-python -m pytest tests/L0/test_<name>.py; on a GPU it is compiled at first use, or packed by --arch.
+python -m pytest tests/simt/test_<name>.py tests/L0/test_<name>.py; on a GPU it is compiled at first use, or packed by
+--arch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = Path(__file__).with_name("jit_module_templates")
 TYPES = {"f32": "float", "f16": "gpu::half", "bf16": "gpu::bfloat16"}
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+# What the templates call things of their own.
+TAKEN = {
+    "a", "l", "t", "op", "math", "np", "make", "put", "device", "dtype", "rng", "values", "array", "arrays",
+    "arguments", "buffers", "table", "found", "wanted", "close", "torch", "pytest", "tensors", "generator", "variant",
+    "size",
+}  # fmt: skip
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 FILES = {
     "device.h.tmpl": "csrc/device/{}.h",
@@ -32,6 +39,7 @@ FILES = {
     "reference.py.tmpl": "apex/reference/{}.py",
     "face.py.tmpl": "apex/contrib/{}.py",
     "test.py.tmpl": "tests/L0/test_{}.py",
+    "simt.py.tmpl": "tests/simt/test_{}.py",
 }
 
 
@@ -64,7 +72,7 @@ def outer(text: str) -> str:
 
 def check_names(names: list[str]) -> None:
     for name in names:
-        if not NAME.fullmatch(name) or keyword.iskeyword(name) or name in ("a", "l", "t", "op", "math"):
+        if not NAME.fullmatch(name) or keyword.iskeyword(name) or name in TAKEN:
             raise BadAnswer(f"{name!r} cannot be a name here")
     if len(set(names)) < len(names):
         raise BadAnswer("a name is there twice")
@@ -120,6 +128,10 @@ def fields(name: str, inputs: list[str], output: str, scalars: list[str], expres
         "torch_expression": outer(render(tree, suffixed, "{}")),
         "make_tensors": "\n".join(f"    {n} = tensors()" for n in lists),
         "make_scalars": "\n".join(f"    {n} = {0.5 + 0.25 * i}" for i, n in enumerate(scalars)),
+        "make_values": "\n".join(f"    {n} = values()" for n in lists),
+        "argument_keywords": joined(f"{n}={n}" for n in scalars) or "unused=0",
+        "input_targets": joined(f"{n}_" for n in inputs),
+        "input_names": joined(inputs),
         "to_double": "\n".join(f"        {n}_ = {n}_.double()" for n in inputs),
         "double_expression": outer(render(tree, suffixed, "{}")),
         "one_tensor_each": "\n".join(f"    {n} = [torch.ones(3, device=variant.device)]" for n in inputs),
@@ -210,7 +222,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     for path in written:
         print(path.relative_to(ROOT))
-    print(f"next: python -m build_matrix tree && python -m pytest tests/L0/test_{name}.py")
+    tests = f"tests/simt/test_{name}.py tests/L0/test_{name}.py"
+    print(f"next: python -m build_matrix tree && python -m pytest {tests}")
+    print(f'then: python -m build_matrix changelog "{name}: ...", since the registry changed')
     return 0
 
 

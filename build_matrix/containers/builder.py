@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from build_matrix import REPOSITORY
 from build_matrix.containers import engine
-from build_matrix.errors import ContainerError
+from build_matrix.errors import BuildError, ContainerError
 
 EPOCH = 315532800  # 1980-01-01, as the dates in wheels
+DATE = "SOURCE_DATE_EPOCH"
+
+
+def date() -> int:
+    """The date of an image and its layers, in seconds since 1970: SOURCE_DATE_EPOCH, else that of the checkout's
+    commit, else 1980. Raises BuildError where the variable is no number."""
+    said = os.environ.get(DATE, "").strip()
+    if said and not said.isdecimal():
+        raise BuildError(f"{DATE}={said} is no number of seconds since 1970: say one, or unset it")
+    if said:
+        return int(said)
+    command = ["git", "-C", str(REPOSITORY), "log", "-1", "--format=%ct"]
+    try:
+        return int(subprocess.run(command, text=True, capture_output=True, check=True).stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return EPOCH  # no checkout of git
 
 
 @dataclass(frozen=True)
@@ -78,10 +96,10 @@ class Builder(ABC):
 
 
 class Buildah(Builder):
-    """Needs no daemon and no engine. The same inputs give the same image: layers hold one fixed time."""
+    """Needs no daemon and no engine. The same inputs give the same image: layers hold one fixed time, `date`."""
 
     def build(self, recipe: Recipe) -> None:
-        more = ["--format=oci", "--layers=false", f"--timestamp={EPOCH}"]
+        more = ["--format=oci", "--layers=false", f"--timestamp={date()}"]
         more += [engine.volume(path) for path in recipe.shown]
         self._call(recipe.tag, "buildah", "build", *recipe.options(), *more, str(recipe.context))
 
@@ -111,7 +129,7 @@ class Buildx(Builder):
                 f"pip's configuration names {names} of this machine, which docker buildx does not show in a build",
                 "apt-get install buildah, or serve them over http",
             )
-        epoch = f"--build-arg=SOURCE_DATE_EPOCH={EPOCH}"
+        epoch = f"--build-arg={DATE}={date()}"
         self._call(
             recipe.tag, "docker", "buildx", "build", "--load", epoch, *recipe.options(), str(recipe.context)
         )

@@ -47,7 +47,7 @@ def parse():
     add("--beta1", type=float, default=0.5, help="of Adam")
     add("--netG", help="generator to go on from")
     add("--netD", help="discriminator to go on from")
-    add("--outf", type=Path, default=Path(), help="folder of images and checkpoints")
+    add("--outf", type=Path, default=Path("out"), help="folder of images and checkpoints (default: out)")
     add("--manualSeed", type=int, default=2809)
     add("--opt_level", default="O1", help="O0 to O5")
     arguments = parser.parse_args()

@@ -66,7 +66,7 @@ def parse():
     add("--keep-batchnorm-fp32", default=None)
     add("--loss-scale", default=None)
     add("--channels-last", action="store_true")
-    add("--out", type=Path, default=Path())
+    add("--out", type=Path, default=Path("out"), help="folder of what is written (default: out)")
     arguments = parser.parse_args()
     folder = arguments.data is not None
     defaults = {

@@ -213,3 +213,24 @@ def test_a_base_with_an_apex_is_refused_and_one_with_torch_keeps_it(baked, build
         )
     finally:
         subprocess.run(["buildah", "rmi", "--force", again, bare], capture_output=True)
+
+
+def test_an_image_bears_the_date_of_its_commit_or_the_one_that_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    git = ["git", "-C", str(REPOSITORY), "log", "-1", "--format=%ct"]
+    said = subprocess.run(git, text=True, capture_output=True)
+    if not said.returncode:
+        assert builder.date() == int(said.stdout) > 1_700_000_000
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
+    made = []
+    monkeypatch.setattr(builder.Builder, "_call", lambda self, what, *command: made.append(command))
+    recipe = builder.Recipe(tmp_path / "Containerfile", tmp_path, "x")
+    builder.Buildah().build(recipe)
+    builder.Buildx().build(recipe)
+    assert "--timestamp=1790000000" in made[0] and "--build-arg=SOURCE_DATE_EPOCH=1790000000" in made[1]
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "today")
+    with pytest.raises(BuildError, match="SOURCE_DATE_EPOCH=today is no number of seconds"):
+        builder.date()
+    monkeypatch.delenv("SOURCE_DATE_EPOCH")
+    monkeypatch.setattr(builder, "REPOSITORY", tmp_path)  # no checkout of git
+    assert builder.date() == builder.EPOCH

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from build_matrix import REPOSITORY, headers, identity, source_install
+from build_matrix import REPOSITORY, backend, gate, headers, identity, matrix, packs, source_install
 from build_matrix.archs import Arch
-from build_matrix.errors import BuildError, RequirementMissing
+from build_matrix.errors import BuildError, GateError, RequirementMissing
+from build_matrix.inspect_code import CodeObject, Kernel
 from build_matrix.registry import Registry, device_units
 
 REGISTRY = Registry.load()
@@ -96,8 +97,14 @@ def test_setup_py_says_its_name_and_version_and_refuses_unknown_variables():
 
 
 def test_make_clean_leaves_only_sources(tmp_path):
-    for name in ("build/store", "dist", ".whl", "apex/__pycache__", ".toolchains/x"):
-        (tmp_path / name).mkdir(parents=True)
+    ignored = (REPOSITORY / ".gitignore").read_text().split()
+    assert {"/build/", "/dist/", "/.whl/", "/.whl.lock", ".nox/", ".ruff_cache/", ".pytest_cache/"} <= set(ignored)
+    # What a compiler leaves among the sources by hand is not an output of a command; .carry is a person's own.
+    folders = [name.strip("/") for name in ignored if name.endswith("/") and "carry" not in name]
+    folders = [name.replace("*", "x") for name in folders if name != ".toolchains"]
+    for name in (*folders, "build/store", "apex/__pycache__", ".toolchains/x"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+    (tmp_path / ".whl.lock").write_text("")
     (tmp_path / "apex/__init__.py").write_text("")
     shutil.copyfile(REPOSITORY / "Makefile", tmp_path / "Makefile")
     if shutil.which("make") is None:
@@ -105,3 +112,59 @@ def test_make_clean_leaves_only_sources(tmp_path):
     subprocess.run(["make", "--quiet", "clean"], cwd=tmp_path, check=True)
     left = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")}
     assert left == {"Makefile", "apex", "apex/__init__.py", ".toolchains", ".toolchains/x"}
+
+
+class Nvrtc(Compiler):
+    name = "nvrtc"
+
+    def __init__(self, version):
+        self.version = version
+
+    def knows(self, arch: Arch) -> bool:
+        return True
+
+
+def test_compilers_are_taken_in_the_order_of_the_matrix(monkeypatch):
+    """NVRTC 12.8 compiles sm_70 with spills where 12.3, which the matrix names for it, does not."""
+    old, middle, new = Nvrtc("12.3.107"), Nvrtc("12.8.93"), Nvrtc("13.0.88")
+    monkeypatch.setattr(source_install, "of_vendor", lambda vendor: [new, middle, old])
+    chosen = source_install.toolchains("cuda", ["sm_70", "compute_120", "sm_90", "sm_87"], True, "X")
+    # sm_87 is not in the matrix: the first that knows it.
+    assert chosen == {"sm_70": old, "compute_120": middle, "sm_90": new, "sm_87": new}
+    monkeypatch.setattr(source_install, "of_vendor", lambda vendor: [Nvrtc("12.30.1"), middle])
+    assert source_install.toolchains("cuda", ["sm_70"], True, "X")["sm_70"].version == "12.30.1"
+
+
+def test_spills_are_told_in_a_source_install_and_stop_a_release(capsys):
+    kernel = CodeObject("sm_70", {"multi_tensor_adam_f32": Kernel(registers=64, max_threads=512, spill_bytes=8)})
+    of = ("multi_tensor_adam", b"", kernel, Arch("sm_70"), matrix.load(), "nvrtc 12.8.93")
+    words = "multi_tensor_adam for sm_70 by nvrtc 12.8.93"
+    assert gate.check(*of, lenient=True) == [f"{words}: multi_tensor_adam_f32: spills 8 bytes (accepted: 0)"]
+    with pytest.raises(GateError, match=f"{words} does not pass its gate:\n.*spills 8 bytes"):
+        gate.check(*of)
+
+
+def test_a_code_object_that_may_spill_is_never_one_of_a_release():
+    class Known(Nvrtc):
+        headers = None
+
+        def describe(self):
+            return {"name": self.name, "version": self.version, "sha256": "0"}
+
+        def flags(self, arch):
+            return []
+
+    of = ("sm_70", Known("12.3.107"), ["multi_tensor_adam"])
+    assert packs.units(*of, lenient=True)[0].key != packs.units(*of)[0].key
+
+
+@pytest.mark.parametrize("given", ["--cpp_ext --cuda_ext", ["--cpp_ext", "--cuda_ext"], ["--cpp_ext --cuda_ext"]])
+@pytest.mark.parametrize("hook", ["build_wheel", "build_editable"])
+def test_options_in_one_setting_are_as_many_as_they_are(monkeypatch, given, hook):
+    """pip before 23.1 keeps the last of two settings of one name; setuptools splits a text, and no list."""
+    taken = []
+    monkeypatch.setattr(backend.build_meta, hook, lambda place, settings, metadata: taken.append(settings))
+    getattr(backend, hook)("x", {"--build-option": given, "other": "a b"})
+    assert taken == [{"--build-option": ["--cpp_ext", "--cuda_ext"], "other": "a b"}]
+    asked = source_install.take_options(["setup.py", *taken[0]["--build-option"]], REGISTRY)
+    assert asked == ["--cpp_ext", "--cuda_ext"]

@@ -3,7 +3,7 @@
 Classifies scikit-learn's 1,797 handwritten digits, in one process or in several, on GPUs or on the CPU; the lines
 that several processes need say FOR DISTRIBUTED. Saves the curve of the loss as a PNG.
 
-usage: python distributed_data_parallel.py [--opt-level O1] [--epochs 20] [--out .]
+usage: python distributed_data_parallel.py [--opt-level O1] [--epochs 20] [--out FOLDER]
        WORLD_SIZE=2 python -m apex.parallel.multiproc distributed_data_parallel.py      # or torchrun
 needs: torch, apex, scikit-learn, matplotlib, rich
 """
@@ -52,7 +52,7 @@ def main():
     parser.add_argument("--opt-level", default="O1", help="O0 to O5")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=64, help="per process")
-    parser.add_argument("--out", type=Path, default=Path(), help="folder of the curve")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the curve (default: out)")
     parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
     arguments = parser.parse_args()
 
@@ -96,6 +96,7 @@ def main():
     if rank == 0:
         with torch.no_grad():
             accuracy = (model(test_x).argmax(1) == test_y).double().mean().item()
+        arguments.out.mkdir(parents=True, exist_ok=True)
         draw(losses, arguments.out / "loss.png")
         print(
             f"{ranks} process(es) on {device.type}: final loss {losses[-1]:.4f}, test accuracy {accuracy:.4f}"

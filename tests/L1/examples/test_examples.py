@@ -52,7 +52,7 @@ def test_simple_distributed(tmp_path, ranks):
     printed = run(tmp_path, script, "--epochs", 5, "--opt-level", "O1" if ranks == 1 else "O5", ranks=ranks)
     assert f"{ranks} process(es)" in printed
     assert figures(printed, r"test accuracy (\S+)")[0] > 0.85
-    assert_pictures(tmp_path / "loss.png")
+    assert_pictures(tmp_path / "out/loss.png")
 
 
 def test_imagenet_on_digits(tmp_path):
@@ -70,11 +70,11 @@ def test_imagenet_on_digits(tmp_path):
     )
     losses = figures(printed, r"epoch \d: loss (\S+)")
     assert len(losses) == 2 and losses[1] < losses[0]
-    assert_pictures(tmp_path / "curve.png")
-    checkpoint = tmp_path / "checkpoint.pth.tar"
+    assert_pictures(tmp_path / "out/curve.png")
+    checkpoint = tmp_path / "out/checkpoint.pth.tar"
     saved = torch.load(checkpoint)
     assert saved["epoch"] == 2 and not any(name.startswith("module.") for name in saved["state_dict"])
-    assert (tmp_path / "model_best.pth.tar").exists()
+    assert (tmp_path / "out/model_best.pth.tar").exists()
 
     first = saved["history"][-1][2]
     evaluated = run(
@@ -126,7 +126,7 @@ def test_imagenet_on_a_folder(tmp_path, image_folder):
     assert figures(printed, r"top-5 (\S+) %")[0] == 100  # of two classes
     printed = run(tmp_path, "imagenet/main_amp.py", image_folder, *options, "--prof", 2)
     assert "convolution" in printed
-    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert json.loads((tmp_path / "out/trace.json").read_text())["traceEvents"]
 
 
 def test_dcgan(tmp_path, image_folder):
@@ -134,7 +134,7 @@ def test_dcgan(tmp_path, image_folder):
     printed = run(tmp_path, "dcgan/main_amp.py", "--niter", 1, "--imageSize", 8)
     assert "1 epochs on 1797 images" in printed
     assert_pictures(
-        *(tmp_path / f"{n}.png" for n in ("real_samples", "amp_fake_samples_epoch_000", "losses"))
+        *(tmp_path / "out" / f"{n}.png" for n in ("real_samples", "amp_fake_samples_epoch_000", "losses"))
     )
 
     folder = ("--dataset", "folder", "--dataroot", image_folder, "--imageSize", 8, "--batchSize", 16)
@@ -143,3 +143,12 @@ def test_dcgan(tmp_path, image_folder):
     printed = run(tmp_path, "dcgan/main_amp.py", *folder, *again, "--niter", 2)
     assert "2 epochs on 80 images" in printed
     assert_pictures(*(tmp_path / "again" / f"{n}.png" for n in ("losses", "amp_fake_samples_epoch_001")))
+
+
+def test_what_examples_write_without_being_asked_where_is_no_part_of_the_checkout():
+    """git ignores the folder, in the root and beside each script, and the tests above look for everything in it."""
+    for place in ("out", *(f"{path.parent.relative_to(ROOT)}/out" for path in ROOT.glob("examples/**/*.py"))):
+        ignored = subprocess.run(["git", "check-ignore", "--quiet", f"{place}/x.png"], cwd=ROOT).returncode
+        if ignored == 128:
+            pytest.skip("this is no checkout of git")
+        assert ignored == 0, place
