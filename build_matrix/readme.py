@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import textwrap
 from pathlib import Path
 
 from apex._loader import ask
@@ -145,7 +146,7 @@ def cards() -> str:
     if not any(cell.startswith("gfx") for cells in where.values() for cell in cells):
         lines.append("No AMD card has run any of it.")
     lines.append("Packs of other archs passed the gate on their machine code, and have run on no card.")
-    return " ".join(lines)
+    return textwrap.fill(" ".join(lines), 116)
 
 
 EMULATOR = "emulator"
