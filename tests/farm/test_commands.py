@@ -54,7 +54,7 @@ def said(*arguments, **variables):
 def test_options_and_places_that_cannot_be_are_named(tmp_path, arguments, code, words):
     places = {"empty": tmp_path / "empty", "dist": tmp_path / "dist", "file": tmp_path / "file"}
     places["dist"].mkdir()
-    (places["dist"] / "other.whl").write_text("")
+    (places["dist"] / "apex_cpu-x.whl").write_text("")
     places["file"].write_text("")
     exit_code, errors = said(*(word.format(**places) for word in arguments.split()))
     assert exit_code == code and words.format(**places) in errors

@@ -18,7 +18,7 @@ ANSWERS = ["--inputs", "x,y", "--scalars", "weight", "--expression", "x + weight
 def checkout(tmp_path):
     """What the scaffold and the SIMT executor read, without the other ops' kernels: they take minutes to compile."""
     leave = shutil.ignore_patterns("__pycache__", "*.cu", "*.so")
-    for name in ("csrc", "apex/reference", "scripts", "tests/simt", "build_matrix"):
+    for name in ("csrc", "apex/reference", "scripts", "tests/simt", "tests/emulated", "build_matrix"):
         shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=leave)
     return tmp_path
 
