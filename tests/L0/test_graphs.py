@@ -178,6 +178,8 @@ def check_module(name, device, how):
     for _ in range(4):
         values = [torch.randn(shape, dtype=F32, device=device) for shape in shapes]
         mine, peers = ([t.clone().requires_grad_() for t in values] for _ in range(2))
+        if isinstance(ours, torch.nn.Module):
+            ours.zero_grad()  # as torch's own modules: a gradient of a graph lives until the next step begins
         torch.compiler.cudagraph_mark_step_begin()
         compiled(*mine).square().sum().backward()
         theirs(*peers).square().sum().backward()
