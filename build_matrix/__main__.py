@@ -497,11 +497,16 @@ def plan(accelerators, archs, torches, tags, platforms, only, available, workers
     if form == "github":
         click.echo(json.dumps(workflow.jobs(plan.resolve(chosen))))
         return
-    made = plan.make(chosen, available)
+    if available or measure:
+        made, missing = plan.make(chosen, available), None
+    else:
+        made, missing = plan.whole(chosen)
     _tell(made)
     store = Store()
     cluster.measure(made, store, measure)
     report.plan_table(made, costs.Costs(store), store, workers or (1, 2, 8, 32))
+    if missing:  # after the prediction, which is of the whole
+        raise missing
 
 
 @main.command(**PASSED_ON)

@@ -46,6 +46,31 @@ class PythonMissing(BuildError):
         )
 
 
+class Incomplete(BuildError):
+    """A release cannot be whole here. `faults`: (what of the matrix, what is missing for it, the command or "")."""
+
+    exit_code = 3
+
+    def __init__(self, faults: list[tuple[str, str, str]]):
+        self.faults = faults
+        wanted: dict[str, list[str]] = {}
+        for name, why, _ in faults:
+            wanted.setdefault(why.partition(". Run: ")[0], []).append(name)
+        lines = [f"{', '.join(names)}: {why}" for why, names in wanted.items()]
+        super().__init__(
+            "the release cannot be whole here (--available builds the rest):\n" + "\n".join(lines) + self._command()
+        )
+
+    def _command(self) -> str:
+        """One command for all that a command can bring; toolchains are brought by one session."""
+        remedies = dict.fromkeys(remedy for _, _, remedy in self.faults if remedy)
+        session = "nox -s toolchain -- "
+        names = [remedy.removeprefix(session) for remedy in remedies if remedy.startswith(session)]
+        commands = [remedy for remedy in remedies if not remedy.startswith(session)]
+        commands += [session + " ".join(names)] if names else []
+        return f"\nRun: {' && '.join(commands)}" if commands else ""
+
+
 class CompileError(BuildError):
     """A compiler refused a source; holds its own words."""
 
@@ -75,7 +100,7 @@ class PinError(BuildError):
     exit_code = 6
 
     def __init__(self, component: str, pinned: str, have: str, verifiable: bool = True, remedy: str = ""):
-        self.component, self.pinned, self.have = component, pinned, have
+        self.component, self.pinned, self.have, self.remedy = component, pinned, have, remedy
         if verifiable:
             text = (
                 f"{component} is pinned to {pinned}, have {have}. Move the pin: nox -s toolchain -- --update"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from build_matrix import REPOSITORY, host_compiler, host_library, matrix, packs, pythons
-from build_matrix.errors import BuildError, PinError, PythonMissing, ToolchainMissing
+from build_matrix.errors import BuildError, Incomplete, PinError, PythonMissing, ToolchainMissing
 from build_matrix.farm.steps import Step
 from build_matrix.registry import device_units
 
@@ -88,37 +88,53 @@ def _serves(platform: matrix.Platform, selection: Selection, accelerators: tuple
 
 def make(selection: Selection, available: bool = False, check: bool = True) -> Plan:
     """The plan of a release. With `check`, every toolchain and interpreter must be on this machine: raises
-    BuildError naming all that is missing, or, with `available`, leaves out what needs it. An optional Python
+    Incomplete naming all that is missing, or, with `available`, leaves out what needs it. An optional Python
     that is not here is always left out."""
-    chosen, left_out = resolve(selection), []
-    if check:
-        tags, archs, platforms, missing = [], [], [], []
-        for tag in chosen.pythons:
-            if not selection.only or "bindings" in selection.only:
-                _try(lambda tag=tag: pythons.find(tag), tag, tags, missing)
-        for arch in chosen.archs:
-            if not selection.only or "packs" in selection.only:
-                _try(lambda arch=arch: packs.toolchain_for(arch), arch, archs, missing)
-        for name in chosen.platforms:
-            if set(selection.only) != {"packs"}:
-                _try(lambda name=name: host_compiler.find(name), name, platforms, missing)
-        optional = [why for name, why in missing if name in matrix.load().optional_python]
-        required = [why for name, why in missing if name not in matrix.load().optional_python]
-        if required and not available:
-            raise BuildError(
-                "the release cannot be whole here (--available builds the rest):\n" + "\n".join(required)
-            )
-        left_out = [*optional, *required]
-        chosen = replace(chosen, pythons=tuple(tags), archs=tuple(archs), platforms=tuple(platforms))
-    return Plan(tuple(_steps(chosen)), tuple(left_out))
+    if not check:
+        return Plan(tuple(_steps(resolve(selection))))
+    here, optional, required = look(selection)
+    if required and not available:
+        raise Incomplete(required)
+    left_out = tuple(f"{name}: {why}" for name, why, _ in (*optional, *required))
+    return Plan(tuple(_steps(here)), left_out)
 
 
-def _try(find: Callable, name: str, found: list[str], missing: list[tuple[str, str]]) -> None:
+def whole(selection: Selection) -> tuple[Plan, Incomplete | None]:
+    """The plan of the whole release, whatever is here, and what is missing here. Optional Pythons as in `make`."""
+    _, optional, required = look(selection)
+    chosen, absent = resolve(selection), [name for name, *_ in optional]
+    chosen = replace(chosen, pythons=tuple(tag for tag in chosen.pythons if tag not in absent))
+    left_out = tuple(f"{name}: {why}" for name, why, _ in optional)
+    return Plan(tuple(_steps(chosen)), left_out), Incomplete(required) if required else None
+
+
+Faults = list[tuple[str, str, str]]  # what of the matrix, what is missing for it, the command or nothing
+
+
+def look(selection: Selection) -> tuple[Selection, Faults, Faults]:
+    """(what of a selection can be built here, what is missing for optional Pythons, what is missing besides)"""
+    chosen = resolve(selection)
+    tags, archs, platforms, missing = [], [], [], []
+    for tag in chosen.pythons:
+        if not selection.only or "bindings" in selection.only:
+            _try(lambda tag=tag: pythons.find(tag), tag, tags, missing)
+    for arch in chosen.archs:
+        if not selection.only or "packs" in selection.only:
+            _try(lambda arch=arch: packs.toolchain_for(arch), arch, archs, missing)
+    for name in chosen.platforms:
+        if set(selection.only) != {"packs"}:
+            _try(lambda name=name: host_compiler.find(name), name, platforms, missing)
+    optional = [fault for fault in missing if fault[0] in matrix.load().optional_python]
+    here = replace(chosen, pythons=tuple(tags), archs=tuple(archs), platforms=tuple(platforms))
+    return here, optional, [fault for fault in missing if fault not in optional]
+
+
+def _try(find: Callable, name: str, found: list[str], missing: Faults) -> None:
     try:
         find()
         found.append(name)
     except (PythonMissing, ToolchainMissing, PinError) as error:
-        missing.append((name, f"{name}: {error}"))
+        missing.append((name, str(error), getattr(error, "remedy", "")))
 
 
 def _steps(chosen: Selection) -> list[Step]:

@@ -3,6 +3,7 @@ traceback."""
 
 import os
 import pathlib
+import runpy
 import signal
 import socket
 import subprocess
@@ -218,3 +219,22 @@ def test_pins_are_moved_by_a_rename(tmp_path, monkeypatch):
     assert pins.move("toolchain", "nvcc-13.0", "13.0.2", file)
     assert os.stat(file).st_ino != before and "13.0.2" in file.read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["related_commits"]
+
+
+def test_a_list_of_checks_asks_for_no_torch(monkeypatch):
+    """`nox -s release-check -- --list` brings what the farm needs, and neither torch nor the packages of the tests."""
+    pytest.importorskip("nox")
+    noxfile = runpy.run_path(str(REPOSITORY / "noxfile.py"))
+    ran, installed = [], []
+
+    class Session:
+        posargs = ["--list"]
+
+    scope = noxfile["release_check"].func.__globals__
+    monkeypatch.setitem(scope, "prepare", lambda session, *groups: installed.extend(groups))
+    monkeypatch.setitem(scope, "farm", lambda session, *arguments: ran.append(arguments))
+    noxfile["release_check"].func(Session())
+    assert (installed, ran) == (["farm"], [("release-check", "--list")])
+    Session.posargs = []
+    noxfile["release_check"].func(Session())
+    assert ran[1:] == [("ensure-torch",), ("release-check",)] and "tests" in installed

@@ -132,13 +132,13 @@ def test_what_is_missing_here_is_all_named_or_left_out(monkeypatch):
     chosen = Selection(archs=("sm_90", "gfx942", "gfx1100"))
     with pytest.raises(BuildError) as fault:
         plan.make(chosen)
-    assert [line.partition(":")[0] for line in str(fault.value).splitlines()[1:]] == [
-        "cp310",
-        "gfx942",
-        "gfx1100",
-        "linux_aarch64",
-    ]
-    assert "nox -s toolchain -- g++-aarch64" in str(fault.value)
+    *lines, command = str(fault.value).splitlines()[1:]
+    assert [line.partition(":")[0] for line in lines] == ["cp310", "gfx942, gfx1100", "linux_aarch64"]
+    assert command == "Run: nox -s toolchain -- clang-hip-7.2 g++-aarch64" and fault.value.exit_code == 3
+    everything, missing = plan.whole(chosen)  # what is predicted is the whole, whatever is here
+    assert str(missing) == str(fault.value)
+    assert {step.arguments[0] for step in everything.steps if step.kind == "code"} == set(chosen.archs)
+    assert [why.partition(":")[0] for why in everything.left_out] == ["cp314"]
     made = plan.make(chosen, available=True)
     assert [why.partition(":")[0] for why in made.left_out] == [
         *("cp314", "cp310", "gfx942", "gfx1100"),
@@ -289,6 +289,7 @@ FAULTS = [
     errors.BuildError("x"),
     errors.ToolchainMissing("nvcc-13.0", "nox"),
     errors.PythonMissing("cp311"),
+    errors.Incomplete([("sm_90", "nvcc is not here", "nox -s toolchain -- nvcc-13.0")]),
     errors.CompileError("x.cu", ["nvcc"], "error: no"),
     errors.GateError("x", ["a", "b"]),
     errors.PinError("torch 2.13.0", "a", "b"),
