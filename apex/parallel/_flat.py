@@ -53,6 +53,11 @@ def split_half_float_double_bfloat16(tensors):
     return [bucket for bucket in buckets if bucket]
 
 
+def split_half_float_double(tensors):
+    """The float16, float32 and float64 tensors as lists of their own; empty lists are left out, and so is the rest."""
+    return split_half_float_double_bfloat16([t for t in tensors if t.dtype != torch.bfloat16])
+
+
 def flat_dist_call(tensors, call, extra_args=None):
     """`apply_flat_dist_call` for tensors of any types: one collective for each type."""
     for bucket in split_by_type(tensors).values():

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import numbers
-import operator
-import threading
-import warnings
 import weakref
-import zlib
 
 import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from apex.parallel._buckets import Bucket, by_type, plan_buckets
+from apex.parallel import _checks, _status
+from apex.parallel._buckets import by_type, plan_buckets
 from apex.parallel._flat import (  # noqa: F401  public apex has them here
     apply_flat_dist_call,
     extract_tensors,
@@ -22,42 +17,13 @@ from apex.parallel._flat import (  # noqa: F401  public apex has them here
     flatten,
     import_flatten_impl,
     split_by_type,
+    split_half_float_double,
     split_half_float_double_bfloat16,
     unflatten,
 )
-from apex.parallel._reduction import HALVES, Averaging, Reduction
-
-
-class Reducer:
-    """Reduces when told to: `reduce()` replaces gradients by their mean over all ranks.
-
-    Args:
-        module_or_grads_list: a module, whose parameters are broadcast from rank 0 here; or tensors, in nested
-            iterables, which are the caller's to keep in step.
-    """
-
-    def __init__(self, module_or_grads_list):
-        _check_initialized("Reducer")
-        self.module = None
-        self.grads = []
-        if isinstance(module_or_grads_list, torch.nn.Module):
-            self.module = module_or_grads_list
-            _broadcast_parameters(self.module)
-        else:
-            extract_tensors(module_or_grads_list, self.grads)
-
-    def reduce(self):
-        """The mean over ranks, of the module's gradients or of the tensors. Every rank must call it.
-
-        A parameter that has a gradient on some ranks only counts as 0 on the others.
-        """
-        if self.module is None:
-            flat_dist_call(self.grads, dist.all_reduce)
-            return
-        params = [p for p in self.module.parameters() if p.requires_grad]
-        name_of = _namer(self.module)
-        for reduction in [Reduction(bucket, Averaging(), name_of=name_of) for bucket in by_type(params)]:
-            reduction.finish()
+from apex.parallel._live import UNNAMED, BackwardPass, Live, named, weakly
+from apex.parallel._reducer import Reducer, agree_on_change, namer, reduce_all, same, trained  # noqa: F401  Reducer: as in public apex
+from apex.parallel._reduction import HALVES, Averaging, Reduction, waiting
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -69,13 +35,17 @@ class DistributedDataParallel(torch.nn.Module):
 
     Parameters (not buffers) are broadcast from rank 0 when it is made. The first backward pass finds out in
     which order gradients come; rank 0's order decides which ones travel together, and from the second pass on
-    each bucket is reduced as soon as it is full, beside the rest of the backward pass: on an accelerator on a
-    stream of its own, on the CPU by the process group's threads. When backward() returns, gradients are
-    reduced (on an accelerator: for what is queued on the current stream from then on).
+    each bucket but the last is reduced as soon as it is full, beside the rest of the backward pass: on an
+    accelerator on a stream of its own, on the CPU by the process group's threads. When backward() returns,
+    gradients are reduced (on an accelerator: for what is queued on the current stream from then on).
 
     A parameter that got no gradient on this rank, but did on another, counts as 0 here and gets the mean; one
-    that no rank used keeps None. If a parameter lacks its gradient here the host waits once for the device;
-    `requires_grad_(False)` on parameters that are never used saves that, and their share of the messages.
+    that no rank used keeps None. So does a whole pass that reaches no parameter, if it goes through what forward()
+    returned; a rank that has no such pass calls `empty_backward()`. If a parameter lacks its gradient here the
+    host waits once for the device; `requires_grad_(False)` on parameters that are never used saves that, and their
+    share of the messages.
+
+    A pass that raises on one rank raises on every rank, and nothing of it is left: see docs/parallel.md.
 
     Every backward pass reduces what the gradients hold then, what was accumulated before included. Accumulate
     between `disable_allreduce()` and `enable_allreduce()`, to communicate in the last pass only.
@@ -103,7 +73,9 @@ class DistributedDataParallel(torch.nn.Module):
 
     Raises:
         RuntimeError: torch.distributed is not initialized; ranks hold different parameters; the backend cannot
-            reach the parameters; backward() reaches a parameter again whose bucket is under way.
+            reach the parameters; backward() reaches a parameter again whose bucket is under way; another rank's
+            pass raised (an accelerator tells at the end of the next pass), or ended without its part; parameters
+            come to require gradients, or no longer do, on some ranks only.
         ValueError: options that do not go together.
         TypeError: an option of another type; a sparse gradient.
     """
@@ -125,32 +97,13 @@ class DistributedDataParallel(torch.nn.Module):
         prof=False,
     ):
         super().__init__()
-        if shared_param is not None:
-            raise ValueError(
-                "shared_param is gone: parameters may be shared without it. Leave it out, or write "
-                f"delay_allreduce={bool(shared_param)} to reduce at the end of the backward pass"
-            )
-        if delay_allreduce and num_allreduce_streams > 1:
-            raise ValueError("num_allreduce_streams > 1 has nothing to overlap with delay_allreduce=True")
-        if delay_allreduce and allreduce_trigger_params is not None:
-            raise ValueError("allreduce_trigger_params has nothing to trigger with delay_allreduce=True")
-        if gradient_average_split_factor is not None:
-            warnings.warn(
-                "gradient_average_split_factor is called gradient_predivide_factor now",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            gradient_predivide_factor = gradient_average_split_factor
-        if not isinstance(message_size, numbers.Real):
-            raise TypeError(f"message_size must be a number of elements, not {message_size!r}")
-        if not isinstance(num_allreduce_streams, int):
-            raise TypeError(f"num_allreduce_streams must be a whole number, not {num_allreduce_streams!r}")
-        if not gradient_predivide_factor > 0:
-            raise ValueError(f"gradient_predivide_factor must be above 0, not {gradient_predivide_factor}")
-        if allreduce_communicators is not None:
-            _check_communicators(allreduce_communicators, num_allreduce_streams)
-        _check_initialized("DistributedDataParallel")
-        _check_parameters(module)
+        factor = _checks.factor_of(gradient_predivide_factor, gradient_average_split_factor)
+        _checks.check_options(
+            message_size, delay_allreduce, shared_param, allreduce_trigger_params, num_allreduce_streams,
+            allreduce_communicators, factor,
+        )  # fmt: skip
+        _checks.check_initialized("DistributedDataParallel")
+        _checks.check_parameters(module)
 
         self.module = module
         self.message_size = message_size
@@ -159,16 +112,16 @@ class DistributedDataParallel(torch.nn.Module):
         self.allreduce_always_fp32 = allreduce_always_fp32
         self.num_allreduce_streams = num_allreduce_streams
         self.gradient_average = gradient_average
-        self.gradient_predivide_factor = gradient_predivide_factor
+        self.gradient_predivide_factor = factor
         self.prof = prof
         self._triggers = None
         if allreduce_trigger_params is not None:
             wanted = {id(p) for p in allreduce_trigger_params}
             self._triggers = {i for i, p in enumerate(module.parameters()) if id(p) in wanted}
         self._disable_allreduce = False
-        self._live = _Live(allreduce_communicators)
+        self._live = Live(allreduce_communicators)
         self._make_groups()
-        _broadcast_parameters(module)
+        _checks.broadcast_parameters(module)
         self.create_hooks()
 
     @property
@@ -193,7 +146,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        self._live = _Live()
+        self._live = Live()
         self.create_hooks()
 
     # ---- what a training script calls --------------------------------------------------------------------
@@ -206,6 +159,16 @@ class DistributedDataParallel(torch.nn.Module):
         """From now on backward passes only add to this rank's gradients."""
         self._disable_allreduce = True
 
+    def empty_backward(self):
+        """What backward() is on the other ranks, for a rank that has no loss: it counts as 0 here.
+
+        Gradients that are there already take part, as in any pass.
+        """
+        if not self._disable_allreduce:
+            self._live.forget_pass()
+            self.create_hooks()
+            self._epilogue(True)
+
     def forward(self, *inputs, **kwargs):
         result = self.module(*inputs, **kwargs)
         if torch.is_grad_enabled() and not self._disable_allreduce:
@@ -217,36 +180,43 @@ class DistributedDataParallel(torch.nn.Module):
         if torch._C._current_graph_task_id() != -1:
             return  # a checkpoint runs the forward pass again, inside a backward pass
         with self._range("forward pass DDP logic"):
-            self._live.forget_pass()
+            live = self._live
+            if live.running() is not None:
+                self._abandon(live.running())  # it raised, and the engine has not yet let it go
+            live.forget_pass()
             self.create_hooks()
             # A checkpoint inside the module runs backward passes of its own, whose end is not that of the
             # whole; so the end is asked for where the outermost pass begins.
-            begin = _weakly(self, "_queue_epilogue")
+            begin = weakly(self, "_outermost_pass_begins")
             for leaf in tree_leaves(result):
                 if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                     leaf.grad_fn.register_prehook(begin)
+                elif isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                    live.leaves.append(leaf.register_hook(begin))
 
     # ---- which gradients travel together -----------------------------------------------------------------
 
     def create_hooks(self):
         """Watches the parameters that require gradients. If others do than before, buckets are found anew."""
-        params = [p for p in self.module.parameters() if p.requires_grad]
+        params = trained(self.module)
         live = self._live
-        if len(params) == len(live.params) and all(map(operator.is_, params, live.params)):
+        if same(params, live.params):
             return
         for handle in live.handles:
             handle.remove()
-        hook = _weakly(self, "_gradient_ready")
+        hook = weakly(self, "_gradient_ready")
         live.handles = [p.register_post_accumulate_grad_hook(hook) for p in params]
         live.params = params
         live.needs_refresh = True
+        if not live.buckets:
+            live.set_buckets(by_type(params), False)
 
     def sync_bucket_structure(self):
         """Makes the buckets from the order in which gradients came on rank 0. Every rank must call it."""
         live = self._live
         params = live.params
-        if self.delay_allreduce:
-            live.set_buckets(by_type(params))
+        if self.delay_allreduce or not params:
+            live.set_buckets(by_type(params), True)
         else:
             triggers = None
             if self._triggers is not None:
@@ -254,11 +224,12 @@ class DistributedDataParallel(torch.nn.Module):
             plan = plan_buckets(params, list(live.arrived.values()), self.message_size, triggers)
             pairs = [(number, i) for number, bucket in enumerate(plan) for i in bucket]
             pairs = torch.tensor(pairs, dtype=torch.int64, device=params[0].device)
-            dist.broadcast(pairs, 0)
+            with waiting("the order of gradients"):
+                dist.broadcast(pairs, 0)
             buckets = {}
             for number, i in pairs.tolist():
                 buckets.setdefault(number, []).append(params[i])
-            live.set_buckets(buckets.values())
+            live.set_buckets(buckets.values(), True)
         self._make_groups()
         live.needs_refresh = False
 
@@ -270,11 +241,22 @@ class DistributedDataParallel(torch.nn.Module):
 
     # ---- the backward pass -------------------------------------------------------------------------------
 
-    def _queue_epilogue(self, *_):
+    def _outermost_pass_begins(self, *_):
         live = self._live
-        if not live.callback_queued and not self._disable_allreduce:
-            live.callback_queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._epilogue)
+        if self._disable_allreduce:
+            return
+        with live.lock:
+            running = live.running()
+            if running is not None and running.task != torch._C._current_graph_task_id():
+                self._abandon(running)  # it raised, and the engine has not yet let it go
+            self._queue_epilogue(torch._C._current_autograd_node())
+
+    def _queue_epilogue(self, node=None):
+        live = self._live
+        if live.running() is None:
+            this = BackwardPass(self, node)
+            live.current = weakref.ref(this)
+            torch.autograd.Variable._execution_engine.queue_callback(this)
 
     def _gradient_ready(self, param):
         """Called when the backward pass has added to param.grad."""
@@ -282,21 +264,24 @@ class DistributedDataParallel(torch.nn.Module):
             return
         live = self._live
         with live.lock, self._range("allreduce_hook"):
-            live.begun = True
             self._queue_epilogue()
+            live.begun = True
             if live.needs_refresh:
                 live.arrived.setdefault(id(param), param)
             elif not self.delay_allreduce:
                 self.comm_ready_buckets(param)
 
     def comm_ready_buckets(self, param):
-        """Reduces the buckets that are full with this parameter's gradient, in the same order on all ranks."""
+        """Reduces the buckets that are full with this parameter's gradient, in the same order on all ranks.
+
+        The last one waits for the end of the pass: by it a rank tells the others whether its pass raised.
+        """
         live = self._live
         number = live.bucket_of[id(param)]
         bucket = live.buckets[number]
         if id(param) in bucket.ready and number < live.next:
             raise RuntimeError(
-                f"{_namer(self.module)(param)} got a gradient twice in one backward pass, after its bucket was "
+                f"{namer(self.module)(param)} got a gradient twice in one backward pass, after its bucket was "
                 "sent: a checkpoint with use_reentrant=True shares it. Use checkpoint(..., "
                 "use_reentrant=False), or DistributedDataParallel(..., delay_allreduce=True)"
             )
@@ -304,7 +289,7 @@ class DistributedDataParallel(torch.nn.Module):
         if param.device.type != "cpu":
             bucket.streams.add(torch.get_device_module(param.device).current_stream(param.device))
         with self._range("comm_ready_buckets"):
-            while live.next < len(live.buckets) and live.buckets[live.next].full:
+            while live.next < len(live.buckets) - 1 and live.buckets[live.next].full:
                 self._reduce_beside(live.next)
 
     def _reduce_beside(self, number):
@@ -325,15 +310,17 @@ class DistributedDataParallel(torch.nn.Module):
         with module.stream(live.side_stream(number % self.num_allreduce_streams, device)):
             self._finish(number, reduction)
 
-    def _start(self, number):
+    def _start(self, number, status=_status.FINE):
         live = self._live
         if live.next == 0:
             live.buffers = [None] * len(live.buckets) if self.retain_allreduce_buffers else []
-        live.next = number + 1
         group = live.groups[number % len(live.groups)]
         params = live.buckets[number].params
-        live.reductions[number] = Reduction(params, self._averaging(), group, _namer(self.module))
-        return live.reductions[number]
+        reduction = Reduction(params, self._averaging(), group, namer(self.module), status)
+        live.next = number + 1
+        if status is _status.FINE:
+            live.reductions[number] = reduction
+        return reduction
 
     def _averaging(self):
         return Averaging(self.gradient_average, self.gradient_predivide_factor, self.allreduce_always_fp32)
@@ -343,23 +330,76 @@ class DistributedDataParallel(torch.nn.Module):
         if self.retain_allreduce_buffers:
             self._live.buffers[number] = buffer
 
-    def _epilogue(self):
-        """Called when the backward pass is over: reduces what is left, and waits."""
+    def _epilogue(self, accumulates):
+        """Called when the backward pass is over: reduces what is left, and waits.
+
+        accumulates: whether the pass counts even if no parameter got a gradient: not in torch.autograd.grad.
+        """
         live = self._live
-        live.callback_queued = False
-        if not live.begun:
-            return  # torch.autograd.grad: no parameter got a gradient
+        if not (live.begun or accumulates):
+            live.forget_pass()
+            return
         with self._range("allreduce_epilogue"):
-            if live.needs_refresh:
-                self.sync_bucket_structure()
+            who = type(self).__name__
+            self._make_groups()
+            self._end_abandoned()
+            before = live.late.read()
+            if live.needs_refresh and (live.ordered or not live.has_bucket_of_all(live.params)):
+                self._change_buckets(who)
             for (_, device), side in live.streams.items():
                 torch.get_device_module(device).current_stream(device).wait_stream(side)
             for number in range(live.next, len(live.buckets)):
                 self._start(number)
+            if live.reductions:
+                late = None if live.needs_refresh else live.late
+                live.reductions[len(live.buckets) - 1].check(who, late)
             for number, reduction in live.reductions.items():
                 if not reduction.finished:
                     self._finish(number, reduction)
+                reduction.release(live.buckets[number].params[0].device)
+            if live.needs_refresh:
+                self.sync_bucket_structure()
             live.forget_pass()
+            live.forget_leaves()
+            _status.check(*before, who)
+
+    def _change_buckets(self, who):
+        """All ranks go over to the buckets of the parameters that require gradients now, or all raise."""
+        live = self._live
+
+        def send(number):
+            return self._start(number, _status.CHANGED)
+
+        old = [bucket.params for bucket in live.buckets]
+        agree_on_change(old, live.params, who, send, self.module.parameters())
+        live.set_buckets(by_type(live.params), False)
+        live.next = 0
+
+    # ---- a pass that raised ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _abandon(self, raised):
+        """A pass raised on this rank: it ends for the others, who wait for each bucket, and raises there.
+
+        Comes as the engine drops the pass, before anybody can catch the exception and speak to other ranks.
+        """
+        live = self._live
+        with live.lock:
+            raised.over = True
+            if live.running() not in (None, raised):
+                return
+            if (live.begun or raised.accumulates) and dist.is_initialized():
+                live.closing += live.reductions.values()
+                self._make_groups()
+                for number in range(live.next, len(live.buckets)):
+                    live.closing.append(self._start(number, _status.RAISED))
+            live.forget_pass()
+            live.forget_leaves()
+
+    def _end_abandoned(self):
+        closing, self._live.closing = self._live.closing, []
+        for reduction in closing:
+            reduction.wait()
 
     # ---- to be called by hand, after passes that did not reduce; the hooks do not go this way --------------
 
@@ -368,11 +408,13 @@ class DistributedDataParallel(torch.nn.Module):
 
         A parameter that has a gradient on some ranks only counts as 0 on the others.
         """
-        params = [p for p in self.module.parameters() if p.requires_grad]
-        averaging, name_of = self._averaging(), _namer(self.module)
-        reductions = [Reduction(bucket, averaging, name_of=name_of) for bucket in by_type(params)]
-        buffers = [reduction.finish(self.retain_allreduce_buffers) for reduction in reductions]
-        self._live.buffers = buffers if self.retain_allreduce_buffers else []
+        self.create_hooks()
+        live = self._live
+        if not live.has_bucket_of_all(live.params):
+            self._change_buckets(type(self).__name__)
+        retain, name_of = self.retain_allreduce_buffers, namer(self.module)
+        buffers = reduce_all(by_type(live.params), self._averaging(), type(self).__name__, name_of, retain)
+        live.buffers = buffers if retain else []
 
     @torch.no_grad()
     def allreduce_bucket(self, bucket, bucket_idx, force_default_stream):
@@ -406,142 +448,4 @@ class DistributedDataParallel(torch.nn.Module):
                 tensor.data = view
 
     def _range(self, name):
-        return _named(name) if self.prof else _UNNAMED
-
-
-class _Live:
-    """What belongs to one object in one process, and is neither copied nor pickled.
-
-    Attributes:
-        params, handles: parameters that require gradients, and the hooks on them.
-        needs_refresh: `buckets` are to be found out by the next backward pass.
-        buckets, bucket_of: the buckets, and the number of each parameter's, by id.
-        groups, streams: process groups, and {(turn, device): stream}, that take turns.
-        buffers: reduced buckets, if they are retained.
-
-    and of one backward pass:
-        begun: a parameter got its gradient.
-        callback_queued: the engine calls _epilogue when it is over.
-        arrived: id -> parameter in the order of their gradients, while that is being found out.
-        next: number of the first bucket that was not started.
-        reductions: {number: Reduction}.
-    """
-
-    def __init__(self, communicators=None):
-        self.params, self.handles = [], []
-        self.needs_refresh = True
-        self.buckets, self.bucket_of = [], {}
-        self.groups = None if communicators is None else list(communicators[0])
-        self.given_streams = None if communicators is None else list(communicators[1])
-        self.streams = {}
-        self.buffers = []
-        self.lock = threading.RLock()  # parameters on several devices get their gradients in several threads
-        self.forget_pass()
-
-    def forget_pass(self):
-        self.begun = False
-        self.callback_queued = False
-        self.arrived = {}
-        self.next = 0
-        self.reductions = {}
-        for bucket in self.buckets:
-            bucket.empty()
-
-    def set_buckets(self, buckets):
-        self.buckets = [Bucket(list(params)) for params in buckets]
-        self.bucket_of = {id(p): number for number, b in enumerate(self.buckets) for p in b.params}
-
-    def side_stream(self, turn, device):
-        """Where results are written: ahead of the backward pass's next kernel, once the one before it ends."""
-        if (turn, device) not in self.streams:
-            if self.given_streams:
-                stream = self.given_streams[turn]
-            else:
-                stream = torch.get_device_module(device).Stream(device=device, priority=-1)
-            self.streams[turn, device] = stream
-        return self.streams[turn, device]
-
-
-_UNNAMED = contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _named(name):
-    with torch.profiler.record_function(name):
-        if torch.cuda.is_available():
-            torch.cuda.nvtx.range_push(name)
-        try:
-            yield
-        finally:
-            if torch.cuda.is_available():
-                torch.cuda.nvtx.range_pop()
-
-
-def _weakly(owner, name):
-    """owner.name as a function that does not keep `owner` alive, and does nothing when it is gone."""
-    reference = weakref.ref(owner)
-
-    def call(*args):
-        owner = reference()
-        if owner is not None:
-            getattr(owner, name)(*args)
-
-    return call
-
-
-def _namer(module):
-    """parameter -> its name, looked up when it is asked for."""
-    return lambda param: next((n for n, p in module.named_parameters() if p is param), "a parameter")
-
-
-# ---- when it is made -------------------------------------------------------------------------------------
-
-
-def _check_initialized(who):
-    if not (dist.is_available() and dist.is_initialized()):
-        raise RuntimeError(
-            f"{who} needs a process group: call torch.distributed.init_process_group first "
-            "(python -m apex.parallel.multiproc script.py starts the processes)"
-        )
-
-
-def _check_communicators(communicators, count):
-    lengths = [len(part) for part in communicators]
-    if count < 2 or lengths != [count, count]:
-        raise ValueError(
-            "allreduce_communicators is (process groups, streams), num_allreduce_streams of each and more than "
-            f"1; got {' and '.join(map(str, lengths)) or 'none'} with num_allreduce_streams={count}"
-        )
-
-
-def _check_parameters(module):
-    for name, p in module.named_parameters():
-        if torch.nn.parameter.is_lazy(p):
-            raise RuntimeError(f"{name} has no shape yet: run the module once before it is wrapped")
-        if p.device.type == "cpu" and dist.get_backend() == "nccl":
-            raise RuntimeError(
-                f"{name} is on the CPU, which the NCCL backend cannot reach: move the module before it is "
-                'wrapped, or use init_process_group("gloo")'
-            )
-
-
-def _broadcast_parameters(module):
-    """Rank 0's parameters, and amp's master weights of them, on every rank, once all are known to hold the same."""
-    from apex.amp._amp_state import _amp_state  # all of amp comes with it
-
-    params = list(module.parameters())
-    if not params:
-        return
-    masters = [master for master in map(_amp_state.masters.get, params) if master is not None]
-    kinds = repr([(p.dtype, tuple(p.shape), p.requires_grad) for p in (*params, *masters)])
-    checksum = zlib.crc32(kinds.encode())
-    largest = torch.tensor([checksum, -checksum], dtype=torch.int64, device=params[0].device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    if largest[0] != -largest[1]:
-        raise RuntimeError(
-            f"the parameters of rank {dist.get_rank()} ({len(params)}) differ from another rank's in number, "
-            "shape, dtype or requires_grad: build the same module on every rank"
-        )
-    flat_dist_call([p.data for p in params], dist.broadcast, (0,))
-    if masters:
-        flat_dist_call([p.detach() for p in masters], dist.broadcast, (0,))
+        return named(name) if self.prof else UNNAMED

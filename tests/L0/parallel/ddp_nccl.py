@@ -47,7 +47,9 @@ def _overlap(events):
     kernels = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "kernel"]
     sent = [(start, end) for name, start, end in kernels if "AllReduce" in name]
     # Whatever their names are, the backward pass's products take long, and copies into buckets do not.
-    products = [(start, end) for name, start, end in kernels if "nccl" not in name.lower() and end - start > 100]
+    products = [
+        (start, end) for name, start, end in kernels if "nccl" not in name.lower() and end - start > 100
+    ]
     beside = sum(max(0.0, min(end, e) - max(start, s)) for start, end in sent for s, e in products)
     return {
         "messages": len(sent),

@@ -98,7 +98,7 @@ def _checkpoints(mesh):
             loss_of(whole(rows(step))).backward()
             with collectives() as calls:
                 loss_of(ddp(mine(rows(step)))).backward()
-            assert len(calls) == len(ddp._live.buckets) > 1
+            assert len(calls) == (len(ddp._live.buckets) if step else 1) and len(ddp._live.buckets) > 1
             close(grads(module), grads(whole))
             x = mine(rows(step)).requires_grad_()
             loss_of(checkpoint(outside, x, use_reentrant=reentrant)).backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ddp_amp
+import ddp_faults
 import ddp_models
 import ddp_options
 import ddp_passes
@@ -14,4 +15,5 @@ CASES = {
     **ddp_passes.CASES,
     **ddp_amp.CASES,
     **ddp_reducer.CASES,
+    **ddp_faults.CASES,
 }
