@@ -126,6 +126,7 @@ class Combination:
         self.optimizer, self.check, self.reducer = optimizer, check, reducer
         self.fused = is_fused(optimizer)
         self.parts, self.generation, self.left_out = None, 0, []
+        self._delayed = False
 
     # ---- building ------------------------------------------------------------------------------------------
 
@@ -169,7 +170,11 @@ class Combination:
         self.parts = parts or None
         self.generation += 1
         if self.reducer is not None:
-            self.reducer.attach(parts)
+            try:
+                self.reducer.attach(parts)
+            except BaseException:
+                self.dissolve()
+                raise
 
     def _collect(self):
         """({(dtype, masters?): one list of (owner, model) a group}, what has no gradient)."""
@@ -296,6 +301,8 @@ class Combination:
     def before_backward(self):
         """Empties what autograd is about to add into; False where nothing is combined yet."""
         if self.parts is not None and any(p.grad is not None for p in self.left_out):
+            if self.reducer is not None:
+                self.reducer.refuse_late_gradient()
             self.dissolve()
         if self.parts is None:
             return False
@@ -310,12 +317,20 @@ class Combination:
 
     def begin(self, delayed):
         """A backward pass comes. One whose unscaling is delayed is averaged over ranks with the one after it."""
+        self._delayed = delayed
         if self.parts is not None and self.reducer is not None and not delayed:
             self.reducer.start()
 
+    def _average(self):
+        try:
+            self.reducer.finish()
+        except BaseException:
+            self.abandon()
+            raise
+
     def stop(self):
         """The pass raised."""
-        if self.reducer is not None:
+        if self.reducer is not None and not self._delayed:
             self.reducer.abandon()
 
     @torch.no_grad()
@@ -332,7 +347,7 @@ class Combination:
         else:
             self._restore("the end of a backward pass")
             if self.reducer is not None:
-                self.reducer.finish()
+                self._average()
         scaled = scaler.dynamic or scaler.loss_scale() != 1.0
         grads, targets, sums, stashed, results = [], [], [], [], []
         for part in self.parts or ():

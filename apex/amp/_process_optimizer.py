@@ -707,7 +707,8 @@ def _process_optimizer(optimizer, properties, originals=None):
     stash.master_weights = bool(properties.master_weights)
     stash.methods = {name: getattr(optimizer, name) for name in METHODS}
     if properties.combine_grad or is_fused(optimizer):
-        reducer = Reducer(properties.ddp_replica_count) if properties.combine_ddp else None
+        device = next((p.device for group in optimizer.param_groups for p in group["params"]), None)
+        reducer = Reducer(properties.ddp_replica_count, device) if properties.combine_ddp else None
         stash.combined = Combination(optimizer, bool(properties.check_combined_tensors), reducer)
     for name, method in METHODS.items():
         setattr(optimizer, name, types.MethodType(method, optimizer))

@@ -145,26 +145,33 @@ class LocalStep:
             column.append(tensor)
 
     def _launch(self):
-        for (group_id, _), columns in self._columns.items():
-            group = self._groups[group_id]
-            beta1, beta2 = group["betas"]
-            rate = learning_rate(group, self._device)
-            torch.ops.apex.multi_tensor_adam(
-                *columns[:4],
-                columns[4] if len(columns) > 4 else [],
-                rate["lr"],
-                beta1,
-                beta2,
-                group["eps"],
-                self._step,
-                self._mode,
-                bool(group["bias_correction"]),
-                group["weight_decay"],
-                rate["lr_tensor"],
-                self._step_tensor,
-                False,
-                self._grad_scale,
-                self._found_inf,
-                None,
-            )
+        calls = [self._call(group, columns) for (group, _), columns in self._columns.items()]
+        for (
+            arguments
+        ) in calls:  # once all of them are there: an option that raises leaves every group as it was
+            torch.ops.apex.multi_tensor_adam(*arguments)
         self._columns = {}
+
+    def _call(self, group_id, columns):
+        """The arguments of multi_tensor_adam for one group."""
+        group = self._groups[group_id]
+        beta1, beta2 = group["betas"]
+        rate = learning_rate(group, self._device)
+        return (
+            *columns[:4],
+            columns[4] if len(columns) > 4 else [],
+            rate["lr"],
+            beta1,
+            beta2,
+            group["eps"],
+            self._step,
+            self._mode,
+            bool(group["bias_correction"]),
+            group["weight_decay"],
+            rate["lr_tensor"],
+            self._step_tensor,
+            False,
+            self._grad_scale,
+            self._found_inf,
+            None,
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._plain import is_plain
 from apex.contrib.optimizers._flat import is_dense
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -88,6 +89,11 @@ def check_parameter(where, p, device):
         raise TypeError(f"{where} is {p.dtype}; float32, float16 or bfloat16 is required")
     if not is_dense(p):
         raise TypeError(f"{where} has gaps or overlaps in memory: make it of tensor.contiguous()")
+    if p.device.type != "meta" and not is_plain(p):
+        raise TypeError(
+            f"{where} is a view whose memory does not hold its values (of torch's lazy negative or conjugate bit), or "
+            "has no memory: make it of tensor.clone()"
+        )
     if p.device != device:
         raise ValueError(f"{where} is on {p.device}, others are on {device}: one device a process")
 

@@ -8,6 +8,7 @@ import torch
 
 from apex.contrib.optimizers import _pending
 from apex.contrib.optimizers._flat import copy_lists, flat
+from apex.contrib.optimizers._ranks import Streams, waiting_for_ranks
 
 
 class Places:
@@ -68,7 +69,8 @@ class ParameterBucket:
     def finish(self):
         """Waits (on an accelerator: the current stream does) and writes the parameters."""
         if self._work is not None:
-            self._work.wait()
+            with waiting_for_ranks("the parameters of a step"):
+                self._work.wait()
         copies = [
             (source, target)
             for source, target, p in zip(
@@ -83,13 +85,19 @@ class ParameterBucket:
 class Parameters:
     """The buckets of a step; gathered, and finished, in one order on all ranks.
 
+    Both is done on the stream of the step, whoever asks for it: that is where parameters are written without overlap,
+    too, and where the memory of what travels was allocated. Who asks waits for it.
+
     Args:
         ranks: Ranks.
         in_flight: how many are gathered at once.
+        device: where parameters are.
     """
 
-    def __init__(self, ranks, in_flight):
+    def __init__(self, ranks, in_flight, device):
         self._ranks = ranks
+        self._streams = Streams(device)
+        self._home = None  # the stream of the step
         self._in_flight = max(in_flight, 1)
         self._buckets = []
         self._last = {}
@@ -100,6 +108,7 @@ class Parameters:
         self._buckets = buckets
         self._last = {p: number for number, bucket in enumerate(buckets) for p in bucket.params}
         self._started = self._finished = 0
+        self._home = self._streams.current() if buckets else None
 
     def wait_when_used(self):
         """Whoever uses a parameter from here on waits for it."""
@@ -122,23 +131,27 @@ class Parameters:
         self._start(len(self._buckets))
 
     def _start(self, count):
-        while self._started < min(count, len(self._buckets)):
-            self._buckets[self._started].start(self._ranks)
-            self._started += 1
+        if self._started < min(count, len(self._buckets)):
+            with self._streams.on(self._home):
+                for bucket in self._buckets[self._started : count]:
+                    bucket.start(self._ranks)
+                    self._started += 1
 
     @_pending.untouched
     @torch.no_grad()
     def finish(self, count=None):
         """The parameters of the first `count` buckets, or of all, get their values."""
         count = len(self._buckets) if count is None else min(count, len(self._buckets))
-        while self._finished < count:
-            number = self._finished
-            self._start(number + self._in_flight)
-            self._buckets[number].finish()
-            self._finished += 1
-            for p in self._buckets[number].params:
-                if self._last[p] == number:
-                    _pending.arrived(p)
+        with self._streams.on(self._home):
+            while self._finished < count:
+                number = self._finished
+                self._start(number + self._in_flight)
+                self._buckets[number].finish()
+                self._finished += 1
+                for p in self._buckets[number].params:
+                    if self._last[p] == number:
+                        _pending.arrived(p)
+        self._streams.follow(self._home)
         if self._finished < len(self._buckets):
             self._start(self._finished + self._in_flight)
         else:

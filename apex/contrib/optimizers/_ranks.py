@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import typing
+import zlib
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,35 @@ import torch.distributed as dist
 # Newer torch has these under other names, and warns about the old ones.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
 _all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+
+DROP, SYNC = "zero_grad()", "a step, or what measures or clips gradients"
+
+
+class Agreement(typing.NamedTuple):
+    """What all ranks together are about to do with gradients.
+
+    Attributes:
+        started: a rank has started reductions.
+        late: a rank has gradients that came after their bucket was reduced.
+        problem: what keeps the ranks from doing it, in words; None: nothing.
+    """
+
+    started: bool
+    late: bool
+    problem: str | None
+
+
+@contextlib.contextmanager
+def waiting_for_ranks(what):
+    """Says of a collective that failed, by its timeout or by the end of another process, what it was for."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"DistributedFusedAdam: rank {dist.get_rank()} waited in vain for the other ranks' part of {what}: a rank "
+            "ended, or did not call what this one called. Every rank calls step(), zero_grad(), grad_sync(), "
+            "grad_norm(), clip_grad_norm(), unscale_grads() and state_dict() alike"
+        ) from error
 
 
 class Ranks:
@@ -45,6 +76,7 @@ class Ranks:
                 "of it, or leave them out to shard over all ranks"
             )
         self.root = dist.get_global_rank(self.everyone, 0)
+        self._aside = None
 
     def broadcast(self, tensors):
         """Gives each tensor, contiguous, the values of the first rank."""
@@ -53,6 +85,38 @@ class Ranks:
                 dist.broadcast(t, src=self.root, group=self.everyone, async_op=True) for t in tensors
             ]:
                 work.wait()
+
+    def agree(self, purpose, late=False, *, started, trained):
+        """An Agreement, from one small message beside the others, for which the host waits. Every rank must call it.
+
+        purpose: SYNC or DROP. trained: whether each parameter requires a gradient; must be the same on all ranks.
+        """
+        if self.count == 1:
+            return Agreement(started, late, None)
+        if (
+            self._aside is None
+        ):  # a group of its own: ranks may have sent different numbers of messages in the others
+            members = dist.get_process_group_ranks(self.everyone)
+            self._aside = dist.new_group(members, use_local_synchronization=True)
+        checksum = zlib.crc32(bytes(trained))
+        mine = [purpose is DROP, purpose is SYNC, started, late, checksum, -checksum]
+        device = "cpu" if dist.get_backend(self.everyone) == "gloo" else _device_of_backend()
+        found = torch.tensor([int(number) for number in mine], dtype=torch.int64, device=device)
+        with waiting_for_ranks(purpose):
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._aside)
+        dropped, synced, started, late, most, least = found.tolist()
+        problem = None
+        if dropped and synced:
+            problem = (
+                f"DistributedFusedAdam: some ranks called {DROP}, while others are at {SYNC}: gradients are dropped; "
+                "call zero_grad() on every rank, then run the pass again or leave the batch out, on every rank alike"
+            )
+        elif most != -least:
+            problem = (
+                "DistributedFusedAdam: parameters require gradients on some ranks only: set requires_grad alike on "
+                "every rank, then call zero_grad()"
+            )
+        return Agreement(bool(started), bool(late), problem)
 
     def reduce_scatter(self, shard, whole, average):
         """Starts to sum `whole` over all ranks, of which this rank gets `shard`; `whole` may be overwritten.
@@ -68,8 +132,11 @@ class Ranks:
             whole.mul_(1 / self.count)  # before the sum, so that float16 stays in range
         work = _reduce_scatter(shard, whole, op=operation, group=self.distributed, async_op=True)
         if self.copies > 1:
-            work.wait()
-            work = dist.all_reduce(shard, op=operation, group=self.redundant, async_op=True)
+            work = _Both(
+                work, lambda: dist.all_reduce(shard, op=operation, group=self.redundant, async_op=True)
+            )
+            if shard.device.type != "cpu":
+                work.start_second()
         return work
 
     def all_gather(self, whole, shard):
@@ -83,7 +150,34 @@ class Ranks:
     def sum_over_shards(self, tensor):
         """Sums a tensor over the ranks that hold different shards, in place."""
         if self.shards > 1:
-            dist.all_reduce(tensor, group=self.distributed)
+            with waiting_for_ranks("a norm of gradients"):
+                dist.all_reduce(tensor, group=self.distributed)
+
+
+class _Both:
+    """Two collectives, the second of what the first one gave: what to wait for."""
+
+    def __init__(self, first, second):
+        self._first, self._second, self._work = first, second, None
+
+    def start_second(self):
+        """Waits for the first one: on the CPU the host does, elsewhere the current stream."""
+        if self._work is None:
+            self._first.wait()
+            self._work = self._second()
+
+    def is_completed(self):
+        if self._work is None and self._first.is_completed():
+            self.start_second()
+        return self._work is not None and self._work.is_completed()
+
+    def wait(self):
+        self.start_second()
+        self._work.wait()
+
+
+def _device_of_backend():
+    return torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
 def _averages(group, device):
@@ -110,6 +204,21 @@ class Streams:
         """What runs on the current stream from here on waits for what runs on `stream` now."""
         if stream is not None and stream != self.current():
             self.current().wait_stream(stream)
+
+    def keep(self, tensor, home):
+        """The current stream has used memory that was allocated on `home`: it is not used again before that is done."""
+        here = self.current()
+        if here is not None and home is not None and here != home:
+            tensor.record_stream(here)
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        """What is done within runs on this stream; None, or the current one: where it does anyway."""
+        if stream is None or stream == self.current():
+            yield
+            return
+        with self._module.stream(stream):
+            yield
 
     @contextlib.contextmanager
     def beside(self):

@@ -13,11 +13,11 @@ class ScaledGradients:
 
     def _shards_of_gradients(self, parameters=None):
         """This rank's parts of the gradients: of all, or of these parameters."""
-        buckets = self._gradients.buckets
+        shards = self._gradients.shards()
         if parameters is None:
-            return [bucket.shard for bucket in buckets]
+            return shards
         fragments = itertools.chain.from_iterable(self.state[p]["fragments"] for p in parameters)
-        return [buckets[f.bucket_id].shard[slice(*f.shard_range)] for f in fragments if f.in_local_shard]
+        return [shards[f.bucket_id][slice(*f.shard_range)] for f in fragments if f.in_local_shard]
 
     def _subset(self, parameters, norm_type):
         """None for all parameters of the optimizer, else a list."""

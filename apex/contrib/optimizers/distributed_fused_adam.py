@@ -184,9 +184,15 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
             self.default_shard_size,
             self.alignment,
         )
-        self._parameters = Parameters(self._ranks, self.pipeline_size)
+        self._parameters = Parameters(self._ranks, self.pipeline_size, device)
         self._gradients = Gradients(
-            self._ranks, device, self.average_grad_sync, self.pipeline_size, self._parameters.start_all
+            self._ranks,
+            device,
+            self.average_grad_sync,
+            self.pipeline_size,
+            self._parameters.start_all,
+            self._trained,
+            self._materialize,
         )
         self._param_buffers = {}  # dtypes of buckets -> their parameters
         self._grad_buffers = []
@@ -215,15 +221,25 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         """Gives parameters the values that they have on the first rank."""
         self._ranks.broadcast([flat(p) for p in self.parameters()])
 
+    def _trained(self):
+        """{(group, place): whether that parameter requires a gradient}."""
+        return {key: p.requires_grad for p, key in self._place.items()}
+
     def _listen(self):
-        """Hooks on parameters that require gradients; those of an optimizer that had them before are removed."""
+        """Hooks on all parameters, frozen ones too: they may thaw. Those of an earlier optimizer are removed."""
         for p, (index, place) in self._place.items():
             owner, handle = _hooks.get(p, (lambda: None, None))
-            if p.requires_grad and owner() is not self:
-                if handle is not None:
-                    handle.remove()
+            if owner() is self:
+                continue
+            if handle is not None:
+                handle.remove()
+            frozen = not p.requires_grad
+            p.requires_grad_(True)  # torch takes hooks on such parameters alone
+            try:
                 handle = self._register(p, self._make_post_backward_hook(p, index, place))
-                _hooks[p] = weakref.ref(self), handle
+            finally:
+                p.requires_grad_(not frozen)
+            _hooks[p] = weakref.ref(self), handle
 
     def _register(self, p, hook):
         if not self.contiguous_grad_buffer:
@@ -250,6 +266,8 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         return post_backward_hook
 
     def add_param_group(self, param_group):
+        if self.device is not None:
+            self._gradients.settle()
         super().add_param_group(param_group)
         if self.device is not None:
             self._adopt(len(self.param_groups) - 1)
@@ -362,12 +380,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
             store_parameters(bucket, model_shard(bucket, self.parameter, torch.float32))
             self._places.append(Places(bucket, [*map(self.parameter, bucket.fragments)]))
         self._gradients.append(
-            [
-                GradientBucket(
-                    bucket, {key for key in bucket.waits_for if self.parameter(*key).requires_grad}, part
-                )
-                for bucket, part in zip(new, parts, strict=True)
-            ],
+            [GradientBucket(bucket, bucket.waits_for, part) for bucket, part in zip(new, parts, strict=True)],
             self._gradient_order(),
         )
 
@@ -530,7 +543,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
             found_inf = None
         if self.contiguous_param_buffer and any(part is None for part in self._param_parts()):
             self.init_param_buffer()
-        self._count(found_inf)
+        counted = self._count(found_inf)
         local = LocalStep(
             self.param_groups,
             self.device,
@@ -542,9 +555,13 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         )
         buckets, parts, runs = self.state["buckets"], self._param_parts(), self._current_runs()
         order = self._gradients.order[::-1]  # as the model reads parameters
-        shards = local.update(
-            [(buckets[i], runs[i], self._gradients.buckets[i].shard, self._own(parts[i])) for i in order]
-        )
+        gradients = self._gradients.shards()
+        work = [(buckets[i], runs[i], gradients[i], self._own(parts[i])) for i in order]
+        try:
+            shards = local.update(work)
+        except BaseException:
+            self.state["step"] -= counted
+            raise
         self._parameters.put(
             [
                 ParameterBucket(self._places[i], buckets[i], shard, parts[i])
@@ -558,12 +575,10 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         return loss
 
     def _count(self, found_inf):
-        if not self.capturable:
-            self.state["step"] += 1
-        elif found_inf is None:
-            self.state["step"].add_(1)
-        else:
-            self.state["step"].add_((found_inf == 0).to(torch.int32))
+        """Counts this step, unless found_inf says otherwise, and returns by how much."""
+        counted = 1 if found_inf is None else (found_inf == 0).to(torch.int32)
+        self.state["step"] += counted
+        return counted
 
     def _current_runs(self):
         """The runs of each bucket; other ones once a parameter comes to require gradients, or no longer does."""

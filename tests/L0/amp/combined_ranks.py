@@ -159,7 +159,8 @@ def overlap(rank):
     finally:
         _combined_ddp.LEAST = least
     assert len(reducer._slices) >= 4
-    assert during[:2] == [0, 0] and during[2] == during[3] == len(reducer._slices)
+    # The last one goes out when the pass is known not to have raised.
+    assert during[:2] == [0, 0] and during[2] == during[3] == len(reducer._slices) - 1
     same_on_all_ranks(model)
 
 
@@ -278,7 +279,140 @@ def gradients_replaced_in_the_pass(rank):
     same_on_all_ranks(model)
 
 
+def refused(function, *words):
+    try:
+        function()
+    except (RuntimeError, ArithmeticError) as error:
+        assert any(word in str(error) for word in words), str(error)
+    else:
+        raise AssertionError("nothing was raised")
+
+
+def raises(rank, level):
+    """A hook raises on one rank, or on all, in the first pass, in that which shows the order, and later."""
+    weights = []
+    for who in ((), (0,), (1,), range(dist.get_world_size())):
+        for layer in (0, 2) if who else (0,):
+            runs.forget()
+            model, optimizer = start(level, loss_scale=8.0, ddp_replica_count=8)
+            lit = []
+            model.branches[layer].weight.register_hook(lambda grad, lit=lit: burn(lit))
+            for step in range(4):
+                optimizer.zero_grad()
+                lit += [1] if rank in who else []
+                if who:
+                    refused(
+                        lambda step=step, model=model, optimizer=optimizer: runs.backward(
+                            loss_of(model, step, rank), optimizer
+                        ),
+                        "on purpose",
+                        "of a rank raised",
+                    )
+                    assert step == 0 or not any(p.grad.any() for p in model.parameters())
+                    optimizer.zero_grad()
+                runs.backward(loss_of(model, step, rank), optimizer)
+                optimizer.step()
+            same_on_all_ranks(model)
+            weights.append(runs.values(model))
+    for others in weights[1:]:
+        assert runs.equal(others, weights[0])
+
+
+def burn(lit):
+    if lit:
+        lit.clear()
+        raise ArithmeticError("on purpose")
+
+
+def one_late_gradient(rank):
+    """On one rank alone, inside a pass and before one: named on every rank, again as long as it lasts."""
+    for before in (False, True):
+        runs.forget()
+        model, optimizer = start("O1", loss_scale=8.0)
+        model.used = range(2)
+        for step in range(2):
+            optimizer.zero_grad()
+            runs.backward(loss_of(model, step, rank), optimizer)
+            optimizer.step()
+        for _ in range(2):
+            optimizer.zero_grad()
+            if rank == 1 and before:
+                for p in model.branches[2].parameters():
+                    p.grad = torch.ones_like(p)
+            model.used = range(3) if rank == 1 and not before else range(2)
+            refused(
+                lambda model=model, optimizer=optimizer: runs.backward(loss_of(model, 2, rank), optimizer),
+                "first gradient after",
+                "of a rank raised",
+            )
+        model.used = range(2)
+        optimizer.zero_grad()
+        runs.backward(loss_of(model, 3, rank), optimizer)
+        optimizer.step()
+        same_on_all_ranks(model)
+
+
+def nothing_on_one_rank(rank):
+    """The first pass reaches nothing there: named everywhere; afterwards such a pass counts as 0."""
+    model, optimizer = start("O1", loss_scale=8.0)
+
+    def pass_of(step):
+        if rank == 1:
+            return torch.ones(3, requires_grad=True).sum()
+        return loss_of(model, step, rank)
+
+    refused(lambda: runs.backward(pass_of(0), optimizer), "inconsistent parameters")
+    for step in range(4):
+        optimizer.zero_grad()
+        runs.backward(pass_of(step) if step else loss_of(model, step, rank), optimizer)
+        optimizer.step()
+    same_on_all_ranks(model)
+
+
+def defaults(rank):
+    """Other default dtypes and another default device change nothing, nor do values that lie behind a negative bit."""
+    weights = []
+    for dtype, device in (
+        (torch.float32, None),
+        (torch.bfloat16, None),
+        (torch.float64, None),
+        (torch.float32, "meta"),
+    ):
+        runs.forget()
+        model = Net(0)
+        model.register_buffer("offset", torch.full((4,), -1.0 - rank)._neg_view() if rank else torch.ones(4))
+        optimizer = torch.optim.SGD(groups_of(model), lr=0.05, momentum=0.9)
+        batches = [loss_inputs(rank, step) for step in range(3)]
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(device)
+        try:
+            runs.initialize(
+                model, optimizer, opt_level="O1", combine_grad=True, combine_ddp=True, loss_scale=8.0
+            )
+            for x in batches:
+                optimizer.zero_grad()
+                runs.backward(model(x).float().square().mean(), optimizer)
+                optimizer.clip_optimizer_grad_norm_fused(1.0)
+                optimizer.step()
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(None)
+        assert model.offset.tolist() == [1.0] * 4
+        weights.append(runs.values(model))
+    for others in weights[1:]:
+        assert runs.equal(others, weights[0])
+
+
+def loss_inputs(rank, step):
+    return torch.randn(8, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
 CASES = {
+    "raises-O1": (raises, ("O1",)),
+    "raises-O2": (raises, ("O2",)),
+    "one_late_gradient": (one_late_gradient, ()),
+    "nothing_on_one_rank": (nothing_on_one_rank, ()),
+    "defaults": (defaults, ()),
     **{
         f"is_ddp-{level}-{accumulate}-{count}": (is_ddp, (level, accumulate, count))
         for level in ("O1", "O2")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zero_checkpoints
+import zero_faults
 import zero_states
 import zero_steps
 
-CASES = {**zero_steps.CASES, **zero_states.CASES, **zero_checkpoints.CASES}
+CASES = {**zero_steps.CASES, **zero_states.CASES, **zero_checkpoints.CASES, **zero_faults.CASES}

@@ -210,6 +210,7 @@ def _overlap(mesh):
     params[1].requires_grad_(False)
     trained = [p for p in params if p.requires_grad]
     optimizer = make(params, **SMALL)
+    optimizer.zero_grad()  # from here on
     with _reductions() as calls:
         backward(trained, 0)
         whole = len(optimizer.state["buckets"])
