@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from apex import _functional
 from apex._loader import bindings
+from apex.parallel._reduction import waiting
 
 bindings.load()
 
@@ -31,11 +32,16 @@ def _gather(statistics, group):
 
         return functional.all_gather_tensor(statistics.unsqueeze(0), 0, group)
     gathered = statistics.new_empty(dist.get_world_size(group), statistics.numel())
+    with waiting("a batch norm's statistics"):
+        _gather_into(gathered, statistics, group)
+    return gathered
+
+
+def _gather_into(gathered, statistics, group):
     if dist.get_backend(group) == "gloo":  # before torch 2.9 it has no all_gather_into_tensor
         dist.all_gather(list(gathered.unbind(0)), statistics, group=group)
     else:
         dist.all_gather_into_tensor(gathered, statistics, group=group)
-    return gathered
 
 
 def add_up(sums, group):
@@ -46,7 +52,8 @@ def add_up(sums, group):
         from torch.distributed import _functional_collectives as functional
 
         return functional.all_reduce(sums, "sum", group)
-    dist.all_reduce(sums, group=group)
+    with waiting("a batch norm's gradients"):
+        dist.all_reduce(sums, group=group)
     return sums
 
 

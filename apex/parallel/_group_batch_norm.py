@@ -74,7 +74,7 @@ def gradients(grad_output, x, bitmask, weight, bias, mean, inv_std, count, group
     wants_x, wants_z, wants_weight, wants_bias = wants
     affine = weight if bias is None else bias if weight is None else weight
     of_dy = of_dy_xmu = grad_x = grad_z = grad_weight = grad_bias = None
-    if wants_weight or wants_bias or (wants_x and count is not None):
+    if wants_weight or wants_bias or group is not None or (wants_x and count is not None):
         of_rank = affine if group is None else None
         sums, grad_weight, grad_bias = call(
             "reduce_bn", grad_output, x, mean, inv_std, of_rank, channel_last, bitmask

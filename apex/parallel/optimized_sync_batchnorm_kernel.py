@@ -12,6 +12,8 @@ from apex.reference import _channels
 class SyncBatchnormFunction(torch.autograd.Function):
     """One all-gather in forward, one all-reduce in backward; nothing waits on the host.
 
+    The all-reduce is there whether this rank's input needs a gradient or not: that of another rank may.
+
     The gradients of weight and bias are this rank's, as those of any layer: DistributedDataParallel adds them up.
     """
 
@@ -83,13 +85,15 @@ class SyncBatchnormFunction(torch.autograd.Function):
         if ctx.fuse_relu:
             grad_output = call("relu_bw", grad_output, input, z, mean, inv_std, weight, bias, last)
         sums = None
-        if wants_weight or wants_bias or (wants_input and count is not None):
+        if wants_weight or wants_bias or ctx.group is not None or (wants_input and count is not None):
             affine = bias if weight is None else weight
             sums, grad_weight, grad_bias = call("reduce_bn", grad_output, input, mean, inv_std, affine, last)
+        if count is not None and (wants_input or ctx.group is not None):
+            sums = add_up(sums, ctx.group)
         if wants_input:
             of_dy = of_dy_xmu = None
             if count is not None:
-                of_dy, of_dy_xmu = add_up(sums, ctx.group).chunk(2)
+                of_dy, of_dy_xmu = sums.chunk(2)
             grad_input = call(
                 "batchnorm_backward", grad_output, input, mean, inv_std, weight, of_dy, of_dy_xmu, count, last
             )

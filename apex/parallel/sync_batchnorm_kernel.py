@@ -47,8 +47,9 @@ class SyncBatchnormFunction(torch.autograd.Function):
         affine = bias if weight is None else weight
         sums, grad_weight, grad_bias = call("reduce_bn", grad_output, input, mean, inv_std, affine, False)
         grad_input = None
-        if wants_input:
+        if wants_input or ctx.group is not None:  # another rank's input may need a gradient
             sums = add_up(sums, ctx.group)
+        if wants_input:
             count = mean.new_full((1,), ctx.values)
             grad_input = call(
                 "batchnorm_backward", grad_output, input, mean, inv_std, weight, *sums.chunk(2), count, False

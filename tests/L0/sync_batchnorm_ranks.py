@@ -221,11 +221,63 @@ def _eval_speaks_to_nobody(mesh):
 
 
 def _frozen_input(mesh):
-    """A first layer needs no gradient of its input: nobody waits for an all-reduce."""
-    layer, counted = SyncBatchNorm(3), Counted()
-    with counted.watch():
-        layer(_random((2, 3, 4), torch.float32, dist.get_rank())).sum().backward()
-    assert (counted.gathered, counted.reduced) == (1, 0) and layer.bias.grad.eq(8).all()
+    """Inputs that need no gradient, on every rank or on some, and weights that need none: nobody waits in vain."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    samples = [_random((2, 3, 4), torch.float32, r) for r in range(world)]
+    gradients = [_random((2, 3, 4), torch.float32, 50 + r) for r in range(world)]
+    for needs, affine in (((), True), ((0,), True), ((1,), True), (range(world), False)):
+        layer, counted, x = SyncBatchNorm(3, affine=affine), Counted(), samples[rank].clone()
+        x.requires_grad_(rank in needs)
+        with counted.watch():
+            layer(x).backward(gradients[rank])
+        assert (counted.gathered, counted.reduced) == (1, 1)
+        whole = torch.cat(samples).double().requires_grad_()
+        other = torch.nn.BatchNorm1d(3, affine=affine).double()
+        other(whole).backward(torch.cat(gradients).double())
+        if x.requires_grad:
+            _near(x.grad, whole.grad.chunk(world)[rank], torch.float32)
+        if affine:
+            _near(layer.bias.grad, gradients[rank].double().sum((0, 2)), torch.float32)
+
+
+def _absent(mesh):
+    """Where a rank does not come the others are told, when the time is over."""
+    wait = dict(timeout=datetime.timedelta(seconds=2))
+    layer = SyncBatchNorm(3, process_group=dist.new_group(**wait))
+    if dist.get_rank() == 0 and dist.get_backend() == "gloo":
+        before = copy.deepcopy(layer.state_dict())
+        with pytest.raises(RuntimeError, match="in vain for the other ranks' part of a batch norm's statistics"):
+            layer(_random((2, 3, 4), torch.float32, 0))
+        for name in ("running_mean", "running_var"):
+            assert torch.equal(layer.state_dict()[name], before[name])
+
+
+def _defaults(mesh):
+    """Under other default dtypes and on another default device the numbers are the same."""
+    found, device = [], torch.get_default_device()
+    for dtype, other in (
+        (torch.float32, device),
+        (torch.bfloat16, device),
+        (torch.float16, device),
+        (torch.float64, device),
+        (torch.float32, "meta"),
+    ):
+        layer = SyncBatchNorm(3, fuse_relu=True)
+        x = _random((2, 3, 4), torch.float16, dist.get_rank()).requires_grad_()
+        gradient = _random((2, 3, 4), torch.float16, 50 + dist.get_rank())
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(other)
+        try:
+            layer(x).backward(gradient)
+            with torch.no_grad():
+                evaluated = layer.eval()(x)
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(device)
+        found.append([x.grad, layer.weight.grad, layer.running_var, evaluated])
+    for others in found[1:]:
+        for a, b in zip(others, found[0], strict=True):
+            assert a.dtype == b.dtype and torch.equal(a, b)
 
 
 def _large_mean(mesh):
@@ -339,6 +391,8 @@ CASES = {
     "large_mean": _large_mean,
     "eval_speaks_to_nobody": _eval_speaks_to_nobody,
     "frozen_input": _frozen_input,
+    "absent": _absent,
+    "defaults": _defaults,
     "whole_model": _whole_model,
     "compiled": _compiled,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 
 import torch
 import torch.distributed as dist
@@ -342,6 +343,16 @@ def _defaults(mesh):
         close(others, found[0], 0)
 
 
+def _absent(mesh):
+    """Where a rank runs no pass the others are told, when the time is over."""
+    groups = [dist.new_group(timeout=datetime.timedelta(seconds=2)) for _ in range(2)]
+    ddp = DDP(network(), 1, num_allreduce_streams=2, allreduce_communicators=(groups, [None, None]))
+    if dist.get_rank() == 0:
+        loss = loss_of(ddp(mine(rows())))
+        with raises(RuntimeError, "in vain", "other ranks", "empty_backward()"):
+            loss.backward()
+
+
 def _same_loss_twice(mesh):
     """retain_graph, then backward() of the same loss on one rank after the others: each reduces once."""
     module, whole = network(), network()
@@ -370,4 +381,5 @@ CASES = {
     "strange_gradients": _strange_gradients,
     "defaults": _defaults,
     "same_loss_twice": _same_loss_twice,
+    "absent": _absent,
 }

@@ -23,7 +23,7 @@ from apex.contrib.optimizers._states import join_remainders, split_remainders
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed")
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # Cases that one rank has nothing of.
-SEVERAL = ("grid", "order_of_use", "overlap", "frozen_on_some_ranks", "raises_and_goes_on_alone")
+SEVERAL = ("grid", "order_of_use", "overlap", "frozen_on_some_ranks", "raises_and_goes_on_alone", "absent")
 
 
 class Wrapper(torch.Tensor):

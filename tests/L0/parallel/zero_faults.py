@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+
 import torch
+import torch.distributed as dist
 from ddp_common import raises, same_on_all_ranks
 from zero_common import SMALL, Oracle, backward, clones, equal, gradients, make, parameters, rank, ranks
 
@@ -300,7 +303,19 @@ def _defaults(mesh):
         equal(others, found[0])
 
 
+def _absent(mesh):
+    """Where a rank does not step the others are told, when the time is over."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    params = parameters()
+    optimizer = make(params, process_group=group)
+    if rank() == 0:
+        backward(params, 0)
+        with raises(RuntimeError, "in vain", "alike"):
+            optimizer.step()
+
+
 CASES = {
+    "absent": _absent,
     "idle": _idle,
     "skipped": _skipped,
     "thawed": _thawed,
