@@ -246,7 +246,9 @@ def _absent(mesh):
     layer = SyncBatchNorm(3, process_group=dist.new_group(**wait))
     if dist.get_rank() == 0 and dist.get_backend() == "gloo":
         before = copy.deepcopy(layer.state_dict())
-        with pytest.raises(RuntimeError, match="in vain for the other ranks' part of a batch norm's statistics"):
+        with pytest.raises(
+            RuntimeError, match="in vain for the other ranks' part of a batch norm's statistics"
+        ):
             layer(_random((2, 3, 4), torch.float32, 0))
         for name in ("running_mean", "running_var"):
             assert torch.equal(layer.state_dict()[name], before[name])

@@ -77,6 +77,8 @@ class Ranks:
             )
         self.root = dist.get_global_rank(self.everyone, 0)
         self._aside = None
+        if dist.get_backend(self.everyone) == "gloo":  # now, while all ranks are here
+            self._make_aside()
 
     def broadcast(self, tensors):
         """Gives each tensor, contiguous, the values of the first rank."""
@@ -93,11 +95,8 @@ class Ranks:
         """
         if self.count == 1:
             return Agreement(started, late, None)
-        if (
-            self._aside is None
-        ):  # a group of its own: ranks may have sent different numbers of messages in the others
-            members = dist.get_process_group_ranks(self.everyone)
-            self._aside = dist.new_group(members, use_local_synchronization=True)
+        if self._aside is None:
+            self._make_aside()
         checksum = zlib.crc32(bytes(trained))
         mine = [purpose is DROP, purpose is SYNC, started, late, checksum, -checksum]
         device = "cpu" if dist.get_backend(self.everyone) == "gloo" else _device_of_backend()
@@ -117,6 +116,12 @@ class Ranks:
                 "every rank, then call zero_grad()"
             )
         return Agreement(bool(started), bool(late), problem)
+
+    def _make_aside(self):
+        """A group for `agree`: in the others ranks may have sent different numbers of messages by then."""
+        if self.count > 1:
+            members, timeout = dist.get_process_group_ranks(self.everyone), _timeout_of(self.everyone)
+            self._aside = dist.new_group(members, timeout=timeout, use_local_synchronization=True)
 
     def reduce_scatter(self, shard, whole, average):
         """Starts to sum `whole` over all ranks, of which this rank gets `shard`; `whole` may be overwritten.
@@ -174,6 +179,14 @@ class _Both:
     def wait(self):
         self.start_second()
         self._work.wait()
+
+
+def _timeout_of(group):
+    """The timeout of a process group; None, torch's default, where it does not tell."""
+    try:
+        return group._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def _device_of_backend():
