@@ -38,6 +38,9 @@ PROBE = Path(__file__).with_name("gpu_check_results.py")
 
 
 class Check:
+    marker = "gpu"  # which tests
+    limit = None  # seconds that a command may take
+
     def __init__(self, wheel: Path, place: Path, out: Path, expression: str | None):
         self.wheel, self.place, self.out, self.expression = wheel, place, out, expression
         self.site, self.junit = place / "site", out / "L0.xml"
@@ -48,8 +51,9 @@ class Check:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("APEX_")}
         paths = [str(site or self.site), *map(str, extra)]
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "APEX_CACHE_DIR": str(self.place / "cache")}
+        environment["NCCL_NVLS_ENABLE"] = "0"  # no multicast over NVLink
         done = subprocess.run(
-            [sys.executable, *map(str, command)], cwd=self.place, env=environment | variables,
+            [sys.executable, *map(str, command)], cwd=self.place, env=environment | variables, timeout=self.limit,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout
@@ -81,13 +85,15 @@ class Check:
         copy = self.place / "tests"
         shutil.copytree(ROOT / "tests", copy)
         shutil.copyfile(ROOT / "pyproject.toml", self.place / "pyproject.toml")  # the tests' markers
-        arguments = ["-q", "-p", "no:cacheprovider", copy / "L0", "--ignore", copy / "L0/loader"]
-        arguments += ["--ignore", copy / "L0/host", "-m", "gpu", f"--junitxml={self.junit}"]
+        arguments = ["-q", "-p", "no:cacheprovider", "-m", self.marker, f"--junitxml={self.junit}"]
         arguments += ["-k", self.expression] if self.expression else []
-        if importlib.util.find_spec("xdist"):
-            arguments += ["-n", "10", "--dist", "loadfile"]
-        code, text = self.run("-m", "pytest", *arguments, extra=[copy])
+        code, text = self.run("-m", "pytest", *arguments, *self.which(copy), extra=[copy])
         return code == 0, "\n".join(text.splitlines()[-12:])
+
+    def which(self, tests):
+        """Arguments of pytest: what of the folder `tests` is collected, and how many run at once."""
+        beside = ["-n", "10", "--dist", "loadfile"] if importlib.util.find_spec("xdist") else []
+        return [tests / "L0", "--ignore", tests / "L0/loader", "--ignore", tests / "L0/host", *beside]
 
     def same_bits(self):
         """Packs, JIT without packs, and PTX compute the same bits."""
@@ -123,10 +129,28 @@ class Check:
         manifest = WheelFile(self.wheel).packs.get(cell)
         found = receipts.make(
             receipts.L0, cell, self.machine, [self.junit], identity.wheel(self.wheel), self.wheel,
-            identity.pack(manifest) if manifest else None, self.expression or "",
+            identity.pack(manifest) if manifest else None, self.narrowed,
         )  # fmt: skip
         steps = {name: {k: step[k] for k in ("passed", "seconds")} for name, step in self.steps.items()}
         return receipts.sealed(found | {"steps": steps})
+
+    @property
+    def narrowed(self):
+        """Which part of a GPU's tests ran, in words; nothing: all."""
+        return self.expression or ""
+
+    def conclude(self):
+        """Writes what every step said, and the receipt. Returns the exit code."""
+        failed = [name for name, step in self.steps.items() if not step["passed"]]
+        text = json.dumps({"wheel": self.wheel.name, "steps": self.steps, "probe": self.machine}, indent=1)
+        (self.out / "steps.json").write_text(text)
+        try:
+            receipts.write(self.receipt(), self.out / "receipt.json")
+        except Exception as error:  # a step that failed left nothing to make it of
+            failed.append("receipt")
+            print(f"no receipt: {type(error).__name__}: {error}")
+        print("failed: " + ", ".join(failed) if failed else "everything held")
+        return bool(failed)
 
     def without_packs(self):
         bare = self.place / "bare"
@@ -154,16 +178,7 @@ def main():
         check.step("tests", check.tests)
         for name in arguments.benchmarks:
             check.step(f"benchmark {name}", lambda name=name: check.benchmark(name))
-        failed = [name for name, step in check.steps.items() if not step["passed"]]
-        text = json.dumps({"wheel": check.wheel.name, "steps": check.steps, "probe": check.machine}, indent=1)
-        (out / "steps.json").write_text(text)
-        try:
-            receipts.write(check.receipt(), out / "receipt.json")
-        except Exception as error:  # a step that failed left nothing to make it of
-            failed.append("receipt")
-            print(f"no receipt: {type(error).__name__}: {error}")
-    print("failed: " + ", ".join(failed) if failed else "everything held")
-    return bool(failed)
+        return check.conclude()
 
 
 if __name__ == "__main__":

@@ -434,6 +434,25 @@ def test_a_gpu_machine_s_check_writes_a_receipt_that_merges(tiny_wheel, tmp_path
         check.receipt()
 
 
+def test_two_gpus_check_is_of_the_marked_tests_alone(tiny_wheel, tmp_path, monkeypatch):
+    """The part of ci/two_gpu_check.py that needs no GPU: which files it takes, and that one card is not enough."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "ci"))
+    module = importlib.import_module("two_gpu_check")
+    check = module.TwoGpuCheck(tiny_wheel, tmp_path, tmp_path, None)
+    names = {path.name for path in check.which(REPOSITORY / "tests")}
+    assert {"test_two_gpus.py", "test_several_streams.py", "test_distributed.py"} <= names
+    assert "test_plain.py" not in names and check.narrowed == "two_gpus"
+    check.machine = PROBE
+    assert check.cards() == (False, PROBE["machine"]["devices"][1]["name"])
+    junit_file(check.junit)
+    check.step("tests", lambda: (True, "3 passed"))
+    assert check.conclude() == 0
+    receipt = receipts.read(tmp_path / "receipt.json")
+    assert receipts.why_not(receipt, identity.wheel(tiny_wheel)).startswith("it is of a part of the tests: two_gpus")
+    code, text = check.run("-c", "import os; print(os.environ['NCCL_NVLS_ENABLE'])", NCCL_NVLS_ENABLE="0")
+    assert (code, text) == (0, "0\n")
+
+
 def test_a_wheel_that_a_receipt_does_not_name_is_a_fault(make, merge):
     assert "its wheel is not what it should be" in merge(receipt=make(wheel={"name": "x"}))[1]
 
