@@ -14,6 +14,7 @@ from torch import nn
 
 from apex.parallel import DistributedDataParallel, Reducer
 from apex.parallel._buckets import plan_buckets
+from apex.parallel.distributed import split_half_float_double, split_half_float_double_bfloat16
 
 distributed = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
 
@@ -71,6 +72,17 @@ def test_plan_of_buckets():
     assert plan_buckets(params, [e, d, c, b, a], 100) == [[4, 1, 0], [3, 2]]
     assert plan_buckets(params, [e, d, c, b, a], 1, {id(b)}) == [[4, 1], [3, 2], [0]]
     assert plan_buckets(params, [], 1) == [[0, 1, 4], [2, 3]]
+
+
+def test_tensors_split_by_type():
+    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float16, torch.float32)
+    a, b, c, _, d, e = tensors = [torch.zeros(2, dtype=dtype) for dtype in dtypes]
+    for split, wanted in (
+        (split_half_float_double, [[d], [a, e], [c]]),
+        (split_half_float_double_bfloat16, [[d], [a, e], [c], [b]]),
+    ):
+        assert [[id(t) for t in group] for group in split(tensors)] == [[id(t) for t in g] for g in wanted]
+        assert split([]) == []
 
 
 @distributed
