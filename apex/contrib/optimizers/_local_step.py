@@ -64,12 +64,14 @@ class LocalStep:
 
     def __init__(self, groups, device, parameter_of, adam_w_mode, step, grad_scale, found_inf):
         _loader.load()
-        self._groups, self._device, self._parameter_of = groups, device, parameter_of
+        self._device, self._parameter_of = device, parameter_of
         self._mode = 1 if adam_w_mode else 0
         counted = isinstance(step, torch.Tensor)
         self._step, self._step_tensor = (0, step) if counted else (step, None)
         self._grad_scale, self._found_inf = grad_scale, found_inf
         self._columns = {}  # (group, whether it has copies) -> columns of tensors
+        # Of all groups, on every rank: what raises does so before anything is updated, and on all ranks alike.
+        self._options = [self._options_of(group) for group in groups]
 
     def update(self, work):
         """Updates buckets, and returns this rank's shard of each as it is to be sent.
@@ -152,23 +154,27 @@ class LocalStep:
             torch.ops.apex.multi_tensor_adam(*arguments)
         self._columns = {}
 
-    def _call(self, group_id, columns):
-        """The arguments of multi_tensor_adam for one group."""
-        group = self._groups[group_id]
+    def _options_of(self, group):
         beta1, beta2 = group["betas"]
         rate = learning_rate(group, self._device)
+        numbers = (rate["lr"], float(beta1), float(beta2), float(group["eps"]))
+        return *numbers, bool(group["bias_correction"]), float(group["weight_decay"]), rate["lr_tensor"]
+
+    def _call(self, group_id, columns):
+        """The arguments of multi_tensor_adam for one group."""
+        lr, beta1, beta2, eps, bias_correction, weight_decay, lr_tensor = self._options[group_id]
         return (
             *columns[:4],
             columns[4] if len(columns) > 4 else [],
-            rate["lr"],
+            lr,
             beta1,
             beta2,
-            group["eps"],
+            eps,
             self._step,
             self._mode,
-            bool(group["bias_correction"]),
-            group["weight_decay"],
-            rate["lr_tensor"],
+            bias_correction,
+            weight_decay,
+            lr_tensor,
             self._step_tensor,
             False,
             self._grad_scale,

@@ -544,24 +544,13 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         if self.contiguous_param_buffer and any(part is None for part in self._param_parts()):
             self.init_param_buffer()
         counted = self._count(found_inf)
-        local = LocalStep(
-            self.param_groups,
-            self.device,
-            self.parameter,
-            self.adam_w_mode,
-            self.state["step"],
-            self._grad_scale,
-            found_inf,
-        )
-        buckets, parts, runs = self.state["buckets"], self._param_parts(), self._current_runs()
         order = self._gradients.order[::-1]  # as the model reads parameters
-        gradients = self._gradients.shards()
-        work = [(buckets[i], runs[i], gradients[i], self._own(parts[i])) for i in order]
         try:
-            shards = local.update(work)
+            shards = self._update_shards(order, found_inf)
         except BaseException:
             self.state["step"] -= counted
             raise
+        buckets, parts = self.state["buckets"], self._param_parts()
         self._parameters.put(
             [
                 ParameterBucket(self._places[i], buckets[i], shard, parts[i])
@@ -573,6 +562,21 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         else:
             self._parameters.finish()
         return loss
+
+    def _update_shards(self, order, found_inf):
+        """Adam on this rank's shards of these buckets; returns what is sent of each."""
+        local = LocalStep(
+            self.param_groups,
+            self.device,
+            self.parameter,
+            self.adam_w_mode,
+            self.state["step"],
+            self._grad_scale,
+            found_inf,
+        )
+        buckets, parts, runs = self.state["buckets"], self._param_parts(), self._current_runs()
+        gradients = self._gradients.shards()
+        return local.update([(buckets[i], runs[i], gradients[i], self._own(parts[i])) for i in order])
 
     def _count(self, found_inf):
         """Counts this step, unless found_inf says otherwise, and returns by how much."""
