@@ -4,6 +4,7 @@
 import collections
 import json
 import locale
+import os
 
 import pytest
 import rings
@@ -28,9 +29,33 @@ def pytest_runtest_setup(item):
 pytest_runtest_call = pytest.hookimpl(tryfirst=True)(_take_own_locale)
 
 
+# ---- torch's defaults ---------------------------------------------------------------------------------------
+
+DEFAULT_DTYPE, DEFAULT_DEVICE = (os.environ.get(f"APEX_TESTS_DEFAULT_{name}") for name in ("DTYPE", "DEVICE"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """Each test, with its fixtures, runs under the default dtype and device that the environment names: "bfloat16",
+    "meta". What depends on neither passes all the same; tensors of the tests name both."""
+    if not (DEFAULT_DTYPE or DEFAULT_DEVICE):
+        return (yield)
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, DEFAULT_DTYPE or "float32"))
+    try:
+        with torch.device(DEFAULT_DEVICE or "cpu"):
+            return (yield)
+    finally:
+        torch.set_default_dtype(before)
+
+
 # ---- what was left out --------------------------------------------------------------------------------------
 
-DESELECTED = "deselected"  # a property of JUnit files: {reason: [node ids]}, as build_matrix/junit.py reads it
+DESELECTED = (
+    "deselected"  # a property of JUnit files: {reason: [node ids]}, as build_matrix/junit.py reads it
+)
 _left_out = collections.defaultdict(list)
 
 
@@ -61,7 +86,9 @@ def pytest_deselected(items):
 
 
 def _why_left_out(config) -> str:
-    options = [(f"-{letter}", config.getoption(name)) for letter, name in (("m", "markexpr"), ("k", "keyword"))]
+    options = [
+        (f"-{letter}", config.getoption(name)) for letter, name in (("m", "markexpr"), ("k", "keyword"))
+    ]
     chosen = " and ".join(f"{option} '{text}'" for option, text in options if text)
     return f"left out by {chosen}" if chosen else "left out: nothing asked for it"
 

@@ -277,11 +277,11 @@ def post_backward_models_are_masters(scaler, params, stashed_grads, scale_overri
         scaler.unscale(found.fresh, found.fresh, None, models_are_masters=True, scale_override=override)
     if found.sums:
         scaler.unscale_with_stashed(found.sums, found.stashed, found.sums, scale_override)
-    found.add_sparse()
+    found.finish()
 
 
 class _Gradients:
-    """Gradients of a backward pass, sorted; the stash is emptied.
+    """Gradients of a backward pass, sorted; the stash is emptied when all is done.
 
     Attributes:
         fresh: those to unscale in place.
@@ -292,11 +292,13 @@ class _Gradients:
         self._take = scaler._take
         self.fresh, self.sums, self.stashed = [], [], []
         self._sparse = []  # (parameter, its gradient before): unscaled in place, then added
-        self.add(params, stashed_grads)
+        self._stashes = []
+        if params:
+            self.add(params, stashed_grads)
 
     def add(self, params, stashed_grads):
-        for i, param in enumerate(params):
-            before, stashed_grads[i] = stashed_grads[i], None
+        self._stashes.append(stashed_grads)
+        for param, before in zip(params, stashed_grads, strict=True):
             grad = dense_gradient(param)
             if grad is None:
                 param.grad = before
@@ -311,9 +313,11 @@ class _Gradients:
                 self.sums.append(grad)
                 self.stashed.append(laid_out_as(grad, before))
 
-    def add_sparse(self):
+    def finish(self):
         for param, before in self._sparse:
             param.grad = param.grad + before
+        for stashed_grads in self._stashes:
+            stashed_grads[:] = [None] * len(stashed_grads)
 
 
 def dense_gradient(owner):
@@ -384,14 +388,14 @@ def post_backward_with_master_weights(self, scaler):
     if _unscale_at_once(stash, scaler):
         return
     scaled = scaler.dynamic or scaler.loss_scale() != 1.0
-    grads, targets, sums, stashed, results = [], [], [], [], []
+    grads, targets, sums, stashed, results, new = [], [], [], [], [], []
     for param, master in zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True):
         if param.grad is None or not scaler._take(param.grad):
             continue
         if master.grad is None:
-            master.grad = torch.empty_like(master)
+            new.append((master, torch.empty_like(master)))
             grads.append(param.grad)
-            targets.append(master.grad)
+            targets.append(new[-1][1])
         else:
             sums.append(param.grad)
             stashed.append(dense_gradient(master))
@@ -404,7 +408,9 @@ def post_backward_with_master_weights(self, scaler):
         scaler.unscale(grads, targets, None, models_are_masters=False)
     if sums or full.sums:
         scaler.unscale_with_stashed(sums + full.sums, stashed + full.stashed, results + full.sums)
-    full.add_sparse()
+    for master, grad in new:
+        master.grad = grad
+    full.finish()
 
 
 def prepare_backward_no_master_weights(self):
@@ -428,7 +434,7 @@ def post_backward_no_master_weights(self, scaler):
         scaler.unscale(found.fresh, found.fresh, None, models_are_masters=True)
     if found.sums:
         scaler.unscale_with_stashed(found.sums, found.stashed, found.sums)
-    found.add_sparse()
+    found.finish()
 
 
 def prepare_backward_combined(self):
@@ -657,6 +663,7 @@ def amp_zero_grad(self, set_to_none=None):
     stash = self._amp_stash
     stash.params_have_scaled_gradients, stash.scaled_by = False, None
     stash.passes = _amp_state.scaled_passes
+    stash.already_patched, stash.found_inf = False, None  # what was decided about gradients that go
     if stash.combined is not None and stash.combined.zero_grad():
         return
     _drop_master_gradients(stash)

@@ -130,6 +130,16 @@ def init(
 
     _pickling.install()
     handle = AmpHandle(loss_scale, enable_caching, verbose)
+    try:
+        _patch(handle, patch_type, verbose, allow_banned, user_cast_preferred)
+    except BaseException:  # a warning that is an error, say
+        handle._deactivate()
+        raise
+    _amp_state.handle = handle
+    return handle
+
+
+def _patch(handle, patch_type, verbose, allow_banned, user_cast_preferred):
     handle._clear_after_steps()
     for (module, name), cast_fn in _USER_CAST_REGISTRY.items():
         wrap.cached_cast(module, name, cast_fn, handle, cast_fn is not utils.maybe_float, verbose)
@@ -143,9 +153,6 @@ def init(
             wrap.cached_cast(functional_overrides.MODULE, name, utils.maybe_float, handle, False, verbose)
         else:
             wrap.err_if_any_half(functional_overrides.MODULE, name, handle, message)
-
-    _amp_state.handle = handle
-    return handle
 
 
 def _low_precision(patch_type):

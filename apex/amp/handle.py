@@ -23,7 +23,8 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
             scaled_loss.backward()
 
     Gradients that were there before are added to, so several passes may come before one step. With master
-    weights the unscaled gradients are theirs (`amp.master_params`), and the model's stay scaled.
+    weights the unscaled gradients are theirs (`amp.master_params`), and the model's stay scaled. What raises inside
+    leaves gradients as they were before (but for those of a pass with delay_unscale: call zero_grad()).
 
     If a gradient is inf or nan and the scale is dynamic, the next step() of these optimizers is skipped and
     the scale reduced. Fused optimizers find that out on the device; for others the host waits once.
@@ -65,14 +66,16 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
             _clear_cache()
         return
 
-    prepared = [o for o in optimizers if not o._amp_stash.params_have_scaled_gradients]
-    for optimizer in prepared:
-        optimizer._prepare_amp_backward()
-    for optimizer in optimizers:
-        optimizer._amp_stash.open = True
-        if optimizer._amp_stash.combined is not None:
-            optimizer._amp_stash.combined.begin(delay_unscale)
+    prepared = []
     try:
+        for optimizer in optimizers:
+            if not optimizer._amp_stash.params_have_scaled_gradients:
+                optimizer._prepare_amp_backward()
+                prepared.append(optimizer)
+        for optimizer in optimizers:
+            optimizer._amp_stash.open = True
+            if optimizer._amp_stash.combined is not None:
+                optimizer._amp_stash.combined.begin(delay_unscale)
         yield scaler.scaled(loss)
     except BaseException:
         for optimizer in optimizers:
@@ -93,15 +96,26 @@ def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, del
             optimizer._amp_stash.scaled_by = loss_id
         return
     scaler.clear_overflow_state()
-    scaler._taken = set() if len(optimizers) > 1 else None
-    for optimizer in optimizers:
-        optimizer._post_amp_backward(scaler)
-        optimizer._amp_stash.params_have_scaled_gradients = False
-        optimizer._amp_stash.scaled_by = None
-        optimizer._amp_stash.unscaled = True
-    scaler._taken = None
+    _unscale(scaler, optimizers)
     if not delay_overflow_check:
         _decide(scaler, optimizers, loss_id)
+
+
+def _unscale(scaler, optimizers):
+    """After a backward pass; where that raises, the gradients of what is not done are what they were before it."""
+    scaler._taken = set() if len(optimizers) > 1 else None
+    waiting = list(optimizers)
+    try:
+        while waiting:
+            stash = waiting[0]._amp_stash
+            waiting[0]._post_amp_backward(scaler)
+            stash.params_have_scaled_gradients, stash.scaled_by, stash.unscaled = False, None, True
+            del waiting[0]
+    finally:
+        scaler._taken = None
+        for optimizer in waiting:
+            if not optimizer._amp_stash.params_have_scaled_gradients:
+                _abandon(optimizer)
 
 
 def _checked(optimizers, loss_id, delay_unscale):

@@ -46,11 +46,11 @@ class OptimWrapper:
         scaler = self._loss_scaler[self._loss_idx]
         try:
             yield scaler.scaled(loss)
+            self._skip_next[self._loss_idx] = unscale_in_place(scaler, self._optimizer)
         except BaseException:
             for p, grad in zip(params, before, strict=True):
                 p.grad = grad
             raise
-        self._skip_next[self._loss_idx] = unscale_in_place(scaler, self._optimizer)
         self._loss_idx += 1
         with torch.no_grad():
             for p, grad in zip(params, before, strict=True):

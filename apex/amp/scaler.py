@@ -11,7 +11,7 @@ import torch
 
 from apex._loader import bindings
 from apex._sharding import is_sharded, local, shard_groups
-from apex.amp._amp_state import maybe_print
+from apex.amp._amp_state import _amp_state, maybe_print
 from apex.amp._errors import AmpWarning
 
 # Where a dynamic scale ends if no min_loss_scale is given: below it, float16 holds no gradient of 1.
@@ -342,7 +342,7 @@ class LossScaler:
         Nothing waits: on an accelerator the scale is copied behind the work that is queued, and looked at the
         next time.
         """
-        if self._on_device is None:
+        if _amp_state.verbosity <= 0 or self._on_device is None:
             return
         scale = self._on_device[0]
         if self._shown is None:

@@ -187,11 +187,31 @@ class FP16_Optimizer:
         """
         if not isinstance(loss, torch.Tensor):
             raise TypeError(f"backward() takes the loss itself, a tensor, not {type(loss).__name__}")
+        first, held_scale = self._stash is None, self._held_scale
         self._set_aside()
         self._keep_one_scale()
-        self.loss_scaler.scaled(loss).backward(retain_graph=retain_graph)
+        params = [*self.all_fp16_params, *self.all_fp32_from_fp32_params]
+        before = [param.grad for param in params]
+        for param in params:
+            param.grad = None
+        try:
+            self.loss_scaler.scaled(loss).backward(retain_graph=retain_graph)
+        except BaseException:
+            self._restore(params, before, first, held_scale)
+            raise
+        _add(params, before)
         if update_master_grads:
             self.update_master_grads()
+
+    def _restore(self, params, before, first, held_scale):
+        """Gradients are what they were before a pass that raised."""
+        for param, grad in zip(params, before, strict=True):
+            param.grad = grad
+        if first:
+            for param, grad in zip(self.all_fp32_from_fp32_params, self._stash, strict=True):
+                param.grad = grad
+            self._stash = None
+        self._held_scale = None if held_scale is None else self.loss_scaler.loss_scale()
 
     def _set_aside(self):
         """Full-precision parameters are their own masters: their scaled gradients go apart from unscaled."""
@@ -359,3 +379,23 @@ class FP16_Optimizer:
             for group, saved in zip(self.fp32_from_fp16_groups, saved_groups, strict=True):
                 for master, value in zip(group, saved, strict=True):
                     master.copy_(value)
+
+
+@torch.no_grad()
+def _add(params, before):
+    """What a pass gave on top of the gradients from before it, into these."""
+    sums, new = [], []
+    for param, old in zip(params, before, strict=True):
+        grad = param.grad
+        if old is None:
+            continue
+        param.grad = old
+        if grad is None:
+            continue
+        if old.layout != torch.strided or grad.layout != torch.strided:
+            param.grad = old + grad
+        else:
+            sums.append(writable_gradient(param))
+            new.append(grad)
+    if sums:
+        torch._foreach_add_(sums, new)

@@ -158,7 +158,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for p in params:
                 p.grad = None
             return
-        grads = [grad for grad in map(writable_gradient, params) if grad is not None]
+        grads = [p.grad for p in params if p.grad is not None]
         if {*map(type, grads)} - {torch.Tensor}:  # DTensors among them
             super().zero_grad(set_to_none=False)
             return
@@ -167,8 +167,13 @@ class FusedOptimizer(torch.optim.Optimizer):
             if grad.requires_grad:
                 grad.detach_() if grad.grad_fn is not None else grad.requires_grad_(False)
             by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
-        for kind in by_kind.values():
-            torch._foreach_zero_(kind)
+        try:
+            for kind in by_kind.values():
+                torch._foreach_zero_(kind)
+        except RuntimeError:  # negative views and zero tensors, which it refuses
+            for grad in map(writable_gradient, params):
+                if grad is not None:
+                    grad.zero_()
 
     def add_param_group(self, param_group):
         super().add_param_group(param_group)

@@ -70,10 +70,16 @@ class AmpGradients {
         to.push_back(gradient);
       }
     }
+    try {
+      pybind11::gil_scoped_release no_gil;
+      multi_tensor_scale(from, to, flag, scale, scale_tensor, false);
+      multi_tensor_axpby(x, y, sum, flag, scale, 1.0, 0, scale_tensor);
+    } catch (...) {  // what was kept aside is still there, and masters hold no memory that nothing was written to
+      for (size_t i = 0; i < masters_.size(); ++i)
+        if (fresh_[i]) masters_[i].mutable_grad().reset();
+      throw;
+    }
     stash_.assign(own_.size(), at::Tensor());
-    pybind11::gil_scoped_release no_gil;
-    multi_tensor_scale(from, to, flag, scale, scale_tensor, false);
-    multi_tensor_axpby(x, y, sum, flag, scale, 1.0, 0, scale_tensor);
     return true;
   }
 

@@ -75,14 +75,14 @@ def test_half_gradients_whose_squares_pass_the_largest_half(variant):
 
 
 def test_nothing_to_clip(variant):
-    p = torch.nn.Parameter(torch.ones(3, device=variant.device))
+    p = torch.nn.Parameter(torch.ones(3, device=variant.device, dtype=F32))
     for parameters in ([], [p], iter([p])):
         norm = clip_grad_norm_(parameters, 1.0)
         assert norm.item() == 0 and norm.dim() == 0
 
 
 def test_empty_gradients(variant):
-    p = torch.nn.Parameter(torch.ones(0, device=variant.device))
+    p = torch.nn.Parameter(torch.ones(0, device=variant.device, dtype=F32))
     p.grad = torch.ones_like(p)
     assert clip_grad_norm_([p], 1.0).item() == 0
 

@@ -41,7 +41,7 @@ def test_both_names_are_one():
 @pytest.mark.parametrize("numel, slot", [(0, 32), (1, 48), (16, 48), (17, 64), (1000, 1040)])
 def test_slots(numel, slot):
     for dtype in (F32, F16, BF16):
-        assert get_aligned_storage_size(torch.empty(numel, dtype=dtype)) == slot
+        assert get_aligned_storage_size(torch.empty(numel, dtype=dtype, device="cpu")) == slot
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
@@ -79,11 +79,13 @@ def test_values_can_be_left_behind(device):
 
 def test_parameters_train_where_they_lie(device):
     """Autograd, and the identity of parameters, are not disturbed."""
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).to(device)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 4, dtype=F32, device="cpu"), torch.nn.Linear(4, 2, dtype=F32, device="cpu")
+    ).to(device)
     params = list(model.parameters())
     combined = combine_tensors(params)
     assert list(map(id, model.parameters())) == list(map(id, params)) and all(p.is_leaf for p in params)
-    model(torch.ones(5, 3, device=device)).sum().backward()
+    model(torch.ones(5, 3, device=device, dtype=F32)).sum().backward()
     expected = [p.detach() - p.grad for p in params]
     torch.optim.SGD(params, lr=1.0).step()
     lists.assert_same_bits(params, expected)
@@ -119,15 +121,15 @@ def test_nothing_to_combine():
 
 
 def test_what_is_refused():
-    one = torch.ones(3)
+    one = torch.ones(3, dtype=F32, device="cpu")
     cases = [
-        (TypeError, "a list of tensors, not one", torch.ones(2, 3)),
+        (TypeError, "a list of tensors, not one", torch.ones(2, 3, dtype=F32, device="cpu")),
         (TypeError, "tensor 1 is int", [one, 3]),
         (TypeError, "tensor 0 is NoneType", [None]),
         (RuntimeError, "tensor 0 is torch.float64: a flat buffer holds", [one.to(F64)]),
         (RuntimeError, "tensor 1 is torch.float16 on cpu, but tensor 0 is torch.float32", [one, one.half()]),
-        (RuntimeError, "tensor 1 is sparse", [one, torch.eye(3).to_sparse()]),
-        (RuntimeError, "tensor 2 is in the list twice", [one, torch.ones(2), one]),
+        (RuntimeError, "tensor 1 is sparse", [one, torch.eye(3, dtype=F32, device="cpu").to_sparse()]),
+        (RuntimeError, "tensor 2 is in the list twice", [one, torch.ones(2, dtype=F32, device="cpu"), one]),
     ]
     for error, words, tensors in cases:
         with pytest.raises(error, match=words):

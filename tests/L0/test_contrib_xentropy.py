@@ -83,7 +83,7 @@ def test_opcheck(dtype):
 class Head(torch.nn.Module):
     def __init__(self, classes=65):
         super().__init__()
-        self.linear = torch.nn.Linear(16, classes)
+        self.linear = torch.nn.Linear(16, classes, dtype=F32, device="cpu")
 
     def forward(self, x, labels):
         return loss(self.linear(x), labels, 0.1, 0, True)
@@ -97,8 +97,8 @@ def test_compile_fullgraph():
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(head, fullgraph=True, dynamic=True, backend=counter)
     for batch in (8, 3, 130):
-        x = torch.randn(batch, 16, dtype=BF16)
-        labels = torch.randint(0, 65, (batch,))
+        x = torch.randn(batch, 16, dtype=BF16, device="cpu")
+        labels = torch.randint(0, 65, (batch,), device="cpu")
         ours = torch.autograd.grad(compiled(x, labels).sum(), list(head.parameters()))
         eager = torch.autograd.grad(head(x, labels).sum(), list(head.parameters()))
         for a, b in zip(ours, eager, strict=True):
@@ -107,18 +107,25 @@ def test_compile_fullgraph():
 
 
 def test_export():
-    head, x, labels = Head(), torch.randn(8, 16), torch.randint(0, 65, (8,))
+    head, x, labels = (
+        Head(),
+        torch.randn(8, 16, dtype=F32, device="cpu"),
+        torch.randint(0, 65, (8,), device="cpu"),
+    )
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(head, (x, labels), dynamic_shapes=({0: batch}, {0: batch}))
-    x, labels = torch.randn(5, 16), torch.randint(0, 65, (5,))
+    x, labels = torch.randn(5, 16, dtype=F32, device="cpu"), torch.randint(0, 65, (5,), device="cpu")
     torch.testing.assert_close(program.module()(x, labels), head(x, labels))
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 def test_autocast(dtype):
     """Losses are float32, as torch's own; the gradient reaches float32 weights."""
-    linear, labels = torch.nn.Linear(16, 65), torch.randint(1, 65, (4,))
-    x = torch.randn(4, 16)
+    linear, labels = (
+        torch.nn.Linear(16, 65, dtype=F32, device="cpu"),
+        torch.randint(1, 65, (4,), device="cpu"),
+    )
+    x = torch.randn(4, 16, dtype=F32, device="cpu")
     with torch.autocast("cpu", dtype):
         losses = loss(linear(x), labels)
         assert losses.dtype == F.cross_entropy(linear(x), labels).dtype == F32

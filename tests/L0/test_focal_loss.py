@@ -23,15 +23,15 @@ def make(shape, real, dtype, device, seed=1):
     """(logits that require gradients, targets with background and what does not count, number of positives)"""
     logits = lists.random(dtype, device, (shape,), scale=3.0, seed=seed)[0].requires_grad_()
     generator = torch.Generator().manual_seed(seed)
-    targets = torch.randint(-2, real, shape[:-1], generator=generator)
-    return logits, targets.to(device), torch.tensor(3.5, device=device)
+    targets = torch.randint(-2, real, shape[:-1], generator=generator, device="cpu")
+    return logits, targets.to(device), torch.tensor(3.5, device=device, dtype=F32)
 
 
 def exact(logits, targets, num_positives, real, alpha, gamma, smoothing):
     """The loss in float64, differentiable, from torch's elementary ops."""
     x = logits[..., :real]
     targets = targets.cpu().unsqueeze(-1)
-    positive = targets == torch.arange(real)
+    positive = targets == torch.arange(real, device="cpu")
     p, q = torch.sigmoid(x), torch.sigmoid(-x)
     t = positive.double() * (1 - smoothing) + smoothing / 2
     entropy = torch.nn.functional.binary_cross_entropy_with_logits(x, t, reduction="none")
@@ -47,7 +47,7 @@ def check(logits, targets, num_positives, real, gamma=2.0, smoothing=0.0):
     assert found.dtype == logits.dtype and found.shape == logits.shape
     wide = logits.detach().cpu().double().requires_grad_()
     expected = exact(wide, targets, num_positives, real, ALPHA, gamma, smoothing)
-    (wanted,) = torch.autograd.grad(expected, wide, torch.tensor(0.7, dtype=F64))
+    (wanted,) = torch.autograd.grad(expected, wide, torch.tensor(0.7, dtype=F64, device="cpu"))
     work = lists.ROUNDING[loss.dtype]
     torch.testing.assert_close(
         loss.detach().cpu().double(), expected.detach(), rtol=64 * work, atol=64 * work
@@ -85,16 +85,18 @@ def test_targets_and_layouts(variant):
 def test_extreme_logits(variant):
     """As accurate where a probability is nearly 0 or 1, which is where a detector's are."""
     x = (
-        torch.tensor([[-80.0, -30, -12, -5, 0, 5, 12, 30, 80]], device=variant.device)
+        torch.tensor([[-80.0, -30, -12, -5, 0, 5, 12, 30, 80]], device=variant.device, dtype=F32)
         .repeat(2, 1)
         .requires_grad_()
     )
     for target in range(9):
         targets = torch.tensor([target, -1], device=variant.device)
-        loss = focal_loss(x, targets, torch.ones((), device=variant.device), 9, ALPHA, 2.0)
+        loss = focal_loss(x, targets, torch.ones((), device=variant.device, dtype=F32), 9, ALPHA, 2.0)
         (gradient,) = torch.autograd.grad(loss, x)
         wide = x.detach().cpu().double().requires_grad_()
-        (wanted,) = torch.autograd.grad(exact(wide, targets, torch.ones(()), 9, ALPHA, 2.0, 0.0), wide)
+        (wanted,) = torch.autograd.grad(
+            exact(wide, targets, torch.ones((), dtype=F32, device="cpu"), 9, ALPHA, 2.0, 0.0), wide
+        )
         torch.testing.assert_close(gradient.cpu().double(), wanted, rtol=2e-5, atol=1e-30)
 
 
@@ -141,7 +143,7 @@ def test_focal_loss_cuda(variant, dtype):
     loss, partial = focal_loss_cuda.forward(logits, targets, n, 20, ALPHA, 2.0, 0.1)
     own, gradient = check(logits, targets, n, 20, 2.0, 0.1)
     assert torch.equal(loss, own) and not loss.requires_grad
-    found = focal_loss_cuda.backward(torch.tensor(0.7, device=variant.device), partial, n)
+    found = focal_loss_cuda.backward(torch.tensor(0.7, device=variant.device, dtype=F32), partial, n)
     assert found.data_ptr() == partial.data_ptr()
     torch.testing.assert_close(
         found.double(), gradient.double(), rtol=2e-2 if dtype == BF16 else 2e-3, atol=1e-6
@@ -156,7 +158,7 @@ def test_around_the_op():
     torch.library.opcheck(
         torch.ops.apex.focal_loss_forward.default, (logits, targets, n, 20, ALPHA, 2.0, 0.1)
     )
-    arguments = (torch.ones(()), logits.detach(), targets, n, 20, ALPHA, 2.0, 0.1)
+    arguments = (torch.ones((), dtype=F32, device="cpu"), logits.detach(), targets, n, 20, ALPHA, 2.0, 0.1)
     torch.library.opcheck(torch.ops.apex.focal_loss_backward.default, arguments)
     counter = CompileCounterWithBackend("aot_eager")
 

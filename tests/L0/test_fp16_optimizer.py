@@ -32,12 +32,17 @@ HALVES = [torch.float16, torch.bfloat16]
 def network(dtype=torch.float16):
     """(N, 6) -> (N, 3): half precision, and a batch norm in float32."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+    model = nn.Sequential(
+        nn.Linear(6, 8, dtype=torch.float32, device="cpu"),
+        nn.BatchNorm1d(8, dtype=torch.float32, device="cpu"),
+        nn.Tanh(),
+        nn.Linear(8, 3, dtype=torch.float32, device="cpu"),
+    )
     return convert_network(model, dtype)
 
 
 def loss_of(model, step=0):
-    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float32, device="cpu")
     return model(x.to(model[0].weight.dtype)).float().square().mean()
 
 
@@ -92,10 +97,10 @@ def test_which_parameters_get_masters(capsys):
     ]
     assert [id(p) for p in optimizer.all_fp32_from_fp32_params] == [id(p) for p in model[1].parameters()]
     assert optimizer.param_groups[0]["params"][-1] is model[3].bias
-    double = nn.Linear(1, 1).double()
+    double = nn.Linear(1, 1, dtype=torch.float32, device="cpu").double()
     wrap(double)
     with pytest.raises(TypeError, match="parameter 0 of group 0 is torch.complex64"):
-        wrap(nn.ParameterList([nn.Parameter(torch.ones(1, dtype=torch.complex64))]))
+        wrap(nn.ParameterList([nn.Parameter(torch.ones(1, dtype=torch.complex64, device="cpu"))]))
     with pytest.warns(DeprecationWarning, match="apex.amp"):
         wrap(network())
 
@@ -203,12 +208,18 @@ def test_clipping(norm_type):
 
 
 def test_unused_parameters():
-    model = nn.ModuleList([nn.Linear(2, 2).half(), nn.Linear(2, 2).half(), nn.BatchNorm1d(2)])
+    model = nn.ModuleList(
+        [
+            nn.Linear(2, 2, dtype=torch.float32, device="cpu").half(),
+            nn.Linear(2, 2, dtype=torch.float32, device="cpu").half(),
+            nn.BatchNorm1d(2, dtype=torch.float32, device="cpu"),
+        ]
+    )
     optimizer = wrap(model, "FusedAdam", static_loss_scale=4.0)
     before = masters(optimizer)
     for _ in range(2):
         optimizer.zero_grad()
-        optimizer.backward(model[0](torch.ones(1, 2).half()).sum())
+        optimizer.backward(model[0](torch.ones(1, 2, dtype=torch.float32, device="cpu").half()).sum())
         optimizer.step()
     assert [g is None for g in optimizer.inspect_master_grad_data()[0]] == [False] * 2 + [True] * 4
     changed = [not torch.equal(a, b) for a, b in zip(masters(optimizer), before, strict=True)]
@@ -282,10 +293,10 @@ def test_loss_scale():
     optimizer = wrap(network(), static_loss_scale=8.0)
     assert optimizer.loss_scale == 8.0
     optimizer.loss_scale = 2.0
-    model = nn.Linear(1, 1, bias=False).half()
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float32, device="cpu").half()
     optimizer = wrap(model, static_loss_scale=8.0)
     optimizer.loss_scale = 2.0
-    optimizer.backward(model(torch.ones(1, 1).half()).sum())
+    optimizer.backward(model(torch.ones(1, 1, dtype=torch.float32, device="cpu").half()).sum())
     assert model.weight.grad.item() == 2.0 and optimizer.inspect_master_grad_data()[0][0].item() == 1.0
 
 
@@ -329,7 +340,10 @@ def test_public_checkpoints():
 
 def test_what_it_refuses():
     optimizer = wrap(network())
-    other = FP16_Optimizer(torch.optim.SGD(nn.Linear(2, 2).half().parameters(), lr=0.1), verbose=False)
+    other = FP16_Optimizer(
+        torch.optim.SGD(nn.Linear(2, 2, dtype=torch.float32, device="cpu").half().parameters(), lr=0.1),
+        verbose=False,
+    )
     before = masters(optimizer)
     with pytest.raises(ValueError, match="another model's"):
         optimizer.load_state_dict(other.state_dict())
@@ -346,7 +360,7 @@ def test_what_it_refuses():
 
 @pytest.mark.filterwarnings("ignore:FP16_Optimizer is of old")
 def test_what_it_does_not_wrap():
-    model = nn.Linear(2, 2).half()
+    model = nn.Linear(2, 2, dtype=torch.float32, device="cpu").half()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(TypeError, match="not Linear"):
         FP16_Optimizer(model, verbose=False)
@@ -362,9 +376,9 @@ def test_what_it_does_not_wrap():
 
 @pytest.mark.filterwarnings("ignore:FP16_Optimizer is of old")
 def test_a_gradient_of_another_layout_between_two_passes():
-    weight = nn.Parameter(torch.ones(3, 4))
+    weight = nn.Parameter(torch.ones(3, 4, dtype=torch.float32, device="cpu"))
     optimizer = FP16_Optimizer(torch.optim.SGD([weight], lr=1.0), static_loss_scale=4.0, verbose=False)
-    factor = torch.arange(12.0).view(3, 4)
+    factor = torch.arange(12.0, dtype=torch.float32, device="cpu").view(3, 4)
     optimizer.backward((weight * factor).sum())
     weight.grad = weight.grad.T.contiguous().T
     optimizer.backward((weight * factor).sum())

@@ -15,7 +15,12 @@ HALVES = [torch.float16, torch.bfloat16]
 
 def network(affine=True):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=affine), nn.ReLU(), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Linear(6, 8, dtype=torch.float32, device="cpu"),
+        nn.BatchNorm1d(8, affine=affine, dtype=torch.float32, device="cpu"),
+        nn.ReLU(),
+        nn.Linear(8, 3, dtype=torch.float32, device="cpu"),
+    )
 
 
 def layer_dtypes(model):
@@ -45,7 +50,7 @@ def test_half_networks(wrap):
     wrapped = wrap(model)
     assert layer_dtypes(wrapped) == (torch.float16, torch.float32)
     assert model[1].running_mean[0] == exact[1].running_mean[0] and model[1].running_var[0] > 0
-    x = torch.randn(4, 6)
+    x = torch.randn(4, 6, dtype=torch.float32, device="cpu")
     found = wrapped(x)
     assert found.dtype == torch.float16
     torch.testing.assert_close(found.float(), exact(x), rtol=1e-2, atol=1e-2)
@@ -56,36 +61,43 @@ def test_batch_norms_without_weights_are_halves(wrap):
     """As in public apex, whose own test says so."""
     wrapped = wrap(network(affine=False))
     assert layer_dtypes(wrapped) == (torch.float16, torch.float16)
-    assert wrapped(torch.randn(4, 6)).dtype == torch.float16
+    assert wrapped(torch.randn(4, 6, dtype=torch.float32, device="cpu")).dtype == torch.float16
 
 
 def test_inputs_of_other_kinds():
     class Picks(nn.Module):
         def __init__(self):
             super().__init__()
-            self.table = nn.Embedding(4, 3)
+            self.table = nn.Embedding(4, 3, dtype=torch.float32, device="cpu")
 
         def forward(self, index, factor):
             return self.table(index) * factor
 
-    found = fp16_utils.FP16Model(Picks())(torch.tensor([1, 2]), torch.tensor(2.0))
+    found = fp16_utils.FP16Model(Picks())(
+        torch.tensor([1, 2], device="cpu"), torch.tensor(2.0, dtype=torch.float32, device="cpu")
+    )
     assert found.dtype == torch.float16 and found.shape == (2, 3)
 
 
 def test_tofp16_and_batch_norms():
-    assert fp16_utils.tofp16()(torch.ones(2)).dtype == torch.float16
+    assert fp16_utils.tofp16()(torch.ones(2, dtype=torch.float32, device="cpu")).dtype == torch.float16
     model = network().half()
     assert fp16_utils.BN_convert_float(model) is model
     assert layer_dtypes(model) == (torch.float16, torch.float32)
-    assert fp16_utils.BN_convert_float(nn.BatchNorm1d(2).half()).weight.dtype == torch.float32
-    lstm = fp16_utils.convert_network(nn.LSTM(2, 2), torch.bfloat16)
-    assert lstm(torch.randn(1, 1, 2).bfloat16())[0].dtype == torch.bfloat16
+    assert (
+        fp16_utils.BN_convert_float(nn.BatchNorm1d(2, dtype=torch.float32, device="cpu").half()).weight.dtype
+        == torch.float32
+    )
+    lstm = fp16_utils.convert_network(nn.LSTM(2, 2, dtype=torch.float32, device="cpu"), torch.bfloat16)
+    assert lstm(torch.randn(1, 1, 2, dtype=torch.float32, device="cpu").bfloat16())[0].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("flat", [False, True])
 def test_master_lists(flat, dtype):
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).to(dtype)
+    model = nn.Sequential(
+        nn.Linear(3, 4, dtype=torch.float32, device="cpu"), nn.Linear(4, 2, dtype=torch.float32, device="cpu")
+    ).to(dtype)
     model[0].bias.requires_grad_(False)
     params, masters = fp16_utils.prep_param_lists(model, flat_master=flat)
     assert [id(p) for p in params] == [id(p) for p in (model[0].weight, *model[1].parameters())]
@@ -110,7 +122,9 @@ def test_master_lists(flat, dtype):
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_parameter_without_gradient(flat):
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).half()
+    model = nn.Sequential(
+        nn.Linear(2, 2, dtype=torch.float32, device="cpu"), nn.Linear(2, 2, dtype=torch.float32, device="cpu")
+    ).half()
     params, masters = fp16_utils.prep_param_lists(model, flat_master=flat)
     for p in params:
         p.grad = torch.ones_like(p)
@@ -125,7 +139,7 @@ def test_a_parameter_without_gradient(flat):
 
 def test_lists_that_do_not_belong_together():
     """Copying none of them would leave the model as it was, without a word."""
-    params, masters = fp16_utils.prep_param_lists(nn.Linear(3, 2).half())
+    params, masters = fp16_utils.prep_param_lists(nn.Linear(3, 2, dtype=torch.float32, device="cpu").half())
     for wrong in ([], masters[:1]):
         with pytest.raises(ValueError):
             fp16_utils.master_params_to_model_params(params, wrong)
@@ -142,22 +156,25 @@ def test_a_flat_master_of_several_dtypes():
 
 
 def test_small_helpers():
-    assert fp16_utils.to_python_float(torch.tensor([2.5])) == 2.5
+    assert fp16_utils.to_python_float(torch.tensor([2.5], dtype=torch.float32, device="cpu")) == 2.5
     assert fp16_utils.to_python_float([2.5, 1]) == 2.5
     with pytest.raises(RuntimeError, match="master parameter"):
-        fp16util.backwards_debug_hook(torch.ones(1))
+        fp16util.backwards_debug_hook(torch.ones(1, dtype=torch.float32, device="cpu"))
 
 
 def test_static_loss_scaler():
     scaler = fp16_utils.LossScaler(8.0)
-    p = nn.Parameter(torch.ones(1))
+    p = nn.Parameter(torch.ones(1, dtype=torch.float32, device="cpu"))
     scaler.backward((p * 3).sum())
     assert p.grad.item() == 24 and scaler.loss_scale == 8.0
     p.grad.fill_(float("inf"))
     assert scaler.has_overflow([p]) is False
     scaler.update_scale(True)
     assert scaler.loss_scale == 8.0
-    assert scaler.scale_gradient(None, (torch.ones(1), None), None) == (torch.tensor([8.0]), None)
+    assert scaler.scale_gradient(None, (torch.ones(1, dtype=torch.float32, device="cpu"), None), None) == (
+        torch.tensor([8.0], dtype=torch.float32, device="cpu"),
+        None,
+    )
 
 
 def test_dynamic_loss_scaler():
@@ -169,13 +186,16 @@ def test_dynamic_loss_scaler():
     assert scales == [4, 4, 8, 4, 4, 4, 8, 4, 2, 1, 1, 1]
     assert fp16_utils.DynamicLossScaler().loss_scale == 2**32
 
-    params = [nn.Parameter(torch.ones(3)) for _ in range(3)]
-    params[0].grad, params[1].grad = torch.ones(3), torch.full((3,), 3e38)  # the sum of these is not finite
+    params = [nn.Parameter(torch.ones(3, dtype=torch.float32, device="cpu")) for _ in range(3)]
+    params[0].grad, params[1].grad = (
+        torch.ones(3, dtype=torch.float32, device="cpu"),
+        torch.full((3,), 3e38, dtype=torch.float32, device="cpu"),
+    )  # the sum of these is not finite
     assert not scaler.has_overflow(params) and not scaler.has_overflow([])
     for bad in (float("inf"), -float("inf"), float("nan")):
         params[1].grad[2] = bad
         assert scaler.has_overflow(p for p in params)
         assert scaler._has_inf_or_nan(params[1].grad)
-    embedding = nn.Embedding(3, 2, sparse=True)
-    (embedding(torch.tensor([0, 0])) * float("inf")).sum().backward()
+    embedding = nn.Embedding(3, 2, sparse=True, dtype=torch.float32, device="cpu")
+    (embedding(torch.tensor([0, 0], device="cpu")) * float("inf")).sum().backward()
     assert scaler.has_overflow(embedding.parameters())

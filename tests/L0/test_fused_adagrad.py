@@ -76,7 +76,7 @@ def test_memory_orders(variant):
 def test_a_parameter_with_gaps(variant):
     """No kernel takes it; the reference does."""
     variant.mixed = True
-    params = [torch.nn.Parameter(torch.randn(6, 10, device=variant.device)[:, ::3])]
+    params = [torch.nn.Parameter(torch.randn(6, 10, device=variant.device, dtype=F32)[:, ::3])]
     twins = training.twins_of(params)
     training.train(FusedAdagrad(params, **USUAL), torch.optim.Adagrad(twins, **USUAL), params, twins)
     training.assert_trained(params, twins)
@@ -155,7 +155,7 @@ def test_continues_public_apexs_checkpoint(variant):
     fused = FusedAdagrad([p], lr=0.0)
     fused.step()
     checkpoint = copy.deepcopy(fused.state_dict())
-    checkpoint["state"][0]["sum"] = torch.full((5,), 3.0, dtype=F16)
+    checkpoint["state"][0]["sum"] = torch.full((5,), 3.0, dtype=F16, device="cpu")
     fused.load_state_dict(checkpoint)
     fused.step()
     (total,) = training.state_values(fused, "sum")
@@ -163,9 +163,11 @@ def test_continues_public_apexs_checkpoint(variant):
 
 
 def test_a_checkpoint_with_lr_decay_is_refused():
-    oracle = torch.optim.Adagrad([torch.nn.Parameter(torch.ones(1))], lr_decay=0.1)
+    oracle = torch.optim.Adagrad([torch.nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))], lr_decay=0.1)
     with pytest.raises(ValueError, match="lr_decay"):
-        FusedAdagrad([torch.nn.Parameter(torch.ones(1))]).load_state_dict(oracle.state_dict())
+        FusedAdagrad([torch.nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))]).load_state_dict(
+            oracle.state_dict()
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_copies_keep_their_options(variant, again):
 
 
 def test_a_tensor_as_learning_rate(variant):
-    lr = torch.tensor(0.1, device=variant.device)
+    lr = torch.tensor(0.1, device=variant.device, dtype=F32)
     params = training.parameters(F32, variant.device)
     twins = training.twins_of(params)
     fused, oracle = FusedAdagrad(params, lr=lr), torch.optim.Adagrad(twins, lr=0.1)
@@ -198,7 +200,7 @@ def test_under_a_grad_scaler(variant):
     """Unscaled on the device, a step with an inf skipped there."""
     fused, oracle, params, twins = _pair(variant.device, F32, **USUAL)
     scaler = torch.amp.GradScaler(variant.device.type, init_scale=1024.0, growth_interval=1000)
-    scaler.scale(torch.zeros((), device=variant.device))  # makes the scale
+    scaler.scale(torch.zeros((), device=variant.device, dtype=F32))  # makes the scale
     for step in (1, 2, 3):
         training.give_gradients(params, twins, step, scale=scaler.get_scale())
         if step == 2:
@@ -213,7 +215,7 @@ def test_under_a_grad_scaler(variant):
 @pytest.mark.gpu
 def test_a_captured_step(variant):
     """Replays take new gradients, a new learning rate and a raised flag."""
-    lr = torch.tensor(0.1, device=variant.device)
+    lr = torch.tensor(0.1, device=variant.device, dtype=F32)
     params = training.parameters(F32, variant.device)
     twins = training.twins_of(params)
     fused, oracle = FusedAdagrad(params, lr=lr), torch.optim.Adagrad(twins, lr=0.1)
@@ -228,7 +230,7 @@ def test_a_captured_step(variant):
 def test_bad_options(option):
     for value in (-1.0, float("nan")):
         with pytest.raises(ValueError, match=f"{option} must not be negative"):
-            FusedAdagrad([torch.nn.Parameter(torch.ones(1))], **{option: value})
+            FusedAdagrad([torch.nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))], **{option: value})
 
 
 def test_bad_parameters(variant):
@@ -236,7 +238,7 @@ def test_bad_parameters(variant):
     p.grad = torch.ones_like(p)
     with pytest.raises(TypeError, match="parameter 0 of group 0 is torch.complex64"):
         FusedAdagrad([p]).step()
-    p = torch.nn.Parameter(torch.ones(3, 2, device=variant.device))
+    p = torch.nn.Parameter(torch.ones(3, 2, device=variant.device, dtype=F32))
     p.grad = torch.ones_like(p).to_sparse()
     with pytest.raises(RuntimeError, match="sparse gradient"):
         FusedAdagrad([p]).step()

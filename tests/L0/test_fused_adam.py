@@ -30,7 +30,7 @@ def set_gradients(params, seed):
     """New gradients, the same for one seed whatever the device; their layout is the parameter's."""
     generator = torch.Generator().manual_seed(seed)
     for p in params:
-        value = torch.randn(p.shape, generator=generator, dtype=F64)
+        value = torch.randn(p.shape, generator=generator, dtype=F64, device="cpu")
         p.grad = torch.empty_like(p).copy_(value)
 
 
@@ -109,7 +109,7 @@ def test_low_precision_rounds_once_a_step(variant, dtype):
         for p, q in zip(params, copies, strict=True):
             if step > 1:
                 state = {name: optimizer.state[p][name].cpu().to(F64) for name in ("exp_avg", "exp_avg_sq")}
-                oracle.state[q] = {"step": torch.tensor(float(step - 1)), **state}
+                oracle.state[q] = {"step": torch.tensor(float(step - 1), dtype=F32, device="cpu"), **state}
         step_both(params, optimizer, copies, oracle, step)
         lists.assert_near([p.detach() for p in params], [q.detach() for q in copies], smallest=1e-6)
     assert all(state["exp_avg"].dtype == F32 for state in optimizer.state.values())
@@ -136,7 +136,7 @@ def test_without_bias_correction(variant):
     params = parameters(variant.device, shapes=((5,),))
     optimizer = FusedAdam(params, lr=0.5, betas=(0.5, 0.75), eps=0.0, weight_decay=0.0, bias_correction=False)
     before = params[0].detach().clone()
-    params[0].grad = torch.full((5,), 2.0, device=variant.device)
+    params[0].grad = torch.full((5,), 2.0, device=variant.device, dtype=F32)
     optimizer.step()  # exp_avg 1, exp_avg_sq 1
     torch.testing.assert_close(params[0].detach(), before - 0.5)
 
@@ -147,7 +147,7 @@ def test_without_bindings(monkeypatch, capturable, master_weights):
     """A torch that nothing was compiled for: the same steps, by the reference alone."""
     monkeypatch.setattr(bindings, "load", lambda: bindings.Loaded(False, None, "none here"))
     params = parameters("cpu")
-    params.append(torch.nn.Parameter(torch.ones(4)))
+    params.append(torch.nn.Parameter(torch.ones(4, dtype=F32, device="cpu")))
     optimizer = FusedAdam(params, **HYPER, capturable=capturable, master_weights=master_weights)
     copies, oracle = twin(params)
     for seed in range(6):
@@ -214,7 +214,7 @@ def test_the_group_counts_its_steps(variant, capturable):
     a, b = parameters(variant.device, F32, ((5,),)) + parameters(variant.device, BF16, ((6,),))
     optimizer = FusedAdam([a, b], lr=2.0**-7, weight_decay=0.0, capturable=capturable)
     copies, oracle = twin([a], lr=2.0**-7, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8)
-    moments = torch.zeros(2, 6, dtype=F64)
+    moments = torch.zeros(2, 6, dtype=F64, device="cpu")
     for step in range(1, 11):
         set_gradients([a, b], step)
         copies[0].grad = a.grad.cpu().to(F64)
@@ -264,7 +264,7 @@ def test_no_gradient_at_all(variant):
 
 
 def test_empty_groups_and_empty_parameters(variant):
-    empty = torch.nn.Parameter(torch.empty(0, 3, device=variant.device))
+    empty = torch.nn.Parameter(torch.empty(0, 3, device=variant.device, dtype=F32))
     params = parameters(variant.device)
     optimizer = FusedAdam(
         [{"params": []}, {"params": [empty]}, {"params": [empty.detach().clone(), *params]}]
@@ -306,7 +306,9 @@ def test_gradient_accumulation_into_the_same_tensors(variant):
 def test_parameters_that_are_views(variant):
     """A flat buffer, as distributed optimizers keep: views begin anywhere."""
     sizes = (5, 1, 64, 3, 17)
-    flat = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(1)).to(variant.device)
+    flat = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(1), dtype=F32, device="cpu").to(
+        variant.device
+    )
     before = flat.clone()
     params = [torch.nn.Parameter(view) for view in flat.split(sizes)]
     assert all(p.data_ptr() == v.data_ptr() for p, v in zip(params, flat.split(sizes), strict=True))
@@ -319,7 +321,9 @@ def test_parameters_that_are_views(variant):
 
 
 def test_channels_last(variant):
-    image = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(1)).to(variant.device)
+    image = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(1), dtype=F32, device="cpu").to(
+        variant.device
+    )
     params = [torch.nn.Parameter(image.to(memory_format=torch.channels_last))]
     optimizer = FusedAdam(params, **HYPER)
     copies, oracle = twin(params)
@@ -339,8 +343,8 @@ def test_gradients_with_other_strides(variant):
         set_gradients(params, seed)
         params[0].grad = params[0].grad.t().contiguous().t()
         params[1].grad = params[1].grad.to(memory_format=torch.channels_last)
-        params[2].grad = torch.full((4, 1), 0.5 + seed, device=variant.device).expand(4, 9)
-        params[3].grad = torch.randn(6, 12, device=variant.device)[:, ::3]
+        params[2].grad = torch.full((4, 1), 0.5 + seed, device=variant.device, dtype=F32).expand(4, 9)
+        params[3].grad = torch.randn(6, 12, device=variant.device, dtype=F32)[:, ::3]
         for p, q in zip(params, copies, strict=True):
             q.grad = p.grad.to("cpu", F64)
         optimizer.step()
@@ -380,7 +384,7 @@ def test_model_turned_to_half_between_steps(variant):
 def test_parameter_that_is_no_dense_tensor(variant):
     """Rows with gaps between them: no kernel takes it, the reference does."""
     variant.mixed = True
-    p = torch.nn.Parameter(torch.randn(6, 10, device=variant.device)[:, :7])
+    p = torch.nn.Parameter(torch.randn(6, 10, device=variant.device, dtype=F32)[:, :7])
     optimizer = FusedAdam([p], **HYPER)
     copies, oracle = twin([p])
     for seed in range(3):
@@ -390,10 +394,10 @@ def test_parameter_that_is_no_dense_tensor(variant):
 
 def test_writes_are_counted(variant):
     """Stepping between forward and backward is an error of autograd, not a wrong gradient."""
-    p = torch.nn.Parameter(torch.ones(3, device=variant.device))
+    p = torch.nn.Parameter(torch.ones(3, device=variant.device, dtype=F32))
     optimizer = FusedAdam([p], lr=0.1)
     loss = (p * p).sum()
-    p.grad = torch.ones(3, device=variant.device)
+    p.grad = torch.ones(3, device=variant.device, dtype=F32)
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -403,7 +407,7 @@ def test_writes_are_counted(variant):
 
 
 def test_constructor_refuses():
-    p = [torch.nn.Parameter(torch.ones(3))]
+    p = [torch.nn.Parameter(torch.ones(3, dtype=F32, device="cpu"))]
     with pytest.raises(RuntimeError, match="AMSGrad"):
         FusedAdam(p, amsgrad=True)
     negative = [{name: -1.0} for name in ("lr", "eps", "weight_decay")]
@@ -416,7 +420,7 @@ def test_constructor_refuses():
 
 @pytest.mark.parametrize("name", ["grads", "output_params", "scale", "grad_norms"])
 def test_deprecated_arguments(name):
-    optimizer = FusedAdam([torch.nn.Parameter(torch.ones(3))])
+    optimizer = FusedAdam([torch.nn.Parameter(torch.ones(3, dtype=F32, device="cpu"))])
     with pytest.raises(RuntimeError, match="takes no gradients"):
         optimizer.step(**{name: 1.0})
 
@@ -424,7 +428,7 @@ def test_deprecated_arguments(name):
 def test_devices_that_do_not_go_together(variant):
     """Report 32: named by index and device before anything runs. Meta stands for the other device."""
     params = parameters(variant.device)
-    params.append(torch.nn.Parameter(torch.ones(3, device="meta")))
+    params.append(torch.nn.Parameter(torch.ones(3, device="meta", dtype=F32)))
     optimizer = FusedAdam(params, **HYPER)
     set_gradients(params[:-1], 1)
     before = bits(params[:-1], optimizer)
@@ -432,8 +436,8 @@ def test_devices_that_do_not_go_together(variant):
         optimizer.step()
     lists.assert_same_bits([p.detach() for p in params[:-1]], before)
     assert not variant.kernels and not variant.references
-    lonely = FusedAdam([torch.nn.Parameter(torch.ones(3, device="meta"))])
-    lonely.param_groups[0]["params"][0].grad = torch.ones(3, device="meta")
+    lonely = FusedAdam([torch.nn.Parameter(torch.ones(3, device="meta", dtype=F32))])
+    lonely.param_groups[0]["params"][0].grad = torch.ones(3, device="meta", dtype=F32)
     with pytest.raises(ValueError, match="meta"):
         lonely.step()
 
@@ -441,8 +445,12 @@ def test_devices_that_do_not_go_together(variant):
 @pytest.mark.parametrize("freed", ["gradient", "parameter", "state", "gradient of other strides"])
 def test_a_tensor_whose_memory_was_freed(freed):
     """As FSDP frees storages: neither read, nor taken for a parameter without gradient."""
-    param = torch.nn.Parameter(torch.ones(4, 3))
-    param.grad = torch.ones(3, 4).t() if "strides" in freed else torch.ones(4, 3)
+    param = torch.nn.Parameter(torch.ones(4, 3, dtype=F32, device="cpu"))
+    param.grad = (
+        torch.ones(3, 4, dtype=F32, device="cpu").t()
+        if "strides" in freed
+        else torch.ones(4, 3, dtype=F32, device="cpu")
+    )
     optimizer = FusedAdam([param])
     optimizer.step()
     tensors = {"parameter": param, "state": optimizer.state[param]["exp_avg"]}
@@ -455,14 +463,14 @@ def test_sparse_gradient(variant):
     params = parameters(variant.device, shapes=((5, 3), (7,)))
     optimizer = FusedAdam(params, **HYPER)
     set_gradients(params, 1)
-    params[0].grad = torch.ones(5, 3, device=variant.device).to_sparse()
+    params[0].grad = torch.ones(5, 3, device=variant.device, dtype=F32).to_sparse()
     before = [p.detach().clone() for p in params]
     with pytest.raises(RuntimeError, match="parameter 0 of group 0 has a sparse gradient"):
         optimizer.step()
     lists.assert_same_bits([p.detach() for p in params], before)
     set_gradients(params, 2)
     optimizer.step()
-    params[0].grad = torch.ones(5, 3, device=variant.device).to_sparse()
+    params[0].grad = torch.ones(5, 3, device=variant.device, dtype=F32).to_sparse()
     before = [p.detach().clone() for p in params]
     with pytest.raises((RuntimeError, TypeError), match="sparse"):
         optimizer.step()
@@ -471,7 +479,7 @@ def test_sparse_gradient(variant):
 
 
 def test_integers():
-    optimizer = FusedAdam([torch.ones(3, dtype=torch.int64)])
+    optimizer = FusedAdam([torch.ones(3, dtype=torch.int64, device="cpu")])
     with pytest.raises(TypeError, match="parameter 0 of group 0 is torch.int64"):
         optimizer.step()
 
@@ -480,7 +488,7 @@ def test_integers():
 
 
 def test_closure(variant):
-    p = torch.nn.Parameter(torch.full((3,), 2.0, device=variant.device))
+    p = torch.nn.Parameter(torch.full((3,), 2.0, device=variant.device, dtype=F32))
     optimizer = FusedAdam([p], lr=0.1, weight_decay=0.0)
 
     def closure():
@@ -506,12 +514,14 @@ def test_hooks(variant):
 def test_compiled_training_step(variant, counting_backend):
     """step() is opaque to torch.compile: the graphs around it are compiled, once."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).to(
-        variant.device
-    )
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 8, dtype=F32, device="cpu"),
+        torch.nn.Tanh(),
+        torch.nn.Linear(8, 1, dtype=F32, device="cpu"),
+    ).to(variant.device)
     other = copy.deepcopy(model)
     optimizer, plain = FusedAdam(model.parameters(), **HYPER), FusedAdam(other.parameters(), **HYPER)
-    x = torch.randn(16, 4, device=variant.device)
+    x = torch.randn(16, 4, device=variant.device, dtype=F32)
 
     def training_step(model, optimizer, x):
         loss = model(x).square().mean()
@@ -588,7 +598,7 @@ def test_gradient_scaler(variant, unscaled_before):
     optimizer = FusedAdam(params, **HYPER, capturable=True)
     copies, oracle = twin(params[:-1])
     scaler = torch.amp.GradScaler(variant.device.type, init_scale=2.0**10, growth_interval=100)
-    scaler.scale(torch.ones(1, device=variant.device))  # makes the scale's tensor
+    scaler.scale(torch.ones(1, device=variant.device, dtype=F32))  # makes the scale's tensor
 
     def scaled_step(seed, bad=False):
         set_gradients(params, seed)
@@ -628,13 +638,13 @@ def test_gradient_scaler_of_a_later_torch(variant):
     for p, q in zip(params, copies, strict=True):
         q.grad = p.grad.cpu().to(F64)
         p.grad *= 4
-    optimizer.grad_scale = torch.tensor(4.0, device=variant.device)
-    optimizer.found_inf = torch.tensor(0.0, device=variant.device)
+    optimizer.grad_scale = torch.tensor(4.0, device=variant.device, dtype=F32)
+    optimizer.found_inf = torch.tensor(0.0, device=variant.device, dtype=F32)
     optimizer.step()
     oracle.step()
     assert_close(params, copies)
     before = bits(params, optimizer)
-    optimizer.found_inf = torch.tensor(1.0, device=variant.device)
+    optimizer.found_inf = torch.tensor(1.0, device=variant.device, dtype=F32)
     optimizer.step()
     lists.assert_same_bits(bits(params, optimizer), before)
 
@@ -645,7 +655,7 @@ def test_scaler_without_capturable(variant):
     optimizer = FusedAdam(params, **HYPER)
     copies, oracle = twin(params)
     scaler = torch.amp.GradScaler(variant.device.type, init_scale=4.0)
-    scaler.scale(torch.ones(1, device=variant.device))
+    scaler.scale(torch.ones(1, device=variant.device, dtype=F32))
     for seed, bad in enumerate((False, True, False)):
         set_gradients(params, seed)
         for p, q in zip(params, copies, strict=True):
@@ -664,14 +674,16 @@ def test_scaler_without_capturable(variant):
 @pytest.mark.parametrize("capturable", [False, True], ids=["", "capturable"])
 def test_gradients_of_another_dtype(variant, capturable):
     """Report 30: a float32 parameter of 16 elements with a bfloat16 gradient."""
-    p = torch.nn.Parameter(torch.ones(16, device=variant.device))
+    p = torch.nn.Parameter(torch.ones(16, device=variant.device, dtype=F32))
     if not hasattr(p, "grad_dtype"):
         pytest.skip("this torch lets no parameter have a gradient of another dtype")
     p.grad_dtype = BF16
     optimizer = FusedAdam([p], lr=2.0**-7, weight_decay=0.0, capturable=capturable)
     copies, oracle = twin([p], lr=2.0**-7, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8)
     for seed in range(3):
-        gradient = torch.randn(16, generator=torch.Generator().manual_seed(seed)).to(BF16)
+        gradient = torch.randn(16, generator=torch.Generator().manual_seed(seed), dtype=F32, device="cpu").to(
+            BF16
+        )
         p.grad, copies[0].grad = gradient.to(variant.device), gradient.to(F64)
         optimizer.step()
         oracle.step()
@@ -823,7 +835,7 @@ def test_a_loaded_state_of_another_shape():
     optimizer = FusedAdam(params)
     train(params, optimizer, [1])
     state = optimizer.state_dict()
-    state["state"][0]["exp_avg"] = torch.ones(4)
+    state["state"][0]["exp_avg"] = torch.ones(4, dtype=F32, device="cpu")
     with pytest.raises(ValueError, match="shape"):
         FusedAdam(params).load_state_dict(state)
 
@@ -899,13 +911,13 @@ def test_a_replaced_state_of_another_layout_or_kind(variant):
     optimizer = FusedAdam(params, **HYPER)
     train(params, optimizer, range(2))
     p = params[0]
-    other = torch.arange(24.0, device=variant.device).view(6, 4).t()
+    other = torch.arange(24.0, device=variant.device, dtype=F32).view(6, 4).t()
     wanted = 0.9 * other.clone() + 0.1 * p.grad
     optimizer.state[p]["exp_avg"] = other
     optimizer.step()
     torch.testing.assert_close(optimizer.state[p]["exp_avg"], wanted)
     before = p.detach().clone()
-    optimizer.state[p]["exp_avg"] = torch.zeros(5, device=variant.device)
+    optimizer.state[p]["exp_avg"] = torch.zeros(5, device=variant.device, dtype=F32)
     with pytest.raises((ValueError, RuntimeError)):
         optimizer.step()
     assert torch.equal(p.detach(), before)

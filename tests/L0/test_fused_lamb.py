@@ -82,7 +82,9 @@ def test_clips_by_one_norm_of_all_groups_and_dtypes(variant):
     fused.step()
     oracle.step()
     moments = [fused.state[p]["exp_avg"] for p in params]
-    lists.assert_near(moments, [torch.full((4,), 0.1 * v / 5, dtype=F64) for v in (1.5, 2.0)], arithmetic=8)
+    lists.assert_near(
+        moments, [torch.full((4,), 0.1 * v / 5, dtype=F64, device="cpu") for v in (1.5, 2.0)], arithmetic=8
+    )
     _assert_trained(params, twins, steps=1)
 
 
@@ -101,7 +103,7 @@ def test_gradients_now_and_then(variant):
 
 
 def test_no_parameters_and_no_gradients(variant):
-    p = torch.nn.Parameter(torch.ones(3, device=variant.device))
+    p = torch.nn.Parameter(torch.ones(3, device=variant.device, dtype=F32))
     fused = FusedLAMB([{"params": []}, {"params": [p]}])
     fused.step()
     assert torch.equal(p, torch.ones_like(p))
@@ -144,7 +146,7 @@ def test_copies_and_pickles_keep_their_options():
 )
 def test_refuses(options, error):
     with pytest.raises(error):
-        FusedLAMB([torch.nn.Parameter(torch.ones(1))], **options)
+        FusedLAMB([torch.nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))], **options)
 
 
 def test_refuses_other_dtypes_and_sparse_gradients(variant):
@@ -152,7 +154,7 @@ def test_refuses_other_dtypes_and_sparse_gradients(variant):
     p.grad = torch.ones_like(p)
     with pytest.raises(TypeError):
         FusedLAMB([p]).step()
-    table = torch.nn.Embedding(5, 3, sparse=True, device=variant.device)
+    table = torch.nn.Embedding(5, 3, sparse=True, device=variant.device, dtype=F32)
     table(torch.tensor([1], device=variant.device)).sum().backward()
     with pytest.raises((RuntimeError, TypeError), match="sparse"):
         FusedLAMB(table.parameters()).step()

@@ -110,7 +110,7 @@ def test_memory_orders(variant):
 def test_a_parameter_with_gaps(variant):
     """No kernel takes it; the reference does."""
     variant.mixed = True
-    params = [torch.nn.Parameter(torch.randn(6, 10, device=variant.device)[:, ::3])]
+    params = [torch.nn.Parameter(torch.randn(6, 10, device=variant.device, dtype=F32)[:, ::3])]
     twins = training.twins_of(params)
     training.train(FusedLARS(params, **USUAL), lars(twins, **USUAL), params, twins)
     training.assert_trained(params, twins)
@@ -165,7 +165,7 @@ def test_continues_public_apexs_checkpoint(variant):
     fused = FusedLARS([p], lr=0.0, momentum=0.5)
     fused.step()
     checkpoint = copy.deepcopy(fused.state_dict())
-    checkpoint["state"][0]["momentum_buffer"] = torch.full((5,), 3.0, dtype=F16)
+    checkpoint["state"][0]["momentum_buffer"] = torch.full((5,), 3.0, dtype=F16, device="cpu")
     fused.load_state_dict(checkpoint)
     fused.step()
     (buffer,) = training.state_values(fused, "momentum_buffer")
@@ -203,7 +203,7 @@ def test_get_momentums(variant):
 
 
 def test_a_tensor_as_learning_rate(variant):
-    lr = torch.tensor(1.0, device=variant.device)
+    lr = torch.tensor(1.0, device=variant.device, dtype=F32)
     fused, oracle, params, twins = _pair(variant.device, lr=lr)
     oracle.lr = 1.0
     training.train(fused, oracle, params, twins)
@@ -225,7 +225,7 @@ def test_unscales_on_the_device(variant, dtype):
 def test_under_a_grad_scaler(variant):
     fused, oracle, params, twins = _pair(variant.device)
     scaler = torch.amp.GradScaler(variant.device.type, init_scale=1024.0, growth_interval=1000)
-    scaler.scale(torch.zeros((), device=variant.device))  # makes the scale
+    scaler.scale(torch.zeros((), device=variant.device, dtype=F32))  # makes the scale
     for step in (1, 2, 3):
         training.give_gradients(params, twins, step, scale=scaler.get_scale())
         if step == 2:
@@ -250,7 +250,7 @@ def test_amps_scale(variant):
 @pytest.mark.gpu
 def test_a_captured_step(variant):
     """Replays take new gradients, a new learning rate and a raised flag."""
-    lr = torch.tensor(0.1, device=variant.device)
+    lr = torch.tensor(0.1, device=variant.device, dtype=F32)
     fused, oracle, params, twins = _pair(variant.device, lr=lr)
     training.replay(fused, oracle, params, twins, lr)
     training.assert_trained(params, twins, steps=4)
@@ -274,7 +274,7 @@ def test_a_captured_step(variant):
 )
 def test_bad_options(words, options):
     with pytest.raises(ValueError, match=words):
-        FusedLARS([torch.nn.Parameter(torch.ones(1))], **options)
+        FusedLARS([torch.nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))], **options)
 
 
 def test_bad_parameters(variant):
@@ -282,7 +282,7 @@ def test_bad_parameters(variant):
     p.grad = torch.ones_like(p)
     with pytest.raises(TypeError, match="parameter 0 of group 0 is torch.complex64"):
         FusedLARS([p], lr=0.1).step()
-    p = torch.nn.Parameter(torch.ones(3, 2, device=variant.device))
+    p = torch.nn.Parameter(torch.ones(3, 2, device=variant.device, dtype=F32))
     p.grad = torch.ones_like(p).to_sparse()
     with pytest.raises(RuntimeError, match="sparse gradient"):
         FusedLARS([p], lr=0.1).step()

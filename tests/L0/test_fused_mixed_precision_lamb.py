@@ -60,7 +60,7 @@ def test_the_learning_rate_is_a_tensor_of_its_own_in_each_group(variant):
 
 def _scaler(device):
     scaler = torch.amp.GradScaler(device.type, init_scale=8.0)
-    scaler.scale(torch.ones(1, device=device))  # makes the scale's tensor
+    scaler.scale(torch.ones(1, device=device, dtype=F32))  # makes the scale's tensor
     return scaler
 
 

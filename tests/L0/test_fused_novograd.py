@@ -120,7 +120,7 @@ def test_memory_orders(variant):
 def test_a_parameter_with_gaps(variant):
     """No kernel takes it; the reference does."""
     variant.mixed = True
-    params = [torch.nn.Parameter(torch.randn(6, 10, device=variant.device)[:, ::3])]
+    params = [torch.nn.Parameter(torch.randn(6, 10, device=variant.device, dtype=F32)[:, ::3])]
     twins = training.twins_of(params)
     training.train(FusedNovoGrad(params, **USUAL), novograd(twins, **USUAL), params, twins)
     assert_trained(params, twins)
@@ -216,8 +216,10 @@ def test_continues_public_apexs_checkpoint(variant):
     params = training.parameters(F16, variant.device, ((5,), (3,)))
     fused = FusedNovoGrad(params, lr=0.0, betas=(0.5, 0.5), bias_correction=False)
     checkpoint = fused.state_dict()
-    checkpoint["state"] = {i: dict(exp_avg=torch.full(p.shape, 3.0, dtype=F16)) for i, p in enumerate(params)}
-    norms = [torch.tensor([2.0, 4.0]), torch.empty(0)]
+    checkpoint["state"] = {
+        i: dict(exp_avg=torch.full(p.shape, 3.0, dtype=F16, device="cpu")) for i, p in enumerate(params)
+    }
+    norms = [torch.tensor([2.0, 4.0], dtype=F32, device="cpu"), torch.empty(0, dtype=F32, device="cpu")]
     checkpoint["param_groups"][0] |= dict(step=7, exp_avg_sq=norms)
     fused.load_state_dict(checkpoint)
     for p in params:
@@ -226,7 +228,10 @@ def test_continues_public_apexs_checkpoint(variant):
     assert fused.param_groups[0]["step"] == 8
     lists.assert_near(
         fused.param_groups[0]["exp_avg_sq"],
-        [torch.tensor([2.0, 4.0], dtype=F64) * 0.5**0.5, torch.empty(0).double()],
+        [
+            torch.tensor([2.0, 4.0], dtype=F64, device="cpu") * 0.5**0.5,
+            torch.empty(0, dtype=F32, device="cpu").double(),
+        ],
     )
     assert all(m.dtype == F32 and m.eq(1.5).all() for m in training.state_values(fused, "exp_avg"))
 
@@ -235,7 +240,10 @@ def test_a_checkpoint_of_other_parameters_is_refused(variant):
     fused, oracle, params, twins = _pair(variant.device)
     training.train(fused, oracle, params, twins, steps=1)
     checkpoint = fused.state_dict()
-    checkpoint["param_groups"][0]["exp_avg_sq"] = [torch.ones(2), torch.ones(3)]
+    checkpoint["param_groups"][0]["exp_avg_sq"] = [
+        torch.ones(2, dtype=F32, device="cpu"),
+        torch.ones(3, dtype=F32, device="cpu"),
+    ]
     with pytest.raises(ValueError, match=r"holds \[2, 3\] norms for \[0, 5\] parameters"):
         fused.load_state_dict(checkpoint)
 
@@ -256,7 +264,7 @@ def test_copies_go_on_alike(variant, again):
 
 @pytest.mark.parametrize("capturable", [False, True], ids=["", "capturable"])
 def test_a_tensor_as_learning_rate(variant, capturable):
-    lr = torch.tensor(0.1, device=variant.device)
+    lr = torch.tensor(0.1, device=variant.device, dtype=F32)
     fused, oracle, params, twins = _pair(variant.device, lr=lr, capturable=capturable)
     oracle.lr = 0.1
     training.train(fused, oracle, params, twins)
@@ -270,7 +278,7 @@ def test_under_a_grad_scaler(variant):
     """Unscaled on the device; a step with an inf is skipped there, and not counted."""
     fused, oracle, params, twins = _pair(variant.device, capturable=True)
     scaler = torch.amp.GradScaler(variant.device.type, init_scale=1024.0, growth_interval=1000)
-    scaler.scale(torch.zeros((), device=variant.device))  # makes the scale
+    scaler.scale(torch.zeros((), device=variant.device, dtype=F32))  # makes the scale
     for step in (1, 2, 3):
         training.give_gradients(params, twins, step, scale=scaler.get_scale())
         if step == 1:
@@ -309,7 +317,7 @@ def test_a_captured_step(variant):
 )
 def test_bad_options(error, words, options):
     with pytest.raises(error, match=words):
-        FusedNovoGrad([torch.nn.Parameter(torch.ones(1))], **options)
+        FusedNovoGrad([torch.nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))], **options)
 
 
 def test_bad_parameters(variant):
@@ -317,7 +325,7 @@ def test_bad_parameters(variant):
     p.grad = torch.ones_like(p)
     with pytest.raises(TypeError, match="parameter 0 of group 0 is torch.complex64"):
         FusedNovoGrad([p]).step()
-    p = torch.nn.Parameter(torch.ones(3, 2, device=variant.device))
+    p = torch.nn.Parameter(torch.ones(3, 2, device=variant.device, dtype=F32))
     p.grad = torch.ones_like(p).to_sparse()
     with pytest.raises(RuntimeError, match="sparse gradient"):
         FusedNovoGrad([p]).step()

@@ -103,7 +103,7 @@ def test_gradients_of_other_strides(variant):
 def test_a_parameter_with_gaps(variant):
     """No kernel takes it; the reference does."""
     variant.mixed = True
-    params = [torch.nn.Parameter(torch.randn(6, 10, device=variant.device)[:, ::3])]
+    params = [torch.nn.Parameter(torch.randn(6, 10, device=variant.device, dtype=F32)[:, ::3])]
     twins = training.twins_of(params)
     training.train(FusedSGD(params, **MOMENTUM), torch.optim.SGD(twins, **MOMENTUM), params, twins)
     training.assert_trained(params, twins)
@@ -188,13 +188,13 @@ class Counted(TorchDispatchMode):
 
 def test_gradients_are_zeroed_by_dtype():
     """In place, without history, and not one by one."""
-    params = [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (F32, F32, F16, F32)]
-    params.append(torch.nn.Parameter(torch.ones(3)))  # without gradient
-    x = torch.ones(3, requires_grad=True)
+    params = [torch.nn.Parameter(torch.ones(3, dtype=dtype, device="cpu")) for dtype in (F32, F32, F16, F32)]
+    params.append(torch.nn.Parameter(torch.ones(3, dtype=F32, device="cpu")))  # without gradient
+    x = torch.ones(3, requires_grad=True, dtype=F32, device="cpu")
     for p in params[:3]:
         p.grad = torch.ones_like(p)
     params[0].grad = (2 * x).sin()  # as create_graph leaves them
-    params[3].grad = torch.ones(3, requires_grad=True)
+    params[3].grad = torch.ones(3, requires_grad=True, dtype=F32, device="cpu")
     grads = [p.grad for p in params]
     optimizer = FusedSGD(params, lr=0.1)
     with Counted() as counted:
@@ -287,10 +287,10 @@ def test_a_loaded_buffers_negative_zeros_are_values(variant):
     fused = FusedSGD([p], lr=0.0, momentum=0.9, dampening=0.5)
     fused.step()
     checkpoint = copy.deepcopy(fused.state_dict())
-    checkpoint["state"][0]["momentum_buffer"] = torch.tensor([-0.0, 1.0, -0.0])
+    checkpoint["state"][0]["momentum_buffer"] = torch.tensor([-0.0, 1.0, -0.0], dtype=F32, device="cpu")
     fused.load_state_dict(checkpoint)
     fused.step()
-    expected = torch.tensor([0.5, 1.4, 0.5], dtype=F64)
+    expected = torch.tensor([0.5, 1.4, 0.5], dtype=F64, device="cpu")
     lists.assert_near(training.state_values(fused, "momentum_buffer"), [expected])
 
 
@@ -301,7 +301,7 @@ def test_continues_public_apexs_checkpoint(variant):
     fused = FusedSGD([p], lr=0.0, momentum=0.5)
     fused.step()
     checkpoint = copy.deepcopy(fused.state_dict())
-    checkpoint["state"][0]["momentum_buffer"] = torch.full((5,), 3.0, dtype=F16)
+    checkpoint["state"][0]["momentum_buffer"] = torch.full((5,), 3.0, dtype=F16, device="cpu")
     fused.load_state_dict(checkpoint)
     fused.step()
     (buffer,) = training.state_values(fused, "momentum_buffer")
@@ -367,7 +367,7 @@ def test_get_momentums(variant):
 
 
 def test_a_tensor_as_learning_rate(variant):
-    lr = torch.tensor(0.1, device=variant.device)
+    lr = torch.tensor(0.1, device=variant.device, dtype=F32)
     fused, _, params, twins = _pair(variant.device, lr=lr, momentum=0.9)
     oracle = torch.optim.SGD(twins, lr=0.1, momentum=0.9)
     training.train(fused, oracle, params, twins)
@@ -389,7 +389,7 @@ def test_unscales_on_the_device(variant):
 def test_under_a_grad_scaler(variant):
     fused, oracle, params, twins = _pair(variant.device, F32, **MOMENTUM)
     scaler = torch.amp.GradScaler(variant.device.type, init_scale=1024.0, growth_interval=1000)
-    scaler.scale(torch.zeros((), device=variant.device))  # makes the scale
+    scaler.scale(torch.zeros((), device=variant.device, dtype=F32))  # makes the scale
     for step in (1, 2, 3):
         training.give_gradients(params, twins, step, scale=scaler.get_scale())
         if step == 2:
@@ -405,7 +405,7 @@ def test_under_a_grad_scaler(variant):
 @pytest.mark.gpu
 def test_a_captured_step(variant):
     """Replays take new gradients, a new learning rate and a raised flag."""
-    lr = torch.tensor(0.1, device=variant.device)
+    lr = torch.tensor(0.1, device=variant.device, dtype=F32)
     fused, _, params, twins = _pair(variant.device, F32, lr=lr, momentum=0.9, dampening=0.5)
     oracle = torch.optim.SGD(twins, lr=0.1, momentum=0.9, dampening=0.5)
     training.replay(fused, oracle, params, twins, lr)
@@ -465,7 +465,7 @@ def test_amps_master_weights(variant, half, materialize, momentum):
 )
 def test_bad_options(words, options):
     with pytest.raises(ValueError, match=words):
-        FusedSGD([torch.nn.Parameter(torch.ones(1))], **options)
+        FusedSGD([torch.nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))], **options)
 
 
 def test_bad_parameters(variant):
@@ -476,6 +476,6 @@ def test_bad_parameters(variant):
     p = torch.nn.Parameter(torch.ones(3, dtype=torch.complex64, device=variant.device))
     with pytest.raises(TypeError, match="parameter 0 of group 0 is torch.complex64"):
         step(p, torch.ones_like(p))
-    p = torch.nn.Parameter(torch.ones(3, 2, device=variant.device))
+    p = torch.nn.Parameter(torch.ones(3, 2, device=variant.device, dtype=F32))
     with pytest.raises(RuntimeError, match="sparse gradient"):
         step(p, torch.ones_like(p).to_sparse())

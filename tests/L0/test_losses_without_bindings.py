@@ -25,11 +25,13 @@ def ops():
 
 
 def leaf(*shape, seed=1):
-    return torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    return torch.randn(
+        *shape, dtype=F64, generator=torch.Generator().manual_seed(seed), device="cpu"
+    ).requires_grad_()
 
 
 def test_xentropy(ops):
-    logits, labels = leaf(5, 7), torch.tensor([0, 1, 2, 3, -100])
+    logits, labels = leaf(5, 7), torch.tensor([0, 1, 2, 3, -100], device="cpu")
     assert torch.autograd.gradcheck(lambda x: ops.xentropy_forward(x, labels, 0.1, 0, False)[0], logits)
     with torch.autocast("cpu", BF16):
         assert ops.xentropy_forward(logits.bfloat16(), labels)[0].dtype == F32
@@ -46,24 +48,37 @@ def test_xentropy(ops):
 
 
 def test_focal_loss(ops):
-    logits, targets, num_positives = leaf(5, 7), torch.tensor([0, 1, -1, 3, -2]), torch.tensor(2.0, dtype=F64)
+    logits, targets, num_positives = (
+        leaf(5, 7),
+        torch.tensor([0, 1, -1, 3, -2], device="cpu"),
+        torch.tensor(2.0, dtype=F64, device="cpu"),
+    )
     arguments = (targets, num_positives, 6, 0.25, 2.0, 0.1)
     assert torch.autograd.gradcheck(lambda x: ops.focal_loss_forward(x, *arguments), logits)
-    gradient = ops.focal_loss_backward(torch.ones((), dtype=F64), logits, *arguments)
+    gradient = ops.focal_loss_backward(torch.ones((), dtype=F64, device="cpu"), logits, *arguments)
     with pytest.raises(NotImplementedError, match="double backward"):
         gradient.sum().backward()
 
 
 def test_index_mul_2d(ops):
-    in1, in2, g, index = leaf(3, 4), leaf(5, 4, seed=2), leaf(5, 4, seed=3), torch.tensor([0, 2, 2, 1, 0])
+    in1, in2, g, index = (
+        leaf(3, 4),
+        leaf(5, 4, seed=2),
+        leaf(5, 4, seed=3),
+        torch.tensor([0, 2, 2, 1, 0], device="cpu"),
+    )
     assert torch.autograd.gradcheck(lambda a, b: ops.index_mul_2d_forward(a, b, index), (in1, in2))
     assert torch.autograd.gradcheck(lambda a, b, g: ops.index_mul_2d_backward(g, a, b, index), (in1, in2, g))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_transducer_joint(ops, dropout):
-    f, g, lengths = leaf(2, 3, 5), leaf(2, 2, 5, seed=2), (torch.tensor([3, 2]), torch.tensor([1, 2]))
-    tail = (None, 0, True, dropout, torch.tensor([7]) if dropout else None)
+    f, g, lengths = (
+        leaf(2, 3, 5),
+        leaf(2, 2, 5, seed=2),
+        (torch.tensor([3, 2], device="cpu"), torch.tensor([1, 2], device="cpu")),
+    )
+    tail = (None, 0, True, dropout, torch.tensor([7], device="cpu") if dropout else None)
     assert torch.autograd.gradcheck(
         lambda f, g: ops.transducer_joint_forward(f, g, *lengths, *tail)[0], (f, g)
     )
@@ -83,8 +98,8 @@ def test_transducer_joint(ops, dropout):
 def test_transducer_loss(ops, log_probs):
     x, label, lengths = (
         leaf(2, 3, 3, 5),
-        torch.tensor([[1, 2], [3, 4]]),
-        (torch.tensor([3, 2]), torch.tensor([1, 2])),
+        torch.tensor([[1, 2], [3, 4]], device="cpu"),
+        (torch.tensor([3, 2], device="cpu"), torch.tensor([1, 2], device="cpu")),
     )
     tail = (label, *lengths, 0, None, 0, log_probs)
     assert torch.autograd.gradcheck(lambda x: ops.transducer_loss_forward(x, *tail)[0], x)
@@ -93,6 +108,6 @@ def test_transducer_loss(ops, log_probs):
     _, alpha, beta, normalizers = ops.transducer_loss_forward(x.detach(), *tail)
     kept = None if log_probs else normalizers
     saved = (label, *lengths, alpha, beta, kept, 0, None, not log_probs)
-    gradient = ops.transducer_loss_backward(torch.ones(2, dtype=F64), x, *saved)
+    gradient = ops.transducer_loss_backward(torch.ones(2, dtype=F64, device="cpu"), x, *saved)
     with pytest.raises(NotImplementedError, match="double backward"):
         gradient.sum().backward()

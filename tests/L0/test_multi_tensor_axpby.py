@@ -139,7 +139,7 @@ def test_a_on_the_device(variant, dtype):
 
 @pytest.mark.parametrize("tensors", [[], [(0,)], [(0,), (3, 0)]], ids=str)
 def test_nothing_to_do(variant, axpby, tensors):
-    x = [torch.ones(shape, device=variant.device) for shape in tensors]
+    x = [torch.ones(shape, device=variant.device, dtype=F32) for shape in tensors]
     axpby(x, lists.clones(x), lists.empties(x), None, A, B)
     assert not launches(variant)
 
@@ -147,8 +147,8 @@ def test_nothing_to_do(variant, axpby, tensors):
 def test_bad_input_raises_before_anything_runs(variant, axpby):
     if not bindings.load().native:
         pytest.skip(f"the reference alone does not check its input: {bindings.load().reason}")
-    one, two = ([torch.ones(3, device=variant.device) for _ in range(n)] for n in (1, 2))
-    output = [torch.full((3,), 7.0, device=variant.device)]
+    one, two = ([torch.ones(3, device=variant.device, dtype=F32) for _ in range(n)] for n in (1, 2))
+    output = [torch.full((3,), 7.0, device=variant.device, dtype=F32)]
     cases = [
         (ValueError, "arg_to_check", (one, one, output, None, A, B, 2)),
         (ValueError, "outputs holds 1 tensors but x holds 2", (two, two, output, None, A, B)),
@@ -156,9 +156,13 @@ def test_bad_input_raises_before_anything_runs(variant, axpby):
         (
             ValueError,
             r"x\[0\] has 4 elements",
-            ([torch.ones(4, device=variant.device)], one, output, None, A, B),
+            ([torch.ones(4, device=variant.device, dtype=F32)], one, output, None, A, B),
         ),
-        (TypeError, "noop_flag must be a Int", (one, one, output, torch.zeros(1), A, B)),
+        (
+            TypeError,
+            "noop_flag must be a Int",
+            (one, one, output, torch.zeros(1, dtype=F32, device="cpu"), A, B),
+        ),
     ]
     for error, words, arguments in cases:
         with pytest.raises(error, match=words):

@@ -48,12 +48,15 @@ def check(op, tensors, device, relative=RELATIVE, **options):
     total, each = expected_norms(tensors, options.get("maximum", False), options.get("scale", 1.0))
     for wanted in (True, False):
         result = lists.scalar(7.0, device)
-        per_tensor = torch.full((len(tensors),), 7.0, device=device) if wanted else None
+        per_tensor = torch.full((len(tensors),), 7.0, device=device, dtype=F32) if wanted else None
         op(tensors, result, per_tensor=per_tensor, **options)
         assert math.isclose(result.item(), total, rel_tol=relative, abs_tol=1e-30)
         if wanted:
             torch.testing.assert_close(
-                per_tensor.cpu().to(F64), torch.tensor(each, dtype=F64), rtol=relative, atol=1e-30
+                per_tensor.cpu().to(F64),
+                torch.tensor(each, dtype=F64, device="cpu"),
+                rtol=relative,
+                atol=1e-30,
             )
 
 
@@ -86,7 +89,7 @@ def test_hundreds_of_tensors(variant, multi_tensor_l2norm):
 
 def test_long_sums(variant, multi_tensor_l2norm):
     """Equal terms, one after the other in float32, are rounded alike: 100 000 of them lose three digits."""
-    row = torch.full((100_000,), 0.1, device=variant.device)
+    row = torch.full((100_000,), 0.1, device=variant.device, dtype=F32)
     count = 500 if variant.simt else 100_000  # the executor's time goes by tensors
     total = lists.scalar(7.0, variant.device)
     multi_tensor_l2norm(list(row[:count].unbind()), total)
@@ -102,7 +105,7 @@ def test_memory_orders_and_views(variant, multi_tensor_l2norm):
 @pytest.mark.parametrize("shapes", [(), ((0,),), ((0,), (3, 0)), ((1,),)], ids=str)
 def test_few_tensors(variant, multi_tensor_l2norm, shapes):
     """Report 35: the norm of nothing is 0."""
-    tensors = [torch.full(shape, -3.0, device=variant.device) for shape in shapes]
+    tensors = [torch.full(shape, -3.0, device=variant.device, dtype=F32) for shape in shapes]
     check(multi_tensor_l2norm, tensors, variant.device)
 
 
@@ -130,7 +133,7 @@ def test_blends_with_what_is_there(variant, multi_tensor_l2norm, maximum, mixed)
     if mixed:
         tensors[1::2] = [t.to(F16) for t in tensors[1::2]]
     _, each = expected_norms(tensors, maximum)
-    per_tensor = torch.arange(1.0, len(tensors) + 1, device=variant.device)
+    per_tensor = torch.arange(1.0, len(tensors) + 1, device=variant.device, dtype=F32)
     old = per_tensor.tolist()
     multi_tensor_l2norm(
         tensors,
@@ -168,7 +171,7 @@ def test_what_is_not_finite(variant, multi_tensor_l2norm, bad, maximum):
     tensors = lists.random(F32, variant.device, lists.FEW)
     tensors[-1].view(-1)[-1] = bad
     total, noop_flag = lists.scalar(7.0, variant.device), flag(variant.device)
-    per_tensor = torch.zeros(len(tensors), device=variant.device)
+    per_tensor = torch.zeros(len(tensors), device=variant.device, dtype=F32)
     multi_tensor_l2norm(
         tensors, total, per_tensor=per_tensor, noop_flag=noop_flag, check_noop=True, maximum=maximum
     )
@@ -189,9 +192,9 @@ def test_the_flag_is_not_read_unless_asked(variant, multi_tensor_l2norm):
     """As public apex's l2norm: it raises the flag, and measures whatever the flag says."""
     noop_flag = flag(variant.device)
     total = lists.scalar(7.0, variant.device)
-    multi_tensor_l2norm([torch.full((3,), INF, device=variant.device)], total, noop_flag=noop_flag)
+    multi_tensor_l2norm([torch.full((3,), INF, device=variant.device, dtype=F32)], total, noop_flag=noop_flag)
     assert noop_flag.item() == 1 and total.item() == INF
-    multi_tensor_l2norm([torch.ones(4, device=variant.device)], total, noop_flag=noop_flag)
+    multi_tensor_l2norm([torch.ones(4, device=variant.device, dtype=F32)], total, noop_flag=noop_flag)
     assert noop_flag.item() == 1 and total.item() == 2
 
 
@@ -199,7 +202,7 @@ def test_the_flag_is_not_read_unless_asked(variant, multi_tensor_l2norm):
 def test_a_raised_flag_changes_nothing(variant, multi_tensor_l2norm, dtypes):
     tensors = [torch.ones(3, dtype=dtype, device=variant.device) for dtype in dtypes]
     total, coefficient = lists.scalar(7.0, variant.device), lists.scalar(7.0, variant.device)
-    per_tensor = torch.full((len(tensors),), 7.0, device=variant.device)
+    per_tensor = torch.full((len(tensors),), 7.0, device=variant.device, dtype=F32)
     noop_flag = flag(variant.device, 1)
     multi_tensor_l2norm(
         tensors,
@@ -226,7 +229,7 @@ def test_twice_gives_the_same_bits(variant, multi_tensor_l2norm):
         for count in (threads, threads, 1):
             torch.set_num_threads(count)
             total = lists.scalar(7.0, variant.device)
-            per_tensor = torch.zeros(len(tensors), device=variant.device)
+            per_tensor = torch.zeros(len(tensors), device=variant.device, dtype=F32)
             multi_tensor_l2norm(tensors, total, per_tensor=per_tensor)
             results.append([total, per_tensor])
             multi_tensor_l2norm([t * 3 for t in tensors], total.clone())
@@ -289,7 +292,12 @@ def test_opcheck():
     total = lists.scalar(0.0, "cpu")
     op = torch.ops.apex.multi_tensor_l2norm.default
     torch.library.opcheck(op, (tensors, total))
-    options = dict(per_tensor=torch.zeros(2), noop_flag=flag("cpu"), inv_scale=torch.ones(1), check_noop=True)
+    options = dict(
+        per_tensor=torch.zeros(2, dtype=F32, device="cpu"),
+        noop_flag=flag("cpu"),
+        inv_scale=torch.ones(1, dtype=F32, device="cpu"),
+        check_noop=True,
+    )
     torch.library.opcheck(op, (tensors, total), options)
 
 

@@ -82,8 +82,8 @@ def test_stage1(variant, entrance, types):
 def test_stage2(variant, entrance, parameter, update, nvlamb, decay):
     params = lists.random(parameter, variant.device, lists.FEW, seed=1)
     updates = lists.random(update, variant.device, lists.FEW, seed=2)
-    p_norms = torch.tensor([0.0, 2.0, 3.0, 0.0, 1.0], device=variant.device)
-    u_norms = torch.tensor([1.0, 4.0, 0.0, 0.0, 3.0], device=variant.device)
+    p_norms = torch.tensor([0.0, 2.0, 3.0, 0.0, 1.0], device=variant.device, dtype=F32)
+    u_norms = torch.tensor([1.0, 4.0, 0.0, 0.0, 3.0], device=variant.device, dtype=F32)
     wanted = []
     for p, u, a, b in zip(lists.exact(params), lists.exact(updates), p_norms, u_norms, strict=True):
         ratio = (a / b).double().item() if a and b and (nvlamb or decay) else 1.0
@@ -99,7 +99,7 @@ def test_both_are_one_step_of_lamb(variant):
     wanted = []
     for g, p in zip(*map(lists.exact, tensors[:2]), strict=True):
         wanted.append(lamb.update({}, p, g, 1.0, 1, dict(weight_decay=0.1)))
-    decays = torch.full((len(lists.FEW),), 0.1, device=variant.device)
+    decays = torch.full((len(lists.FEW),), 0.1, device=variant.device, dtype=F32)
     norm = scalar(1.0, variant.device)
     dispatcher("multi_tensor_lamb_stage1", tensors, decays, 1, BETA1, BETA2, EPS, norm, 0.0)
     norms = [

@@ -132,8 +132,8 @@ def test_norms_from_elsewhere(variant, multi_tensor_lars):
     tensors = state(variant.device, (BF16, BF16, F32))
     count = len(tensors[0])
     norms = dict(
-        grad_norms=torch.linspace(0.0, 3.0, count, device=variant.device),
-        param_norms=torch.linspace(4.0, 1.0, count, device=variant.device),
+        grad_norms=torch.linspace(0.0, 3.0, count, device=variant.device, dtype=F32),
+        param_norms=torch.linspace(4.0, 1.0, count, device=variant.device, dtype=F32),
     )
     run(multi_tensor_lars, tensors, **norms)
     if variant.simt:
@@ -164,7 +164,7 @@ def test_mixed_dtypes_in_one_call(variant, multi_tensor_lars, given):
                 column += tensors
     norms = {}
     if given:
-        some = torch.linspace(0.5, 3.0, len(columns[0]), device=variant.device)
+        some = torch.linspace(0.5, 3.0, len(columns[0]), device=variant.device, dtype=F32)
         norms = dict(grad_norms=some, param_norms=some.flip(0))
     run(multi_tensor_lars, columns, **norms)
     if variant.simt:
@@ -196,7 +196,7 @@ def test_bad_input_raises_before_anything_runs(variant, multi_tensor_lars):
         pytest.skip(f"the reference alone does not check its input: {bindings.load().reason}")
     tensors = state(variant.device)
     before = [lists.clones(column) for column in tensors]
-    norms = torch.ones(5, device=variant.device)
+    norms = torch.ones(5, device=variant.device, dtype=F32)
     cases = [
         (ValueError, "go together", tensors, {"grad_norms": norms}),
         (

@@ -49,7 +49,11 @@ def state(device, dtypes=(F32, F32, F32), shapes=lists.FEW):
 def some_norms(tensors):
     """Averaged norms; one of them says that there is none yet."""
     count = len(tensors[0])
-    return torch.linspace(-1.0, 3.0, count, device=tensors[0][0].device) if count else torch.empty(0)
+    return (
+        torch.linspace(-1.0, 3.0, count, device=tensors[0][0].device, dtype=F32)
+        if count
+        else torch.empty(0, dtype=F32, device="cpu")
+    )
 
 
 def expected(tensors, norms, inv_scale=1.0, **changes):
@@ -77,7 +81,7 @@ def expected(tensors, norms, inv_scale=1.0, **changes):
         if s["moment_mode"] == DECOUPLED:
             update = update / divisor + s["weight_decay"] * p
         parameters.append(p - s["lr"] * update)
-    return (parameters, averages), torch.tensor(new, dtype=F64)
+    return (parameters, averages), torch.tensor(new, dtype=F64, device="cpu")
 
 
 def run(op, tensors, inv_scale=1.0, wanted=None, norm_roundings=8, **options):
@@ -162,7 +166,7 @@ def test_mixed_dtypes_in_one_call(variant, multi_tensor_novograd, sorted_by_dtyp
 def test_norms_as_they_are(variant, multi_tensor_novograd):
     """For gradients of which this process holds a part: the caller averaged the norms of the whole."""
     tensors = state(variant.device)
-    norms = torch.rand(len(tensors[0]), device=variant.device) + 0.5
+    norms = torch.rand(len(tensors[0]), device=variant.device, dtype=F32) + 0.5
     before = norms.clone()
     first, second = 1 - 0.9**3, (1 - 0.98**3) ** 0.5
     values = [[], []]
@@ -216,7 +220,7 @@ def test_an_overflow_is_passed_on(variant, multi_tensor_novograd):
     """As public apex: without a flag the norm of an inf is inf, and stays so."""
     tensors = state(variant.device, shapes=((5,), (9,)))
     tensors[0][1][3] = float("inf")
-    norms = torch.ones(2, device=variant.device)
+    norms = torch.ones(2, device=variant.device, dtype=F32)
     multi_tensor_novograd(tensors, norms, **SCALARS)
     assert norms[0].isfinite() and norms[1].isinf()
     assert tensors[1][0].isfinite().all()
@@ -251,5 +255,7 @@ def test_opcheck():
     tensors = state("cpu", (BF16, F32, F32), ((3,), (2, 5)))
     counted = dict(step_tensor=scalar(1, "cpu", torch.int32), advance_step=True, noop_flag=flag("cpu"))
     torch.library.opcheck(
-        torch.ops.apex.multi_tensor_novograd.default, (*tensors, torch.ones(2)), SCALARS | counted
+        torch.ops.apex.multi_tensor_novograd.default,
+        (*tensors, torch.ones(2, dtype=F32, device="cpu")),
+        SCALARS | counted,
     )

@@ -62,10 +62,10 @@ def test_misaligned_views(variant, multi_tensor_scale, source, target):
 
 
 def test_nothing_is_written_past_a_view(variant, multi_tensor_scale):
-    memory = torch.full((64,), 7.0, device=variant.device)
+    memory = torch.full((64,), 7.0, device=variant.device, dtype=F32)
     for begin, length in ((1, 4), (3, 0), (8, 16), (30, 33)):
         multi_tensor_scale(
-            [torch.ones(length, device=variant.device)],
+            [torch.ones(length, device=variant.device, dtype=F32)],
             [memory[begin : begin + length]],
             flag(variant.device),
             1.0,
@@ -108,10 +108,17 @@ def test_memory_orders(variant, multi_tensor_scale):
     inputs = lists.channels_last(F32, variant.device)
     check(multi_tensor_scale, inputs, lists.empties(inputs, BF16))
     check(multi_tensor_scale, [x.contiguous() for x in inputs], lists.empties(inputs))
-    check(multi_tensor_scale, inputs, [torch.empty(x.shape, device=x.device) for x in inputs])
-    gaps = torch.randn(6, 10, device=variant.device)[:, ::3]
-    repeated = torch.randn(4, 1, device=variant.device).expand(4, 9)
-    check(multi_tensor_scale, [gaps, repeated], [torch.empty(6, 4).to(gaps), torch.empty(4, 9).to(gaps)])
+    check(multi_tensor_scale, inputs, [torch.empty(x.shape, device=x.device, dtype=F32) for x in inputs])
+    gaps = torch.randn(6, 10, device=variant.device, dtype=F32)[:, ::3]
+    repeated = torch.randn(4, 1, device=variant.device, dtype=F32).expand(4, 9)
+    check(
+        multi_tensor_scale,
+        [gaps, repeated],
+        [
+            torch.empty(6, 4, dtype=F32, device="cpu").to(gaps),
+            torch.empty(4, 9, dtype=F32, device="cpu").to(gaps),
+        ],
+    )
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, F64], ids=str)
@@ -131,16 +138,16 @@ def test_flags_what_is_not_finite(variant, multi_tensor_scale, dtype):
 
 def test_flags_a_result_that_overflows(variant, multi_tensor_scale):
     noop_flag = flag(variant.device)
-    outputs = [torch.zeros(3, device=variant.device)]
-    multi_tensor_scale([torch.full((3,), 2e38, device=variant.device)], outputs, noop_flag, 2.0)
+    outputs = [torch.zeros(3, device=variant.device, dtype=F32)]
+    multi_tensor_scale([torch.full((3,), 2e38, device=variant.device, dtype=F32)], outputs, noop_flag, 2.0)
     assert noop_flag.item() == 1 and outputs[0].isinf().all()
 
 
 def test_a_raised_flag_stays_and_stops_nothing(variant, multi_tensor_scale):
     """As public apex: scale itself runs on; those after it read the flag."""
     noop_flag = flag(variant.device, 1)
-    outputs = [torch.zeros(3, device=variant.device)]
-    multi_tensor_scale([torch.ones(3, device=variant.device)], outputs, noop_flag, 2.0)
+    outputs = [torch.zeros(3, device=variant.device, dtype=F32)]
+    multi_tensor_scale([torch.ones(3, device=variant.device, dtype=F32)], outputs, noop_flag, 2.0)
     assert noop_flag.item() == 1 and outputs[0].eq(2).all()
 
 
@@ -164,7 +171,7 @@ def test_a_factor_of_one_in_place(variant, multi_tensor_scale):
 
 @pytest.mark.parametrize("tensors", [[], [(0,)], [(0,), (3, 0)]], ids=str)
 def test_nothing_to_do(variant, multi_tensor_scale, tensors):
-    inputs = [torch.ones(shape, device=variant.device) for shape in tensors]
+    inputs = [torch.ones(shape, device=variant.device, dtype=F32) for shape in tensors]
     noop_flag = flag(variant.device)
     multi_tensor_scale(inputs, lists.empties(inputs), noop_flag, 2.0)
     assert noop_flag.item() == 0
@@ -181,9 +188,9 @@ def test_twice_gives_the_same_bits(variant, multi_tensor_scale):
 
 def test_writes_are_counted(variant, multi_tensor_scale):
     """A tensor that backward() saved and this op overwrote is an error there, not a wrong gradient."""
-    source = torch.ones(5, device=variant.device)
-    weight = torch.ones(5, device=variant.device, requires_grad=True)
-    saved = torch.ones(5, device=variant.device)
+    source = torch.ones(5, device=variant.device, dtype=F32)
+    weight = torch.ones(5, device=variant.device, requires_grad=True, dtype=F32)
+    saved = torch.ones(5, device=variant.device, dtype=F32)
     product = weight * saved
     versions = source._version
     multi_tensor_scale([source], [saved], flag(variant.device), 2.0)
@@ -193,8 +200,8 @@ def test_writes_are_counted(variant, multi_tensor_scale):
 
 
 def test_a_leaf_that_needs_grad_may_be_written(variant, multi_tensor_scale):
-    parameter = torch.zeros(5, device=variant.device, requires_grad=True)
-    source = torch.ones(5, device=variant.device, requires_grad=True)
+    parameter = torch.zeros(5, device=variant.device, requires_grad=True, dtype=F32)
+    source = torch.ones(5, device=variant.device, requires_grad=True, dtype=F32)
     multi_tensor_scale([source], [parameter], flag(variant.device), 2.0)
     assert parameter.is_leaf and parameter.eq(2).all()
 
@@ -208,7 +215,7 @@ def _bad_inputs(device):
     def t(*shape, dtype=F32):
         return torch.ones(shape, dtype=dtype, device=device)
 
-    strided = torch.ones(10, device=device)[::2]
+    strided = torch.ones(10, device=device, dtype=F32)[::2]
     yield "count", ValueError, "outputs holds 1", [t(3), t(3)], [t(3)], {}
     yield "size", ValueError, r"inputs\[1\] has 4 elements", [t(3), t(4)], [t(3), t(3)], {}
     yield "dtype", TypeError, r"inputs\[0\] is Long", [t(3, dtype=torch.int64)], [t(3)], {}
@@ -246,7 +253,7 @@ def test_bad_input_raises_before_anything_runs(variant, multi_tensor_scale, what
 def test_opcheck():
     bindings.load()
     inputs = lists.random(F32, "cpu", ((3,), (2, 5)))
-    for scale_tensor in (None, torch.ones(1)):
+    for scale_tensor in (None, torch.ones(1, dtype=F32, device="cpu")):
         arguments = (inputs, lists.empties(inputs, F16), flag("cpu"), 0.5, scale_tensor)
         torch.library.opcheck(torch.ops.apex.multi_tensor_scale.default, arguments)
 

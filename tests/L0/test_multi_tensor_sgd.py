@@ -69,7 +69,11 @@ def expected(tensors, inv_scale=1.0, first=False, stored=None, **changes):
             step = step + s["weight_decay"] * p
         if len(tensors) > 2 and s["momentum"]:
             (old,) = lists.exact([tensors[2][i]])
-            mask = torch.tensor(first or s["first_run"]) if isinstance(first, bool) else first[i].cpu()
+            mask = (
+                torch.tensor(first or s["first_run"], device="cpu")
+                if isinstance(first, bool)
+                else first[i].cpu()
+            )
             gathered = torch.where(mask, step, s["momentum"] * old + (1 - s["dampening"]) * step)
             buffers.append(gathered)
             moved = gathered if stored is None else stored[i]
@@ -160,7 +164,7 @@ def test_marked_elements_take_their_first_step(variant, multi_tensor_sgd):
 
 
 def test_no_element_is_left_marked(variant, multi_tensor_sgd):
-    tensors = [[torch.full((9,), value, device=variant.device)] for value in (-0.0, 1.0, -0.0)]
+    tensors = [[torch.full((9,), value, device=variant.device, dtype=F32)] for value in (-0.0, 1.0, -0.0)]
     multi_tensor_sgd(tensors, **(SCALARS | dict(weight_decay=0.0, marked_first_run=True)))
     assert tensors[2][0].eq(0).all() and not tensors[2][0].signbit().any()
 
@@ -226,7 +230,7 @@ def test_bad_input_raises_before_anything_runs(variant, multi_tensor_sgd):
             ValueError,
             "found_inf must hold one element",
             tensors,
-            {"found_inf": torch.zeros(2, device=variant.device)},
+            {"found_inf": torch.zeros(2, device=variant.device, dtype=F32)},
         ),
     ]
     for error, words, columns, changes in cases:

@@ -98,7 +98,10 @@ class Capturable(FusedAdam):
     def step(self, closure=None, grad_scaler=None):
         for group, masters in zip(self.param_groups, self.param_groups_master, strict=True):
             device = group["params"][0].device
-            found_inf, inv_scale = torch.zeros(1, dtype=F32, device=device), torch.ones(1, device=device)
+            found_inf, inv_scale = (
+                torch.zeros(1, dtype=F32, device=device),
+                torch.ones(1, device=device, dtype=F32),
+            )
             if grad_scaler is not None:
                 found_inf = grad_scaler._check_inf_per_device(self)[device]
                 inv_scale = grad_scaler._get_scale_async().double().reciprocal().float()
@@ -199,7 +202,7 @@ def test_nemo_like_skips_an_overflow(device):
     twins = training.twins_of(params)
     optimizer, oracle = Capturable(params, **ADAM), torch.optim.AdamW(twins, **ADAM)
     scaler = torch.amp.GradScaler(torch.device(device).type, init_scale=8.0)
-    scaler.scale(torch.ones((), device=device))  # makes the scale's tensor
+    scaler.scale(torch.ones((), device=device, dtype=F32))  # makes the scale's tensor
     for step in (1, 2, 3):
         training.give_gradients(params, twins, step, scale=8.0)
         if step == 2:

@@ -26,14 +26,14 @@ class Joint:
         self.batch, self.frames, self.labels, self.hidden = case
         shapes = (self.batch, self.frames, self.hidden), (self.batch, self.labels, self.hidden)
         self.f, self.g = (t.requires_grad_() for t in lists.random(dtype, device, shapes))
-        index = torch.arange(self.batch)
+        index = torch.arange(self.batch, device="cpu")
         kind = torch.int64 if wide else torch.int32
         self.f_len = (self.frames - index % self.frames).to(kind)
         self.g_len = (self.labels - (index + 1) % self.batch % self.labels).to(kind)
         self.offset = torch.cumsum(self.f_len * self.g_len, 0) if packed else None
         rows = int(self.offset[-1]) + rest if packed else 0
-        self.inside = (torch.arange(self.frames) < self.f_len[:, None])[:, :, None] & (
-            torch.arange(self.labels) < self.g_len[:, None]
+        self.inside = (torch.arange(self.frames, device="cpu") < self.f_len[:, None])[:, :, None] & (
+            torch.arange(self.labels, device="cpu") < self.g_len[:, None]
         )[:, None]
         shape = (rows, self.hidden) if packed else (self.batch, self.frames, self.labels, self.hidden)
         own = int(self.inside.sum())
@@ -54,7 +54,9 @@ class Joint:
 
     def unpack(self, tensor, otherwise):
         """[batch, frames, labels, columns] of a tensor, packed or not, with `otherwise` where no item is."""
-        whole = torch.full((*self.inside.shape, tensor.shape[-1]), otherwise, dtype=tensor.dtype)
+        whole = torch.full(
+            (*self.inside.shape, tensor.shape[-1]), otherwise, dtype=tensor.dtype, device="cpu"
+        )
         tensor = tensor.detach().cpu()
         whole[self.inside] = (
             tensor[: int(self.inside.sum())] if self.offset is not None else tensor[self.inside]
@@ -120,7 +122,9 @@ def test_dropout_is_the_same_everywhere(variant):
     """Philox's words are the published ones; every variant drops what the reference drops."""
     from apex.reference import _philox
 
-    assert [hex(int(w)) for w in _philox.words(torch.tensor(0), torch.tensor(0))] == [
+    assert [
+        hex(int(w)) for w in _philox.words(torch.tensor(0, device="cpu"), torch.tensor(0, device="cpu"))
+    ] == [
         "0x6627e8d5",
         "0xe169c58d",
         "0xbc57ac4c",
@@ -130,7 +134,7 @@ def test_dropout_is_the_same_everywhere(variant):
         case, seed = (2, 5, 3, hidden), seed_of(12345678901234567, variant.device)
         _, mask, *_ = Joint(case, F32, variant.device).check(False, 0.25, seed)
         parts = mask.shape[-1]
-        counter = torch.arange(mask.numel()).view(mask.shape)
+        counter = torch.arange(mask.numel(), device="cpu").view(mask.shape)
         kept = _philox.keep_eight(seed[0].cpu(), counter, round(0.75 * 65536)).flatten(-2)[..., :hidden]
         joint = Joint(case, F32, "cpu")
         wanted = _masks.pack(kept & joint.inside[..., None])
@@ -199,7 +203,7 @@ def test_special_values_stay_in_their_rows(variant):
 def test_empty_items(variant, packed):
     """Items without frames or labels; a batch of none; nothing but a rest."""
     joint = Joint((3, 4, 3, 8), F32, variant.device)
-    f_len, g_len = torch.tensor([0, 4, 2]), torch.tensor([3, 0, 1])
+    f_len, g_len = torch.tensor([0, 4, 2], device="cpu"), torch.tensor([3, 0, 1], device="cpu")
     offset = torch.cumsum(f_len * g_len, 0)
     packing = [offset.to(variant.device), 3] if packed else [None, 0]
     arguments = [joint.f, joint.g, f_len.to(variant.device), g_len.to(variant.device), *packing]
@@ -225,9 +229,13 @@ def test_items_that_do_not_fit(variant):
         (dict(offset=(6, 10), rows=8), "packed_batch is 8, less than the 10 rows"),
     ):
         joint = Joint((2, 4, 3, 8), F32, variant.device)
-        f_len, g_len = (torch.tensor(change.get(k, v)) for k, v in (("f_len", (2, 2)), ("g_len", (3, 2))))
+        f_len, g_len = (
+            torch.tensor(change.get(k, v), device="cpu") for k, v in (("f_len", (2, 2)), ("g_len", (3, 2)))
+        )
         packing = (
-            [torch.tensor(change["offset"]), change.get("rows", 10)] if "offset" in change else [None, 0]
+            [torch.tensor(change["offset"], device="cpu"), change.get("rows", 10)]
+            if "offset" in change
+            else [None, 0]
         )
         arguments = [joint.f, joint.g, f_len, g_len, *packing]
         arguments = [t.to(variant.device) if isinstance(t, torch.Tensor) else t for t in arguments]
@@ -295,7 +303,7 @@ def test_transducer_joint_cuda(variant, packed):
     """The legacy module's functions: the same values and gradients, with a mask of one byte an element."""
     joint = Joint((3, 7, 5, 24), F32, variant.device, packed)
     f, g, f_len, g_len, offset, rows = joint.arguments
-    offset = torch.empty(0) if offset is None else offset
+    offset = torch.empty(0, dtype=F32, device="cpu") if offset is None else offset
 
     def run(relu, dropout, probability):
         made = transducer_joint_cuda.forward(

@@ -25,9 +25,9 @@ CASES = [(1, 1, 0, 3), (2, 4, 0, 5), (3, 6, 3, 13), (2, 3, 2, 64), (2, 3, 70, 8)
 @functools.cache
 def lengths_of(case):
     batch, frames, labels, classes = case
-    index = torch.arange(batch)
+    index = torch.arange(batch, device="cpu")
     generator = torch.Generator().manual_seed(classes)
-    label = torch.randint(0, classes, (batch, labels), generator=generator)
+    label = torch.randint(0, classes, (batch, labels), generator=generator, device="cpu")
     return label, frames - index % frames, labels - (index + 1) % batch % (labels + 1)
 
 
@@ -37,7 +37,7 @@ def exact(case, dtype, scale):
     x = lists.random(dtype, "cpu", ((case[0], case[1], case[2] + 1, case[3]),), scale=scale)[0].double()
     x.requires_grad_()
     label, f_len, y_len = lengths_of(case)
-    g = torch.arange(1.0, case[0] + 1, dtype=F64)
+    g = torch.arange(1.0, case[0] + 1, dtype=F64, device="cpu")
     alpha, beta, gradient, loss = _transducer_ref.transducer_loss_reference(x, label, f_len, y_len, BLANK, g)
     return loss, gradient, alpha, beta
 
@@ -50,8 +50,8 @@ class Loss:
         batch, frames, labels, classes = case
         kind = torch.int64 if wide else torch.int32
         label, f_len, y_len = lengths_of(case)
-        self.inside = (torch.arange(frames) < f_len[:, None])[:, :, None] & (
-            torch.arange(labels + 1) <= y_len[:, None]
+        self.inside = (torch.arange(frames, device="cpu") < f_len[:, None])[:, :, None] & (
+            torch.arange(labels + 1, device="cpu") <= y_len[:, None]
         )[:, None]
         whole = lists.random(dtype, device, ((batch, frames, labels + 1, classes),), scale=scale)[0]
         inside = self.inside.to(device)
@@ -72,7 +72,7 @@ class Loss:
     def unpack(self, tensor):
         """[batch, frames, labels + 1, ...] of x's rows, zeros where no item is."""
         tensor = tensor.detach().cpu()
-        whole = torch.zeros((*self.inside.shape, *tensor.shape[-1:]), dtype=tensor.dtype)
+        whole = torch.zeros((*self.inside.shape, *tensor.shape[-1:]), dtype=tensor.dtype, device="cpu")
         whole[self.inside] = tensor[: int(self.inside.sum())] if self.packed else tensor[self.inside]
         return whole
 
@@ -143,7 +143,7 @@ def test_more_labels_than_threads(variant):
     for labels in (700, 6200) if variant.simt else (700,):
         case, device = (1, 2, labels, 4), variant.device
         x = lists.random(F32, device, ((1, 2, labels + 1, 4),))[0]
-        label = torch.randint(0, 4, (1, labels), generator=torch.Generator().manual_seed(1))
+        label = torch.randint(0, 4, (1, labels), generator=torch.Generator().manual_seed(1), device="cpu")
         arguments = [
             x,
             label.to(device),
@@ -186,7 +186,7 @@ def test_gradients_of_any_sign(variant):
     """Public apex takes the logarithm of the losses' gradient: negative ones are nan there."""
     problem = Loss((3, 6, 3, 13), F32, variant.device)
     losses = torch.ops.apex.transducer_loss_forward(*problem.arguments)[0]
-    g = torch.tensor([-1.0, 0.0, 2.0], device=variant.device)
+    g = torch.tensor([-1.0, 0.0, 2.0], device=variant.device, dtype=F32)
     (found,) = torch.autograd.grad(losses, problem.x, g, retain_graph=True)
     (ones,) = torch.autograd.grad(losses, problem.x, torch.ones_like(g))
     torch.testing.assert_close(found, ones * g[:, None, None, None])
@@ -199,7 +199,7 @@ def test_labels_that_are_the_blank(variant):
     problem.lengths[0][:] = BLANK
     x = problem.x.detach().cpu().requires_grad_()
     lengths = [t.cpu() for t in problem.lengths]
-    g = torch.ones(2, dtype=F64)
+    g = torch.ones(2, dtype=F64, device="cpu")
     _, _, wanted, expected = _transducer_ref.transducer_loss_reference(x, *lengths, BLANK, g)
     losses = torch.ops.apex.transducer_loss_forward(*problem.arguments)[0]
     (found,) = torch.autograd.grad(losses.sum(), problem.x)
@@ -263,8 +263,11 @@ def test_items_that_do_not_fit(variant):
 
 
 def test_no_items(variant):
-    for shape, packing in (((0, 4, 3, 5), [None, 0]), ((2, 5), [torch.zeros(0, dtype=torch.int64), 4])):
-        x = torch.randn(shape, device=variant.device, requires_grad=True)
+    for shape, packing in (
+        ((0, 4, 3, 5), [None, 0]),
+        ((2, 5), [torch.zeros(0, dtype=torch.int64, device="cpu"), 4]),
+    ):
+        x = torch.randn(shape, device=variant.device, requires_grad=True, dtype=F32)
         label = torch.zeros((0, 2), dtype=torch.int32, device=variant.device)
         packing = [t.to(variant.device) if isinstance(t, torch.Tensor) else t for t in packing]
         loss = torch.ops.apex.transducer_loss_forward(x, label, label[:, 0], label[:, 0], 0, *packing)[0]
@@ -318,7 +321,7 @@ def test_transducer_loss_cuda(variant, dtype, packed):
     problem = Loss((3, 6, 3, 13), dtype, variant.device, packed)
     label, f_len, y_len = problem.lengths
     offset, frames = problem.packing
-    offset, frames = (torch.empty(0), 6) if offset is None else (offset, frames)
+    offset, frames = (torch.empty(0, dtype=F32, device="cpu"), 6) if offset is None else (offset, frames)
     logits = problem.x.detach().clone().requires_grad_()
     log_p = torch.log_softmax(logits, -1)
     alpha, beta, loss = transducer_loss_cuda.forward(
@@ -364,7 +367,15 @@ def test_around_the_op():
             torch.library.opcheck(op.default, (*problem.arguments, log_probs))
             loss, alpha, beta, normalizers = op(*problem.arguments, log_probs)
             kept = None if log_probs else normalizers
-            arguments = (torch.ones(2), problem.x.detach(), *problem.lengths, alpha, beta, kept, BLANK)
+            arguments = (
+                torch.ones(2, dtype=F32, device="cpu"),
+                problem.x.detach(),
+                *problem.lengths,
+                alpha,
+                beta,
+                kept,
+                BLANK,
+            )
             arguments += (problem.packing[0], not log_probs)
             torch.library.opcheck(torch.ops.apex.transducer_loss_backward.default, arguments)
     problem = Loss((2, 4, 2, 7), F32, "cpu")

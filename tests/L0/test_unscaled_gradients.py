@@ -46,7 +46,7 @@ def copies(params):
 def unscaled(grads):
     """By what torch.amp.GradScaler.unscale_ calls, which refuses float16 itself."""
     found = lists.clones(grads)
-    inverse = torch.tensor(SCALE, dtype=torch.float64).reciprocal().float().to(grads[0].device)
+    inverse = torch.tensor(SCALE, dtype=torch.float64, device="cpu").reciprocal().float().to(grads[0].device)
     for grad in found:
         flag = lists.scalar(0.0, grad.device)
         torch._amp_foreach_non_finite_check_and_unscale_([grad], flag, inverse.reshape(1))
@@ -55,7 +55,7 @@ def unscaled(grads):
 
 def scaler_for(device):
     scaler = torch.amp.GradScaler(device.type, init_scale=SCALE, growth_interval=1000)
-    scaler.scale(torch.zeros((), device=device))  # makes the scale
+    scaler.scale(torch.zeros((), device=device, dtype=F32))  # makes the scale
     return scaler
 
 
@@ -85,7 +85,7 @@ def test_after_a_step(variant, name, monkeypatch):
         assert all(p.grad._version > before for p, before in zip(params, versions, strict=True))
         # The same update where gradients stay as they are: the op's own default.
         other.grad_scale = torch.tensor(SCALE, device=variant.device)
-        other.found_inf = torch.zeros((), device=variant.device)
+        other.found_inf = torch.zeros((), device=variant.device, dtype=F32)
         step_without_unscaling(other, monkeypatch)
         lists.assert_same_bits(params, twins)
 

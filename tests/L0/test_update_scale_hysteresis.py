@@ -72,7 +72,7 @@ class State:
 
 
 def _float32(x):
-    return torch.tensor(x, dtype=F64).to(F32).item()
+    return torch.tensor(x, dtype=F64, device="cpu").to(F32).item()
 
 
 @pytest.mark.parametrize("shape", [(1,), ()], ids=str)

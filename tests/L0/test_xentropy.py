@@ -20,7 +20,7 @@ def make(shape, dtype, device, seed=1, scale=3.0):
     """(logits that require gradients, labels)"""
     logits = lists.random(dtype, device, (shape,), scale=scale, seed=seed)[0].requires_grad_()
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, shape[-1], shape[:-1], generator=generator)
+    labels = torch.randint(0, shape[-1], shape[:-1], generator=generator, device="cpu")
     return logits, labels.to(device)
 
 
@@ -130,7 +130,7 @@ def test_layouts(variant, dtype):
 @pytest.mark.parametrize("classes", [7, 500, 1000, 100000])
 def test_rows_of_minus_infinity(variant, classes, smoothing):
     """Report: one logit of 10 among -inf gave nan. Loss 0 without smoothing, inf with it; gradients are finite."""
-    logits = torch.full((1, classes), float("-inf"), device=variant.device)
+    logits = torch.full((1, classes), float("-inf"), device=variant.device, dtype=F32)
     logits[0, classes // 2] = 10
     logits.requires_grad_()
     labels = torch.tensor([classes // 2], device=variant.device)
@@ -138,7 +138,7 @@ def test_rows_of_minus_infinity(variant, classes, smoothing):
     assert losses.item() == (0 if smoothing == 0 else float("inf"))
     (gradient,) = torch.autograd.grad(losses.sum(), logits)
     assert gradient.isfinite().all()
-    expected = torch.full((1, classes), -smoothing / classes)
+    expected = torch.full((1, classes), -smoothing / classes, dtype=F32, device="cpu")
     expected[0, classes // 2] += smoothing
     torch.testing.assert_close(gradient.cpu(), expected)
 

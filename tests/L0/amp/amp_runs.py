@@ -39,18 +39,29 @@ def forget():
 def network(seed=0):
     """(N, 6) -> (N, 3), with a batch norm."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Linear(6, 8, dtype=torch.float32, device="cpu"),
+        nn.BatchNorm1d(8, dtype=torch.float32, device="cpu"),
+        nn.ReLU(),
+        nn.Linear(8, 3, dtype=torch.float32, device="cpu"),
+    )
 
 
 def plain(seed=0):
     """(N, 6) -> (N, 3), without norm."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Linear(6, 8, dtype=torch.float32, device="cpu"),
+        nn.Tanh(),
+        nn.Linear(8, 3, dtype=torch.float32, device="cpu"),
+    )
 
 
 def batch(step=0, n=16):
     generator = torch.Generator().manual_seed(100 + step)
-    return torch.randn(n, 6, generator=generator), torch.randint(3, (n,), generator=generator)
+    return torch.randn(n, 6, generator=generator, dtype=torch.float32, device="cpu"), torch.randint(
+        3, (n,), generator=generator, device="cpu"
+    )
 
 
 def loss_of(model, step=0):

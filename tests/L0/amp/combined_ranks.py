@@ -51,10 +51,12 @@ class Net(nn.Module):
     def __init__(self, seed=0, branches=3, width=400):
         super().__init__()
         torch.manual_seed(seed)
-        self.first = nn.Linear(6, width)
-        self.branches = nn.ModuleList(nn.Linear(width, width) for _ in range(branches))
-        self.norm = nn.LayerNorm(width)
-        self.last = nn.Linear(width, 3)
+        self.first = nn.Linear(6, width, dtype=torch.float32, device="cpu")
+        self.branches = nn.ModuleList(
+            nn.Linear(width, width, dtype=torch.float32, device="cpu") for _ in range(branches)
+        )
+        self.norm = nn.LayerNorm(width, dtype=torch.float32, device="cpu")
+        self.last = nn.Linear(width, 3, dtype=torch.float32, device="cpu")
         self.used = range(branches)
 
     def forward(self, x):

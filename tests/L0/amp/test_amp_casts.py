@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("level", ["O1", "O4"])
 
 def start(level="O1", **options):
     """Patches torch; returns the half dtype."""
-    runs.initialize(nn.Linear(1, 1), opt_level=level, **options)
+    runs.initialize(nn.Linear(1, 1, dtype=torch.float32, device="cpu"), opt_level=level, **options)
     return runs.HALF[level]
 
 
@@ -40,7 +40,13 @@ def test_a_function_that_torch_moved_is_a_warning(monkeypatch):
     text = "\n".join(str(w.message) for w in caught)
     assert "no torch.nn.functional.conv_of_old" in text and "no torch.mul_of_old" in text
     assert "register_half_function" in text
-    assert F.linear(torch.ones(1, 1), torch.ones(1, 1)).dtype == F16
+    assert (
+        F.linear(
+            torch.ones(1, 1, dtype=torch.float32, device="cpu"),
+            torch.ones(1, 1, dtype=torch.float32, device="cpu"),
+        ).dtype
+        == F16
+    )
 
 
 def test_patches_are_taken_back():
@@ -59,7 +65,7 @@ def test_patches_are_taken_back():
 
 
 def x(*shape, dtype=F32):
-    return torch.rand(*(shape or (4, 4)), dtype=dtype) + 0.5
+    return torch.rand(*(shape or (4, 4)), dtype=dtype, device="cpu") + 0.5
 
 
 LOW = {
@@ -92,7 +98,7 @@ FULL = {  # looked up when they are called
     "F.gelu": lambda a: F.gelu(a),
     "F.mse_loss": lambda a: F.mse_loss(a, a),
     "F.huber_loss": lambda a: F.huber_loss(a, a),
-    "F.cross_entropy": lambda a: F.cross_entropy(a, torch.zeros(4, dtype=torch.long)),
+    "F.cross_entropy": lambda a: F.cross_entropy(a, torch.zeros(4, dtype=torch.long, device="cpu")),
     "torch.exp": lambda a: torch.exp(a),
     "Tensor.exp": lambda a: a.exp(),
     "**": lambda a: a**2,
@@ -102,7 +108,7 @@ FULL = {  # looked up when they are called
     "torch.logsumexp": lambda a: torch.logsumexp(a, 0),
     "torch.cdist": lambda a: torch.cdist(a, a),
     "torch.linalg.norm": lambda a: torch.linalg.norm(a),
-    "torch.linalg.inv": lambda a: torch.linalg.inv(a + 3 * torch.eye(4, dtype=a.dtype)),
+    "torch.linalg.inv": lambda a: torch.linalg.inv(a + 3 * torch.eye(4, dtype=a.dtype, device="cpu")),
     "torch.linalg.svdvals": lambda a: torch.linalg.svdvals(a),
     "torch.linalg.qr": lambda a: torch.linalg.qr(a)[0],
     "torch.fft.fft": lambda a: torch.fft.fft(a).real,
@@ -119,8 +125,8 @@ WIDEST = {
     "torch.dot": lambda a, b: torch.dot(a[0], b[0]),
     "torch.linalg.cross": lambda a, b: torch.linalg.cross(a[:, :3], b[:, :3]),
     "F.bilinear": lambda a, b: F.bilinear(a, b, x(2, 4, 4, dtype=b.dtype)),
-    "Tensor.scatter_add": lambda a, b: a.scatter_add(0, torch.zeros(1, 4, dtype=torch.long), b),
-    "Tensor.index_add": lambda a, b: a.index_add(0, torch.tensor([0, 1, 2, 3]), b),
+    "Tensor.scatter_add": lambda a, b: a.scatter_add(0, torch.zeros(1, 4, dtype=torch.long, device="cpu"), b),
+    "Tensor.index_add": lambda a, b: a.index_add(0, torch.tensor([0, 1, 2, 3], device="cpu"), b),
 }
 
 
@@ -177,15 +183,15 @@ def test_values_are_those_of_the_cast_call(level):
 
 def test_other_arguments_stay():
     start()
-    assert torch.sum(torch.arange(3)).dtype == torch.int64
-    assert torch.exp(torch.ones(2, dtype=torch.complex64)).dtype == torch.complex64
+    assert torch.sum(torch.arange(3, device="cpu")).dtype == torch.int64
+    assert torch.exp(torch.ones(2, dtype=torch.complex64, device="cpu")).dtype == torch.complex64
     assert F.softmax(x(dtype=F16), -1, dtype=F64).dtype == F64
-    assert torch.cat([torch.arange(2), torch.arange(2)]).dtype == torch.int64
+    assert torch.cat([torch.arange(2, device="cpu"), torch.arange(2, device="cpu")]).dtype == torch.int64
 
 
 def test_sequences_by_name():
     start()
-    pair = [torch.ones(2), torch.ones(2, dtype=F16)]
+    pair = [torch.ones(2, dtype=torch.float32, device="cpu"), torch.ones(2, dtype=F16, device="cpu")]
     assert torch.cat(tensors=pair, dim=0).dtype == F32 and torch.stack(tensors=tuple(pair)).dtype == F32
     with pytest.raises(TypeError, match="cat"):  # torch's own
         torch.cat()
@@ -195,13 +201,16 @@ def test_sequences_by_name():
 def test_what_the_caller_writes_to_is_written(level):
     """A cast of `out` would take the result, and the caller's tensor stay what it was."""
     start(level)
-    a, half = torch.full((2, 2), 2.0), torch.full((2, 2), 2.0, dtype=F16)
+    a, half = (
+        torch.full((2, 2), 2.0, dtype=torch.float32, device="cpu"),
+        torch.full((2, 2), 2.0, dtype=F16, device="cpu"),
+    )
     for function, arguments, dtype in (
         (torch.mm, (a, a), F32),  # of the half-precision list
         (torch.exp, (half,), F16),  # of float32's
         (torch.sum, (half, 0), F16),
         (torch.linalg.matmul, (a, a), F32),
-        (torch.linalg.inv, (torch.eye(2),), F32),
+        (torch.linalg.inv, (torch.eye(2, dtype=torch.float32, device="cpu"),), F32),
         (torch.fft.fft, (a,), torch.complex64),
         (torch.add, (a, half), F16),  # of those that widen
         (torch.cat, ([a, half],), F32),
@@ -224,7 +233,7 @@ def test_in_place():
         a.exp_()
     assert x().exp_().dtype == F32
     assert x(dtype=F16).add_(x()).dtype == F16 and x().add_(x(dtype=F16)).dtype == F32
-    assert x().scatter_add_(0, torch.zeros(1, 4, dtype=torch.long), x(dtype=F16)).dtype == F32
+    assert x().scatter_add_(0, torch.zeros(1, 4, dtype=torch.long, device="cpu"), x(dtype=F16)).dtype == F32
 
 
 def test_tensors_of_other_devices_stay():
@@ -237,7 +246,7 @@ def test_tensors_of_other_devices_stay():
 
 def test_banned_functions():
     start()
-    probability, target = torch.sigmoid(x(dtype=F16)), torch.ones(4, 4)
+    probability, target = torch.sigmoid(x(dtype=F16)), torch.ones(4, 4, dtype=torch.float32, device="cpu")
     with pytest.raises(NotImplementedError, match="BCEWithLogitsLoss"):
         F.binary_cross_entropy(probability, target)
     F.binary_cross_entropy(probability.float(), target)
@@ -246,49 +255,82 @@ def test_banned_functions():
     start()
     F.binary_cross_entropy(torch.sigmoid(x(dtype=F16)), target)
     registration.init(allow_banned=True)
-    assert F.binary_cross_entropy(torch.full((2,), 0.5, dtype=F16), torch.ones(2)).dtype == F32
+    assert (
+        F.binary_cross_entropy(
+            torch.full((2,), 0.5, dtype=F16, device="cpu"), torch.ones(2, dtype=torch.float32, device="cpu")
+        ).dtype
+        == F32
+    )
 
 
 # ---- layers ----------------------------------------------------------------------------------------------
 
 
 def normal(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32, device="cpu")
 
 
 def after_conv(layer):
-    return lambda: (nn.Sequential(nn.Conv1d(4, 4, 1), layer()), (normal(3, 4, 6),))
+    return lambda: (
+        nn.Sequential(nn.Conv1d(4, 4, 1, dtype=torch.float32, device="cpu"), layer()),
+        (normal(3, 4, 6),),
+    )
 
 
 LAYERS = {
-    "Linear": lambda: (nn.Linear(8, 4), (normal(5, 8),)),
-    "Conv3d": lambda: (nn.Conv3d(2, 3, 3), (normal(2, 2, 5, 5, 5),)),
+    "Linear": lambda: (nn.Linear(8, 4, dtype=torch.float32, device="cpu"), (normal(5, 8),)),
+    "Conv3d": lambda: (nn.Conv3d(2, 3, 3, dtype=torch.float32, device="cpu"), (normal(2, 2, 5, 5, 5),)),
     "ConvTranspose1d": lambda: (nn.ConvTranspose1d(2, 3, 3), (normal(2, 2, 9),)),
-    "ConvTranspose2d": lambda: (nn.ConvTranspose2d(2, 3, 3), (normal(2, 2, 9, 9),)),
-    "Bilinear": lambda: (nn.Bilinear(4, 5, 3), (normal(2, 4), normal(2, 5))),
-    "Embedding": lambda: (nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3)), (torch.arange(5),)),
-    "MultiheadAttention": lambda: (nn.MultiheadAttention(8, 2, batch_first=True), (normal(2, 5, 8),) * 3),
+    "ConvTranspose2d": lambda: (
+        nn.ConvTranspose2d(2, 3, 3, dtype=torch.float32, device="cpu"),
+        (normal(2, 2, 9, 9),),
+    ),
+    "Bilinear": lambda: (
+        nn.Bilinear(4, 5, 3, dtype=torch.float32, device="cpu"),
+        (normal(2, 4), normal(2, 5)),
+    ),
+    "Embedding": lambda: (
+        nn.Sequential(
+            nn.Embedding(10, 4, dtype=torch.float32, device="cpu"),
+            nn.Linear(4, 3, dtype=torch.float32, device="cpu"),
+        ),
+        (torch.arange(5, device="cpu"),),
+    ),
+    "MultiheadAttention": lambda: (
+        nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float32, device="cpu"),
+        (normal(2, 5, 8),) * 3,
+    ),
     "TransformerEncoder": lambda: (
-        nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+        nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dtype=torch.float32, device="cpu"), 2
+        ),
         (normal(2, 5, 8),),
     ),
     "TransformerDecoderLayer": lambda: (
         nn.TransformerDecoderLayer(8, 2, 16),
         (normal(2, 5, 8), normal(3, 5, 8)),
     ),
-    "weight_norm": lambda: (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (normal(5, 4),)),
-    "spectral_norm": lambda: (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), (normal(5, 4),)),
+    "weight_norm": lambda: (
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 3, dtype=torch.float32, device="cpu")),
+        (normal(5, 4),),
+    ),
+    "spectral_norm": lambda: (
+        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3, dtype=torch.float32, device="cpu")),
+        (normal(5, 4),),
+    ),
     **{
         kind.__name__: after_conv(kind)
         for kind in (nn.PReLU, nn.GELU, nn.SiLU, nn.Softplus, nn.LogSigmoid, nn.ELU, nn.Mish, nn.Dropout)
     },
     "RReLU": after_conv(nn.RReLU),
-    "BatchNorm1d": after_conv(lambda: nn.BatchNorm1d(4)),
-    "BatchNorm1d without weights": after_conv(lambda: nn.BatchNorm1d(4, affine=False)),
+    "BatchNorm1d": after_conv(lambda: nn.BatchNorm1d(4, dtype=torch.float32, device="cpu")),
+    "BatchNorm1d without weights": after_conv(
+        lambda: nn.BatchNorm1d(4, affine=False, dtype=torch.float32, device="cpu")
+    ),
     "InstanceNorm1d": after_conv(lambda: nn.InstanceNorm1d(4, affine=True, track_running_stats=True)),
-    "GroupNorm": after_conv(lambda: nn.GroupNorm(2, 4)),
-    "LayerNorm": after_conv(lambda: nn.LayerNorm(6)),
-    "RMSNorm": after_conv(lambda: nn.RMSNorm(6)),
+    "GroupNorm": after_conv(lambda: nn.GroupNorm(2, 4, dtype=torch.float32, device="cpu")),
+    "LayerNorm": after_conv(lambda: nn.LayerNorm(6, dtype=torch.float32, device="cpu")),
+    "RMSNorm": after_conv(lambda: nn.RMSNorm(6, dtype=torch.float32, device="cpu")),
     "LocalResponseNorm": after_conv(lambda: nn.LocalResponseNorm(2)),
     "Softmax": after_conv(lambda: nn.Softmax(-1)),
     "Upsample": after_conv(lambda: nn.Upsample(scale_factor=2)),
@@ -302,7 +344,7 @@ for _kind in (nn.RNN, nn.GRU, nn.LSTM):
         (normal(7, 2, 4),),
     )
     LAYERS[f"{_kind.__name__} of half inputs"] = lambda kind=_kind: (
-        nn.Sequential(nn.Linear(4, 4), kind(4, 5)),
+        nn.Sequential(nn.Linear(4, 4, dtype=torch.float32, device="cpu"), kind(4, 5)),
         (normal(7, 2, 4),),
     )
     LAYERS[f"{_kind.__name__} of packed inputs"] = lambda kind=_kind: (
@@ -363,9 +405,9 @@ def test_every_layer_runs_near_float32(level, name):
 
 def test_flat_weights_of_recurrent_networks():
     """As cuDNN wants them: casts in one piece of memory, in the order of the originals, seen by autograd."""
-    memory = torch.randn(3 * 4 + 5)
+    memory = torch.randn(3 * 4 + 5, dtype=torch.float32, device="cpu")
     weights = [memory[:12].view(3, 4).requires_grad_(), memory[12:].requires_grad_()]
-    flat = torch.empty(17, dtype=F16)
+    flat = torch.empty(17, dtype=F16, device="cpu")
     cast = utils.new_synthesize_flattened_rnn_weights(weights, flat, "lstm", F16)
     assert torch.equal(flat, memory.half()) and [c.data_ptr() for c in cast] == [
         flat.data_ptr(),
@@ -394,12 +436,12 @@ def casts_of(monkeypatch):
 
 @BOTH
 def test_a_weight_is_cast_once_an_iteration(level, monkeypatch):
-    model = nn.Linear(3, 3)
+    model = nn.Linear(3, 3, dtype=torch.float32, device="cpu")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     runs.initialize(model, optimizer, opt_level=level)
     counted = casts_of(monkeypatch)
     for iteration in (1, 2):
-        loss = model(model(torch.ones(2, 3))).float().sum()
+        loss = model(model(torch.ones(2, 3, dtype=torch.float32, device="cpu"))).float().sum()
         assert counted.count((3, 3)) == iteration
         runs.backward(loss, optimizer)
         optimizer.step()
@@ -408,26 +450,26 @@ def test_a_weight_is_cast_once_an_iteration(level, monkeypatch):
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_that_amp_does_not_know_is_seen(fused):
-    model = nn.Linear(3, 3, bias=False)
+    model = nn.Linear(3, 3, bias=False, dtype=torch.float32, device="cpu")
     runs.initialize(model, opt_level="O1")
     optimizer = torch.optim.SGD(model.parameters(), 0.5, fused=fused)
     for _ in range(2):
-        y = model(torch.eye(3))
+        y = model(torch.eye(3, dtype=torch.float32, device="cpu"))
         assert torch.equal(y, model.weight.detach().t().half())
         y.float().sum().backward()
         optimizer.step()
 
 
 def test_weights_that_change_are_cast_anew():
-    model = nn.Linear(3, 3, bias=False)
+    model = nn.Linear(3, 3, bias=False, dtype=torch.float32, device="cpu")
     runs.initialize(model, opt_level="O1")
-    eye = torch.eye(3)
+    eye = torch.eye(3, dtype=torch.float32, device="cpu")
     for evaluate in (False, True):
         with torch.set_grad_enabled(not evaluate):
             model(eye)
-            model.load_state_dict({"weight": torch.full((3, 3), 2.0)})
+            model.load_state_dict({"weight": torch.full((3, 3), 2.0, dtype=torch.float32, device="cpu")})
             assert model(eye).eq(2).all()
-            model.weight.data = torch.full((3, 3), 3.0)
+            model.weight.data = torch.full((3, 3), 3.0, dtype=torch.float32, device="cpu")
             assert model(eye).eq(3).all()
     with torch.no_grad():
         model.weight.data.fill_(4.0)  # averaged weights are swapped in like this
@@ -436,11 +478,11 @@ def test_weights_that_change_are_cast_anew():
 
 
 def test_evaluation_before_training_keeps_gradients():
-    model = nn.Linear(3, 3)
+    model = nn.Linear(3, 3, dtype=torch.float32, device="cpu")
     runs.initialize(model, opt_level="O1")
     with torch.no_grad():
-        model(torch.eye(3))
-    model(torch.eye(3)).float().sum().backward()
+        model(torch.eye(3, dtype=torch.float32, device="cpu"))
+    model(torch.eye(3, dtype=torch.float32, device="cpu")).float().sum().backward()
     assert model.weight.grad is not None
 
 

@@ -173,7 +173,7 @@ def test_several_optimizers(level):
 def test_an_added_group(level):
     def script(model, optimizer):
         runs.train(model, optimizer, 2)
-        head = nn.Linear(3, 3).to(model[0].weight.dtype)
+        head = nn.Linear(3, 3, dtype=torch.float32, device="cpu").to(model[0].weight.dtype)
         with torch.no_grad():
             for p in head.parameters():
                 p.fill_(0.1)
@@ -217,9 +217,9 @@ class Deepening(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.middle, self.last = (
-            nn.Linear(6, 8),
-            nn.Linear(8, 8, bias=False),
-            nn.Linear(8, 3, bias=False),
+            nn.Linear(6, 8, dtype=torch.float32, device="cpu"),
+            nn.Linear(8, 8, bias=False, dtype=torch.float32, device="cpu"),
+            nn.Linear(8, 3, bias=False, dtype=torch.float32, device="cpu"),
         )
         self.deep = False
 
@@ -524,10 +524,10 @@ def test_scaled_gradients_that_stay_scaled():
 
 
 def test_sparse_and_double():
-    model = nn.Sequential(nn.Embedding(5, 3, sparse=True))
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True, dtype=torch.float32, device="cpu"))
     model, optimizer = start("O1", lambda p: torch.optim.SGD(p, lr=0.1), model=model, combine_grad=True)
     with pytest.raises(RuntimeError, match="has a sparse gradient: it cannot be combined"):
-        runs.backward(model(torch.tensor([1])).sum(), optimizer)
+        runs.backward(model(torch.tensor([1], device="cpu")).sum(), optimizer)
     runs.forget()
     model, optimizer = start("O1", model=runs.plain().double(), combine_grad=True)
     with pytest.raises(RuntimeError, match="is torch.float64: it cannot be combined"):

@@ -16,10 +16,10 @@ class Model(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first = nn.Linear(6, 8)
-        self.norm = nn.LayerNorm(8)
-        self.weight = nn.Parameter(torch.randn(8, 8) / 3)
-        self.last = nn.Linear(8, 3)
+        self.first = nn.Linear(6, 8, dtype=torch.float32, device="cpu")
+        self.norm = nn.LayerNorm(8, dtype=torch.float32, device="cpu")
+        self.weight = nn.Parameter(torch.randn(8, 8, dtype=torch.float32, device="cpu") / 3)
+        self.last = nn.Linear(8, 3, dtype=torch.float32, device="cpu")
 
     def forward(self, x):
         h = self.norm(torch.relu(self.first(x)))
@@ -65,23 +65,26 @@ def test_several_batch_sizes_compile_no_oftener_than_without_amp():
         counter = CompileCounterWithBackend("aot_eager")
         compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
         for n in (4, 7, 9):
-            torch.testing.assert_close(compiled(torch.ones(n, 6)), model(torch.ones(n, 6)))
+            torch.testing.assert_close(
+                compiled(torch.ones(n, 6, dtype=torch.float32, device="cpu")),
+                model(torch.ones(n, 6, dtype=torch.float32, device="cpu")),
+            )
         counts.append(counter.frame_count)
     assert counts[0] == counts[1]
 
 
 def test_a_graph_made_with_casts_off_is_not_used_with_casts_on():
-    linear = nn.Linear(3, 3)
+    linear = nn.Linear(3, 3, dtype=torch.float32, device="cpu")
     runs.initialize(linear, opt_level="O1")
     compiled = torch.compile(lambda x: torch.nn.functional.linear(x, linear.weight), backend="aot_eager")
     with amp.disable_casts():
-        assert compiled(torch.ones(2, 3)).dtype == torch.float32
-    assert compiled(torch.ones(2, 3)).dtype == torch.float16
+        assert compiled(torch.ones(2, 3, dtype=torch.float32, device="cpu")).dtype == torch.float32
+    assert compiled(torch.ones(2, 3, dtype=torch.float32, device="cpu")).dtype == torch.float16
 
 
 def test_casts_that_are_off_in_a_part_of_a_graph():
     """Patched functions stand in the graph as calls, which ask whether casts are on when the graph is compiled."""
-    linear = nn.Linear(3, 3)
+    linear = nn.Linear(3, 3, dtype=torch.float32, device="cpu")
     runs.initialize(linear, opt_level="O1")
 
     def both(x):
@@ -89,7 +92,7 @@ def test_casts_that_are_off_in_a_part_of_a_graph():
             full = torch.nn.functional.linear(x, linear.weight) + torch.mm(x, x.mT).sum()
         return full, torch.nn.functional.linear(x, linear.weight)
 
-    x = torch.ones(2, 3)
+    x = torch.ones(2, 3, dtype=torch.float32, device="cpu")
     expected = [y.dtype for y in both(x)]
     assert expected == [torch.float32, torch.float16]
     compiled = torch.compile(both, backend="aot_eager")

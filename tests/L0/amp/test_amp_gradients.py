@@ -79,7 +79,7 @@ def raising(model, optimizer):
 
 
 def adding_a_group(model, optimizer):
-    more = nn.Linear(3, 3).to(model[0].weight.dtype)
+    more = nn.Linear(3, 3, dtype=torch.float32, device="cpu").to(model[0].weight.dtype)
     for step in range(4):
         if step == 1:
             optimizer.add_param_group({"params": list(more.parameters())})
@@ -90,7 +90,8 @@ def adding_a_group(model, optimizer):
                 scaled_loss.backward()
         else:
             backward(
-                loss_of(model, step) + more(torch.ones(2, 3, dtype=more.weight.dtype)).float().sum(),
+                loss_of(model, step)
+                + more(torch.ones(2, 3, dtype=more.weight.dtype, device="cpu")).float().sum(),
                 optimizer,
             )
         optimizer.step()
@@ -131,7 +132,7 @@ def test_as_one_by_one(level, make, run, monkeypatch):
 
 
 def convolution():
-    return nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    return nn.Conv2d(4, 8, 3, dtype=torch.float32, device="cpu").to(memory_format=torch.channels_last)
 
 
 @needs_binding
@@ -139,7 +140,7 @@ def convolution():
 def test_masters_gradients_lie_as_their_masters(level):
     model = convolution()
     model, optimizer = initialize(model, FusedAdam(model.parameters()), opt_level=level)
-    x = torch.randn(2, 4, 5, 5)
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float32, device="cpu")
     backward(model(x).square().mean(), optimizer)
     for master, param in zip(amp.master_params(optimizer), model.parameters(), strict=True):
         assert master.grad.stride() == master.stride() == param.stride()
@@ -152,16 +153,21 @@ def test_masters_gradients_lie_as_their_masters(level):
 
 
 def test_a_sparse_gradient_goes_one_by_one():
-    model = nn.Embedding(5, 3, sparse=True)
+    model = nn.Embedding(5, 3, sparse=True, dtype=torch.float32, device="cpu")
     model, optimizer = initialize(
         model, torch.optim.SGD(model.parameters(), lr=1.0), opt_level="O2", loss_scale=8.0
     )
-    backward(model(torch.tensor([1, 1, 4])).float().sum(), optimizer)
+    backward(model(torch.tensor([1, 1, 4], device="cpu")).float().sum(), optimizer)
     (master,) = amp.master_params(optimizer)
     before = master.clone()
-    assert torch.equal(master.grad.to_dense(), torch.tensor([0.0, 2, 0, 0, 1]).repeat(3, 1).T)
+    assert torch.equal(
+        master.grad.to_dense(),
+        torch.tensor([0.0, 2, 0, 0, 1], dtype=torch.float32, device="cpu").repeat(3, 1).T,
+    )
     optimizer.step()
-    assert torch.equal(master, before - torch.tensor([0.0, 2, 0, 0, 1]).repeat(3, 1).T)
+    assert torch.equal(
+        master, before - torch.tensor([0.0, 2, 0, 0, 1], dtype=torch.float32, device="cpu").repeat(3, 1).T
+    )
 
 
 LAYOUTS = {
@@ -197,12 +203,12 @@ def test_gradients_of_another_layout(level, kind, layout):
 def test_parameters_of_other_layouts(level):
     """Transposed, and with gaps: autograd gives them gradients of their layout, and contiguous ones."""
     model = nn.Module()
-    model.transposed = nn.Parameter(torch.randn(5, 3).T)
-    model.gaps = nn.Parameter(torch.randn(4, 6)[:, ::2])
+    model.transposed = nn.Parameter(torch.randn(5, 3, dtype=torch.float32, device="cpu").T)
+    model.gaps = nn.Parameter(torch.randn(4, 6, dtype=torch.float32, device="cpu")[:, ::2])
     model.forward = lambda x: (x @ model.transposed.to(x.dtype)).sum() + (x @ model.gaps.to(x.dtype).T).sum()
     model, optimizer = initialize(model, FusedAdam(model.parameters()), opt_level=level, loss_scale=8.0)
     for _ in range(2):
-        backward(model(torch.ones(2, 3)), optimizer)
+        backward(model(torch.ones(2, 3, dtype=torch.float32, device="cpu")), optimizer)
     for p in amp.master_params(optimizer):
         assert torch.equal(p.grad, torch.full_like(p, 4.0))
 
@@ -210,9 +216,11 @@ def test_parameters_of_other_layouts(level):
 def calls_a_step(parameters, make, level):
     """Python functions called, of Python and of C, from the end of the backward pass to the end of the step."""
     forget()
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(parameters // 2)))
+    model = nn.Sequential(
+        *(nn.Linear(2, 2, dtype=torch.float32, device="cpu") for _ in range(parameters // 2))
+    )
     model, optimizer = initialize(model, make(model.parameters()), opt_level=level)
-    x = torch.ones(2, 2)
+    x = torch.ones(2, 2, dtype=torch.float32, device="cpu")
     calls = 0
 
     def count(frame, event, argument):

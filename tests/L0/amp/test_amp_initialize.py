@@ -162,7 +162,10 @@ def test_disabled_after_it_was_enabled(level):
     with pytest.warns(amp.AmpWarning, match="patches are taken back"):
         amp.initialize(model, optimizer, enabled=False)
     loss = runs.loss_of(model)
-    assert model(torch.ones(2, 6)).dtype == torch.float32 and loss.dtype == torch.float32
+    assert (
+        model(torch.ones(2, 6, dtype=torch.float32, device="cpu")).dtype == torch.float32
+        and loss.dtype == torch.float32
+    )
     with amp.scale_loss(loss, optimizer) as scaled_loss:
         assert scaled_loss is loss
     with warnings.catch_warnings():
@@ -259,13 +262,13 @@ def test_inputs_and_outputs_keep_their_containers():
 
     model = Model(3, 3)
     runs.initialize(model, opt_level="O2")
-    x = torch.randn(2, 3)
+    x = torch.randn(2, 3, dtype=torch.float32, device="cpu")
     output = model(
         Pair(x, None),
         table={"x": (x,)},
         batch=Batch(x),
-        module=nn.Linear(2, 2),
-        indices=torch.arange(3),
+        module=nn.Linear(2, 2, dtype=torch.float32, device="cpu"),
+        indices=torch.arange(3, device="cpu"),
         text="text",
     )
     assert type(output) is Output and output.tag == "kept" and type(output["pair"]) is Pair
@@ -365,12 +368,15 @@ def test_a_scale_without_ceiling():
 @pytest.mark.parametrize("level", ["O0", "O2", "O3", "O5"])
 def test_torchscript_is_not_cast(level):
     """It takes no hooks of state dicts. Refused before anything changes; O1 leaves models alone."""
-    model = torch.nn.Sequential(torch.jit.script(torch.nn.Linear(6, 3)), torch.nn.Linear(3, 3))
+    model = torch.nn.Sequential(
+        torch.jit.script(torch.nn.Linear(6, 3, dtype=torch.float32, device="cpu")),
+        torch.nn.Linear(3, 3, dtype=torch.float32, device="cpu"),
+    )
     with pytest.raises(RuntimeError, match=r"(?s)cannot cast TorchScript: 0.*opt_level=\"O1\""):
         runs.initialize(model, sgd(model), opt_level=level)
     assert all(p.dtype == torch.float32 for p in model.parameters())
     model, optimizer = runs.initialize(model, sgd(model), opt_level="O1")
-    runs.backward(model(torch.ones(2, 6)).float().sum(), optimizer)
+    runs.backward(model(torch.ones(2, 6, dtype=torch.float32, device="cpu")).float().sum(), optimizer)
     optimizer.step()
 
 
@@ -384,16 +390,16 @@ def test_a_level_in_the_place_of_enabled():
 def test_integer_parameters(level):
     """They get no gradient, so that an optimizer holds them in vain, and amp does not mind."""
     model = runs.plain()
-    model.register_parameter("table", nn.Parameter(torch.arange(3), requires_grad=False))
+    model.register_parameter("table", nn.Parameter(torch.arange(3, device="cpu"), requires_grad=False))
     model, optimizer = runs.initialize(model, sgd(model), opt_level=level)
     runs.train(model, optimizer, 2)
-    assert torch.equal(model.table, torch.arange(3))
+    assert torch.equal(model.table, torch.arange(3, device="cpu"))
 
 
 @pytest.mark.parametrize("level", runs.LEVELS)
 def test_complex_parameters(level):
     model = runs.plain()
-    model.register_parameter("waves", nn.Parameter(torch.ones(3, dtype=torch.complex64)))
+    model.register_parameter("waves", nn.Parameter(torch.ones(3, dtype=torch.complex64, device="cpu")))
     with pytest.raises(TypeError, match="complex64(.|\n)*remedy"):
         runs.initialize(model, sgd(model), opt_level=level)
     assert model[0].weight.dtype == torch.float32
@@ -409,7 +415,7 @@ def test_a_float64_model(level):
         def __init__(self):
             super().__init__()
             self.network = runs.network()
-            self.criterion = nn.CrossEntropyLoss(weight=torch.ones(3))
+            self.criterion = nn.CrossEntropyLoss(weight=torch.ones(3, dtype=torch.float32, device="cpu"))
 
         def forward(self, x, y):
             return self.criterion(self.network(x), y)
@@ -446,7 +452,7 @@ def test_parameters_without_shape(level):
 
     def lazy():
         torch.manual_seed(0)
-        return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.Linear(8, 3))
+        return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.Linear(8, 3, dtype=torch.float32, device="cpu"))
 
     model = lazy()
     if level in ("O2", "O5"):
@@ -458,7 +464,7 @@ def test_parameters_without_shape(level):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("models", [(), (nn.Linear(1, 1),), "model", None])
+@pytest.mark.parametrize("models", [(), (nn.Linear(1, 1, dtype=torch.float32, device="cpu"),), "model", None])
 def test_models_of_a_wrong_type(models):
     with pytest.raises(TypeError, match="module"):
         runs.initialize(models, opt_level="O1")
@@ -476,7 +482,7 @@ def test_a_model_that_is_half_already(level, half):
     model = runs.plain().to(half)
     with pytest.raises(RuntimeError, match="parameter 0.weight .*before amp.initialize"):
         runs.initialize(model, sgd(model), opt_level=level)
-    buffers = nn.BatchNorm1d(3)
+    buffers = nn.BatchNorm1d(3, dtype=torch.float32, device="cpu")
     buffers.running_mean = buffers.running_mean.to(half)
     with pytest.raises(RuntimeError, match="buffer running_mean"):
         runs.initialize(buffers, opt_level=level)
@@ -599,4 +605,4 @@ def test_a_model_that_moved():
     stash = optimizer._amp_stash
     stash.all_fp16_params[0] = nn.Parameter(torch.ones(8, 6, dtype=torch.float16, device="meta"))
     with pytest.raises(RuntimeError, match=r"model.to\(device\); model, optimizer = amp.initialize"):
-        runs.backward(torch.ones(()), optimizer)
+        runs.backward(torch.ones((), dtype=torch.float32, device="cpu"), optimizer)

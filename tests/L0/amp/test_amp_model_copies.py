@@ -53,7 +53,9 @@ def run(model, optimizer):
         optimizer.step()
     train(model, optimizer, 2, first=3)
     states = [t for p in amp.master_params(optimizer) for t in optimizer.state[p].values()]
-    steps = [torch.as_tensor(group.get("step", 0)).reshape(()) for group in optimizer.param_groups]
+    steps = [
+        torch.as_tensor(group.get("step", 0), device="cpu").reshape(()) for group in optimizer.param_groups
+    ]
     return values(model) + values(optimizer) + states + steps
 
 
@@ -113,9 +115,9 @@ def test_a_gradient_now_and_then(level, kind, plans):
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_model_laid_out_anew(level, kind, plans):
     """Its weights no longer lie as their masters do: amp copies them by index."""
-    model = nn.Conv2d(4, 6, 3)
+    model = nn.Conv2d(4, 6, 3, dtype=torch.float32, device="cpu")
     model, optimizer = initialize(model, OPTIMIZERS[kind](model.parameters()), opt_level=level)
-    x = torch.randn(2, 4, 5, 5)
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float32, device="cpu")
     for step in range(3):
         if step == 1:
             model.to(memory_format=torch.channels_last)

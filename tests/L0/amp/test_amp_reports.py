@@ -23,10 +23,10 @@ from apex.optimizers import FusedAdam
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
 @pytest.mark.parametrize("level", ["O1", "O4", "O2", "O5"])
 def test_a_norm_after_a_linear_layer(norm, level):
-    model = nn.Sequential(nn.Linear(6, 8), norm(8))
+    model = nn.Sequential(nn.Linear(6, 8, dtype=torch.float32, device="cpu"), norm(8))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     runs.initialize(model, optimizer, opt_level=level)
-    y = model(torch.randn(5, 6) * 300)
+    y = model(torch.randn(5, 6, dtype=torch.float32, device="cpu") * 300)
     assert y.dtype == torch.float32 and y.isfinite().all()
     runs.backward(y.square().sum(), optimizer)
     assert all(p.grad.dtype == torch.float32 for p in amp.master_params(optimizer))
@@ -36,10 +36,10 @@ def test_a_norm_after_a_linear_layer(norm, level):
 @pytest.mark.parametrize("level", ["O1", "O4", "O2", "O5"])
 def test_a_fused_norm_after_a_linear_layer(norm, level):
     """The norm's output has its input's dtype, which is the linear layer's; FastLayerNorm's has its weights'."""
-    model = nn.Sequential(nn.Linear(6, 8), norm(8))
+    model = nn.Sequential(nn.Linear(6, 8, dtype=torch.float32, device="cpu"), norm(8))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     runs.initialize(model, optimizer, opt_level=level)
-    y = model(torch.randn(5, 6))
+    y = model(torch.randn(5, 6, dtype=torch.float32, device="cpu"))
     half = {} if norm is FastLayerNorm else {"O1": torch.float16, "O4": torch.bfloat16}
     assert y.dtype == half.get(level, torch.float32) and y.isfinite().all()
     runs.backward(y.float().square().sum(), optimizer)
@@ -55,7 +55,10 @@ def test_scale_loss_first():
     model = runs.plain()
     with pytest.raises(RuntimeError, match=STATED):
         runs.backward(runs.loss_of(model), torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.raises(RuntimeError, match=STATED), amp.scale_loss(torch.ones(()), None):
+    with (
+        pytest.raises(RuntimeError, match=STATED),
+        amp.scale_loss(torch.ones((), dtype=torch.float32, device="cpu"), None),
+    ):
         pass
 
 
@@ -141,17 +144,20 @@ def test_both_orders_of_initialize_and_load(level):
 
 @pytest.mark.parametrize("level", runs.LEVELS)
 def test_an_optimizer_over_foreign_tensors(level):
-    model, foreign = nn.Linear(1, 1), torch.zeros(3, requires_grad=True)
+    model, foreign = (
+        nn.Linear(1, 1, dtype=torch.float32, device="cpu"),
+        torch.zeros(3, requires_grad=True, dtype=torch.float32, device="cpu"),
+    )
     with pytest.raises(RuntimeError, match=r"(?s)none of them is trained.*model.parameters\(\)"):
         runs.initialize(model, torch.optim.SGD([foreign], 0.1), opt_level=level)
     optimizers = [torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD([foreign], 0.1)]
     with pytest.warns(amp.AmpWarning, match="optimizer 1 holds no parameter of the models"):
         runs.initialize(model, optimizers, opt_level=level, dynamic_init_scale=2.0**8)
-    loss = (model(torch.ones(2, 1)).float() + foreign.sum()).sum()
+    loss = (model(torch.ones(2, 1, dtype=torch.float32, device="cpu")).float() + foreign.sum()).sum()
     runs.backward(loss, optimizers)
     for optimizer in optimizers:
         optimizer.step()
-    torch.testing.assert_close(foreign.detach(), torch.full((3,), -0.2))
+    torch.testing.assert_close(foreign.detach(), torch.full((3,), -0.2, dtype=torch.float32, device="cpu"))
 
 
 @pytest.mark.parametrize("kind", runs.OPTIMIZERS)
@@ -190,12 +196,17 @@ def test_a_step_before_any_backward(level, kind):
 @pytest.mark.parametrize("kind", runs.OPTIMIZERS)
 @pytest.mark.parametrize("level", runs.LEVELS)
 def test_unused_parameters(level, kind):
-    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    model = nn.ModuleList(
+        [
+            nn.Linear(2, 2, dtype=torch.float32, device="cpu"),
+            nn.Linear(2, 2, dtype=torch.float32, device="cpu"),
+        ]
+    )
     model.forward = lambda x: model[0](x)
     _, optimizer = runs.initialize(model, runs.OPTIMIZERS[kind](model.parameters()), opt_level=level)
     before = runs.values(model)
     for _ in range(2):
-        runs.backward(model(torch.ones(3, 2)).float().mean(), optimizer)
+        runs.backward(model(torch.ones(3, 2, dtype=torch.float32, device="cpu")).float().mean(), optimizer)
     assert all(p.grad is None for p in model[1].parameters())
     assert all(p.grad is None for p in list(amp.master_params(optimizer))[2:])  # no zero-filled copies
     optimizer.step()
@@ -244,7 +255,7 @@ def test_a_scheduler_still_warns_of_a_missing_step():
 class WithLoss(nn.Module):
     def __init__(self, criterion):
         super().__init__()
-        self.layer = nn.Linear(6, 3)
+        self.layer = nn.Linear(6, 3, dtype=torch.float32, device="cpu")
         self.criterion = criterion
 
     def forward(self, x, y=None):
@@ -257,9 +268,22 @@ class WithLoss(nn.Module):
 @pytest.mark.parametrize(
     "criterion, target",
     [
-        (lambda: nn.CrossEntropyLoss(weight=torch.tensor([1e-6, 1.0, 3e5])), "classes"),
-        (lambda: nn.NLLLoss(weight=torch.tensor([1.0, 2.0, 3.0])), "classes"),
-        (lambda: nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3e5])), "rows"),
+        (
+            lambda: nn.CrossEntropyLoss(
+                weight=torch.tensor([1e-6, 1.0, 3e5], dtype=torch.float32, device="cpu")
+            ),
+            "classes",
+        ),
+        (
+            lambda: nn.NLLLoss(weight=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float32, device="cpu")),
+            "classes",
+        ),
+        (
+            lambda: nn.BCEWithLogitsLoss(
+                pos_weight=torch.tensor([1.0, 2.0, 3e5], dtype=torch.float32, device="cpu")
+            ),
+            "rows",
+        ),
         (lambda: nn.MSELoss(), "rows"),
     ],
     ids=["CrossEntropyLoss", "NLLLoss", "BCEWithLogitsLoss", "MSELoss"],
@@ -268,7 +292,7 @@ def test_a_loss_in_the_model_runs_in_float32(level, inside, criterion, target):
     torch.manual_seed(0)
     model = WithLoss(criterion())
     x, y = runs.batch()
-    y = y if target == "classes" else torch.rand(16, 3)
+    y = y if target == "classes" else torch.rand(16, 3, dtype=torch.float32, device="cpu")
     expected = model(x, y)
     _, optimizer = runs.initialize(model, torch.optim.SGD(model.parameters(), 0.1), opt_level=level)
     loss = model(x, y) if inside else model.criterion(model(x), y)
@@ -283,21 +307,25 @@ def test_a_loss_in_the_model_runs_in_float32(level, inside, criterion, target):
 @pytest.mark.parametrize(
     "norm",
     [
-        lambda: nn.BatchNorm1d(8, affine=False),
-        lambda: nn.BatchNorm1d(8, affine=False, track_running_stats=False),
-        lambda: nn.GroupNorm(4, 8),
-        lambda: nn.LayerNorm(8, elementwise_affine=False),
-        lambda: nn.LayerNorm(8),
-        lambda: nn.GroupNorm(2, 8, affine=False),
+        lambda: nn.BatchNorm1d(8, affine=False, dtype=torch.float32, device="cpu"),
+        lambda: nn.BatchNorm1d(8, affine=False, track_running_stats=False, dtype=torch.float32, device="cpu"),
+        lambda: nn.GroupNorm(4, 8, dtype=torch.float32, device="cpu"),
+        lambda: nn.LayerNorm(8, elementwise_affine=False, dtype=torch.float32, device="cpu"),
+        lambda: nn.LayerNorm(8, dtype=torch.float32, device="cpu"),
+        lambda: nn.GroupNorm(2, 8, affine=False, dtype=torch.float32, device="cpu"),
     ],
 )
 def test_norms_without_weights_take_half(level, norm):
-    model = nn.Sequential(nn.Linear(6, 8), norm(), nn.Linear(8, 3))
+    model = nn.Sequential(
+        nn.Linear(6, 8, dtype=torch.float32, device="cpu"),
+        norm(),
+        nn.Linear(8, 3, dtype=torch.float32, device="cpu"),
+    )
     _, optimizer = runs.initialize(model, torch.optim.SGD(model.parameters(), 0.1), opt_level=level)
     for training in (True, False):
         model.train(training)
         losses = runs.train(model, optimizer, 2)
-        assert all(torch.tensor(losses).isfinite())
+        assert all(torch.tensor(losses, device="cpu").isfinite())
 
 
 # ---- the interface of old ---------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_overflow(variant, dtype, bad):
 
 def test_a_static_scale_never_skips(variant):
     scaler = LossScaler(8.0, scale_window=1)
-    grads = [torch.full((3,), float("inf"), device=variant.device)]
+    grads = [torch.full((3,), float("inf"), device=variant.device, dtype=F32)]
     scaler.unscale(grads, grads, None)
     assert scaler.update_scale() is False and scaler.loss_scale() == 8.0
 
@@ -85,8 +85,10 @@ def test_host_and_device_agree(minimum):
     device = LossScaler("dynamic", **DYNAMIC, min_loss_scale=minimum)
     generator = torch.Generator().manual_seed(0)
     for step in range(60):
-        bad = float(torch.rand((), generator=generator)) < (0.6 if 20 < step < 30 else 0.08)
-        grads = [torch.tensor([float("inf") if bad else 1.0])]
+        bad = float(torch.rand((), generator=generator, dtype=F32, device="cpu")) < (
+            0.6 if 20 < step < 30 else 0.08
+        )
+        grads = [torch.tensor([float("inf") if bad else 1.0], dtype=F32, device="cpu")]
         decided = []
         for scaler, update in ((host, "update_scale"), (device, "update_scale_on_device")):
             scaler.clear_overflow_state()
@@ -178,7 +180,7 @@ def test_the_ceiling_holds_from_the_start():
 def test_what_user_code_touches():
     """BERT scripts check for overflow themselves, through these names."""
     scaler = LossScaler("dynamic")
-    own = torch.ones(1, dtype=torch.int32)
+    own = torch.ones(1, dtype=torch.int32, device="cpu")
     old, scaler._overflow_buf = scaler._overflow_buf, own
     assert scaler.update_scale() is True
     scaler._overflow_buf = old
@@ -191,8 +193,14 @@ def test_what_user_code_touches():
 @pytest.mark.parametrize("bad", [False, True])
 def test_python_fallbacks(bad):
     scaler = LossScaler("dynamic", init_scale=4.0)
-    grads = [torch.tensor([2.0, float("nan") if bad else 4.0], dtype=F16), torch.ones(1, dtype=F16)]
-    masters, stashed = [torch.empty(2), torch.empty(1)], [torch.ones(2), torch.ones(1)]
+    grads = [
+        torch.tensor([2.0, float("nan") if bad else 4.0], dtype=F16, device="cpu"),
+        torch.ones(1, dtype=F16, device="cpu"),
+    ]
+    masters, stashed = (
+        [torch.empty(2, dtype=F32, device="cpu"), torch.empty(1, dtype=F32, device="cpu")],
+        [torch.ones(2, dtype=F32, device="cpu"), torch.ones(1, dtype=F32, device="cpu")],
+    )
     scaler.unscale_python(grads, masters, 4.0)
     if not bad:
         assert masters[0].tolist() == [0.5, 1.0] and masters[1].item() == 0.25
@@ -203,19 +211,22 @@ def test_python_fallbacks(bad):
 
 
 def test_sparse_gradients():
-    embedding = torch.nn.Embedding(10, 3, sparse=True)
+    embedding = torch.nn.Embedding(10, 3, sparse=True, dtype=F32, device="cpu")
     optimizer = torch.optim.SGD(embedding.parameters(), lr=1.0)
     before = embedding.weight.detach().clone()
     model, optimizer = runs.initialize(embedding, optimizer, opt_level="O1")
     for step in range(2):
-        runs.backward(model(torch.tensor([1, 1, 4])).sum(), optimizer)
+        runs.backward(model(torch.tensor([1, 1, 4], device="cpu")).sum(), optimizer)
         if step == 0:
             assert model.weight.grad.is_sparse
-    assert torch.equal(model.weight.grad.to_dense()[:, 0], torch.tensor([0.0, 4, 0, 0, 2, 0, 0, 0, 0, 0]))
+    assert torch.equal(
+        model.weight.grad.to_dense()[:, 0],
+        torch.tensor([0.0, 4, 0, 0, 2, 0, 0, 0, 0, 0], dtype=F32, device="cpu"),
+    )
     optimizer.step()
     assert torch.equal(model.weight[1], before[1] - 4)
     optimizer.zero_grad()
-    runs.backward(model(torch.tensor([1])).sum() * float("inf"), optimizer)
+    runs.backward(model(torch.tensor([1], device="cpu")).sum() * float("inf"), optimizer)
     before = runs.values(model)
     optimizer.step()
     assert runs.equal(runs.values(model), before)

@@ -231,7 +231,11 @@ def test_states_follow_weights_without_masters():
 @pytest.mark.parametrize("when", ["at once", "after a step", "between passes"])
 def test_add_param_group(level, kind, when):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    model = nn.Sequential(
+        nn.Linear(6, 8, dtype=torch.float32, device="cpu"),
+        nn.Tanh(),
+        nn.Linear(8, 3, dtype=torch.float32, device="cpu"),
+    )
     optimizer = runs.OPTIMIZERS[kind](model[0].parameters())
     runs.initialize(model, optimizer, opt_level=level)
     if when == "after a step":
@@ -282,8 +286,8 @@ def test_tied_weights(level):
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a = nn.Linear(6, 6)
-            self.b = nn.Linear(6, 6)
+            self.a = nn.Linear(6, 6, dtype=torch.float32, device="cpu")
+            self.b = nn.Linear(6, 6, dtype=torch.float32, device="cpu")
             self.b.weight = self.a.weight
 
         def forward(self, x):

@@ -360,7 +360,7 @@ def test_memory_orders(variant):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tensor_as_learning_rate(variant, name):
     trained = []
-    for lr in (0.1, torch.tensor(0.1, device=variant.device)):
+    for lr in (0.1, torch.tensor(0.1, device=variant.device, dtype=F32)):
         runs.forget()
         optimizer, params, twins = start(name, variant.device, (dict(lr=lr), dict(lr=lr)))
         for step in (1, 2):
@@ -590,7 +590,7 @@ def test_parameters_whose_data_was_replaced(check):
         warnings.simplefilter("error")
         train(optimizer, oracle, params, twins, steps=1, first=4)
     training.assert_trained(params, twins, steps=4, arithmetic=64)
-    params[2].data = torch.ones(33, 5, dtype=torch.float16)
+    params[2].data = torch.ones(33, 5, dtype=torch.float16, device="cpu")
     with pytest.raises(RuntimeError, match="a combined parameter was torch.float32"):
         optimizer.step()
 
@@ -599,7 +599,7 @@ def test_replaced_states_are_seen_with_check():
     optimizer, params, twins = start("Adam", "cpu", (dict(lr=0.1), dict(lr=0.1)), check_combined_tensors=True)
     give(params, twins, 1)
     optimizer.step()
-    optimizer.state[params[2]]["exp_avg"] = torch.full((33, 5), 1e3)
+    optimizer.state[params[2]]["exp_avg"] = torch.full((33, 5), 1e3, dtype=F32, device="cpu")
     give(params, twins, 2)
     optimizer.step()
     assert optimizer.state[params[2]]["exp_avg"].min() > 800
@@ -648,10 +648,10 @@ def test_o2_without_master_weights():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sparse_gradients(name):
-    model = nn.Sequential(nn.Embedding(5, 3, sparse=True))
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True, dtype=F32, device="cpu"))
     model, optimizer = runs.initialize(model, factory(name)(model.parameters()), opt_level="O1")
     with pytest.raises(RuntimeError, match=f"Combined{name}.* has a sparse gradient(.|\n)*SparseAdam"):
-        runs.backward(model(torch.tensor([1])).sum(), optimizer)
+        runs.backward(model(torch.tensor([1], device="cpu")).sum(), optimizer)
 
 
 BAD = [
@@ -679,10 +679,10 @@ BAD = [
 @pytest.mark.parametrize("name", NAMES)
 def test_unknown_options(name):
     with pytest.raises(TypeError):
-        kind(name)([nn.Parameter(torch.ones(1))], lr=0.1, temperature=1.0)
+        kind(name)([nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))], lr=0.1, temperature=1.0)
 
 
 @pytest.mark.parametrize("name, options", BAD, ids=str)
 def test_bad_options(name, options):
     with pytest.raises(ValueError):
-        kind(name)([nn.Parameter(torch.ones(1))], **options)
+        kind(name)([nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))], **options)

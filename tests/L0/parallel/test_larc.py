@@ -27,14 +27,24 @@ OPTIMIZERS = {
 def parameters(dtype=torch.float32):
     """What is usual, a scalar, one that is 0, and one that will get no gradient."""
     generator = torch.Generator().manual_seed(0)
-    values = [torch.randn(shape, generator=generator) for shape in ((5, 3), (7,), ())]
-    return [nn.Parameter(t.to(dtype)) for t in (*values, torch.zeros(4), torch.ones(2))]
+    values = [
+        torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+        for shape in ((5, 3), (7,), ())
+    ]
+    return [
+        nn.Parameter(t.to(dtype))
+        for t in (
+            *values,
+            torch.zeros(4, dtype=torch.float32, device="cpu"),
+            torch.ones(2, dtype=torch.float32, device="cpu"),
+        )
+    ]
 
 
 def give_gradients(params, step):
     generator = torch.Generator().manual_seed(1 + step)
     for p in params[:-1]:
-        p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float32, device="cpu").to(p.dtype)
     params[1].grad.mul_(1e3)  # a large gradient, and in the last step none
     if step == 2:
         params[1].grad.zero_()
@@ -50,7 +60,7 @@ def adapt(params, lr, weight_decay, trust_coefficient, clip, eps):
             continue
         rate = trust_coefficient * w.norm() / (g.norm() + weight_decay * w.norm() + eps)
         if clip:
-            rate = min(rate / lr, torch.tensor(1.0))
+            rate = min(rate / lr, torch.tensor(1.0, dtype=torch.float32, device="cpu"))
         p.grad = ((g + weight_decay * w) * rate).to(p.dtype)
 
 
@@ -80,7 +90,7 @@ def test_steps(name, weight_decay, clip):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions(dtype):
     """Norms of half precision are taken in float32: a sum of squares past 65504 is fine."""
-    p, q = (nn.Parameter(torch.full((100,), 60.0, dtype=dtype)) for _ in range(2))
+    p, q = (nn.Parameter(torch.full((100,), 60.0, dtype=dtype, device="cpu")) for _ in range(2))
     p.grad = torch.full_like(p, 100.0)
     q.grad = p.grad.clone()
     optimizer = LARC(torch.optim.SGD([p], lr=1.0), trust_coefficient=0.5, clip=False)
@@ -92,20 +102,23 @@ def test_other_precisions(dtype):
 
 
 def test_groups_keep_their_own():
-    a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    a, b = (
+        nn.Parameter(torch.ones(2, dtype=torch.float32, device="cpu")),
+        nn.Parameter(torch.ones(2, dtype=torch.float32, device="cpu")),
+    )
     groups = [{"params": [a], "weight_decay": 0.5}, {"params": [b], "lr": 0.001}]
     optimizer = LARC(torch.optim.SGD(groups, lr=0.1), trust_coefficient=0.02)
     for p in (a, b):
-        p.grad = torch.ones(2)
+        p.grad = torch.ones(2, dtype=torch.float32, device="cpu")
     optimizer.step()
     # |p| = |g|: rates are 0.02 / 1.5 and 0.02; the second is above its lr, which then holds.
-    torch.testing.assert_close(a, torch.full((2,), 1 - 0.02 / 1.5 * 1.5))
-    torch.testing.assert_close(b, torch.full((2,), 1 - 0.001))
+    torch.testing.assert_close(a, torch.full((2,), 1 - 0.02 / 1.5 * 1.5, dtype=torch.float32, device="cpu"))
+    torch.testing.assert_close(b, torch.full((2,), 1 - 0.001, dtype=torch.float32, device="cpu"))
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.5, 0]
 
 
 def test_weight_decay_comes_back_after_an_error():
-    p = nn.Parameter(torch.ones(1))
+    p = nn.Parameter(torch.ones(1, dtype=torch.float32, device="cpu"))
     optimizer = LARC(torch.optim.SGD([p], lr=1.0, weight_decay=0.1))
     optimizer.optim.step = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
@@ -127,16 +140,16 @@ def test_is_the_optimizer_that_it_wraps():
     assert optimizer.state_dict()["state"].keys() == inner.state_dict()["state"].keys() != set()
     optimizer.zero_grad()
     assert all(p.grad is None for p in params)
-    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1, dtype=torch.float32, device="cpu"))]})
     assert len(inner.param_groups) == 2
     other = LARC(FusedAdam(parameters(), lr=0.5))
-    other.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    other.add_param_group({"params": [nn.Parameter(torch.ones(1, dtype=torch.float32, device="cpu"))]})
     other.load_state_dict(optimizer.state_dict())
     assert other.param_groups[0]["lr"] == 0.01
 
 
 def test_closure():
-    p = nn.Parameter(torch.ones(1))
+    p = nn.Parameter(torch.ones(1, dtype=torch.float32, device="cpu"))
     optimizer = LARC(torch.optim.SGD([p], lr=0.1), trust_coefficient=10.0)
 
     def closure():
@@ -158,10 +171,10 @@ def test_copies_and_pickles():
 
 def test_schedulers():
     """And without the warning that optimizer.step() was never called."""
-    p = nn.Parameter(torch.ones(1))
+    p = nn.Parameter(torch.ones(1, dtype=torch.float32, device="cpu"))
     optimizer = LARC(torch.optim.SGD([p], lr=0.1))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    p.grad = torch.ones(1)
+    p.grad = torch.ones(1, dtype=torch.float32, device="cpu")
     optimizer.step()
     scheduler.step()
     assert optimizer.optim.param_groups[0]["lr"] == 0.05
@@ -170,7 +183,7 @@ def test_schedulers():
 @pytest.mark.parametrize("fused", [False, True])
 def test_torchs_grad_scaler(fused):
     """It unscales before LARC measures, and skips a step that overflowed."""
-    p = nn.Parameter(torch.ones(1))
+    p = nn.Parameter(torch.ones(1, dtype=torch.float32, device="cpu"))
     optimizer = LARC(torch.optim.SGD([p], lr=0.1, fused=fused), trust_coefficient=10.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for factor in (float("inf"), 1.0):
@@ -187,7 +200,11 @@ def test_torchs_grad_scaler(fused):
 def test_with_amp(level, name, first):
     """Wrapped before amp.initialize or after: it measures unscaled gradients of float32 weights."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    model = nn.Sequential(
+        nn.Linear(6, 8, dtype=torch.float32, device="cpu"),
+        nn.Tanh(),
+        nn.Linear(8, 3, dtype=torch.float32, device="cpu"),
+    )
     alone = copy.deepcopy(model)
     options = dict(trust_coefficient=0.05, clip=False)
     optimizer, oracle = (OPTIMIZERS[name](m.parameters()) for m in (model, alone))
@@ -200,7 +217,9 @@ def test_with_amp(level, name, first):
             if first == "amp":
                 optimizer = LARC(optimizer, **options)
             for step in range(3):
-                x = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
+                x = torch.randn(
+                    16, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float32, device="cpu"
+                )
                 for factor in (float("inf"), 1.0) if step == 1 and level in ("O1", "O2") else (1.0,):
                     optimizer.zero_grad()
                     loss = model(x).float().square().mean() * factor
@@ -236,8 +255,8 @@ def test_a_copy_steps_itself_under_a_scheduler():
 
 def test_what_it_refuses():
     with pytest.raises(TypeError, match="optimizer of torch"):
-        LARC(nn.Linear(1, 1))
-    embedding = nn.Embedding(3, 2, sparse=True)
-    embedding(torch.tensor([0])).sum().backward()
+        LARC(nn.Linear(1, 1, dtype=torch.float32, device="cpu"))
+    embedding = nn.Embedding(3, 2, sparse=True, dtype=torch.float32, device="cpu")
+    embedding(torch.tensor([0], device="cpu")).sum().backward()
     with pytest.raises(TypeError, match="sparse=True"):
         LARC(torch.optim.SGD(embedding.parameters(), lr=0.1)).step()
