@@ -4,10 +4,10 @@
 import collections
 import json
 import locale
-import os
 
 import pytest
 import rings
+import torch_defaults
 from _pytest.junitxml import xml_key
 from rings import pytest_fixture_setup, pytest_runtest_protocol  # noqa: F401
 
@@ -29,26 +29,8 @@ def pytest_runtest_setup(item):
 pytest_runtest_call = pytest.hookimpl(tryfirst=True)(_take_own_locale)
 
 
-# ---- torch's defaults ---------------------------------------------------------------------------------------
-
-DEFAULT_DTYPE, DEFAULT_DEVICE = (os.environ.get(f"APEX_TESTS_DEFAULT_{name}") for name in ("DTYPE", "DEVICE"))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol():
-    """Each test, with its fixtures, runs under the default dtype and device that the environment names: "bfloat16",
-    "meta". What depends on neither passes all the same; tensors of the tests name both."""
-    if not (DEFAULT_DTYPE or DEFAULT_DEVICE):
-        return (yield)
-    import torch
-
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, DEFAULT_DTYPE or "float32"))
-    try:
-        with torch.device(DEFAULT_DEVICE or "cpu"):
-            return (yield)
-    finally:
-        torch.set_default_dtype(before)
+def pytest_configure(config):
+    config.pluginmanager.register(torch_defaults)
 
 
 # ---- what was left out --------------------------------------------------------------------------------------

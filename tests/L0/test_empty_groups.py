@@ -45,11 +45,11 @@ def test_all_groups_count(variant, name):
     assert counts(optimizer) == [3, 3, 3]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", [name for name in OPTIMIZERS if name != "lamb"]
+)  # whose steps the host skips
 def test_a_step_that_is_skipped_on_the_device_counts_nowhere(variant, name):
     optimizer, p = start(name, variant.device)
-    if not optimizer.reads_found_inf:
-        pytest.skip("LAMB's steps are skipped by the host")
     for seed, found in enumerate((0.0, 1.0, 0.0, 1.0)):
         optimizer.found_inf = lists.scalar(found, variant.device)
         step(optimizer, [p], seed)
