@@ -201,3 +201,16 @@ class UnknownVariable(BuildError):
         super().__init__(
             f"{variable} names no extension of apex.{hint} They are listed in csrc/extensions.toml."
         )
+
+
+class NotInThisBuild(BuildError):
+    """A variable or option asks for extensions that no build of this source has."""
+
+    exit_code = 8
+
+    def __init__(self, switch: str, successors: dict[str, str]):
+        told = [f"{name} (use {use})" if use else name for name, use in successors.items()]
+        super().__init__(
+            f"{switch} asks for what is not in this build: {', '.join(told)}. Leave {switch} out; "
+            "APEX_BUILD_CPP_OPS=1 APEX_BUILD_CUDA_OPS=1 take all that is here"
+        )

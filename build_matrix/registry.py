@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from build_matrix import REPOSITORY, toml
-from build_matrix.errors import BuildError, UnknownVariable
+from build_matrix.errors import BuildError, NotInThisBuild, UnknownVariable
 
 GROUPS = {"cpp": ("APEX_BUILD_CPP_OPS", "APEX_BUILD_CPU_OPS"), "cuda": ("APEX_BUILD_CUDA_OPS",)}
 STATES = ("complete", "planned")
@@ -84,7 +84,8 @@ class Registry:
 
         APEX_BUILD_<OP>, the group variables, and the other tree's APEX_<OPTION> (APEX_CPP_EXT,
         APEX_XENTROPY); a variable asks when it is set to anything but "", "0", "false", "no" or "off". Raises
-        UnknownVariable for an APEX_BUILD_ variable or an option that names nothing.
+        UnknownVariable for an APEX_BUILD_ variable or an option that names nothing, NotInThisBuild for one that names
+        planned extensions alone: pip shows what a build says only where it fails.
         """
         names = self._names()
         wanted: set[str] = set()
@@ -95,13 +96,20 @@ class Registry:
                 )
                 raise UnknownVariable(variable, near)
             if variable in names and value.strip().lower() not in ("", "0", "false", "no", "off"):
-                wanted |= names[variable]
+                wanted |= self._here(variable, names[variable])
         for option in options:
             if option not in names:
                 near = difflib.get_close_matches(option, [n for n in names if n.startswith("--")], 2)
                 raise UnknownVariable(option, near)
-            wanted |= names[option]
+            wanted |= self._here(option, names[option])
         return [extension for extension in self.extensions if extension.name in wanted]
+
+    def _here(self, switch: str, names: set[str]) -> set[str]:
+        """The names that a switch asks for, if one of them at least is in this build."""
+        asked = [extension for extension in self.extensions if extension.name in names]
+        if all(extension.state == "planned" for extension in asked):
+            raise NotInThisBuild(switch, {extension.name: extension.successor for extension in asked})
+        return names
 
     def options(self) -> list[str]:
         """Every option of the other public tree: --cpp_ext, --cuda_ext, --xentropy, ..."""

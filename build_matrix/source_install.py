@@ -148,9 +148,9 @@ def build(asked: list[Extension], target: Path) -> None:
         if not result.stored:
             print(f"apex: {result.unit.kind} {result.unit.name}: {result.seconds:.1f} s", file=sys.stderr)
 
-    empty = [extension.name for extension in asked if not (extension.ops or extension.host_ops)]
-    if empty:
-        print(f"apex: not in this release, left out: {', '.join(empty)}", file=sys.stderr)
+    absent = [extension.name for extension in asked if extension.state == "planned"]
+    if absent:
+        print(f"apex: not in this build, left out: {', '.join(absent)}", file=sys.stderr)
     try:
         host_compiler.find()
     except ToolchainMissing as error:

@@ -3,7 +3,7 @@
 import pytest
 
 from apex._loader.registry import parse_schemas
-from build_matrix.errors import BuildError, UnknownVariable
+from build_matrix.errors import BuildError, NotInThisBuild, UnknownVariable
 from build_matrix.registry import Registry, device_units, schemas
 
 REGISTRY = Registry.load()
@@ -57,6 +57,18 @@ def test_an_unknown_variable_is_named_with_its_neighbour():
         REGISTRY.asked({"APEX_BUILD_AMP_D": "1"})
     with pytest.raises(UnknownVariable, match="--cpp_exd"):
         REGISTRY.asked({}, ["--cpp_exd"])
+
+
+@pytest.mark.parametrize("variable", ["APEX_BUILD_MLP", "APEX_FAST_MULTIHEAD_ATTN"])
+def test_what_is_not_in_this_build_is_named(variable):
+    with pytest.raises(
+        NotInThisBuild, match=f"{variable} asks for what is not in this build.*use torch.*Leave"
+    ):
+        REGISTRY.asked({variable: "1", "APEX_BUILD_AMP_C": "1"})
+    with pytest.raises(NotInThisBuild, match="--peer_memory asks"):
+        REGISTRY.asked({}, ["--peer_memory"])
+    assert names(REGISTRY.asked({variable: "0"})) == set()
+    assert "mlp_cuda" in names(REGISTRY.asked({"APEX_BUILD_CUDA_OPS": "1"}))  # a group goes on without it
 
 
 def test_bad_lines_are_refused(tmp_path):
