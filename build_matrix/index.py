@@ -10,13 +10,13 @@ import re
 import shutil
 import tempfile
 import urllib.parse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock
 from jinja2 import Environment
 
-from build_matrix import REPOSITORY, archive, digest, matrix, toml
+from build_matrix import REPOSITORY, alias, archive, digest, matrix, toml
 from build_matrix.errors import BuildError
 from build_matrix.wheel_file import DAMAGED
 
@@ -123,8 +123,9 @@ def roots(wheel: IndexedWheel) -> tuple[str, ...]:
 
 def write(wheels: list[Path], target: Path, page: str = "") -> dict[str, list[IndexedWheel]]:
     """Writes the index of `wheels` into `target`: files/ and whl/<root>/, and `page`, for people, where a browser looks
-    first. Returns the wheels by root; one of another project is in none. What was there stays until the new one is
-    whole. Raises BuildError for a damaged wheel, and where no root would list any."""
+    first. Returns the wheels by root; one of another project is in none. Beside them a root has an alias `apex` of each
+    version (alias.py). What was there stays until the new one is whole. Raises BuildError for a damaged wheel, and
+    where no root would list any."""
     by_root: dict[str, list[IndexedWheel]] = {r: [] for a in matrix.load().accelerators for r in a.roots}
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f"{target.name}.lock")):  # one that is at work is none that was killed
@@ -152,8 +153,9 @@ def _write(wheels: list[Path], target: Path, by_root: dict[str, list[IndexedWhee
         if not any(by_root.values()):
             known = ", ".join(a.distribution for a in matrix.load().accelerators)
             raise BuildError(f"no wheel here is of {known}: the index would be empty, and what is there stays")
+        aliases = _write_aliases(by_root, new / FILES)
         for root, listed in by_root.items():
-            _write_root(new / "whl" / root, root, listed)
+            _write_root(new / "whl" / root, root, [*listed, *aliases[root]])
         for folder in (new, new / "whl") if page else ():
             (folder / "index.html").write_text(page, encoding="utf-8")
         if target.exists():
@@ -161,6 +163,18 @@ def _write(wheels: list[Path], target: Path, by_root: dict[str, list[IndexedWhee
         new.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_aliases(by_root: dict[str, list[IndexedWheel]], files: Path) -> dict[str, list[IndexedWheel]]:
+    """Writes a wheel of the name apex (alias.py) for every version that a root lists, yanked where that is."""
+    found: dict[str, list[IndexedWheel]] = {root: [] for root in by_root}
+    for root, listed in by_root.items():
+        for project, version in sorted({(wheel.project, wheel.version) for wheel in listed}):
+            of = [wheel for wheel in listed if (wheel.project, wheel.version) == (project, version)]
+            made = read(alias.write(files, project, version))
+            (files / f"{made.name}.metadata").write_bytes(made.metadata)
+            found[root].append(replace(made, yanked=of[0].yanked if all(w.yanked for w in of) else ""))
+    return found
 
 
 def _write_root(folder: Path, root: str, wheels: list[IndexedWheel]) -> None:

@@ -109,14 +109,15 @@ def write(
     files: dict[str, bytes],
     more: dict[str, bytes] | None = None,
     level: int = 9,
+    described: str | None = None,
 ) -> None:
     """Writes the wheel `path` with METADATA, WHEEL (tag `cp311-cp311-manylinux_2_28_x86_64`) and RECORD; `more`
-    files go into the dist-info."""
+    files go into the dist-info; `described` stands in the place of the usual METADATA."""
     info = f"{distribution.replace('-', '_')}-{version}.dist-info"
     wheel = f"Wheel-Version: 1.0\nGenerator: apex.build_matrix\nRoot-Is-Purelib: false\nTag: {tag}\n"
     top = sorted(filter(str.isidentifier, {name.split("/")[0].removesuffix(".py") for name in files}))
     last = {
-        f"{info}/METADATA": metadata(distribution, version).encode(),
+        f"{info}/METADATA": (described or metadata(distribution, version)).encode(),
         f"{info}/WHEEL": wheel.encode(),
         f"{info}/top_level.txt": "".join(f"{name}\n" for name in top).encode(),
     }

@@ -19,6 +19,7 @@ class Distribution:
     missing: files of its record that are not there
     summary: its own one-line description
     has_loader: it holds `apex/_loader`: a source install is called `apex`, as an unrelated one on PyPI is
+    stands_for: the distribution that the alias `apex` (metadata alone) requires, such as "apex-cpu"; else ""
     """
 
     name: str
@@ -27,6 +28,7 @@ class Distribution:
     missing: tuple[str, ...] = ()
     summary: str = ""
     has_loader: bool = False
+    stands_for: str = ""
 
     @property
     def ours(self):
@@ -74,7 +76,13 @@ def _describe(distribution):
         missing,
         distribution.metadata["Summary"] or "",
         any(file.parts[:2] == ("apex", "_loader") for file in own),
+        "" if own else _stands_for(distribution),
     )
+
+
+def _stands_for(distribution):
+    required = (normal(re.split(r"[^\w.-]", text, maxsplit=1)[0]) for text in distribution.requires or ())
+    return next((name for name in required if name in OURS), "")
 
 
 def _intact():

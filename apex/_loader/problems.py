@@ -91,7 +91,7 @@ def _mend(facts):
 def foreign_package(facts):
     """The unrelated `apex` of PyPI, or a build of the public apex, which own the same package."""
     for distribution in facts.installation.distributions if facts.installation else ():
-        if distribution.ours:
+        if distribution.ours or distribution.stands_for:
             continue
         what = "another distribution owns the package apex"
         if distribution.version.startswith("0.9"):
@@ -103,6 +103,21 @@ def foreign_package(facts):
             f"{what}: {distribution.name} {distribution.version} in {distribution.location}",
             f"{offers.PIP} uninstall -y {distribution.name} && {_reinstall(facts)}",
         )
+
+
+def alias_of_another(facts):
+    """The alias `apex`, whose version programs read, stands for a distribution or version that is not here."""
+    distributions = facts.installation.distributions if facts.installation else ()
+    here = {d.name: d.version for d in distributions if d.ours}
+    for alias in distributions:
+        if alias.stands_for and here.get(alias.stands_for) != alias.version:
+            has = ", ".join(f"{name} {version}" for name, version in here.items()) or "none of apex"
+            yield Problem(
+                NOTE,
+                "alias of another apex",
+                f"the distribution apex {alias.version} stands for {alias.stands_for}; installed: {has}",
+                f"{offers.PIP} uninstall -y apex",
+            )
 
 
 def half_deleted(facts):
@@ -364,6 +379,7 @@ def switches(facts):
 
 CHECKS = (
     foreign_package,
+    alias_of_another,
     half_deleted,
     two_distributions,
     shadowed,
