@@ -30,6 +30,7 @@ _PLAIN_KEYS = _mask(
     *(prefix + backend for prefix in ("", "Autograd", "Autocast") for backend in _BACKENDS),
 )
 _KEYS_OF_VIEWS = _mask("Negative", "Conjugate", "ZeroTensor")
+_KEYS_OF_LAYOUTS = _mask("Sparse", "SparseCsr", "Quantized", *(f"Sparse{b}" for b in _BACKENDS))
 
 
 def _other_keys(tensor):
@@ -40,38 +41,84 @@ def has_memory(tensor):
     """Whether the storage of a strided tensor holds all its elements; FSDP, for one, frees that of parameters."""
     if tensor.numel() == 0:
         return True
+    if tensor.is_contiguous():
+        return tensor.untyped_storage().nbytes() >= (
+            (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        )
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = (tensor.storage_offset() + last + 1) * tensor.element_size()
     return tensor.untyped_storage().nbytes() >= end
 
 
+def is_shape_alone(tensor):
+    """Whether the tensor is a meta or fake one, as memory estimators use them: a shape and a dtype without values."""
+    return tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor)
+
+
 def is_plain(tensor):
     """Whether the tensor's memory may be read as its values, at the places that its sizes and strides say."""
-    return not _other_keys(tensor) and tensor.device.type != "meta" and has_memory(tensor)
+    if _other_keys(tensor) or tensor.device.type == "meta" or not torch._C._has_storage(tensor):
+        return False
+    return has_memory(tensor)
+
+
+def _refuse_layouts_and_freed(tensor, what):
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else f"sparse ({tensor.layout})"
+        raise TypeError(f"{what} is {kind}: a dense tensor is required")
+    if torch._C._has_storage(tensor) and not has_memory(tensor):
+        raise ValueError(
+            f"{what} has no memory: it was freed, or not allocated yet (FSDP frees that of parameters after each "
+            "use)"
+        )
+
+
+def check_argument(tensor, what, written=False):
+    """For ops made of torch's own, which would take or crash on what no op of apex means. Wrappers and meta pass.
+
+    what: names the tensor in errors. written: whether the op writes it.
+    Raises TypeError for sparse, quantized and complex tensors, ValueError for those whose storage was freed, and for
+    written ones of which several elements share memory.
+    """
+    if _other_keys(tensor) & ~(_KEYS_OF_VIEWS | _KEYS_OF_LAYOUTS) or tensor.device.type == "meta":
+        return
+    _refuse_layouts_and_freed(tensor, what)
+    if tensor.is_complex():
+        raise TypeError(f"{what} is {tensor.dtype}: a real tensor is required")
+    if written and torch._debug_has_internal_overlap(tensor) == 1:
+        raise ValueError(
+            f"{what} overlaps itself (sizes {list(tensor.shape)}, strides {list(tensor.stride())}): it cannot be "
+            "written; pass a contiguous tensor"
+        )
+
+
+def check(tensor, what="tensor"):
+    """Raises unless the tensor's values lie in its own memory, as they are or as torch's lazy views of them.
+
+    what: names the tensor in errors.
+    Raises TypeError for wrappers (DTensor, FakeTensor, ...), sparse and quantized tensors, ValueError for tensors on
+    the meta device and for those whose storage was freed.
+    """
+    if tensor.device.type == "meta":
+        raise ValueError(f"{what} is on the meta device: it has no data")
+    elsewhere = _other_keys(tensor) & ~(_KEYS_OF_VIEWS | _KEYS_OF_LAYOUTS) or not torch._C._has_storage(
+        tensor
+    )
+    if elsewhere and tensor.layout == torch.strided:
+        raise TypeError(
+            f"{what} is a wrapper whose data is elsewhere ({type(tensor).__name__}); pass its local tensor"
+        )
+    _refuse_layouts_and_freed(tensor, what)
 
 
 def plain(tensor, what="tensor"):
     """The tensor itself where it is plain, else a plain copy of it: negative, conjugate and zero tensors are resolved.
 
     Who writes into the result looks whether it is `tensor` itself: a copy is to be put in its place, or back into it.
-
-    what: names the tensor in errors.
-    Raises TypeError for wrappers (DTensor, FakeTensor, ...), sparse and quantized tensors, ValueError for tensors on
-    the meta device and for those whose storage was freed.
+    Raises what `check` does.
     """
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        kind = "quantized" if tensor.is_quantized else f"sparse ({tensor.layout})"
-        raise TypeError(f"{what} is {kind}: a dense tensor is required")
-    if tensor.device.type == "meta":
-        raise ValueError(f"{what} is on the meta device: it has no data")
-    others = _other_keys(tensor)
-    if others & ~_KEYS_OF_VIEWS:
-        raise TypeError(
-            f"{what} is a wrapper whose data is elsewhere ({type(tensor).__name__}); pass its local tensor"
-        )
-    if not has_memory(tensor):
-        raise ValueError(f"{what} has no memory: its storage was freed")
-    if not others:
+    check(tensor, what)
+    if not _other_keys(tensor):
         return tensor
     with torch.no_grad():
         return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg().resolve_conj()

@@ -42,7 +42,10 @@ def define(namespace, implementation, names=None, kind="DEF"):
         library.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(schema.name, implementation(schema.name), "CompositeExplicitAutograd")
         if schema.returns_nothing:  # nothing to infer, and the implementation would touch data
-            library.impl(schema.name, _nothing, "Meta")
+            library.impl(schema.name, _nothing(namespace, schema.name), "Meta")
+        if schema.writes:  # torch resolves lazy bits only where no argument is written; its own ops within do
+            for key in ("Negative", "Conjugate", "ZeroTensor"):
+                library.impl(schema.name, torch.library.fallthrough_kernel, key)
     return library
 
 
@@ -75,6 +78,7 @@ def implementation(name):
     def reference(*arguments, **keywords):
         import torch
 
+        _check_arguments(name, arguments, keywords)
         # Gradients belong to the differentiable op above; in-place ops may write leaves that require grad.
         with torch.no_grad():
             return function()(*arguments, **keywords)
@@ -129,5 +133,51 @@ def _autocast_key(device_type):
     return torch._C.DispatchKey.AutocastCPU if device_type == "cpu" else torch._C.DispatchKey.AutocastCUDA
 
 
-def _nothing(*arguments, **keywords):
-    return None
+def _nothing(namespace, name):
+    """The meta kernel of an op that writes its arguments.
+
+    torch comes to it where one is a meta tensor: where others are not, they would be left as they are without a word.
+    """
+
+    def nothing(*arguments, **keywords):
+        _refuse_meta_beside_others(_tensors(namespace, name, arguments, keywords))
+
+    return nothing
+
+
+def _check_arguments(name, arguments, keywords):
+    from apex._plain import check_argument  # it imports torch
+
+    tensors = list(_tensors(NAMESPACE, name, arguments, keywords))
+    for where, tensor, written in tensors:
+        check_argument(tensor, where, written)
+    _refuse_meta_beside_others(tensors)
+
+
+def _refuse_meta_beside_others(tensors):
+    tensors = list(tensors)
+    if not any(tensor.device.type == "meta" for _, tensor, _ in tensors):
+        return
+    for where, tensor, _ in tensors:
+        if tensor.device.type != "meta":
+            raise ValueError(
+                f"{where} is on {tensor.device}, others are on the meta device, which has no data: tensors on "
+                f"{tensor.device.type} and on the meta device do not go together"
+            )
+
+
+def _tensors(namespace, name, arguments, keywords):
+    """(what errors call it, the tensor, whether it is written) for each tensor that an op is given."""
+    import torch
+
+    schema = getattr(getattr(torch.ops, namespace), name).default._schema
+    for i, argument in enumerate(schema.arguments):
+        value = arguments[i] if i < len(arguments) else keywords.get(argument.name)
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        where = f"{name}: {argument.name}"
+        if isinstance(value, torch.Tensor):
+            yield where, value, written
+        elif isinstance(value, (list, tuple)):
+            for k, item in enumerate(value):
+                if isinstance(item, torch.Tensor):
+                    yield f"{where}[{k}]", item, written

@@ -37,6 +37,11 @@ class Schema:
     returns_nothing: bool
 
     @property
+    def writes(self):
+        """Whether the op writes any of its arguments."""
+        return "!" in self.text
+
+    @property
     def unit(self):
         return re.sub(r"^add_|_(forward|backward)$", "", self.name)
 

@@ -28,11 +28,16 @@ def skip_mask(found_inf, noop_flag):
     return masks[0] if len(masks) == 1 else masks[0] | masks[1]
 
 
+def store(target, value):
+    """target[:] = value, converted first: torch's CPU copies between float16 and float32 pass over a negative bit."""
+    target.copy_(value.to(target.dtype))
+
+
 def write(target, value, skip):
     """target[:] = value, unless `skip` (see skip_mask) holds."""
     if skip is not None:
         value = torch.where(skip, target.to(value.dtype), value)
-    target.copy_(value)
+    store(target, value)
 
 
 def this_step(step, step_tensor, advance_step, skip):

@@ -1,4 +1,4 @@
-from apex.reference._multi_tensor import math_dtype, note_non_finite
+from apex.reference._multi_tensor import math_dtype, note_non_finite, store
 
 
 def multi_tensor_axpby(x, y, outputs, noop_flag, a, b, arg_to_check=-1, a_tensor=None):
@@ -17,4 +17,4 @@ def multi_tensor_axpby(x, y, outputs, noop_flag, a, b, arg_to_check=-1, a_tensor
             note_non_finite(noop_flag, right)
         math = math_dtype(left, right, target)
         factor = a if a_tensor is None else a_tensor.reshape(()).to(math)
-        target.copy_(factor * left.to(math) + b * right.to(math))
+        store(target, factor * left.to(math) + b * right.to(math))

@@ -1,6 +1,6 @@
 import torch
 
-from apex.reference._multi_tensor import math_dtype
+from apex.reference._multi_tensor import math_dtype, store
 
 
 def multi_tensor_lamb_stage1(
@@ -35,6 +35,6 @@ def multi_tensor_lamb_stage1(
         m = beta1 * exp_avg.to(math) + (1 - beta1) * g
         v = beta2 * exp_avg_sq.to(math) + (1 - beta2) * g * g
         update = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + eps)
-        out.copy_(update + per_tensor_decay[i].to(math) * param.to(math))
-        exp_avg.copy_(m)
-        exp_avg_sq.copy_(v)
+        store(out, update + per_tensor_decay[i].to(math) * param.to(math))
+        store(exp_avg, m)
+        store(exp_avg_sq, v)

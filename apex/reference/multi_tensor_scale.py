@@ -1,4 +1,4 @@
-from apex.reference._multi_tensor import math_dtype, note_non_finite
+from apex.reference._multi_tensor import math_dtype, note_non_finite, store
 
 
 def multi_tensor_scale(inputs, outputs, noop_flag, scale, scale_tensor=None, skip_one=False):
@@ -13,4 +13,4 @@ def multi_tensor_scale(inputs, outputs, noop_flag, scale, scale_tensor=None, ski
         value = source.to(math_dtype(source, target))
         value = value * (scale if scale_tensor is None else scale_tensor.reshape(()).to(value.dtype))
         note_non_finite(noop_flag, source, value)
-        target.copy_(value)
+        store(target, value)

@@ -2,6 +2,8 @@
 
 import torch
 
+from apex.reference._multi_tensor import store
+
 
 def welford_parallel(
     mean,
@@ -61,5 +63,5 @@ def welford_parallel(
         for running, new in ((running_mean, all_mean), (running_var, unbiased)):
             old = running.to(mean.dtype)
             moved = (1.0 - momentum) * old + momentum * new
-            running.copy_(torch.where(total > 0, moved, old))
+            store(running, torch.where(total > 0, moved, old))
     return all_mean, unbiased, torch.rsqrt(m2 / some + eps), total.view(1).clone()

@@ -150,6 +150,7 @@ inline bool reduce_over_channels(const char* op, const apex_place& place, const 
 
 // One kernel for every device (it asks the probe), one for shapes alone.
 #define APEX_CHANNEL_OP(op)                                                                    \
-  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::Checked<&apex::op>::call); } \
+  APEX_OP_NAME(op)                                                                             \
+  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::Checked<&apex::op, apex::op##_name>::call); } \
   TORCH_LIBRARY_IMPL(apex, Meta, m) { m.impl(#op, &apex::op##_meta); }
 #endif

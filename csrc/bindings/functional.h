@@ -99,8 +99,9 @@ inline c10::impl::ExcludeDispatchKeyGuard without_autocast() {
 
 // One kernel for every device (it asks the probe), one for shapes alone, one that records.
 #define APEX_FUNCTIONAL_OP(op)                                                                   \
-  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::Checked<&apex::op>::call); } \
-  TORCH_LIBRARY_IMPL(apex, Meta, m) { m.impl(#op, &apex::Checked<&apex::op##_meta>::meta); }     \
+  APEX_OP_NAME(op)                                                                               \
+  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::Checked<&apex::op, apex::op##_name>::call); } \
+  TORCH_LIBRARY_IMPL(apex, Meta, m) { m.impl(#op, &apex::Checked<&apex::op##_meta, apex::op##_name>::meta); } \
   TORCH_LIBRARY_IMPL(apex, Autograd, m) { m.impl(#op, &apex::op##_autograd); }
 // For forward ops: what it does under autocast.
 #define APEX_AUTOCAST_OP(op)                                                                     \

@@ -24,10 +24,10 @@ struct AdadeltaCall {
     a.rho = rho;
     a.eps = eps;
     a.weight_decay = weight_decay;
-    a.lr_on_device = scalar_pointer<float>(lr_tensor, "lr_tensor", at::kFloat, l.device);
-    a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
-    a.found_inf = scalar_pointer<float>(found_inf, "found_inf", at::kFloat, l.device);
-    a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
+    a.lr_on_device = scalar_pointer<const float>(lr_tensor, "lr_tensor", l.device);
+    a.inv_scale = scalar_pointer<const float>(inv_scale, "inv_scale", l.device);
+    a.found_inf = scalar_pointer<const float>(found_inf, "found_inf", l.device);
+    a.noop_flag = scalar_pointer<const int32_t>(noop_flag, "noop_flag", l.device);
     return apex_multi_tensor_adadelta(&l.place, &l.lists, &a);
   }
   TensorPlan::Op op() const {

@@ -50,12 +50,12 @@ struct AdamCall {
     a.step_offset = advance_step;
     a.advance_step = advance_step && l.last;
     a.unscale_grads = unscales();
-    a.lr_on_device = scalar_pointer<float>(lr_tensor, "lr_tensor", at::kFloat, l.device);
-    a.step_on_device = scalar_pointer<int32_t>(step_tensor, "step_tensor", at::kInt, l.device);
+    a.lr_on_device = scalar_pointer<const float>(lr_tensor, "lr_tensor", l.device);
+    a.step_on_device = scalar_pointer<int32_t>(step_tensor, "step_tensor", l.device);
     a.blocks_done = counter.data();
-    a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
-    a.found_inf = scalar_pointer<float>(found_inf, "found_inf", at::kFloat, l.device);
-    a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
+    a.inv_scale = scalar_pointer<const float>(inv_scale, "inv_scale", l.device);
+    a.found_inf = scalar_pointer<const float>(found_inf, "found_inf", l.device);
+    a.noop_flag = scalar_pointer<const int32_t>(noop_flag, "noop_flag", l.device);
     return a;
   }
   void reference(const TensorPlan::Tensors& t, bool last) const {

@@ -18,8 +18,8 @@ inline void multi_tensor_axpby(at::TensorList x, at::TensorList y, at::TensorLis
         gpu::AxpbyArguments arguments{};
         arguments.a = a;
         arguments.b = b;
-        arguments.a_on_device = scalar_pointer<float>(a_tensor, "a_tensor", at::kFloat, l.device);
-        arguments.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
+        arguments.a_on_device = scalar_pointer<const float>(a_tensor, "a_tensor", l.device);
+        arguments.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", l.device);
         arguments.check = int32_t(arg_to_check);
         return apex_multi_tensor_axpby(&l.place, &l.lists, &arguments);
       },

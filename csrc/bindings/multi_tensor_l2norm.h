@@ -30,18 +30,18 @@ struct NormCall {
   int32_t launch(const TensorPlan::Launch& l) const {
     gpu::NormArguments a{};
     a.scale = scale;
-    a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
-    a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
+    a.inv_scale = scalar_pointer<const float>(inv_scale, "inv_scale", l.device);
+    a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", l.device);
     a.check_noop = check_noop;
     a.first = l.first;
     a.last = l.last;
-    a.total = scalar_pointer<float>(total, "total", at::kFloat, l.device);
+    a.total = scalar_pointer<float>(total, "total", l.device);
     a.blend_new = blend_new;
     a.blend_old = blend_old;
     a.max_norm = max_norm;
-    a.clip_coefficient = scalar_pointer<float>(clip_coefficient, "clip_coefficient", at::kFloat, l.device);
+    a.clip_coefficient = scalar_pointer<float>(clip_coefficient, "clip_coefficient", l.device);
     PerTensor results(per_tensor, l, "per_tensor");
-    a.per_tensor = results.pointer();
+    a.per_tensor = results.pointer_to_write();
     const int32_t status = apex_multi_tensor_l2norm(&l.place, &l.lists, &a, maximum);
     results.write_back();
     return status;

@@ -62,13 +62,13 @@ struct LambCall {
     a.use_nvlamb = use_nvlamb;
     a.step_offset = advance_step;
     a.advance_step = advance_step && l.last;
-    a.lr_on_device = scalar_pointer<float>(lr_tensor, "lr_tensor", at::kFloat, l.device);
-    a.step_on_device = scalar_pointer<int32_t>(step_tensor, "step_tensor", at::kInt, l.device);
-    a.global_grad_norm = scalar_pointer<float>(norm, "global_grad_norm", at::kFloat, l.device);
-    a.max_grad_norm_on_device = scalar_pointer<float>(max_grad_norm_tensor, "max_grad_norm_tensor", at::kFloat, l.device);
-    a.inv_scale = scalar_pointer<float>(inv_scale, "inv_scale", at::kFloat, l.device);
-    a.found_inf = scalar_pointer<float>(found_inf, "found_inf", at::kFloat, l.device);
-    a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
+    a.lr_on_device = scalar_pointer<const float>(lr_tensor, "lr_tensor", l.device);
+    a.step_on_device = scalar_pointer<int32_t>(step_tensor, "step_tensor", l.device);
+    a.global_grad_norm = scalar_pointer<const float>(norm, "global_grad_norm", l.device);
+    a.max_grad_norm_on_device = scalar_pointer<const float>(max_grad_norm_tensor, "max_grad_norm_tensor", l.device);
+    a.inv_scale = scalar_pointer<const float>(inv_scale, "inv_scale", l.device);
+    a.found_inf = scalar_pointer<const float>(found_inf, "found_inf", l.device);
+    a.noop_flag = scalar_pointer<const int32_t>(noop_flag, "noop_flag", l.device);
     return apex_multi_tensor_lamb(&l.place, &l.lists, &a);
   }
   void reference(const TensorPlan::Tensors& t, const TensorPlan::Launch& l) const {

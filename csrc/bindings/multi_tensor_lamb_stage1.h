@@ -24,7 +24,7 @@ inline void multi_tensor_lamb_stage1(at::TensorList grads, at::TensorList params
         a.mode = gpu::lamb_decoupled;
         a.bias_correction = a.grad_averaging = 1;
         a.max_grad_norm = max_global_grad_norm;
-        a.global_grad_norm = scalar_pointer<float>(global_grad_norm, "global_grad_norm", at::kFloat, l.device);
+        a.global_grad_norm = scalar_pointer<const float>(global_grad_norm, "global_grad_norm", l.device);
         const PerTensor decays(per_tensor_decay, l, "per_tensor_decay");
         a.per_tensor_decay = decays.pointer();
         return apex_multi_tensor_lamb_stage1(&l.place, &l.lists, &a);

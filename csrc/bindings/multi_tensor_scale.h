@@ -15,9 +15,9 @@ inline void multi_tensor_scale(at::TensorList inputs, at::TensorList outputs, co
       [&](const TensorPlan::Launch& l) {
         gpu::ScaleArguments a{};
         a.scale = scale;
-        a.scale_on_device = scalar_pointer<float>(scale_tensor, "scale_tensor", at::kFloat, l.device);
+        a.scale_on_device = scalar_pointer<const float>(scale_tensor, "scale_tensor", l.device);
         a.skip_one = skip_one;
-        a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", at::kInt, l.device);
+        a.noop_flag = scalar_pointer<int32_t>(noop_flag, "noop_flag", l.device);
         return apex_multi_tensor_scale(&l.place, &l.lists, &a);
       },
       [&](const TensorPlan::Tensors& t, const TensorPlan::Launch&) {

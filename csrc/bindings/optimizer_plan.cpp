@@ -57,10 +57,8 @@ void OptimizerPlan::set_gradients(std::optional<std::vector<at::Tensor>> gradien
 void OptimizerPlan::run(const TensorPlan::Op& op) {
   if (owners_.empty()) return;
   const TensorSource tensors = source();
-  if (!plan_ || !plan_->refresh(tensors, op.gradients_written)) {
-    plan_ = std::make_unique<TensorPlan>(names_, written_, owners_.size(), tensors);
-    TORCH_CHECK_VALUE(plan_->refresh(tensors, op.gradients_written), op.unit, ": a tensor's layout cannot be used; make it contiguous");
-  }
-  plan_->run(op, tensors);
+  if (plan_ && plan_->run(op, tensors)) return;
+  plan_ = std::make_unique<TensorPlan>(names_, written_, owners_.size(), tensors);
+  TORCH_CHECK_VALUE(plan_->run(op, tensors), op.unit, ": a tensor's layout cannot be used; make it contiguous");
 }
 }  // namespace apex

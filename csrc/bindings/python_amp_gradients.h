@@ -15,6 +15,7 @@
 
 #include "multi_tensor_axpby.h"
 #include "multi_tensor_scale.h"
+#include "plain.h"
 
 namespace apex {
 class AmpGradients {
@@ -88,15 +89,16 @@ class AmpGradients {
 
   // In place and without history, as zero_grad(set_to_none=False) does.
   void zero_model_gradients() {
-    std::vector<at::Tensor> gradients;
+    std::vector<at::Tensor> gradients, neg;
     for (at::Tensor& model : models_) {
       if (!model.grad().defined()) continue;
       if (model.grad().requires_grad()) model.mutable_grad() = model.grad().detach();
-      gradients.push_back(model.grad());
+      if (model.grad().is_neg()) neg.push_back(model.grad());  // which torch takes one by one only
+      else gradients.push_back(model.grad());
     }
-    if (gradients.empty()) return;
     const at::NoGradGuard no_grad;
-    at::_foreach_zero_(gradients);
+    for (const at::Tensor& gradient : neg) gradient.zero_();
+    if (!gradients.empty()) at::_foreach_zero_(gradients);
   }
 
   // Model parameters become the roundings of their masters.
@@ -108,14 +110,13 @@ class AmpGradients {
       if (parameter.grad().defined()) parameter.mutable_grad().reset();
   }
 
-  static bool is_plain(const at::Tensor& tensor, c10::Device device) {
-    return !tensor.defined() || (tensor.layout() == at::kStrided && tensor.device() == device && tensor.has_storage() &&
-                                 !tensor.key_set().has(c10::DispatchKey::Python) && !tensor.is_quantized());
+  static bool is_plain_on(const at::Tensor& tensor, c10::Device device) {
+    return !tensor.defined() || (tensor.device() == device && apex::is_plain(tensor));
   }
 
   // Whether a kernel can write it.
   static bool is_target(const at::Tensor& tensor, c10::Device device) {
-    return !tensor.defined() || (is_plain(tensor, device) && tensor.is_non_overlapping_and_dense());
+    return !tensor.defined() || (is_plain_on(tensor, device) && tensor.is_non_overlapping_and_dense());
   }
 
   static bool laid_out_alike(const at::Tensor& a, const at::Tensor& b) {
@@ -124,11 +125,11 @@ class AmpGradients {
 
   bool all_plain(c10::Device device) const {
     for (size_t i = 0; i < models_.size(); ++i)
-      if (!is_plain(models_[i].grad(), device) || !is_target(masters_[i].grad(), device) ||
+      if (!is_plain_on(models_[i].grad(), device) || !is_target(masters_[i].grad(), device) ||
           !is_target(masters_[i], device))
         return false;
     for (size_t i = 0; i < own_.size(); ++i)
-      if (!is_target(own_[i].grad(), device) || !is_plain(stash_[i], device) ||
+      if (!is_target(own_[i].grad(), device) || !is_plain_on(stash_[i], device) ||
           !laid_out_alike(own_[i].grad(), stash_[i]))
         return false;
     return true;

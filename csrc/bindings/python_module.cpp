@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "optimizer_plan.h"
+#include "plain.h"
 #include "python_state_watch.h"
 
 namespace py = pybind11;
@@ -77,6 +78,7 @@ PYBIND11_MODULE(_C, m) {
       .def("drop_master_gradients", &apex::AmpGradients::drop_master_gradients)
       .def("zero_model_gradients", &apex::AmpGradients::zero_model_gradients)
       .def("update_models", &apex::AmpGradients::update_models, py::call_guard<py::gil_scoped_release>());
+  m.def("is_plain", [](const at::Tensor& t) { return apex::is_plain(t); }, "What apex._plain.is_plain says.", py::arg("tensor"));
   m.def(
       "is_dense", [](const at::Tensor& t) { return t.layout() == at::kStrided && t.is_non_overlapping_and_dense(); },
       "Whether the tensor fills its memory: no gaps, no element twice.", py::arg("tensor"));

@@ -5,6 +5,12 @@
 #if defined(APEX_TORCH_LIBRARY_UNIT)
 #include <torch/library.h>
 
+#include "plain.h"
+
+// The name of an op of the dispatcher, as a type.
+#define APEX_OP_NAME(op) \
+  namespace apex { struct op##_name { static constexpr const char* text = "apex::" #op; }; }
+
 namespace apex {
 // visit(tensor) for every tensor among an op's arguments.
 template <class Visit> void each_tensor(const Visit& visit, const at::Tensor& tensor) { visit(tensor); }
@@ -26,12 +32,13 @@ inline void check_meta(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(!tensor.defined() || tensor.device().is_meta(), "tensors on ", tensor.device(),
                     " and on the meta device, which has no data, do not go together");
 }
-// Memory that was freed, as FSDP frees that of parameters, is at address 0: kernels would read there, or take a weight
-// to be absent.
-inline void check_memory(const at::Tensor& tensor) {
-  TORCH_CHECK(!tensor.defined() || !tensor.has_storage() || tensor.unsafeGetTensorImpl()->storage_initialized(),
-              "a tensor of shape ", tensor.sizes(), " has no memory: it was freed, or not allocated yet (FSDP frees that of parameters after "
-              "each use)");
+// Whether kernels may read a tensor where it lies; none takes complex numbers. A device of another kind may have
+// tensors without storage: there the reference runs.
+inline bool is_readable(const at::Tensor& tensor) {
+  if (!tensor.defined()) return true;
+  if (tensor.is_complex()) return false;
+  if (is_plain(tensor)) return true;
+  return !tensor.has_storage() && has_plain_keys(tensor) && !tensor.is_cpu() && !tensor.is_cuda();
 }
 
 template <class Function> struct DoNothing;
@@ -39,11 +46,13 @@ template <class... Arguments> struct DoNothing<void(Arguments...)> {
   static void call(Arguments... arguments) { (each_tensor(&check_meta, arguments), ...); }
 };
 
-// An op that returns its results, and its meta kernel, of arguments that were looked at.
-template <auto Function> struct Checked;
-template <class Result, class... Arguments, Result (*Function)(Arguments...)> struct Checked<Function> {
+// An op that returns its results, and its meta kernel, of arguments that were looked at. Name::text is the op's.
+template <auto Function, class Name> struct Checked;
+template <class Result, class... Arguments, Result (*Function)(Arguments...), class Name> struct Checked<Function, Name> {
   static Result call(Arguments... arguments) {
-    (each_tensor(&check_memory, arguments), ...);
+    bool readable = true;
+    (each_tensor([&](const at::Tensor& tensor) { readable = readable && is_readable(tensor); }, arguments), ...);
+    if (!readable) refuse(arguments...);
     return Function(std::forward<Arguments>(arguments)...);
   }
   // The op's own words first: they name its arguments.
@@ -52,12 +61,29 @@ template <class Result, class... Arguments, Result (*Function)(Arguments...)> st
     (each_tensor(&check_meta, arguments), ...);
     return made;
   }
+
+ private:
+  static void refuse(const Arguments&... arguments) {
+    const auto schema = c10::Dispatcher::singleton().findSchemaOrThrow(Name::text, "").schema();
+    size_t index = 0;
+    const auto check = [&](const at::Tensor& tensor) {
+      if (!is_readable(tensor)) refuse_unless_plain(tensor, schema.name() + ": " + schema.arguments()[index].name());
+    };
+    ((each_tensor(check, arguments), ++index), ...);
+  }
 };
 }  // namespace apex
+
+// torch resolves the lazy bits of arguments by itself only where none is written.
+#define APEX_RESOLVES_BITS(op)                                                                     \
+  TORCH_LIBRARY_IMPL(apex, Negative, m) { m.impl(#op, torch::CppFunction::makeFallthrough()); }    \
+  TORCH_LIBRARY_IMPL(apex, Conjugate, m) { m.impl(#op, torch::CppFunction::makeFallthrough()); }   \
+  TORCH_LIBRARY_IMPL(apex, ZeroTensor, m) { m.impl(#op, torch::CppFunction::makeFallthrough()); }
 
 // An op that writes its arguments and returns nothing: one kernel for every device (it asks the probe), and a
 // meta kernel with nothing to say about shapes.
 #define APEX_IN_PLACE_OP(op)                                                                       \
+  APEX_RESOLVES_BITS(op)                                                                           \
   TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::op); }               \
   TORCH_LIBRARY_IMPL(apex, Meta, m) { m.impl(#op, &apex::DoNothing<decltype(apex::op)>::call); }
 

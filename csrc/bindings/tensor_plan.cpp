@@ -2,14 +2,13 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <list>
-#include <mutex>
 
 #include "place.h"
+#include "plain.h"
 #include "status.h"
 
 namespace apex {
@@ -28,19 +27,8 @@ int32_t dtype_code(at::ScalarType type) {
   }
 }
 
-// A wrapper subclass (DTensor, FakeTensor, ...) has no storage of its own to compute on.
-bool has_own_storage(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && tensor.has_storage() &&
-         !tensor.key_set().has(c10::DispatchKey::Python) && !tensor.is_quantized();
-}
-
 std::vector<int64_t> strides_unless_contiguous(const at::Tensor& tensor) {
   return tensor.is_contiguous() ? std::vector<int64_t>() : tensor.strides().vec();
-}
-
-// A null address would mean "no gradient"; a storage is without memory after resize_(0), as FSDP frees it.
-bool has_memory(const at::Tensor& tensor) {
-  return tensor.numel() == 0 || tensor.storage().unsafeGetStorageImpl()->data() != nullptr;
 }
 
 uint64_t address_of(const at::Tensor& tensor, bool written) {
@@ -57,10 +45,13 @@ std::string TensorPlan::describe_model(size_t index) const {
 }
 
 TensorPlan::TensorPlan(std::vector<std::string> names, uint32_t written, size_t tensors, const TensorSource& source)
-    : names_(std::move(names)), written_(written), copies_(tensors) {
+    : names_(std::move(names)), written_(written) {
   slots_.reserve(tensors);
   for (size_t i = 0; i < tensors; ++i) add(i, source);
-  for (Bucket& bucket : buckets_) lay_out(bucket);
+  for (Bucket& bucket : buckets_) {
+    lay_out(bucket);
+    spans_devices_ |= bucket.device != buckets_.front().device;
+  }
   // Buckets without elements come first: the last launch does what is done once, and must take place.
   for (const bool empty : {true, false})
     for (size_t i = 0; i < buckets_.size(); ++i)
@@ -80,10 +71,7 @@ void TensorPlan::add(size_t index, const TensorSource& source) {
       dtypes.push_back(dtype_code(model.scalar_type()));
       continue;
     }
-    TORCH_CHECK_TYPE(tensor.layout() != at::kSparse, describe(k, index), " is sparse: fused ops take dense tensors");
-    TORCH_CHECK_VALUE(!tensor.is_meta(), describe(k, index), " is on the meta device: it has no data");
-    TORCH_CHECK_TYPE(has_own_storage(tensor), describe(k, index),
-                     " is a wrapper whose data is elsewhere (", tensor.toString(), "); pass its local tensor");
+    if (!has_plain_copy(tensor, written_ >> k & 1)) refuse_unless_plain(tensor, describe(k, index));
     TORCH_CHECK_VALUE(tensor.device() == model.device(), describe(k, index), " is on ", tensor.device(), " but ",
                       describe_model(index), " is on ", model.device());
     TORCH_CHECK_VALUE(tensor.numel() == model.numel(), describe(k, index), " has ", tensor.numel(),
@@ -107,7 +95,7 @@ void TensorPlan::add(size_t index, const TensorSource& source) {
   if (bucket == buckets_.end())
     bucket = buckets_.insert(bucket, Bucket{model.device(), std::move(dtypes), {}, {}, 0, 0, 0, {}, {}});
   slots_.push_back({model.numel(), uint32_t(bucket - buckets_.begin()), uint32_t(bucket->members.size()),
-                    strides_unless_contiguous(model), std::vector<uint64_t>(names_.size(), 0)});
+                    strides_unless_contiguous(model)});
   bucket->members.push_back(index);
 }
 
@@ -131,64 +119,109 @@ void TensorPlan::lay_out(Bucket& bucket) {
   first_chunk[tensors] = bucket.chunks = uint32_t(chunks);
 }
 
-bool TensorPlan::fits(Slot& slot, size_t list, const at::Tensor& tensor) const {
+// Size, dtype and place alone: where its values are is asked beside it.
+bool TensorPlan::fits(const Slot& slot, size_t list, const at::Tensor& tensor) const {
   const Bucket& bucket = buckets_[slot.bucket];
-  if (tensor.numel() != slot.numel || dtype_code(tensor.scalar_type()) != bucket.dtypes[list]) return false;
-  if (tensor.device() != bucket.device) return false;
-  // Layout, quantization and wrappers all show in the keys: looked at again only when those change.
-  const uint64_t keys = tensor.key_set().raw_repr();
-  if (keys == slot.keys[list]) return true;
-  if (!has_own_storage(tensor)) return false;
-  slot.keys[list] = keys;
-  return true;
+  return tensor.numel() == slot.numel && dtype_code(tensor.scalar_type()) == bucket.dtypes[list] && tensor.device() == bucket.device;
 }
 
-// Elements are matched by position in memory, so a gradient with other strides is copied into its parameter's.
-const at::Tensor& TensorPlan::with_layout_of(const Slot& slot, size_t index, const at::Tensor& gradient) {
-  at::Tensor& copy = copies_[index];
-  const auto options = gradient.options();
-  copy = slot.strides.empty() ? at::empty_like(gradient, options, at::MemoryFormat::Contiguous)
-                              : gradient.new_empty_strided(gradient.sizes(), slot.strides);
-  copy.copy_(gradient);
-  has_copies_ = true;
-  return copy;
+// Gradients may lie otherwise than their parameters, and any tensor may be a lazy view.
+bool TensorPlan::may_copy(const Call& call, size_t list, const at::Tensor& tensor) const {
+  const bool gradients = list == 0 && (names_.size() > 1 || call.source.gradients_of);
+  return (gradients || !has_plain_keys(tensor)) && has_plain_copy(tensor, call.writes(written_, list));
 }
 
-// What the op wrote into copies of gradients.
-void TensorPlan::give_back_copies(const Bucket& bucket, const TensorSource& source) {
+// Elements are matched by position in memory, so the copy has the strides of the parameter.
+const at::Tensor& TensorPlan::copy_for(Call& call, const Slot& slot, size_t list, size_t index) const {
+  const at::Tensor& tensor = call.source(list, index);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  for (size_t i : bucket.members)
-    if (copies_[i].defined()) source(0, i).copy_(copies_[i]);
+  at::Tensor copy = slot.strides.empty() ? at::empty(tensor.sizes(), tensor.options())
+                                         : at::empty_strided(tensor.sizes(), slot.strides, tensor.options());
+  copy.copy_(tensor);
+  return call.copies.emplace_back(Copy{list, index, std::move(copy)}).tensor;
 }
 
-bool TensorPlan::refresh(const TensorSource& source, bool gradients_written) {
+const at::Tensor& TensorPlan::Call::given(size_t list, size_t index) const {
+  for (const Copy& copy : copies)
+    if (copy.list == list && copy.index == index) return copy.tensor;
+  return source(list, index);
+}
+
+// What the op wrote into copies.
+void TensorPlan::give_back(const Bucket& bucket, const Call& call) const {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  for (const Copy& copy : call.copies)
+    if (call.writes(written_, copy.list) && &buckets_[slots_[copy.index].bucket] == &bucket)
+      call.source(copy.list, copy.index).copy_(copy.tensor);
+}
+
+// Of what shares no memory. Gradients that are read from their parameters, as autograd makes them, are no outputs.
+bool TensorPlan::is_output(const Call& call, size_t list) const {
+  return (written_ >> list & 1) && !(list == 0 && call.source.gradients_of);
+}
+
+// Which value stays in memory that outputs of two indices share would be left to chance. Those of one index may be one
+// tensor: a parameter without a rounded copy.
+void TensorPlan::refuse_shared_outputs(const Call& call) const {
+  struct Range {
+    uint64_t begin, end;
+    size_t list, index;
+  };
+  std::vector<Range> ranges;
   for (size_t i = 0; i < slots_.size(); ++i) {
-    Slot& slot = slots_[i];
+    const Bucket& bucket = buckets_[slots_[i].bucket];
+    for (size_t k = 0; k < bucket.dtypes.size(); ++k) {
+      if (!is_output(call, k) || slots_[i].numel == 0) continue;
+      const uint64_t begin = bucket.image[k * bucket.members.size() + slots_[i].position];
+      if (begin) ranges.push_back({begin, begin + uint64_t(slots_[i].numel) * call.source(k, i).itemsize(), k, i});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (size_t r = 1; r < ranges.size(); ++r) {
+    const Range &a = ranges[r - 1], &b = ranges[r];
+    const bool one_tensor = a.begin == b.begin && a.end == b.end && a.index == b.index;
+    TORCH_CHECK_VALUE(a.end <= b.begin || one_tensor, describe(a.list, a.index), " and ", describe(b.list, b.index),
+                      " share memory: both are written");
+  }
+}
+
+bool TensorPlan::refresh(Call& call) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
     Bucket& bucket = buckets_[slot.bucket];
     const size_t lists = bucket.dtypes.size();
-    if (lists < names_.size() && source(lists, i).defined()) return false;
-    uint64_t* address = bucket.image.data() + slot.position;
+    if (lists < names_.size() && call.source(lists, i).defined()) return false;
     const size_t row = bucket.members.size();
-    for (size_t k = 0; k < lists; ++k, address += row) {
-      const at::Tensor& tensor = source(k, i);
+    // Backwards, for written lists come last: one that shares memory with what is read, copy-on-write, first gets its own.
+    for (size_t k = lists; k-- > 0;) {
+      uint64_t& kept = bucket.image[k * row + slot.position];
+      uint64_t address = 0;
+      const at::Tensor& tensor = call.source(k, i);
       if (!tensor.defined()) {
         if (k != 0) return false;
-        *address = 0;
+        kept = 0;
         continue;
       }
       if (!fits(slot, k, tensor)) return false;
-      TORCH_CHECK_VALUE(has_memory(tensor), describe(k, i), " has no memory: its storage was freed");
       const bool same_layout = slot.strides.empty() ? tensor.is_contiguous() : tensor.strides() == slot.strides;
-      if (same_layout || slot.numel <= 1) {
-        *address = address_of(tensor, (written_ >> k & 1) || (k == 0 && gradients_written));
-      } else if (k == 0 && (source.gradients_of || (lists > 1 && !(written_ & 1)))) {
-        *address = address_of(with_layout_of(slot, i, tensor), false);
+      if ((same_layout || slot.numel <= 1) && has_plain_keys(tensor)) {
+        // What lies where it lay before was found to have memory then, unless that was freed.
+        if (is_freed(tensor)) refuse_unless_plain(tensor, describe(k, i));
+        address = address_of(tensor, call.writes(written_, k));
+        if (address != kept && !has_memory(tensor)) refuse_unless_plain(tensor, describe(k, i));
+      } else if (may_copy(call, k, tensor)) {
+        if (call.writes(written_, k)) refuse_overlap(tensor, describe(k, i));
+        address = address_of(copy_for(call, slot, k, i), true);
       } else {
         return false;
       }
+      if (address == kept) continue;
+      kept = address;
+      outputs_are_apart_ = outputs_are_apart_ && !is_output(call, k);
     }
   }
-  return true;
+  if (!outputs_are_apart_) refuse_shared_outputs(call);
+  return outputs_are_apart_ = true;
 }
 
 TensorPlan::Table* TensorPlan::table_of(const apex_place& place, Bucket& bucket) {
@@ -260,7 +293,8 @@ TensorPlan::Launch TensorPlan::launch_on(size_t turn) const {
   return l;
 }
 
-// What the op cannot take is said before the first bucket is written.
+// What the op cannot take is said before the first bucket is written. Scalars may be wrong on one of several devices,
+// at any call.
 void TensorPlan::check_buckets(const Op& op) {
   for (size_t turn = 0; turn < order_.size(); ++turn) {
     Launch l = launch_on(turn);
@@ -270,9 +304,9 @@ void TensorPlan::check_buckets(const Op& op) {
   checked_for_ = op.unit;
 }
 
-void TensorPlan::run_bucket(const Op& op, const TensorSource& source, size_t turn) {
+void TensorPlan::run_bucket(const Call& call, size_t turn) {
+  const Op& op = call.op;
   Bucket& bucket = buckets_[order_[turn]];
-  const size_t lists = bucket.dtypes.size();
   Launch l = launch_on(turn);
   const apex_place& place = l.place;
 
@@ -289,96 +323,33 @@ void TensorPlan::run_bucket(const Op& op, const TensorSource& source, size_t tur
     }
     if (has_table) status = op.launch(l);  // also where the reference is next: arguments are checked alike everywhere
   }
-  if (!use_reference(status, op.unit)) {
-    if (op.gradients_written && has_copies_) give_back_copies(bucket, source);
-    return;
-  }
+  if (use_reference(status, op.unit)) run_reference(call, bucket, l);
+  if (!call.copies.empty()) give_back(bucket, call);
+}
+
+void TensorPlan::run_reference(const Call& call, const Bucket& bucket, const Launch& l) {
+  const size_t lists = bucket.dtypes.size();
   Tensors tensors(lists);
   std::vector<size_t> present;
   for (size_t i : bucket.members) {
-    if (!source(0, i).defined()) continue;
+    if (!call.source(0, i).defined()) continue;
     present.push_back(i);
-    for (size_t k = 0; k < lists; ++k) tensors[k].push_back(source(k, i));
+    for (size_t k = 0; k < lists; ++k) tensors[k].push_back(call.given(k, i));
   }
-  op.reference(tensors, {l.device, l.place, l.lists, l.first, l.last, present, l.tensors});
+  call.op.reference(tensors, {l.device, l.place, l.lists, l.first, l.last, present, l.tensors});
 }
 
-void TensorPlan::run(const Op& op, const TensorSource& source) {
-  if (checked_for_ != op.unit) check_buckets(op);
-  for (size_t turn = 0; turn < order_.size(); ++turn) run_bucket(op, source, turn);
-  // In-place kernels are invisible to autograd: without this a stale saved tensor would go unnoticed.
-  const uint32_t written = written_ | uint32_t(op.gradients_written);
+void TensorPlan::bump_versions(const Call& call) const {
   for (size_t k = 0; k < names_.size(); ++k)
-    for (size_t i = 0; (written >> k & 1) && i < slots_.size(); ++i)
-      if (const at::Tensor& tensor = source(k, i); tensor.defined() && !tensor.is_inference())
-        tensor.unsafeGetTensorImpl()->bump_version();
-  if (has_copies_)
-    for (at::Tensor& copy : copies_) copy.reset();
-  has_copies_ = false;
+    for (size_t i = 0; call.writes(written_, k) && i < slots_.size(); ++i) bump_version(call.source(k, i));
 }
 
-// ---- plans of lists that are passed anew at every call ----------------------------------------------------
-namespace {
-struct RememberedPlans {
-  static constexpr size_t most = 64;
-  std::mutex mutex;
-  std::list<std::pair<uint64_t, std::unique_ptr<TensorPlan>>> plans;  // most recently used first
-
-  // Taken out while in use: two threads never share one plan.
-  std::unique_ptr<TensorPlan> take(uint64_t key) {
-    std::lock_guard<std::mutex> lock(mutex);
-    for (auto plan = plans.begin(); plan != plans.end(); ++plan)
-      if (plan->first == key) {
-        auto found = std::move(plan->second);
-        plans.erase(plan);
-        return found;
-      }
-    return nullptr;
-  }
-  void give(uint64_t key, std::unique_ptr<TensorPlan> plan) {
-    std::lock_guard<std::mutex> lock(mutex);
-    plans.emplace_front(key, std::move(plan));
-    if (plans.size() > most) plans.pop_back();
-  }
-};
-
-RememberedPlans& remembered() {
-  // Never destroyed: at exit torch's allocator may be gone before this library.
-  static auto* plans = new RememberedPlans;
-  return *plans;
-}
-
-uint64_t mix(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x9e3779b97f4a7c15ull + (hash >> 29); }
-
-uint64_t shape_key(const char* unit, uint32_t written, const std::vector<at::TensorList>& lists) {
-  uint64_t hash = mix(reinterpret_cast<uint64_t>(unit), written);
-  for (const at::TensorList& list : lists) {
-    hash = mix(hash, list.size());
-    for (const at::Tensor& tensor : list) {
-      if (!tensor.defined()) continue;
-      hash = mix(hash, uint64_t(tensor.numel()));
-      hash = mix(hash, uint64_t(tensor.scalar_type()) << 16 | uint64_t(uint8_t(tensor.device().index())) << 8 |
-                           uint64_t(uint8_t(tensor.device().type())));
-    }
-  }
-  return hash;
-}
-}  // namespace
-
-void run_once(const TensorPlan::Op& op, const std::vector<std::string>& names, uint32_t written,
-              const std::vector<at::TensorList>& lists) {
-  for (size_t k = 1; k < lists.size(); ++k)
-    TORCH_CHECK_VALUE(lists[k].size() == lists[0].size(), op.unit, ": ", names[k], " holds ", lists[k].size(),
-                      " tensors but ", names[0], " holds ", lists[0].size());
-  if (lists.empty() || lists[0].empty()) return;
-  const TensorSource source{lists, std::nullopt};
-  const uint64_t key = shape_key(op.unit, written, lists);
-  std::unique_ptr<TensorPlan> plan = remembered().take(key);
-  if (!plan || plan->tensors() != lists[0].size() || !plan->refresh(source, op.gradients_written)) {
-    plan = std::make_unique<TensorPlan>(names, written, lists[0].size(), source);
-    TORCH_CHECK_VALUE(plan->refresh(source, op.gradients_written), op.unit, ": a tensor's layout cannot be used; pass contiguous tensors");
-  }
-  plan->run(op, source);
-  remembered().give(key, std::move(plan));
+bool TensorPlan::run(const Op& op, const TensorSource& source) {
+  Call call{op, source, {}};
+  if (!refresh(call)) return false;
+  if (spans_devices_ || checked_for_ != op.unit) check_buckets(op);
+  for (size_t turn = 0; turn < order_.size(); ++turn) run_bucket(call, turn);
+  bump_versions(call);
+  return true;
 }
 }  // namespace apex

@@ -40,10 +40,6 @@ class APEX_TORCH_API TensorPlan {
   // Throws TypeError or ValueError, naming list and index, for tensors that cannot go together.
   TensorPlan(std::vector<std::string> names, uint32_t written, size_t tensors, const TensorSource& source);
 
-  // Checks and re-reads all tensors. False: something but the addresses changed, build a new plan. `gradients_written`:
-  // of the op that runs next, see Op.
-  bool refresh(const TensorSource& source, bool gradients_written = false);
-
   // One bucket for the op to launch on.
   struct Launch {
     c10::Device device;
@@ -65,8 +61,9 @@ class APEX_TORCH_API TensorPlan {
     Reference reference;   // called with the bucket's tensors where `launch` returns APEX_USE_REFERENCE
     bool gradients_written = false;  // this call writes list 0, although the plan's `written` does not say so
   };
-  // Runs the op on every bucket, and counts its in-place writes in torch's version counters.
-  void run(const Op& op, const TensorSource& source);
+  // Checks and re-reads all tensors, runs the op on every bucket, and counts its in-place writes in torch's version
+  // counters. False, and nothing done: something but the addresses changed, build a new plan.
+  bool run(const Op& op, const TensorSource& source);
 
   size_t tensors() const { return slots_.size(); }
   size_t buckets_with_elements() const;
@@ -77,7 +74,6 @@ class APEX_TORCH_API TensorPlan {
     uint32_t bucket;
     uint32_t position;  // within the bucket
     std::vector<int64_t> strides;  // empty: contiguous
-    std::vector<uint64_t> keys;    // dispatch keys of each list's tensor when it was last checked as a whole
   };
   struct Table {  // one stream's copy of a bucket's image
     void* stream;
@@ -88,6 +84,17 @@ class APEX_TORCH_API TensorPlan {
     void* stream;
     uint32_t reductions;
     StreamMemory memory;
+  };
+  struct Copy {  // what a kernel is given in the place of a tensor, for one call
+    size_t list, index;
+    at::Tensor tensor;
+  };
+  struct Call {
+    const Op& op;
+    const TensorSource& source;
+    std::vector<Copy> copies;
+    bool writes(uint32_t written, size_t list) const { return (written >> list & 1) || (list == 0 && op.gradients_written); }
+    const at::Tensor& given(size_t list, size_t index) const;
   };
   struct Bucket {
     c10::Device device;
@@ -103,8 +110,12 @@ class APEX_TORCH_API TensorPlan {
 
   void add(size_t index, const TensorSource& source);
   void lay_out(Bucket& bucket);
-  bool fits(Slot& slot, size_t list, const at::Tensor& tensor) const;
-  const at::Tensor& with_layout_of(const Slot& slot, size_t index, const at::Tensor& gradient);
+  bool refresh(Call& call);
+  bool is_output(const Call& call, size_t list) const;
+  void refuse_shared_outputs(const Call& call) const;
+  bool fits(const Slot& slot, size_t list, const at::Tensor& tensor) const;
+  bool may_copy(const Call& call, size_t list, const at::Tensor& tensor) const;
+  const at::Tensor& copy_for(Call& call, const Slot& slot, size_t list, size_t index) const;
   // Null: no memory may be kept for the place now, so what is attached is the call's own.
   Table* table_of(const apex_place& place, Bucket& bucket);
   Scratch* scratch_of(const apex_place& place, Bucket& bucket, uint32_t reductions, size_t bytes);
@@ -113,10 +124,12 @@ class APEX_TORCH_API TensorPlan {
                     at::Tensor& temporary);
   void attach_scratch(const apex_place& place, Bucket& bucket, bool capturing, uint32_t reductions,
                       apex_tensor_lists& lists, at::Tensor& temporary);
-  void give_back_copies(const Bucket& bucket, const TensorSource& source);
+  void give_back(const Bucket& bucket, const Call& call) const;
   Launch launch_on(size_t turn) const;
   void check_buckets(const Op& op);
-  void run_bucket(const Op& op, const TensorSource& source, size_t turn);
+  void run_bucket(const Call& call, size_t turn);
+  void run_reference(const Call& call, const Bucket& bucket, const Launch& l);
+  void bump_versions(const Call& call) const;
   std::string describe(size_t list, size_t index) const;
   std::string describe_model(size_t index) const;
 
@@ -125,9 +138,9 @@ class APEX_TORCH_API TensorPlan {
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
   std::vector<size_t> order_;  // in which they are launched
+  bool spans_devices_ = false;
+  bool outputs_are_apart_ = false;  // of the addresses that the image holds
   const char* checked_for_ = nullptr;  // the unit that is known to take every bucket
-  std::vector<at::Tensor> copies_;  // gradients laid out like their parameters, while a call runs
-  bool has_copies_ = false;
 };
 
 // Runs an op once on lists that the caller does not keep: plans are remembered by shape, not by tensor.

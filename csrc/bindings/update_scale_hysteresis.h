@@ -13,10 +13,10 @@ inline void update_scale_hysteresis(const at::Tensor& current_scale, const at::T
                                     double backoff_factor, int64_t growth_interval, int64_t hysteresis) {
   const c10::Device device = current_scale.device();
   gpu::ScaleHysteresis a{};
-  a.scale = scalar_pointer<float>(current_scale, "current_scale", at::kFloat, device);
-  a.growth_tracker = scalar_pointer<int32_t>(growth_tracker, "growth_tracker", at::kInt, device);
-  a.hysteresis_tracker = scalar_pointer<int32_t>(hysteresis_tracker, "hysteresis_tracker", at::kInt, device);
-  a.found_inf = scalar_pointer<float>(found_inf, "found_inf", at::kFloat, device);
+  a.scale = scalar_pointer<float>(current_scale, "current_scale", device);
+  a.growth_tracker = scalar_pointer<int32_t>(growth_tracker, "growth_tracker", device);
+  a.hysteresis_tracker = scalar_pointer<int32_t>(hysteresis_tracker, "hysteresis_tracker", device);
+  a.found_inf = scalar_pointer<const float>(found_inf, "found_inf", device);
   a.growth_factor = growth_factor;
   a.backoff_factor = backoff_factor;
   a.growth_interval = int32_t(growth_interval);

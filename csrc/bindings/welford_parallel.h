@@ -41,6 +41,10 @@ inline MergedStatistics welford_parallel(const at::Tensor& mean, const at::Tenso
   check_welford_parallel(mean, var_biased, numel, running_mean, running_var, num_batches_tracked);
   const apex_place place = place_of(mean.device());
   const bool running = has_value(running_mean);
+  if (running) {
+    refuse_overlap(*running_mean, "welford_parallel: running_mean");
+    refuse_overlap(*running_var, "welford_parallel: running_var");
+  }
   // Kernels write running statistics where they are.
   const bool dense = !running || (running_mean->is_contiguous() && running_var->is_contiguous());
   if (place.platform >= 0 && dense) {
@@ -85,6 +89,7 @@ inline MergedStatistics welford_parallel_meta(const at::Tensor& mean, const at::
 }  // namespace apex
 
 APEX_CHANNEL_OP(welford_parallel)
+APEX_RESOLVES_BITS(welford_parallel)
 #endif
 
 #if defined(APEX_PYTHON_MODULE_UNIT)

@@ -58,6 +58,7 @@ calls = {
 }
 for function, arguments in calls.items():
     function(*arguments)
+    names = [argument.name for argument in function.default._schema.arguments]
     for i, argument in enumerate(arguments):
         if not isinstance(argument, torch.Tensor):
             continue
@@ -65,8 +66,8 @@ for function, arguments in calls.items():
         freed.untyped_storage().resize_(0)
         try:
             function(*arguments[:i], freed, *arguments[i + 1 :])
-        except RuntimeError as error:
-            assert "has no memory: it was freed" in str(error), error
+        except ValueError as error:
+            assert f"{names[i]} has no memory: it was freed" in str(error), error
         else:
             raise AssertionError(f"{function}: argument {i} was freed, and something was computed")
 print(len(calls), "ops")
