@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import warnings
 
 import torch
 
-from apex._plain import writable_gradient
+from apex._plain import plain, writable_gradient
 from apex._sharding import is_sharded, local, local_gradient
 from apex.optimizers._amp_c import OverflowFlag
-from apex.optimizers._plan import make_plan
+from apex.optimizers._plan import make_plan, refuse_sparse
 
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -82,6 +83,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         owners = self._gradient_owners(ready)
         plan = make_plan(names, self._written(group), lists, owners, waiting, self.state, ready)
         plan.shards = [(p, local(p)) for p in ready] if any(map(is_sharded, ready)) else None
+        plan.refuse_sparse = functools.partial(
+            refuse_sparse, self._parameter(index), self._gradient_owners(params)
+        )
         self._plans[self._plan_key(index)] = (list(params), plan)
         return plan
 
@@ -91,6 +95,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             plan = self._make_plan(index)
         owners = self._gradient_owners([p for p, _ in plan.shards])
         plan.gradients = [local_gradient(owner) for owner in owners]
+        plan.gradients = [g if g is None else plain(g, "a local gradient") for g in plan.gradients]
         if self._written(self._group(index)) & 1:
             shards = [shard for _, shard in plan.shards]
             plan.gradients = list(map(_laid_out_like, shards, plan.gradients))
@@ -138,7 +143,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _check_parameters(self, index, params):
         kinds = {local(p).device.type for p in params}
         for i, p in enumerate(params):
-            where = f"{type(self).__name__}: parameter {i} of group {index}"
+            where = self._parameter(index).format(i)
             if p.dtype not in SUPPORTED_DTYPES:
                 raise TypeError(f"{where} is {p.dtype}; float16, bfloat16, float32 or float64 is required")
             if len(kinds) > 1 and p.device.type != params[0].device.type:
@@ -146,8 +151,11 @@ class FusedOptimizer(torch.optim.Optimizer):
                     f"{where} is on {p.device} but parameter 0 is on {params[0].device}: put parameters of the "
                     "CPU and of an accelerator into separate groups"
                 )
-            if p.grad is not None and p.grad.layout != torch.strided:
-                raise RuntimeError(f"{where} has a sparse gradient: fused optimizers take dense ones")
+        refuse_sparse(self._parameter(index), params)
+
+    def _parameter(self, index):
+        """What errors call a parameter of group `index`, to be formatted with its place there."""
+        return f"{type(self).__name__}: parameter {{}} of group {index}"
 
     # ---- the interface of torch.optim.Optimizer ----------------------------------------------------------
 

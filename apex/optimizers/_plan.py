@@ -2,15 +2,17 @@
 
 The native plan (C++, `_C.OptimizerPlan`) checks and re-reads all tensors in microseconds and launches once per
 dtype. Where no binding fits this torch, or a parameter is laid out as no kernel takes it, ReferencePlan does
-the same work through the reference op, on any device.
+the same work through the reference op, on any device. On meta and fake tensors that op does nothing.
 """
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from apex._loader import bindings, library
-from apex._plain import writable_gradient
+from apex._plain import check, is_shape_alone, writable_gradient
 
 
 def make_plan(names, written, lists, owners, watched=(), states=None, params=None):
@@ -23,16 +25,35 @@ def make_plan(names, written, lists, owners, watched=(), states=None, params=Non
     `state_changed`.
     """
     native = bindings.load().module
-    if native is None or not all(native.is_dense(t) for column in lists for t in column if t is not None):
-        return ReferencePlan(lists, owners, watched, states, params)
+    listed = [t for column in lists for t in column if t is not None]
+    if (
+        native is None
+        or not all(map(native.is_dense, listed))
+        or any(map(is_shape_alone, (*listed, *owners)))
+    ):
+        return ReferencePlan(names, lists, owners, watched, states, params)
     watch = None if states is None else native.StateWatch(states, owners if params is None else params)
-    return NativePlan(native, native.OptimizerPlan(names, written, lists, owners, watched), watch)
+    return NativePlan(native, native.OptimizerPlan(names, written, lists, owners, watched), watch, owners)
 
 
-class NativePlan:
-    shards = None  # set by the optimizer: DTensors and the shards that the plan was made for
+def refuse_sparse(name, owners):
+    """Raises RuntimeError if a gradient is sparse. name: what that calls a parameter, as "parameter {}"."""
+    for i, owner in enumerate(owners):
+        if owner.grad is not None and owner.grad.layout != torch.strided:
+            raise RuntimeError(f"{name.format(i)} has a sparse gradient: fused optimizers take dense ones")
 
-    def __init__(self, module, plan, watch):
+
+class _Plan:
+    # Set by the optimizer: DTensors and the shards that the plan was made for, refuse_sparse of its parameters.
+    shards = None
+
+    def __init__(self, owners):
+        self.refuse_sparse = functools.partial(refuse_sparse, "parameter {}", owners)
+
+
+class NativePlan(_Plan):
+    def __init__(self, module, plan, watch, owners):
+        super().__init__(owners)
         self._module = module
         self._plan = plan
         self._watch = watch
@@ -54,13 +75,16 @@ class NativePlan:
         except RuntimeError:
             library.raise_stored()  # the probe's own exception, if it refused to choose
             raise
+        except TypeError:
+            self.refuse_sparse()
+            raise
         return self._plan.launches
 
 
-class ReferencePlan:
-    shards = None
-
-    def __init__(self, lists, owners, watched, states, params=None):
+class ReferencePlan(_Plan):
+    def __init__(self, names, lists, owners, watched, states, params=None):
+        super().__init__(owners)
+        self._names = names
         self._lists = lists
         self._owners = owners
         self._watched = watched
@@ -87,13 +111,17 @@ class ReferencePlan:
         self._gradients = gradients
 
     def run(self, op, **scalars):
+        self.refuse_sparse()
         grads = self._gradients
         if grads is None:
             grads = [writable_gradient(p) for p in self._owners]
         buckets = {}
-        for row in zip(grads, *self._lists, strict=True):
+        for i, row in enumerate(zip(grads, *self._lists, strict=True)):
             if row[0] is not None:
                 row = row[:-1] if row[-1] is None else row
+                for name, tensor in zip(self._names, row, strict=False):
+                    if not is_shape_alone(tensor):
+                        check(tensor, f"{name}[{i}]")
                 buckets.setdefault((row[0].device, len(row)), []).append(row)
         devices = sorted({str(device) for device, _ in buckets})
         if len(devices) > 1 and scalars.get("step_tensor") is not None:

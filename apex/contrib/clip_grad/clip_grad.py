@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from apex._loader import bindings
-from apex._plain import writable_gradient
+from apex._plain import is_shape_alone, writable_gradient
 from apex._sharding import combine_norm, local, shard_groups
 
 _FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -52,6 +52,8 @@ def clip_grad_norm_(
     for p in parameters:
         key = (local(p.grad).device, shard_groups(p.grad))
         parts.setdefault(key, []).append(local(p.grad))
+    if any(map(is_shape_alone, (grads[0] for grads in parts.values()))):
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
     norms, coefficients = _measure(parts, max_norm, maximum)
     total = next(iter(norms.values()))
     if error_if_nonfinite and not torch.isfinite(total).item():

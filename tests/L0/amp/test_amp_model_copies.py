@@ -63,7 +63,9 @@ def run(model, optimizer):
 def plans(request, monkeypatch):
     if request.param == "reference plan":
         monkeypatch.setattr(
-            _fused_optimizer, "make_plan", lambda names, written, lists, *rest: ReferencePlan(lists, *rest)
+            _fused_optimizer,
+            "make_plan",
+            lambda names, written, lists, *rest: ReferencePlan(names, lists, *rest),
         )
     elif bindings.load().module is None:
         pytest.skip("no binding fits this torch")

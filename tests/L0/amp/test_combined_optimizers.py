@@ -224,7 +224,7 @@ def test_formula_where_no_binding_fits(monkeypatch, name, first, second):
 
 def reference_plan(names, written, lists, owners, watched=(), states=None):
     bindings.load()
-    return _plan.ReferencePlan(lists, owners, watched, states)
+    return _plan.ReferencePlan(names, lists, owners, watched, states)
 
 
 @pytest.mark.parametrize("name", NAMES)
