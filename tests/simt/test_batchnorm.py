@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from simt import channels
-from simt.element_types import DTYPES
+from simt.element_types import DTYPES, decode, encode
+from simt.structs import make
+from simt.targets import Target
 
 
 @pytest.mark.parametrize("case", channels.PASSES, ids=str)
@@ -31,3 +33,34 @@ def test_backward(device, case):
     along = t.spread(sums[1] / n * t.inv_std**2)
     g = t.dy - t.spread(sums[0] / n) - (t.x - t.spread(t.mean)) * along
     channels.near(found, case.dtype, g * t.spread(t.inv_std * t.weight))
+
+
+# ---- offsets past 32 bits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [32, 64])
+def test_last_elements_past_two_to_the_32(width):
+    """Memory that costs nothing until touched; the last block alone runs, in the second channel."""
+    device = Target(f"plain-{width}", "plain", width, 0).device()
+    service, threads, of_block = device.service, 64, 1024
+    spatial = 2**31 + of_block
+    blocks, begin = 2 * spatial // of_block, 2 * spatial - of_block
+    x = encode(np.random.default_rng(5).standard_normal(of_block), "f16")
+    input, output = (service.allocate(2 * spatial * 2, 0) for _ in range(2))
+    service.write(input + begin * 2, x.tobytes())
+    mean, inv_std = np.array([3, 0.25], np.float32), np.array([7, 2], np.float32)
+    arguments = make(
+        "ChannelApply", "batchnorm_arguments.h", input=input, output=output, mean=device.put(mean),
+        inv_std=device.put(inv_std), batch=1, channels=2, spatial=spatial, input_type=channels.TYPE["f16"],
+        vectors=1, part_vectors=of_block // 8, step_spatial=threads * 8,
+    )  # fmt: skip
+    service.only_block(blocks - 1)
+    try:
+        device.launch("batchnorm_forward_any_f16", blocks, threads, [arguments])
+    finally:
+        service.only_block(-1)
+    found = np.frombuffer(service.read(output + begin * 2, of_block * 2), np.float16)
+    channels.near(found, "f16", (decode(x, "f16") - 0.25) * 2)
+    for address in (input, output):
+        service.free(address)
+    device.close()

@@ -30,12 +30,12 @@ def _inputs(name: str, sizes=SIZES) -> list[np.ndarray]:
 class Launch:
     """A list of tensors on a device and what one launch over them needs."""
 
-    def __init__(self, device: Device, inputs: list[np.ndarray], name: str, grid: int = 3, run: int = 1):
-        self.device, self.name, self.grid = device, name, grid
+    def __init__(self, device: Device, inputs, name: str, grid=3, run=1, chunk=CHUNK, threads=THREADS):
+        self.device, self.name, self.grid, self.threads = device, name, grid, threads
         arrays = [encode(x, name) for x in inputs]
         skips = MISALIGNED + (0,) * (len(arrays) - len(MISALIGNED))
         self.buffers = [device.put(a, a.itemsize * s) for a, s in zip(arrays, skips, strict=False)]
-        self.table = tensor_table(device, [self.buffers], [a.size for a in arrays], CHUNK)
+        self.table = tensor_table(device, [self.buffers], [a.size for a in arrays], chunk)
         self.scratch, self.done = reduction_scratch(device, self.table, run=run)
         self.total = device.full(1, 7)
         self.per_tensor = device.full(max(len(arrays), 1), 7)
@@ -44,7 +44,7 @@ class Launch:
         values = dict(scale=1.0, first=1, last=1, total=self.total, per_tensor=self.per_tensor, blend_new=1.0)
         arguments = make("NormArguments", "multi_tensor_l2norm.h", **(values | changes))
         kernel = f"multi_tensor_l2norm_{KINDS[kind]}{self.name}"
-        self.device.launch(kernel, self.grid, THREADS, [self.table, arguments, self.scratch])
+        self.device.launch(kernel, self.grid, self.threads, [self.table, arguments, self.scratch])
         assert not self.done.numpy().any(), "a launch leaves its counters zeroed"
 
 
@@ -70,6 +70,25 @@ def test_few_tensors(device, sizes, kind):
     np.testing.assert_allclose(
         launch.per_tensor.numpy()[: len(sizes)], [_norm(x, kind) for x in inputs], rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tensor_of_more_segments_than_threads(device, kind):
+    inputs = _inputs("f32", (5, 16 * 150, 3))
+    launch = Launch(device, inputs, "f32", chunk=16, threads=64)
+    launch.run(kind)
+    np.testing.assert_allclose(launch.total.numpy()[0], _norm(np.concatenate(inputs), kind), rtol=1e-6)
+    np.testing.assert_allclose(launch.per_tensor.numpy(), [_norm(x, kind) for x in inputs], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("of_norm", "wanted"), [(0.3, 0.3), (1.5, 1.0)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_coefficient_that_clips(device, kind, of_norm, wanted):
+    inputs = _inputs("f32", (7, 1031))
+    launch, coefficient = Launch(device, inputs, "f32"), device.full(1, 7)
+    max_norm = of_norm * _norm(np.concatenate(inputs), kind)
+    launch.run(kind, max_norm=max_norm, clip_coefficient=coefficient)
+    np.testing.assert_allclose(coefficient.numpy()[0], wanted, rtol=2e-6)
 
 
 def test_several_launches_measure_together(device):

@@ -13,6 +13,7 @@ from simt.targets import Target
 
 TYPE = {"f32": 0, "f16": 1, "bf16": 2, "f64": 3}
 HEADER = "transducer_joint_arguments.h"
+SCALE = 1.25
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Problem:
         return dict(
             f_len=self.device.put(self.f_len.astype(kind)), g_len=self.device.put(self.g_len.astype(kind)),
             batch_offset=self.device.put(self.offset.astype(np.int64)) if c.packed else None,
-            batch=3, frames=c.frames, labels=c.labels, hidden=c.hidden, rows=self.rows, scale=2.0,
+            batch=3, frames=c.frames, labels=c.labels, hidden=c.hidden, rows=self.rows, scale=SCALE,
             type=TYPE[c.dtype], wide_lengths=c.wide,
         )  # fmt: skip
 
@@ -143,7 +144,7 @@ def test_forward(device, case):
             bool
         )
         assert not kept[~p.inside].any() and 0.3 < kept[p.inside].mean() < 0.6
-        total = np.where(kept, 2 * total, 0)
+        total = np.where(kept, SCALE * total, 0)
     elif case.mask == "relu":
         total = np.maximum(total, 0)
     p.near(encode(found[p.inside], case.dtype), total[p.inside])
@@ -181,7 +182,7 @@ def test_backward(device, case):
     elif case.mask == "bits":
         bits = np.unpackbits(p.unpack(p.bits), axis=-1, bitorder="little")[..., : case.hidden]
         passes = passes & bits.astype(bool)
-    grad = np.where(passes, 2 * p.unpack(p.grad), 0)
+    grad = np.where(passes, SCALE * p.unpack(p.grad), 0)
     p.near(of_f.numpy(), grad.sum(2), np.abs(grad).sum(2))
     p.near(of_g.numpy(), grad.sum(1), np.abs(grad).sum(1))
     assert not counters.numpy().any()

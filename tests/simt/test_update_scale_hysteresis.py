@@ -17,7 +17,7 @@ def test_a_run_of_steps(device):
         growth_tracker=growth,
         hysteresis_tracker=left,
         found_inf=found,
-        growth_factor=2.0,
+        growth_factor=1.7,
         backoff_factor=0.3,
         growth_interval=3,
         hysteresis=2,
@@ -27,7 +27,7 @@ def test_a_run_of_steps(device):
     steps = [
         (0, 1, 1, 2),
         (0, 1, 2, 2),
-        (0, 2, 0, 2),
+        (0, 1.7, 0, 2),
         (1, 1, 0, 1),
         (1, 0.3, 0, 0),
         (1, 0.3, 0, -1),

@@ -41,3 +41,28 @@ def test_values(device, running, batches):
     momentum = 1 / batches if batches else 0.1
     for buffer, value in zip(kept, new, strict=True):
         channels.near(buffer.numpy(), running, 2 * (1 - momentum) + momentum * value)
+
+
+@pytest.mark.parametrize("name", ["f32", "f64"])
+@pytest.mark.parametrize("counts", [(9,), (2**24, 1)], ids=str)
+def test_statistics_of_little_variance(device, name, counts):
+    """One rank, and more elements than a float can count; eps is as large as the variance."""
+    math, width, eps, ranks = channels.DTYPES[name], 5, 1e-3, len(counts)
+    rng = np.random.default_rng(3)
+    means = rng.standard_normal((ranks, width)).astype(math)
+    variances = rng.uniform(1e-3, 2e-3, (ranks, width)).astype(math)
+    outputs = [device.full(width, 7, math) for _ in range(3)]
+    count = device.full(1, 7, math)
+    arguments = make(
+        "WelfordParallel", "batchnorm_arguments.h", mean=device.put(means), var=device.put(variances),
+        count=device.put(np.array(counts, np.int32)), out_mean=outputs[0], out_var=outputs[1],
+        out_inv_std=outputs[2], out_count=count, ranks=ranks, channels=width, mean_stride=width,
+        var_stride=width, count_stride=1, eps=eps, momentum=0.1, input_type=channels.TYPE[name], count_is_int=1,
+    )  # fmt: skip
+    device.launch(f"welford_parallel_{name}", 1, 64, [arguments])
+    n, of_rank = sum(counts), np.array(counts)[:, None]
+    mean = (of_rank * means.astype(float)).sum(0) / n
+    m2 = (of_rank * (variances + (means.astype(float) - mean) ** 2)).sum(0)
+    for buffer, expected in zip(outputs, [mean, m2 / (n - 1), 1 / np.sqrt(m2 / n + eps)], strict=True):
+        channels.near(buffer.numpy(), name, expected)
+    assert count.numpy() == np.array(n, math)
