@@ -128,7 +128,7 @@ bool TensorPlan::fits(const Slot& slot, size_t list, const at::Tensor& tensor) c
 // Gradients may lie otherwise than their parameters, and any tensor may be a lazy view.
 bool TensorPlan::may_copy(const Call& call, size_t list, const at::Tensor& tensor) const {
   const bool gradients = list == 0 && (names_.size() > 1 || call.source.gradients_of);
-  return (gradients || !has_plain_keys(tensor)) && has_plain_copy(tensor, call.writes(written_, list));
+  return (gradients || !has_plain_keys(tensor)) && has_plain_copy(tensor, call.writes(list));
 }
 
 // Elements are matched by position in memory, so the copy has the strides of the parameter.
@@ -151,7 +151,7 @@ const at::Tensor& TensorPlan::Call::given(size_t list, size_t index) const {
 void TensorPlan::give_back(const Bucket& bucket, const Call& call) const {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (const Copy& copy : call.copies)
-    if (call.writes(written_, copy.list) && &buckets_[slots_[copy.index].bucket] == &bucket)
+    if (call.writes(copy.list) && &buckets_[slots_[copy.index].bucket] == &bucket)
       call.source(copy.list, copy.index).copy_(copy.tensor);
 }
 
@@ -192,9 +192,10 @@ bool TensorPlan::refresh(Call& call) {
     const size_t lists = bucket.dtypes.size();
     if (lists < names_.size() && call.source(lists, i).defined()) return false;
     const size_t row = bucket.members.size();
+    uint64_t* const image = bucket.image.data() + slot.position;
     // Backwards, for written lists come last: one that shares memory with what is read, copy-on-write, first gets its own.
     for (size_t k = lists; k-- > 0;) {
-      uint64_t& kept = bucket.image[k * row + slot.position];
+      uint64_t& kept = image[k * row];
       uint64_t address = 0;
       const at::Tensor& tensor = call.source(k, i);
       if (!tensor.defined()) {
@@ -207,10 +208,10 @@ bool TensorPlan::refresh(Call& call) {
       if ((same_layout || slot.numel <= 1) && has_plain_keys(tensor)) {
         // What lies where it lay before was found to have memory then, unless that was freed.
         if (is_freed(tensor)) refuse_unless_plain(tensor, describe(k, i));
-        address = address_of(tensor, call.writes(written_, k));
+        address = address_of(tensor, call.writes(k));
         if (address != kept && !has_memory(tensor)) refuse_unless_plain(tensor, describe(k, i));
       } else if (may_copy(call, k, tensor)) {
-        if (call.writes(written_, k)) refuse_overlap(tensor, describe(k, i));
+        if (call.writes(k)) refuse_overlap(tensor, describe(k, i));
         address = address_of(copy_for(call, slot, k, i), true);
       } else {
         return false;
@@ -340,12 +341,14 @@ void TensorPlan::run_reference(const Call& call, const Bucket& bucket, const Lau
 }
 
 void TensorPlan::bump_versions(const Call& call) const {
-  for (size_t k = 0; k < names_.size(); ++k)
-    for (size_t i = 0; call.writes(written_, k) && i < slots_.size(); ++i) bump_version(call.source(k, i));
+  for (size_t k = 0; k < names_.size(); ++k) {
+    if (!call.writes(k)) continue;
+    for (size_t i = 0; i < slots_.size(); ++i) bump_version(call.source(k, i));
+  }
 }
 
 bool TensorPlan::run(const Op& op, const TensorSource& source) {
-  Call call{op, source, {}};
+  Call call{op, source, written_ | uint32_t(op.gradients_written), {}};
   if (!refresh(call)) return false;
   if (spans_devices_ || checked_for_ != op.unit) check_buckets(op);
   for (size_t turn = 0; turn < order_.size(); ++turn) run_bucket(call, turn);

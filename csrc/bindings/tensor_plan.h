@@ -92,8 +92,9 @@ class APEX_TORCH_API TensorPlan {
   struct Call {
     const Op& op;
     const TensorSource& source;
+    uint32_t written;  // bit k: this call writes list k
     std::vector<Copy> copies;
-    bool writes(uint32_t written, size_t list) const { return (written >> list & 1) || (list == 0 && op.gradients_written); }
+    bool writes(size_t list) const { return written >> list & 1; }
     const at::Tensor& given(size_t list, size_t index) const;
   };
   struct Bucket {
