@@ -66,7 +66,7 @@ def _plain(op, arguments):
     name = op._schema.name.rpartition("::")[2]
     module = references.module(name)
     reference, device_type = getattr(module, name), arguments[0].device.type
-    if torch.is_autocast_enabled(device_type):
+    if is_autocast_enabled(device_type):
         for pair in getattr(module, "PAIRS", ()):
             if f"{pair.name}_forward" == name:
                 return reference(**pair.autocast(device_type, arguments, {}))
@@ -74,5 +74,9 @@ def _plain(op, arguments):
 
 
 def is_autocast_enabled(device_type):
-    """torch.is_autocast_enabled, which raises for kinds of device without autocast: meta, for one."""
-    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    """torch.is_autocast_enabled, which raises for kinds of device without autocast: meta, for one.
+
+    Traced code runs on devices that have autocast; before 2.12 torch.compile cannot trace the question.
+    """
+    has_autocast = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device_type)
+    return device_type != "meta" and has_autocast and torch.is_autocast_enabled(device_type)
