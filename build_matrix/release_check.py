@@ -24,6 +24,15 @@ PYTHON = (sys.executable, "-m")
 FARM = (*PYTHON, "build_matrix")
 PYTEST = (*PYTHON, "pytest", "-q", "-p", "no:cacheprovider")
 SPREAD = ("-n", "auto", "--dist", "loadfile")  # over all cores; a file's tests share what they built
+# Other defaults of torch's, under which tests marked `defaults` must pass: name -> (variable, value).
+DEFAULTS = {
+    "bfloat16": ("APEX_TESTS_DEFAULT_DTYPE", "bfloat16"),
+    "float16": ("APEX_TESTS_DEFAULT_DTYPE", "float16"),
+    "float64": ("APEX_TESTS_DEFAULT_DTYPE", "float64"),
+    "device meta": ("APEX_TESTS_DEFAULT_DEVICE", "meta"),
+}
+# Defaults are Python's: references, and one CPU variant that every machine has.
+UNDER_DEFAULTS = "defaults and not (gpu or executor or minutes) and not (cpu_level and not cpu_level(level=1))"
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,13 @@ def everything() -> list[Check]:
         Check("L0(cpu)", (*FARM, "tier", "L0"), after="tree"),
         Check("L1(cpu)", (*FARM, "tier", "L1"), after="tree"),
         Check("emulated", (*FARM, "tier", "emulated"), after="tree"),
+        *(_under_default(name, variable) for name, variable in DEFAULTS.items()),
     ]
+
+
+def _under_default(name: str, variable: tuple[str, str]) -> Check:
+    command = (*PYTEST, *SPREAD, "tests/L0", "-m", UNDER_DEFAULTS)
+    return Check(f"L0 by default {name}", command, (variable,), after="tree")
 
 
 def _archs() -> list[str]:

@@ -73,7 +73,7 @@ class Case:
         if count:
             mean, var = self.x64.mean(self.over), self.x64.var(self.over, unbiased=False)
         else:
-            mean = var = torch.zeros(self.channels, dtype=F64)
+            mean = var = torch.zeros(self.channels, dtype=F64, device="cpu")
         # As ops are given them: rounded.
         self.mean, self.inv_std = (t.to(math).to(device) for t in (mean, (var + 1e-3).rsqrt()))
         self.var64, self.count = var, count

@@ -56,7 +56,7 @@ def _like_one_process(mesh, make, size=2, batches=(1, 3, 0, 2), dtype=torch.floa
         _near(a.grad, b.grad / size, dtype if dtype != torch.float16 else torch.bfloat16)
     for name in ("running_mean", "running_var"):
         _near(getattr(ours, name), getattr(theirs, name), torch.float32)
-        everyone = [torch.empty(8) for _ in range(dist.get_world_size())]
+        everyone = [torch.empty(8, dtype=torch.float32, device="cpu") for _ in range(dist.get_world_size())]
         dist.all_gather(everyone, getattr(ours, name))
         assert all(torch.equal(everyone[r], everyone[ranks[0]]) for r in ranks)  # to the last bit
     # A rank may evaluate alone.
@@ -94,10 +94,26 @@ def _legacy(mesh):
     y = layer(x, z)
     gradient = _random(y.shape, y.dtype, 5)
     wanted = torch.autograd.grad(y, [x, z, layer.weight, layer.bias], gradient)
-    batch = torch.empty(8), torch.empty(8)
+    batch = (
+        torch.empty(8, dtype=torch.float32, device="cpu"),
+        torch.empty(8, dtype=torch.float32, device="cpu"),
+    )
     state = (other.weight, other.bias, other.running_mean, other.running_var, *batch)
-    mask = torch.empty((x.numel() + 31) // 32 * 2, dtype=torch.int32)
-    end = (None, 0.1, 1e-5, None, None, None, None, 2, torch.IntTensor([2]), 2, 16, False)
+    mask = torch.empty((x.numel() + 31) // 32 * 2, dtype=torch.int32, device="cpu")
+    end = (
+        None,
+        0.1,
+        1e-5,
+        None,
+        None,
+        None,
+        None,
+        2,
+        torch.tensor([2], dtype=torch.int32, device="cpu"),
+        2,
+        16,
+        False,
+    )
     assert torch.equal(bnp.bn_addrelu_fwd_nhwc(x, z, *state, mask, *end), y)
     for a, b in zip(bnp.bn_addrelu_bwd_nhwc(x, gradient, *state, mask, *end), wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)

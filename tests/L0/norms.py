@@ -50,8 +50,8 @@ class Norm:
     def make(self, shape, dtype, device):
         """Weights whose values are not the initial ones, requiring gradients."""
         generator = torch.Generator().manual_seed(7)
-        weight = torch.rand(shape, generator=generator, dtype=F64) + 0.5
-        bias = torch.randn(shape, generator=generator, dtype=F64)
+        weight = torch.rand(shape, generator=generator, dtype=F64, device="cpu") + 0.5
+        bias = torch.randn(shape, generator=generator, dtype=F64, device="cpu")
         made = (weight, bias) if self.centered else (weight,)
         return tuple(t.to(dtype).to(device).requires_grad_() for t in made)
 

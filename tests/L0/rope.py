@@ -81,13 +81,13 @@ class Case:
         generator = torch.Generator().manual_seed(5)
 
         def angles(*shape):
-            return (torch.rand(shape, generator=generator, dtype=F64) * 40 - 20).to(self.angles)
+            return (torch.rand(shape, generator=generator, dtype=F64, device="cpu") * 40 - 20).to(self.angles)
 
         if self.form == "2d":
             height, width = self.shape[1:3]
             tables = [angles(1, n + 1, 1, self.rotary) for n in (height, width)]
             return tuple(f(t).to(device) for t in tables for f in (torch.cos, torch.sin))
-        ends = torch.tensor(self.ends, dtype=torch.int32) if self.form == "thd" else None
+        ends = torch.tensor(self.ends, dtype=torch.int32, device="cpu") if self.form == "thd" else None
         places = (
             max((b - a for a, b in zip(self.ends, self.ends[1:], strict=False)), default=0) + 1
             if self.ends

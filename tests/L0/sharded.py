@@ -48,7 +48,7 @@ def _norms_are_the_whole_tensors(mesh):
     """Also on a rank that holds no element of one."""
     sharded, whole = _models(mesh)
     optimizer = FusedNovoGrad(sharded.parameters(), lr=0.0)
-    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
     for model in (sharded, whole):
         model(x).square().mean().backward()
     optimizer.step()
@@ -78,7 +78,7 @@ def _skipped(mesh):
         FusedLARS(sharded.parameters(), **LARS),
         FusedNovoGrad(sharded.parameters(), capturable=True, **NOVOGRAD),
     ):
-        optimizer.found_inf = torch.ones(1)
+        optimizer.found_inf = torch.ones(1, dtype=torch.float32, device="cpu")
         _train(sharded, optimizer, range(1))
         _check_same(sharded, whole, 0)
         assert int(optimizer.param_groups[0].get("step", 0)) == 0
@@ -89,10 +89,10 @@ def _unscaled(mesh):
     for kind, options in ((FusedSGD, SGD), (FusedLARS, LARS), (FusedNovoGrad, NOVOGRAD), (FusedAdagrad, {})):
         sharded, _ = _models(mesh)
         optimizer = kind(sharded.parameters(), **options)
-        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
         sharded(x).square().mean().backward()
         expected = [p.grad.to_local() / 8 for p in sharded.parameters()]
-        optimizer.grad_scale = torch.tensor(8.0)
+        optimizer.grad_scale = torch.tensor(8.0, dtype=torch.float32, device="cpu")
         optimizer.step()
         for p, value in zip(sharded.parameters(), expected, strict=True):
             assert torch.equal(p.grad.to_local(), value)
@@ -105,7 +105,9 @@ def _missing_gradients(mesh):
         kind(m.parameters(), **NOVOGRAD) for m, kind in ((sharded, FusedNovoGrad), (whole, FusedNovoGrad))
     ]
     for seed in range(4):
-        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
+        x = torch.randn(
+            8, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float32, device="cpu"
+        )
         for model, optimizer in zip((sharded, whole), pairs, strict=True):
             model(x).square().mean().backward()
             if seed in (0, 2):

@@ -69,7 +69,9 @@ def _models(mesh, dtype=torch.float32):
 def _train(model, optimizer, seeds, dtype=torch.float32):
     """The same batch on every rank, so that the mean of their gradients is each one's."""
     for seed in seeds:
-        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        x = torch.randn(
+            8, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float32, device="cpu"
+        ).to(dtype)
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -131,11 +133,13 @@ def _replicated_gradient(mesh):
     """A gradient that lies on every rank as a whole, as a user's own collective leaves it."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    full = torch.arange(10.0).view(5, 2)
+    full = torch.arange(10.0, dtype=torch.float32, device="cpu").view(5, 2)
     p = torch.nn.Parameter(distribute_tensor(full, mesh, [Shard(0)]))
     q = torch.nn.Parameter(full.clone())
     optimizer, oracle = FusedAdam([p], **HYPER), torch.optim.AdamW([q], **HYPER)
-    gradient = torch.randn(5, 2, generator=torch.Generator().manual_seed(1))
+    gradient = torch.randn(
+        5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float32, device="cpu"
+    )
     p.grad = distribute_tensor(gradient, mesh, [Replicate()])
     q.grad = gradient
     for _ in range(2):

@@ -19,14 +19,14 @@ def forward(x, mask=None, scale=SCALE, causal=False):
 def upper(x):
     """True past the diagonal that ends in the last row's last element."""
     queries, keys = x.shape[-2:]
-    return torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
+    return torch.ones(queries, keys, dtype=torch.bool, device="cpu").triu(keys - queries + 1)
 
 
 def exact(x, mask=None, scale=SCALE, causal=False):
     """In float64 on the CPU, differentiable; rows that keep nothing are zeros."""
     x = x.detach().cpu().to(F64) if x.dtype != F64 or x.device.type != "cpu" else x
     x = x * scale
-    left_out = torch.zeros(x.shape, dtype=torch.bool)
+    left_out = torch.zeros(x.shape, dtype=torch.bool, device="cpu")
     if mask is not None:
         left_out = left_out | mask.cpu().bool()
     if causal:
@@ -77,7 +77,10 @@ def random(shape, dtype, device, seed=1, scale=3.0):
 
 def random_mask(shape, device, seed=5, part=0.4):
     """Bool, true at about this part of its elements; its first row is all true."""
-    mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < part
+    mask = (
+        torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32, device="cpu")
+        < part
+    )
     mask.view(-1, shape[-1])[0] = True
     return mask.to(device)
 

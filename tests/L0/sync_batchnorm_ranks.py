@@ -47,7 +47,7 @@ def _group(mesh, size):
     rank, world = dist.get_rank(), dist.get_world_size()
     group = create_syncbn_process_group(size)
     assert dist.get_world_size(group) == size
-    found = torch.tensor(float(rank))
+    found = torch.tensor(float(rank), dtype=torch.float32, device="cpu")
     dist.all_reduce(found, group=group)
     first = rank // size * size
     assert found.item() == sum(range(first, first + size)) and first + size <= world
@@ -201,7 +201,9 @@ def _one_value_a_rank(mesh):
 def _a_lone_value(mesh):
     """One element on all ranks together: nothing to normalize by, and no nan that stays for ever."""
     layer = SyncBatchNorm(3)
-    x = torch.full((1 if dist.get_rank() == 0 else 0, 3, 1), 4.0, requires_grad=True)
+    x = torch.full(
+        (1 if dist.get_rank() == 0 else 0, 3, 1), 4.0, requires_grad=True, dtype=torch.float32, device="cpu"
+    )
     layer(x).sum().backward()
     assert x.grad.eq(0).all() and layer.running_mean.isfinite().all() and layer.running_var.isfinite().all()
 
@@ -341,8 +343,12 @@ def _given_statistics(mesh):
     rank, world = dist.get_rank(), dist.get_world_size()
     for group, ranks in ((None, world), (create_syncbn_process_group(2), 2)):
         torch.manual_seed(3)
-        whole = torch.randn(3 * world, 4, 5)
-        gradient, weight, bias = torch.randn(whole.shape), torch.rand(4) + 1, torch.rand(4)
+        whole = torch.randn(3 * world, 4, 5, dtype=torch.float32, device="cpu")
+        gradient, weight, bias = (
+            torch.randn(whole.shape, dtype=torch.float32, device="cpu"),
+            torch.rand(4, dtype=torch.float32, device="cpu") + 1,
+            torch.rand(4, dtype=torch.float32, device="cpu"),
+        )
         mine = slice(3 * rank, 3 * rank + 3)
         first = 3 * (rank // ranks * ranks)
         shared = slice(first, first + 3 * ranks)

@@ -86,7 +86,11 @@ def test_freed_tensors_are_refused():
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"])
 def test_meta_tensors_beside_others_are_refused(name):
     """One is enough for the dispatcher to ask for shapes alone: gradients of the others would hold what memory held."""
-    x, w, rows = torch.ones(3, 8), torch.ones(8), torch.ones(3)
+    x, w, rows = (
+        torch.ones(3, 8, dtype=torch.float32, device="cpu"),
+        torch.ones(8, dtype=torch.float32, device="cpu"),
+        torch.ones(3, dtype=torch.float32, device="cpu"),
+    )
     statistics = (rows, rows) if "layer" in name else (rows,)
     affine = (w, w) if "layer" in name else (w,)
     sums = (x,) if "add" in name else ()

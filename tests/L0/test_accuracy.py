@@ -61,7 +61,7 @@ def results(function, inputs, others, gradient):
     output = function(*inputs, *others)
     if gradient is None:
         generator = torch.Generator().manual_seed(7)
-        gradient = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+        gradient = torch.randn(output.shape, generator=generator, dtype=torch.float64, device="cpu")
     dy = gradient.to(inputs[0].dtype).to(output.device)
     return [output, *torch.autograd.grad(output, inputs, dy.to(output.dtype))], dy
 
@@ -130,7 +130,7 @@ def torch_causal(x):
 
 def mask_of(device):
     generator = torch.Generator().manual_seed(3)
-    return ((torch.rand(2, 1, 32, 100, generator=generator) < 0.2).to(device),)
+    return ((torch.rand(2, 1, 32, 100, generator=generator, dtype=F32, device="cpu") < 0.2).to(device),)
 
 
 def masked(x, mask):
@@ -163,7 +163,11 @@ def activation(name, theirs):
 
 def angles(device):
     """Up to 2048 radians, as float32: exact with these."""
-    half = torch.arange(256.0)[:, None] * 8 / 10000 ** (torch.arange(32) / 32)
+    half = (
+        torch.arange(256.0, dtype=F32, device="cpu")[:, None]
+        * 8
+        / 10000 ** (torch.arange(32, dtype=torch.int64, device="cpu") / 32)
+    )
     return (torch.cat((half, half), -1)[:, None, None].to(device),)
 
 
@@ -185,7 +189,11 @@ def torch_rope(x, freqs):
 def classes_of(count, classes):
     def others(device):
         generator = torch.Generator().manual_seed(2)
-        return (torch.randint(0, classes, (count,), generator=generator).to(device),)
+        return (
+            torch.randint(0, classes, (count,), generator=generator, dtype=torch.int64, device="cpu").to(
+                device
+            ),
+        )
 
     return others
 
@@ -200,8 +208,8 @@ def torch_xentropy(x, labels):
 
 def detections(device):
     generator = torch.Generator().manual_seed(2)
-    targets = torch.randint(-2, 80, (512,), generator=generator)
-    return targets.to(device), torch.tensor(100.0, device=device)
+    targets = torch.randint(-2, 80, (512,), generator=generator, dtype=torch.int64, device="cpu")
+    return targets.to(device), torch.tensor(100.0, device=device, dtype=F32)
 
 
 def focal(x, targets, positives):
@@ -210,7 +218,7 @@ def focal(x, targets, positives):
 
 def torch_focal(x, targets, positives):
     x = x[:, :80].to(torch.promote_types(x.dtype, F32))
-    positive = targets[:, None] == torch.arange(80, device=x.device)
+    positive = targets[:, None] == torch.arange(80, device=x.device, dtype=torch.int64)
     p = torch.sigmoid(x)
     entropy = F.binary_cross_entropy_with_logits(x, positive.to(x.dtype), reduction="none")
     factor = torch.where(positive, 0.25 * (1 - p) ** 2, 0.75 * p**2)
@@ -219,7 +227,7 @@ def torch_focal(x, targets, positives):
 
 def rows_of(device):
     generator = torch.Generator().manual_seed(2)
-    return (torch.randint(0, 50, (2000,), generator=generator).to(device),)
+    return (torch.randint(0, 50, (2000,), generator=generator, dtype=torch.int64, device="cpu").to(device),)
 
 
 def group_norm(groups, silu):
@@ -272,7 +280,9 @@ def words(batch, frames, labels, classes):
 
     def others(device):
         generator = torch.Generator().manual_seed(2)
-        label = torch.randint(1, classes, (batch, labels), generator=generator, dtype=torch.int32)
+        label = torch.randint(
+            1, classes, (batch, labels), generator=generator, dtype=torch.int32, device="cpu"
+        )
         return label.to(device), *lengths((frames,) * batch, (labels,) * batch)(device)
 
     return others
@@ -288,8 +298,8 @@ def torch_transducer_loss(x, label, f_len, y_len):
     p = x.to(torch.promote_types(x.dtype, F32)).log_softmax(-1)
     _, frames, labels, _ = p.shape
     ends = F.pad(label.long(), (0, 1))[:, None, :, None].expand(-1, frames, -1, -1)
-    u = torch.arange(labels, device=x.device)
-    t = torch.arange(frames + labels - 2, device=x.device)[:, None] - u
+    u = torch.arange(labels, device=x.device, dtype=torch.int64)
+    t = torch.arange(frames + labels - 2, device=x.device, dtype=torch.int64)[:, None] - u
     at, outside = t.clamp(0, frames - 1), (t < 0) | (t >= frames)
     blanks = p[..., 0][:, at, u].masked_fill(outside | (t == frames - 1), none)
     words = p.gather(-1, ends)[..., 0][:, at, u].masked_fill(outside, none)

@@ -9,6 +9,7 @@ import lists
 import pytest
 import torch
 from lists import BF16, F16, F32, F64, flag, scalar
+from torch_defaults import float32_on_cpu
 
 from apex._legacy import amp_C
 from apex._loader import bindings, registry
@@ -133,7 +134,10 @@ def _check_norms(found, tensors, per_tensor, factor=1.0):
     assert math.isclose(total.item(), lists.norm(values), rel_tol=1e-6)
     if per_tensor:
         torch.testing.assert_close(
-            each.cpu().to(F64), torch.tensor([lists.norm([v]) for v in values], dtype=F64), rtol=1e-6, atol=0
+            each.cpu().to(F64),
+            torch.tensor([lists.norm([v]) for v in values], dtype=F64, device="cpu"),
+            rtol=1e-6,
+            atol=0,
         )
 
 
@@ -163,8 +167,8 @@ def test_norms_of_nothing(variant):
 
 def test_norms_and_the_flag(variant):
     """All raise it; only l2norm_mp reads it."""
-    tensors = [torch.full((3,), float("inf"), device=variant.device)]
-    good = [torch.ones(4, device=variant.device)]
+    tensors = [torch.full((3,), float("inf"), device=variant.device, dtype=F32)]
+    good = [torch.ones(4, device=variant.device, dtype=F32)]
     noop_flag = flag(variant.device)
     assert amp_C.multi_tensor_l2norm(CHUNK, noop_flag, [tensors])[0].isinf()
     assert noop_flag.item() == 1
@@ -262,7 +266,9 @@ def test_adam_capturable(variant, dtype, masters):
 
 def test_adagrad(variant):
     g, p, h = state(variant.device, (F32, F32, F32), squared=2)
-    copies, oracle = _torch_step(torch.optim.Adagrad, g, p, lr=0.1, weight_decay=0.1, eps=1e-6)
+    copies, oracle = _torch_step(
+        float32_on_cpu()(torch.optim.Adagrad), g, p, lr=0.1, weight_decay=0.1, eps=1e-6
+    )
     for q, total in zip(copies, lists.exact(h), strict=True):
         oracle.state[q]["sum"] = total
     oracle.step()
@@ -274,7 +280,7 @@ def test_adagrad(variant):
 @pytest.mark.parametrize("norm_type", [2, 0], ids=["l2", "maximum"])
 def test_novograd(variant, norm_type):
     g, p, m = state(variant.device, (F32, F32, F32))
-    norms = torch.arange(1.0, len(g) + 1, device=variant.device)
+    norms = torch.arange(1.0, len(g) + 1, device=variant.device, dtype=F32)
     wanted_p, wanted_m, wanted_n = [], [], []
     for gradient, q, first, old in zip(*map(lists.exact, (g, p, m)), norms.tolist(), strict=True):
         if norm_type == 2:
@@ -292,7 +298,7 @@ def test_novograd(variant, norm_type):
     check(p, wanted_p)
     check(m, wanted_m)
     filled = [i for i, x in enumerate(g) if x.numel()]
-    check([norms[filled]], [torch.tensor(wanted_n, dtype=F64)[filled]])
+    check([norms[filled]], [torch.tensor(wanted_n, dtype=F64, device="cpu")[filled]])
 
 
 def _lamb(g, p, m, v, lr, step, clip, decay=0.1):
@@ -324,7 +330,7 @@ def test_lamb(variant, kind):
     elif kind == "two stages":
         first, second = amp_C.multi_tensor_lamb_stage1_cuda, amp_C.multi_tensor_lamb_stage2_cuda
         updates = lists.empties(g)
-        decay = torch.full((len(g),), 0.1, device=device)
+        decay = torch.full((len(g),), 0.1, device=device, dtype=F32)
         first(CHUNK, flag(device), [g, p, m, v, updates], decay, 3, 0.9, 0.99, 1e-6, norm, limit)
         norms = [amp_C.multi_tensor_l2norm(CHUNK, flag(device), [x], True)[1] for x in (p, updates)]
         second(CHUNK, flag(device), [p, updates], *norms, 0.01, 0.1, None)

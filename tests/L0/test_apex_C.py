@@ -20,7 +20,10 @@ def test_names():
 @pytest.mark.parametrize("dtype", [F32, F16, torch.int64], ids=str)
 def test_there_and_back(dtype):
     shapes = ((3, 4), (), (0,), (2, 1, 5), (7,))
-    tensors = [torch.arange(torch.Size(s).numel()).reshape(s).to(dtype) + i for i, s in enumerate(shapes)]
+    tensors = [
+        torch.arange(torch.Size(s).numel(), dtype=torch.int64, device="cpu").reshape(s).to(dtype) + i
+        for i, s in enumerate(shapes)
+    ]
     flat = apex_C.flatten(tensors)
     assert flat.dtype == dtype and torch.equal(flat, torch.cat([t.reshape(-1) for t in tensors]))
     again = apex_C.unflatten(flat, tensors)
@@ -31,14 +34,16 @@ def test_there_and_back(dtype):
 
 
 def test_one_tensor_is_viewed():
-    tensor = torch.arange(6.0).view(2, 3)
+    tensor = torch.arange(6.0, dtype=F32, device="cpu").view(2, 3)
     assert apex_C.flatten([tensor]).data_ptr() == tensor.data_ptr()
     assert torch.equal(apex_C.flatten([tensor.t()]), tensor.t().reshape(-1))
 
 
 def test_any_iterable():
-    tensors = [torch.ones(2), torch.zeros(3)]
+    tensors = [torch.ones(2, dtype=F32, device="cpu"), torch.zeros(3, dtype=F32, device="cpu")]
     assert apex_C.flatten(t for t in tensors).tolist() == [1, 1, 0, 0, 0]
-    assert [t.tolist() for t in apex_C.unflatten(torch.arange(5), tuple(tensors))] == [[0, 1], [2, 3, 4]]
+    assert [
+        t.tolist() for t in apex_C.unflatten(torch.arange(5, dtype=torch.int64, device="cpu"), tuple(tensors))
+    ] == [[0, 1], [2, 3, 4]]
     with pytest.raises((RuntimeError, ValueError), match="non-empty list"):
         apex_C.flatten([])

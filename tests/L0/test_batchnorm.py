@@ -111,19 +111,38 @@ def test_not_finite(variant):
 @pytest.mark.parametrize(
     "change, error, words",
     [
-        (dict(mean=torch.ones(3)), ValueError, "4 channels"),
-        (dict(mean=torch.ones(4).half()), TypeError, "must be"),
-        (dict(weight=torch.ones(5)), ValueError, "4 channels"),
-        (dict(weight=torch.ones(4).double()), TypeError, "float64 goes with float64"),
-        (dict(weight=torch.ones(4), shift=torch.ones(4).half()), TypeError, "one dtype"),
-        (dict(z=torch.ones(2, 4, 3)), ValueError, "not the input's"),
-        (dict(z=torch.ones(2, 4, 6).half()), TypeError, "not the input's"),
-        (dict(input=torch.ones(4)), ValueError, "1 dimensions"),
+        (dict(mean=torch.ones(3, dtype=F32, device="cpu")), ValueError, "4 channels"),
+        (dict(mean=torch.ones(4, dtype=F32, device="cpu").half()), TypeError, "must be"),
+        (dict(weight=torch.ones(5, dtype=F32, device="cpu")), ValueError, "4 channels"),
+        (
+            dict(weight=torch.ones(4, dtype=F32, device="cpu").double()),
+            TypeError,
+            "float64 goes with float64",
+        ),
+        (
+            dict(
+                weight=torch.ones(4, dtype=F32, device="cpu"),
+                shift=torch.ones(4, dtype=F32, device="cpu").half(),
+            ),
+            TypeError,
+            "one dtype",
+        ),
+        (dict(z=torch.ones(2, 4, 3, dtype=F32, device="cpu")), ValueError, "not the input's"),
+        (dict(z=torch.ones(2, 4, 6, dtype=F32, device="cpu").half()), TypeError, "not the input's"),
+        (dict(input=torch.ones(4, dtype=F32, device="cpu")), ValueError, "1 dimensions"),
     ],
     ids=lambda p: "-".join(p) if isinstance(p, dict) else "",
 )
 def test_refused(variant, change, error, words):
-    given = dict(input=torch.ones(2, 4, 6), z=None, mean=torch.ones(4), inv_std=torch.ones(4)) | change
+    given = (
+        dict(
+            input=torch.ones(2, 4, 6, dtype=F32, device="cpu"),
+            z=None,
+            mean=torch.ones(4, dtype=F32, device="cpu"),
+            inv_std=torch.ones(4, dtype=F32, device="cpu"),
+        )
+        | change
+    )
     given = {k: v if v is None else v.to(variant.device) for k, v in given.items()}
     with pytest.raises(error, match=words):
         forward(**given)

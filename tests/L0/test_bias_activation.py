@@ -60,7 +60,7 @@ def test_layouts(variant):
 def test_far_values(variant, dtype, activation):
     """Far from 0 nothing is nan that has a limit: f goes to x or 0, f' to 1 or 0 (2 x for squared ReLU)."""
     far = torch.tensor(
-        [float("inf"), -float("inf"), 1e30, -1e30, 300.0, -300.0, 88.0, -90.0, 0.0], dtype=dtype
+        [float("inf"), -float("inf"), 1e30, -1e30, 300.0, -300.0, 88.0, -90.0, 0.0], dtype=dtype, device="cpu"
     )
     x = far.to(variant.device).requires_grad_()
     y = op.bias_activation_forward(x, None, activation, False)
@@ -89,7 +89,7 @@ def test_huge():
     if torch.cuda.mem_get_info()[0] < 24 * 2**30:
         pytest.skip("needs 24 GiB of free GPU memory")
     x = torch.ones(2**20 + 3, 2064, device="cuda", dtype=BF16).requires_grad_()
-    bias = torch.ones(2064, device="cuda").requires_grad_()
+    bias = torch.ones(2064, device="cuda", dtype=F32).requires_grad_()
     y = op.bias_activation_forward(x, bias, "silu", True)
     assert torch.equal(y[-5:], y[:5])
     gx, gb = torch.autograd.grad(y, (x, bias), torch.ones((), device="cuda", dtype=BF16).expand_as(y))
@@ -124,7 +124,11 @@ def test_opcheck(bias):
 
 def test_refused():
     """Every wrong shape, dtype, device and name, before anything runs."""
-    x, bias, g = torch.ones(3, 8), torch.ones(8), torch.ones(3, 4)
+    x, bias, g = (
+        torch.ones(3, 8, dtype=F32, device="cpu"),
+        torch.ones(8, dtype=F32, device="cpu"),
+        torch.ones(3, 4, dtype=F32, device="cpu"),
+    )
     for error, text, arguments in [
         (ValueError, "not 'relu'", (x, bias, "relu", True)),
         (ValueError, "which is 7", (x[:, :7], None, "silu", True)),

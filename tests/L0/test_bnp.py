@@ -32,7 +32,7 @@ SIGNATURES = {
     "bn_addrelu_fwd_nhwc_occupancy": "",
     "bn_addrelu_bwd_nhwc_occupancy": "",
 }
-END = (None, None, None, None, 1, torch.IntTensor([0]), 2, 16, False)
+END = (None, None, None, None, 1, torch.tensor([0], dtype=torch.int32, device="cpu"), 2, 16, False)
 EPS = 1e-3
 
 
@@ -43,17 +43,17 @@ def test_names_and_argument_orders():
 
 def test_what_has_no_meaning_here():
     """The chain of calls with which public apex's module shares memory between ranks runs, and shares nothing."""
-    buffer = torch.zeros(bnp.get_buffer_size(2), dtype=torch.uint8)
+    buffer = torch.zeros(bnp.get_buffer_size(2), dtype=torch.uint8, device="cpu")
     assert buffer.numel() > 0 and bnp.get_data_ptr(buffer) == buffer.data_ptr()
-    handle = torch.zeros(64, dtype=torch.uint8)
-    assert bnp.get_remote_data_ptr(handle, torch.zeros(1, dtype=torch.int32)) is None
+    handle = torch.zeros(64, dtype=torch.uint8, device="cpu")
+    assert bnp.get_remote_data_ptr(handle, torch.zeros(1, dtype=torch.int32, device="cpu")) is None
     assert bnp.close_remote_data(handle) is None
     assert bnp.bn_fwd_nhwc_occupancy() > 0 and bnp.bn_addrelu_bwd_nhwc_occupancy() > 0
 
 
 def arguments(case):
     """(running statistics, minibatch statistics), all of which are written."""
-    like = [torch.full((case.channels,), v, device=case.x.device) for v in (0.0, 1.0, 7.0, 7.0)]
+    like = [torch.full((case.channels,), v, dtype=F32, device=case.x.device) for v in (0.0, 1.0, 7.0, 7.0)]
     return like[:2], like[2:]
 
 
@@ -123,7 +123,10 @@ def test_refused(variant):
             bnp.bn_fwd_nhwc(c.x, *state, *wrong, None, 0.1, EPS, False, *END)
     with pytest.raises(RuntimeError, match="init_process_group first"):
         bnp.bn_fwd_nhwc(c.x, *state, *batch, None, 0.1, EPS, False, *END[:4], 2, *END[5:])
-    nothing = [torch.zeros(8, device=variant.device), torch.ones(8, device=variant.device)]
+    nothing = [
+        torch.zeros(8, device=variant.device, dtype=F32),
+        torch.ones(8, device=variant.device, dtype=F32),
+    ]
     lists.assert_same_bits(running, nothing)  # nothing was counted
     assert not bnp.bn_fwd_nhwc(
         c.x.requires_grad_(), *state, *batch, None, 0.1, EPS, False, *END

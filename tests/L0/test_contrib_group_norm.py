@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from lists import BF16, F16, F32, F64
 from test_group_norm import EPS, channels_last, make, run
+from torch_defaults import float32_on_cpu
 
 from apex._legacy import group_norm_cuda, group_norm_v2_cuda
 from apex.contrib.group_norm import GroupNorm
@@ -53,7 +54,7 @@ def test_public_signatures():
 def test_module_matches_torch(variant, act):
     """Also with counts of channels and groups that public apex has no kernels for."""
     for groups, channels in ((32, 128), (3, 21)):
-        module = GroupNorm(groups, channels, eps=EPS, act=act, device=variant.device)
+        module = GroupNorm(groups, channels, eps=EPS, act=act, device=variant.device, dtype=F32)
         with torch.no_grad():
             module.weight.uniform_(0.5, 1.5)
             module.bias.normal_()
@@ -69,12 +70,12 @@ def test_module_matches_torch(variant, act):
 
 def test_module_like_torchs():
     """Its state, its text, its refusals; and no weights."""
-    ours, theirs = GroupNorm(4, 8), torch.nn.GroupNorm(4, 8)
+    ours, theirs = (make(4, 8, dtype=F32, device="cpu") for make in (GroupNorm, torch.nn.GroupNorm))
     theirs.load_state_dict(ours.state_dict())
     assert repr(ours).startswith("GroupNorm(4, 8, eps=1e-05, affine=True)")
     assert "act=silu" in repr(GroupNorm(4, 8, act="SiLU"))
     plain = GroupNorm(4, 8, affine=False)
-    x = torch.randn(2, 8, 5)
+    x = torch.randn(2, 8, 5, dtype=F32, device="cpu")
     assert not list(plain.parameters())
     torch.testing.assert_close(plain(x), F.group_norm(x, 4))
     assert GroupNorm(4, 8, dtype=F16).weight.dtype == F16
@@ -86,16 +87,16 @@ def test_module_like_torchs():
     with pytest.raises(ValueError, match="act must be"):
         GroupNorm(4, 8, act="gelu")
     with pytest.raises(ValueError, match="weight has shape"):
-        ours(torch.randn(2, 12, 5))
+        ours(torch.randn(2, 12, 5, dtype=F32, device="cpu"))
 
 
 def test_a_script_for_public_apex(variant):
     """An epilogue of a diffusion model's block, half, channels last, trained one step."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 64, 3, padding=1), GroupNorm(16, 64, act="swish", dtype=F32)
+        torch.nn.Conv2d(3, 64, 3, padding=1, dtype=BF16, device="cpu"),
+        GroupNorm(16, 64, act="swish", dtype=F32, device="cpu"),
     )
-    model[0].to(BF16)
     model.to(variant.device).to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 4, 4, device=variant.device, dtype=BF16).to(memory_format=torch.channels_last)
     y = model(x)
@@ -148,7 +149,7 @@ def test_legacy_modules(variant):
     y, sums = group_norm_cuda.forward(x, 16, w, b, EPS, 1, True)
     gradients = group_norm_cuda.backward(torch.ones_like(x), sums, x, 16, w, b, EPS, 2, True)
     assert torch.equal(y, expected) and isinstance(gradients, list)
-    mean_var = torch.empty(2 * 2 * 16, device=x.device)
+    mean_var = torch.empty(2 * 2 * 16, device=x.device, dtype=F32)
     out = group_norm_v2_cuda.gn(x, w, b, EPS, True, 16, mean_var_out=mean_var, sm_margin=4)
     assert torch.equal(out, expected) and torch.equal(group_norm_v2_cuda.gn(x, w, b, EPS, True, 16), expected)
     others = group_norm_v2_cuda.gn_bwd(torch.ones_like(x), x, w, b, mean_var, EPS, True, 16)
@@ -199,6 +200,7 @@ def test_opcheck(last):
 
 
 class Block(torch.nn.Module):
+    @float32_on_cpu()
     def __init__(self):
         super().__init__()
         self.conv, self.norm = torch.nn.Conv2d(3, 8, 3), GroupNorm(4, 8, act="silu")
@@ -208,9 +210,13 @@ class Block(torch.nn.Module):
 
 
 class Scaled(torch.nn.Module):
+    @float32_on_cpu()
     def __init__(self):
         super().__init__()
-        self.scale, self.norm = torch.nn.Parameter(torch.rand(8, 1, 1)), GroupNorm(4, 8, act="silu")
+        self.scale, self.norm = (
+            torch.nn.Parameter(torch.rand(8, 1, 1, dtype=F32, device="cpu")),
+            GroupNorm(4, 8, act="silu"),
+        )
 
     def forward(self, x):
         return self.norm(x * self.scale)
@@ -226,7 +232,7 @@ def test_compile_fullgraph(last):
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=counter)
     counts = []
     for batch, size in ((2, 6), (3, 9), (5, 7)):
-        x = torch.randn(batch, 8, size, size + 1)
+        x = torch.randn(batch, 8, size, size + 1, dtype=F32, device="cpu")
         x = channels_last(x) if last else x
         found, expected = compiled(x), module(x)
         assert found.stride() == expected.stride()
@@ -241,10 +247,10 @@ def test_compile_fullgraph(last):
 
 
 def test_export():
-    block, x = Block(), torch.randn(2, 3, 6, 6)
+    block, x = Block(), torch.randn(2, 3, 6, 6, dtype=F32, device="cpu")
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(block, (x,), dynamic_shapes=({0: batch},))
-    x = torch.randn(5, 3, 6, 6)
+    x = torch.randn(5, 3, 6, 6, dtype=F32, device="cpu")
     torch.testing.assert_close(program.module()(x), block(x))
 
 
@@ -253,9 +259,9 @@ def test_autocast(dtype):
     """The output has the input's dtype, as public apex's: half after a convolution, float32 after a sum of float32."""
     block = Block()
     with torch.autocast("cpu", dtype):
-        y = block(torch.randn(2, 3, 6, 6))
+        y = block(torch.randn(2, 3, 6, 6, dtype=F32, device="cpu"))
         assert y.dtype == dtype
-        assert block.norm(torch.randn(2, 8, 3, 3)).dtype == F32
+        assert block.norm(torch.randn(2, 8, 3, 3, dtype=F32, device="cpu")).dtype == F32
     y.float().sum().backward()
     assert block.norm.weight.grad.dtype == F32 and block.conv.weight.grad.isfinite().all()
 

@@ -10,11 +10,14 @@ import lists
 import pytest
 import torch
 from lists import BF16, F16, F32, F64
+from torch_defaults import float32_on_cpu
 
-from apex.contrib.cudnn_gbn import GroupBatchNorm2d
-from apex.contrib.groupbn import BatchNorm2d_NHWC, batch_norm
+from apex.contrib import cudnn_gbn, groupbn
+from apex.contrib.groupbn import batch_norm
 from apex.parallel import _group_batch_norm
 
+BatchNorm2d_NHWC = float32_on_cpu()(groupbn.BatchNorm2d_NHWC)
+GroupBatchNorm2d = float32_on_cpu()(cudnn_gbn.GroupBatchNorm2d)
 CHANNELS_LAST = torch.channels_last
 TOLERANCE = {F32: 3e-5, F16: 3e-3, BF16: 2e-2, F64: 1e-12}
 
@@ -25,7 +28,7 @@ def random(shape, dtype, device, seed=1):
 
 def pair(channels, device, make=BatchNorm2d_NHWC, **options):
     """(ours, torch's in float64) with the same weights, which are not the initial ones."""
-    ours, theirs = make(channels, **options), torch.nn.BatchNorm2d(channels)
+    ours, theirs = make(channels, **options), torch.nn.BatchNorm2d(channels, dtype=F32, device="cpu")
     for seed, (a, b) in enumerate(zip(ours.parameters(), theirs.parameters(), strict=True)):
         with torch.no_grad():
             b.copy_(a.copy_(random(a.shape, F32, "cpu", seed=seed) + 1))
@@ -135,7 +138,7 @@ def test_frozen_parts(variant):
 
 def test_empty_batch(variant):
     ours, _ = pair(8, variant.device, fuse_relu=True, torch_channels_last=True)
-    x = torch.zeros(0, 8, 4, 5, device=variant.device, requires_grad=True)
+    x = torch.zeros(0, 8, 4, 5, device=variant.device, requires_grad=True, dtype=F32)
     y = ours(x, x)
     y.sum().backward()
     assert y.shape == x.grad.shape == x.shape and ours.weight.grad.eq(0).all()
@@ -162,7 +165,7 @@ def test_refused(variant):
         ours(zeros(2, 3, 3, 8, dtype=F64))
     assert ours.running_mean.eq(0).all() and ours.running_var.eq(1).all()  # nothing was counted
     with pytest.raises(ValueError, match=r"\[N, 8, H, W\], as torch_channels_last says"):
-        BatchNorm2d_NHWC(8, torch_channels_last=True)(torch.zeros(2, 3, 3, 8))
+        BatchNorm2d_NHWC(8, torch_channels_last=True)(torch.zeros(2, 3, 3, 8, dtype=F32, device="cpu"))
     with pytest.raises(TypeError, match="pass max_cta_per_sm"):
         BatchNorm2d_NHWC(8, True, 1, 2)
     with pytest.raises(RuntimeError, match="init_process_group first"):
@@ -214,7 +217,7 @@ def test_transforms_are_refused(transform):
 def test_shapes_alone():
     """On the meta device, which has no autocast."""
     for norm, shape in ((GroupBatchNorm2d(8, 1), (3, 8, 4, 5)), (BatchNorm2d_NHWC(8), (3, 4, 5, 8))):
-        x = torch.empty(shape, device="meta")
+        x = torch.empty(shape, device="meta", dtype=F32)
         assert norm.to("meta")(x).shape == x.shape
 
 
@@ -231,7 +234,7 @@ def test_double_backward_is_refused(trained):
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.convolution = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.convolution = torch.nn.Conv2d(3, 8, 3, padding=1, dtype=F32, device="cpu")
         self.norm = BatchNorm2d_NHWC(8, fuse_relu=True, torch_channels_last=True)
         self.plain = GroupBatchNorm2d(8, 1)
 
@@ -271,8 +274,8 @@ def test_state_and_copies():
 def test_signatures():
     """Public apex's, which scripts call by position."""
     module = "self num_features fuse_relu bn_group torch_channels_last max_cta_per_sm cta_launch_margin multi_stream"
-    assert list(inspect.signature(BatchNorm2d_NHWC.__init__).parameters) == module.split()
-    assert list(inspect.signature(BatchNorm2d_NHWC.forward).parameters) == ["self", "x", "z"]
+    assert list(inspect.signature(groupbn.BatchNorm2d_NHWC.__init__).parameters) == module.split()
+    assert list(inspect.signature(groupbn.BatchNorm2d_NHWC.forward).parameters) == ["self", "x", "z"]
     rest = (
         "bn_group my_data pair_data magic pair_data2 pair_data3 fwd_occup fwd_grid_x bwd_occup bwd_grid_x "
         "multi_stream"
@@ -284,7 +287,7 @@ def test_signatures():
     add = f"ctx x z s b rm riv mini_m mini_riv grid_dim_y ret_cta mom epsilon is_train torch_channels_last {rest}"
     assert list(inspect.signature(batch_norm.bn_addrelu_NHWC_impl.forward).parameters) == add.split()
     module = "self num_features group_size eps momentum affine track_running_stats"
-    assert list(inspect.signature(GroupBatchNorm2d.__init__).parameters) == module.split()
+    assert list(inspect.signature(cudnn_gbn.GroupBatchNorm2d.__init__).parameters) == module.split()
 
 
 @pytest.mark.parametrize("add", [False, True], ids=["", "z"])
@@ -296,9 +299,9 @@ def test_functions_of_public_apex(variant, add, train):
     other = copy.deepcopy(ours)
     x, z = (random((3, 8, 4, 5), F16, variant.device, seed=s) for s in (1, 2))
     leaves = [t.contiguous(memory_format=CHANNELS_LAST).requires_grad_() for t in ([x, z] if add else [x])]
-    mini = [torch.zeros(8, device=variant.device) for _ in range(2)]
+    mini = [torch.zeros(8, device=variant.device, dtype=F32) for _ in range(2)]
     state = (other.weight, other.bias, other.running_mean, other.running_var, *mini)
-    end = (1, None, None, torch.IntTensor([0]), None, None, 2, 16, 2, 16, False)
+    end = (1, None, None, torch.tensor([0], dtype=torch.int32, device="cpu"), None, None, 2, 16, 2, 16, False)
     if add:
         y = batch_norm.bn_addrelu_NHWC_impl.apply(*leaves, *state, 1, None, 0.1, 1e-5, train, True, *end)
     else:
@@ -321,7 +324,7 @@ def test_functions_of_public_apex(variant, add, train):
 @pytest.mark.parametrize("options", [dict(), dict(momentum=None), dict(affine=False), dict(eps=0.1)], ids=str)
 def test_group_batch_norm(variant, options):
     ours = GroupBatchNorm2d(8, 1, **options).to(variant.device)
-    theirs = torch.nn.BatchNorm2d(8, **options).double()
+    theirs = torch.nn.BatchNorm2d(8, dtype=F64, device="cpu", **options)
     x = random((3, 8, 4, 5), F32, variant.device)
     check(ours, theirs, x, None, False)
     assert torch.equal(ours.num_batches_tracked.cpu(), theirs.num_batches_tracked)
@@ -350,6 +353,6 @@ def test_group_batch_norm_under_autocast():
 def test_group_batch_norm_refused():
     ours = GroupBatchNorm2d(8, 1)
     with pytest.raises(ValueError, match="expected 4D input"):
-        ours(torch.zeros(2, 8, 3))
+        ours(torch.zeros(2, 8, 3, dtype=F32, device="cpu"))
     with pytest.raises(ValueError, match="with 3 channels"):
-        ours(torch.zeros(2, 3, 3, 8))
+        ours(torch.zeros(2, 3, 3, 8, dtype=F32, device="cpu"))

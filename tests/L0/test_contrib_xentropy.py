@@ -98,7 +98,7 @@ def test_compile_fullgraph():
     compiled = torch.compile(head, fullgraph=True, dynamic=True, backend=counter)
     for batch in (8, 3, 130):
         x = torch.randn(batch, 16, dtype=BF16, device="cpu")
-        labels = torch.randint(0, 65, (batch,), device="cpu")
+        labels = torch.randint(0, 65, (batch,), device="cpu", dtype=torch.int64)
         ours = torch.autograd.grad(compiled(x, labels).sum(), list(head.parameters()))
         eager = torch.autograd.grad(head(x, labels).sum(), list(head.parameters()))
         for a, b in zip(ours, eager, strict=True):
@@ -110,11 +110,14 @@ def test_export():
     head, x, labels = (
         Head(),
         torch.randn(8, 16, dtype=F32, device="cpu"),
-        torch.randint(0, 65, (8,), device="cpu"),
+        torch.randint(0, 65, (8,), device="cpu", dtype=torch.int64),
     )
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(head, (x, labels), dynamic_shapes=({0: batch}, {0: batch}))
-    x, labels = torch.randn(5, 16, dtype=F32, device="cpu"), torch.randint(0, 65, (5,), device="cpu")
+    x, labels = (
+        torch.randn(5, 16, dtype=F32, device="cpu"),
+        torch.randint(0, 65, (5,), device="cpu", dtype=torch.int64),
+    )
     torch.testing.assert_close(program.module()(x, labels), head(x, labels))
 
 
@@ -123,7 +126,7 @@ def test_autocast(dtype):
     """Losses are float32, as torch's own; the gradient reaches float32 weights."""
     linear, labels = (
         torch.nn.Linear(16, 65, dtype=F32, device="cpu"),
-        torch.randint(1, 65, (4,), device="cpu"),
+        torch.randint(1, 65, (4,), device="cpu", dtype=torch.int64),
     )
     x = torch.randn(4, 16, dtype=F32, device="cpu")
     with torch.autocast("cpu", dtype):

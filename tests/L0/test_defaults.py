@@ -1,4 +1,5 @@
-"""No tensor of apex is made without naming its dtype and device: torch's defaults are the user's."""
+"""No tensor of apex is made without naming its dtype and device: torch's defaults are the user's. Nor is one of the
+tests that run under other defaults."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ import ast
 import pathlib
 
 import pytest
+import torch
+import torch_defaults
 
 import apex
 
 APEX = pathlib.Path(apex.__file__).parent
+TESTS = pathlib.Path(__file__).parent
 
 # What torch makes of numbers and sizes alone; `frombuffer` reads bytes of the host and takes no device.
 FACTORIES = {
@@ -17,7 +21,6 @@ FACTORIES = {
         "arange",
         "as_tensor",
         "asarray",
-        "complex",
         "empty",
         "empty_strided",
         "eye",
@@ -109,3 +112,56 @@ def test_no_tensor_is_made_without_dtype_and_device():
         if len(lines) != AS_TORCH_MODULES.get(name, 0):
             found[name] = lines
     assert not found
+
+
+def test_tests_that_run_under_other_defaults_name_dtype_and_device():
+    """torch.where takes numbers here: beside tensors, which say both."""
+    found = {}
+    for path in sorted(TESTS.rglob("*.py")):
+        if torch_defaults.marked(path.relative_to(TESTS.parents[1]).as_posix()):
+            lines = [line for line in faults(path.read_text()) if ": torch.where(" not in line]
+            found |= {path.name: lines} if lines else {}
+    assert not found
+
+
+def test_every_file_runs_under_other_defaults_that_is_not_left_out(request):
+    """One of a new optimizer, too."""
+    assert request.node.get_closest_marker("defaults")
+    assert torch_defaults.marked("tests/L0/test_fused_new.py") and torch_defaults.marked(
+        "tests/L0/amp/test_new.py"
+    )
+    assert not any(map(torch_defaults.marked, ("tests/farm/test_store.py", "tests/L0/host/test_cpu.py")))
+    names = [path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*.py")]
+    assert all(any(name.startswith(beginning) for name in names) for beginning in torch_defaults.LEFT_OUT)
+
+
+def defaults():
+    weight = torch.nn.Linear(1, 1).weight
+    return weight.dtype, weight.device.type
+
+
+@pytest.mark.parametrize(
+    "setting, wanted",
+    [
+        (("bfloat16", None), (torch.bfloat16, "cpu")),
+        (("float64", None), (torch.float64, "cpu")),
+        ((None, "meta"), (torch.float32, "meta")),
+    ],
+    ids=str,
+)
+def test_the_environment_sets_the_defaults(setting, wanted, monkeypatch):
+    """Around a test, and no longer."""
+    before = defaults()
+    monkeypatch.setattr(torch_defaults, "DTYPE", setting[0])
+    monkeypatch.setattr(torch_defaults, "DEVICE", setting[1])
+    around = torch_defaults.pytest_runtest_protocol()
+    next(around)
+    try:
+        assert defaults() == wanted
+        with torch_defaults.float32_on_cpu():
+            assert defaults() == (torch.float32, "cpu")
+        assert defaults() == wanted
+    finally:
+        with pytest.raises(StopIteration):
+            around.send(None)
+    assert defaults() == before

@@ -23,7 +23,7 @@ def make(shape, real, dtype, device, seed=1):
     """(logits that require gradients, targets with background and what does not count, number of positives)"""
     logits = lists.random(dtype, device, (shape,), scale=3.0, seed=seed)[0].requires_grad_()
     generator = torch.Generator().manual_seed(seed)
-    targets = torch.randint(-2, real, shape[:-1], generator=generator, device="cpu")
+    targets = torch.randint(-2, real, shape[:-1], generator=generator, device="cpu", dtype=torch.int64)
     return logits, targets.to(device), torch.tensor(3.5, device=device, dtype=F32)
 
 
@@ -31,7 +31,7 @@ def exact(logits, targets, num_positives, real, alpha, gamma, smoothing):
     """The loss in float64, differentiable, from torch's elementary ops."""
     x = logits[..., :real]
     targets = targets.cpu().unsqueeze(-1)
-    positive = targets == torch.arange(real, device="cpu")
+    positive = targets == torch.arange(real, device="cpu", dtype=torch.int64)
     p, q = torch.sigmoid(x), torch.sigmoid(-x)
     t = positive.double() * (1 - smoothing) + smoothing / 2
     entropy = torch.nn.functional.binary_cross_entropy_with_logits(x, t, reduction="none")
@@ -76,7 +76,9 @@ def test_targets_and_layouts(variant):
         for strange in (-7, 38, 1000, 2**40):  # no class: background
             targets[3] = strange
             check(logits, targets, n, 36)
-        check(make((40, 9), 9, dtype, device)[0].t(), torch.arange(9, device=device), n, 40)
+        check(
+            make((40, 9), 9, dtype, device)[0].t(), torch.arange(9, device=device, dtype=torch.int64), n, 40
+        )
         check(lists.misaligned([logits.detach()])[0].requires_grad_(), targets, n, 36)
     check(logits, torch.full_like(targets, -2), n, 36)
     check(logits, torch.full_like(targets, -1), n, 0)
@@ -90,7 +92,7 @@ def test_extreme_logits(variant):
         .requires_grad_()
     )
     for target in range(9):
-        targets = torch.tensor([target, -1], device=variant.device)
+        targets = torch.tensor([target, -1], dtype=torch.int64, device=variant.device)
         loss = focal_loss(x, targets, torch.ones((), device=variant.device, dtype=F32), 9, ALPHA, 2.0)
         (gradient,) = torch.autograd.grad(loss, x)
         wide = x.detach().cpu().double().requires_grad_()

@@ -74,7 +74,8 @@ def test_inputs_of_other_kinds():
             return self.table(index) * factor
 
     found = fp16_utils.FP16Model(Picks())(
-        torch.tensor([1, 2], device="cpu"), torch.tensor(2.0, dtype=torch.float32, device="cpu")
+        torch.tensor([1, 2], device="cpu", dtype=torch.int64),
+        torch.tensor(2.0, dtype=torch.float32, device="cpu"),
     )
     assert found.dtype == torch.float16 and found.shape == (2, 3)
 
@@ -197,5 +198,5 @@ def test_dynamic_loss_scaler():
         assert scaler.has_overflow(p for p in params)
         assert scaler._has_inf_or_nan(params[1].grad)
     embedding = nn.Embedding(3, 2, sparse=True, dtype=torch.float32, device="cpu")
-    (embedding(torch.tensor([0, 0], device="cpu")) * float("inf")).sum().backward()
+    (embedding(torch.tensor([0, 0], device="cpu", dtype=torch.int64)) * float("inf")).sum().backward()
     assert scaler.has_overflow(embedding.parameters())

@@ -10,9 +10,11 @@ import pytest
 import torch
 import training
 from lists import BF16, F16, F32, F64, scalar
+from torch_defaults import float32_on_cpu
 
 from apex.optimizers import FusedAdagrad
 
+Adagrad = float32_on_cpu()(torch.optim.Adagrad)  # which counts in tensors of the default device
 DTYPES = (F32, F16, BF16, F64)
 OPTIONS = [dict(), dict(lr=0.1, weight_decay=0.1), dict(lr=0.1, eps=0.5)]
 USUAL = OPTIONS[1]
@@ -22,7 +24,7 @@ def _pair(device, dtype=F32, shapes=training.SHAPES, **options):
     """FusedAdagrad, torch's Adagrad, their parameters."""
     params = training.parameters(dtype, device, shapes)
     twins = training.twins_of(params)
-    return FusedAdagrad(params, **options), torch.optim.Adagrad(twins, **options), params, twins
+    return FusedAdagrad(params, **options), Adagrad(twins, **options), params, twins
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -69,7 +71,7 @@ def test_memory_orders(variant):
     params = [torch.nn.Parameter(t) for t in lists.channels_last(F32, variant.device)]
     params += [torch.nn.Parameter(t) for t in lists.misaligned(lists.random(F32, variant.device, ((5, 9),)))]
     twins = training.twins_of(params)
-    training.train(FusedAdagrad(params, **USUAL), torch.optim.Adagrad(twins, **USUAL), params, twins)
+    training.train(FusedAdagrad(params, **USUAL), Adagrad(twins, **USUAL), params, twins)
     training.assert_trained(params, twins)
 
 
@@ -78,14 +80,14 @@ def test_a_parameter_with_gaps(variant):
     variant.mixed = True
     params = [torch.nn.Parameter(torch.randn(6, 10, device=variant.device, dtype=F32)[:, ::3])]
     twins = training.twins_of(params)
-    training.train(FusedAdagrad(params, **USUAL), torch.optim.Adagrad(twins, **USUAL), params, twins)
+    training.train(FusedAdagrad(params, **USUAL), Adagrad(twins, **USUAL), params, twins)
     training.assert_trained(params, twins)
 
 
 def test_one_launch_a_dtype(variant):
     params = [p for dtype in DTYPES * 2 for p in training.parameters(dtype, variant.device)]
     twins = training.twins_of(params)
-    training.train(FusedAdagrad(params, **USUAL), torch.optim.Adagrad(twins, **USUAL), params, twins)
+    training.train(FusedAdagrad(params, **USUAL), Adagrad(twins, **USUAL), params, twins)
     training.assert_trained(params, twins)
     assert training.launches(variant, "multi_tensor_adagrad") in (None, 3 * len(DTYPES))
 
@@ -94,7 +96,7 @@ def test_groups(variant):
     params = training.parameters(F32, variant.device)
     twins = training.twins_of(params)
     pairs = []
-    for kind, p in ((FusedAdagrad, params), (torch.optim.Adagrad, twins)):
+    for kind, p in ((FusedAdagrad, params), (Adagrad, twins)):
         pairs.append(kind([dict(params=p[:3], lr=0.2), dict(params=p[3:], weight_decay=0.3)], lr=0.1))
     training.train(*pairs, params, twins)
     training.assert_trained(params, twins)
@@ -163,7 +165,7 @@ def test_continues_public_apexs_checkpoint(variant):
 
 
 def test_a_checkpoint_with_lr_decay_is_refused():
-    oracle = torch.optim.Adagrad([torch.nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))], lr_decay=0.1)
+    oracle = Adagrad([torch.nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))], lr_decay=0.1)
     with pytest.raises(ValueError, match="lr_decay"):
         FusedAdagrad([torch.nn.Parameter(torch.ones(1, dtype=F32, device="cpu"))]).load_state_dict(
             oracle.state_dict()
@@ -188,7 +190,7 @@ def test_a_tensor_as_learning_rate(variant):
     lr = torch.tensor(0.1, device=variant.device, dtype=F32)
     params = training.parameters(F32, variant.device)
     twins = training.twins_of(params)
-    fused, oracle = FusedAdagrad(params, lr=lr), torch.optim.Adagrad(twins, lr=0.1)
+    fused, oracle = FusedAdagrad(params, lr=lr), Adagrad(twins, lr=0.1)
     training.train(fused, oracle, params, twins)
     lr.fill_(0.5)
     oracle.param_groups[0]["lr"] = 0.5
@@ -218,7 +220,7 @@ def test_a_captured_step(variant):
     lr = torch.tensor(0.1, device=variant.device, dtype=F32)
     params = training.parameters(F32, variant.device)
     twins = training.twins_of(params)
-    fused, oracle = FusedAdagrad(params, lr=lr), torch.optim.Adagrad(twins, lr=0.1)
+    fused, oracle = FusedAdagrad(params, lr=lr), Adagrad(twins, lr=0.1)
     training.replay(fused, oracle, params, twins, lr)
     training.assert_trained(params, twins, steps=4)
 

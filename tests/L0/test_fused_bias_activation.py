@@ -78,9 +78,12 @@ def test_legacy_functions(dtype):
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 def test_autocast_after_linear(dtype):
     """A half input meets a float32 bias; the bias's gradient is float32."""
-    linear, bias = torch.nn.Linear(16, 32, bias=False), torch.nn.Parameter(torch.ones(32))
+    linear, bias = (
+        torch.nn.Linear(16, 32, bias=False, dtype=F32, device="cpu"),
+        torch.nn.Parameter(torch.ones(32, dtype=F32, device="cpu")),
+    )
     with torch.autocast("cpu", dtype):
-        y = functional.fused_bias_swiglu(linear(torch.ones(4, 16)), bias)
+        y = functional.fused_bias_swiglu(linear(torch.ones(4, 16, dtype=F32, device="cpu")), bias)
     assert y.dtype == dtype
     y.float().sum().backward()
     assert bias.grad.dtype == F32 and linear.weight.grad.dtype == F32
@@ -91,8 +94,11 @@ def test_linear_activation_linear(name):
     """Report: dense, gelu, dense does not match linear, gelu, linear. Here to the form that the documentation names."""
     function, (activation, gated) = getattr(functional, name), FUNCTIONS[name]
     torch.manual_seed(0)
-    first, second = torch.nn.Linear(128, 132), torch.nn.Linear(66 if gated else 132, 128)
-    x = torch.randn(10, 50, 128)
+    first, second = (
+        torch.nn.Linear(*sizes, dtype=F32, device="cpu")
+        for sizes in ((128, 132), (66 if gated else 132, 128))
+    )
+    x = torch.randn(10, 50, 128, dtype=F32, device="cpu")
     ours = second(function(F.linear(x, first.weight), first.bias))
     theirs = second(activations.exact(first(x), None, activation, gated))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -15,6 +15,7 @@ import pytest
 import torch
 import training
 from lists import BF16, F16, F32, F64
+from torch_defaults import float32_on_cpu
 
 from apex.optimizers import FusedLAMB
 
@@ -155,7 +156,7 @@ def test_refuses_other_dtypes_and_sparse_gradients(variant):
     with pytest.raises(TypeError):
         FusedLAMB([p]).step()
     table = torch.nn.Embedding(5, 3, sparse=True, device=variant.device, dtype=F32)
-    table(torch.tensor([1], device=variant.device)).sum().backward()
+    table(torch.tensor([1], device=variant.device, dtype=torch.int64)).sum().backward()
     with pytest.raises((RuntimeError, TypeError), match="sparse"):
         FusedLAMB(table.parameters()).step()
 
@@ -163,7 +164,7 @@ def test_refuses_other_dtypes_and_sparse_gradients(variant):
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad], ids=lambda kind: kind.__name__)
 def test_refuses_another_optimizers_checkpoint(kind):
     params = training.parameters(F32, "cpu")
-    other = kind(params, lr=0.1, **(dict(momentum=0.9) if kind is torch.optim.SGD else {}))
+    other = float32_on_cpu()(kind)(params, lr=0.1, **(dict(momentum=0.9) if kind is torch.optim.SGD else {}))
     training.give_gradients(params, training.twins_of(params), 1)
     other.step()
     fused = FusedLAMB(params)

@@ -13,6 +13,7 @@ import lists
 import pytest
 import rope
 import torch
+import torch_defaults
 from lists import BF16, F16, F32, F64
 from torch.library import opcheck
 
@@ -30,7 +31,7 @@ def random(*shape, dtype=F32, seed=1):
 def four_forms(dtype=F32):
     """name -> (public function, its arguments, the op's arguments after the input)"""
     t, packed, image = (random(*s, dtype=dtype) for s in ((6, 2, 3, 16), (6, 3, 16), (2, 6, 3, 16)))
-    freqs, ends = random(6, 1, 1, 8, seed=2), torch.tensor([0, 2, 2, 6], dtype=torch.int32)
+    freqs, ends = random(6, 1, 1, 8, seed=2), torch.tensor([0, 2, 2, 6], dtype=torch.int32, device="cpu")
     tables = [f(random(1, 4, 1, 8, seed=s)) for s in (3, 4) for f in (torch.cos, torch.sin)]
     return {
         "freqs": (functional.fused_apply_rotary_pos_emb, (t, freqs), (freqs,)),
@@ -68,7 +69,7 @@ def test_functions(form, dtype):
     y = function(t, *rest)
     assert y.dtype == dtype and y.shape == t.shape
     rope.near(y, expected)
-    g = torch.ones(1, dtype=dtype).expand(t.shape)  # what sum() gives: no stride at all
+    g = torch.ones(1, dtype=dtype, device="cpu").expand(t.shape)  # what sum() gives: no stride at all
     rope.near(torch.autograd.grad(y, t, g)[0], torch.autograd.grad(expected, wide, g.double())[0])
 
 
@@ -214,6 +215,8 @@ def test_compile_fullgraph(form):
     """One graph for every length and batch, equal to eager; export works."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
+    if form == "2d":
+        torch_defaults.skip_compiled("Tensor.unflatten")
     function, (t, *rest), _ = four_forms(BF16)[form]
 
     class Block(torch.nn.Module):

@@ -52,7 +52,11 @@ def test_fused_matches_torch(variant, dtype, kind, scale):
     """The shapes of public apex's tests, and one that its kernel refuses."""
     for shape in ((4, 12, 24, 24), (8, 3, 4, 214), (1, 3, 1, 33)):
         if kind is CAUSAL:
-            mask = softmaxes.upper(torch.empty(shape)).expand(shape[0], 1, *shape[2:]).to(variant.device)
+            mask = (
+                softmaxes.upper(torch.empty(shape, dtype=F32, device="cpu"))
+                .expand(shape[0], 1, *shape[2:])
+                .to(variant.device)
+            )
         else:
             mask = random_mask((shape[0], 1, *shape[2:]), variant.device)
             mask[..., 0] = False  # torch's way averages what is masked in whole
@@ -86,7 +90,10 @@ def test_the_flag_decides(launches):
 def test_every_length_is_available(launches, keys):
     """Report: lengths aborted the process or dropped silently to slow code. Odd batches times heads, one query."""
     for kind in (PADDING, CAUSAL):
-        module, mask = make(BF16, kind), random_mask((1, 1, 1, keys), "cpu") & (torch.arange(keys) > 0)
+        module, mask = (
+            make(BF16, kind),
+            random_mask((1, 1, 1, keys), "cpu") & (torch.arange(keys, dtype=torch.int64, device="cpu") > 0),
+        )
         assert module.is_kernel_available(mask, 1, 3, 1, keys)
         x = random((1, 3, 1, keys), BF16, "cpu")
         y = module(x, mask)
@@ -155,7 +162,7 @@ def test_constructor_refuses():
         make(BF16, kind=None)
     make(BF16, kind=None, fusion=False)
     with pytest.raises(ValueError, match="batch, heads, queries, keys"):
-        make(BF16)(torch.ones(2, 3, 4), None)
+        make(BF16)(torch.ones(2, 3, 4, dtype=F32, device="cpu"), None)
 
 
 SIGNATURES = {
@@ -196,7 +203,7 @@ def test_functions():
 @pytest.mark.parametrize("dtype", [F16, BF16, F64], ids=str)
 def test_legacy_modules(dtype):
     """Every function; the scale as a tensor of one, as Megatron-LM passes it."""
-    scale = torch.tensor([0.5])[0]
+    scale = torch.tensor([0.5], dtype=F32, device="cpu")[0]
     x, mask = random((2, 3, 4, 6), dtype, "cpu").requires_grad_(), random_mask((2, 1, 4, 6), "cpu").byte()
     g = random((2, 3, 4, 6), dtype, "cpu", seed=3)
     for module, more, causal in (

@@ -221,7 +221,10 @@ def test_no_weight_gradients_where_none_is_wanted(variant):
             (all_of_them, *_) = torch.autograd.grad(run(x, 4, w, b, True).square().sum(), (x, w, b))
             (alone,) = torch.autograd.grad(run(x, 4, w.detach(), b.detach(), True).square().sum(), x)
             lists.assert_same_bits([alone], [all_of_them])
-    mean, rstd = torch.zeros(1, 4, device=variant.device), torch.ones(1, 4, device=variant.device)
+    mean, rstd = (
+        torch.zeros(1, 4, device=variant.device, dtype=F32),
+        torch.ones(1, 4, device=variant.device, dtype=F32),
+    )
     found = torch.ops.apex.group_norm_backward(x.detach(), x.detach(), mean, rstd, 4, w, b, EPS, False, False)
     assert found[1].numel() == found[2].numel() == 0
 
@@ -300,7 +303,7 @@ def test_more_than_two_to_the_31_elements(last):
     x = torch.empty(shape, device="cuda", dtype=BF16)
     x = x.to(memory_format=torch.channels_last) if last else x
     x.normal_().requires_grad_()
-    w, b = (torch.ones(64, device="cuda", requires_grad=True) for _ in range(2))
+    w, b = (torch.ones(64, device="cuda", requires_grad=True, dtype=F32) for _ in range(2))
     y = run(x, 32, w, b, True)
     dy = torch.empty_like(y).normal_()
     dx, dw, _ = torch.autograd.grad(y, (x, w, b), dy)

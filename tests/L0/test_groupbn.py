@@ -35,7 +35,9 @@ def in_memory(case, tensor):
 
 def bits_of(case, bitmask):
     """The mask as a bool for each element, in the order of memory; bits past the last one must be 0."""
-    bits = (bitmask.cpu().unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten().bool()
+    bits = (
+        (bitmask.cpu().unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device="cpu") & 1).flatten().bool()
+    )
     assert bitmask.numel() == (case.x.numel() + 7) // 8 and not bits[case.x.numel() :].any()
     return bits[: case.x.numel()]
 
@@ -158,20 +160,39 @@ def test_not_finite(variant):
 @pytest.mark.parametrize(
     "change, error, words",
     [
-        (dict(mean=torch.ones(3)), ValueError, "4 channels"),
-        (dict(inv_std=torch.ones(4).half()), TypeError, "must be"),
-        (dict(weight=torch.ones(4).double()), TypeError, "float64 goes with float64"),
-        (dict(weight=torch.ones(4), shift=torch.ones(4).half()), TypeError, "one dtype"),
-        (dict(z=torch.ones(2, 4, 3, 1)), ValueError, "not the input's"),
-        (dict(z=torch.ones(2, 4, 3, 3).half()), TypeError, "not the input's"),
-        (dict(input=torch.ones(2, 4, 6)), ValueError, "3 dimensions"),
-        (dict(input=torch.ones(2, 4, 3, 3).int()), TypeError, "takes float32"),
+        (dict(mean=torch.ones(3, dtype=F32, device="cpu")), ValueError, "4 channels"),
+        (dict(inv_std=torch.ones(4, dtype=F32, device="cpu").half()), TypeError, "must be"),
+        (
+            dict(weight=torch.ones(4, dtype=F32, device="cpu").double()),
+            TypeError,
+            "float64 goes with float64",
+        ),
+        (
+            dict(
+                weight=torch.ones(4, dtype=F32, device="cpu"),
+                shift=torch.ones(4, dtype=F32, device="cpu").half(),
+            ),
+            TypeError,
+            "one dtype",
+        ),
+        (dict(z=torch.ones(2, 4, 3, 1, dtype=F32, device="cpu")), ValueError, "not the input's"),
+        (dict(z=torch.ones(2, 4, 3, 3, dtype=F32, device="cpu").half()), TypeError, "not the input's"),
+        (dict(input=torch.ones(2, 4, 6, dtype=F32, device="cpu")), ValueError, "3 dimensions"),
+        (dict(input=torch.ones(2, 4, 3, 3, dtype=F32, device="cpu").int()), TypeError, "takes float32"),
         (dict(make_bitmask=True), ValueError, "make_bitmask needs fuse_relu"),
     ],
     ids=lambda p: "-".join(p) if isinstance(p, dict) else "",
 )
 def test_refused(variant, change, error, words):
-    given = dict(input=torch.ones(2, 4, 3, 3), z=None, mean=torch.ones(4), inv_std=torch.ones(4)) | change
+    given = (
+        dict(
+            input=torch.ones(2, 4, 3, 3, dtype=F32, device="cpu"),
+            z=None,
+            mean=torch.ones(4, dtype=F32, device="cpu"),
+            inv_std=torch.ones(4, dtype=F32, device="cpu"),
+        )
+        | change
+    )
     given = {k: v.to(variant.device) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
     with pytest.raises(error, match=words):
         forward(**given)

@@ -26,13 +26,13 @@ def _samples(tensor, count=1024):
 def test_adam_on_a_float32_parameter():
     _need(48)
     size = 2359332864
-    p = torch.nn.Parameter(torch.full((size,), 0.5, device="cuda"))
+    p = torch.nn.Parameter(torch.full((size,), 0.5, device="cuda", dtype=torch.float32))
     optimizer = FusedAdam([p], lr=0.1, weight_decay=0.1)
     p.grad = torch.zeros_like(p)
     optimizer.step()
     p.grad.fill_(1.0)
     optimizer.step()
-    twin = torch.nn.Parameter(torch.full((1024,), 0.5, device="cuda"))
+    twin = torch.nn.Parameter(torch.full((1024,), 0.5, device="cuda", dtype=torch.float32))
     oracle = torch.optim.AdamW([twin], lr=0.1, weight_decay=0.1)
     for value in (0.0, 1.0):
         twin.grad = torch.full_like(twin, value)
@@ -50,7 +50,7 @@ def test_adam_on_a_bfloat16_parameter():
     optimizer.step()
     for sample in _samples(p.detach()):
         assert (sample == -0.1).all() or torch.allclose(
-            sample.float(), torch.tensor(-0.1, device="cuda"), rtol=1e-2
+            sample.float(), torch.tensor(-0.1, device="cuda", dtype=torch.float32), rtol=1e-2
         )
     for sample in _samples(optimizer.state[p]["exp_avg"]):
         assert (sample > 0).all()

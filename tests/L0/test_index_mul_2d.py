@@ -22,7 +22,9 @@ def make(case, dtype, device, seed=1):
     """(in1, in2, index), the first two requiring gradients; the second entry is picked by none"""
     entries, rows, features = case
     in1, in2 = lists.random(dtype, device, ((entries, features), (rows, features)), seed=seed)
-    index = torch.randint(0, entries, (rows,), generator=torch.Generator().manual_seed(seed))
+    index = torch.randint(
+        0, entries, (rows,), generator=torch.Generator().manual_seed(seed), dtype=torch.int64, device="cpu"
+    )
     if entries > 1:
         index[index == 1] = 0
     return in1.requires_grad_(), in2.requires_grad_(), index.to(device)

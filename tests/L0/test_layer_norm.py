@@ -61,8 +61,10 @@ def test_layouts(variant, norm):
     x = x.requires_grad_()
     y = norm.forward(x, (24,), ())
     torch.testing.assert_close(
-        torch.autograd.grad(y, x, torch.ones(5, 3, 1, device=device).expand(5, 3, 24), retain_graph=True)[0],
-        torch.autograd.grad(y, x, torch.ones(5, 3, 24, device=device))[0],
+        torch.autograd.grad(
+            y, x, torch.ones(5, 3, 1, device=device, dtype=F32).expand(5, 3, 24), retain_graph=True
+        )[0],
+        torch.autograd.grad(y, x, torch.ones(5, 3, 24, device=device, dtype=F32))[0],
     )
 
 
@@ -181,5 +183,5 @@ def test_extreme_values(variant, norm):
     x[1, 3], x[2, 5] = float("inf"), float("nan")
     y = norm.forward(x, (1000,), ())
     assert y[1].isnan().any() and y[2].isnan().all() and y[[0, 3]].isfinite().all()
-    zeros = norm.forward(torch.zeros(2, 64, device=device), (64,), ())
+    zeros = norm.forward(torch.zeros(2, 64, device=device, dtype=F32), (64,), ())
     assert zeros.eq(0).all()

@@ -25,18 +25,23 @@ from apex.transformer import functional
 
 
 def random(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), dtype=F32, device="cpu")
+
+
+def zeros(*shape):
+    return torch.zeros(shape, dtype=F32, device="cpu")
 
 
 def index_mul_2d(function, **changed):
     def call():
-        in1, in2, index = random(5, 4), random(1, 4), torch.tensor([2])
+        in1, in2, index = random(5, 4), random(1, 4), torch.tensor([2], dtype=torch.int64, device="cpu")
         given = dict(
-            out=torch.zeros(1, 4), grad_grad_out=torch.zeros(1, 4), grad_in1=torch.zeros(5, 4),
-            grad_in2=torch.zeros(1, 4), grad_out=in2, grad_grad_in1=in1, grad_grad_in2=in2,
-            in1=in1, in2=in2, idx1=index,
+            out=zeros(1, 4), grad_grad_out=zeros(1, 4), grad_in1=zeros(5, 4), grad_in2=zeros(1, 4),
+            grad_out=in2, grad_grad_in1=in1, grad_grad_in2=in2, in1=in1, in2=in2, idx1=index,
         )  # fmt: skip
-        given |= {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in changed.items()}
+        given |= {
+            name: torch.zeros(shape, dtype=dtype, device="cpu") for name, (shape, dtype) in changed.items()
+        }
         written = ("out", "grad_grad_out", "grad_in1", "grad_in2")
         names = inspect.signature(function).parameters
         try:
@@ -48,26 +53,30 @@ def index_mul_2d(function, **changed):
 
 
 def focal(**changed):
-    given = dict(grad_output=torch.ones(()), partial_grad=random(3, 4), num_positives_sum=torch.ones(1))
+    given = dict(
+        grad_output=torch.ones((), dtype=F32, device="cpu"),
+        partial_grad=random(3, 4),
+        num_positives_sum=torch.ones(1, dtype=F32, device="cpu"),
+    )
     return lambda: focal_loss_cuda.backward(**given | changed)
 
 
 def group_norm(sums):
-    x, w = random(2, 8, 3), torch.ones(8)
+    x, w = random(2, 8, 3), torch.ones(8, dtype=F32, device="cpu")
     return lambda: group_norm_cuda.backward(x, sums, x, 4, w, w, 1e-5, 1)
 
 
 def group_norm_v2(mean_var):
-    x, w = random(2, 8, 3), torch.ones(8)
+    x, w = random(2, 8, 3), torch.ones(8, dtype=F32, device="cpu")
     return lambda: group_norm_v2_cuda.gn(x, w, w, 1e-5, False, 4, mean_var)
 
 
-def batch_norm(minibatch=torch.float32, **bitmask):
+def batch_norm(minibatch=torch.float32, dtype=torch.int32, device="cpu"):
     def call():
-        x, ones = random(2, 3, 3, 8), torch.ones(8)
-        running = torch.zeros(8), torch.ones(8)
-        batch = [torch.zeros(8, dtype=minibatch) for _ in range(2)]
-        mask = torch.zeros(36, **dict(dtype=torch.int32) | bitmask)
+        x, ones = random(2, 3, 3, 8), torch.ones(8, dtype=F32, device="cpu")
+        running = torch.zeros(8, dtype=F32, device="cpu"), torch.ones(8, dtype=F32, device="cpu")
+        batch = [torch.zeros(8, dtype=minibatch, device="cpu") for _ in range(2)]
+        mask = torch.zeros(36, dtype=dtype, device=device)
         end = (None, 0.1, 1e-5, None, None, None, None, 1, None, 2, 1, False)
         try:
             bnp.bn_addrelu_fwd_nhwc(x, x, ones, ones, *running, *batch, mask, *end)
@@ -77,7 +86,7 @@ def batch_norm(minibatch=torch.float32, **bitmask):
     return call
 
 
-LENGTHS = torch.tensor([3, 2], dtype=torch.int32)
+LENGTHS = torch.tensor([3, 2], dtype=torch.int32, device="cpu")
 
 
 def joint(offset):
@@ -93,13 +102,15 @@ def joint_backward(mask):
 
 
 def loss(x):
-    label = torch.ones(2, 2, dtype=torch.int64)
+    label = torch.ones(2, 2, dtype=torch.int64, device="cpu")
     return lambda: transducer_loss_cuda.forward(x, label, LENGTHS, LENGTHS - 1, None, 3, 0, 1, True)
 
 
 def xentropy(saved):
-    labels = torch.tensor([1, 2])
-    return lambda: xentropy_cuda.backward(torch.ones(2), random(2, 5), saved, labels, 0.0)
+    labels = torch.tensor([1, 2], dtype=torch.int64, device="cpu")
+    return lambda: xentropy_cuda.backward(
+        torch.ones(2, dtype=F32, device="cpu"), random(2, 5), saved, labels, 0.0
+    )
 
 
 F32, HALF = torch.float32, torch.float16
@@ -139,26 +150,34 @@ CASES = {
         "not torch.float16",
     ),
     "focal gradient of integers": (
-        focal(partial_grad=torch.ones(3, 4, dtype=torch.int32)),
+        focal(partial_grad=torch.ones(3, 4, dtype=torch.int32, device="cpu")),
         TypeError,
         "partial_grad must be a floating-point tensor",
     ),
     "focal complex": (
-        focal(grad_output=torch.ones((), dtype=torch.complex64)),
+        focal(grad_output=torch.ones((), dtype=torch.complex64, device="cpu")),
         TypeError,
         "grad_output must be",
     ),
     "focal number": (focal(num_positives_sum=3), TypeError, "num_positives_sum must be .*not int"),
     "focal devices": (
-        focal(partial_grad=torch.ones(3, 4, device="meta")),
+        focal(partial_grad=torch.ones(3, 4, device="meta", dtype=F32)),
         ValueError,
         "on cpu, meta and cpu",
     ),
-    "sums of integers": (group_norm(torch.ones(16, dtype=torch.int32)), TypeError, "sums must be"),
-    "too few sums": (group_norm(torch.ones(14)), ValueError, "16, not 14"),
-    "mean and variance elsewhere": (group_norm_v2(torch.empty(16, device="meta")), ValueError, "is on meta"),
+    "sums of integers": (
+        group_norm(torch.ones(16, dtype=torch.int32, device="cpu")),
+        TypeError,
+        "sums must be",
+    ),
+    "too few sums": (group_norm(torch.ones(14, dtype=F32, device="cpu")), ValueError, "16, not 14"),
+    "mean and variance elsewhere": (
+        group_norm_v2(torch.empty(16, device="meta", dtype=F32)),
+        ValueError,
+        "is on meta",
+    ),
     "normalizers of integers": (
-        xentropy(torch.ones(2, dtype=torch.int64)),
+        xentropy(torch.ones(2, dtype=torch.int64, device="cpu")),
         TypeError,
         "max_log_sum_exp must be a floating-point tensor",
     ),
@@ -170,7 +189,7 @@ CASES = {
     "joint without offsets": (joint(None), TypeError, "batchOffset must be a tensor, not None"),
     "loss without offsets": (loss(random(2, 3, 3, 5)), TypeError, "batchOffset must be a tensor, not None"),
     "narrower mask of the joint": (
-        joint_backward(torch.ones(2, 3, 3, 7, dtype=torch.uint8)),
+        joint_backward(torch.ones(2, 3, 3, 7, dtype=torch.uint8, device="cpu")),
         ValueError,
         "the mask's shape",
     ),

@@ -31,7 +31,7 @@ def leaf(*shape, seed=1):
 
 
 def test_xentropy(ops):
-    logits, labels = leaf(5, 7), torch.tensor([0, 1, 2, 3, -100], device="cpu")
+    logits, labels = leaf(5, 7), torch.tensor([0, 1, 2, 3, -100], device="cpu", dtype=torch.int64)
     assert torch.autograd.gradcheck(lambda x: ops.xentropy_forward(x, labels, 0.1, 0, False)[0], logits)
     with torch.autocast("cpu", BF16):
         assert ops.xentropy_forward(logits.bfloat16(), labels)[0].dtype == F32
@@ -50,7 +50,7 @@ def test_xentropy(ops):
 def test_focal_loss(ops):
     logits, targets, num_positives = (
         leaf(5, 7),
-        torch.tensor([0, 1, -1, 3, -2], device="cpu"),
+        torch.tensor([0, 1, -1, 3, -2], device="cpu", dtype=torch.int64),
         torch.tensor(2.0, dtype=F64, device="cpu"),
     )
     arguments = (targets, num_positives, 6, 0.25, 2.0, 0.1)
@@ -65,7 +65,7 @@ def test_index_mul_2d(ops):
         leaf(3, 4),
         leaf(5, 4, seed=2),
         leaf(5, 4, seed=3),
-        torch.tensor([0, 2, 2, 1, 0], device="cpu"),
+        torch.tensor([0, 2, 2, 1, 0], device="cpu", dtype=torch.int64),
     )
     assert torch.autograd.gradcheck(lambda a, b: ops.index_mul_2d_forward(a, b, index), (in1, in2))
     assert torch.autograd.gradcheck(lambda a, b, g: ops.index_mul_2d_backward(g, a, b, index), (in1, in2, g))
@@ -76,9 +76,12 @@ def test_transducer_joint(ops, dropout):
     f, g, lengths = (
         leaf(2, 3, 5),
         leaf(2, 2, 5, seed=2),
-        (torch.tensor([3, 2], device="cpu"), torch.tensor([1, 2], device="cpu")),
+        (
+            torch.tensor([3, 2], device="cpu", dtype=torch.int64),
+            torch.tensor([1, 2], device="cpu", dtype=torch.int64),
+        ),
     )
-    tail = (None, 0, True, dropout, torch.tensor([7], device="cpu") if dropout else None)
+    tail = (None, 0, True, dropout, torch.tensor([7], device="cpu", dtype=torch.int64) if dropout else None)
     assert torch.autograd.gradcheck(
         lambda f, g: ops.transducer_joint_forward(f, g, *lengths, *tail)[0], (f, g)
     )
@@ -98,8 +101,11 @@ def test_transducer_joint(ops, dropout):
 def test_transducer_loss(ops, log_probs):
     x, label, lengths = (
         leaf(2, 3, 3, 5),
-        torch.tensor([[1, 2], [3, 4]], device="cpu"),
-        (torch.tensor([3, 2], device="cpu"), torch.tensor([1, 2], device="cpu")),
+        torch.tensor([[1, 2], [3, 4]], device="cpu", dtype=torch.int64),
+        (
+            torch.tensor([3, 2], device="cpu", dtype=torch.int64),
+            torch.tensor([1, 2], device="cpu", dtype=torch.int64),
+        ),
     )
     tail = (label, *lengths, 0, None, 0, log_probs)
     assert torch.autograd.gradcheck(lambda x: ops.transducer_loss_forward(x, *tail)[0], x)

@@ -184,7 +184,9 @@ def test_a_nan_beside_an_inf(variant, multi_tensor_l2norm):
     for values in ([INF, NAN, 1.0], [NAN, INF, 1.0], [1.0, NAN, INF]):
         for maximum in (False, True):
             total = lists.scalar(7.0, variant.device)
-            multi_tensor_l2norm([torch.tensor(values, device=variant.device)], total, maximum=maximum)
+            multi_tensor_l2norm(
+                [torch.tensor(values, dtype=F32, device=variant.device)], total, maximum=maximum
+            )
             assert math.isnan(total.item())
 
 

@@ -65,7 +65,7 @@ def test_stage1(variant, entrance, types):
     tensors = _state(variant.device, *types)
     decays = [0.1 * i for i in range(len(lists.FEW))]
     updates, averages, squares = _expected(tensors, decays, clip=0.25)
-    per_tensor = torch.tensor(decays, device=variant.device)
+    per_tensor = torch.tensor(decays, dtype=F32, device=variant.device)
     norm = scalar(8.0, variant.device)
     entrance("multi_tensor_lamb_stage1", tensors, per_tensor, STEP, BETA1, BETA2, EPS, norm, 2.0)
     for found, value in ((tensors[4], updates), (tensors[2], averages), (tensors[3], squares)):
@@ -118,7 +118,7 @@ def test_buckets_keep_their_own_decays(variant):
     tensors.append(lists.empties(tensors[0]))
     decays = [0.0, 1.0, 2.0, 3.0]
     updates, *_ = _expected(tensors, decays, clip=1.0)
-    per_tensor = torch.tensor(decays, device=variant.device)
+    per_tensor = torch.tensor(decays, dtype=F32, device=variant.device)
     norm = scalar(1.0, variant.device)
     dispatcher("multi_tensor_lamb_stage1", tensors, per_tensor, STEP, BETA1, BETA2, EPS, norm, 2.0)
     lists.assert_near(tensors[4], updates, arithmetic=64, smallest=64 * lists.ROUNDING[F32])

@@ -70,7 +70,7 @@ def expected(tensors, inv_scale=1.0, first=False, stored=None, **changes):
         if len(tensors) > 2 and s["momentum"]:
             (old,) = lists.exact([tensors[2][i]])
             mask = (
-                torch.tensor(first or s["first_run"], device="cpu")
+                torch.tensor(first or s["first_run"], dtype=torch.bool, device="cpu")
                 if isinstance(first, bool)
                 else first[i].cpu()
             )
@@ -158,7 +158,9 @@ def test_mixed_dtypes_in_one_call(variant, multi_tensor_sgd):
 
 def test_marked_elements_take_their_first_step(variant, multi_tensor_sgd):
     tensors = state(variant.device)
-    masks = [torch.arange(b.numel(), device=b.device).view(b.shape) % 3 == 0 for b in tensors[2]]
+    masks = [
+        torch.arange(b.numel(), device=b.device, dtype=torch.int64).view(b.shape) % 3 == 0 for b in tensors[2]
+    ]
     tensors[2] = [b.masked_fill(mask, -0.0) for b, mask in zip(tensors[2], masks, strict=True)]
     run(multi_tensor_sgd, tensors, marked_first_run=True, wanted=dict(first=masks))
 

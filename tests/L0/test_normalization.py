@@ -9,15 +9,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lists import BF16, F16, F32, F64
+from torch_defaults import float32_on_cpu
 
 from apex import normalization
 from apex._legacy import fast_layer_norm, fused_layer_norm_cuda
-from apex.contrib.layer_norm import FastLayerNorm
+from apex.contrib import layer_norm
 from apex.contrib.layer_norm.layer_norm import FastLayerNormFN
 from apex.normalization import fused_layer_norm as functions
 from apex.transformer import layers
 
-MODULES = [normalization.FusedLayerNorm, normalization.FusedRMSNorm, FastLayerNorm]
+
+def of_float32(name, package=normalization):
+    """Makes such a module of float32 on the CPU: parameters follow torch's defaults, as those of torch.nn do."""
+    return float32_on_cpu()(getattr(package, name))
+
+
+FastLayerNorm = of_float32("FastLayerNorm", layer_norm)
+MODULES = [of_float32("FusedLayerNorm"), of_float32("FusedRMSNorm"), FastLayerNorm]
+MIXED = [of_float32("MixedFusedLayerNorm"), of_float32("MixedFusedRMSNorm")]
 
 
 def like_torch(module, x):
@@ -83,23 +92,23 @@ def test_mixed_dtypes_have_a_rule():
     """Report: float32 input, half weight. Outside autocast it is refused by name; Mixed* take it."""
     x = norms.random((2, 8, 512), F32, "cpu")
     for kind in ("LayerNorm", "RMSNorm"):
-        plain = getattr(normalization, f"Fused{kind}")(512).half()
+        plain = of_float32(f"Fused{kind}")(512).half()
         with pytest.raises(TypeError, match=f"MixedFused{kind}"):
             plain(x)
         with pytest.raises(TypeError, match=f"MixedFused{kind}"):
             plain.to("meta")(x.to("meta"))  # which has no autocast
-        mixed = getattr(normalization, f"MixedFused{kind}")(512).half()
+        mixed = of_float32(f"MixedFused{kind}")(512).half()
         assert mixed(x).dtype == F16
-        assert getattr(normalization, f"MixedFused{kind}")(512)(x.to(BF16)).dtype == F32
+        assert of_float32(f"MixedFused{kind}")(512)(x.to(BF16)).dtype == F32
         with pytest.raises(RuntimeError, match="elementwise_affine = False"), pytest.warns(UserWarning):
-            getattr(normalization, f"MixedFused{kind}")(512, elementwise_affine=False)
+            of_float32(f"MixedFused{kind}")(512, elementwise_affine=False)
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 def test_autocast_after_linear(dtype):
     """Report: half input with a float32 weight was rejected."""
-    for make in [*MODULES, normalization.MixedFusedLayerNorm, normalization.MixedFusedRMSNorm]:
-        linear, module = torch.nn.Linear(64, 64), make(64)
+    for make in [*MODULES, *MIXED]:
+        linear, module = torch.nn.Linear(64, 64, dtype=F32, device="cpu"), make(64)
         with torch.autocast("cpu", dtype):
             y = module(linear(norms.random((4, 64), F32, "cpu")))
         assert y.dtype == dtype
@@ -140,7 +149,10 @@ def test_parameters_that_moved():
 class Block(torch.nn.Module):
     def __init__(self, norm):
         super().__init__()
-        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        self.first, self.second = (
+            torch.nn.Linear(64, 64, dtype=F32, device="cpu"),
+            torch.nn.Linear(64, 64, dtype=F32, device="cpu"),
+        )
         self.norm = norm
 
     def forward(self, x):
@@ -197,7 +209,11 @@ def test_public_signatures(name):
 
 
 def test_functions_take_the_old_arguments_and_the_new_one():
-    x, w, b = norms.random((3, 8), F32, "cpu"), torch.rand(8), torch.rand(8)
+    x, w, b = (
+        norms.random((3, 8), F32, "cpu"),
+        torch.rand(8, dtype=F32, device="cpu"),
+        torch.rand(8, dtype=F32, device="cpu"),
+    )
     layer, rms = functions.FusedLayerNormAffineFunction, functions.FusedRMSNormAffineFunction
     assert torch.equal(layer.apply(x, w, b, (8,), 1e-5), layer.apply(x, w, b, (8,), 1e-5, True))
     assert torch.equal(rms.apply(x, w, torch.Size([8]), 1e-5), rms.apply(x, w, 8, 1e-5, True))
@@ -206,7 +222,7 @@ def test_functions_take_the_old_arguments_and_the_new_one():
 
 
 def test_state_of_torch_fits():
-    ours, theirs = normalization.FusedLayerNorm((3, 8)), torch.nn.LayerNorm((3, 8))
+    ours, theirs = MODULES[0]((3, 8)), torch.nn.LayerNorm((3, 8), dtype=F32, device="cpu")
     ours.load_state_dict(theirs.state_dict())
     assert repr(ours) == "FusedLayerNorm((3, 8), eps=1e-05, elementwise_affine=True)"
     assert torch.jit.trace(ours, norms.random((2, 3, 8), F32, "cpu")).graph.findNode("aten::layer_norm")
@@ -217,7 +233,7 @@ def test_state_of_torch_fits():
 def test_torchscript(how):
     """As in public apex: torch's own ops, which run where no apex is. Dtypes are as in eager mode."""
     for kind, mixed in (("LayerNorm", False), ("RMSNorm", False), ("LayerNorm", True), ("RMSNorm", True)):
-        make = getattr(normalization, f"{'Mixed' * mixed}Fused{kind}")
+        make = of_float32(f"{'Mixed' * mixed}Fused{kind}")
         plain = () if mixed else (make((3, 8), elementwise_affine=False),)
         for module in (make((3, 8)), make((3, 8), eps=0.1, memory_efficient=True), *plain):
             for parameter in module.parameters():
@@ -245,7 +261,7 @@ def test_traces_take_sizes_from_tensors():
         lambda x: normalization.fused_add_layer_norm(x, x, w, w)[0],
         lambda x: normalization.fused_add_rms_norm(x, x, w)[0],
         FastLayerNorm(8),
-        layers.FastLayerNorm(8),
+        float32_on_cpu()(layers.FastLayerNorm)(8),
     ):
         traced = torch.jit.trace(function, x)
         assert "apex::" in str(traced.inlined_graph)
@@ -265,11 +281,11 @@ def test_residual_functions():
 def test_layers_say_whether_they_are_sequence_parallel():
     for make in (layers.FusedLayerNorm, layers.MixedFusedLayerNorm, layers.FastLayerNorm):
         for enabled in (False, True):
-            module = make(16, sequence_parallel_enabled=enabled)
+            module = float32_on_cpu()(make)(16, sequence_parallel_enabled=enabled)
             assert module.sequence_parallel_enabled is enabled
             assert module.weight.sequence_parallel_enabled is enabled
             assert module.bias.sequence_parallel_enabled is enabled
-        assert module(torch.ones(2, 16)).shape == (2, 16)
+        assert module(torch.ones(2, 16, dtype=F32, device="cpu")).shape == (2, 16)
 
 
 @pytest.mark.parametrize("memory_efficient", [False, True], ids=["input", "output"])

@@ -42,7 +42,7 @@ def test_with_the_device(results, case):
 def test_without_the_device():
     """torch's own words, from a tensor and from a module of ours."""
     with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'npu'"):
-        torch.ones(3).npu()
+        torch.ones(3, dtype=torch.float32, device="cpu").npu()
     with pytest.raises(AttributeError, match="'FusedLayerNorm' object has no attribute 'npu'"):
         FusedLayerNorm(3).npu()
     with pytest.raises(RuntimeError, match="device type at start of device string: npu"):

@@ -42,7 +42,9 @@ def filled(module):
 
 
 def values(*shape, seed=1):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32, device="cpu"
+    )
 
 
 MASK = values(2, 1, 5, 6) > 0.8

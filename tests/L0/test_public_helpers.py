@@ -18,8 +18,11 @@ Pair = collections.namedtuple("Pair", "a b")
 
 
 def test_casts_follow_autocast():
-    one, double = torch.ones(2, dtype=torch.float32), torch.ones(2, dtype=torch.float64)
-    index = torch.zeros(2, dtype=torch.int64)
+    one, double = (
+        torch.ones(2, dtype=torch.float32, device="cpu"),
+        torch.ones(2, dtype=torch.float64, device="cpu"),
+    )
+    index = torch.zeros(2, dtype=torch.int64, device="cpu")
     arguments = (one, double, index, [one, None], {"x": one}, Pair(one, 3), "text")
     assert all(a is b for a, b in zip(_cast_if_autocast_enabled(*arguments)[:3], arguments, strict=False))
     with torch.autocast("cpu", dtype=torch.bfloat16):

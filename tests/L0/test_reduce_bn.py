@@ -65,7 +65,10 @@ def test_layouts(variant):
         case.x = lists.misaligned([case.x.contiguous()])[0]
         check(case)
     case = Case("first", (3, 4, 8), F32, variant.device)
-    case.dy, case.dy64 = torch.ones(1, 1, 1).to(case.x).expand(3, 4, 8), torch.ones(3, 4, 8).double()
+    case.dy, case.dy64 = (
+        torch.ones(1, 1, 1, dtype=F32, device="cpu").to(case.x).expand(3, 4, 8),
+        torch.ones(3, 4, 8, dtype=F32, device="cpu").double(),
+    )
     check(case)
 
 
@@ -105,7 +108,7 @@ def test_masked(variant, dtype):
         ("last", (1100, 8)),
     ]:
         case = Case(layout, shape, dtype, variant.device)
-        kept = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.5
+        kept = torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=F32, device="cpu") < 0.5
         case.dy[~kept.to(case.dy.device)] = float("inf")
         case.dy64 = torch.where(kept, case.dy64, 0)
         mask = _channels.pack(kept, case.last).to(case.dy.device)
@@ -128,7 +131,7 @@ def test_mask_refused(variant):
         reduce(*arguments, mask)
     with pytest.raises(TypeError, match="must be uint8"):
         reduce(*arguments, mask.int())
-    x = torch.ones(2, 4, 6, device=variant.device)
+    x = torch.ones(2, 4, 6, device=variant.device, dtype=F32)
     with pytest.raises(ValueError, match="3 dimensions"):
         reduce(x, x, case.mean[:4], case.inv_std[:4], None, False, mask)
 

@@ -147,25 +147,31 @@ def test_errors(call, error, text):
         (dict(shape=(4,)), "how the input's shape"),
         (dict(shape=(24,)), "how the input's shape"),
         (dict(shape=()), "normalized_shape"),
-        (dict(weight=torch.ones(7)), "weight has shape"),
-        (dict(weight=torch.ones(())), "weight has shape"),
-        (dict(grad=torch.ones(3, 7)), "the gradient has shape"),
-        (dict(grad_sum=torch.ones(3, 1)), "the gradient of the sum has shape"),
-        (dict(rstd=torch.ones(2)), "rstd must hold one"),
+        (dict(weight=torch.ones(7, dtype=F32, device="cpu")), "weight has shape"),
+        (dict(weight=torch.ones((), dtype=F32, device="cpu")), "weight has shape"),
+        (dict(grad=torch.ones(3, 7, dtype=F32, device="cpu")), "the gradient has shape"),
+        (dict(grad_sum=torch.ones(3, 1, dtype=F32, device="cpu")), "the gradient of the sum has shape"),
+        (dict(rstd=torch.ones(2, dtype=F32, device="cpu")), "rstd must hold one"),
     ],
     ids=lambda p: "-".join(p) if isinstance(p, dict) else "",
 )
 @each_norm
 def test_backward_refuses_what_no_forward_left(variant, norm, change, words):
     """Kernels read as many elements as the sizes say: past the end of what is shorter."""
-    given = dict(grad=torch.ones(3, 8), grad_sum=None, rstd=torch.ones(3), shape=(8,), weight=torch.ones(8))
+    given = dict(
+        grad=torch.ones(3, 8, dtype=F32, device="cpu"),
+        grad_sum=None,
+        rstd=torch.ones(3, dtype=F32, device="cpu"),
+        shape=(8,),
+        weight=torch.ones(8, dtype=F32, device="cpu"),
+    )
     given = {
         k: v.to(variant.device) if isinstance(v, torch.Tensor) else v for k, v in (given | change).items()
     }
-    mean = (torch.zeros(3, device=variant.device),) if norm.centered else ()
+    mean = (torch.zeros(3, device=variant.device, dtype=F32),) if norm.centered else ()
     bias = (given["weight"],) if norm.centered else ()
     backward = getattr(torch.ops.apex, f"add_{norm.name}_backward")
-    saved = torch.ones(3, 8, device=variant.device)
+    saved = torch.ones(3, 8, device=variant.device, dtype=F32)
     with pytest.raises(ValueError, match=words):
         backward(
             given["grad"], given["grad_sum"], saved, *mean, given["rstd"], given["shape"], given["weight"],
@@ -174,7 +180,7 @@ def test_backward_refuses_what_no_forward_left(variant, norm, change, words):
 
 
 def test_backward_refuses_a_gradient_of_another_dtype():
-    x, rstd = torch.ones(3, 8), torch.ones(3)
+    x, rstd = torch.ones(3, 8, dtype=F32, device="cpu"), torch.ones(3, dtype=F32, device="cpu")
     with pytest.raises(TypeError, match="the gradient of the sum has dtype"):
         torch.ops.apex.add_rms_norm_backward(x, x.half(), x, rstd, (8,), None, norms.EPS)
 

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch_defaults import float32_on_cpu
 
 from apex import RNN, amp
 from apex.amp._amp_state import _amp_state
@@ -23,10 +24,17 @@ TORCH = {
 NAMES = {"w_ih": "weight_ih", "w_hh": "weight_hh", "w_ho": "weight_hr", "b_ih": "bias_ih", "b_hh": "bias_hh"}
 
 
+@float32_on_cpu()
+def make(name, *sizes, **options):
+    """One of apex.RNN's networks."""
+    return getattr(RNN, name)(*sizes, **options)
+
+
+@float32_on_cpu()
 def pair(name, layers=1, **options):
     """Ours and torch's with the same weights."""
     torch.manual_seed(0)
-    ours = getattr(RNN, name)(IN, H, layers, **options)
+    ours = make(name, IN, H, layers, **options)
     if options.get("output_size"):
         options["proj_size"] = options.pop("output_size")
     theirs = TORCH[name](IN, H, layers, **options)
@@ -60,7 +68,7 @@ def test_like_torch(name, options):
     ours.eval()
     theirs.eval()
     shape = (B, T, IN) if options.get("batch_first") else (T, B, IN)
-    x = torch.randn(shape, requires_grad=True)
+    x = torch.randn(shape, requires_grad=True, dtype=torch.float32, device="cpu")
     y = x.detach().clone().requires_grad_()
     found, hidden = ours(x)
     wanted, wanted_hidden = theirs(y)
@@ -79,7 +87,7 @@ def test_like_torch(name, options):
 @pytest.mark.parametrize("name", TORCH)
 def test_bidirectional(name):
     ours, theirs = pair(name, bidirectional=True)
-    x = torch.randn(T, B, IN)
+    x = torch.randn(T, B, IN, dtype=torch.float32, device="cpu")
     found, hidden = ours(x)
     wanted, wanted_hidden = theirs(x)
     close(found, wanted)
@@ -91,7 +99,7 @@ def test_bidirectional(name):
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_projection():
     ours, theirs = pair("LSTM", layers=2, output_size=2)
-    x = torch.randn(T, B, IN)
+    x = torch.randn(T, B, IN, dtype=torch.float32, device="cpu")
     found, (h, c) = ours(x)
     wanted, (wanted_h, wanted_c) = theirs(x)
     assert found.shape == (T, B, 2) and h.shape == (2, B, 2) and c.shape == (2, B, H)
@@ -99,19 +107,23 @@ def test_projection():
     close(h, wanted_h)
     close(c, wanted_c)
     for name in ("ReLU", "Tanh", "mLSTM"):
-        assert getattr(RNN, name)(IN, H, 2, output_size=2)(x)[0].shape == (T, B, 2)
+        assert make(name, IN, H, 2, output_size=2)(x)[0].shape == (T, B, 2)
     with pytest.raises(ValueError, match="output_size"):
-        RNN.GRU(IN, H, 1, output_size=2)
+        make("GRU", IN, H, 1, output_size=2)
 
 
 def test_cells():
     """By their formulas, in float64."""
     torch.manual_seed(0)
-    x, h, c, m_ih, m_hh = (torch.randn(s).double() for s in ((B, IN), (B, H), (B, H), (H, IN), (H, H)))
+    x, h, c, m_ih, m_hh = (
+        torch.randn(s, dtype=torch.float32, device="cpu").double()
+        for s in ((B, IN), (B, H), (B, H), (H, IN), (H, H))
+    )
 
     def weights(gates):
         return [
-            torch.randn(s).double() for s in ((gates * H, IN), (gates * H, H), (gates * H,), (gates * H,))
+            torch.randn(s, dtype=torch.float32, device="cpu").double()
+            for s in ((gates * H, IN), (gates * H, H), (gates * H,), (gates * H,))
         ]
 
     def lstm(h, w_ih, w_hh, b_ih, b_hh):
@@ -140,13 +152,19 @@ def test_cells():
 def test_mlstm_network(bidirectional):
     """Two layers, step by step."""
     torch.manual_seed(0)
-    model = RNN.mLSTM(IN, H, 2, bidirectional=bidirectional)
-    x = torch.randn(T, B, IN)
+    model = make("mLSTM", IN, H, 2, bidirectional=bidirectional)
+    x = torch.randn(T, B, IN, dtype=torch.float32, device="cpu")
     output, hidden = model(x)
     stacks = [(model.fwd, range(T)), (model.bckwrd, range(T)[::-1])] if bidirectional else [(model, range(T))]
     outputs, lasts = [], []
     for stack, order in stacks:
-        state = [[torch.zeros(B, H), torch.zeros(B, H)] for _ in range(2)]
+        state = [
+            [
+                torch.zeros(B, H, dtype=torch.float32, device="cpu"),
+                torch.zeros(B, H, dtype=torch.float32, device="cpu"),
+            ]
+            for _ in range(2)
+        ]
         found = [None] * T
         for t in order:
             value = x[t]
@@ -166,8 +184,8 @@ def test_mlstm_network(bidirectional):
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_collected_hidden_states(bidirectional):
     """After every step, in the order of time: the outputs are those of the last layer."""
-    model = RNN.LSTM(IN, H, 2, bidirectional=bidirectional)
-    x = torch.randn(T, B, IN)
+    model = make("LSTM", IN, H, 2, bidirectional=bidirectional)
+    x = torch.randn(T, B, IN, dtype=torch.float32, device="cpu")
     output, hidden = model(x, collect_hidden=True)
     assert len(hidden) == 2 and all(len(steps) == T for steps in hidden)
     width = 2 * H if bidirectional else H
@@ -182,8 +200,8 @@ def test_collected_hidden_states(bidirectional):
 
 
 def test_state_is_kept():
-    model = RNN.GRU(IN, H, 2)
-    x = torch.randn(T, B, IN)
+    model = make("GRU", IN, H, 2)
+    x = torch.randn(T, B, IN, dtype=torch.float32, device="cpu")
     whole = model(x)[0]
     model.reset_hidden(B)
     parts = [model(part)[0] for part in x.split(2)]
@@ -195,20 +213,20 @@ def test_state_is_kept():
     model.detach_hidden()
     model(x)[0].sum().backward()
     model.init_hidden(B)  # leaves what is there
-    assert not torch.equal(model.rnns[0].hidden[0], torch.zeros(B, H))
+    assert not torch.equal(model.rnns[0].hidden[0], torch.zeros(B, H, dtype=torch.float32, device="cpu"))
     assert model(x[:, :1])[0].shape == (T, 1, H)  # another batch begins anew
     model.init_inference(B)
-    assert torch.equal(model.rnns[1].hidden[0], torch.zeros(B, H))
+    assert torch.equal(model.rnns[1].hidden[0], torch.zeros(B, H, dtype=torch.float32, device="cpu"))
     assert list(model.state_dict()) == [
         f"rnns.{k}.{n}" for k in range(2) for n in ("w_ih", "w_hh", "b_ih", "b_hh")
     ]
     with pytest.raises(RuntimeError, match="no hidden state"):
-        RNN.LSTM(IN, H, 1).detach_hidden()
+        make("LSTM", IN, H, 1).detach_hidden()
 
 
 def test_copies_begin_anew():
-    model = RNN.LSTM(IN, H, 1, bidirectional=True)
-    x = torch.randn(T, B, IN)
+    model = make("LSTM", IN, H, 1, bidirectional=True)
+    x = torch.randn(T, B, IN, dtype=torch.float32, device="cpu")
     wanted = model(x)[0]
     other = copy.deepcopy(model)
     close(other(x)[0], wanted)
@@ -217,9 +235,9 @@ def test_copies_begin_anew():
 
 def test_dropout_is_between_layers():
     torch.manual_seed(0)
-    x = torch.randn(T, B, IN)
+    x = torch.randn(T, B, IN, dtype=torch.float32, device="cpu")
     for layers, differs in ((1, False), (2, True)):
-        model = RNN.Tanh(IN, H, layers, dropout=0.5)
+        model = make("Tanh", IN, H, layers, dropout=0.5)
         outputs = []
         for training in (True, True, False, False):
             model.train(training)
@@ -234,24 +252,27 @@ def test_own_cells():
     def twice(input, hidden, w_ih, w_hh, b_ih=None, b_hh=None):
         return 2 * (input @ w_ih.t() + hidden @ w_hh.t())
 
-    cell = RNNCell(1, IN, H, twice, n_hidden_states=1)
+    x = torch.randn(T, B, IN, dtype=torch.float32, device="cpu")
+    with float32_on_cpu():
+        cell = RNNCell(1, IN, H, twice, n_hidden_states=1)
+        other = cell.new_like(9)
+        stacked, both = stackedRNN(cell, 3), bidirectionalRNN(cell)
+        assert stackedRNN([cell, cell.new_like(H)], 2).nLayers == 2
     assert sorted(n for n, _ in cell.named_parameters()) == ["w_hh", "w_ih"]
-    assert stackedRNN(cell, 3)(torch.randn(T, B, IN))[0].shape == (T, B, H)
-    other = cell.new_like(9)
     assert other.w_ih.shape == (H, 9) and other.cell is twice and other.n_hidden_states == 1
-    assert stackedRNN([cell, cell.new_like(H)], 2).nLayers == 2
-    assert bidirectionalRNN(cell)(torch.randn(T, B, IN))[0].shape == (T, B, 2 * H)
+    assert stacked(x)[0].shape == (T, B, H) and both(x)[0].shape == (T, B, 2 * H)
     with pytest.raises(ValueError, match="num_layers=2"):
         stackedRNN([cell], 2)
     with pytest.raises(TypeError, match="Linear"):
         stackedRNN(nn.Linear(1, 1))
-    assert is_iterable([]) and is_iterable(()) and not is_iterable(torch.ones(1))
-    assert flatten_list([torch.ones(2), torch.zeros(2)]).shape == (2, 2)
+    one, two = (torch.ones(n, dtype=torch.float32, device="cpu") for n in (1, 2))
+    assert is_iterable([]) and is_iterable(()) and not is_iterable(one)
+    assert flatten_list([two, two]).shape == (2, 2)
     assert flatten_list(cell.w_ih) is cell.w_ih
 
 
 def test_weights_within_bounds():
-    model = RNN.mLSTM(IN, 100, 2)
+    model = make("mLSTM", IN, 100, 2)
     for p in model.parameters():
         assert 0.09 < p.abs().max() <= 0.1
     before = [p.detach().clone() for p in model.parameters()]
@@ -262,8 +283,8 @@ def test_weights_within_bounds():
 @pytest.mark.parametrize("level", ["O1", "O2", "O4", "O5"])
 @pytest.mark.parametrize("name", [*TORCH, "mLSTM"])
 def test_with_amp(name, level):
-    model = getattr(RNN, name)(IN, H, 2)
-    x = torch.randn(T, B, IN)
+    model = make(name, IN, H, 2)
+    x = torch.randn(T, B, IN, dtype=torch.float32, device="cpu")
     exact = model(x)[0].detach()
     model.reset_hidden(B)
     try:

@@ -27,13 +27,19 @@ def test_values(variant, case):
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 def test_large_angles(variant, dtype):
     """Angles of long contexts keep their digits; the largest, inf and nan give nan, in their element alone."""
-    angles = torch.tensor([0.0, 1.0, 3e3, 1e5, 131071.0, 7e6, 1e9, 1e12], dtype=dtype)
+    angles = torch.tensor([0.0, 1.0, 3e3, 1e5, 131071.0, 7e6, 1e9, 1e12], dtype=dtype, device="cpu")
     freqs = torch.stack((angles, -angles), 0).reshape(2, 1, 1, 8).to(variant.device)
-    x = torch.eye(8, dtype=dtype).reshape(1, 8, 1, 8).expand(2, 8, 1, 8).contiguous().to(variant.device)
+    x = (
+        torch.eye(8, dtype=dtype, device="cpu")
+        .reshape(1, 8, 1, 8)
+        .expand(2, 8, 1, 8)
+        .contiguous()
+        .to(variant.device)
+    )
     found = op.rope_forward(x, freqs)
     rope.near(found, rope.exact(x.cpu().double(), freqs.cpu().double()))
     wrong = freqs.clone()
-    wrong[0, 0, 0, :3] = torch.tensor([float("inf"), float("nan"), 1e20], dtype=dtype)
+    wrong[0, 0, 0, :3] = torch.tensor([float("inf"), float("nan"), 1e20], dtype=dtype, device="cpu")
     found = op.rope_forward(torch.ones_like(x), wrong)
     assert (
         found[0, :, :, :3].isnan().all() and found[0, :, :, 3:].isfinite().all() and found[1].isfinite().all()
@@ -70,7 +76,7 @@ def test_copied_elements_are_exact(variant):
     x[:, :, 20:] = float("inf")
     x[2] = float("inf")  # padding
     ends = torch.tensor([0, 2], dtype=torch.int32, device=variant.device)
-    y = op.rope_forward(x, torch.ones(2, 1, 1, 16, device=variant.device), cu_seqlens=ends)
+    y = op.rope_forward(x, torch.ones(2, 1, 1, 16, device=variant.device, dtype=F32), cu_seqlens=ends)
     assert (
         torch.equal(y[..., 16:], x[..., 16:]) and torch.equal(y[2], x[2]) and y[:2, :, :16].isfinite().all()
     )
@@ -83,7 +89,9 @@ def test_copied_elements_are_exact(variant):
 def test_cu_seqlens_that_make_no_sense_give_nan_on_a_gpu(ends):
     x = torch.ones(8, 2, 16, device="cuda", dtype=BF16)
     y = op.rope_forward(
-        x, torch.ones(8, 1, 1, 8, device="cuda"), cu_seqlens=torch.tensor(ends, dtype=torch.int32).cuda()
+        x,
+        torch.ones(8, 1, 1, 8, device="cuda", dtype=F32),
+        cu_seqlens=torch.tensor(ends, dtype=torch.int32, device="cpu").cuda(),
     )
     assert y[..., :8].isnan().all() and torch.equal(y[..., 8:], x[..., 8:])
 
@@ -94,7 +102,9 @@ def test_huge():
         pytest.skip("needs 10 GiB of free GPU memory")
     x = torch.ones(2**24 + 3, 1, 128, device="cuda", dtype=BF16)
     ends = torch.tensor([0, x.shape[0]], dtype=torch.int32, device="cuda")
-    y = op.rope_forward(x, torch.ones(1, 1, 1, 2, device="cuda").expand(x.shape[0], 1, 1, 2), cu_seqlens=ends)
+    y = op.rope_forward(
+        x, torch.ones(1, 1, 1, 2, device="cuda", dtype=F32).expand(x.shape[0], 1, 1, 2), cu_seqlens=ends
+    )
     assert torch.equal(y[-5:], y[:5]) and y[-1, 0, 0] < 0
 
 
@@ -103,16 +113,22 @@ CASE = Case("freqs", (3, 2, 2, 8), 8)
 
 def test_refused():
     """Every wrong shape, dtype and device by name, before anything runs."""
-    x, freqs = torch.ones(3, 2, 2, 8), torch.ones(3, 1, 1, 8)
-    ends = torch.tensor([0, 3], dtype=torch.int32)
-    image, table = torch.ones(1, 2, 2, 1, 8), torch.ones(1, 2, 1, 4)
-    meta = torch.ones(3, 1, 1, 8, device="meta")
+    x, freqs = (
+        torch.ones(3, 2, 2, 8, dtype=F32, device="cpu"),
+        torch.ones(3, 1, 1, 8, dtype=F32, device="cpu"),
+    )
+    ends = torch.tensor([0, 3], dtype=torch.int32, device="cpu")
+    image, table = (
+        torch.ones(1, 2, 2, 1, 8, dtype=F32, device="cpu"),
+        torch.ones(1, 2, 1, 4, dtype=F32, device="cpu"),
+    )
+    meta = torch.ones(3, 1, 1, 8, device="meta", dtype=F32)
     for error, text, arguments in [
         (ValueError, "4 dimensions", (x[0], freqs)),
         (ValueError, "4 dimensions", (x, freqs[0])),
         (ValueError, "2 places but the input 3", (x, freqs[:2])),
         (ValueError, r"\[places, 1, 1, dim\]", (x, freqs.reshape(3, 2, 1, 4))),
-        (ValueError, "more than the input's 8", (x, torch.ones(3, 1, 1, 10))),
+        (ValueError, "more than the input's 8", (x, torch.ones(3, 1, 1, 10, dtype=F32, device="cpu"))),
         (ValueError, "even", (x, freqs[..., :7])),
         (TypeError, "not Int", (x.int(), freqs)),
         (TypeError, "not Long", (x, freqs.long())),
@@ -153,6 +169,10 @@ def test_cu_seqlens_that_make_no_sense_are_refused_on_a_cpu(variant, ends, text)
     if variant.name == "cuda":
         pytest.skip("a GPU answers with nan: the host would have to wait to know")
     variant.mixed = True  # refused before anything runs
-    x = torch.ones(8, 2, 16)
+    x = torch.ones(8, 2, 16, dtype=F32, device="cpu")
     with pytest.raises(ValueError, match=text):
-        op.rope_forward(x, torch.ones(7, 1, 1, 8), cu_seqlens=torch.tensor(ends, dtype=torch.int32))
+        op.rope_forward(
+            x,
+            torch.ones(7, 1, 1, 8, dtype=F32, device="cpu"),
+            cu_seqlens=torch.tensor(ends, dtype=torch.int32, device="cpu"),
+        )

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lists import BF16, F16, F32, F64
+from torch_defaults import float32_on_cpu
 
 from apex import parallel
 from apex.parallel import SyncBatchNorm, convert_syncbn_model, optimized_sync_batchnorm_kernel
@@ -24,6 +25,7 @@ def random(shape, dtype, device, seed=1):
     return lists.random(dtype, device, (shape,), seed=seed)[0]
 
 
+@float32_on_cpu()
 def pair(shape, device, dtype=F32, **options):
     """(ours, torch's) with the same weights, which are not the initial ones."""
     ours = SyncBatchNorm(shape[1], **options)
@@ -192,7 +194,7 @@ def test_large_mean(variant):
 def test_empty_batch(variant):
     """Alone it gives what there is to give: nothing; running statistics stay."""
     ours, _ = pair((4, 3, 6), variant.device)
-    x = torch.zeros(0, 3, 6, device=variant.device, requires_grad=True)
+    x = torch.zeros(0, 3, 6, device=variant.device, requires_grad=True, dtype=F32)
     y = ours(x)
     y.sum().backward()
     assert y.shape == x.grad.shape == (0, 3, 6) and ours.weight.grad.eq(0).all()
@@ -205,15 +207,18 @@ def test_refused(variant):
         with pytest.raises(
             ValueError, match="Expected more than 1 value per channel when training, got input size"
         ):
-            ours(torch.zeros(shape, device=variant.device))
+            ours(torch.zeros(shape, device=variant.device, dtype=F32))
     with pytest.raises(ValueError, match="at least 2D input"):
-        ours(torch.zeros(3, device=variant.device))
+        ours(torch.zeros(3, device=variant.device, dtype=F32))
     with pytest.raises(
         ValueError, match=r"SyncBatchNorm\(3\) got an input of shape \[2, 4, 5\], with 4 channels"
     ):
-        ours(torch.zeros(2, 4, 5, device=variant.device))
+        ours(torch.zeros(2, 4, 5, device=variant.device, dtype=F32))
     with pytest.raises(ValueError, match="z must be as the input"):
-        ours(torch.zeros(2, 3, 5, device=variant.device), torch.zeros(2, 3, 4, device=variant.device))
+        ours(
+            torch.zeros(2, 3, 5, device=variant.device, dtype=F32),
+            torch.zeros(2, 3, 4, device=variant.device, dtype=F32),
+        )
     with pytest.raises(TypeError, match="float64 goes with float64"):
         ours(torch.zeros(2, 3, 5, device=variant.device, dtype=F64))
     assert ours.running_mean.eq(0).all() and ours.running_var.eq(1).all()  # nothing was counted
@@ -230,7 +235,7 @@ def test_double_backward_is_refused():
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 def test_autocast(dtype):
     """As torch's: what a half convolution gives stays half; weights and statistics stay float32."""
-    convolution = torch.nn.Conv2d(3, 8, 3)
+    convolution = torch.nn.Conv2d(3, 8, 3, dtype=F32, device="cpu")
     ours, theirs = pair((2, 8, 4, 4), "cpu")
     x = random((2, 3, 6, 6), F32, "cpu")
     with torch.autocast("cpu", dtype):
@@ -243,6 +248,7 @@ def test_autocast(dtype):
 
 
 class Block(torch.nn.Module):
+    @float32_on_cpu()
     def __init__(self, **options):
         super().__init__()
         self.convolution = torch.nn.Conv2d(3, 8, 3)
@@ -295,7 +301,7 @@ def test_state_and_copies():
     ours, theirs = pair((4, 3, 6), "cpu")
     ours(random((4, 3, 6), F32, "cpu"))
     theirs.load_state_dict(ours.state_dict())
-    fresh = SyncBatchNorm(3)
+    fresh = float32_on_cpu()(SyncBatchNorm)(3)
     fresh.load_state_dict(theirs.state_dict())
     for copied in (fresh, copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         for name, value in ours.state_dict().items():
@@ -343,7 +349,8 @@ def test_convert():
 
 def test_convert_gives_the_same():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    with float32_on_cpu():
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
     converted = convert_syncbn_model(copy.deepcopy(model))
     x = random((4, 3, 6, 6), F32, "cpu")
     torch.testing.assert_close(converted(x), model(x))
@@ -354,10 +361,10 @@ def test_convert_gives_the_same():
 
 
 def test_convert_lazy():
-    model = torch.nn.Sequential(torch.nn.LazyBatchNorm1d())
+    model = torch.nn.Sequential(torch.nn.LazyBatchNorm1d(dtype=F32, device="cpu"))
     with pytest.raises(ValueError, match="run one batch"):
         convert_syncbn_model(model)
-    model(torch.zeros(3, 4))
+    model(torch.zeros(3, 4, dtype=F32, device="cpu"))
     assert convert_syncbn_model(model)[0].num_features == 4
 
 

@@ -83,7 +83,7 @@ def test_streams_beside_each_other():
 
 def test_nothing_waits_for_the_device():
     layer = SyncBatchNorm(64, momentum=None).cuda()
-    x = torch.randn(8, 64, 7, 7, device="cuda", requires_grad=True)
+    x = torch.randn(8, 64, 7, 7, device="cuda", requires_grad=True, dtype=F32)
     layer(x).sum().backward()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -77,11 +77,16 @@ def test_half_statistics(variant):
     """Public apex merges statistics of the dtype they are given in."""
     means = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=F16, device=variant.device)
     found = syncbn.welford_parallel(
-        means, torch.ones_like(means), torch.tensor([2, 2]).to(variant.device), 0.0
+        means,
+        torch.ones_like(means),
+        torch.tensor([2, 2], dtype=torch.int64, device="cpu").to(variant.device),
+        0.0,
     )
     assert [t.dtype for t in found] == [F16] * 3
-    torch.testing.assert_close(found[0].cpu().float(), torch.tensor([2.0, 3.0]))
-    torch.testing.assert_close(found[1].cpu().float(), torch.tensor([8.0, 8.0]) / 3, rtol=1e-3, atol=0)
+    torch.testing.assert_close(found[0].cpu().float(), torch.tensor([2.0, 3.0], dtype=F32, device="cpu"))
+    torch.testing.assert_close(
+        found[1].cpu().float(), torch.tensor([8.0, 8.0], dtype=F32, device="cpu") / 3, rtol=1e-3, atol=0
+    )
 
 
 def test_records_no_gradients(variant):

@@ -89,7 +89,7 @@ LAYERS = {
     TransducerLoss: [
         (
             lambda: TransducerLoss(),
-            (random(2, 3, 4, 5), torch.ones(2, 3, dtype=torch.int32), lengths, lengths, 0),
+            (random(2, 3, 4, 5), torch.ones(2, 3, dtype=torch.int32, device="cpu"), lengths, lengths, 0),
         )
     ],
     stackedRNN: [(lambda: RNN.LSTM(8, 8, 1), (random(2, 3, 8),))],
@@ -165,7 +165,7 @@ def test_a_norm_that_is_itself_traced(made):
 w, b = random(8), random(8)
 angles = random(3, 1, 1, 8)
 cosines, sines = angles.cos(), angles.sin()
-index = torch.tensor([0, 1, 1], device="cpu")
+index = torch.tensor([0, 1, 1], device="cpu", dtype=torch.int64)
 FUNCTIONS = {
     "layer norm": (lambda x: fused_layer_norm.fused_layer_norm_affine(x, w, b, (8,)), random(2, 8)),
     "rms norm": (lambda x: fused_layer_norm.fused_rms_norm_affine(x, w, (8,)), random(2, 8)),

@@ -26,15 +26,15 @@ class Joint:
         self.batch, self.frames, self.labels, self.hidden = case
         shapes = (self.batch, self.frames, self.hidden), (self.batch, self.labels, self.hidden)
         self.f, self.g = (t.requires_grad_() for t in lists.random(dtype, device, shapes))
-        index = torch.arange(self.batch, device="cpu")
+        index = torch.arange(self.batch, device="cpu", dtype=torch.int64)
         kind = torch.int64 if wide else torch.int32
         self.f_len = (self.frames - index % self.frames).to(kind)
         self.g_len = (self.labels - (index + 1) % self.batch % self.labels).to(kind)
         self.offset = torch.cumsum(self.f_len * self.g_len, 0) if packed else None
         rows = int(self.offset[-1]) + rest if packed else 0
-        self.inside = (torch.arange(self.frames, device="cpu") < self.f_len[:, None])[:, :, None] & (
-            torch.arange(self.labels, device="cpu") < self.g_len[:, None]
-        )[:, None]
+        self.inside = (torch.arange(self.frames, device="cpu", dtype=torch.int64) < self.f_len[:, None])[
+            :, :, None
+        ] & (torch.arange(self.labels, device="cpu", dtype=torch.int64) < self.g_len[:, None])[:, None]
         shape = (rows, self.hidden) if packed else (self.batch, self.frames, self.labels, self.hidden)
         own = int(self.inside.sum())
         values = lists.random(dtype, device, ((own, self.hidden),), seed=3)[0]
@@ -96,7 +96,7 @@ class Joint:
 
 
 def seed_of(value, device):
-    return torch.tensor([value], device=device)
+    return torch.tensor([value], dtype=torch.int64, device=device)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
@@ -123,7 +123,10 @@ def test_dropout_is_the_same_everywhere(variant):
     from apex.reference import _philox
 
     assert [
-        hex(int(w)) for w in _philox.words(torch.tensor(0, device="cpu"), torch.tensor(0, device="cpu"))
+        hex(int(w))
+        for w in _philox.words(
+            torch.tensor(0, device="cpu", dtype=torch.int64), torch.tensor(0, device="cpu", dtype=torch.int64)
+        )
     ] == [
         "0x6627e8d5",
         "0xe169c58d",
@@ -134,7 +137,7 @@ def test_dropout_is_the_same_everywhere(variant):
         case, seed = (2, 5, 3, hidden), seed_of(12345678901234567, variant.device)
         _, mask, *_ = Joint(case, F32, variant.device).check(False, 0.25, seed)
         parts = mask.shape[-1]
-        counter = torch.arange(mask.numel(), device="cpu").view(mask.shape)
+        counter = torch.arange(mask.numel(), device="cpu", dtype=torch.int64).view(mask.shape)
         kept = _philox.keep_eight(seed[0].cpu(), counter, round(0.75 * 65536)).flatten(-2)[..., :hidden]
         joint = Joint(case, F32, "cpu")
         wanted = _masks.pack(kept & joint.inside[..., None])
@@ -203,7 +206,10 @@ def test_special_values_stay_in_their_rows(variant):
 def test_empty_items(variant, packed):
     """Items without frames or labels; a batch of none; nothing but a rest."""
     joint = Joint((3, 4, 3, 8), F32, variant.device)
-    f_len, g_len = torch.tensor([0, 4, 2], device="cpu"), torch.tensor([3, 0, 1], device="cpu")
+    f_len, g_len = (
+        torch.tensor([0, 4, 2], device="cpu", dtype=torch.int64),
+        torch.tensor([3, 0, 1], device="cpu", dtype=torch.int64),
+    )
     offset = torch.cumsum(f_len * g_len, 0)
     packing = [offset.to(variant.device), 3] if packed else [None, 0]
     arguments = [joint.f, joint.g, f_len.to(variant.device), g_len.to(variant.device), *packing]
@@ -230,10 +236,11 @@ def test_items_that_do_not_fit(variant):
     ):
         joint = Joint((2, 4, 3, 8), F32, variant.device)
         f_len, g_len = (
-            torch.tensor(change.get(k, v), device="cpu") for k, v in (("f_len", (2, 2)), ("g_len", (3, 2)))
+            torch.tensor(change.get(k, v), dtype=torch.int64, device="cpu")
+            for k, v in (("f_len", (2, 2)), ("g_len", (3, 2)))
         )
         packing = (
-            [torch.tensor(change["offset"], device="cpu"), change.get("rows", 10)]
+            [torch.tensor(change["offset"], dtype=torch.int64, device="cpu"), change.get("rows", 10)]
             if "offset" in change
             else [None, 0]
         )

@@ -25,9 +25,9 @@ CASES = [(1, 1, 0, 3), (2, 4, 0, 5), (3, 6, 3, 13), (2, 3, 2, 64), (2, 3, 70, 8)
 @functools.cache
 def lengths_of(case):
     batch, frames, labels, classes = case
-    index = torch.arange(batch, device="cpu")
+    index = torch.arange(batch, device="cpu", dtype=torch.int64)
     generator = torch.Generator().manual_seed(classes)
-    label = torch.randint(0, classes, (batch, labels), generator=generator, device="cpu")
+    label = torch.randint(0, classes, (batch, labels), generator=generator, device="cpu", dtype=torch.int64)
     return label, frames - index % frames, labels - (index + 1) % batch % (labels + 1)
 
 
@@ -50,8 +50,8 @@ class Loss:
         batch, frames, labels, classes = case
         kind = torch.int64 if wide else torch.int32
         label, f_len, y_len = lengths_of(case)
-        self.inside = (torch.arange(frames, device="cpu") < f_len[:, None])[:, :, None] & (
-            torch.arange(labels + 1, device="cpu") <= y_len[:, None]
+        self.inside = (torch.arange(frames, device="cpu", dtype=torch.int64) < f_len[:, None])[:, :, None] & (
+            torch.arange(labels + 1, device="cpu", dtype=torch.int64) <= y_len[:, None]
         )[:, None]
         whole = lists.random(dtype, device, ((batch, frames, labels + 1, classes),), scale=scale)[0]
         inside = self.inside.to(device)
@@ -143,12 +143,14 @@ def test_more_labels_than_threads(variant):
     for labels in (700, 6200) if variant.simt else (700,):
         case, device = (1, 2, labels, 4), variant.device
         x = lists.random(F32, device, ((1, 2, labels + 1, 4),))[0]
-        label = torch.randint(0, 4, (1, labels), generator=torch.Generator().manual_seed(1), device="cpu")
+        label = torch.randint(
+            0, 4, (1, labels), generator=torch.Generator().manual_seed(1), device="cpu", dtype=torch.int64
+        )
         arguments = [
             x,
             label.to(device),
-            torch.tensor([2], device=device),
-            torch.tensor([labels], device=device),
+            torch.tensor([2], device=device, dtype=torch.int64),
+            torch.tensor([labels], dtype=torch.int64, device=device),
         ]
         loss, alpha, _, _ = torch.ops.apex.transducer_loss_forward(*arguments, BLANK)
         p = torch.log_softmax(x[0].double().cpu(), -1)
@@ -420,7 +422,7 @@ def test_more_than_two_to_the_31_logits():
         pytest.skip("needs 14 GiB of GPU memory")
     batch, frames, labels, classes = 5, 1000, 429, 1024
     x = torch.randn(batch, frames, labels + 1, classes, device="cuda", dtype=BF16).requires_grad_()
-    label = torch.randint(1, classes, (batch, labels), device="cuda")
+    label = torch.randint(1, classes, (batch, labels), device="cuda", dtype=torch.int64)
     f_len = torch.full((batch,), frames, device="cuda", dtype=torch.int32)
     y_len = torch.full((batch,), labels, device="cuda", dtype=torch.int32)
     losses = torch.ops.apex.transducer_loss_forward(x, label, f_len, y_len, 0, half_to_float=True)[0]

@@ -53,7 +53,7 @@ def test_every_device_gives_the_same(name, current):
 
 def test_norm_on_the_other_device():
     """Report: zeros, or a memory fault, where the current device was not the tensor's."""
-    x = torch.tensor([[1.5, 0.0, 0.0, 0.0]])
+    x = torch.tensor([[1.5, 0.0, 0.0, 0.0]], dtype=F32, device="cpu")
     for make in (FusedLayerNorm, FusedRMSNorm):
         module = make(4).to("cuda:1")
         with torch.cuda.device(0):
@@ -70,7 +70,7 @@ def test_norm_on_the_other_device():
 
 
 def test_one_norm_over_two_devices():
-    params = [torch.nn.Parameter(torch.ones(9, device=f"cuda:{k}")) for k in (0, 1)]
+    params = [torch.nn.Parameter(torch.ones(9, device=f"cuda:{k}", dtype=F32)) for k in (0, 1)]
     for p, value in zip(params, (1.0, 4.0 / 3.0), strict=True):
         p.grad = torch.full_like(p, value)
     norm = clip_grad_norm_(params, 1.0)
@@ -80,7 +80,7 @@ def test_one_norm_over_two_devices():
 
 
 def test_a_side_stream_of_the_other_device():
-    p = torch.nn.Parameter(torch.zeros(1 << 20, device="cuda:1"))
+    p = torch.nn.Parameter(torch.zeros(1 << 20, device="cuda:1", dtype=F32))
     optimizer = optimizers.FusedSGD([p], lr=1.0)
     side = torch.cuda.Stream(1)
     with torch.cuda.stream(side):

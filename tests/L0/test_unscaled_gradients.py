@@ -7,7 +7,15 @@ import pytest
 import torch
 from lists import BF16, F16, F32
 
-from apex.optimizers import FusedAdagrad, FusedAdam, FusedLARS, FusedNovoGrad, FusedSGD
+from apex.optimizers import (
+    FusedAdagrad,
+    FusedAdam,
+    FusedLAMB,
+    FusedLARS,
+    FusedMixedPrecisionLamb,
+    FusedNovoGrad,
+    FusedSGD,
+)
 from apex.optimizers._scaling import Scaling
 
 OPTIMIZERS = {
@@ -84,7 +92,7 @@ def test_after_a_step(variant, name, monkeypatch):
         lists.assert_same_bits([p.grad for p in params], expected)
         assert all(p.grad._version > before for p, before in zip(params, versions, strict=True))
         # The same update where gradients stay as they are: the op's own default.
-        other.grad_scale = torch.tensor(SCALE, device=variant.device)
+        other.grad_scale = torch.tensor(SCALE, dtype=F32, device=variant.device)
         other.found_inf = torch.zeros((), device=variant.device, dtype=F32)
         step_without_unscaling(other, monkeypatch)
         lists.assert_same_bits(params, twins)
@@ -133,6 +141,48 @@ def test_skipped(variant, name):
     step(scaler, optimizer)
     assert scaler.get_scale() == SCALE / 2
     lists.assert_same_bits([p.grad for p in params], before)
+
+
+TORCH = {
+    "torch sgd": lambda params: torch.optim.SGD(params, lr=0.1, fused=True),
+    "torch adamw": lambda params: torch.optim.AdamW(params, lr=0.1, fused=True),
+}
+ALL = {**OPTIMIZERS, "lamb": lambda params: FusedMixedPrecisionLamb(params, lr=0.1), **TORCH}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_parameter_has_a_gradient(variant, name):
+    """What the scaler found is then the number 0 and no tensor. The step moves nothing, and those that follow go on as
+    after one without a scaler."""
+    variant.mixed = name in TORCH
+    idle, twins, busy = (parameters(variant.device, F32) for _ in range(3))
+    optimizer, twin, other = (ALL[name](params) for params in (idle, twins, busy))
+    scaler, before = scaler_for(variant.device), lists.clones([p.detach() for p in idle])
+    give_gradients(busy, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        scaler.step(other)  # update() wants to have looked at one gradient
+    step(scaler, optimizer)
+    twin.step()
+    lists.assert_same_bits(idle, before)
+    assert scaler.get_scale() == SCALE
+    for params, each in ((idle, optimizer), (twins, twin)):
+        give_gradients(params, 2)
+        for p in params if name in TORCH else ():  # which on a GPU wants them to lie as their parameters do
+            p.grad = p.grad.contiguous()
+        step(scaler, each)
+    lists.assert_same_bits(idle, twins)
+    assert not torch.equal(idle[0], before[0])
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, FusedAdam, FusedLAMB])
+def test_no_gradient_where_the_scaler_itself_skips(make):
+    """As with any optimizer of torch that leaves that to the scaler."""
+    params = parameters(torch.device("cpu"), F32)
+    before = lists.clones([p.detach() for p in params])
+    with pytest.raises(AssertionError, match="No inf checks were recorded"):
+        scaler_for(params[0].device).step(make(params, lr=0.1))
+    lists.assert_same_bits(params, before)
 
 
 def test_torch_leaves_them_unscaled():

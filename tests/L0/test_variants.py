@@ -13,8 +13,8 @@ from apex._loader import bindings, library
 
 def _scale(device, elements=5):
     flag = torch.zeros(1, dtype=torch.int32, device=device)
-    source = [torch.ones(elements, device=device)]
-    target = [torch.empty(elements, device=device)]
+    source = [torch.ones(elements, device=device, dtype=torch.float32)]
+    target = [torch.empty(elements, device=device, dtype=torch.float32)]
     torch.ops.apex.multi_tensor_scale(source, target, flag, 2.0)
     return target[0]
 
@@ -52,5 +52,10 @@ def test_a_stranger_is_noticed():
     if reason := variants.why_not("cpu-v1"):
         pytest.skip(reason)
     with pytest.raises(AssertionError, match="the reference"), variants.served_by("cpu-v1"):
-        flag = torch.zeros(1, dtype=torch.int32)
-        torch.ops.apex_reference.multi_tensor_scale([torch.ones(1)], [torch.ones(1)], flag, 1.0)
+        flag = torch.zeros(1, dtype=torch.int32, device="cpu")
+        torch.ops.apex_reference.multi_tensor_scale(
+            [torch.ones(1, dtype=torch.float32, device="cpu")],
+            [torch.ones(1, dtype=torch.float32, device="cpu")],
+            flag,
+            1.0,
+        )

@@ -19,10 +19,10 @@ def statistics(counts, channels, dtype, device, mean=0.5):
         lists.random(F64, "cpu", ((count, channels),), seed=seed)[0] * 2 + mean
         for seed, count in enumerate(counts, 1)
     ]
-    nothing = torch.zeros(channels, dtype=F64)
+    nothing = torch.zeros(channels, dtype=F64, device="cpu")
     means = torch.stack([x.mean(0) if len(x) else nothing for x in elements])
     variances = torch.stack([x.var(0, unbiased=False) if len(x) else nothing for x in elements])
-    numel = torch.tensor(counts, dtype=torch.int32)
+    numel = torch.tensor(counts, dtype=torch.int32, device="cpu")
     return *(t.to(device) for t in (means.to(dtype), variances.to(dtype), numel)), torch.cat(elements)
 
 
@@ -37,7 +37,7 @@ def test_values(variant, counts, dtype):
             everything.mean(0),
             everything.var(0),
             (everything.var(0, unbiased=False) + 1e-3).rsqrt(),
-            torch.tensor([float(len(everything))]).double(),
+            torch.tensor([float(len(everything))], dtype=F32, device="cpu").double(),
         ]
         for a, b in zip(found, expected, strict=True):
             assert a.dtype == dtype
@@ -67,7 +67,7 @@ def test_running_statistics(variant, dtype, running):
     for batches, momentum in ((None, 0.3), (4, 0.25)):
         kept = [t.to(running).to(variant.device) for t in lists.random(F64, "cpu", ((6,), (6,)))]
         before, versions = lists.exact(kept), [t._version for t in kept]
-        tracked = None if batches is None else torch.tensor(batches, device=variant.device)
+        tracked = None if batches is None else torch.tensor(batches, dtype=torch.int64, device=variant.device)
         torch.ops.apex.welford_parallel(mean, var, numel, 1e-3, *kept, momentum, tracked)
         expected = [
             (1 - momentum) * old + momentum * new
@@ -80,17 +80,19 @@ def test_running_statistics(variant, dtype, running):
 def test_no_and_one_element(variant):
     """Of no element running statistics stay; one has the variance 0, not 0 / 0."""
     device = variant.device
-    kept = [torch.full((3,), 2.0, device=device) for _ in range(2)]
-    zeros = torch.zeros(2, 3, device=device)
+    kept = [torch.full((3,), 2.0, device=device, dtype=F32) for _ in range(2)]
+    zeros = torch.zeros(2, 3, device=device, dtype=F32)
     op = torch.ops.apex.welford_parallel
     found = op(zeros, zeros, torch.zeros(2, dtype=torch.int32, device=device), 1e-2, *kept, 0.5)
     assert all(t.eq(2).all() for t in kept)
     assert (
         found[0].eq(0).all()
         and found[3].item() == 0
-        and torch.allclose(found[2], torch.tensor(10.0).to(device))
+        and torch.allclose(found[2], torch.tensor(10.0, dtype=F32, device="cpu").to(device))
     )
-    means = torch.stack([torch.full((3,), 4.0), torch.zeros(3)]).to(device)
+    means = torch.stack(
+        [torch.full((3,), 4.0, dtype=F32, device="cpu"), torch.zeros(3, dtype=F32, device="cpu")]
+    ).to(device)
     op(means, zeros, torch.tensor([1, 0], dtype=torch.int32, device=device), 1e-2, *kept, 0.5)
     assert kept[0].eq(3).all() and kept[1].eq(1).all()
 
@@ -98,19 +100,40 @@ def test_no_and_one_element(variant):
 @pytest.mark.parametrize(
     "change, error, words",
     [
-        (dict(var_biased=torch.ones(2, 4)), ValueError, "must both be"),
-        (dict(numel=torch.ones(3, dtype=torch.int32)), ValueError, "one count for each of 2 ranks"),
-        (dict(numel=torch.ones(2, dtype=torch.int64)), TypeError, "numel must be int32"),
-        (dict(mean=torch.ones(2, 3).half()), TypeError, "float32 or both float64"),
-        (dict(running_mean=torch.ones(3)), ValueError, "come together"),
-        (dict(running_mean=torch.ones(4), running_var=torch.ones(4)), ValueError, "3 channels"),
-        (dict(running_mean=torch.ones(3).double(), running_var=torch.ones(3).double()), TypeError, "float64"),
+        (dict(var_biased=torch.ones(2, 4, dtype=F32, device="cpu")), ValueError, "must both be"),
+        (
+            dict(numel=torch.ones(3, dtype=torch.int32, device="cpu")),
+            ValueError,
+            "one count for each of 2 ranks",
+        ),
+        (dict(numel=torch.ones(2, dtype=torch.int64, device="cpu")), TypeError, "numel must be int32"),
+        (dict(mean=torch.ones(2, 3, dtype=F32, device="cpu").half()), TypeError, "float32 or both float64"),
+        (dict(running_mean=torch.ones(3, dtype=F32, device="cpu")), ValueError, "come together"),
+        (
+            dict(
+                running_mean=torch.ones(4, dtype=F32, device="cpu"),
+                running_var=torch.ones(4, dtype=F32, device="cpu"),
+            ),
+            ValueError,
+            "3 channels",
+        ),
+        (
+            dict(
+                running_mean=torch.ones(3, dtype=F32, device="cpu").double(),
+                running_var=torch.ones(3, dtype=F32, device="cpu").double(),
+            ),
+            TypeError,
+            "float64",
+        ),
     ],
     ids=lambda p: "-".join(p) if isinstance(p, dict) else "",
 )
 def test_refused(variant, change, error, words):
     given = dict(
-        mean=torch.ones(2, 3), var_biased=torch.ones(2, 3), numel=torch.ones(2, dtype=torch.int32), eps=1e-3
+        mean=torch.ones(2, 3, dtype=F32, device="cpu"),
+        var_biased=torch.ones(2, 3, dtype=F32, device="cpu"),
+        numel=torch.ones(2, dtype=torch.int32, device="cpu"),
+        eps=1e-3,
     )
     given = {
         k: v.to(variant.device) if isinstance(v, torch.Tensor) else v for k, v in (given | change).items()
@@ -121,6 +144,6 @@ def test_refused(variant, change, error, words):
 
 def test_traced():
     mean, var, numel, _ = statistics((3, 4), 5, F32, "cpu")
-    kept = (torch.zeros(5), torch.ones(5))
+    kept = (torch.zeros(5, dtype=F32, device="cpu"), torch.ones(5, dtype=F32, device="cpu"))
     torch.library.opcheck(torch.ops.apex.welford_parallel.default, (mean, var, numel, 1e-3))
     torch.library.opcheck(torch.ops.apex.welford_parallel.default, (mean, var, numel, 1e-3, *kept, 0.1))

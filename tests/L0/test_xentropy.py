@@ -20,7 +20,7 @@ def make(shape, dtype, device, seed=1, scale=3.0):
     """(logits that require gradients, labels)"""
     logits = lists.random(dtype, device, (shape,), scale=scale, seed=seed)[0].requires_grad_()
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, shape[-1], shape[:-1], generator=generator, device="cpu")
+    labels = torch.randint(0, shape[-1], shape[:-1], generator=generator, device="cpu", dtype=torch.int64)
     return logits, labels.to(device)
 
 
@@ -133,7 +133,7 @@ def test_rows_of_minus_infinity(variant, classes, smoothing):
     logits = torch.full((1, classes), float("-inf"), device=variant.device, dtype=F32)
     logits[0, classes // 2] = 10
     logits.requires_grad_()
-    labels = torch.tensor([classes // 2], device=variant.device)
+    labels = torch.tensor([classes // 2], dtype=torch.int64, device=variant.device)
     losses = run(logits, labels, smoothing)
     assert losses.item() == (0 if smoothing == 0 else float("inf"))
     (gradient,) = torch.autograd.grad(losses.sum(), logits)
@@ -191,7 +191,7 @@ def test_labels_outside_are_refused_on_a_cpu(variant):
         else:
             losses = run(logits, labels)
             (gradient,) = torch.autograd.grad(losses.sum(), logits)
-            outside = torch.tensor([False, False, True, False], device=variant.device)
+            outside = torch.tensor([False, False, True, False], device=variant.device, dtype=torch.bool)
             assert torch.equal(losses.isnan(), outside)
             assert torch.equal(gradient.isnan().all(-1), outside) and torch.equal(
                 gradient.isnan().any(-1), outside
@@ -269,7 +269,7 @@ def test_more_than_two_to_the_31_logits(smoothing):
     if torch.cuda.mem_get_info()[0] < 14 << 30:
         pytest.skip("needs 14 GiB of GPU memory")
     logits = torch.empty(rows, classes, device="cuda", dtype=BF16).normal_().requires_grad_()
-    labels = torch.randint(0, 50263, (rows,), device="cuda")
+    labels = torch.randint(0, 50263, (rows,), device="cuda", dtype=torch.int64)
     losses = run(logits, labels, smoothing, None, True)
     (gradient,) = torch.autograd.grad(losses.mean(), logits)
     for first in (0, 9000, 16383, rows - 64):

@@ -122,6 +122,18 @@ def test_a_check_is_shown_as_one_types_it():
     )
 
 
+def test_tests_run_under_other_defaults_of_torch():
+    """bfloat16, float16, float64 and meta, each with all that is marked; nothing of it needs a card."""
+    found = {c.variables: c for c in release_check.everything() if c.name.startswith("L0 by default")}
+    dtypes = [(("APEX_TESTS_DEFAULT_DTYPE", name),) for name in ("bfloat16", "float16", "float64")]
+    assert list(found) == [*dtypes, (("APEX_TESTS_DEFAULT_DEVICE", "meta"),)]
+    commands = {c.command for c in found.values()}
+    assert commands == {
+        (*release_check.PYTEST, *release_check.SPREAD, "tests/L0", "-m", release_check.UNDER_DEFAULTS)
+    }
+    assert all(c.after == "tree" for c in found.values())
+
+
 def test_it_has_every_package_that_the_tests_have(monkeypatch):
     """A test whose package is not there does not run."""
     pytest.importorskip("nox")

@@ -42,7 +42,9 @@ def test_changed_files_run_whole_as_far_as_they_fit():
         many = plan(set(KNOWN), KNOWN, count, 4, limit=30.0)
         assert cost(many) <= 30 and sum(sum(KNOWN[n]) for n in many.whole) <= 30 * (1 - rings.SHARE_OF_REST)
         assert many.whole[0] == sorted(KNOWN)[count]  # another file is first with every commit
-    assert {name for count in range(10) for name in plan(set(KNOWN), KNOWN, count, 4, limit=30.0).whole} == set(KNOWN)
+    assert {
+        name for count in range(10) for name in plan(set(KNOWN), KNOWN, count, 4, limit=30.0).whole
+    } == set(KNOWN)
 
 
 def test_a_file_with_costly_fixtures_is_in_one_slice():
@@ -86,7 +88,9 @@ def commands(monkeypatch):
     return ran
 
 
-@pytest.mark.parametrize("file", ["tests/L0/test_rms_norm.py", "tests/L0/test_rope.py::test_huge", "tests/simt"])
+@pytest.mark.parametrize(
+    "file", ["tests/L0/test_rms_norm.py", "tests/L0/test_rope.py::test_huge", "tests/simt"]
+)
 def test_a_file_on_its_own_builds_no_pack(commands, file):
     assert rings.given([file, "-q"], print) == 0
     assert commands == ["build_matrix tree --available", f"pytest {file} -q"]
@@ -131,16 +135,29 @@ def test_levels(level): pass
 def run(tmp_path):
     """Two files of tests by a plan; returns the cases."""
     (tmp_path / "tests").mkdir()
-    for name in ("tests/conftest.py", "tests/rings.py", "pyproject.toml"):
+    for name in ("tests/conftest.py", "tests/rings.py", "tests/torch_defaults.py", "pyproject.toml"):
         shutil.copy(REPOSITORY / name, tmp_path / name)
     for name in ("a", "b"):
         (tmp_path / f"tests/test_{name}.py").write_text(SMALL)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+    ]
     command += ["--junitxml=run.xml", "--ring=plan.json", "--cpu-seconds=seconds.json"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
 
     def run(**facts):
-        made = rings.Plan(**{"whole": (), "slice": (0, 1), "cpu_level": 4, "together": (), "durations": {}} | facts)
+        made = rings.Plan(
+            **{"whole": (), "slice": (0, 1), "cpu_level": 4, "together": (), "durations": {}} | facts
+        )
         (tmp_path / "plan.json").write_text(json.dumps(dataclasses.asdict(made)))
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode in (0, 5), done.stdout
@@ -172,7 +189,11 @@ def test_what_a_plan_leaves_out_is_counted(run):
     ran = names(cases)
     assert len([name for module, name in ran if module == "tests.test_b"]) == 41
     reasons = junit.reasons(cases)
-    assert reasons["not in the ring of a change: warp64"] == reasons["not in the ring of a change: cpu_level"] == 2
+    assert (
+        reasons["not in the ring of a change: warp64"]
+        == reasons["not in the ring of a change: cpu_level"]
+        == 2
+    )
     assert reasons["in another slice than 2 of 4"] == 41 - len([m for m, _ in ran if m == "tests.test_a"])
     assert len(cases) == 2 * 43
 

@@ -30,13 +30,22 @@ class TestBoth:
 def small(tmp_path):
     """A project with the suite's conftest and markers and one file of tests; returns how to run it."""
     (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "rings.py"):
+    for name in ("conftest.py", "rings.py", "torch_defaults.py"):
         shutil.copy(REPOSITORY / "tests" / name, tmp_path / "tests")
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     (tmp_path / "tests/test_small.py").write_text(SMALL)
 
     def run(*options):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=run.xml", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--junitxml=run.xml",
+            *options,
+        ]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
@@ -99,7 +108,13 @@ def test_the_markers_of_this_suite_are_true():
 
 def test_no_test_looks_for_a_card_itself():
     """Markers do: a tier, a ring and a receipt know of nothing else."""
-    asks = re.compile(r"skipif\(\s*[^)]*cuda\.(is_available|device_count)|cuda\.is_available\(\):\s+pytest\.skip")
-    files = [p for p in (REPOSITORY / "tests").rglob("*.py") if p.name not in ("rings.py", "test_selection.py")]
-    found = [p.relative_to(REPOSITORY).as_posix() for p in files if asks.search(p.read_text(encoding="utf-8"))]
+    asks = re.compile(
+        r"skipif\(\s*[^)]*cuda\.(is_available|device_count)|cuda\.is_available\(\):\s+pytest\.skip"
+    )
+    files = [
+        p for p in (REPOSITORY / "tests").rglob("*.py") if p.name not in ("rings.py", "test_selection.py")
+    ]
+    found = [
+        p.relative_to(REPOSITORY).as_posix() for p in files if asks.search(p.read_text(encoding="utf-8"))
+    ]
     assert not found, f"mark them gpu or two_gpus (docs/testing.md): {found}"

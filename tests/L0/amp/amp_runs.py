@@ -60,7 +60,7 @@ def plain(seed=0):
 def batch(step=0, n=16):
     generator = torch.Generator().manual_seed(100 + step)
     return torch.randn(n, 6, generator=generator, dtype=torch.float32, device="cpu"), torch.randint(
-        3, (n,), generator=generator, device="cpu"
+        3, (n,), generator=generator, device="cpu", dtype=torch.int64
     )
 
 

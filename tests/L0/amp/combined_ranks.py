@@ -360,7 +360,7 @@ def nothing_on_one_rank(rank):
 
     def pass_of(step):
         if rank == 1:
-            return torch.ones(3, requires_grad=True).sum()
+            return torch.ones(3, requires_grad=True, dtype=torch.float32, device="cpu").sum()
         return loss_of(model, step, rank)
 
     refused(lambda: runs.backward(pass_of(0), optimizer), "inconsistent parameters")
@@ -382,7 +382,12 @@ def defaults(rank):
     ):
         runs.forget()
         model = Net(0)
-        model.register_buffer("offset", torch.full((4,), -1.0 - rank)._neg_view() if rank else torch.ones(4))
+        model.register_buffer(
+            "offset",
+            torch.full((4,), -1.0 - rank, dtype=torch.float32, device="cpu")._neg_view()
+            if rank
+            else torch.ones(4, dtype=torch.float32, device="cpu"),
+        )
         optimizer = torch.optim.SGD(groups_of(model), lr=0.05, momentum=0.9)
         batches = [loss_inputs(rank, step) for step in range(3)]
         torch.set_default_dtype(dtype)
@@ -406,7 +411,9 @@ def defaults(rank):
 
 
 def loss_inputs(rank, step):
-    return torch.randn(8, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+    return torch.randn(
+        8, 6, generator=torch.Generator().manual_seed(10 * step + rank), dtype=torch.float32, device="cpu"
+    )
 
 
 CASES = {

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch_defaults import float32_on_cpu
 
 from apex import amp
 from apex.amp import amp as registration
@@ -126,7 +127,9 @@ WIDEST = {
     "torch.linalg.cross": lambda a, b: torch.linalg.cross(a[:, :3], b[:, :3]),
     "F.bilinear": lambda a, b: F.bilinear(a, b, x(2, 4, 4, dtype=b.dtype)),
     "Tensor.scatter_add": lambda a, b: a.scatter_add(0, torch.zeros(1, 4, dtype=torch.long, device="cpu"), b),
-    "Tensor.index_add": lambda a, b: a.index_add(0, torch.tensor([0, 1, 2, 3], device="cpu"), b),
+    "Tensor.index_add": lambda a, b: a.index_add(
+        0, torch.tensor([0, 1, 2, 3], device="cpu", dtype=torch.int64), b
+    ),
 }
 
 
@@ -183,10 +186,18 @@ def test_values_are_those_of_the_cast_call(level):
 
 def test_other_arguments_stay():
     start()
-    assert torch.sum(torch.arange(3, device="cpu")).dtype == torch.int64
+    assert torch.sum(torch.arange(3, device="cpu", dtype=torch.int64)).dtype == torch.int64
     assert torch.exp(torch.ones(2, dtype=torch.complex64, device="cpu")).dtype == torch.complex64
     assert F.softmax(x(dtype=F16), -1, dtype=F64).dtype == F64
-    assert torch.cat([torch.arange(2, device="cpu"), torch.arange(2, device="cpu")]).dtype == torch.int64
+    assert (
+        torch.cat(
+            [
+                torch.arange(2, device="cpu", dtype=torch.int64),
+                torch.arange(2, device="cpu", dtype=torch.int64),
+            ]
+        ).dtype
+        == torch.int64
+    )
 
 
 def test_sequences_by_name():
@@ -272,7 +283,7 @@ def normal(*shape):
 
 def after_conv(layer):
     return lambda: (
-        nn.Sequential(nn.Conv1d(4, 4, 1, dtype=torch.float32, device="cpu"), layer()),
+        nn.Sequential(nn.Conv1d(4, 4, 1, dtype=torch.float32, device="cpu"), float32_on_cpu()(layer)()),
         (normal(3, 4, 6),),
     )
 
@@ -280,7 +291,10 @@ def after_conv(layer):
 LAYERS = {
     "Linear": lambda: (nn.Linear(8, 4, dtype=torch.float32, device="cpu"), (normal(5, 8),)),
     "Conv3d": lambda: (nn.Conv3d(2, 3, 3, dtype=torch.float32, device="cpu"), (normal(2, 2, 5, 5, 5),)),
-    "ConvTranspose1d": lambda: (nn.ConvTranspose1d(2, 3, 3), (normal(2, 2, 9),)),
+    "ConvTranspose1d": lambda: (
+        nn.ConvTranspose1d(2, 3, 3, dtype=torch.float32, device="cpu"),
+        (normal(2, 2, 9),),
+    ),
     "ConvTranspose2d": lambda: (
         nn.ConvTranspose2d(2, 3, 3, dtype=torch.float32, device="cpu"),
         (normal(2, 2, 9, 9),),
@@ -294,7 +308,7 @@ LAYERS = {
             nn.Embedding(10, 4, dtype=torch.float32, device="cpu"),
             nn.Linear(4, 3, dtype=torch.float32, device="cpu"),
         ),
-        (torch.arange(5, device="cpu"),),
+        (torch.arange(5, device="cpu", dtype=torch.int64),),
     ),
     "MultiheadAttention": lambda: (
         nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float32, device="cpu"),
@@ -307,7 +321,7 @@ LAYERS = {
         (normal(2, 5, 8),),
     ),
     "TransformerDecoderLayer": lambda: (
-        nn.TransformerDecoderLayer(8, 2, 16),
+        nn.TransformerDecoderLayer(8, 2, 16, dtype=torch.float32, device="cpu"),
         (normal(2, 5, 8), normal(3, 5, 8)),
     ),
     "weight_norm": lambda: (
@@ -327,7 +341,9 @@ LAYERS = {
     "BatchNorm1d without weights": after_conv(
         lambda: nn.BatchNorm1d(4, affine=False, dtype=torch.float32, device="cpu")
     ),
-    "InstanceNorm1d": after_conv(lambda: nn.InstanceNorm1d(4, affine=True, track_running_stats=True)),
+    "InstanceNorm1d": after_conv(
+        lambda: nn.InstanceNorm1d(4, affine=True, track_running_stats=True, dtype=torch.float32, device="cpu")
+    ),
     "GroupNorm": after_conv(lambda: nn.GroupNorm(2, 4, dtype=torch.float32, device="cpu")),
     "LayerNorm": after_conv(lambda: nn.LayerNorm(6, dtype=torch.float32, device="cpu")),
     "RMSNorm": after_conv(lambda: nn.RMSNorm(6, dtype=torch.float32, device="cpu")),
@@ -338,21 +354,29 @@ LAYERS = {
     "MaxPool1d": after_conv(lambda: nn.MaxPool1d(2)),
 }
 for _kind in (nn.RNN, nn.GRU, nn.LSTM):
-    LAYERS[_kind.__name__] = lambda kind=_kind: (kind(4, 5), (normal(7, 2, 4),))
+    LAYERS[_kind.__name__] = lambda kind=_kind: (
+        kind(4, 5, dtype=torch.float32, device="cpu"),
+        (normal(7, 2, 4),),
+    )
     LAYERS[f"{_kind.__name__} of two layers, both ways"] = lambda kind=_kind: (
-        kind(4, 5, num_layers=2, bidirectional=True),
+        kind(4, 5, num_layers=2, bidirectional=True, dtype=torch.float32, device="cpu"),
         (normal(7, 2, 4),),
     )
     LAYERS[f"{_kind.__name__} of half inputs"] = lambda kind=_kind: (
-        nn.Sequential(nn.Linear(4, 4, dtype=torch.float32, device="cpu"), kind(4, 5)),
+        nn.Sequential(
+            nn.Linear(4, 4, dtype=torch.float32, device="cpu"), kind(4, 5, dtype=torch.float32, device="cpu")
+        ),
         (normal(7, 2, 4),),
     )
     LAYERS[f"{_kind.__name__} of packed inputs"] = lambda kind=_kind: (
-        kind(4, 5),
+        kind(4, 5, dtype=torch.float32, device="cpu"),
         (nn.utils.rnn.pack_padded_sequence(normal(7, 2, 4), [7, 4]),),
     )
 for _kind in (nn.RNNCell, nn.GRUCell, nn.LSTMCell):
-    LAYERS[_kind.__name__] = lambda kind=_kind: (kind(4, 5), (normal(2, 4),))
+    LAYERS[_kind.__name__] = lambda kind=_kind: (
+        kind(4, 5, dtype=torch.float32, device="cpu"),
+        (normal(2, 4),),
+    )
 
 
 def tensors(output):

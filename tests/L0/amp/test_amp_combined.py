@@ -527,7 +527,7 @@ def test_sparse_and_double():
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True, dtype=torch.float32, device="cpu"))
     model, optimizer = start("O1", lambda p: torch.optim.SGD(p, lr=0.1), model=model, combine_grad=True)
     with pytest.raises(RuntimeError, match="has a sparse gradient: it cannot be combined"):
-        runs.backward(model(torch.tensor([1], device="cpu")).sum(), optimizer)
+        runs.backward(model(torch.tensor([1], device="cpu", dtype=torch.int64)).sum(), optimizer)
     runs.forget()
     model, optimizer = start("O1", model=runs.plain().double(), combine_grad=True)
     with pytest.raises(RuntimeError, match="is torch.float64: it cannot be combined"):

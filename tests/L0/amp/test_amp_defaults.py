@@ -11,6 +11,7 @@ import torch
 import variants
 from lists import BF16, F16, F32, F64
 from torch import nn
+from torch_defaults import set_to
 
 import apex.optimizers
 from apex import amp
@@ -25,17 +26,6 @@ SETTINGS = {
     "meta": (F32, "meta"),
 }
 SHAPES = ((1,), (7,), (33, 5), (4, 3, 2, 2))
-
-
-@contextlib.contextmanager
-def defaults(dtype, device):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def fused(name, dtypes=(F32, F16, BF16, F64), **options):
@@ -174,9 +164,9 @@ def flat(result, path=""):
 def test_training_is_the_same_under_every_default(name, variant):
     reference = variants.served_by("reference") if variant == "reference" else contextlib.nullcontext()
     with reference:
-        with defaults(F32, "cpu"):
+        with set_to(F32, "cpu"):
             expected = flat(RUNS[name]())
         for setting, how in SETTINGS.items():
-            with defaults(*how):
+            with set_to(*how):
                 found = RUNS[name]()
             assert flat(found) == expected, setting

@@ -157,7 +157,7 @@ def test_a_sparse_gradient_goes_one_by_one():
     model, optimizer = initialize(
         model, torch.optim.SGD(model.parameters(), lr=1.0), opt_level="O2", loss_scale=8.0
     )
-    backward(model(torch.tensor([1, 1, 4], device="cpu")).float().sum(), optimizer)
+    backward(model(torch.tensor([1, 1, 4], device="cpu", dtype=torch.int64)).float().sum(), optimizer)
     (master,) = amp.master_params(optimizer)
     before = master.clone()
     assert torch.equal(

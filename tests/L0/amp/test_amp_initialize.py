@@ -260,7 +260,7 @@ def test_inputs_and_outputs_keep_their_containers():
             assert module.weight.dtype == torch.float32 and indices.dtype == torch.int64 and text == "text"
             return Output(pair=pair, value=[super().forward(pair.left)], indices=indices)
 
-    model = Model(3, 3)
+    model = Model(3, 3, dtype=torch.float32, device="cpu")
     runs.initialize(model, opt_level="O2")
     x = torch.randn(2, 3, dtype=torch.float32, device="cpu")
     output = model(
@@ -268,7 +268,7 @@ def test_inputs_and_outputs_keep_their_containers():
         table={"x": (x,)},
         batch=Batch(x),
         module=nn.Linear(2, 2, dtype=torch.float32, device="cpu"),
-        indices=torch.arange(3, device="cpu"),
+        indices=torch.arange(3, device="cpu", dtype=torch.int64),
         text="text",
     )
     assert type(output) is Output and output.tag == "kept" and type(output["pair"]) is Pair
@@ -390,10 +390,12 @@ def test_a_level_in_the_place_of_enabled():
 def test_integer_parameters(level):
     """They get no gradient, so that an optimizer holds them in vain, and amp does not mind."""
     model = runs.plain()
-    model.register_parameter("table", nn.Parameter(torch.arange(3, device="cpu"), requires_grad=False))
+    model.register_parameter(
+        "table", nn.Parameter(torch.arange(3, device="cpu", dtype=torch.int64), requires_grad=False)
+    )
     model, optimizer = runs.initialize(model, sgd(model), opt_level=level)
     runs.train(model, optimizer, 2)
-    assert torch.equal(model.table, torch.arange(3, device="cpu"))
+    assert torch.equal(model.table, torch.arange(3, device="cpu", dtype=torch.int64))
 
 
 @pytest.mark.parametrize("level", runs.LEVELS)
@@ -452,7 +454,11 @@ def test_parameters_without_shape(level):
 
     def lazy():
         torch.manual_seed(0)
-        return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.Linear(8, 3, dtype=torch.float32, device="cpu"))
+        return nn.Sequential(
+            nn.LazyLinear(8, dtype=torch.float32, device="cpu"),
+            nn.Tanh(),
+            nn.Linear(8, 3, dtype=torch.float32, device="cpu"),
+        )
 
     model = lazy()
     if level in ("O2", "O5"):

@@ -54,7 +54,8 @@ def run(model, optimizer):
     train(model, optimizer, 2, first=3)
     states = [t for p in amp.master_params(optimizer) for t in optimizer.state[p].values()]
     steps = [
-        torch.as_tensor(group.get("step", 0), device="cpu").reshape(()) for group in optimizer.param_groups
+        torch.tensor(int(group.get("step", 0)), dtype=torch.int64, device="cpu")
+        for group in optimizer.param_groups
     ]
     return values(model) + values(optimizer) + states + steps
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import amp_runs as runs
+import lists
 import pytest
 import torch
 from torch import nn
@@ -104,9 +105,7 @@ def train(level, name, combine, broken_pass=None, broken_step=None, scale="dynam
     runs.overflow(model, optimizer)
     optimizer.step()
     runs.train(model, optimizer, 1)
-    return (
-        runs.values(model) + runs.values(optimizer) + [torch.tensor(runs.scaler().loss_scale(), device="cpu")]
-    )
+    return runs.values(model) + runs.values(optimizer) + [lists.scalar(runs.scaler().loss_scale(), "cpu")]
 
 
 # CombinedAdam combines in any case; combined gradients that are replaced give a warning, and do not raise.

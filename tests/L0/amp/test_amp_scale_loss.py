@@ -90,8 +90,8 @@ def test_trains_as_the_bare_optimizer_does(level, make):
         expected.append(loss.item())
     tolerance = {torch.float16: 4e-3, torch.bfloat16: 3e-2}.get(runs.HALF.get(level), 1e-5)
     torch.testing.assert_close(
-        torch.tensor(losses, device="cpu"),
-        torch.tensor(expected, device="cpu"),
+        torch.tensor(losses, dtype=torch.float32, device="cpu"),
+        torch.tensor(expected, dtype=torch.float32, device="cpu"),
         rtol=tolerance,
         atol=tolerance,
     )

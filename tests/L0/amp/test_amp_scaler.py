@@ -216,7 +216,7 @@ def test_sparse_gradients():
     before = embedding.weight.detach().clone()
     model, optimizer = runs.initialize(embedding, optimizer, opt_level="O1")
     for step in range(2):
-        runs.backward(model(torch.tensor([1, 1, 4], device="cpu")).sum(), optimizer)
+        runs.backward(model(torch.tensor([1, 1, 4], device="cpu", dtype=torch.int64)).sum(), optimizer)
         if step == 0:
             assert model.weight.grad.is_sparse
     assert torch.equal(
@@ -226,7 +226,7 @@ def test_sparse_gradients():
     optimizer.step()
     assert torch.equal(model.weight[1], before[1] - 4)
     optimizer.zero_grad()
-    runs.backward(model(torch.tensor([1], device="cpu")).sum() * float("inf"), optimizer)
+    runs.backward(model(torch.tensor([1], device="cpu", dtype=torch.int64)).sum() * float("inf"), optimizer)
     before = runs.values(model)
     optimizer.step()
     assert runs.equal(runs.values(model), before)

@@ -257,6 +257,6 @@ def test_what_it_refuses():
     with pytest.raises(TypeError, match="optimizer of torch"):
         LARC(nn.Linear(1, 1, dtype=torch.float32, device="cpu"))
     embedding = nn.Embedding(3, 2, sparse=True, dtype=torch.float32, device="cpu")
-    embedding(torch.tensor([0], device="cpu")).sum().backward()
+    embedding(torch.tensor([0], dtype=torch.int64, device="cpu")).sum().backward()
     with pytest.raises(TypeError, match="sparse=True"):
         LARC(torch.optim.SGD(embedding.parameters(), lr=0.1)).step()
