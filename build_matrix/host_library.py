@@ -18,7 +18,9 @@ LINK = [
     "-Wl,-soname,libapex.so",
     "-Wl,--no-undefined",
     f"-Wl,--version-script={CSRC / 'host/apex.map'}",
+    "-Wl,--no-as-needed",  # dlopen is in it before glibc 2.34, and in the C library of the machine that links
     "-l:libdl.so.2",
+    "-Wl,--as-needed",
     "-lpthread",
 ]
 

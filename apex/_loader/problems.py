@@ -232,7 +232,7 @@ def _foreign_packs(facts):
     torch, vendors = facts.machine.torch, {pack.vendor for pack in facts.machine.packs}
     if (
         torch is None
-        or not vendors
+        or len(vendors) != 1  # of both vendors in a checkout alone, for tests; no wheel is made so
         or (facts.assumed and not (torch.cuda or torch.hip or "+" in torch.version))
     ):
         return False  # a build that nobody named

@@ -296,6 +296,7 @@ FAULTS = [
     errors.PackageIndexError("x"),
     errors.RequirementMissing("x", "y", "z"),
     errors.UnknownVariable("APEX_BUILD_X", ["APEX_BUILD_Y"]),
+    errors.NotInThisBuild("APEX_BUILD_MLP", {"mlp_cuda": "torch.nn.Sequential"}),
     errors.ContainerError("no engine is here", "apt-get install podman"),
     errors.ReceiptError("receipt.json", "it is cut"),
     errors.NothingRan("L0(cpu)", "no test ran"),
