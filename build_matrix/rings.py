@@ -224,11 +224,16 @@ def summary(cases: list[junit.Case]) -> str:
     )
 
 
-def take(files_of_seconds: Iterable[Path], of: int = 1) -> None:
-    """Takes what `pytest --cpu-seconds` wrote into tests/durations.json; `of`: how many slices there were."""
+def take(files_of_seconds: Iterable[Path]) -> None:
+    """Takes what `pytest --cpu-seconds` wrote into tests/durations.json. The plan that it followed, plan.json beside it,
+    says of which files a slice ran alone."""
     known = durations()
     for path in files_of_seconds:
+        followed = path.with_name("plan.json")
+        plan = json.loads(followed.read_text(encoding="utf-8")) if followed.is_file() else {}
+        at_once = {*plan.get("whole", ()), *plan.get("together", ())}
         for name, spent in json.loads(path.read_text(encoding="utf-8")).items():
+            of = 1 if name in at_once else plan.get("slice", (0, 1))[1]
             old = known.get(name, UNKNOWN)
             known[name] = [spent[0] or old[0], round(spent[1] * of, 1) or old[1]]
     lines = (f"{json.dumps(name)}: {json.dumps(seconds)}" for name, seconds in sorted(known.items()))
