@@ -225,8 +225,8 @@ def summary(cases: list[junit.Case]) -> str:
 
 
 def take(files_of_seconds: Iterable[Path]) -> None:
-    """Takes what `pytest --cpu-seconds` wrote into tests/durations.json. plan.json beside it, which it followed, says of
-    which files a slice ran alone."""
+    """Takes what `pytest --cpu-seconds` wrote into tests/durations.json. The plan that it followed, plan.json beside
+    it, says of which files a slice ran alone."""
     known = durations()
     for path in files_of_seconds:
         followed = path.with_name("plan.json")
