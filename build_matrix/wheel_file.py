@@ -116,10 +116,13 @@ class WheelFile:
         file, size = stated["file"], stated["bytes"]
         data = self.data(f"apex/packs/{arch}/{file}")
         try:
-            # No more than the manifest states is unpacked.
-            found = lzma.LZMADecompressor().decompress(data, size + 1) if file.endswith(".xz") else data
-            if len(found) != size:
-                raise lzma.LZMAError(f"its manifest states {size} bytes")
+            found, whole = data, True
+            if file.endswith(".xz"):
+                stream = lzma.LZMADecompressor()
+                found = stream.decompress(data, size + 1)  # no more than the manifest states is unpacked
+                whole = stream.eof and not stream.unused_data
+            if len(found) != size or not whole:
+                raise lzma.LZMAError(f"it is not the whole of the {size} bytes that its manifest states")
             return found
         except lzma.LZMAError as error:
             raise BuildError(f"{self.path.name}: {arch}/{file} cannot be decompressed: {error}") from None

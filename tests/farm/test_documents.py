@@ -124,8 +124,8 @@ def check(words, session):
     elif program == "python" and rest[0] == "-m":
         module = rest[1].partition(".")[0]
         assert module in ("apex", "pytest", "build_matrix", "build")
-        for place in rest[2:] if rest[1] == "pytest" else ():
-            assert place.startswith("-") or (REPOSITORY / place).exists(), place
+        for before, place in zip(rest[1:], rest[2:], strict=False) if rest[1] == "pytest" else ():
+            assert place.startswith("-") or before in ("-m", "-k") or (REPOSITORY / place).exists(), place
     elif program in ("python", "bash"):
         assert (REPOSITORY / rest[0]).is_file(), rest[0]
     elif program == "make":

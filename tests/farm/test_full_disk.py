@@ -94,5 +94,6 @@ def test_no_room_for_the_index_leaves_the_old_one(disk, tmp_path):
         text=True,
         capture_output=True,
     )
-    assert done.returncode == 10 and done.stderr.startswith("build_matrix: no space is left: "), done.stderr
+    last = done.stderr.splitlines()[-1]  # the wheel of this test has no page, which is said before
+    assert done.returncode == 10 and last.startswith("build_matrix: no space is left: "), done.stderr
     assert {path: path.read_bytes() for path in disk.rglob("*") if path.is_file()} == before

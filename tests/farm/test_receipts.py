@@ -376,7 +376,7 @@ def test_a_tier_leaves_its_receipt(tmp_path, monkeypatch):
     nothing, and what a marker leaves out is counted."""
     folder = tmp_path / "tests/small"
     folder.mkdir(parents=True)
-    for name in ("conftest.py", "rings.py"):
+    for name in ("conftest.py", "rings.py", "torch_defaults.py"):
         shutil.copy(REPOSITORY / "tests" / name, folder.parent)
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     (folder / "test_small.py").write_text(
