@@ -291,7 +291,7 @@ def run(tmp_path, script, hip="7.2", aiter=None, **environment):
     if aiter is not None:
         (tmp_path / "aiter.py").write_text(textwrap.dedent(aiter))
     begin = f"import sys, torch; torch.version.hip = {hip!r}; sys.path.insert(0, {str(tmp_path)!r})\n"
-    begin += f"sys.path[1:1] = [{str(ROOT)!r}, {str(ROOT / 'tests' / 'L0')!r}]\n"
+    begin += f"sys.path[1:1] = {[str(ROOT), str(ROOT / 'tests'), str(ROOT / 'tests' / 'L0')]!r}\n"
     done = subprocess.run(
         [sys.executable, "-c", begin + textwrap.dedent(script)],
         env=os.environ | environment, capture_output=True, text=True,
