@@ -34,13 +34,13 @@ def prepare(session, *groups):
     its own from here on."""
     with alone():
         if not (ENVIRONMENT / "made").is_file() or not (ENVIRONMENT / "bin/python").exists():
-            session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(ENVIRONMENT))
+            session.run_install(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(ENVIRONMENT))
             (ENVIRONMENT / "made").touch()
         (packages,) = ENVIRONMENT.glob("lib/python3.*/site-packages")
         seen = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
         (packages / "visible.pth").write_text("".join(f"{folder}\n" for folder in seen))
         wanted = [name for group in groups for name in GROUPS[group]]
-        session.run(str(ENVIRONMENT / "bin/python"), "-m", "pip", "install", "--quiet", *wanted)
+        session.run_install(str(ENVIRONMENT / "bin/python"), "-m", "pip", "install", "--quiet", *wanted)
     os.environ["VIRTUAL_ENV"] = str(ENVIRONMENT)
     if (first := str(ENVIRONMENT / "bin")) not in os.environ["PATH"].split(os.pathsep):
         os.environ["PATH"] = first + os.pathsep + os.environ["PATH"]
