@@ -23,17 +23,19 @@ struct Channels {
   c10::SymInt count;
   at::MemoryFormat format;  // of the input as kernels read it, and of outputs
   bool last_in_memory;
-  at::ScalarType math;      // of statistics
+  at::ScalarType math;  // of statistics
 };
 
 inline Channels channels_of(const char* op, const at::Tensor& input, bool channel_last) {
   const int64_t dims = input.dim();
-  TORCH_CHECK_VALUE(dims >= 2, op, ": the input has ", dims, " dimensions; it must have at least 2, batch and channels");
+  TORCH_CHECK_VALUE(dims >= 2, op, ": the input has ", dims,
+                    " dimensions; it must have at least 2, batch and channels");
   element_type(op, input.scalar_type());
-  Channels found{input.sym_size(channel_last || dims == 2 ? dims - 1 : 1), at::MemoryFormat::Contiguous, channel_last || dims == 2,
-                 input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat};
+  Channels found{input.sym_size(channel_last || dims == 2 ? dims - 1 : 1), at::MemoryFormat::Contiguous,
+                 channel_last || dims == 2, input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat};
   if (found.last_in_memory || input.is_contiguous()) return found;
-  for (const auto& [wanted, format] : {std::pair{4, at::MemoryFormat::ChannelsLast}, std::pair{5, at::MemoryFormat::ChannelsLast3d}}) {
+  for (const auto& [wanted, format] :
+       {std::pair{4, at::MemoryFormat::ChannelsLast}, std::pair{5, at::MemoryFormat::ChannelsLast3d}}) {
     if (dims != wanted || !input.is_contiguous(format)) continue;
     found.format = format;
     found.last_in_memory = true;
@@ -41,11 +43,13 @@ inline Channels channels_of(const char* op, const at::Tensor& input, bool channe
   return found;
 }
 
-// As channels_of, but the channels shall be last in memory: NHWC, or torch.channels_last, into which others are brought.
+// As channels_of, but the channels shall be last in memory: NHWC, or torch.channels_last, into which others are
+// brought.
 inline Channels nhwc_channels_of(const char* op, const at::Tensor& input, bool channel_last) {
   Channels found = channels_of(op, input, channel_last);
   if (found.last_in_memory) return found;
-  TORCH_CHECK_VALUE(input.dim() == 4, op, ": the input has ", input.dim(), " dimensions; without channel_last it must have 4, [batch, channels, height, width]");
+  TORCH_CHECK_VALUE(input.dim() == 4, op, ": the input has ", input.dim(),
+                    " dimensions; without channel_last it must have 4, [batch, channels, height, width]");
   found.format = at::MemoryFormat::ChannelsLast;
   found.last_in_memory = true;
   return found;
@@ -55,33 +59,40 @@ inline c10::SymInt bitmask_bytes(const at::Tensor& input) { return (input.sym_nu
 inline void check_bitmask(const char* op, const OptionalTensor& bitmask, const at::Tensor& input) {
   if (!has_value(bitmask)) return;
   TORCH_CHECK_TYPE(bitmask->scalar_type() == at::kByte, op, ": bitmask must be uint8, not ", bitmask->scalar_type());
-  TORCH_CHECK_VALUE(bitmask->dim() == 1 && bitmask->sym_size(0) == bitmask_bytes(input) && bitmask->device() == input.device(), op,
-                    ": bitmask must hold ", bitmask_bytes(input), " bytes on ", input.device(), ", a bit for each element, not ", bitmask->sym_sizes(),
-                    " on ", bitmask->device());
+  TORCH_CHECK_VALUE(
+      bitmask->dim() == 1 && bitmask->sym_size(0) == bitmask_bytes(input) && bitmask->device() == input.device(), op,
+      ": bitmask must hold ", bitmask_bytes(input), " bytes on ", input.device(), ", a bit for each element, not ",
+      bitmask->sym_sizes(), " on ", bitmask->device());
 }
 
-inline void check_per_channel(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& input, const c10::SymInt& channels) {
-  TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == channels, op, ": ", name, " has shape ", tensor.sym_sizes(),
-                    " but the input has ", channels, " channels");
-  TORCH_CHECK_VALUE(tensor.device() == input.device(), op, ": ", name, " is on ", tensor.device(), " but the input is on ", input.device());
+inline void check_per_channel(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& input,
+                              const c10::SymInt& channels) {
+  TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == channels, op, ": ", name, " has shape ",
+                    tensor.sym_sizes(), " but the input has ", channels, " channels");
+  TORCH_CHECK_VALUE(tensor.device() == input.device(), op, ": ", name, " is on ", tensor.device(),
+                    " but the input is on ", input.device());
 }
 // The dispatcher passes None for a tensor that an op needs, too.
 inline void check_given(const char* op, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(tensor.defined(), op, ": ", name, " must be a tensor, not None");
 }
-inline void check_statistic(const char* op, const char* name, const OptionalTensor& tensor, const at::Tensor& input, const Channels& channels) {
+inline void check_statistic(const char* op, const char* name, const OptionalTensor& tensor, const at::Tensor& input,
+                            const Channels& channels) {
   if (!has_value(tensor)) return;
   check_per_channel(op, name, *tensor, input, channels.count);
-  TORCH_CHECK_TYPE(tensor->scalar_type() == channels.math, op, ": ", name, " must be ", channels.math, ", not ", tensor->scalar_type());
+  TORCH_CHECK_TYPE(tensor->scalar_type() == channels.math, op, ": ", name, " must be ", channels.math, ", not ",
+                   tensor->scalar_type());
 }
-inline void check_affine(const char* op, const OptionalTensor& weight, const OptionalTensor& shift, const at::Tensor& input, const Channels& channels) {
+inline void check_affine(const char* op, const OptionalTensor& weight, const OptionalTensor& shift,
+                         const at::Tensor& input, const Channels& channels) {
   const auto math = [](at::ScalarType type) { return type == at::kDouble; };
   for (const OptionalTensor* w : {&weight, &shift}) {
     if (!has_value(*w)) continue;
     check_per_channel(op, w == &weight ? "weight" : "bias", **w, input, channels.count);
     element_type(op, (*w)->scalar_type());
-    TORCH_CHECK_TYPE(math((*w)->scalar_type()) == math(input.scalar_type()), op, ": float64 goes with float64 alone: the input is ",
-                     input.scalar_type(), ", the ", w == &weight ? "weight" : "bias", " ", (*w)->scalar_type());
+    TORCH_CHECK_TYPE(math((*w)->scalar_type()) == math(input.scalar_type()), op,
+                     ": float64 goes with float64 alone: the input is ", input.scalar_type(), ", the ",
+                     w == &weight ? "weight" : "bias", " ", (*w)->scalar_type());
   }
   TORCH_CHECK_TYPE(!has_value(weight) || !has_value(shift) || weight->scalar_type() == shift->scalar_type(), op,
                    ": weight and bias must have one dtype");
@@ -89,8 +100,9 @@ inline void check_affine(const char* op, const OptionalTensor& weight, const Opt
 // Another tensor of the input's shape: a gradient, or what is added.
 inline void check_like_input(const char* op, const char* name, const OptionalTensor& tensor, const at::Tensor& input) {
   if (!has_value(tensor)) return;
-  TORCH_CHECK_VALUE(tensor->sym_sizes() == input.sym_sizes() && tensor->device() == input.device(), op, ": ", name, " has shape ",
-                    tensor->sym_sizes(), " on ", tensor->device(), ", not the input's ", input.sym_sizes(), " on ", input.device());
+  TORCH_CHECK_VALUE(tensor->sym_sizes() == input.sym_sizes() && tensor->device() == input.device(), op, ": ", name,
+                    " has shape ", tensor->sym_sizes(), " on ", tensor->device(), ", not the input's ",
+                    input.sym_sizes(), " on ", input.device());
   TORCH_CHECK_TYPE(tensor->scalar_type() == input.scalar_type(), op, ": ", name, " has dtype ", tensor->scalar_type(),
                    ", not the input's ", input.scalar_type());
 }
@@ -113,7 +125,8 @@ inline at::Tensor output_like(const at::Tensor& input, const Channels& channels)
 }
 
 // [batch][channels][spatial], or rows of channels.
-template <class Arguments> void set_shape(const char* op, const at::Tensor& input, const Channels& channels, const OptionalTensor& weight, Arguments* a) {
+template <class Arguments> void set_shape(const char* op, const at::Tensor& input, const Channels& channels,
+                                          const OptionalTensor& weight, Arguments* a) {
   const int64_t count = channels.count.guard_int(__FILE__, __LINE__), elements = input.numel();
   a->channels = count;
   a->batch = input.size(0);
@@ -129,7 +142,8 @@ template <class Arguments> void set_shape(const char* op, const at::Tensor& inpu
 }
 
 // A reduction: its partial sums and counters, and the launch. False: the reference must run.
-inline bool reduce_over_channels(const char* op, const apex_place& place, const at::Tensor& input, const Channels& channels, gpu::ChannelReduce* a,
+inline bool reduce_over_channels(const char* op, const apex_place& place, const at::Tensor& input,
+                                 const Channels& channels, gpu::ChannelReduce* a,
                                  int32_t (*prepare)(const apex_place*, gpu::ChannelReduce*, int64_t*),
                                  int32_t (*run)(const apex_place*, const gpu::ChannelReduce*)) {
   int64_t count = 0;
@@ -137,7 +151,8 @@ inline bool reduce_over_channels(const char* op, const apex_place& place, const 
   at::Tensor partials;
   ZeroedCounters counters;
   if (a->parts > 1 || place.platform == APEX_CPU) {  // the CPU variant merges a single part too
-    partials = at::empty({a->parts, 3, a->channels}, input.options().dtype(channels.math).memory_format(at::MemoryFormat::Contiguous));
+    partials = at::empty({a->parts, 3, a->channels},
+                         input.options().dtype(channels.math).memory_format(at::MemoryFormat::Contiguous));
     a->partials = bytes_to_write(partials);
   }
   if (count > 0) {
@@ -149,8 +164,10 @@ inline bool reduce_over_channels(const char* op, const apex_place& place, const 
 }  // namespace apex
 
 // One kernel for every device (it asks the probe), one for shapes alone.
-#define APEX_CHANNEL_OP(op)                                                                    \
-  APEX_OP_NAME(op)                                                                             \
-  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::Checked<&apex::op, apex::op##_name>::call); } \
+#define APEX_CHANNEL_OP(op)                                        \
+  APEX_OP_NAME(op)                                                 \
+  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) {         \
+    m.impl(#op, &apex::Checked<&apex::op, apex::op##_name>::call); \
+  }                                                                \
   TORCH_LIBRARY_IMPL(apex, Meta, m) { m.impl(#op, &apex::op##_meta); }
 #endif

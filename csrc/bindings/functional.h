@@ -22,11 +22,16 @@ template <class Function> c10::TypedOperatorHandle<Function> dispatcher_op(const
 // apex_dtype of a tensor's element type. Raises TypeError for those that no kernel takes.
 inline int32_t element_type(const char* op, at::ScalarType type) {
   switch (type) {
-    case at::kFloat: return APEX_F32;
-    case at::kHalf: return APEX_F16;
-    case at::kBFloat16: return APEX_BF16;
-    case at::kDouble: return APEX_F64;
-    default: TORCH_CHECK_TYPE(false, op, " takes float32, float16, bfloat16 and float64, not ", type);
+    case at::kFloat:
+      return APEX_F32;
+    case at::kHalf:
+      return APEX_F16;
+    case at::kBFloat16:
+      return APEX_BF16;
+    case at::kDouble:
+      return APEX_F64;
+    default:
+      TORCH_CHECK_TYPE(false, op, " takes float32, float16, bfloat16 and float64, not ", type);
   }
 }
 inline bool has_value(const std::optional<at::Tensor>& tensor) { return tensor && tensor->defined(); }
@@ -91,20 +96,24 @@ NodePointer<NoDoubleBackward> no_double_backward(const char* op, const char* why
 }
 
 // The dtype that autocast asks for on a tensor's device.
-inline at::ScalarType autocast_dtype(const at::Tensor& tensor) { return at::autocast::get_autocast_dtype(tensor.device().type()); }
+inline at::ScalarType autocast_dtype(const at::Tensor& tensor) {
+  return at::autocast::get_autocast_dtype(tensor.device().type());
+}
 inline c10::impl::ExcludeDispatchKeyGuard without_autocast() {
   return c10::impl::ExcludeDispatchKeyGuard(c10::autocast_dispatch_keyset);
 }
 }  // namespace apex
 
 // One kernel for every device (it asks the probe), one for shapes alone, one that records.
-#define APEX_FUNCTIONAL_OP(op)                                                                   \
-  APEX_OP_NAME(op)                                                                               \
-  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::Checked<&apex::op, apex::op##_name>::call); } \
+#define APEX_FUNCTIONAL_OP(op)                                                                                \
+  APEX_OP_NAME(op)                                                                                            \
+  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) {                                                    \
+    m.impl(#op, &apex::Checked<&apex::op, apex::op##_name>::call);                                            \
+  }                                                                                                           \
   TORCH_LIBRARY_IMPL(apex, Meta, m) { m.impl(#op, &apex::Checked<&apex::op##_meta, apex::op##_name>::meta); } \
   TORCH_LIBRARY_IMPL(apex, Autograd, m) { m.impl(#op, &apex::op##_autograd); }
 // For forward ops: what it does under autocast.
-#define APEX_AUTOCAST_OP(op)                                                                     \
-  TORCH_LIBRARY_IMPL(apex, AutocastCPU, m) { m.impl(#op, &apex::op##_autocast); }                \
+#define APEX_AUTOCAST_OP(op)                                                      \
+  TORCH_LIBRARY_IMPL(apex, AutocastCPU, m) { m.impl(#op, &apex::op##_autocast); } \
   TORCH_LIBRARY_IMPL(apex, AutocastCUDA, m) { m.impl(#op, &apex::op##_autocast); }
 #endif

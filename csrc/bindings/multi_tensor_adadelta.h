@@ -33,8 +33,9 @@ struct AdadeltaCall {
   TensorPlan::Op op() const {
     return {"multi_tensor_adadelta", 0, [this](const TensorPlan::Launch& l) { return launch(l); },
             [this](const TensorPlan::Tensors& t, const TensorPlan::Launch&) {
-              call_reference<decltype(multi_tensor_adadelta)>("multi_tensor_adadelta", t[0], t[1], t[2], t[3], lr, rho, eps,
-                                                              weight_decay, lr_tensor, inv_scale, found_inf, noop_flag);
+              call_reference<decltype(multi_tensor_adadelta)>("multi_tensor_adadelta", t[0], t[1], t[2], t[3], lr, rho,
+                                                              eps, weight_decay, lr_tensor, inv_scale, found_inf,
+                                                              noop_flag);
             }};
   }
   void run_on(const std::vector<at::TensorList>& lists) const {
@@ -44,8 +45,10 @@ struct AdadeltaCall {
 
 inline void multi_tensor_adadelta(at::TensorList grads, at::TensorList params, at::TensorList square_avgs,
                                   at::TensorList acc_deltas, double lr, double rho, double eps, double weight_decay,
-                                  const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& inv_scale,
-                                  const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag) {
+                                  const std::optional<at::Tensor>& lr_tensor,
+                                  const std::optional<at::Tensor>& inv_scale,
+                                  const std::optional<at::Tensor>& found_inf,
+                                  const std::optional<at::Tensor>& noop_flag) {
   const AdadeltaCall call{lr, rho, eps, weight_decay, lr_tensor, inv_scale, found_inf, noop_flag};
   call.run_on({grads, params, square_avgs, acc_deltas});
 }
@@ -60,12 +63,18 @@ APEX_PYTHON_OP(multi_tensor_adadelta, m) {
   py::class_<apex::AdadeltaCall>(m, "multi_tensor_adadelta_call")
       .def(py::init([](double lr, double rho, double eps, double weight_decay, Optional lr_tensor, Optional inv_scale,
                        Optional found_inf, Optional noop_flag) {
-             return apex::AdadeltaCall{lr, rho, eps, weight_decay, std::move(lr_tensor), std::move(inv_scale),
-                                      std::move(found_inf), std::move(noop_flag)};
+             return apex::AdadeltaCall{lr,
+                                       rho,
+                                       eps,
+                                       weight_decay,
+                                       std::move(lr_tensor),
+                                       std::move(inv_scale),
+                                       std::move(found_inf),
+                                       std::move(noop_flag)};
            }),
            py::kw_only(), py::arg("lr"), py::arg("rho"), py::arg("eps"), py::arg("weight_decay"),
-           py::arg("lr_tensor") = std::nullopt, py::arg("inv_scale") = std::nullopt, py::arg("found_inf") = std::nullopt,
-           py::arg("noop_flag") = std::nullopt);
+           py::arg("lr_tensor") = std::nullopt, py::arg("inv_scale") = std::nullopt,
+           py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt);
   m.def(
       "multi_tensor_adadelta",
       [](const std::vector<std::vector<at::Tensor>>& lists, const apex::AdadeltaCall& call) {
@@ -75,9 +84,7 @@ APEX_PYTHON_OP(multi_tensor_adadelta, m) {
       py::arg("tensor_lists"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
   m.def(
       "multi_tensor_adadelta_step",
-      [](apex::OptimizerPlan& plan, const apex::AdadeltaCall& call) {
-        plan.run(call.op());
-      },
-      py::arg("plan"), py::arg("call"), py::call_guard<py::gil_scoped_release>());
+      [](apex::OptimizerPlan& plan, const apex::AdadeltaCall& call) { plan.run(call.op()); }, py::arg("plan"),
+      py::arg("call"), py::call_guard<py::gil_scoped_release>());
 }
 #endif

@@ -23,8 +23,8 @@ struct AdagradCall {
 
   bool unscales() const { return unscale_grads && inv_scale; }
   void check() const {
-    TORCH_CHECK_VALUE(decay_mode == 0 || decay_mode == 1, "multi_tensor_adagrad: decay_mode is 0 (L2) or 1 (decoupled), not ",
-                      decay_mode);
+    TORCH_CHECK_VALUE(decay_mode == 0 || decay_mode == 1,
+                      "multi_tensor_adagrad: decay_mode is 0 (L2) or 1 (decoupled), not ", decay_mode);
   }
   int32_t launch(const TensorPlan::Launch& l) const {
     gpu::AdagradArguments a{};
@@ -42,9 +42,9 @@ struct AdagradCall {
   TensorPlan::Op op() const {
     return {"multi_tensor_adagrad", 0, [this](const TensorPlan::Launch& l) { return launch(l); },
             [this](const TensorPlan::Tensors& t, const TensorPlan::Launch&) {
-              call_reference<decltype(multi_tensor_adagrad)>("multi_tensor_adagrad", t[0], t[1], t[2], lr, eps, decay_mode,
-                                                             weight_decay, lr_tensor, inv_scale, found_inf, noop_flag,
-                                                             unscale_grads);
+              call_reference<decltype(multi_tensor_adagrad)>("multi_tensor_adagrad", t[0], t[1], t[2], lr, eps,
+                                                             decay_mode, weight_decay, lr_tensor, inv_scale, found_inf,
+                                                             noop_flag, unscale_grads);
             },
             unscales()};
   }
@@ -54,10 +54,11 @@ struct AdagradCall {
   }
 };
 
-inline void multi_tensor_adagrad(at::TensorList grads, at::TensorList params, at::TensorList sums, double lr, double eps,
-                                 int64_t decay_mode, double weight_decay, const std::optional<at::Tensor>& lr_tensor,
-                                 const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& found_inf,
-                                 const std::optional<at::Tensor>& noop_flag, bool unscale_grads) {
+inline void multi_tensor_adagrad(at::TensorList grads, at::TensorList params, at::TensorList sums, double lr,
+                                 double eps, int64_t decay_mode, double weight_decay,
+                                 const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& inv_scale,
+                                 const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag,
+                                 bool unscale_grads) {
   const AdagradCall call{lr, eps, decay_mode, weight_decay, lr_tensor, inv_scale, found_inf, noop_flag, unscale_grads};
   call.run_on({grads, params, sums});
 }
@@ -70,14 +71,21 @@ APEX_PYTHON_OP(multi_tensor_adagrad, m) {
   namespace py = pybind11;
   using Optional = std::optional<at::Tensor>;
   py::class_<apex::AdagradCall>(m, "multi_tensor_adagrad_call")
-      .def(py::init([](double lr, double eps, int64_t decay_mode, double weight_decay, Optional lr_tensor, Optional inv_scale,
-                       Optional found_inf, Optional noop_flag, bool unscale_grads) {
-             return apex::AdagradCall{lr, eps, decay_mode, weight_decay, std::move(lr_tensor), std::move(inv_scale),
-                                      std::move(found_inf), std::move(noop_flag), unscale_grads};
+      .def(py::init([](double lr, double eps, int64_t decay_mode, double weight_decay, Optional lr_tensor,
+                       Optional inv_scale, Optional found_inf, Optional noop_flag, bool unscale_grads) {
+             return apex::AdagradCall{lr,
+                                      eps,
+                                      decay_mode,
+                                      weight_decay,
+                                      std::move(lr_tensor),
+                                      std::move(inv_scale),
+                                      std::move(found_inf),
+                                      std::move(noop_flag),
+                                      unscale_grads};
            }),
            py::kw_only(), py::arg("lr"), py::arg("eps"), py::arg("decay_mode"), py::arg("weight_decay"),
-           py::arg("lr_tensor") = std::nullopt, py::arg("inv_scale") = std::nullopt, py::arg("found_inf") = std::nullopt,
-           py::arg("noop_flag") = std::nullopt, py::arg("unscale_grads") = false);
+           py::arg("lr_tensor") = std::nullopt, py::arg("inv_scale") = std::nullopt,
+           py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt, py::arg("unscale_grads") = false);
   m.def(
       "multi_tensor_adagrad",
       [](const std::vector<std::vector<at::Tensor>>& lists, const apex::AdagradCall& call) {

@@ -4,21 +4,22 @@
 #include "multi_tensor_adam.h"
 
 namespace apex {
-void multi_tensor_amsgrad(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs, at::TensorList exp_avg_sqs,
-                          at::TensorList max_exp_avg_sqs, double lr, double beta1, double beta2, double eps, int64_t step,
-                          int64_t decay_mode, bool bias_correction, double weight_decay,
-                          const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
-                          bool advance_step, const std::optional<at::Tensor>& inv_scale,
-                          const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag);
+void multi_tensor_amsgrad(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs,
+                          at::TensorList exp_avg_sqs, at::TensorList max_exp_avg_sqs, double lr, double beta1,
+                          double beta2, double eps, int64_t step, int64_t decay_mode, bool bias_correction,
+                          double weight_decay, const std::optional<at::Tensor>& lr_tensor,
+                          const std::optional<at::Tensor>& step_tensor, bool advance_step,
+                          const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& found_inf,
+                          const std::optional<at::Tensor>& noop_flag);
 
 // Adam's scalars, over one more list.
 struct AmsgradCall : AdamCall {
   void reference(const TensorPlan::Tensors& t, bool last) const {
     auto steps = step_tensor;
     if (steps && advance_step && !last) steps = steps->add(1);
-    call_reference<decltype(multi_tensor_amsgrad)>("multi_tensor_amsgrad", t[0], t[1], t[2], t[3], t[4], lr, beta1, beta2, eps,
-                                                   step, decay_mode, bias_correction, weight_decay, lr_tensor, steps,
-                                                   advance_step && last, inv_scale, found_inf, noop_flag);
+    call_reference<decltype(multi_tensor_amsgrad)>(
+        "multi_tensor_amsgrad", t[0], t[1], t[2], t[3], t[4], lr, beta1, beta2, eps, step, decay_mode, bias_correction,
+        weight_decay, lr_tensor, steps, advance_step && last, inv_scale, found_inf, noop_flag);
   }
   TensorPlan::Op op() const {
     return {"multi_tensor_amsgrad", 0,
@@ -42,8 +43,8 @@ inline void multi_tensor_amsgrad(at::TensorList grads, at::TensorList params, at
                                  const std::optional<at::Tensor>& step_tensor, bool advance_step,
                                  const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& found_inf,
                                  const std::optional<at::Tensor>& noop_flag) {
-  const AmsgradCall call{{lr, beta1, beta2, eps, step, decay_mode, bias_correction, weight_decay, lr_tensor, step_tensor,
-                          advance_step, inv_scale, found_inf, noop_flag}};
+  const AmsgradCall call{{lr, beta1, beta2, eps, step, decay_mode, bias_correction, weight_decay, lr_tensor,
+                          step_tensor, advance_step, inv_scale, found_inf, noop_flag}};
   call.run_on({grads, params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs});
 }
 }  // namespace apex
@@ -55,17 +56,18 @@ APEX_PYTHON_OP(multi_tensor_amsgrad, m) {
   namespace py = pybind11;
   using Optional = std::optional<at::Tensor>;
   py::class_<apex::AmsgradCall>(m, "multi_tensor_amsgrad_call")
-      .def(py::init([](double lr, double beta1, double beta2, double eps, int64_t step, int64_t decay_mode, bool bias_correction,
-                       double weight_decay, Optional lr_tensor, Optional step_tensor, bool advance_step, Optional inv_scale,
-                       Optional found_inf, Optional noop_flag) {
+      .def(py::init([](double lr, double beta1, double beta2, double eps, int64_t step, int64_t decay_mode,
+                       bool bias_correction, double weight_decay, Optional lr_tensor, Optional step_tensor,
+                       bool advance_step, Optional inv_scale, Optional found_inf, Optional noop_flag) {
              return apex::AmsgradCall{{lr, beta1, beta2, eps, step, decay_mode, bias_correction, weight_decay,
                                        std::move(lr_tensor), std::move(step_tensor), advance_step, std::move(inv_scale),
                                        std::move(found_inf), std::move(noop_flag)}};
            }),
-           py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("step"), py::arg("decay_mode"),
-           py::arg("bias_correction"), py::arg("weight_decay"), py::arg("lr_tensor") = std::nullopt,
-           py::arg("step_tensor") = std::nullopt, py::arg("advance_step") = false, py::arg("inv_scale") = std::nullopt,
-           py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt);
+           py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("step"),
+           py::arg("decay_mode"), py::arg("bias_correction"), py::arg("weight_decay"),
+           py::arg("lr_tensor") = std::nullopt, py::arg("step_tensor") = std::nullopt, py::arg("advance_step") = false,
+           py::arg("inv_scale") = std::nullopt, py::arg("found_inf") = std::nullopt,
+           py::arg("noop_flag") = std::nullopt);
   m.def(
       "multi_tensor_amsgrad",
       [](const std::vector<std::vector<at::Tensor>>& lists, const apex::AmsgradCall& call) {

@@ -13,9 +13,9 @@
 
 namespace apex {
 void multi_tensor_l2norm(at::TensorList tensors, const at::Tensor& total, const std::optional<at::Tensor>& per_tensor,
-                         const std::optional<at::Tensor>& noop_flag, double scale, const std::optional<at::Tensor>& inv_scale,
-                         bool check_noop, bool maximum, double blend_new, double blend_old, double max_norm,
-                         const std::optional<at::Tensor>& clip_coefficient);
+                         const std::optional<at::Tensor>& noop_flag, double scale,
+                         const std::optional<at::Tensor>& inv_scale, bool check_noop, bool maximum, double blend_new,
+                         double blend_old, double max_norm, const std::optional<at::Tensor>& clip_coefficient);
 
 // Everything but the measured tensors.
 struct NormCall {
@@ -54,14 +54,14 @@ struct NormCall {
     const bool watch = l.last && !l.first && clip_coefficient;
     const at::Tensor skipped = watch && check_noop && noop_flag ? noop_flag->ne(0) : at::Tensor();
     call_reference<decltype(multi_tensor_l2norm)>(
-        "multi_tensor_l2norm", t[0], of_bucket,
-        results.bucket_if_any(), noop_flag, scale, inv_scale,
-        check_noop, maximum, blend_new, blend_old, max_norm, l.first && l.last ? clip_coefficient : std::nullopt);
+        "multi_tensor_l2norm", t[0], of_bucket, results.bucket_if_any(), noop_flag, scale, inv_scale, check_noop,
+        maximum, blend_new, blend_old, max_norm, l.first && l.last ? clip_coefficient : std::nullopt);
     results.write_back();
     if (!l.first) total.copy_(maximum ? total.maximum(of_bucket) : total.hypot(of_bucket));
     if (!watch) return;
     const at::Tensor factor = total.add(1e-6).reciprocal().mul(max_norm).clamp_max(1.0).view_as(*clip_coefficient);
-    clip_coefficient->copy_(skipped.defined() ? factor.where(skipped.logical_not().view_as(factor), *clip_coefficient) : factor);
+    clip_coefficient->copy_(skipped.defined() ? factor.where(skipped.logical_not().view_as(factor), *clip_coefficient)
+                                              : factor);
   }
 
   TensorPlan::Op op() const {
@@ -75,10 +75,11 @@ struct NormCall {
   }
 };
 
-inline void multi_tensor_l2norm(at::TensorList tensors, const at::Tensor& total, const std::optional<at::Tensor>& per_tensor,
-                                const std::optional<at::Tensor>& noop_flag, double scale,
-                                const std::optional<at::Tensor>& inv_scale, bool check_noop, bool maximum, double blend_new,
-                                double blend_old, double max_norm, const std::optional<at::Tensor>& clip_coefficient) {
+inline void multi_tensor_l2norm(at::TensorList tensors, const at::Tensor& total,
+                                const std::optional<at::Tensor>& per_tensor, const std::optional<at::Tensor>& noop_flag,
+                                double scale, const std::optional<at::Tensor>& inv_scale, bool check_noop, bool maximum,
+                                double blend_new, double blend_old, double max_norm,
+                                const std::optional<at::Tensor>& clip_coefficient) {
   const NormCall call{total,   per_tensor, noop_flag, scale,    inv_scale,       check_noop,
                       maximum, blend_new,  blend_old, max_norm, clip_coefficient};
   if (tensors.empty()) return call.of_nothing();
@@ -92,16 +93,26 @@ APEX_IN_PLACE_OP(multi_tensor_l2norm)
 APEX_PYTHON_OP(multi_tensor_l2norm, m) {
   namespace py = pybind11;
   py::class_<apex::NormCall>(m, "multi_tensor_l2norm_call")
-      .def(py::init([](at::Tensor total, std::optional<at::Tensor> per_tensor, std::optional<at::Tensor> noop_flag,
-                       double scale, std::optional<at::Tensor> inv_scale, bool check_noop, bool maximum, double blend_new,
-                       double blend_old, double max_norm, std::optional<at::Tensor> clip_coefficient) {
-             return apex::NormCall{std::move(total), std::move(per_tensor), std::move(noop_flag), scale, std::move(inv_scale),
-                                   check_noop, maximum, blend_new, blend_old, max_norm, std::move(clip_coefficient)};
-           }),
-           py::kw_only(), py::arg("total"), py::arg("per_tensor") = std::nullopt, py::arg("noop_flag") = std::nullopt,
-           py::arg("scale") = 1.0, py::arg("inv_scale") = std::nullopt, py::arg("check_noop") = false,
-           py::arg("maximum") = false, py::arg("blend_new") = 1.0, py::arg("blend_old") = 0.0, py::arg("max_norm") = 0.0,
-           py::arg("clip_coefficient") = std::nullopt);
+      .def(
+          py::init([](at::Tensor total, std::optional<at::Tensor> per_tensor, std::optional<at::Tensor> noop_flag,
+                      double scale, std::optional<at::Tensor> inv_scale, bool check_noop, bool maximum,
+                      double blend_new, double blend_old, double max_norm, std::optional<at::Tensor> clip_coefficient) {
+            return apex::NormCall{std::move(total),
+                                  std::move(per_tensor),
+                                  std::move(noop_flag),
+                                  scale,
+                                  std::move(inv_scale),
+                                  check_noop,
+                                  maximum,
+                                  blend_new,
+                                  blend_old,
+                                  max_norm,
+                                  std::move(clip_coefficient)};
+          }),
+          py::kw_only(), py::arg("total"), py::arg("per_tensor") = std::nullopt, py::arg("noop_flag") = std::nullopt,
+          py::arg("scale") = 1.0, py::arg("inv_scale") = std::nullopt, py::arg("check_noop") = false,
+          py::arg("maximum") = false, py::arg("blend_new") = 1.0, py::arg("blend_old") = 0.0, py::arg("max_norm") = 0.0,
+          py::arg("clip_coefficient") = std::nullopt);
   m.def(
       "multi_tensor_l2norm",
       [](const std::vector<std::vector<at::Tensor>>& lists, const apex::NormCall& call) {

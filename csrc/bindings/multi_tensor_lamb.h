@@ -34,9 +34,10 @@ struct LambCall {
   double max_param_norm;
 
   void check() const {
-    TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1, "multi_tensor_lamb: betas must lie in [0, 1), not ",
-                      beta1, " and ", beta2);
-    TORCH_CHECK_VALUE(decay_mode == 0 || decay_mode == 1, "multi_tensor_lamb: decay_mode is 0 (L2) or 1 (decoupled), not ", decay_mode);
+    TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1,
+                      "multi_tensor_lamb: betas must lie in [0, 1), not ", beta1, " and ", beta2);
+    TORCH_CHECK_VALUE(decay_mode == 0 || decay_mode == 1,
+                      "multi_tensor_lamb: decay_mode is 0 (L2) or 1 (decoupled), not ", decay_mode);
     TORCH_CHECK_VALUE(step_tensor || !bias_correction || (step >= 1 && step <= INT32_MAX),
                       "multi_tensor_lamb: step counts from 1, not ", step);
   }
@@ -77,9 +78,9 @@ struct LambCall {
     auto steps = step_tensor;
     if (steps && advance_step && !last) steps = steps->add(1);
     call_reference<decltype(multi_tensor_lamb)>(
-        "multi_tensor_lamb", t[0], t[1], t[2], t[3], t.size() > 4 ? t[4] : none, lr, beta1, beta2, eps, step, bias_correction,
-        weight_decay, grad_averaging, decay_mode, norm_on(l.device), max_grad_norm, use_nvlamb, lr_tensor, steps, advance_step && last,
-        max_grad_norm_tensor, inv_scale, found_inf, noop_flag, max_param_norm);
+        "multi_tensor_lamb", t[0], t[1], t[2], t[3], t.size() > 4 ? t[4] : none, lr, beta1, beta2, eps, step,
+        bias_correction, weight_decay, grad_averaging, decay_mode, norm_on(l.device), max_grad_norm, use_nvlamb,
+        lr_tensor, steps, advance_step && last, max_grad_norm_tensor, inv_scale, found_inf, noop_flag, max_param_norm);
   }
   TensorPlan::Op op() const {
     return {"multi_tensor_lamb", 2, [this](const TensorPlan::Launch& l) { return launch(l); },
@@ -93,17 +94,35 @@ struct LambCall {
   }
 };
 
-inline void multi_tensor_lamb(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs, at::TensorList exp_avg_sqs,
-                              at::TensorList model_params, double lr, double beta1, double beta2, double eps, int64_t step,
-                              bool bias_correction, double weight_decay, bool grad_averaging, int64_t decay_mode,
+inline void multi_tensor_lamb(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs,
+                              at::TensorList exp_avg_sqs, at::TensorList model_params, double lr, double beta1,
+                              double beta2, double eps, int64_t step, bool bias_correction, double weight_decay,
+                              bool grad_averaging, int64_t decay_mode,
                               const std::optional<at::Tensor>& global_grad_norm, double max_grad_norm, bool use_nvlamb,
                               const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
                               bool advance_step, const std::optional<at::Tensor>& max_grad_norm_tensor,
                               const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& found_inf,
                               const std::optional<at::Tensor>& noop_flag, double max_param_norm) {
-  const LambCall call{lr, beta1, beta2, eps, step, bias_correction, weight_decay, grad_averaging, decay_mode, global_grad_norm,
-                      max_grad_norm, use_nvlamb, lr_tensor, step_tensor, advance_step, max_grad_norm_tensor, inv_scale,
-                      found_inf, noop_flag, max_param_norm};
+  const LambCall call{lr,
+                      beta1,
+                      beta2,
+                      eps,
+                      step,
+                      bias_correction,
+                      weight_decay,
+                      grad_averaging,
+                      decay_mode,
+                      global_grad_norm,
+                      max_grad_norm,
+                      use_nvlamb,
+                      lr_tensor,
+                      step_tensor,
+                      advance_step,
+                      max_grad_norm_tensor,
+                      inv_scale,
+                      found_inf,
+                      noop_flag,
+                      max_param_norm};
   std::vector<at::TensorList> lists = {grads, params, exp_avgs, exp_avg_sqs};
   if (!model_params.empty()) lists.push_back(model_params);
   call.run_on(lists);
@@ -118,28 +137,45 @@ APEX_PYTHON_OP(multi_tensor_lamb, m) {
   using Optional = std::optional<at::Tensor>;
   py::class_<apex::LambCall>(m, "multi_tensor_lamb_call")
       .def(py::init([](double lr, double beta1, double beta2, double eps, int64_t step, bool bias_correction,
-                       double weight_decay, bool grad_averaging, int64_t decay_mode, Optional global_grad_norm, double max_grad_norm,
-                       bool use_nvlamb, Optional lr_tensor, Optional step_tensor, bool advance_step,
-                       Optional max_grad_norm_tensor, Optional inv_scale, Optional found_inf, Optional noop_flag,
-                       double max_param_norm) {
-             return apex::LambCall{lr, beta1, beta2, eps, step, bias_correction, weight_decay, grad_averaging, decay_mode,
-                                   std::move(global_grad_norm), max_grad_norm, use_nvlamb, std::move(lr_tensor),
-                                   std::move(step_tensor), advance_step, std::move(max_grad_norm_tensor),
-                                   std::move(inv_scale), std::move(found_inf), std::move(noop_flag), max_param_norm};
+                       double weight_decay, bool grad_averaging, int64_t decay_mode, Optional global_grad_norm,
+                       double max_grad_norm, bool use_nvlamb, Optional lr_tensor, Optional step_tensor,
+                       bool advance_step, Optional max_grad_norm_tensor, Optional inv_scale, Optional found_inf,
+                       Optional noop_flag, double max_param_norm) {
+             return apex::LambCall{lr,
+                                   beta1,
+                                   beta2,
+                                   eps,
+                                   step,
+                                   bias_correction,
+                                   weight_decay,
+                                   grad_averaging,
+                                   decay_mode,
+                                   std::move(global_grad_norm),
+                                   max_grad_norm,
+                                   use_nvlamb,
+                                   std::move(lr_tensor),
+                                   std::move(step_tensor),
+                                   advance_step,
+                                   std::move(max_grad_norm_tensor),
+                                   std::move(inv_scale),
+                                   std::move(found_inf),
+                                   std::move(noop_flag),
+                                   max_param_norm};
            }),
            py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("step"),
            py::arg("bias_correction"), py::arg("weight_decay"), py::arg("grad_averaging"), py::arg("decay_mode"),
            py::arg("global_grad_norm"), py::arg("max_grad_norm"), py::arg("use_nvlamb") = false,
            py::arg("lr_tensor") = std::nullopt, py::arg("step_tensor") = std::nullopt, py::arg("advance_step") = false,
            py::arg("max_grad_norm_tensor") = std::nullopt, py::arg("inv_scale") = std::nullopt,
-           py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt,
-           py::arg("max_param_norm") = 0.0);
+           py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt, py::arg("max_param_norm") = 0.0);
   m.def(
       "multi_tensor_lamb",
       [](const std::vector<std::vector<at::Tensor>>& lists, const apex::LambCall& call) {
-        TORCH_CHECK_VALUE(lists.size() == 4 || lists.size() == 5,
-                          "multi_tensor_lamb: 4 or 5 tensor lists (gradients, parameters, exp_avgs, exp_avg_sqs[, model "
-                          "parameters]) are required, not ", lists.size());
+        TORCH_CHECK_VALUE(
+            lists.size() == 4 || lists.size() == 5,
+            "multi_tensor_lamb: 4 or 5 tensor lists (gradients, parameters, exp_avgs, exp_avg_sqs[, model "
+            "parameters]) are required, not ",
+            lists.size());
         call.run_on({lists.begin(), lists.end()});
       },
       py::arg("tensor_lists"), py::arg("call"), py::call_guard<py::gil_scoped_release>());

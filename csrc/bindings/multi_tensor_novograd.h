@@ -9,13 +9,13 @@
 #include "tensor_plan.h"
 
 namespace apex {
-void multi_tensor_novograd(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs, const at::Tensor& grad_norms,
-                           double lr, double beta1, double beta2, double eps, int64_t step, bool bias_correction,
-                           double weight_decay, bool grad_averaging, int64_t moment_mode, int64_t norm_type,
-                           const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& step_tensor,
-                           bool advance_step, const std::optional<at::Tensor>& inv_scale,
-                           const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag,
-                           bool update_norms, bool unscale_grads);
+void multi_tensor_novograd(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs,
+                           const at::Tensor& grad_norms, double lr, double beta1, double beta2, double eps,
+                           int64_t step, bool bias_correction, double weight_decay, bool grad_averaging,
+                           int64_t moment_mode, int64_t norm_type, const std::optional<at::Tensor>& lr_tensor,
+                           const std::optional<at::Tensor>& step_tensor, bool advance_step,
+                           const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& found_inf,
+                           const std::optional<at::Tensor>& noop_flag, bool update_norms, bool unscale_grads);
 
 // Everything but the tensor lists.
 struct NovogradCall {
@@ -36,12 +36,14 @@ struct NovogradCall {
     TORCH_CHECK_VALUE(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1,
                       "multi_tensor_novograd: betas must lie in [0, 1), not ", beta1, " and ", beta2);
     TORCH_CHECK_VALUE(moment_mode == 0 || moment_mode == 1,
-                      "multi_tensor_novograd: moment_mode is 0 (decay inside the average) or 1 (decoupled), not ", moment_mode);
+                      "multi_tensor_novograd: moment_mode is 0 (decay inside the average) or 1 (decoupled), not ",
+                      moment_mode);
     TORCH_CHECK_VALUE(norm_type == 0 || norm_type == 2,
                       "multi_tensor_novograd: norm_type is 2 (L2) or 0 (largest magnitude), not ", norm_type);
     TORCH_CHECK_VALUE(step_tensor || !bias_correction || (step >= 1 && step <= INT32_MAX),
                       "multi_tensor_novograd: step counts from 1, not ", step);
-    TORCH_CHECK_VALUE(update_norms || !advance_step, "multi_tensor_novograd: only a call that updates the norms advances the step");
+    TORCH_CHECK_VALUE(update_norms || !advance_step,
+                      "multi_tensor_novograd: only a call that updates the norms advances the step");
   }
   int32_t launch(const TensorPlan::Launch& l) const {
     gpu::NovogradArguments a{};
@@ -74,9 +76,9 @@ struct NovogradCall {
     auto steps = step_tensor;  // only the last bucket's reference advances it; the others count one ahead themselves
     if (steps && advance_step && !l.last) steps = steps->add(1);
     call_reference<decltype(multi_tensor_novograd)>(
-        "multi_tensor_novograd", t[0], t[1], t[2], norms.bucket(), lr, beta1, beta2, eps, step, bias_correction, weight_decay,
-        grad_averaging, moment_mode, norm_type, lr_tensor, steps, advance_step && l.last, inv_scale, found_inf, noop_flag,
-        update_norms, unscale_grads);
+        "multi_tensor_novograd", t[0], t[1], t[2], norms.bucket(), lr, beta1, beta2, eps, step, bias_correction,
+        weight_decay, grad_averaging, moment_mode, norm_type, lr_tensor, steps, advance_step && l.last, inv_scale,
+        found_inf, noop_flag, update_norms, unscale_grads);
     norms.write_back();
   }
   TensorPlan::Op op() const {
@@ -90,14 +92,16 @@ struct NovogradCall {
 };
 
 inline void multi_tensor_novograd(at::TensorList grads, at::TensorList params, at::TensorList exp_avgs,
-                                  const at::Tensor& grad_norms, double lr, double beta1, double beta2, double eps, int64_t step,
-                                  bool bias_correction, double weight_decay, bool grad_averaging, int64_t moment_mode,
-                                  int64_t norm_type, const std::optional<at::Tensor>& lr_tensor,
+                                  const at::Tensor& grad_norms, double lr, double beta1, double beta2, double eps,
+                                  int64_t step, bool bias_correction, double weight_decay, bool grad_averaging,
+                                  int64_t moment_mode, int64_t norm_type, const std::optional<at::Tensor>& lr_tensor,
                                   const std::optional<at::Tensor>& step_tensor, bool advance_step,
-                                  const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& found_inf,
+                                  const std::optional<at::Tensor>& inv_scale,
+                                  const std::optional<at::Tensor>& found_inf,
                                   const std::optional<at::Tensor>& noop_flag, bool update_norms, bool unscale_grads) {
-  const NovogradCall call{grad_norms, lr, beta1, beta2, eps, step, bias_correction, weight_decay, grad_averaging, moment_mode,
-                          norm_type, lr_tensor, step_tensor, advance_step, inv_scale, found_inf, noop_flag, update_norms,
+  const NovogradCall call{grad_norms,      lr,           beta1,          beta2,       eps,       step,
+                          bias_correction, weight_decay, grad_averaging, moment_mode, norm_type, lr_tensor,
+                          step_tensor,     advance_step, inv_scale,      found_inf,   noop_flag, update_norms,
                           unscale_grads};
   call.run_on({grads, params, exp_avgs});
 }
@@ -111,13 +115,29 @@ APEX_PYTHON_OP(multi_tensor_novograd, m) {
   using Optional = std::optional<at::Tensor>;
   py::class_<apex::NovogradCall>(m, "multi_tensor_novograd_call")
       .def(py::init([](at::Tensor grad_norms, double lr, double beta1, double beta2, double eps, int64_t step,
-                       bool bias_correction, double weight_decay, bool grad_averaging, int64_t moment_mode, int64_t norm_type,
-                       Optional lr_tensor, Optional step_tensor, bool advance_step, Optional inv_scale, Optional found_inf,
-                       Optional noop_flag, bool update_norms, bool unscale_grads) {
-             return apex::NovogradCall{std::move(grad_norms), lr, beta1, beta2, eps, step, bias_correction, weight_decay,
-                                       grad_averaging, moment_mode, norm_type, std::move(lr_tensor), std::move(step_tensor),
-                                       advance_step, std::move(inv_scale), std::move(found_inf), std::move(noop_flag),
-                                       update_norms, unscale_grads};
+                       bool bias_correction, double weight_decay, bool grad_averaging, int64_t moment_mode,
+                       int64_t norm_type, Optional lr_tensor, Optional step_tensor, bool advance_step,
+                       Optional inv_scale, Optional found_inf, Optional noop_flag, bool update_norms,
+                       bool unscale_grads) {
+             return apex::NovogradCall{std::move(grad_norms),
+                                       lr,
+                                       beta1,
+                                       beta2,
+                                       eps,
+                                       step,
+                                       bias_correction,
+                                       weight_decay,
+                                       grad_averaging,
+                                       moment_mode,
+                                       norm_type,
+                                       std::move(lr_tensor),
+                                       std::move(step_tensor),
+                                       advance_step,
+                                       std::move(inv_scale),
+                                       std::move(found_inf),
+                                       std::move(noop_flag),
+                                       update_norms,
+                                       unscale_grads};
            }),
            py::kw_only(), py::arg("grad_norms"), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"),
            py::arg("step"), py::arg("bias_correction"), py::arg("weight_decay"), py::arg("grad_averaging"),

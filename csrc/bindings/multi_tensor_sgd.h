@@ -8,11 +8,12 @@
 #include "tensor_plan.h"
 
 namespace apex {
-void multi_tensor_sgd(at::TensorList grads, at::TensorList params, at::TensorList momentums, at::TensorList model_params,
-                      double weight_decay, double momentum, double dampening, double lr, bool nesterov, bool first_run,
-                      bool wd_after_momentum, double scale, const std::optional<at::Tensor>& lr_tensor,
-                      const std::optional<at::Tensor>& inv_scale, const std::optional<at::Tensor>& found_inf,
-                      const std::optional<at::Tensor>& noop_flag, bool marked_first_run, bool unscale_grads);
+void multi_tensor_sgd(at::TensorList grads, at::TensorList params, at::TensorList momentums,
+                      at::TensorList model_params, double weight_decay, double momentum, double dampening, double lr,
+                      bool nesterov, bool first_run, bool wd_after_momentum, double scale,
+                      const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& inv_scale,
+                      const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag,
+                      bool marked_first_run, bool unscale_grads);
 
 // Everything but the tensor lists.
 struct SgdCall {
@@ -44,21 +45,23 @@ struct SgdCall {
   void reference(const TensorPlan::Tensors& t) const {
     const std::vector<at::Tensor> none;
     call_reference<decltype(multi_tensor_sgd)>("multi_tensor_sgd", t[0], t[1], t.size() > 2 ? t[2] : none,
-                                               t.size() > 3 ? t[3] : none, weight_decay, momentum, dampening, lr, nesterov,
-                                               first_run, wd_after_momentum, scale, lr_tensor, inv_scale, found_inf,
-                                               noop_flag, marked_first_run, unscale_grads);
+                                               t.size() > 3 ? t[3] : none, weight_decay, momentum, dampening, lr,
+                                               nesterov, first_run, wd_after_momentum, scale, lr_tensor, inv_scale,
+                                               found_inf, noop_flag, marked_first_run, unscale_grads);
   }
   TensorPlan::Op op() const {
     return {"multi_tensor_sgd", 0, [this](const TensorPlan::Launch& l) { return launch(l); },
             [this](const TensorPlan::Tensors& t, const TensorPlan::Launch&) { reference(t); }, unscales()};
   }
-  void run_on(at::TensorList grads, at::TensorList params, at::TensorList momentums, at::TensorList model_params) const {
+  void run_on(at::TensorList grads, at::TensorList params, at::TensorList momentums,
+              at::TensorList model_params) const {
     std::vector<std::string> names = {"grads", "params"};
     std::vector<at::TensorList> lists = {grads, params};
     // Without momentum the buffers are neither read nor written.
     if (momentum != 0 || !model_params.empty()) {
-      TORCH_CHECK_VALUE(!momentums.empty() || grads.empty(), "multi_tensor_sgd: momentum buffers are required, for momentum ",
-                        momentum, model_params.empty() ? "" : " and model parameters");
+      TORCH_CHECK_VALUE(!momentums.empty() || grads.empty(),
+                        "multi_tensor_sgd: momentum buffers are required, for momentum ", momentum,
+                        model_params.empty() ? "" : " and model parameters");
       names.push_back("momentums");
       lists.push_back(momentums);
     }
@@ -71,8 +74,8 @@ struct SgdCall {
 };
 
 inline void multi_tensor_sgd(at::TensorList grads, at::TensorList params, at::TensorList momentums,
-                             at::TensorList model_params, double weight_decay, double momentum, double dampening, double lr,
-                             bool nesterov, bool first_run, bool wd_after_momentum, double scale,
+                             at::TensorList model_params, double weight_decay, double momentum, double dampening,
+                             double lr, bool nesterov, bool first_run, bool wd_after_momentum, double scale,
                              const std::optional<at::Tensor>& lr_tensor, const std::optional<at::Tensor>& inv_scale,
                              const std::optional<at::Tensor>& found_inf, const std::optional<at::Tensor>& noop_flag,
                              bool marked_first_run, bool unscale_grads) {
@@ -92,21 +95,33 @@ APEX_PYTHON_OP(multi_tensor_sgd, m) {
       .def(py::init([](double weight_decay, double momentum, double dampening, double lr, bool nesterov, bool first_run,
                        bool wd_after_momentum, double scale, Optional lr_tensor, Optional inv_scale, Optional found_inf,
                        Optional noop_flag, bool marked_first_run, bool unscale_grads) {
-             return apex::SgdCall{weight_decay, momentum, dampening, lr, nesterov, first_run, wd_after_momentum, scale,
-                                  std::move(lr_tensor), std::move(inv_scale), std::move(found_inf), std::move(noop_flag),
-                                  marked_first_run, unscale_grads};
+             return apex::SgdCall{weight_decay,
+                                  momentum,
+                                  dampening,
+                                  lr,
+                                  nesterov,
+                                  first_run,
+                                  wd_after_momentum,
+                                  scale,
+                                  std::move(lr_tensor),
+                                  std::move(inv_scale),
+                                  std::move(found_inf),
+                                  std::move(noop_flag),
+                                  marked_first_run,
+                                  unscale_grads};
            }),
            py::kw_only(), py::arg("weight_decay"), py::arg("momentum"), py::arg("dampening"), py::arg("lr"),
            py::arg("nesterov"), py::arg("first_run"), py::arg("wd_after_momentum"), py::arg("scale"),
-           py::arg("lr_tensor") = std::nullopt, py::arg("inv_scale") = std::nullopt, py::arg("found_inf") = std::nullopt,
-           py::arg("noop_flag") = std::nullopt, py::arg("marked_first_run") = false,
-           py::arg("unscale_grads") = false);
+           py::arg("lr_tensor") = std::nullopt, py::arg("inv_scale") = std::nullopt,
+           py::arg("found_inf") = std::nullopt, py::arg("noop_flag") = std::nullopt,
+           py::arg("marked_first_run") = false, py::arg("unscale_grads") = false);
   m.def(
       "multi_tensor_sgd",
       [](const std::vector<std::vector<at::Tensor>>& lists, const apex::SgdCall& call) {
         TORCH_CHECK_VALUE(lists.size() == 3 || lists.size() == 4,
                           "multi_tensor_sgd: 3 or 4 tensor lists (gradients, parameters, momentum buffers[, model "
-                          "parameters]) are required, not ", lists.size());
+                          "parameters]) are required, not ",
+                          lists.size());
         const std::vector<at::Tensor> none;
         call.run_on(lists[0], lists[1], lists[2], lists.size() > 3 ? lists[3] : none);
       },

@@ -22,8 +22,10 @@ struct NormFunctions {
   int32_t (*prepare)(const apex_place*, gpu::NormBackward*, NormPlan*);
   int32_t (*backward)(const apex_place*, const gpu::NormBackward*, const NormPlan*);
 };
-constexpr NormFunctions layer_norm_functions{"layer_norm", true, &apex_layer_norm_forward, &apex_layer_norm_prepare, &apex_layer_norm_backward};
-constexpr NormFunctions rms_norm_functions{"rms_norm", false, &apex_rms_norm_forward, &apex_rms_norm_prepare, &apex_rms_norm_backward};
+constexpr NormFunctions layer_norm_functions{"layer_norm", true, &apex_layer_norm_forward, &apex_layer_norm_prepare,
+                                             &apex_layer_norm_backward};
+constexpr NormFunctions rms_norm_functions{"rms_norm", false, &apex_rms_norm_forward, &apex_rms_norm_prepare,
+                                           &apex_rms_norm_backward};
 
 inline at::ScalarType norm_math(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
 inline const gpu::u8* bytes(const at::Tensor& tensor) {
@@ -32,27 +34,34 @@ inline const gpu::u8* bytes(const at::Tensor& tensor) {
 inline gpu::u8* mutable_bytes(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<gpu::u8*>(tensor.mutable_data_ptr()) : nullptr;
 }
-inline at::Tensor contiguous(const OptionalTensor& tensor) { return has_value(tensor) ? tensor->contiguous() : at::Tensor(); }
+inline at::Tensor contiguous(const OptionalTensor& tensor) {
+  return has_value(tensor) ? tensor->contiguous() : at::Tensor();
+}
 
 // Throws unless the tensor ends in normalized_shape, and the weights have it. Works with symbolic sizes.
-inline void check_norm(const char* op, const at::Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight, const OptionalTensor& bias) {
+inline void check_norm(const char* op, const at::Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight,
+                       const OptionalTensor& bias) {
   const auto sizes = input.sym_sizes();
   TORCH_CHECK_VALUE(!shape.empty(), op, ": normalized_shape must have at least one dimension");
-  TORCH_CHECK_VALUE(sizes.size() >= shape.size() && sizes.slice(sizes.size() - shape.size()) == shape, op, ": normalized_shape ",
-                    shape, " is not how the input's shape ", sizes, " ends");
+  TORCH_CHECK_VALUE(sizes.size() >= shape.size() && sizes.slice(sizes.size() - shape.size()) == shape, op,
+                    ": normalized_shape ", shape, " is not how the input's shape ", sizes, " ends");
   for (const OptionalTensor* w : {&weight, &bias}) {
     if (!has_value(*w)) continue;
     const char* name = w == &weight ? "weight" : "bias";
-    TORCH_CHECK_VALUE((*w)->sym_sizes() == shape, op, ": ", name, " has shape ", (*w)->sym_sizes(), " but normalized_shape is ", shape);
-    TORCH_CHECK_VALUE((*w)->device() == input.device(), op, ": ", name, " is on ", (*w)->device(), " but the input is on ", input.device());
+    TORCH_CHECK_VALUE((*w)->sym_sizes() == shape, op, ": ", name, " has shape ", (*w)->sym_sizes(),
+                      " but normalized_shape is ", shape);
+    TORCH_CHECK_VALUE((*w)->device() == input.device(), op, ": ", name, " is on ", (*w)->device(),
+                      " but the input is on ", input.device());
   }
   TORCH_CHECK_TYPE(!has_value(weight) || !has_value(bias) || weight->scalar_type() == bias->scalar_type(), op,
                    ": weight and bias must have one dtype");
 }
 inline void check_residual(const char* op, const at::Tensor& input, const at::Tensor& residual) {
   TORCH_CHECK_VALUE(residual.sym_sizes() == input.sym_sizes() && residual.device() == input.device(), op,
-                    ": the residual must have the input's shape ", input.sym_sizes(), " and be on its device, ", input.device());
-  TORCH_CHECK_TYPE(residual.scalar_type() == input.scalar_type(), op, ": the residual must have the input's dtype ", input.scalar_type());
+                    ": the residual must have the input's shape ", input.sym_sizes(), " and be on its device, ",
+                    input.device());
+  TORCH_CHECK_TYPE(residual.scalar_type() == input.scalar_type(), op, ": the residual must have the input's dtype ",
+                   input.scalar_type());
 }
 inline c10::SymInt norm_rows(const at::Tensor& input, c10::SymIntArrayRef shape) {
   const auto sizes = input.sym_sizes();
@@ -61,11 +70,10 @@ inline c10::SymInt norm_rows(const at::Tensor& input, c10::SymIntArrayRef shape)
   return rows;
 }
 
-struct NormOutputs {
-  at::Tensor output, mean, rstd, sum;
-};
+struct NormOutputs { at::Tensor output, mean, rstd, sum; };
 // Empty outputs of the right shapes and dtypes, symbolic ones too.
-inline NormOutputs norm_outputs(const NormFunctions& op, const at::Tensor& input, bool has_residual, c10::SymIntArrayRef shape, at::ScalarType dtype) {
+inline NormOutputs norm_outputs(const NormFunctions& op, const at::Tensor& input, bool has_residual,
+                                c10::SymIntArrayRef shape, at::ScalarType dtype) {
   NormOutputs made;
   const auto statistics = input.options().dtype(norm_math(input.scalar_type()));
   const c10::SymInt rows = norm_rows(input, shape);
@@ -76,11 +84,10 @@ inline NormOutputs norm_outputs(const NormFunctions& op, const at::Tensor& input
   return made;
 }
 
-struct NormGradients {
-  at::Tensor input, weight, bias;
-};
+struct NormGradients { at::Tensor input, weight, bias; };
 // The gradients of weights that are not there, or not wanted, are empty.
-inline NormGradients norm_gradients(const at::Tensor& saved, at::ScalarType dtype, const OptionalTensor& weight, const OptionalTensor& bias, bool wanted) {
+inline NormGradients norm_gradients(const at::Tensor& saved, at::ScalarType dtype, const OptionalTensor& weight,
+                                    const OptionalTensor& bias, bool wanted) {
   const auto like = [&](const OptionalTensor& w) {
     return has_value(w) && wanted ? at::empty_symint(w->sym_sizes(), w->options()) : at::empty({0}, saved.options());
   };
@@ -88,8 +95,9 @@ inline NormGradients norm_gradients(const at::Tensor& saved, at::ScalarType dtyp
 }
 
 // Runs the forward; false: the reference must.
-inline bool run_norm_forward(const NormFunctions& op, const at::Tensor& input, const OptionalTensor& residual, c10::SymIntArrayRef shape,
-                             const OptionalTensor& weight, const OptionalTensor& bias, double eps, at::ScalarType dtype, NormOutputs* outputs) {
+inline bool run_norm_forward(const NormFunctions& op, const at::Tensor& input, const OptionalTensor& residual,
+                             c10::SymIntArrayRef shape, const OptionalTensor& weight, const OptionalTensor& bias,
+                             double eps, at::ScalarType dtype, NormOutputs* outputs) {
   const apex_place place = place_of(input.device());
   if (place.platform < 0) return false;
   const at::Tensor x = input.contiguous(), r = contiguous(residual), w = contiguous(weight), b = contiguous(bias);
@@ -108,7 +116,8 @@ inline bool run_norm_forward(const NormFunctions& op, const at::Tensor& input, c
   a.eps = eps;
   a.input_type = element_type(op.name, input.scalar_type());
   a.output_type = element_type(op.name, dtype);
-  a.weight_type = w.defined() || b.defined() ? element_type(op.name, (w.defined() ? w : b).scalar_type()) : a.input_type;
+  a.weight_type =
+      w.defined() || b.defined() ? element_type(op.name, (w.defined() ? w : b).scalar_type()) : a.input_type;
   if (use_reference(op.forward(&place, &a), op.name)) return false;
   if (a.hidden == 0) {
     if (outputs->mean.defined()) outputs->mean.fill_(std::numeric_limits<double>::quiet_NaN());
@@ -136,22 +145,29 @@ struct NormBackwardInputs {
 inline void check_norm_backward(const NormFunctions& op, const NormBackwardInputs& in) {
   check_norm(op.name, in.saved, in.shape, in.weight, in.bias);
   const auto beside = [&](const at::Tensor& tensor) { return tensor.device() == in.saved.device(); };
-  TORCH_CHECK_VALUE(in.grad_output.sizes() == in.saved.sizes() && beside(in.grad_output), op.name, ": the gradient has shape ", in.grad_output.sizes(),
-                    " on ", in.grad_output.device(), ", not ", in.saved.sizes(), " on ", in.saved.device());
+  TORCH_CHECK_VALUE(in.grad_output.sizes() == in.saved.sizes() && beside(in.grad_output), op.name,
+                    ": the gradient has shape ", in.grad_output.sizes(), " on ", in.grad_output.device(), ", not ",
+                    in.saved.sizes(), " on ", in.saved.device());
   const at::ScalarType output_type = in.grad_output.scalar_type();
-  TORCH_CHECK_TYPE(in.saved.scalar_type() == (in.from_output ? output_type : in.dtype), op.name, ": the saved tensor has dtype ",
-                   in.saved.scalar_type(), ", not ", in.from_output ? output_type : in.dtype);
+  TORCH_CHECK_TYPE(in.saved.scalar_type() == (in.from_output ? output_type : in.dtype), op.name,
+                   ": the saved tensor has dtype ", in.saved.scalar_type(), ", not ",
+                   in.from_output ? output_type : in.dtype);
   if (has_value(in.grad_sum)) {
-    TORCH_CHECK_VALUE(in.grad_sum->sizes() == in.saved.sizes() && beside(*in.grad_sum), op.name, ": the gradient of the sum has shape ",
-                      in.grad_sum->sizes(), " on ", in.grad_sum->device(), ", not ", in.saved.sizes(), " on ", in.saved.device());
-    TORCH_CHECK_TYPE(in.grad_sum->scalar_type() == in.dtype, op.name, ": the gradient of the sum has dtype ", in.grad_sum->scalar_type(), ", not ", in.dtype);
+    TORCH_CHECK_VALUE(in.grad_sum->sizes() == in.saved.sizes() && beside(*in.grad_sum), op.name,
+                      ": the gradient of the sum has shape ", in.grad_sum->sizes(), " on ", in.grad_sum->device(),
+                      ", not ", in.saved.sizes(), " on ", in.saved.device());
+    TORCH_CHECK_TYPE(in.grad_sum->scalar_type() == in.dtype, op.name, ": the gradient of the sum has dtype ",
+                     in.grad_sum->scalar_type(), ", not ", in.dtype);
   }
   const at::ScalarType math = norm_math(in.dtype);
   const int64_t rows = norm_rows(in.saved, in.shape).guard_int(__FILE__, __LINE__);
-  const auto one_a_row = [&](const at::Tensor& tensor) { return tensor.numel() == rows && tensor.scalar_type() == math && beside(tensor); };
-  TORCH_CHECK_VALUE(one_a_row(in.rstd), op.name, ": rstd must hold one ", math, " for each row, on ", in.saved.device());
-  TORCH_CHECK_VALUE(!op.centered || in.from_output || (has_value(in.mean) && one_a_row(*in.mean)), op.name, ": mean must hold one ", math,
-                    " for each row, on ", in.saved.device());
+  const auto one_a_row = [&](const at::Tensor& tensor) {
+    return tensor.numel() == rows && tensor.scalar_type() == math && beside(tensor);
+  };
+  TORCH_CHECK_VALUE(one_a_row(in.rstd), op.name, ": rstd must hold one ", math, " for each row, on ",
+                    in.saved.device());
+  TORCH_CHECK_VALUE(!op.centered || in.from_output || (has_value(in.mean) && one_a_row(*in.mean)), op.name,
+                    ": mean must hold one ", math, " for each row, on ", in.saved.device());
 }
 
 inline bool run_norm_backward(const NormFunctions& op, const NormBackwardInputs& in, NormGradients* gradients) {
@@ -160,7 +176,8 @@ inline bool run_norm_backward(const NormFunctions& op, const NormBackwardInputs&
   if (place.platform < 0) return false;
   const at::ScalarType output_type = in.grad_output.scalar_type(), math = norm_math(in.dtype);
   const at::Tensor grad = in.grad_output.contiguous(), saved = in.saved.contiguous(), more = contiguous(in.grad_sum),
-                   mean = contiguous(in.mean), rstd = in.rstd.contiguous(), w = contiguous(in.weight), b = contiguous(in.bias);
+                   mean = contiguous(in.mean), rstd = in.rstd.contiguous(), w = contiguous(in.weight),
+                   b = contiguous(in.bias);
   *gradients = norm_gradients(saved, in.dtype, in.weight, in.bias, in.weight_gradients);
   gpu::NormBackward a{};
   a.grad_output = bytes(grad);
@@ -185,14 +202,16 @@ inline bool run_norm_backward(const NormFunctions& op, const NormBackwardInputs&
   if (use_reference(op.prepare(&place, &a, &plan), op.name)) return false;
   at::Tensor partials;
   if (a.grad_weight && a.parts > 0) {
-    partials = at::empty({op.centered ? 2 : 1, a.parts, gpu::norm_partials_pitch(a.hidden)}, saved.options().dtype(math));
+    partials =
+        at::empty({op.centered ? 2 : 1, a.parts, gpu::norm_partials_pitch(a.hidden)}, saved.options().dtype(math));
     a.partials = mutable_bytes(partials);
   }
   return !use_reference(op.backward(&place, &a, &plan), op.name);
 }
 
 // The same gradients by torch's differentiable ops: what double backward differentiates.
-inline NormGradients differentiable_norm_backward(bool centered, const NormBackwardInputs& in, const at::Tensor& input) {
+inline NormGradients differentiable_norm_backward(bool centered, const NormBackwardInputs& in,
+                                                  const at::Tensor& input) {
   const int64_t dims = input.dim(), kept = dims - int64_t(in.shape.size());
   std::vector<int64_t> over, rows;
   for (int64_t d = 0; d < dims; ++d) (d < kept ? rows : over).push_back(d);
@@ -234,7 +253,8 @@ struct NormNode : Node {
     if (gradients[0].defined()) {
       const at::Tensor x = saved.unpack(from_output || has_residual ? getptr() : nullptr), r = rstd.unpack();
       const OptionalTensor w = weight.unpack(), b = bias.unpack(), m = mean.unpack();
-      const bool weights = task_should_compute_output(of_weight) || (has_bias && task_should_compute_output(of_weight + 1));
+      const bool weights =
+          task_should_compute_output(of_weight) || (has_bias && task_should_compute_output(of_weight + 1));
       std::optional<at::AutoDispatchBelowADInplaceOrView> nothing_records;
       if (!at::GradMode::is_enabled()) nothing_records.emplace();  // past the backward's own autograd kernel
       made = backward({gradients[0], grad_sum, x, m, r, shape, w, b, eps, from_output, dtype, weights});
@@ -259,9 +279,9 @@ inline torch::autograd::Edge gradient_edge_of(const OptionalTensor& tensor) {
 }
 // The Autograd kernel of a forward op: `below` runs it for the other keys.
 template <class Below>
-NormOutputs record_norm(const NormFunctions& op, NormNode::Backward backward, const at::Tensor& input, const OptionalTensor& residual,
-                        c10::SymIntArrayRef shape, const OptionalTensor& weight, const OptionalTensor& bias, double eps, bool from_output,
-                        Below&& below) {
+NormOutputs record_norm(const NormFunctions& op, NormNode::Backward backward, const at::Tensor& input,
+                        const OptionalTensor& residual, c10::SymIntArrayRef shape, const OptionalTensor& weight,
+                        const OptionalTensor& bias, double eps, bool from_output, Below&& below) {
   refuse_forward_mode_of(op.name, input, residual, weight, bias);
   NodePointer<NormNode> node;
   if (records(input, residual, weight, bias)) {
@@ -297,7 +317,8 @@ NormOutputs record_norm(const NormFunctions& op, NormNode::Backward backward, co
 }
 
 // The Autograd kernel of a backward op: with create_graph=True its own derivative is wanted.
-template <class Below> NormGradients record_norm_backward(const NormFunctions& op, const NormBackwardInputs& in, Below&& below) {
+template <class Below> NormGradients record_norm_backward(const NormFunctions& op, const NormBackwardInputs& in,
+                                                          Below&& below) {
   refuse_forward_mode_of(op.name, in.grad_output, in.grad_sum, in.saved, in.weight, in.bias);
   const bool recorded = records(in.grad_output, in.grad_sum, in.saved, in.weight, in.bias);
   if (recorded && !in.from_output) return differentiable_norm_backward(op.centered, in, in.saved);
@@ -306,8 +327,8 @@ template <class Below> NormGradients record_norm_backward(const NormFunctions& o
     return below();
   }();
   if (recorded) {
-    const auto node = no_double_backward(op.name, "needs the input, which memory_efficient=True does not keep", in.grad_output,
-                                         in.grad_sum, in.saved, in.weight, in.bias);
+    const auto node = no_double_backward(op.name, "needs the input, which memory_efficient=True does not keep",
+                                         in.grad_output, in.grad_sum, in.saved, in.weight, in.bias);
     for (at::Tensor* gradient : {&made.input, &made.weight, &made.bias})
       if (gradient->defined()) torch::autograd::set_history(*gradient, node);
   }

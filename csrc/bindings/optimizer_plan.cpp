@@ -4,10 +4,7 @@ namespace apex {
 OptimizerPlan::OptimizerPlan(std::vector<std::string> names, uint32_t written,
                              std::vector<std::vector<at::Tensor>> lists, std::vector<at::Tensor> owners,
                              std::vector<at::Tensor> watched)
-    : names_(std::move(names)),
-      written_(written),
-      lists_(std::move(lists)),
-      owners_(std::move(owners)),
+    : names_(std::move(names)), written_(written), lists_(std::move(lists)), owners_(std::move(owners)),
       watched_(std::move(watched)) {
   TORCH_CHECK_VALUE(names_.size() == lists_.size() + 1, "one name a list, gradients first");
   for (size_t k = 0; k < lists_.size(); ++k)
@@ -49,8 +46,8 @@ bool OptimizerPlan::layouts_differ() const {
 }
 
 void OptimizerPlan::set_gradients(std::optional<std::vector<at::Tensor>> gradients) {
-  TORCH_CHECK_VALUE(!gradients || gradients->size() == owners_.size(), "one gradient a parameter: ",
-                    gradients ? gradients->size() : 0, " for ", owners_.size());
+  TORCH_CHECK_VALUE(!gradients || gradients->size() == owners_.size(),
+                    "one gradient a parameter: ", gradients ? gradients->size() : 0, " for ", owners_.size());
   gradients_ = std::move(gradients);
 }
 

@@ -16,12 +16,15 @@ class PerTensor {
  public:
   PerTensor(const std::optional<at::Tensor>& numbers, const TensorPlan::Launch& l, const char* name) {
     if (!numbers || !numbers->defined()) return;
-    TORCH_CHECK_TYPE(numbers->scalar_type() == at::kFloat, name, " must be a float32 tensor, not ", numbers->scalar_type());
-    TORCH_CHECK_VALUE(numbers->device() == l.device, name, " is on ", numbers->device(), " but the tensors are on ", l.device);
+    TORCH_CHECK_TYPE(numbers->scalar_type() == at::kFloat, name, " must be a float32 tensor, not ",
+                     numbers->scalar_type());
+    TORCH_CHECK_VALUE(numbers->device() == l.device, name, " is on ", numbers->device(), " but the tensors are on ",
+                      l.device);
     if (!is_plain(*numbers)) refuse_unless_plain(*numbers, name);
     TORCH_CHECK_VALUE(numbers->is_contiguous(), name, " must be contiguous");
     all_ = *numbers;
-    TORCH_CHECK_VALUE(size_t(all_.numel()) == l.tensors, name, " holds ", all_.numel(), " elements for ", l.tensors, " tensors");
+    TORCH_CHECK_VALUE(size_t(all_.numel()) == l.tensors, name, " holds ", all_.numel(), " elements for ", l.tensors,
+                      " tensors");
     const auto& members = l.members;
     if (members.size() == l.tensors || l.lists.check_only) {
       bucket_ = all_;
@@ -34,7 +37,9 @@ class PerTensor {
     }
     bucket_ = runs_.empty() ? row.narrow(0, 0, 0) : runs_.size() == 1 ? runs_[0] : at::cat(runs_);
   }
-  const float* pointer() const { return bucket_.defined() ? static_cast<const float*>(bucket_.const_data_ptr()) : nullptr; }
+  const float* pointer() const {
+    return bucket_.defined() ? static_cast<const float*>(bucket_.const_data_ptr()) : nullptr;
+  }
   float* pointer_to_write() const {
     if (!bucket_.defined()) return nullptr;
     bump_version(all_);
@@ -42,7 +47,9 @@ class PerTensor {
   }
   const at::Tensor& bucket() const { return bucket_; }
   // Likewise, or nothing if no numbers were given.
-  std::optional<at::Tensor> bucket_if_any() const { return bucket_.defined() ? std::optional<at::Tensor>(bucket_) : std::nullopt; }
+  std::optional<at::Tensor> bucket_if_any() const {
+    return bucket_.defined() ? std::optional<at::Tensor>(bucket_) : std::nullopt;
+  }
   // After the launch.
   void write_back() {
     if (runs_.size() < 2) return;

@@ -23,8 +23,8 @@ void* native_stream(c10::Device device) {
     return CurrentStream(nullptr);
   }();
   void* stream = nullptr;
-  TORCH_CHECK(current_stream && current_stream(device.index(), &stream) == 0,
-              "apex: torch's current stream of ", device, " cannot be read");
+  TORCH_CHECK(current_stream && current_stream(device.index(), &stream) == 0, "apex: torch's current stream of ",
+              device, " cannot be read");
   return stream;
 }
 #else

@@ -61,18 +61,25 @@ inline void refuse_unless_plain(const at::Tensor& tensor, const std::string& nam
   TORCH_CHECK_VALUE(!tensor.is_meta(), name, " is on the meta device: it has no data");
   TORCH_CHECK_TYPE(has_only(tensor, plain_keys | lazy_keys) && tensor.has_storage(), name,
                    " is a wrapper whose data is elsewhere (", tensor.toString(), "); pass its local tensor");
-  TORCH_CHECK_VALUE(has_memory(tensor), name, " has no memory: it was freed, or not allocated yet (FSDP frees that of "
+  TORCH_CHECK_VALUE(has_memory(tensor), name,
+                    " has no memory: it was freed, or not allocated yet (FSDP frees that of "
                     "parameters after each use)");
   TORCH_CHECK_TYPE(false, name, " is a lazy view whose bytes are not its values (",
-                   tensor.is_neg() ? "negative" : tensor.is_conj() ? "conjugate" : "zero", "); pass ",
-                   tensor.is_neg() ? "torch.resolve_neg" : tensor.is_conj() ? "torch.resolve_conj" : "torch.clone",
+                   tensor.is_neg()    ? "negative"
+                   : tensor.is_conj() ? "conjugate"
+                                      : "zero",
+                   "); pass ",
+                   tensor.is_neg()    ? "torch.resolve_neg"
+                   : tensor.is_conj() ? "torch.resolve_conj"
+                                      : "torch.clone",
                    " of it");
 }
 
 // Throws ValueError for a tensor of which several elements share memory: what is written to one would be so to others.
 inline void refuse_overlap(const at::Tensor& tensor, const std::string& name) {
   TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, name, " overlaps itself (sizes ",
-                    tensor.sizes(), ", strides ", tensor.strides(), "): it cannot be written; pass a contiguous tensor");
+                    tensor.sizes(), ", strides ", tensor.strides(),
+                    "): it cannot be written; pass a contiguous tensor");
 }
 
 // In-place kernels are invisible to autograd: without this a stale saved tensor would go unnoticed.

@@ -33,9 +33,7 @@ void translate(std::exception_ptr pending) {
     PyErr_SetString(PyExc_NotImplementedError, error.what_without_backtrace());
   } catch (python_error& error) {  // raised by a reference, in Python
     error.restore();
-  } catch (const c10::Error& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
-  }
+  } catch (const c10::Error& error) { PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace()); }
 }
 }  // namespace
 
@@ -78,7 +76,9 @@ PYBIND11_MODULE(_C, m) {
       .def("drop_master_gradients", &apex::AmpGradients::drop_master_gradients)
       .def("zero_model_gradients", &apex::AmpGradients::zero_model_gradients)
       .def("update_models", &apex::AmpGradients::update_models, py::call_guard<py::gil_scoped_release>());
-  m.def("is_plain", [](const at::Tensor& t) { return apex::is_plain(t); }, "What apex._plain.is_plain says.", py::arg("tensor"));
+  m.def(
+      "is_plain", [](const at::Tensor& t) { return apex::is_plain(t); }, "What apex._plain.is_plain says.",
+      py::arg("tensor"));
   m.def(
       "is_dense", [](const at::Tensor& t) { return t.layout() == at::kStrided && t.is_non_overlapping_and_dense(); },
       "Whether the tensor fills its memory: no gaps, no element twice.", py::arg("tensor"));

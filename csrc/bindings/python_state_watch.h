@@ -37,7 +37,7 @@ class StateWatch {
 
  private:
   struct Entry {
-    Py_ssize_t place;  // as PyDict_Next takes it
+    Py_ssize_t place;             // as PyDict_Next takes it
     pybind11::object key, value;  // held, so that no new object can have their address
 
     bool is_in(PyObject* dict) const {

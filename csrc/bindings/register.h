@@ -8,8 +8,10 @@
 #include "plain.h"
 
 // The name of an op of the dispatcher, as a type.
-#define APEX_OP_NAME(op) \
-  namespace apex { struct op##_name { static constexpr const char* text = "apex::" #op; }; }
+#define APEX_OP_NAME(op)                                                  \
+  namespace apex {                                                        \
+  struct op##_name { static constexpr const char* text = "apex::" #op; }; \
+  }
 
 namespace apex {
 // visit(tensor) for every tensor among an op's arguments.
@@ -21,9 +23,10 @@ template <class Visit> void each_tensor(const Visit& visit, const std::optional<
   if (tensor) visit(*tensor);
 }
 template <class T>
-constexpr bool holds_no_tensor = std::is_arithmetic_v<T> || std::is_same_v<T, c10::SymInt> || std::is_same_v<T, c10::SymIntArrayRef> ||
-                                 std::is_same_v<T, c10::string_view> || std::is_same_v<T, std::optional<int64_t>> ||
-                                 std::is_same_v<T, std::optional<at::ScalarType>>;
+constexpr bool holds_no_tensor =
+    std::is_arithmetic_v<T> || std::is_same_v<T, c10::SymInt> || std::is_same_v<T, c10::SymIntArrayRef> ||
+    std::is_same_v<T, c10::string_view> || std::is_same_v<T, std::optional<int64_t>> ||
+    std::is_same_v<T, std::optional<at::ScalarType>>;
 template <class Visit, class T> std::enable_if_t<holds_no_tensor<T>> each_tensor(const Visit&, const T&) {}
 
 // The dispatcher comes to a meta kernel as soon as one tensor is a meta tensor: where such are mixed with others, as by
@@ -48,7 +51,8 @@ template <class... Arguments> struct DoNothing<void(Arguments...)> {
 
 // An op that returns its results, and its meta kernel, of arguments that were looked at. Name::text is the op's.
 template <auto Function, class Name> struct Checked;
-template <class Result, class... Arguments, Result (*Function)(Arguments...), class Name> struct Checked<Function, Name> {
+template <class Result, class... Arguments, Result (*Function)(Arguments...), class Name> struct Checked<Function,
+                                                                                                         Name> {
   static Result call(Arguments... arguments) {
     bool readable = true;
     (each_tensor([&](const at::Tensor& tensor) { readable = readable && is_readable(tensor); }, arguments), ...);
@@ -75,16 +79,16 @@ template <class Result, class... Arguments, Result (*Function)(Arguments...), cl
 }  // namespace apex
 
 // torch resolves the lazy bits of arguments by itself only where none is written.
-#define APEX_RESOLVES_BITS(op)                                                                     \
-  TORCH_LIBRARY_IMPL(apex, Negative, m) { m.impl(#op, torch::CppFunction::makeFallthrough()); }    \
-  TORCH_LIBRARY_IMPL(apex, Conjugate, m) { m.impl(#op, torch::CppFunction::makeFallthrough()); }   \
+#define APEX_RESOLVES_BITS(op)                                                                   \
+  TORCH_LIBRARY_IMPL(apex, Negative, m) { m.impl(#op, torch::CppFunction::makeFallthrough()); }  \
+  TORCH_LIBRARY_IMPL(apex, Conjugate, m) { m.impl(#op, torch::CppFunction::makeFallthrough()); } \
   TORCH_LIBRARY_IMPL(apex, ZeroTensor, m) { m.impl(#op, torch::CppFunction::makeFallthrough()); }
 
 // An op that writes its arguments and returns nothing: one kernel for every device (it asks the probe), and a
 // meta kernel with nothing to say about shapes.
-#define APEX_IN_PLACE_OP(op)                                                                       \
-  APEX_RESOLVES_BITS(op)                                                                           \
-  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::op); }               \
+#define APEX_IN_PLACE_OP(op)                                                         \
+  APEX_RESOLVES_BITS(op)                                                             \
+  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) { m.impl(#op, &apex::op); } \
   TORCH_LIBRARY_IMPL(apex, Meta, m) { m.impl(#op, &apex::DoNothing<decltype(apex::op)>::call); }
 
 #elif defined(APEX_PYTHON_MODULE_UNIT)
@@ -101,8 +105,8 @@ inline std::vector<void (*)(pybind11::module_&)>& python_ops() {
 }  // namespace apex
 
 #define APEX_IN_PLACE_OP(op)
-#define APEX_PYTHON_OP(op, m)                                                                           \
-  static void op##_python(pybind11::module_& m);                                                        \
-  static const bool op##_is_python_op = (apex::python_ops().push_back(&op##_python), true);             \
+#define APEX_PYTHON_OP(op, m)                                                               \
+  static void op##_python(pybind11::module_& m);                                            \
+  static const bool op##_is_python_op = (apex::python_ops().push_back(&op##_python), true); \
   static void op##_python(pybind11::module_& m)
 #endif

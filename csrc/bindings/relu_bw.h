@@ -4,7 +4,9 @@
 
 #if defined(APEX_TORCH_LIBRARY_UNIT)
 namespace apex {
-inline at::Tensor relu_bw(const at::Tensor& grad_output, const at::Tensor& input, const OptionalTensor& z, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& shift, bool channel_last) {
+inline at::Tensor relu_bw(const at::Tensor& grad_output, const at::Tensor& input, const OptionalTensor& z,
+                          const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight,
+                          const OptionalTensor& shift, bool channel_last) {
   const Channels channels = check_batchnorm_forward("relu_bw", input, z, mean, inv_std, weight, shift, channel_last);
   check_gradient("relu_bw", grad_output, input);
   const apex_place place = place_of(input.device());
@@ -13,9 +15,12 @@ inline at::Tensor relu_bw(const at::Tensor& grad_output, const at::Tensor& input
     const gpu::ChannelApply a = tensors.arguments("relu_bw", channels);
     if (!use_reference(apex_relu_bw(&place, &a), "relu_bw")) return tensors.output;
   }
-  return call_reference<decltype(relu_bw)>("relu_bw", grad_output, input, z, mean, inv_std, weight, shift, channel_last);
+  return call_reference<decltype(relu_bw)>("relu_bw", grad_output, input, z, mean, inv_std, weight, shift,
+                                           channel_last);
 }
-inline at::Tensor relu_bw_meta(const at::Tensor& grad_output, const at::Tensor& input, const OptionalTensor& z, const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight, const OptionalTensor& shift, bool channel_last) {
+inline at::Tensor relu_bw_meta(const at::Tensor& grad_output, const at::Tensor& input, const OptionalTensor& z,
+                               const at::Tensor& mean, const at::Tensor& inv_std, const OptionalTensor& weight,
+                               const OptionalTensor& shift, bool channel_last) {
   const Channels channels = check_batchnorm_forward("relu_bw", input, z, mean, inv_std, weight, shift, channel_last);
   check_gradient("relu_bw", grad_output, input);
   return output_like(input, channels);
@@ -30,8 +35,11 @@ APEX_PYTHON_OP(relu_bw, m) {
   using Optional = std::optional<at::Tensor>;
   m.def(
       "relu_bw",
-      [](const at::Tensor& grad_output, const at::Tensor& input, const Optional& z, const at::Tensor& mean, const at::Tensor& inv_std, const Optional& weight, const Optional& shift, bool channel_last) {
-        static const auto op = apex::dispatcher_op<at::Tensor(const at::Tensor&, const at::Tensor&, const Optional&, const at::Tensor&, const at::Tensor&, const Optional&, const Optional&, bool)>("apex::relu_bw");
+      [](const at::Tensor& grad_output, const at::Tensor& input, const Optional& z, const at::Tensor& mean,
+         const at::Tensor& inv_std, const Optional& weight, const Optional& shift, bool channel_last) {
+        static const auto op =
+            apex::dispatcher_op<at::Tensor(const at::Tensor&, const at::Tensor&, const Optional&, const at::Tensor&,
+                                           const at::Tensor&, const Optional&, const Optional&, bool)>("apex::relu_bw");
         return op.call(grad_output, input, z, mean, inv_std, weight, shift, channel_last);
       },
       pybind11::call_guard<pybind11::gil_scoped_release>());

@@ -23,8 +23,10 @@ struct Angles {
 
 inline void check_table(const char* name, const at::Tensor& table, const at::Tensor& input, const at::Tensor& cos) {
   TORCH_CHECK_VALUE(table.dim() == 4, "rope: ", name, " must have 4 dimensions, not ", table.dim());
-  TORCH_CHECK_VALUE(table.device() == input.device(), "rope: ", name, " is on ", table.device(), " but the input is on ", input.device());
-  TORCH_CHECK_TYPE(table.scalar_type() == cos.scalar_type(), "rope: ", name, " is ", table.scalar_type(), " but the first table is ", cos.scalar_type(), ": all must have one dtype");
+  TORCH_CHECK_VALUE(table.device() == input.device(), "rope: ", name, " is on ", table.device(),
+                    " but the input is on ", input.device());
+  TORCH_CHECK_TYPE(table.scalar_type() == cos.scalar_type(), "rope: ", name, " is ", table.scalar_type(),
+                   " but the first table is ", cos.scalar_type(), ": all must have one dtype");
 }
 // Throws unless shapes, dtypes and devices fit. Works with symbolic sizes; looks at no element.
 inline void check(const at::Tensor& input, const Angles& t) {
@@ -34,38 +36,52 @@ inline void check(const at::Tensor& input, const Angles& t) {
   check_table(first, t.cos, input, t.cos);
   if (has_value(t.sin)) {
     check_table("sin", *t.sin, input, t.cos);
-    TORCH_CHECK_VALUE(t.sin->sym_sizes() == t.cos.sym_sizes(), "rope: sin has shape ", t.sin->sym_sizes(), " but cos ", t.cos.sym_sizes());
+    TORCH_CHECK_VALUE(t.sin->sym_sizes() == t.cos.sym_sizes(), "rope: sin has shape ", t.sin->sym_sizes(), " but cos ",
+                      t.cos.sym_sizes());
   }
   const c10::SymInt rotary = t.cos.sym_size(3);
-  TORCH_CHECK_VALUE(rotary % 2 == 0, "rope: the last dimension of ", first, " is ", rotary, "; pairs need an even number");
+  TORCH_CHECK_VALUE(rotary % 2 == 0, "rope: the last dimension of ", first, " is ", rotary,
+                    "; pairs need an even number");
   if (t.is_image()) {
-    TORCH_CHECK_VALUE(has_value(t.sin) && has_value(t.sin_x) && !t.is_packed(), "rope: images need cos and sin of both directions, and no cu_seqlens");
-    TORCH_CHECK_VALUE(input.dim() == 5, "rope: an image has 5 dimensions [batch, height, width, heads, dim], not ", input.dim());
+    TORCH_CHECK_VALUE(has_value(t.sin) && has_value(t.sin_x) && !t.is_packed(),
+                      "rope: images need cos and sin of both directions, and no cu_seqlens");
+    TORCH_CHECK_VALUE(input.dim() == 5, "rope: an image has 5 dimensions [batch, height, width, heads, dim], not ",
+                      input.dim());
     check_table("cos_w", *t.cos_x, input, t.cos);
     check_table("sin_w", *t.sin_x, input, t.cos);
-    TORCH_CHECK_VALUE(t.sin_x->sym_sizes() == t.cos_x->sym_sizes(), "rope: sin_w has shape ", t.sin_x->sym_sizes(), " but cos_w ", t.cos_x->sym_sizes());
+    TORCH_CHECK_VALUE(t.sin_x->sym_sizes() == t.cos_x->sym_sizes(), "rope: sin_w has shape ", t.sin_x->sym_sizes(),
+                      " but cos_w ", t.cos_x->sym_sizes());
     for (int side = 0; side < 2; ++side) {
       const at::Tensor& table = side ? *t.cos_x : t.cos;
       const char* name = side ? "cos_w and sin_w" : "cos_h and sin_h";
-      TORCH_CHECK_VALUE(table.sym_size(0) == 1 && table.sym_size(2) == 1 && table.sym_size(1) >= input.sym_size(1 + side), "rope: ", name,
-                        " must be [1, n, 1, dim / 2] with n at least ", input.sym_size(1 + side), ", not ", table.sym_sizes());
-      TORCH_CHECK_VALUE(table.sym_size(3) * 2 == input.sym_size(4), "rope: the last dimension of ", name, " must be half of the input's ",
-                        input.sym_size(4), ", not ", table.sym_size(3));
+      TORCH_CHECK_VALUE(
+          table.sym_size(0) == 1 && table.sym_size(2) == 1 && table.sym_size(1) >= input.sym_size(1 + side),
+          "rope: ", name, " must be [1, n, 1, dim / 2] with n at least ", input.sym_size(1 + side), ", not ",
+          table.sym_sizes());
+      TORCH_CHECK_VALUE(table.sym_size(3) * 2 == input.sym_size(4), "rope: the last dimension of ", name,
+                        " must be half of the input's ", input.sym_size(4), ", not ", table.sym_size(3));
     }
     return;
   }
   TORCH_CHECK_VALUE(!has_value(t.sin_x), "rope: sin_w without cos_w");
-  TORCH_CHECK_VALUE(t.cos.sym_size(1) == 1 && t.cos.sym_size(2) == 1, "rope: ", first, " must be [places, 1, 1, dim], not ", t.cos.sym_sizes());
-  TORCH_CHECK_VALUE(rotary <= input.sym_size(-1), "rope: the last dimension of ", first, ", ", rotary, ", is more than the input's ", input.sym_size(-1));
+  TORCH_CHECK_VALUE(t.cos.sym_size(1) == 1 && t.cos.sym_size(2) == 1, "rope: ", first,
+                    " must be [places, 1, 1, dim], not ", t.cos.sym_sizes());
+  TORCH_CHECK_VALUE(rotary <= input.sym_size(-1), "rope: the last dimension of ", first, ", ", rotary,
+                    ", is more than the input's ", input.sym_size(-1));
   if (t.is_packed()) {
     const at::Tensor& ends = *t.cu_seqlens;
-    TORCH_CHECK_VALUE(input.dim() == 3, "rope: with cu_seqlens the input has 3 dimensions [places, heads, dim], not ", input.dim());
+    TORCH_CHECK_VALUE(input.dim() == 3, "rope: with cu_seqlens the input has 3 dimensions [places, heads, dim], not ",
+                      input.dim());
     TORCH_CHECK_TYPE(ends.scalar_type() == at::kInt, "rope: cu_seqlens must be int32, not ", ends.scalar_type());
-    TORCH_CHECK_VALUE(ends.dim() == 1 && ends.sym_size(0) >= 1, "rope: cu_seqlens must be [sequences + 1], not ", ends.sym_sizes());
-    TORCH_CHECK_VALUE(ends.device() == input.device(), "rope: cu_seqlens is on ", ends.device(), " but the input is on ", input.device());
+    TORCH_CHECK_VALUE(ends.dim() == 1 && ends.sym_size(0) >= 1, "rope: cu_seqlens must be [sequences + 1], not ",
+                      ends.sym_sizes());
+    TORCH_CHECK_VALUE(ends.device() == input.device(), "rope: cu_seqlens is on ", ends.device(),
+                      " but the input is on ", input.device());
   } else {
-    TORCH_CHECK_VALUE(input.dim() == 4, "rope: the input must have 4 dimensions [places, batch, heads, dim], not ", input.dim());
-    TORCH_CHECK_VALUE(t.cos.sym_size(0) == input.sym_size(0), "rope: ", first, " has ", t.cos.sym_size(0), " places but the input ", input.sym_size(0));
+    TORCH_CHECK_VALUE(input.dim() == 4, "rope: the input must have 4 dimensions [places, batch, heads, dim], not ",
+                      input.dim());
+    TORCH_CHECK_VALUE(t.cos.sym_size(0) == input.sym_size(0), "rope: ", first, " has ", t.cos.sym_size(0),
+                      " places but the input ", input.sym_size(0));
   }
 }
 // What a GPU answers with nan, because looking would make it wait, is refused where looking costs nothing.
@@ -74,11 +90,13 @@ inline void check_cu_seqlens(const at::Tensor& input, const Angles& t) {
   const at::Tensor ends = t.cu_seqlens->contiguous();
   const int32_t* at = ends.const_data_ptr<int32_t>();
   const int64_t n = ends.numel();
-  TORCH_CHECK_VALUE(at[0] == 0 && at[n - 1] <= input.size(0), "rope: cu_seqlens must begin at 0 and end within the input's ", input.size(0),
+  TORCH_CHECK_VALUE(at[0] == 0 && at[n - 1] <= input.size(0),
+                    "rope: cu_seqlens must begin at 0 and end within the input's ", input.size(0),
                     " places, not go from ", at[0], " to ", at[n - 1]);
   for (int64_t k = 1; k < n; ++k) {
     TORCH_CHECK_VALUE(at[k - 1] <= at[k], "rope: cu_seqlens falls from ", at[k - 1], " to ", at[k], " at index ", k);
-    TORCH_CHECK_VALUE(at[k] - at[k - 1] <= t.cos.size(0), "rope: sequence ", k - 1, " has ", at[k] - at[k - 1], " places but freqs only ", t.cos.size(0));
+    TORCH_CHECK_VALUE(at[k] - at[k - 1] <= t.cos.size(0), "rope: sequence ", k - 1, " has ", at[k] - at[k - 1],
+                      " places but freqs only ", t.cos.size(0));
   }
 }
 
@@ -107,14 +125,20 @@ inline bool run(const at::Tensor& input, const Angles& t, bool transpose_output,
   a.batch = size(0), a.height = size(1), a.width = size(2), a.heads = size(3);
   a.dim = int32_t(size(4));
   TORCH_CHECK_VALUE(size(4) <= 0x7fffffff, "rope: a head of ", size(4), " elements");
-  a.in_batch = stride(input, 0), a.in_y = stride(input, 1), a.in_x = stride(input, 2), a.in_head = stride(input, 3), a.in_element = stride(input, 4);
-  a.out_batch = stride(*output, 0), a.out_y = stride(*output, 1), a.out_x = stride(*output, 2), a.out_head = stride(*output, 3);
+  a.in_batch = stride(input, 0), a.in_y = stride(input, 1), a.in_x = stride(input, 2), a.in_head = stride(input, 3),
+  a.in_element = stride(input, 4);
+  a.out_batch = stride(*output, 0), a.out_y = stride(*output, 1), a.out_x = stride(*output, 2),
+  a.out_head = stride(*output, 3);
 
   const int rows = t.is_image() ? 1 : 0;  // the tables' dimension
   // Kernels read tables as they lie, if cos and sin lie alike.
-  const auto alike = [&](const at::Tensor& cos, const OptionalTensor& sin) { return !has_value(sin) || sin->strides() == cos.strides(); };
+  const auto alike = [&](const at::Tensor& cos, const OptionalTensor& sin) {
+    return !has_value(sin) || sin->strides() == cos.strides();
+  };
   const bool as_they_are = alike(t.cos, t.sin), x_as_they_are = !t.is_image() || alike(*t.cos_x, t.sin_x);
-  const at::Tensor cos = as_they_are ? t.cos : t.cos.contiguous(), sin = !has_value(t.sin) ? at::Tensor() : as_they_are ? *t.sin : t.sin->contiguous();
+  const at::Tensor cos = as_they_are ? t.cos : t.cos.contiguous(), sin = !has_value(t.sin) ? at::Tensor()
+                                                                         : as_they_are     ? *t.sin
+                                                                                           : t.sin->contiguous();
   a.cos = bytes(cos);
   a.sin = sin.defined() ? bytes(sin) : nullptr;
   a.angle_stride = cos.stride(rows), a.angle_step = cos.stride(3), a.angle_rows = cos.size(rows);
@@ -137,7 +161,8 @@ inline bool run(const at::Tensor& input, const Angles& t, bool transpose_output,
   return !use_reference(apex_rope(&place, &a), "rope");
 }
 
-using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, bool);
+using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
+                      const OptionalTensor&, const OptionalTensor&, bool);
 
 // A turn's gradient is the turn back, and that one's gradient the turn: each op's Node calls the other.
 struct Turn : Node {
@@ -146,7 +171,8 @@ struct Turn : Node {
   SavedVariable cos, sin, cos_x, sin_x, cu_seqlens;
 
   variable_list apply(variable_list&& gradients) override {
-    static const auto forward = dispatcher_op<Op>("apex::rope_forward"), backward = dispatcher_op<Op>("apex::rope_backward");
+    static const auto forward = dispatcher_op<Op>("apex::rope_forward"),
+                      backward = dispatcher_op<Op>("apex::rope_backward");
     std::lock_guard<std::mutex> lock(mutex_);
     variable_list found(1);
     if (gradients[0].defined() && task_should_compute_output(0)) {
@@ -162,7 +188,8 @@ struct Turn : Node {
   std::string name() const override { return "ApexRopeBackward"; }
 };
 
-template <class Below> at::Tensor record(const at::Tensor& input, const Angles& t, bool transpose_output, bool back, Below&& below) {
+template <class Below> at::Tensor record(const at::Tensor& input, const Angles& t, bool transpose_output, bool back,
+                                         Below&& below) {
   refuse_forward_mode_of("rope", input, t.cos, t.sin, t.cos_x, t.sin_x);
   NodePointer<Turn> node;
   if (records(input)) {
@@ -174,7 +201,8 @@ template <class Below> at::Tensor record(const at::Tensor& input, const Angles& 
     const auto save = [](SavedVariable& to, const OptionalTensor& from) {
       if (has_value(from)) to = SavedVariable(*from, false);
     };
-    save(node->sin, t.sin), save(node->cos_x, t.cos_x), save(node->sin_x, t.sin_x), save(node->cu_seqlens, t.cu_seqlens);
+    save(node->sin, t.sin), save(node->cos_x, t.cos_x), save(node->sin_x, t.sin_x),
+        save(node->cu_seqlens, t.cu_seqlens);
   }
   at::Tensor output = [&] {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -185,28 +213,32 @@ template <class Below> at::Tensor record(const at::Tensor& input, const Angles& 
 }
 }  // namespace rope
 
-#define APEX_ROPE(end, is_back)                                                                                                                                              \
-  inline at::Tensor rope_##end(const at::Tensor& input, const at::Tensor& cos, const rope::OptionalTensor& sin, const rope::OptionalTensor& cos_w,                           \
-                               const rope::OptionalTensor& sin_w, const rope::OptionalTensor& cu_seqlens, bool transpose_output) {                                           \
-    const rope::Angles angles{cos, sin, cos_w, sin_w, cu_seqlens};                                                                                                           \
-    rope::check(input, angles);                                                                                                                                              \
-    at::Tensor output;                                                                                                                                                       \
-    if (rope::run(input, angles, transpose_output, is_back, &output)) return output;                                                                                         \
-    return call_reference<rope::Op>("rope_" #end, input, cos, sin, cos_w, sin_w, cu_seqlens, transpose_output);                                                              \
-  }                                                                                                                                                                          \
-  inline at::Tensor rope_##end##_meta(const at::Tensor& input, const at::Tensor& cos, const rope::OptionalTensor& sin, const rope::OptionalTensor& cos_w,                    \
-                                      const rope::OptionalTensor& sin_w, const rope::OptionalTensor& cu_seqlens, bool transpose_output) {                                    \
-    const rope::Angles angles{cos, sin, cos_w, sin_w, cu_seqlens};                                                                                                           \
-    rope::check(input, angles);                                                                                                                                              \
-    return rope::output_of(input, angles, transpose_output);                                                                                                                 \
-  }                                                                                                                                                                          \
-  inline at::Tensor rope_##end##_autograd(c10::DispatchKeySet keys, const at::Tensor& input, const at::Tensor& cos, const rope::OptionalTensor& sin,                         \
-                                          const rope::OptionalTensor& cos_w, const rope::OptionalTensor& sin_w, const rope::OptionalTensor& cu_seqlens,                      \
-                                          bool transpose_output) {                                                                                                           \
-    static const auto op = dispatcher_op<rope::Op>("apex::rope_" #end);                                                                                                      \
-    return rope::record(input, {cos, sin, cos_w, sin_w, cu_seqlens}, transpose_output, is_back, [&] {                                                                        \
-      return op.redispatch(keys & c10::after_autograd_keyset, input, cos, sin, cos_w, sin_w, cu_seqlens, transpose_output);                                                  \
-    });                                                                                                                                                                      \
+#define APEX_ROPE(end, is_back)                                                                                        \
+  inline at::Tensor rope_##end(const at::Tensor& input, const at::Tensor& cos, const rope::OptionalTensor& sin,        \
+                               const rope::OptionalTensor& cos_w, const rope::OptionalTensor& sin_w,                   \
+                               const rope::OptionalTensor& cu_seqlens, bool transpose_output) {                        \
+    const rope::Angles angles{cos, sin, cos_w, sin_w, cu_seqlens};                                                     \
+    rope::check(input, angles);                                                                                        \
+    at::Tensor output;                                                                                                 \
+    if (rope::run(input, angles, transpose_output, is_back, &output)) return output;                                   \
+    return call_reference<rope::Op>("rope_" #end, input, cos, sin, cos_w, sin_w, cu_seqlens, transpose_output);        \
+  }                                                                                                                    \
+  inline at::Tensor rope_##end##_meta(const at::Tensor& input, const at::Tensor& cos, const rope::OptionalTensor& sin, \
+                                      const rope::OptionalTensor& cos_w, const rope::OptionalTensor& sin_w,            \
+                                      const rope::OptionalTensor& cu_seqlens, bool transpose_output) {                 \
+    const rope::Angles angles{cos, sin, cos_w, sin_w, cu_seqlens};                                                     \
+    rope::check(input, angles);                                                                                        \
+    return rope::output_of(input, angles, transpose_output);                                                           \
+  }                                                                                                                    \
+  inline at::Tensor rope_##end##_autograd(c10::DispatchKeySet keys, const at::Tensor& input, const at::Tensor& cos,    \
+                                          const rope::OptionalTensor& sin, const rope::OptionalTensor& cos_w,          \
+                                          const rope::OptionalTensor& sin_w, const rope::OptionalTensor& cu_seqlens,   \
+                                          bool transpose_output) {                                                     \
+    static const auto op = dispatcher_op<rope::Op>("apex::rope_" #end);                                                \
+    return rope::record(input, {cos, sin, cos_w, sin_w, cu_seqlens}, transpose_output, is_back, [&] {                  \
+      return op.redispatch(keys & c10::after_autograd_keyset, input, cos, sin, cos_w, sin_w, cu_seqlens,               \
+                           transpose_output);                                                                          \
+    });                                                                                                                \
   }
 APEX_ROPE(forward, false)
 APEX_ROPE(backward, true)
@@ -221,9 +253,13 @@ APEX_FUNCTIONAL_OP(rope_backward)
 APEX_PYTHON_OP(rope, m) {
   m.def(
       "rope",
-      [](const at::Tensor& input, const at::Tensor& cos, const std::optional<at::Tensor>& sin, const std::optional<at::Tensor>& cos_w, const std::optional<at::Tensor>& sin_w, const std::optional<at::Tensor>& cu_seqlens, bool transpose_output) {
+      [](const at::Tensor& input, const at::Tensor& cos, const std::optional<at::Tensor>& sin,
+         const std::optional<at::Tensor>& cos_w, const std::optional<at::Tensor>& sin_w,
+         const std::optional<at::Tensor>& cu_seqlens, bool transpose_output) {
         using Optional = std::optional<at::Tensor>;
-        static const auto forward = apex::dispatcher_op<at::Tensor(const at::Tensor&, const at::Tensor&, const Optional&, const Optional&, const Optional&, const Optional&, bool)>("apex::rope_forward");
+        static const auto forward =
+            apex::dispatcher_op<at::Tensor(const at::Tensor&, const at::Tensor&, const Optional&, const Optional&,
+                                           const Optional&, const Optional&, bool)>("apex::rope_forward");
         return forward.call(input, cos, sin, cos_w, sin_w, cu_seqlens, transpose_output);
       },
       pybind11::call_guard<pybind11::gil_scoped_release>());

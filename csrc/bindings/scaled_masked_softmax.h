@@ -14,12 +14,15 @@ namespace apex {
 inline void check_scaled_masked_softmax(const at::Tensor& input, const std::optional<at::Tensor>& mask, bool causal) {
   const char* op = "scaled_masked_softmax";
   element_type(op, input.scalar_type());
-  TORCH_CHECK_VALUE(input.dim() >= (causal ? 2 : 1), op, ": the input needs a dimension of keys", causal ? " and one of queries" : "",
-                    ", but its shape is ", input.sym_sizes());
+  TORCH_CHECK_VALUE(input.dim() >= (causal ? 2 : 1), op, ": the input needs a dimension of keys",
+                    causal ? " and one of queries" : "", ", but its shape is ", input.sym_sizes());
   if (!has_value(mask)) return;
-  TORCH_CHECK_TYPE(mask->scalar_type() == at::kBool || mask->scalar_type() == at::kByte, op, ": the mask is bool or uint8, true where a key is "
-                   "left out, not ", mask->scalar_type(), "; a mask of numbers is added to the input instead");
-  TORCH_CHECK_VALUE(mask->device() == input.device(), op, ": the mask is on ", mask->device(), " but the input is on ", input.device());
+  TORCH_CHECK_TYPE(mask->scalar_type() == at::kBool || mask->scalar_type() == at::kByte, op,
+                   ": the mask is bool or uint8, true where a key is "
+                   "left out, not ",
+                   mask->scalar_type(), "; a mask of numbers is added to the input instead");
+  TORCH_CHECK_VALUE(mask->device() == input.device(), op, ": the mask is on ", mask->device(), " but the input is on ",
+                    input.device());
   const auto wide = input.sym_sizes(), narrow = mask->sym_sizes();
   bool fits = narrow.size() <= wide.size();
   for (size_t i = 1; fits && i <= narrow.size(); ++i) {
@@ -40,14 +43,17 @@ struct SoftmaxShape {
 };
 
 // ---- scaled_masked_softmax ----
-inline at::Tensor scaled_masked_softmax_forward(const at::Tensor& input, const std::optional<at::Tensor>& mask, double scale, bool causal) {
+inline at::Tensor scaled_masked_softmax_forward(const at::Tensor& input, const std::optional<at::Tensor>& mask,
+                                                double scale, bool causal) {
   check_scaled_masked_softmax(input, mask, causal);
   const apex_place place = place_of(input.device());
   const auto reference = [&] {
-    return call_reference<decltype(scaled_masked_softmax_forward)>("scaled_masked_softmax_forward", input, mask, scale, causal);
+    return call_reference<decltype(scaled_masked_softmax_forward)>("scaled_masked_softmax_forward", input, mask, scale,
+                                                                   causal);
   };
   if (place.platform < 0) return reference();
-  const at::Tensor x = input.contiguous(), output = at::empty(input.sizes(), input.options().memory_format(at::MemoryFormat::Contiguous));
+  const at::Tensor x = input.contiguous(),
+                   output = at::empty(input.sizes(), input.options().memory_format(at::MemoryFormat::Contiguous));
   const SoftmaxShape shape(x);
   gpu::SoftmaxForward a{};
   at::Tensor m;
@@ -82,14 +88,18 @@ inline void check_scaled_masked_softmax_gradient(const at::Tensor& grad_output, 
   const char* op = "scaled_masked_softmax";
   check_scaled_masked_softmax(output, std::nullopt, causal);
   TORCH_CHECK_VALUE(grad_output.sym_sizes() == output.sym_sizes() && grad_output.device() == output.device(), op,
-                    ": the gradient must have the output's shape ", output.sym_sizes(), " and be on its device, ", output.device());
-  TORCH_CHECK_TYPE(grad_output.scalar_type() == output.scalar_type(), op, ": the gradient must have the output's dtype ", output.scalar_type());
+                    ": the gradient must have the output's shape ", output.sym_sizes(), " and be on its device, ",
+                    output.device());
+  TORCH_CHECK_TYPE(grad_output.scalar_type() == output.scalar_type(), op,
+                   ": the gradient must have the output's dtype ", output.scalar_type());
 }
-inline at::Tensor scaled_masked_softmax_backward(const at::Tensor& grad_output, const at::Tensor& output, double scale, bool causal) {
+inline at::Tensor scaled_masked_softmax_backward(const at::Tensor& grad_output, const at::Tensor& output, double scale,
+                                                 bool causal) {
   check_scaled_masked_softmax_gradient(grad_output, output, causal);
   const apex_place place = place_of(output.device());
   const auto reference = [&] {
-    return call_reference<decltype(scaled_masked_softmax_backward)>("scaled_masked_softmax_backward", grad_output, output, scale, causal);
+    return call_reference<decltype(scaled_masked_softmax_backward)>("scaled_masked_softmax_backward", grad_output,
+                                                                    output, scale, causal);
   };
   if (place.platform < 0) return reference();
   const at::Tensor dy = grad_output.contiguous(), y = output.contiguous();
@@ -104,15 +114,18 @@ inline at::Tensor scaled_masked_softmax_backward(const at::Tensor& grad_output, 
   a.queries = shape.queries;
   a.type = element_type("scaled_masked_softmax", y.scalar_type());
   a.causal = causal;
-  if (use_reference(apex_scaled_masked_softmax_backward(&place, &a, scale), "scaled_masked_softmax")) return reference();
+  if (use_reference(apex_scaled_masked_softmax_backward(&place, &a, scale), "scaled_masked_softmax"))
+    return reference();
   return grad_input;
 }
 
-inline at::Tensor scaled_masked_softmax_forward_meta(const at::Tensor& input, const std::optional<at::Tensor>& mask, double, bool causal) {
+inline at::Tensor scaled_masked_softmax_forward_meta(const at::Tensor& input, const std::optional<at::Tensor>& mask,
+                                                     double, bool causal) {
   check_scaled_masked_softmax(input, mask, causal);
   return at::empty_symint(input.sym_sizes(), input.options().memory_format(at::MemoryFormat::Contiguous));
 }
-inline at::Tensor scaled_masked_softmax_backward_meta(const at::Tensor& grad_output, const at::Tensor& output, double, bool causal) {
+inline at::Tensor scaled_masked_softmax_backward_meta(const at::Tensor& grad_output, const at::Tensor& output, double,
+                                                      bool causal) {
   check_scaled_masked_softmax_gradient(grad_output, output, causal);
   return at::empty_symint(output.sym_sizes(), output.options().memory_format(at::MemoryFormat::Contiguous));
 }
@@ -124,10 +137,12 @@ struct ScaledMaskedSoftmaxNode : Node {
   bool causal = false;
 
   variable_list apply(variable_list&& gradients) override {
-    static const auto backward = dispatcher_op<decltype(scaled_masked_softmax_backward)>("apex::scaled_masked_softmax_backward");
+    static const auto backward =
+        dispatcher_op<decltype(scaled_masked_softmax_backward)>("apex::scaled_masked_softmax_backward");
     std::lock_guard<std::mutex> lock(mutex_);
     variable_list found(1);
-    if (gradients[0].defined() && task_should_compute_output(0)) found[0] = backward.call(gradients[0], output.unpack(getptr()), scale, causal);
+    if (gradients[0].defined() && task_should_compute_output(0))
+      found[0] = backward.call(gradients[0], output.unpack(getptr()), scale, causal);
     return found;
   }
   void release_variables() override {
@@ -137,8 +152,11 @@ struct ScaledMaskedSoftmaxNode : Node {
   std::string name() const override { return "ApexScaledMaskedSoftmaxBackward"; }
 };
 
-inline at::Tensor scaled_masked_softmax_forward_autograd(c10::DispatchKeySet keys, const at::Tensor& input, const std::optional<at::Tensor>& mask, double scale, bool causal) {
-  static const auto forward = dispatcher_op<decltype(scaled_masked_softmax_forward)>("apex::scaled_masked_softmax_forward");
+inline at::Tensor scaled_masked_softmax_forward_autograd(c10::DispatchKeySet keys, const at::Tensor& input,
+                                                         const std::optional<at::Tensor>& mask, double scale,
+                                                         bool causal) {
+  static const auto forward =
+      dispatcher_op<decltype(scaled_masked_softmax_forward)>("apex::scaled_masked_softmax_forward");
   refuse_forward_mode("scaled_masked_softmax", input);
   const bool recorded = records(input);
   at::Tensor output = [&] {
@@ -156,8 +174,10 @@ inline at::Tensor scaled_masked_softmax_forward_autograd(c10::DispatchKeySet key
   return output;
 }
 // With create_graph=True its own derivative is wanted: the same by torch's differentiable ops.
-inline at::Tensor scaled_masked_softmax_backward_autograd(c10::DispatchKeySet keys, const at::Tensor& grad_output, const at::Tensor& output, double scale, bool causal) {
-  static const auto backward = dispatcher_op<decltype(scaled_masked_softmax_backward)>("apex::scaled_masked_softmax_backward");
+inline at::Tensor scaled_masked_softmax_backward_autograd(c10::DispatchKeySet keys, const at::Tensor& grad_output,
+                                                          const at::Tensor& output, double scale, bool causal) {
+  static const auto backward =
+      dispatcher_op<decltype(scaled_masked_softmax_backward)>("apex::scaled_masked_softmax_backward");
   refuse_forward_mode_of("scaled_masked_softmax", grad_output, output);
   if (records(grad_output, output)) {
     check_scaled_masked_softmax_gradient(grad_output, output, causal);
@@ -170,8 +190,10 @@ inline at::Tensor scaled_masked_softmax_backward_autograd(c10::DispatchKeySet ke
   return backward.redispatch(keys & c10::after_autograd_keyset, grad_output, output, scale, causal);
 }
 // As public apex: computed from, and into, autocast's dtype.
-inline at::Tensor scaled_masked_softmax_forward_autocast(const at::Tensor& input, const std::optional<at::Tensor>& mask, double scale, bool causal) {
-  static const auto forward = dispatcher_op<decltype(scaled_masked_softmax_forward)>("apex::scaled_masked_softmax_forward");
+inline at::Tensor scaled_masked_softmax_forward_autocast(const at::Tensor& input, const std::optional<at::Tensor>& mask,
+                                                         double scale, bool causal) {
+  static const auto forward =
+      dispatcher_op<decltype(scaled_masked_softmax_forward)>("apex::scaled_masked_softmax_forward");
   const auto guard = without_autocast();
   const bool casts = input.is_floating_point() && input.scalar_type() != at::kDouble;
   return forward.call(casts ? input.to(autocast_dtype(input)) : input, mask, scale, causal);
@@ -189,7 +211,9 @@ APEX_PYTHON_OP(scaled_masked_softmax, m) {
   m.def(
       "scaled_masked_softmax",
       [](const at::Tensor& input, const std::optional<at::Tensor>& mask, double scale, bool causal) {
-        static const auto forward = apex::dispatcher_op<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&, double, bool)>("apex::scaled_masked_softmax_forward");
+        static const auto forward =
+            apex::dispatcher_op<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&, double, bool)>(
+                "apex::scaled_masked_softmax_forward");
         return forward.call(input, mask, scale, causal);
       },
       pybind11::call_guard<pybind11::gil_scoped_release>());

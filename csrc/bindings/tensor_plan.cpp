@@ -19,11 +19,16 @@ constexpr uint32_t gpu_chunk_size = 8192, cpu_chunk_size = 16384;
 
 int32_t dtype_code(at::ScalarType type) {
   switch (type) {
-    case at::kFloat: return APEX_F32;
-    case at::kHalf: return APEX_F16;
-    case at::kBFloat16: return APEX_BF16;
-    case at::kDouble: return APEX_F64;
-    default: return -1;
+    case at::kFloat:
+      return APEX_F32;
+    case at::kHalf:
+      return APEX_F16;
+    case at::kBFloat16:
+      return APEX_BF16;
+    case at::kDouble:
+      return APEX_F64;
+    default:
+      return -1;
   }
 }
 
@@ -74,8 +79,8 @@ void TensorPlan::add(size_t index, const TensorSource& source) {
     if (!has_plain_copy(tensor, written_ >> k & 1)) refuse_unless_plain(tensor, describe(k, index));
     TORCH_CHECK_VALUE(tensor.device() == model.device(), describe(k, index), " is on ", tensor.device(), " but ",
                       describe_model(index), " is on ", model.device());
-    TORCH_CHECK_VALUE(tensor.numel() == model.numel(), describe(k, index), " has ", tensor.numel(),
-                      " elements but ", describe_model(index), " has ", model.numel());
+    TORCH_CHECK_VALUE(tensor.numel() == model.numel(), describe(k, index), " has ", tensor.numel(), " elements but ",
+                      describe_model(index), " has ", model.numel());
     TORCH_CHECK_TYPE(dtype_code(tensor.scalar_type()) >= 0, describe(k, index), " is ", tensor.scalar_type(),
                      "; float32, float16, bfloat16 or float64 is required");
     if (k > 0 || (names_.size() == 1 && !source.gradients_of)) {
@@ -89,9 +94,8 @@ void TensorPlan::add(size_t index, const TensorSource& source) {
     }
     dtypes.push_back(dtype_code(tensor.scalar_type()));
   }
-  auto bucket = std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) {
-    return b.device == model.device() && b.dtypes == dtypes;
-  });
+  auto bucket = std::find_if(buckets_.begin(), buckets_.end(),
+                             [&](const Bucket& b) { return b.device == model.device() && b.dtypes == dtypes; });
   if (bucket == buckets_.end())
     bucket = buckets_.insert(bucket, Bucket{model.device(), std::move(dtypes), {}, {}, 0, 0, 0, {}, {}});
   slots_.push_back({model.numel(), uint32_t(bucket - buckets_.begin()), uint32_t(bucket->members.size()),
@@ -114,7 +118,8 @@ void TensorPlan::lay_out(Bucket& bucket) {
     first_chunk[i] = uint32_t(chunks);
     bucket.tensors_with_chunks += numel > 0;
     chunks += uint64_t(numel + bucket.chunk_size - 1) / bucket.chunk_size;
-    TORCH_CHECK_VALUE(chunks < (uint64_t(1) << 32), "multi-tensor list of more than ", bucket.chunk_size, " * 2^32 elements");
+    TORCH_CHECK_VALUE(chunks < (uint64_t(1) << 32), "multi-tensor list of more than ", bucket.chunk_size,
+                      " * 2^32 elements");
   }
   first_chunk[tensors] = bucket.chunks = uint32_t(chunks);
 }
@@ -122,7 +127,8 @@ void TensorPlan::lay_out(Bucket& bucket) {
 // Size, dtype and place alone: where its values are is asked beside it.
 bool TensorPlan::fits(const Slot& slot, size_t list, const at::Tensor& tensor) const {
   const Bucket& bucket = buckets_[slot.bucket];
-  return tensor.numel() == slot.numel && dtype_code(tensor.scalar_type()) == bucket.dtypes[list] && tensor.device() == bucket.device;
+  return tensor.numel() == slot.numel && dtype_code(tensor.scalar_type()) == bucket.dtypes[list] &&
+         tensor.device() == bucket.device;
 }
 
 // Gradients may lie otherwise than their parameters, and any tensor may be a lazy view.
@@ -193,7 +199,8 @@ bool TensorPlan::refresh(Call& call) {
     if (lists < names_.size() && call.source(lists, i).defined()) return false;
     const size_t row = bucket.members.size();
     uint64_t* const image = bucket.image.data() + slot.position;
-    // Backwards, for written lists come last: one that shares memory with what is read, copy-on-write, first gets its own.
+    // Backwards, for written lists come last: one that shares memory with what is read, copy-on-write, first gets its
+    // own.
     for (size_t k = lists; k-- > 0;) {
       uint64_t& kept = image[k * row];
       uint64_t address = 0;
@@ -233,7 +240,8 @@ TensorPlan::Table* TensorPlan::table_of(const apex_place& place, Bucket& bucket)
   return &bucket.tables.emplace_back(Table{place.stream, std::move(memory), {}});
 }
 
-TensorPlan::Scratch* TensorPlan::scratch_of(const apex_place& place, Bucket& bucket, uint32_t reductions, size_t bytes) {
+TensorPlan::Scratch* TensorPlan::scratch_of(const apex_place& place, Bucket& bucket, uint32_t reductions,
+                                            size_t bytes) {
   for (Scratch& scratch : bucket.scratches)
     if (scratch.stream == place.stream && scratch.reductions == reductions) return &scratch;
   StreamMemory memory(place, bytes, true, "multi_tensor_scratch");
@@ -278,12 +286,14 @@ void TensorPlan::attach_scratch(const apex_place& place, Bucket& bucket, bool ca
 }
 
 size_t TensorPlan::buckets_with_elements() const {
-  return size_t(std::count_if(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) { return bucket.chunks > 0; }));
+  return size_t(
+      std::count_if(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) { return bucket.chunks > 0; }));
 }
 
 TensorPlan::Launch TensorPlan::launch_on(size_t turn) const {
   const Bucket& bucket = buckets_[order_[turn]];
-  Launch l{bucket.device, place_of(bucket.device), {}, turn == 0, turn + 1 == order_.size(), bucket.members, slots_.size()};
+  Launch l{bucket.device, place_of(bucket.device), {}, turn == 0, turn + 1 == order_.size(), bucket.members,
+           slots_.size()};
   l.lists.image = bucket.image.data();
   l.lists.lists = uint32_t(bucket.dtypes.size());
   l.lists.tensors = uint32_t(bucket.members.size());

@@ -55,10 +55,10 @@ class APEX_TORCH_API TensorPlan {
   using Reference = std::function<void(const Tensors&, const Launch&)>;
   // What an op does on every bucket.
   struct Op {
-    const char* unit;      // its device source
-    uint32_t reductions;   // how many quantities its kernels reduce
-    Launcher launch;       // is also called, with lists.check_only, to see whether a bucket could be taken
-    Reference reference;   // called with the bucket's tensors where `launch` returns APEX_USE_REFERENCE
+    const char* unit;                // its device source
+    uint32_t reductions;             // how many quantities its kernels reduce
+    Launcher launch;                 // is also called, with lists.check_only, to see whether a bucket could be taken
+    Reference reference;             // called with the bucket's tensors where `launch` returns APEX_USE_REFERENCE
     bool gradients_written = false;  // this call writes list 0, although the plan's `written` does not say so
   };
   // Checks and re-reads all tensors, runs the op on every bucket, and counts its in-place writes in torch's version
@@ -72,7 +72,7 @@ class APEX_TORCH_API TensorPlan {
   struct Slot {  // one index of the lists
     int64_t numel;
     uint32_t bucket;
-    uint32_t position;  // within the bucket
+    uint32_t position;             // within the bucket
     std::vector<int64_t> strides;  // empty: contiguous
   };
   struct Table {  // one stream's copy of a bucket's image
@@ -140,7 +140,7 @@ class APEX_TORCH_API TensorPlan {
   std::vector<Bucket> buckets_;
   std::vector<size_t> order_;  // in which they are launched
   bool spans_devices_ = false;
-  bool outputs_are_apart_ = false;  // of the addresses that the image holds
+  bool outputs_are_apart_ = false;     // of the addresses that the image holds
   const char* checked_for_ = nullptr;  // the unit that is known to take every bucket
 };
 

@@ -9,8 +9,9 @@
 
 namespace apex {
 inline void update_scale_hysteresis(const at::Tensor& current_scale, const at::Tensor& growth_tracker,
-                                    const at::Tensor& hysteresis_tracker, const at::Tensor& found_inf, double growth_factor,
-                                    double backoff_factor, int64_t growth_interval, int64_t hysteresis) {
+                                    const at::Tensor& hysteresis_tracker, const at::Tensor& found_inf,
+                                    double growth_factor, double backoff_factor, int64_t growth_interval,
+                                    int64_t hysteresis) {
   const c10::Device device = current_scale.device();
   gpu::ScaleHysteresis a{};
   a.scale = scalar_pointer<float>(current_scale, "current_scale", device);

@@ -16,13 +16,16 @@ inline at::Tensor welford_mean_var(const at::Tensor& input, bool channel_last) {
     const at::Tensor statistics = at::empty({2 * a.channels + 1}, options);
     a.input = const_bytes(x);
     a.sums = bytes_to_write(statistics);
-    if (reduce_over_channels("welford_mean_var", place, x, channels, &a, &apex_welford_mean_var_prepare, &apex_welford_mean_var)) return statistics;
+    if (reduce_over_channels("welford_mean_var", place, x, channels, &a, &apex_welford_mean_var_prepare,
+                             &apex_welford_mean_var))
+      return statistics;
   }
   return call_reference<decltype(welford_mean_var)>("welford_mean_var", input, channel_last);
 }
 inline at::Tensor welford_mean_var_meta(const at::Tensor& input, bool channel_last) {
   const Channels channels = channels_of("welford_mean_var", input, channel_last);
-  return at::empty_symint({2 * channels.count + 1}, input.options().dtype(channels.math).memory_format(at::MemoryFormat::Contiguous));
+  return at::empty_symint({2 * channels.count + 1},
+                          input.options().dtype(channels.math).memory_format(at::MemoryFormat::Contiguous));
 }
 }  // namespace apex
 

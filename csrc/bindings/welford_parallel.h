@@ -4,27 +4,38 @@
 
 #if defined(APEX_TORCH_LIBRARY_UNIT)
 namespace apex {
-inline void check_welford_parallel(const at::Tensor& mean, const at::Tensor& var_biased, const at::Tensor& numel, const OptionalTensor& running_mean, const OptionalTensor& running_var, const OptionalTensor& num_batches_tracked) {
+inline void check_welford_parallel(const at::Tensor& mean, const at::Tensor& var_biased, const at::Tensor& numel,
+                                   const OptionalTensor& running_mean, const OptionalTensor& running_var,
+                                   const OptionalTensor& num_batches_tracked) {
   const char* op = "welford_parallel";
   const at::ScalarType type = mean.scalar_type();
-  TORCH_CHECK_VALUE(mean.dim() == 2 && var_biased.sym_sizes() == mean.sym_sizes(), op, ": mean and var_biased must both be [ranks, channels], not ",
-                    mean.sym_sizes(), " and ", var_biased.sym_sizes());
-  TORCH_CHECK_VALUE(numel.dim() == 1 && numel.sym_size(0) == mean.sym_size(0), op, ": numel must hold one count for each of ", mean.sym_size(0),
-                    " ranks; its shape is ", numel.sym_sizes());
-  TORCH_CHECK_TYPE((type == at::kFloat || type == at::kDouble) && var_biased.scalar_type() == type, op, ": mean and var_biased must both be float32 or both float64, not ",
-                   type, " and ", var_biased.scalar_type());
-  TORCH_CHECK_TYPE(numel.scalar_type() == at::kInt || numel.scalar_type() == type, op, ": numel must be int32 or ", type, ", not ", numel.scalar_type());
-  TORCH_CHECK_VALUE(var_biased.device() == mean.device() && numel.device() == mean.device(), op, ": all arguments must be on one device");
-  TORCH_CHECK_VALUE(has_value(running_mean) == has_value(running_var), op, ": running_mean and running_var come together, or not at all");
+  TORCH_CHECK_VALUE(mean.dim() == 2 && var_biased.sym_sizes() == mean.sym_sizes(), op,
+                    ": mean and var_biased must both be [ranks, channels], not ", mean.sym_sizes(), " and ",
+                    var_biased.sym_sizes());
+  TORCH_CHECK_VALUE(numel.dim() == 1 && numel.sym_size(0) == mean.sym_size(0), op,
+                    ": numel must hold one count for each of ", mean.sym_size(0), " ranks; its shape is ",
+                    numel.sym_sizes());
+  TORCH_CHECK_TYPE((type == at::kFloat || type == at::kDouble) && var_biased.scalar_type() == type, op,
+                   ": mean and var_biased must both be float32 or both float64, not ", type, " and ",
+                   var_biased.scalar_type());
+  TORCH_CHECK_TYPE(numel.scalar_type() == at::kInt || numel.scalar_type() == type, op, ": numel must be int32 or ",
+                   type, ", not ", numel.scalar_type());
+  TORCH_CHECK_VALUE(var_biased.device() == mean.device() && numel.device() == mean.device(), op,
+                    ": all arguments must be on one device");
+  TORCH_CHECK_VALUE(has_value(running_mean) == has_value(running_var), op,
+                    ": running_mean and running_var come together, or not at all");
   if (!has_value(running_mean)) return;
   for (const OptionalTensor* r : {&running_mean, &running_var}) {
     check_per_channel(op, r == &running_mean ? "running_mean" : "running_var", **r, mean, mean.sym_size(1));
     element_type(op, (*r)->scalar_type());
-    TORCH_CHECK_TYPE((*r)->scalar_type() == running_mean->scalar_type() && ((*r)->scalar_type() == at::kDouble) == (type == at::kDouble), op,
-                     ": running statistics must have one dtype, and be float64 beside float64 alone, not ", (*r)->scalar_type());
+    TORCH_CHECK_TYPE((*r)->scalar_type() == running_mean->scalar_type() &&
+                         ((*r)->scalar_type() == at::kDouble) == (type == at::kDouble),
+                     op, ": running statistics must have one dtype, and be float64 beside float64 alone, not ",
+                     (*r)->scalar_type());
   }
   if (has_value(num_batches_tracked)) {
-    TORCH_CHECK_TYPE(num_batches_tracked->scalar_type() == at::kLong, op, ": num_batches_tracked must be int64, not ", num_batches_tracked->scalar_type());
+    TORCH_CHECK_TYPE(num_batches_tracked->scalar_type() == at::kLong, op, ": num_batches_tracked must be int64, not ",
+                     num_batches_tracked->scalar_type());
     TORCH_CHECK_VALUE(num_batches_tracked->device() == mean.device() && num_batches_tracked->sym_numel() == 1, op,
                       ": num_batches_tracked must be one number on ", mean.device());
   }
@@ -37,7 +48,10 @@ inline MergedStatistics merged_statistics(const at::Tensor& mean) {
   return {per_channel(), per_channel(), per_channel(), at::empty({1}, options)};
 }
 
-inline MergedStatistics welford_parallel(const at::Tensor& mean, const at::Tensor& var_biased, const at::Tensor& numel, double eps, const OptionalTensor& running_mean, const OptionalTensor& running_var, double momentum, const OptionalTensor& num_batches_tracked) {
+inline MergedStatistics welford_parallel(const at::Tensor& mean, const at::Tensor& var_biased, const at::Tensor& numel,
+                                         double eps, const OptionalTensor& running_mean,
+                                         const OptionalTensor& running_var, double momentum,
+                                         const OptionalTensor& num_batches_tracked) {
   check_welford_parallel(mean, var_biased, numel, running_mean, running_var, num_batches_tracked);
   const apex_place place = place_of(mean.device());
   const bool running = has_value(running_mean);
@@ -63,7 +77,8 @@ inline MergedStatistics welford_parallel(const at::Tensor& mean, const at::Tenso
       a.running_mean = bytes_to_write(*running_mean);
       a.running_var = bytes_to_write(*running_var);
       a.running_type = element_type("welford_parallel", running_mean->scalar_type());
-      if (has_value(num_batches_tracked)) a.batches = reinterpret_cast<const gpu::i64*>(num_batches_tracked->const_data_ptr());
+      if (has_value(num_batches_tracked))
+        a.batches = reinterpret_cast<const gpu::i64*>(num_batches_tracked->const_data_ptr());
     }
     a.ranks = m.size(0);
     a.channels = m.size(1);
@@ -80,9 +95,13 @@ inline MergedStatistics welford_parallel(const at::Tensor& mean, const at::Tenso
       return made;
     }
   }
-  return call_reference<decltype(welford_parallel)>("welford_parallel", mean, var_biased, numel, eps, running_mean, running_var, momentum, num_batches_tracked);
+  return call_reference<decltype(welford_parallel)>("welford_parallel", mean, var_biased, numel, eps, running_mean,
+                                                    running_var, momentum, num_batches_tracked);
 }
-inline MergedStatistics welford_parallel_meta(const at::Tensor& mean, const at::Tensor& var_biased, const at::Tensor& numel, double, const OptionalTensor& running_mean, const OptionalTensor& running_var, double, const OptionalTensor& num_batches_tracked) {
+inline MergedStatistics welford_parallel_meta(const at::Tensor& mean, const at::Tensor& var_biased,
+                                              const at::Tensor& numel, double, const OptionalTensor& running_mean,
+                                              const OptionalTensor& running_var, double,
+                                              const OptionalTensor& num_batches_tracked) {
   check_welford_parallel(mean, var_biased, numel, running_mean, running_var, num_batches_tracked);
   return merged_statistics(mean);
 }
@@ -97,8 +116,12 @@ APEX_PYTHON_OP(welford_parallel, m) {
   using Optional = std::optional<at::Tensor>;
   m.def(
       "welford_parallel",
-      [](const at::Tensor& mean, const at::Tensor& var_biased, const at::Tensor& numel, double eps, const Optional& running_mean, const Optional& running_var, double momentum, const Optional& num_batches_tracked) {
-        static const auto op = apex::dispatcher_op<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, const Optional&, const Optional&, double, const Optional&)>("apex::welford_parallel");
+      [](const at::Tensor& mean, const at::Tensor& var_biased, const at::Tensor& numel, double eps,
+         const Optional& running_mean, const Optional& running_var, double momentum,
+         const Optional& num_batches_tracked) {
+        static const auto op = apex::dispatcher_op<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
+            const at::Tensor&, const at::Tensor&, const at::Tensor&, double, const Optional&, const Optional&, double,
+            const Optional&)>("apex::welford_parallel");
         return op.call(mean, var_biased, numel, eps, running_mean, running_var, momentum, num_batches_tracked);
       },
       pybind11::call_guard<pybind11::gil_scoped_release>());

@@ -1,4 +1,5 @@
-// The kernels of bias and activation (bias_activation.h says what they compute): one read and one write of every tensor.
+// The kernels of bias and activation (bias_activation.h says what they compute): one read and one write of every
+// tensor.
 //
 // A thread has its columns' bias in registers and walks down rows, several in flight. The bias's gradient is summed on
 // the way, a sum for each part of the rows in memory, and `finish` adds these up in order: same input, same bits.
@@ -13,7 +14,9 @@ template <class Math, int width, i32 fixed> struct ActivationVector {
 
   GPU_FN void load(const u8* p, i32, i64 index) { words = load_words<width>(p + index * bytes_of(fixed), fixed); }
   GPU_FN void get(Math (&x)[width], i32) const { unpack(x, words, fixed); }
-  GPU_FN static void store(u8* p, i32, i64 index, const Math (&x)[width]) { store_words<width>(p + index * bytes_of(fixed), fixed, pack(x, fixed)); }
+  GPU_FN static void store(u8* p, i32, i64 index, const Math (&x)[width]) {
+    store_words<width>(p + index * bytes_of(fixed), fixed, pack(x, fixed));
+  }
 };
 template <class Math, i32 fixed> struct ActivationVector<Math, 1, fixed> {
   Math value[1];
@@ -53,18 +56,19 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_f
   if (!place.works) return;
   const i64 columns = a.hidden * halves;
   Math bias[halves][width];
-  GPU_UNROLL for (int k = 0; k < halves; ++k)
-    GPU_UNROLL for (int i = 0; i < width; ++i) load_bias(bias[k][i], a, k * a.hidden + place.column + i);
+  GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) load_bias(bias[k][i], a, k * a.hidden + place.column + i);
   for (i64 row = place.row; row < a.rows; row += place.step * in_flight) {
     Cells u[in_flight][halves];
-    GPU_UNROLL for (int n = 0; n < in_flight; ++n)
+    GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n)
       if (row + n * place.step < a.rows)
-        GPU_UNROLL for (int k = 0; k < halves; ++k) u[n][k].load(a.input, a.type, (row + n * place.step) * columns + k * a.hidden + place.column);
-    GPU_UNROLL for (int n = 0; n < in_flight; ++n) {
+        GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
+          u[n][k].load(a.input, a.type, (row + n * place.step) * columns + k * a.hidden + place.column);
+    GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n) {
       if (row + n * place.step >= a.rows) continue;
       Math x[halves][width], y[width];
-      GPU_UNROLL for (int k = 0; k < halves; ++k) u[n][k].get(x[k], a.type);
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
+      GPU_UNROLL_FOR (int k = 0; k < halves; ++k) u[n][k].get(x[k], a.type);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         y[i] = f(x[0][i] + bias[0][i]);
         if constexpr (gated) y[i] *= x[1][i] + bias[1][i];
       }
@@ -81,24 +85,25 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
   const Activation<Math, fixed != type_f16 && fixed != type_bf16> f(a);
   const i64 columns = a.hidden * halves;
   Math bias[halves][width], sums[halves][width];
-  GPU_UNROLL for (int k = 0; k < halves; ++k)
-    GPU_UNROLL for (int i = 0; i < width; ++i) {
+  GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
       sums[k][i] = Math(0);
       if (place.works) load_bias(bias[k][i], a, k * a.hidden + place.column + i);
     }
   for (i64 row = place.row; place.works && row < a.rows; row += place.step * in_flight) {
     Cells u[in_flight][halves], g[in_flight];
-    GPU_UNROLL for (int n = 0; n < in_flight; ++n)
+    GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n)
       if (row + n * place.step < a.rows) {
-        GPU_UNROLL for (int k = 0; k < halves; ++k) u[n][k].load(a.input, a.type, (row + n * place.step) * columns + k * a.hidden + place.column);
+        GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
+          u[n][k].load(a.input, a.type, (row + n * place.step) * columns + k * a.hidden + place.column);
         g[n].load(a.grad_output, a.type, (row + n * place.step) * a.hidden + place.column);
       }
-    GPU_UNROLL for (int n = 0; n < in_flight; ++n) {
+    GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n) {
       if (row + n * place.step >= a.rows) continue;
       Math x[halves][width], dy[width];
-      GPU_UNROLL for (int k = 0; k < halves; ++k) u[n][k].get(x[k], a.type);
+      GPU_UNROLL_FOR (int k = 0; k < halves; ++k) u[n][k].get(x[k], a.type);
       g[n].get(dy, a.type);
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         Math slope;
         const Math y = f.template value<true>(x[0][i] + bias[0][i], slope);
         if constexpr (gated) {
@@ -108,25 +113,27 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
         } else {
           x[0][i] = dy[i] * slope;
         }
-        GPU_UNROLL for (int k = 0; k < halves; ++k) sums[k][i] += x[k][i];
+        GPU_UNROLL_FOR (int k = 0; k < halves; ++k) sums[k][i] += x[k][i];
       }
-      GPU_UNROLL for (int k = 0; k < halves; ++k)
+      GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
         Cells::store(a.output, a.type, (row + n * place.step) * columns + k * a.hidden + place.column, x[k]);
     }
   }
   if (!a.grad_bias) return;
   // Of the block's threads that share columns, in order.
   Math* const mine = shared + thread_x() * (halves * width);
-  GPU_UNROLL for (int k = 0; k < halves; ++k)
-    GPU_UNROLL for (int i = 0; i < width; ++i) mine[k * width + i] = sums[k][i];
+  GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) mine[k * width + i] = sums[k][i];
   sync_threads();
   if (place.slot != 0 || !place.works) return;
-  Math* const partials = reinterpret_cast<Math*>(a.partials) + (i64)(block_x() / a.column_blocks) * columns + place.column;
+  Math* const partials =
+      reinterpret_cast<Math*>(a.partials) + (i64)(block_x() / a.column_blocks) * columns + place.column;
   for (u32 slot = 1; slot < place.slots; ++slot)
-    GPU_UNROLL for (int k = 0; k < halves; ++k)
-      GPU_UNROLL for (int i = 0; i < width; ++i) sums[k][i] += mine[slot * (u32)a.lane_threads * (halves * width) + k * width + i];
-  GPU_UNROLL for (int k = 0; k < halves; ++k)
-    GPU_UNROLL for (int i = 0; i < width; ++i) partials[k * a.hidden + i] = sums[k][i];
+    GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i)
+        sums[k][i] += mine[slot * (u32)a.lane_threads * (halves * width) + k * width + i];
+  GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) partials[k * a.hidden + i] = sums[k][i];
 }
 
 // The bias's gradient from its parts: a block takes some columns, groups of its threads take parts.
@@ -137,7 +144,8 @@ template <class Math> GPU_FN void activation_finish(const BiasActivation& a) {
   const i64 columns = a.hidden * (a.gated ? 2 : 1), column = (i64)block_x() * wide + thread_x() % wide;
   Math total = Math(0);
   if (column < columns)
-    for (i64 part = group; part < a.parts; part += groups) total += reinterpret_cast<const Math*>(a.partials)[part * columns + column];
+    for (i64 part = group; part < a.parts; part += groups)
+      total += reinterpret_cast<const Math*>(a.partials)[part * columns + column];
   sums[thread_x()] = total;
   sync_threads();
   if (group != 0 || column >= columns) return;
@@ -155,16 +163,16 @@ template <class Math> GPU_FN void activation_finish(const BiasActivation& a) {
 #else
 #define ACTIVATION_BLOCKS 4
 #endif
-#define KERNEL(name, threads, body, ...)                                                                             \
-  extern "C" GPU_KERNEL(threads, ACTIVATION_BLOCKS) void bias_activation_##name(gpu::BiasActivation arguments) {   \
-    gpu::await_previous_kernel();                                                                                    \
-    gpu::body<__VA_ARGS__>(arguments);                                                              \
-  }                                                                                                 \
+#define KERNEL(name, threads, body, ...)                                                                         \
+  extern "C" GPU_KERNEL(threads, ACTIVATION_BLOCKS) void bias_activation_##name(gpu::BiasActivation arguments) { \
+    gpu::await_previous_kernel();                                                                                \
+    gpu::body<__VA_ARGS__>(arguments);                                                                           \
+  }                                                                                                              \
   GPU_REGISTER(bias_activation_##name)
-#define KERNELS(name, Math, width, type)                                                                                  \
-  KERNEL(forward_##name, gpu::bias_activation_threads, activation_forward, Math, width, type, false)                     \
-  KERNEL(backward_##name, gpu::bias_activation_threads, activation_backward, Math, width, type, false)                   \
-  KERNEL(forward_gated_##name, gpu::bias_activation_threads, activation_forward, Math, width, type, true)                \
+#define KERNELS(name, Math, width, type)                                                                  \
+  KERNEL(forward_##name, gpu::bias_activation_threads, activation_forward, Math, width, type, false)      \
+  KERNEL(backward_##name, gpu::bias_activation_threads, activation_backward, Math, width, type, false)    \
+  KERNEL(forward_gated_##name, gpu::bias_activation_threads, activation_forward, Math, width, type, true) \
   KERNEL(backward_gated_##name, gpu::bias_activation_threads, activation_backward, Math, width, type, true)
 KERNELS(bf16x8, float, 8, gpu::type_bf16)
 KERNELS(f16x8, float, 8, gpu::type_f16)

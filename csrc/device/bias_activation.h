@@ -19,17 +19,17 @@ struct BiasActivation {
   double slope, cubic;
   i32 squared_relu;
   i32 gated;
-  i32 type, bias_type;    // of input, output and gradients; of bias and grad_bias
-  i32 lane_threads;       // threads side by side; the block's others take other rows
-  u32 column_blocks;      // blocks side by side
-  i64 parts;              // blocks on top of each other: each takes every parts-th row, or group of rows
+  i32 type, bias_type;  // of input, output and gradients; of bias and grad_bias
+  i32 lane_threads;     // threads side by side; the block's others take other rows
+  u32 column_blocks;    // blocks side by side
+  i64 parts;            // blocks on top of each other: each takes every parts-th row, or group of rows
 };
 constexpr int bias_activation_threads = 128;
 constexpr int bias_activation_finish_threads = 256, bias_activation_finish_columns = 32;
 
 // f and its derivative. exact: exp as exact as Math; else it loses what halves do not see.
 template <class Math, bool exact> struct Activation {
-  Math slope, cubic;      // of the sigmoid's argument
+  Math slope, cubic;              // of the sigmoid's argument
   Math minus_slope, minus_cubic;  // of exp2's, which is -1 / ln(2) of it
   bool squared_relu;
 
@@ -60,7 +60,8 @@ template <class Math, bool exact> struct Activation {
     } else {
       // e^(-v), for a derivative at most e^most.
       const Math t = near * fma(minus_cubic, square, minus_slope);
-      const Math e = exp2(derivative ? -max_number(-t, -most * Math(1.4426950408889634)) : t), sigmoid = reciprocal(Math(1) + e);
+      const Math e = exp2(derivative ? -max_number(-t, -most * Math(1.4426950408889634)) : t),
+                 sigmoid = reciprocal(Math(1) + e);
       if constexpr (derivative) {
         slope_there = fma(near * sigmoid, e * sigmoid * fma(Math(3) * cubic, square, slope), sigmoid);
         slope_there = x != x ? x : slope_there;

@@ -48,7 +48,9 @@ template <class Math_> struct ReluGradientChannel : NormalizeChannel<Math_> {
   using Math = Math_;
   using Common = typename NormalizeChannel<Math_>::Common;
   static constexpr bool reads_grad = true;
-  GPU_FN Math apply(const Common&, Math x, Math dy, Math z) const { return this->normalized(x, z) <= Math(0) ? Math(0) : dy; }
+  GPU_FN Math apply(const Common&, Math x, Math dy, Math z) const {
+    return this->normalized(x, z) <= Math(0) ? Math(0) : dy;
+  }
 };
 
 template <class Math_> struct GradientChannel {
@@ -59,7 +61,8 @@ template <class Math_> struct GradientChannel {
     GPU_FN explicit Common(const ChannelApply& a) {
       Math count = Math(0);
       for (i32 k = 0; k < a.counts; ++k)
-        count += a.count_is_int ? (Math) reinterpret_cast<const i32*>(a.count)[k] : reinterpret_cast<const Math*>(a.count)[k];
+        count += a.count_is_int ? (Math) reinterpret_cast<const i32*>(a.count)[k]
+                                : reinterpret_cast<const Math*>(a.count)[k];
       by_count = Math(1) / maximum(count, Math(1));
     }
   };
@@ -96,8 +99,9 @@ template <class Op> constexpr bool has_mask = Op::makes_mask || Op::reads_mask;
 template <class T, class Op> constexpr int apply_width = has_mask<Op> ? elements_of_mask : vector_width<T>;
 // How often before the first of them are needed.
 template <class T, class Op, bool with_z>
-constexpr int apply_together = (Op::reads_grad || with_z ? 2 : 4) * vector_width<T> <= apply_width<T, Op> ? 1
-                               : (Op::reads_grad || with_z ? 2 : 4) * vector_width<T> / apply_width<T, Op>;
+constexpr int apply_together = (Op::reads_grad || with_z ? 2 : 4) * vector_width<T> <= apply_width<T, Op>
+                                   ? 1
+                                   : (Op::reads_grad || with_z ? 2 : 4) * vector_width<T> / apply_width<T, Op>;
 
 template <class T> constexpr int apply_blocks = channel_blocks<T> + 1;  // at once, of a multiprocessor
 
@@ -112,37 +116,37 @@ template <class T, class Op, bool with_z> struct ApplyVectors {
   // The first `count` elements; all, at a multiple of 16 bytes, if `fits`.
   GPU_FN static void load_tensor(One (&to)[accesses], const u8* tensor, i64 index, bool fits, u32 count) {
     const T* from = reinterpret_cast<const T*>(tensor) + index;
-    GPU_UNROLL for (int k = 0; k < accesses; ++k) {
+    GPU_UNROLL_FOR (int k = 0; k < accesses; ++k) {
       if (fits) {
         to[k] = load_packed<of_one>(from + k * of_one);
         continue;
       }
       Vector<T, of_one> some{};
-      GPU_UNROLL for (u32 i = 0; i < of_one; ++i)
+      GPU_UNROLL_FOR (u32 i = 0; i < of_one; ++i)
         if (k * of_one + i < count) some.v[i] = from[k * of_one + i];
       to[k] = bit_cast<One>(some);
     }
   }
   GPU_FN static void store_tensor(u8* tensor, i64 index, const Math (&from)[width], bool fits, u32 count) {
     T* to = reinterpret_cast<T*>(tensor) + index;
-    GPU_UNROLL for (int k = 0; k < accesses; ++k) {
+    GPU_UNROLL_FOR (int k = 0; k < accesses; ++k) {
       Math some[of_one];
-      GPU_UNROLL for (int i = 0; i < of_one; ++i) some[i] = from[k * of_one + i];
+      GPU_UNROLL_FOR (int i = 0; i < of_one; ++i) some[i] = from[k * of_one + i];
       const One packed = pack_values<T>(some);
       if (fits) {
         *reinterpret_cast<One*>(to + k * of_one) = packed;
         continue;
       }
       const auto each = bit_cast<Vector<T, of_one>>(packed);
-      GPU_UNROLL for (u32 i = 0; i < of_one; ++i)
+      GPU_UNROLL_FOR (u32 i = 0; i < of_one; ++i)
         if (k * of_one + i < count) to[k * of_one + i] = each.v[i];
     }
   }
   GPU_FN static void unpack(Math (&x)[width], const One (&from)[accesses]) {
-    GPU_UNROLL for (int k = 0; k < accesses; ++k) {
+    GPU_UNROLL_FOR (int k = 0; k < accesses; ++k) {
       Math some[of_one];
       unpack_values<T>(some, from[k]);
-      GPU_UNROLL for (int i = 0; i < of_one; ++i) x[k * of_one + i] = some[i];
+      GPU_UNROLL_FOR (int i = 0; i < of_one; ++i) x[k * of_one + i] = some[i];
     }
   }
 
@@ -151,18 +155,20 @@ template <class T, class Op, bool with_z> struct ApplyVectors {
     if constexpr (Op::reads_grad) load_tensor(dy, a.grad_output, index, fits, count);
     if constexpr (with_z) {
       if (a.z) load_tensor(z, a.z, index, fits, count);
-      else GPU_UNROLL for (int k = 0; k < accesses; ++k) z[k] = One{};
+      else
+        GPU_UNROLL_FOR (int k = 0; k < accesses; ++k) z[k] = One{};
     }
     if constexpr (Op::reads_mask) bits = a.bitmask ? a.bitmask[index / elements_of_mask] : 0xffu;
   }
   // of(i): the numbers of element i's channel.
-  template <class Of> GPU_FN void apply(const ChannelApply& a, const typename Op::Common& common, const Of& of, i64 index, bool fits = true, u32 count = width) const {
+  template <class Of> GPU_FN void apply(const ChannelApply& a, const typename Op::Common& common, const Of& of,
+                                        i64 index, bool fits = true, u32 count = width) const {
     Math value[width], grad[width] = {}, more[width] = {};
     unpack(value, x);
     if constexpr (Op::reads_grad) unpack(grad, dy);
     if constexpr (with_z) unpack(more, z);
     u32 passed = 0;
-    GPU_UNROLL for (int i = 0; i < width; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
       if constexpr (Op::reads_mask) grad[i] = bits >> i & 1 ? grad[i] : Math(0);
       value[i] = of(i).apply(common, value[i], grad[i], more[i]);
       if constexpr (Op::makes_mask) passed |= (u32)(passes(value[i]) && (u32)i < count) << i;
@@ -189,13 +195,13 @@ template <class Op> struct ChannelTable {
       Op op;
       op.load(a, common, channel);
       const auto found = bit_cast<Numbers>(op);
-      GPU_UNROLL for (int k = 0; k < numbers; ++k) entries[k * table_channels + j] = found.v[k];
+      GPU_UNROLL_FOR (int k = 0; k < numbers; ++k) entries[k * table_channels + j] = found.v[k];
     }
     sync_threads();
   }
   GPU_FN Op operator[](u32 j) const {
     Numbers found;
-    GPU_UNROLL for (int k = 0; k < numbers; ++k) found.v[k] = entries[k * table_channels + j];
+    GPU_UNROLL_FOR (int k = 0; k < numbers; ++k) found.v[k] = entries[k * table_channels + j];
     return bit_cast<Op>(found);
   }
 };
@@ -204,8 +210,10 @@ template <class Math> struct alignas(16) TableWord { Math v[16 / sizeof(Math)]; 
 GPU_FN i64 quotient(i64 a, i64 b) { return ((u64)a | (u64)b) >> 32 ? a / b : (i64)((u32)a / (u32)b); }
 
 // Blocks: runs of part_vectors vectors. whole: each vector is of one channel, and fits.
-template <class T, class Op, bool with_z, bool whole> GPU_FN void apply_in_order(const ChannelApply& a, const ChannelTable<Op>& table) {
-  constexpr int width = apply_width<T, Op>, together = whole ? apply_together<T, Op, with_z> : apply_together<T, Op, true>;
+template <class T, class Op, bool with_z, bool whole> GPU_FN void apply_in_order(const ChannelApply& a,
+                                                                                 const ChannelTable<Op>& table) {
+  constexpr int width = apply_width<T, Op>,
+                together = whole ? apply_together<T, Op, with_z> : apply_together<T, Op, true>;
   const i64 total = a.batch * a.channels * a.spatial, begin = (i64)block_x() * a.part_vectors * width;
   const i64 run = total - begin < (i64)a.part_vectors * width ? total - begin : (i64)a.part_vectors * width;
   const u32 step = block_size_x() * width, vectors = (u32)((run + width - 1) / width);
@@ -227,7 +235,9 @@ template <class T, class Op, bool with_z, bool whole> GPU_FN void apply_in_order
     x[k].load(a, next, fits(next), there(next));
     next += step;
   };
-  const auto start = [&] { table.fill(a, common, first_segment - quotient(first_segment, a.channels) * a.channels, entries); };
+  const auto start = [&] {
+    table.fill(a, common, first_segment - quotient(first_segment, a.channels) * a.channels, entries);
+  };
   const auto add = [&](u32 k) {
     if (whole || a.spatial >= width) {  // two channels at most
       const i64 of_first = whole ? width : a.spatial - place;
@@ -258,7 +268,8 @@ template <class T, class Op, bool with_z, bool whole> GPU_FN void apply_in_order
 }
 
 // Blocks: runs of part_rows rows * column_blocks, those of one run side by side.
-template <class T, class Op, bool with_z> GPU_FN void apply_channels_last(const ChannelApply& a, const ChannelTable<Op>& table) {
+template <class T, class Op, bool with_z> GPU_FN void apply_channels_last(const ChannelApply& a,
+                                                                          const ChannelTable<Op>& table) {
   constexpr int width = apply_width<T, Op>, together = apply_together<T, Op, with_z>;
   const u32 run = block_x() / a.column_blocks, column_block = block_x() - run * a.column_blocks;
   const u32 column = thread_x() & (a.columns - 1), lane = thread_x() / a.columns, lanes = block_size_x() / a.columns;
@@ -277,7 +288,7 @@ template <class T, class Op, bool with_z> GPU_FN void apply_channels_last(const 
   };
   const auto start = [&] {
     table.fill(a, common, first, a.columns * width);
-    GPU_UNROLL for (int i = 0; i < width; ++i) op[i] = table[column * width + i];
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) op[i] = table[column * width + i];
   };
   const auto add = [&](u32 k) {
     x[k].apply(a, common, [&](int i) -> const Op& { return op[i]; }, index);
@@ -304,12 +315,14 @@ template <class T, class Op, bool last> GPU_FN void apply_to_channels(const Chan
 #endif
 }  // namespace gpu
 
-#define CHANNEL_APPLY_KERNEL(name, blocks, ...)                                                                \
+#define CHANNEL_APPLY_KERNEL(name, blocks, ...)                                              \
   extern "C" GPU_KERNEL(gpu::apply_threads, blocks) void name(gpu::ChannelApply arguments) { \
-    gpu::await_previous_kernel(); \
-    __VA_ARGS__(arguments); \
-  } \
+    gpu::await_previous_kernel();                                                            \
+    __VA_ARGS__(arguments);                                                                  \
+  }                                                                                          \
   GPU_REGISTER(name)
-#define CHANNEL_APPLY_KERNELS(op, Channel, name, T)                                                    \
-  CHANNEL_APPLY_KERNEL(op##_any_##name, gpu::apply_blocks<T>, gpu::apply_to_channels<T, gpu::Channel<gpu::MathOf<T>::type>, false>) \
-  CHANNEL_APPLY_KERNEL(op##_last_##name, gpu::apply_blocks<T>, gpu::apply_to_channels<T, gpu::Channel<gpu::MathOf<T>::type>, true>)
+#define CHANNEL_APPLY_KERNELS(op, Channel, name, T)                                          \
+  CHANNEL_APPLY_KERNEL(op##_any_##name, gpu::apply_blocks<T>,                                \
+                       gpu::apply_to_channels<T, gpu::Channel<gpu::MathOf<T>::type>, false>) \
+  CHANNEL_APPLY_KERNEL(op##_last_##name, gpu::apply_blocks<T>,                               \
+                       gpu::apply_to_channels<T, gpu::Channel<gpu::MathOf<T>::type>, true>)

@@ -35,27 +35,33 @@ template <class T> constexpr int channel_blocks = sizeof(T) == 8 ? 1 : 2;
 #endif
 
 // Some elements as memory has them, in whole registers: compilers give each element of two bytes one of its own.
-template <class T, int width, bool pairs = sizeof(T) == 2 && width % 2 == 0> struct PackedOf { using type = Vector<T, width>; };
+template <class T, int width, bool pairs = sizeof(T) == 2 && width % 2 == 0> struct PackedOf {
+  using type = Vector<T, width>;
+};
 template <class T, int width> struct PackedOf<T, width, true> { using type = Vector<u32, width / 2>; };
 template <class T, int width> using Packed = typename PackedOf<T, width>::type;
 
-template <int width, class T> GPU_FN Packed<T, width> load_packed(const T* p) { return *reinterpret_cast<const Packed<T, width>*>(p); }
+template <int width, class T> GPU_FN Packed<T, width> load_packed(const T* p) {
+  return *reinterpret_cast<const Packed<T, width>*>(p);
+}
 template <class T, int width, class Math> GPU_FN void unpack_values(Math (&x)[width], const Packed<T, width>& from) {
-  GPU_UNROLL for (int i = 0; i < width; ++i) {
-    if constexpr (sizeof(T) == 2 && width % 2 == 0) x[i] = to_float(T{(u16)(i % 2 ? from.v[i / 2] >> 16 : from.v[i / 2] & 0xffffu)});
+  GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+    if constexpr (sizeof(T) == 2 && width % 2 == 0)
+      x[i] = to_float(T{(u16)(i % 2 ? from.v[i / 2] >> 16 : from.v[i / 2] & 0xffffu)});
     else x[i] = load_as<Math>(from.v[i]);
   }
 }
 template <> GPU_FN void unpack_values<bfloat16, 8, float>(float (&x)[8], const Vector<u32, 4>& from) {
-  GPU_UNROLL for (int i = 0; i < 8; ++i) x[i] = bit_cast<float>(i % 2 ? from.v[i / 2] & 0xffff0000u : from.v[i / 2] << 16);
+  GPU_UNROLL_FOR (int i = 0; i < 8; ++i)
+    x[i] = bit_cast<float>(i % 2 ? from.v[i / 2] & 0xffff0000u : from.v[i / 2] << 16);
 }
 
 template <class T, class Math, int width> GPU_FN Packed<T, width> pack_values(const Math (&x)[width]) {
   Packed<T, width> to;
   if constexpr (sizeof(T) == 2 && width % 2 == 0) {
-    GPU_UNROLL for (int i = 0; i < width / 2; ++i) to.v[i] = pack_two<T>(x[2 * i], x[2 * i + 1]);
+    GPU_UNROLL_FOR (int i = 0; i < width / 2; ++i) to.v[i] = pack_two<T>(x[2 * i], x[2 * i + 1]);
   } else {
-    GPU_UNROLL for (int i = 0; i < width; ++i) store_as(to.v[i], x[i]);
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) store_as(to.v[i], x[i]);
   }
   return to;
 }
@@ -64,19 +70,19 @@ template <class T, class Math, int width> GPU_FN Packed<T, width> pack_values(co
 // first ones are.
 template <int together, class Load, class Start, class Add>
 GPU_FN void stream_vectors(u32 count, const Load& load, const Start& start, const Add& add) {
-  GPU_UNROLL for (u32 k = 0; k < together; ++k)
+  GPU_UNROLL_FOR (u32 k = 0; k < together; ++k)
     if (k < count) load(k);
   start();
   u32 left = count < together ? 0 : count - together;
   for (; left >= together; left -= together) {
-    GPU_UNROLL for (u32 k = 0; k < together; ++k) {
+    GPU_UNROLL_FOR (u32 k = 0; k < together; ++k) {
       add(k);
       load(k);
     }
   }
   // At most twice: the last ones on their way, and those left.
   for (u32 ready = count; ready;) {
-    GPU_UNROLL for (u32 k = 0; k < together; ++k) {
+    GPU_UNROLL_FOR (u32 k = 0; k < together; ++k) {
       if (k < ready) add(k);
       if (k < left) load(k);
     }
@@ -91,9 +97,9 @@ template <class Math> GPU_FN Math group_sum(Math x, u32 groups) {
   for (u32 mask = groups / 2; mask; mask /= 2) x += shuffle_xor_value(x, (int)mask);
   return x;
 }
-// Merges all that the lanes of a group take, in one pass. Means count as differences from `origin`, one of them: what they
-// are differences from may be far away, where they round. As in ShiftedSums below, n roundings of n of them are lost at
-// most. (A chain of merges of two would divide once for each.)
+// Merges all that the lanes of a group take, in one pass. Means count as differences from `origin`, one of them: what
+// they are differences from may be far away, where they round. As in ShiftedSums below, n roundings of n of them are
+// lost at most. (A chain of merges of two would divide once for each.)
 template <class A> struct Merging {
   A sum{};
   GPU_FN explicit Merging(typename A::Math) {}
@@ -138,7 +144,8 @@ template <class A> GPU_FN A block_merge(A a) {
   sync_threads();
   if (warp) return a;
   const bool there = lane < warps;
-  return warp_merge(A::of(there ? partial[lane] : Math(0), there ? partial[most + lane] : Math(0), there ? partial[2 * most + lane] : Math(0)));
+  return warp_merge(A::of(there ? partial[lane] : Math(0), there ? partial[most + lane] : Math(0),
+                          there ? partial[2 * most + lane] : Math(0)));
 }
 
 template <class A> GPU_FN void store_partial(const ChannelReduce& a, u32 part, i64 channel, const A& sum) {
@@ -160,7 +167,9 @@ template <class T> struct WelfordResult {
   using Math = typename MathOf<T>::type;
   using Sum = Moments<Math>;
   T pivot;
-  GPU_FN void load(const ChannelReduce& a, i64 channel) { pivot = reinterpret_cast<const T*>(a.input)[channel * a.spatial]; }
+  GPU_FN void load(const ChannelReduce& a, i64 channel) {
+    pivot = reinterpret_cast<const T*>(a.input)[channel * a.spatial];
+  }
   GPU_FN void store(const ChannelReduce& a, i64 channel, const Sum& sum) const {
     Math* to = reinterpret_cast<Math*>(a.sums);
     to[channel] = load_as<Math>(pivot) + sum.mean;
@@ -194,7 +203,7 @@ template <class Math, int width> struct ShiftedSums {
   ShiftedSums() = default;
   template <class T> GPU_FN explicit ShiftedSums(const T (&x)[width]) { begin(x); }
   template <class T> GPU_FN void begin(const T (&x)[width]) {
-    GPU_UNROLL for (int i = 0; i < width; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
       first[i] = load_as<Math>(x[i]);
       sum[i] = square[i] = Math(0);
     }
@@ -209,7 +218,9 @@ template <class Math, int width> struct ShiftedSums {
     const Math mean = sum[i] * share;
     return {count, first[i] - pivot + mean, maximum(Math(0), fma(-mean, sum[i], square[i]))};
   }
-  GPU_FN Moments<Math> moments(int i, Math count, Math pivot) const { return moments(i, count, Math(1) / count, pivot); }
+  GPU_FN Moments<Math> moments(int i, Math count, Math pivot) const {
+    return moments(i, count, Math(1) / count, pivot);
+  }
 };
 
 // ---- channels first -----------------------------------------------------------------------------------
@@ -252,9 +263,10 @@ template <class T, bool exact> struct SegmentWalk {
   }
   GPU_FN Packed<T, width> load(const ChannelReduce& a, const u8* tensor, const Piece& piece, bool aligned) const {
     const T* p = reinterpret_cast<const T*>(tensor + piece.at);
-    if (exact || (aligned && piece.at >= 0 && piece.at + 16 <= a.batch * a.channels * a.spatial * (i64)sizeof(T))) return load_packed<width>(p);
+    if (exact || (aligned && piece.at >= 0 && piece.at + 16 <= a.batch * a.channels * a.spatial * (i64)sizeof(T)))
+      return load_packed<width>(p);
     Vector<T, width> x{};
-    GPU_UNROLL for (int i = 0; i < width; ++i)
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i)
       if (piece.mask >> i & 1) x.v[i] = p[i];
     return bit_cast<Packed<T, width>>(x);
   }
@@ -271,7 +283,8 @@ template <class T> struct ChannelPlace {
   GPU_FN u32 count() const { return begin < end ? (end - begin - 1) / block_size_x() + 1 : 0; }
 };
 
-template <class Result> GPU_FN void finish_channel(const ChannelReduce& a, typename Result::Sum mine, u32 channel, u32 part) {
+template <class Result> GPU_FN void finish_channel(const ChannelReduce& a, typename Result::Sum mine, u32 channel,
+                                                   u32 part) {
   using Sum = typename Result::Sum;
   Result result;
   result.load(a, channel);
@@ -281,13 +294,15 @@ template <class Result> GPU_FN void finish_channel(const ChannelReduce& a, typen
     if (thread_x() == 0) store_partial(a, part, channel, mine);
     if (!is_last_of(a.counters + channel, a.parts, is_last)) return;
     mine = load_partial<Sum>(a, thread_x(), channel);
-    for (u32 p = thread_x() + block_size_x(); p < a.parts; p += block_size_x()) mine.merge(load_partial<Sum>(a, p, channel));
+    for (u32 p = thread_x() + block_size_x(); p < a.parts; p += block_size_x())
+      mine.merge(load_partial<Sum>(a, p, channel));
     mine = block_merge(mine);
   }
   if (thread_x() == 0) result.store(a, channel, mine);
 }
 
-template <class T, bool exact> GPU_FN Moments<typename MathOf<T>::type> welford_of_thread(const ChannelReduce& a, const ChannelPlace<T>& place) {
+template <class T, bool exact> GPU_FN Moments<typename MathOf<T>::type> welford_of_thread(
+    const ChannelReduce& a, const ChannelPlace<T>& place) {
   using Math = typename MathOf<T>::type;
   using Walk = SegmentWalk<T, exact>;
   constexpr int together = exact ? 4 : 2;
@@ -323,7 +338,8 @@ template <class T, bool exact> GPU_FN Moments<typename MathOf<T>::type> welford_
   const auto add = [&](u32 k) {
     Math values[Walk::width];
     unpack_values<T>(values, x[k]);
-    GPU_UNROLL for (int i = 0; i < Walk::width; ++i) sums.add(0, exact || masks[k] >> i & 1 ? values[i] : sums.first[0]);
+    GPU_UNROLL_FOR (int i = 0; i < Walk::width; ++i)
+      sums.add(0, exact || masks[k] >> i & 1 ? values[i] : sums.first[0]);
   };
   stream_vectors<together>(count, load, start, add);
   WelfordResult<T> channel;
@@ -337,7 +353,9 @@ template <class T> GPU_FN void welford_channels_first(const ChannelReduce& a) {
   finish_channel<WelfordResult<T>>(a, mine, place.channel, place.part);
 }
 
-template <class T, bool exact> GPU_FN SumsOf<T> gradients_of_thread(const ChannelReduce& a, const ChannelPlace<T>& place, typename MathOf<T>::type mean) {
+template <class T, bool exact> GPU_FN SumsOf<T> gradients_of_thread(const ChannelReduce& a,
+                                                                    const ChannelPlace<T>& place,
+                                                                    typename MathOf<T>::type mean) {
   using Math = typename MathOf<T>::type;
   using Walk = SegmentWalk<T, exact>;
   constexpr int together = 2;
@@ -357,7 +375,7 @@ template <class T, bool exact> GPU_FN SumsOf<T> gradients_of_thread(const Channe
     Math values[Walk::width], gradients[Walk::width];
     unpack_values<T>(values, x[k]);
     unpack_values<T>(gradients, dy[k]);
-    GPU_UNROLL for (int i = 0; i < Walk::width; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < Walk::width; ++i) {
       const bool counts = exact || masks[k] >> i & 1;
       const Math g = counts ? gradients[i] : Math(0);
       of_dy[k] += g;
@@ -371,7 +389,8 @@ template <class T> GPU_FN void gradients_channels_first(const ChannelReduce& a) 
   using Math = typename MathOf<T>::type;
   const ChannelPlace<T> place(a);
   const Math mean = reinterpret_cast<const Math*>(a.mean)[place.channel];
-  const auto mine = a.exact ? gradients_of_thread<T, true>(a, place, mean) : gradients_of_thread<T, false>(a, place, mean);
+  const auto mine =
+      a.exact ? gradients_of_thread<T, true>(a, place, mean) : gradients_of_thread<T, false>(a, place, mean);
   finish_channel<GradientResult<T>>(a, mine, place.channel, place.part);
 }
 
@@ -399,7 +418,8 @@ template <int width> struct ColumnPlace {
 // Merges the lanes of a block for each of its channels; in the launch's last block, the parts too. All blocks end at
 // once, and memory is idle meanwhile: it is one pass over what is merged, by the same few instructions both times.
 // Threads of a block are a multiple of its channels; launches have at most 1.5 parts a lane unless the width is 1.
-template <class Result, int width> GPU_FN void finish_columns(const ChannelReduce& a, const ColumnPlace<width>& at, const typename Result::Sum (&mine)[width]) {
+template <class Result, int width> GPU_FN void finish_columns(const ChannelReduce& a, const ColumnPlace<width>& at,
+                                                              const typename Result::Sum (&mine)[width]) {
   using Sum = typename Result::Sum;
   using Math = typename Sum::Math;
   constexpr u32 apart = 4;  // keeps adjacent channels of a lane out of one bank
@@ -422,7 +442,7 @@ template <class Result, int width> GPU_FN void finish_columns(const ChannelReduc
   const bool stores = group == 0 && q < channels && channel < a.channels;
   Result result{};  // compilers do not see that only what is loaded is stored
   if (stores) result.load(a, channel);
-  GPU_UNROLL for (int i = 0; i < width; ++i) put(t, i, mine[i]);
+  GPU_UNROLL_FOR (int i = 0; i < width; ++i) put(t, i, mine[i]);
   u32 lanes = at.lanes;
   for (bool whole = a.parts <= 1;; whole = true) {
     const bool merges = q < channels;
@@ -433,11 +453,11 @@ template <class Result, int width> GPU_FN void finish_columns(const ChannelReduc
     constexpr u32 together = 4;
     for (u32 lane = group; lane < (merges ? lanes : 0); lane += together * groups) {
       Sum x[together];
-      GPU_UNROLL for (u32 k = 0; k < together; ++k) {
+      GPU_UNROLL_FOR (u32 k = 0; k < together; ++k) {
         const u32 from = (lane + k * groups) * a.columns;
         x[k] = lane + k * groups < lanes ? Sum::of(counts[from + column], first[from], second[from]) : Sum{};
       }
-      GPU_UNROLL for (u32 k = 0; k < together; ++k) merged.take(x[k]);
+      GPU_UNROLL_FOR (u32 k = 0; k < together; ++k) merged.take(x[k]);
     }
     const Sum total = merged.result(groups);
     if (whole) {
@@ -451,11 +471,13 @@ template <class Result, int width> GPU_FN void finish_columns(const ChannelReduc
     const u32 lane = t / channels, c = t - lane * channels, of = at.column_block * channels + c;
     constexpr u32 most = width + width / 2;
     Sum parts[most];
-    GPU_UNROLL for (u32 k = 0; k < most; ++k) parts[k] = of < a.channels ? load_partial<Sum>(a, lane + k * lanes, of) : Sum{};
+    GPU_UNROLL_FOR (u32 k = 0; k < most; ++k)
+      parts[k] = of < a.channels ? load_partial<Sum>(a, lane + k * lanes, of) : Sum{};
     Merging<Sum> sum(parts[0].first());
-    GPU_UNROLL for (u32 k = 0; k < most; ++k) sum.take(parts[k]);
+    GPU_UNROLL_FOR (u32 k = 0; k < most; ++k) sum.take(parts[k]);
     if constexpr (width == 1)
-      for (u32 part = lane + lanes; of < a.channels && part < a.parts; part += lanes) sum.take(load_partial<Sum>(a, part, of));
+      for (u32 part = lane + lanes; of < a.channels && part < a.parts; part += lanes)
+        sum.take(load_partial<Sum>(a, part, of));
     put(lane * a.columns + c / width, c % width, sum.result(1));
   }
 }
@@ -482,13 +504,13 @@ template <class T, int width> GPU_FN void welford_channels_last(const ChannelRed
     const auto add = [&](u32 k) {
       Math values[width];
       unpack_values<T>(values, x[k]);
-      GPU_UNROLL for (int i = 0; i < width; ++i) sums.add(i, values[i]);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) sums.add(i, values[i]);
     };
     stream_vectors<together>(at.count, load, start, add);
     Math pivot[width];
     unpack_values<T>(pivot, load_packed<width>(reinterpret_cast<const T*>(a.input) + at.channel));
     const Math count = (Math)at.count, share = Math(1) / count;
-    GPU_UNROLL for (int i = 0; i < width; ++i) mine[i] = sums.moments(i, count, share, pivot[i]);
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) mine[i] = sums.moments(i, count, share, pivot[i]);
   }
   finish_columns<WelfordResult<T>>(a, at, mine);
 }
@@ -516,12 +538,14 @@ template <class T, int width, bool masked = false> GPU_FN void gradients_channel
       if constexpr (masked) bits[k] = load_bits<width>(a.bitmask, (u64)offset / sizeof(T));
       offset += a.step_bytes;
     };
-    const auto start = [&] { GPU_UNROLL for (int i = 0; i < width; ++i) mean[i] = reinterpret_cast<const Math*>(a.mean)[at.channel + i]; };
+    const auto start = [&] {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) mean[i] = reinterpret_cast<const Math*>(a.mean)[at.channel + i];
+    };
     const auto add = [&](u32 k) {
       Math values[width], gradients[width];
       unpack_values<T>(values, x[k]);
       unpack_values<T>(gradients, dy[k]);
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         if constexpr (masked) gradients[i] = bits[k] >> i & 1 ? gradients[i] : Math(0);
         mine[i].sums[0] += gradients[i];
         mine[i].sums[1] = fma(gradients[i], values[i] - mean[i], mine[i].sums[1]);
@@ -536,22 +560,27 @@ template <class T, int width, bool masked = false> GPU_FN void gradients_channel
 
 // For each element type a kernel for channels first, one for channels last, and one for channels last whose vectors
 // do not fit.
-#define CHANNEL_REDUCE_KERNEL(name, threads, blocks, ...)                                              \
+#define CHANNEL_REDUCE_KERNEL(name, threads, blocks, ...)                          \
   extern "C" GPU_KERNEL(threads, blocks) void name(gpu::ChannelReduce arguments) { \
-    gpu::await_previous_kernel(); \
-    __VA_ARGS__(arguments); \
-  } \
+    gpu::await_previous_kernel();                                                  \
+    __VA_ARGS__(arguments);                                                        \
+  }                                                                                \
   GPU_REGISTER(name)
-#define CHANNEL_REDUCE_KERNELS(op, function, name, T)                                                  \
-  CHANNEL_REDUCE_KERNEL(op##_first_##name, gpu::channel_threads, gpu::channel_blocks<T>, gpu::function##_channels_first<T>)                \
-  CHANNEL_REDUCE_KERNEL(op##_last_##name, gpu::channel_threads, gpu::channel_blocks<T>, gpu::function##_channels_last<T, gpu::vector_width<T>>)      \
-  CHANNEL_REDUCE_KERNEL(op##_last1_##name, gpu::channel_threads, gpu::channel_blocks<T>, gpu::function##_channels_last<T, 1>)
+#define CHANNEL_REDUCE_KERNELS(op, function, name, T)                                    \
+  CHANNEL_REDUCE_KERNEL(op##_first_##name, gpu::channel_threads, gpu::channel_blocks<T>, \
+                        gpu::function##_channels_first<T>)                               \
+  CHANNEL_REDUCE_KERNEL(op##_last_##name, gpu::channel_threads, gpu::channel_blocks<T>,  \
+                        gpu::function##_channels_last<T, gpu::vector_width<T>>)          \
+  CHANNEL_REDUCE_KERNEL(op##_last1_##name, gpu::channel_threads, gpu::channel_blocks<T>, \
+                        gpu::function##_channels_last<T, 1>)
 // The same for channels last with a mask.
-#define MASKED_CHANNEL_REDUCE_KERNELS(op, function, name, T)                                           \
-  CHANNEL_REDUCE_KERNEL(op##_masked_last_##name, gpu::channel_threads, gpu::channel_blocks<T>, gpu::function##_channels_last<T, gpu::vector_width<T>, true>) \
-  CHANNEL_REDUCE_KERNEL(op##_masked_last1_##name, gpu::channel_threads, gpu::channel_blocks<T>, gpu::function##_channels_last<T, 1, true>)
-#define CHANNEL_TYPES(KERNELS, ...)                                                                    \
-  KERNELS(__VA_ARGS__, f32, float)                                                                     \
-  KERNELS(__VA_ARGS__, f16, gpu::half)                                                                 \
-  KERNELS(__VA_ARGS__, bf16, gpu::bfloat16)                                                            \
+#define MASKED_CHANNEL_REDUCE_KERNELS(op, function, name, T)                                    \
+  CHANNEL_REDUCE_KERNEL(op##_masked_last_##name, gpu::channel_threads, gpu::channel_blocks<T>,  \
+                        gpu::function##_channels_last<T, gpu::vector_width<T>, true>)           \
+  CHANNEL_REDUCE_KERNEL(op##_masked_last1_##name, gpu::channel_threads, gpu::channel_blocks<T>, \
+                        gpu::function##_channels_last<T, 1, true>)
+#define CHANNEL_TYPES(KERNELS, ...)         \
+  KERNELS(__VA_ARGS__, f32, float)          \
+  KERNELS(__VA_ARGS__, f16, gpu::half)      \
+  KERNELS(__VA_ARGS__, bf16, gpu::bfloat16) \
   KERNELS(__VA_ARGS__, f64, double)

@@ -1,5 +1,5 @@
-// Powers of two, reciprocals and maxima: in float as fast as the device has them, in double by arithmetic alone. No vendor's library
-// of functions is needed, and the host's loops over them vectorise.
+// Powers of two, reciprocals and maxima: in float as fast as the device has them, in double by arithmetic alone. No
+// vendor's library of functions is needed, and the host's loops over them vectorise.
 #pragma once
 #include "gpu.h"
 
@@ -44,7 +44,7 @@ GPU_FN double exp2(double x) {
   const double shifted = clamped + 6755399441055744.0;  // 1.5 * 2^52
   const double f = (clamped - (shifted - 6755399441055744.0)) * 0.6931471805599453;
   double p = 1.0;  // e^f by its series, |f| < 0.35
-  GPU_UNROLL for (int k = 14; k; --k) p = fma(p, f * (1.0 / k), 1.0);
+  GPU_UNROLL_FOR (int k = 14; k; --k) p = fma(p, f * (1.0 / k), 1.0);
   const double power = bit_cast<double>((bit_cast<u64>(shifted) - (0x4338000000000000ull - 1023ull)) << 52);
   return x < -1022.0 ? 0.0 : p * power;
 }
@@ -87,16 +87,28 @@ template <> struct ExpSeries<double> {
 template <class Math> GPU_FN Math exp_series(Math x) {
   using S = ExpSeries<Math>;
   using Bits = typename S::Bits;
-  constexpr Math coefficients[14] = {  // 1 / k!
-      Math(1), Math(1), Math(1.0 / 2), Math(1.0 / 6), Math(1.0 / 24), Math(1.0 / 120), Math(1.0 / 720), Math(1.0 / 5040),
-      Math(1.0 / 40320), Math(1.0 / 362880), Math(1.0 / 3628800), Math(1.0 / 39916800), Math(1.0 / 479001600), Math(1.0 / 6227020800.0)};
+  constexpr Math coefficients[14] = {// 1 / k!
+                                     Math(1),
+                                     Math(1),
+                                     Math(1.0 / 2),
+                                     Math(1.0 / 6),
+                                     Math(1.0 / 24),
+                                     Math(1.0 / 120),
+                                     Math(1.0 / 720),
+                                     Math(1.0 / 5040),
+                                     Math(1.0 / 40320),
+                                     Math(1.0 / 362880),
+                                     Math(1.0 / 3628800),
+                                     Math(1.0 / 39916800),
+                                     Math(1.0 / 479001600),
+                                     Math(1.0 / 6227020800.0)};
   x = x < S::least ? S::least : x;
   x = x > S::most ? S::most : x;
   const Math shifted = x * Math(1.4426950408889634) + S::round, whole = shifted - S::round;
   const Math r = (x - whole * S::ln2) - whole * S::ln2_rest;
   const Bits n = bit_cast<Bits>(shifted) - bit_cast<Bits>(S::round);
   Math y = coefficients[S::terms];
-  GPU_UNROLL for (int k = S::terms - 1; k >= 2; --k) y = fma(y, r, coefficients[k]);
+  GPU_UNROLL_FOR (int k = S::terms - 1; k >= 2; --k) y = fma(y, r, coefficients[k]);
   y = Math(1) + (r + r * r * y);  // the least rounding last
   // Two factors, as 2^n alone may be too small for the type. Of a nan n is any number, and the product a nan.
   const Bits first = n / 2, second = n - first;

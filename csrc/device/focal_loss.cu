@@ -1,11 +1,11 @@
 #include "focal_loss.h"
 
-#define FOCAL_KERNEL(name, ...)                                                                                     \
+#define FOCAL_KERNEL(name, ...)                                                                                  \
   extern "C" GPU_KERNEL(gpu::focal_loss_threads) void name(gpu::FocalLoss arguments) { __VA_ARGS__(arguments); } \
   GPU_REGISTER(name)
 
-#define KERNELS(name, type)                                                 \
-  FOCAL_KERNEL(focal_loss_forward_##name, gpu::focal_loss_forward<gpu::type>)   \
+#define KERNELS(name, type)                                                   \
+  FOCAL_KERNEL(focal_loss_forward_##name, gpu::focal_loss_forward<gpu::type>) \
   FOCAL_KERNEL(focal_loss_backward_##name, gpu::focal_loss_backward<gpu::type>)
 KERNELS(f32, type_f32)
 KERNELS(f16, type_f16)

@@ -16,14 +16,13 @@
 #include "reduce.h"
 
 namespace gpu {
-template <class Math> struct FocalTerm {
-  Math loss, derivative;
-};
+template <class Math> struct FocalTerm { Math loss, derivative; };
 // What all logits of a call share.
 template <class Math> struct FocalFormula {
   Math alpha, gamma, half_smoothing;
 
-  GPU_FN explicit FocalFormula(const FocalLoss& a) : alpha((Math)a.alpha), gamma((Math)a.gamma), half_smoothing((Math)(a.smoothing / 2)) {}
+  GPU_FN explicit FocalFormula(const FocalLoss& a)
+      : alpha((Math)a.alpha), gamma((Math)a.gamma), half_smoothing((Math)(a.smoothing / 2)) {}
   GPU_FN FocalTerm<Math> operator()(Math x, bool positive) const {
     constexpr Math log2_e = Math(1.4426950408889634);
     const bool above = x > Math(0);
@@ -33,8 +32,11 @@ template <class Math> struct FocalFormula {
     // (1 - p_t)^gamma; with gamma 0 it is 1 whatever the logit.
     const Math exponent = gamma == Math(0) ? Math(0) : gamma * (positive ? minus_log_q : minus_log_p);
     const Math factor = (positive ? alpha : Math(1) - alpha) * exp2(-exponent * log2_e);
-    const Math t = positive ? Math(1) - half_smoothing : half_smoothing, entropy = (t == Math(1) ? Math(0) : (Math(1) - t) * minus_log_q) + (t == Math(0) ? Math(0) : t * minus_log_p);
-    const Math slope = positive ? -gamma * p : gamma * q, of_entropy = positive ? half_smoothing - q : p - half_smoothing;  // p - t
+    const Math t = positive ? Math(1) - half_smoothing : half_smoothing,
+               entropy =
+                   (t == Math(1) ? Math(0) : (Math(1) - t) * minus_log_q) + (t == Math(0) ? Math(0) : t * minus_log_p);
+    const Math slope = positive ? -gamma * p : gamma * q,
+               of_entropy = positive ? half_smoothing - q : p - half_smoothing;  // p - t
     return {factor * entropy, factor * (slope * entropy + of_entropy)};
   }
 };
@@ -58,7 +60,8 @@ struct FocalPlace {
     read();
   }
   GPU_FN void read() {
-    target = a.wide_targets ? reinterpret_cast<const i64*>(a.targets)[row] : (i64) reinterpret_cast<const i32*>(a.targets)[row];
+    target = a.wide_targets ? reinterpret_cast<const i64*>(a.targets)[row]
+                            : (i64) reinterpret_cast<const i32*>(a.targets)[row];
     ignored = target == focal_loss_ignored;
   }
   GPU_FN void advance() {
@@ -81,7 +84,7 @@ template <i32 type> GPU_FN void focal_loss_forward(const FocalLoss& a) {
     Math x[P::width];
     P::unpack_raw(x, reinterpret_cast<const typename P::Raw*>(a.logits)[v]);
     FocalPlace place(a, v * P::width);
-    GPU_UNROLL for (int i = 0; i < P::width; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < P::width; ++i) {
       const Math term = formula(x[i], place.positive()).loss;
       sum += place.counts() ? term : Math(0);
       place.advance();
@@ -98,7 +101,8 @@ template <i32 type> GPU_FN void focal_loss_forward(const FocalLoss& a) {
 // One block.
 template <class Math> GPU_FN void focal_loss_finish(const FocalLoss& a) {
   Math sum = Math(0);
-  for (i32 i = (i32)thread_x(); i < a.blocks; i += (i32)block_size_x()) sum += reinterpret_cast<const Math*>(a.partials)[i];
+  for (i32 i = (i32)thread_x(); i < a.blocks; i += (i32)block_size_x())
+    sum += reinterpret_cast<const Math*>(a.partials)[i];
   sum = block_reduce<Sum>(sum);
   if (thread_x() == 0) *reinterpret_cast<Math*>(a.result) = sum / *reinterpret_cast<const Math*>(a.num_positives);
 }
@@ -114,7 +118,7 @@ template <i32 type> GPU_FN void focal_loss_backward(const FocalLoss& a) {
     Math x[P::width];
     P::unpack_raw(x, reinterpret_cast<const typename P::Raw*>(a.logits)[v]);
     FocalPlace place(a, v * P::width);
-    GPU_UNROLL for (int i = 0; i < P::width; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < P::width; ++i) {
       const Math y = formula(x[i], place.positive()).derivative * scale;
       x[i] = place.counts() ? y : Math(0);
       place.advance();

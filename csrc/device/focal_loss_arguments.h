@@ -14,10 +14,10 @@ struct FocalLoss {
   u8* result;               // forward: the loss, likewise; backward: the gradient of the logits
   u8* partials;             // forward: [blocks], likewise
   i64 rows, classes;
-  i64 real_classes;         // those after them are padding
+  i64 real_classes;  // those after them are padding
   double alpha, gamma, smoothing;
   i32 type, wide_targets;
-  i32 blocks;               // of the forward
-  i32 in_vectors;           // logits and gradient begin at multiples of 16 bytes
+  i32 blocks;      // of the forward
+  i32 in_vectors;  // logits and gradient begin at multiples of 16 bytes
 };
 }  // namespace gpu

@@ -43,9 +43,7 @@ GPU_FN void store_as(double& to, double x) { to = x; }
 GPU_FN void store_as(float& to, double x) { to = (float)x; }
 
 GPU_FN bool is_finite(float x) { return (bit_cast<u32>(x) & 0x7f800000u) != 0x7f800000u; }
-GPU_FN bool is_finite(double x) {
-  return (bit_cast<u64>(x) & 0x7ff0000000000000ull) != 0x7ff0000000000000ull;
-}
+GPU_FN bool is_finite(double x) { return (bit_cast<u64>(x) & 0x7ff0000000000000ull) != 0x7ff0000000000000ull; }
 template <class T> GPU_FN T maximum(T a, T b) { return a > b ? a : b; }
 
 // base^exponent, squared up: exact enough in double for any step count, and needs no pow.

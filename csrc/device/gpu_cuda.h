@@ -7,10 +7,10 @@
 // GPU_KERNEL(threads), or (threads, blocks): at most so many threads, registers for at least so many blocks at once.
 #define GPU_KERNEL(...) __global__ __launch_bounds__(__VA_ARGS__)
 #define GPU_SHARED(T, name, n) __shared__ T name[n]
-#define GPU_DYNAMIC_SHARED(T, name)                                \
+#define GPU_DYNAMIC_SHARED(T, name)                                   \
   extern __shared__ __align__(16) unsigned char gpu_dynamic_shared[]; \
   T* name = reinterpret_cast<T*>(gpu_dynamic_shared)
-#define GPU_UNROLL _Pragma("unroll")
+#define GPU_UNROLL_FOR _Pragma("unroll") for
 #define GPU_REGISTER(name)
 
 namespace gpu {
@@ -30,12 +30,14 @@ GPU_FN u32 lane_id() {
 }
 GPU_FN void sync_threads() { __syncthreads(); }
 // A barrier of the block's team `team`, 0 to 14, alone: `threads` threads, whole warps.
-GPU_FN void sync_team(u32 team, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(threads) : "memory"); }
+GPU_FN void sync_team(u32 team, u32 threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(threads) : "memory");
+}
 // For all threads of a warp together. No load is moved past it: those before it are on their way before what follows.
 GPU_FN void loads_first() { __syncwarp(); }
 GPU_FN void device_fence() { __threadfence(); }
-// A kernel that is launched beside the end of the one before it (apex_kernel.awaits) begins with this, before it touches
-// any memory: it returns when that kernel and its writes are done. And it lets the next one begin.
+// A kernel that is launched beside the end of the one before it (apex_kernel.awaits) begins with this, before it
+// touches any memory: it returns when that kernel and its writes are done. And it lets the next one begin.
 GPU_FN void await_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -56,13 +58,17 @@ GPU_FN double load_coherent(const double* p) {
 // Sixteen bytes that no thread reads again: they take no room in the first-level cache.
 template <class T> GPU_FN T load_once(const T* p) {
   struct { u32 words[4]; } x;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3]) : "l"(p));
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3])
+               : "l"(p));
   return bit_cast<T>(x);
 }
 // Sixteen bytes of shared memory, read here: the compiler would read them earlier, into registers that are needed.
 template <class T> GPU_FN T load_in_place(const T* p) {
   struct { u32 words[4]; } x;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3]) : "r"((u32)__cvta_generic_to_shared(p)));
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3])
+               : "r"((u32)__cvta_generic_to_shared(p)));
   return bit_cast<T>(x);
 }
 // A line of memory that is read soon: it comes to the second-level cache.
@@ -103,7 +109,8 @@ GPU_FN void from_float(bfloat16& to, float x) {
 template <int bytes> GPU_FN void copy_async(void* to_shared, const void* from_global) {
 #if __CUDA_ARCH__ >= 800
   const u32 to = (u32)__cvta_generic_to_shared(to_shared);
-  if constexpr (bytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from_global) : "memory");
+  if constexpr (bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from_global) : "memory");
   else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from_global), "n"(bytes) : "memory");
 #else
   struct alignas(bytes) Bytes { u32 words[bytes / 4]; };

@@ -11,10 +11,10 @@
 #define GPU_FN __attribute__((device)) inline __attribute__((always_inline))
 #define GPU_KERNEL(threads, ...) __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 #define GPU_SHARED(T, name, n) static __attribute__((shared)) T name[n]
-#define GPU_DYNAMIC_SHARED(T, name)                                                                       \
-  extern __attribute__((shared)) __attribute__((aligned(16))) unsigned char gpu_dynamic_shared[];         \
+#define GPU_DYNAMIC_SHARED(T, name)                                                               \
+  extern __attribute__((shared)) __attribute__((aligned(16))) unsigned char gpu_dynamic_shared[]; \
   T* name = reinterpret_cast<T*>(gpu_dynamic_shared)
-#define GPU_UNROLL _Pragma("unroll")
+#define GPU_UNROLL_FOR _Pragma("unroll") for
 #define GPU_REGISTER(name)
 
 namespace gpu {
@@ -70,7 +70,5 @@ GPU_FN void from_float(half& to, float x) { to.bits = bit_cast<u16>((_Float16)x)
 GPU_FN void from_float(bfloat16& to, float x) { to.bits = bit_cast<u16>((__bf16)x); }
 
 // An address read from memory is a generic ("flat") pointer to the compiler; this says that it is global.
-template <class T> GPU_FN T* global_pointer(u64 address) {
-  return (T*)(__attribute__((address_space(1))) T*)address;
-}
+template <class T> GPU_FN T* global_pointer(u64 address) { return (T*)(__attribute__((address_space(1))) T*)address; }
 }  // namespace gpu

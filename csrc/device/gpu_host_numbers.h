@@ -17,7 +17,8 @@ GPU_FN double sqrt(double x) { return __builtin_sqrt(x); }
 #if defined(GPU_SIMT)
 GPU_FN float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 GPU_FN double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
-#else  // libm's fma is a hundred times slower than two roundings; where the target has one, g++ contracts this in *_cpu.cpp
+#else  // libm's fma is a hundred times slower than two roundings; where the target has one, g++ contracts this in
+       // *_cpu.cpp
 GPU_FN float fma(float a, float b, float c) { return a * b + c; }
 GPU_FN double fma(double a, double b, double c) { return a * b + c; }
 #endif

@@ -1,23 +1,31 @@
 #include "group_norm_first.h"
 #include "group_norm_tile.h"
 
-#define GROUP_NORM_KERNEL(threads, blocks, name, ...)                                                                  \
-  extern "C" GPU_KERNEL(threads, blocks) void name(gpu::GroupNorm arguments) {                                           \
-    gpu::await_previous_kernel();                                                                                        \
-    __VA_ARGS__(arguments);                                                                                              \
-  }                                                                                                                      \
+#define GROUP_NORM_KERNEL(threads, blocks, name, ...)                          \
+  extern "C" GPU_KERNEL(threads, blocks) void name(gpu::GroupNorm arguments) { \
+    gpu::await_previous_kernel();                                              \
+    __VA_ARGS__(arguments);                                                    \
+  }                                                                            \
   GPU_REGISTER(name)
 
 // In two launches: V(name, element type, elements of a vector).
-#define KERNELS(name, type, width)                                                                                                           \
-  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_statistics_last_##name, gpu::group_norm_statistics_last<gpu::type, width>)         \
-  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_apply_last_##name, gpu::group_norm_apply_last<gpu::type, width>)                   \
-  GROUP_NORM_KERNEL(gpu::group_norm_threads, 2, group_norm_sums_last_##name, gpu::group_norm_sums_last<gpu::type, width>)                     \
-  GROUP_NORM_KERNEL(gpu::group_norm_threads, 2, group_norm_gradient_last_##name, gpu::group_norm_gradient_last<gpu::type, width>)             \
-  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_statistics_first_##name, gpu::group_norm_statistics_first<gpu::type, width>)       \
-  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_apply_first_##name, gpu::group_norm_apply_first<gpu::type, width>)                 \
-  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_sums_first_##name, gpu::group_norm_sums_first<gpu::type, width>)                   \
-  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_gradient_first_##name, gpu::group_norm_gradient_first<gpu::type, width>)
+#define KERNELS(name, type, width)                                                  \
+  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_statistics_last_##name,  \
+                    gpu::group_norm_statistics_last<gpu::type, width>)              \
+  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_apply_last_##name,       \
+                    gpu::group_norm_apply_last<gpu::type, width>)                   \
+  GROUP_NORM_KERNEL(gpu::group_norm_threads, 2, group_norm_sums_last_##name,        \
+                    gpu::group_norm_sums_last<gpu::type, width>)                    \
+  GROUP_NORM_KERNEL(gpu::group_norm_threads, 2, group_norm_gradient_last_##name,    \
+                    gpu::group_norm_gradient_last<gpu::type, width>)                \
+  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_statistics_first_##name, \
+                    gpu::group_norm_statistics_first<gpu::type, width>)             \
+  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_apply_first_##name,      \
+                    gpu::group_norm_apply_first<gpu::type, width>)                  \
+  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_sums_first_##name,       \
+                    gpu::group_norm_sums_first<gpu::type, width>)                   \
+  GROUP_NORM_KERNEL(gpu::group_norm_threads, 3, group_norm_gradient_first_##name,   \
+                    gpu::group_norm_gradient_first<gpu::type, width>)
 KERNELS(f32, type_f32, 4)
 KERNELS(f16, type_f16, 8)
 KERNELS(bf16, type_bf16, 8)
@@ -25,9 +33,11 @@ KERNELS(f64, type_f64, 1)
 KERNELS(any1, any_type, 1)
 
 // In one.
-#define TILE_KERNELS(name, type, width)                                                                                                   \
-  GROUP_NORM_KERNEL(gpu::group_norm_tile_threads, 2, group_norm_forward_tile_##name, gpu::group_norm_forward_tile<gpu::type, width>)      \
-  GROUP_NORM_KERNEL(gpu::group_norm_tile_threads, 1, group_norm_backward_tile_##name, gpu::group_norm_backward_tile<gpu::type, width>)
+#define TILE_KERNELS(name, type, width)                                               \
+  GROUP_NORM_KERNEL(gpu::group_norm_tile_threads, 2, group_norm_forward_tile_##name,  \
+                    gpu::group_norm_forward_tile<gpu::type, width>)                   \
+  GROUP_NORM_KERNEL(gpu::group_norm_tile_threads, 1, group_norm_backward_tile_##name, \
+                    gpu::group_norm_backward_tile<gpu::type, width>)
 TILE_KERNELS(f32, type_f32, 4)
 TILE_KERNELS(f16, type_f16, 8)
 TILE_KERNELS(bf16, type_bf16, 8)

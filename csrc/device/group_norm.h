@@ -4,9 +4,10 @@
 //   backward, with g = dy * f': of the bias and weight the sums of g and g * x^, x^ the normalised input, over all but
 //   the channel; of the input rstd * (g * weight - (the group's sum of g * weight + x^ * that of g * weight * x^) / n)
 //
-// An image's groups that fit in a block's shared memory are read once (group_norm_tile.h). Else two launches follow each
-// other: statistics, or sums, of parts of an image, then the pass that writes (group_norm_last.h, group_norm_first.h);
-// it goes through memory backwards, since what was read last is still in the cache. The order of every sum is fixed.
+// An image's groups that fit in a block's shared memory are read once (group_norm_tile.h). Else two launches follow
+// each other: statistics, or sums, of parts of an image, then the pass that writes (group_norm_last.h,
+// group_norm_first.h); it goes through memory backwards, since what was read last is still in the cache. The order of
+// every sum is fixed.
 #pragma once
 #include "exponential.h"
 #include "group_norm_arguments.h"
@@ -35,16 +36,21 @@ template <> struct GroupNormMath<type_f64> { using Type = double; };
 
 // f of z, in place; and g of the formula above, in dy's place.
 template <class Math, bool exact, int width> GPU_FN void activate(Math (&z)[width], bool silu) {
-  if (silu) GPU_UNROLL for (int i = 0; i < width; ++i) z[i] = Silu<Math, exact>::value(z[i]);
+  if (silu)
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) z[i] = Silu<Math, exact>::value(z[i]);
 }
-template <class Math, bool exact, int width> GPU_FN void gradient_of_z(Math (&dy)[width], const Math (&z)[width], bool silu) {
-  if (silu) GPU_UNROLL for (int i = 0; i < width; ++i) dy[i] *= Silu<Math, exact>::slope(z[i]);
+template <class Math, bool exact, int width> GPU_FN void gradient_of_z(Math (&dy)[width], const Math (&z)[width],
+                                                                       bool silu) {
+  if (silu)
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) dy[i] *= Silu<Math, exact>::slope(z[i]);
 }
 
 // Elements as memory has them, converted when they are used: they wait in few registers.
 template <i32 type, int width> struct Loaded {
   Words words;
-  GPU_FN void load(const u8* tensor, i32, i64 index) { words = load_words<width>(tensor + index * bytes_of(type), type); }
+  GPU_FN void load(const u8* tensor, i32, i64 index) {
+    words = load_words<width>(tensor + index * bytes_of(type), type);
+  }
   GPU_FN void get(float (&x)[width]) const { unpack(x, words, type); }
 };
 template <i32 type> struct Loaded<type, 1> {

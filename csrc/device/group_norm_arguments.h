@@ -5,9 +5,9 @@
 #include "gpu.h"
 
 namespace gpu {
-constexpr u32 group_norm_threads = 256;       // of a block, at most
-constexpr u32 group_norm_tile_threads = 384;  // likewise, of a block that keeps its part of an image
-constexpr u32 group_norm_finish_columns = 32; // channels of a block that adds partial sums up
+constexpr u32 group_norm_threads = 256;        // of a block, at most
+constexpr u32 group_norm_tile_threads = 384;   // likewise, of a block that keeps its part of an image
+constexpr u32 group_norm_finish_columns = 32;  // channels of a block that adds partial sums up
 
 struct GroupNorm {
   const u8* input;        // [batch][channels][spatial], or channels last [batch][spatial][channels]
@@ -27,11 +27,11 @@ struct GroupNorm {
   // Channels last, a strip of an image is some adjacent channels: `columns` vectors side by side in a block, `lanes`
   // rows at once. Channels first it is a group.
   u32 columns, lanes, strips;
-  u32 parts;              // of a strip
-  i64 part_size;          // rows of a part, or vectors of one
-  u32 slots;              // partial results of a group of an image
-  u32 team;               // channels first, backward: threads that share a channel, a power of two
-  u32 apply_blocks;       // of the apply kernel: its other blocks add up the weights' gradients
+  u32 parts;         // of a strip
+  i64 part_size;     // rows of a part, or vectors of one
+  u32 slots;         // partial results of a group of an image
+  u32 team;          // channels first, backward: threads that share a channel, a power of two
+  u32 apply_blocks;  // of the apply kernel: its other blocks add up the weights' gradients
   u32 reserved;
 };
 }  // namespace gpu

@@ -16,18 +16,18 @@ template <class Math> GPU_FN void group_norm_finish(const GroupNorm& a, u32 bloc
     const Math* const from = reinterpret_cast<const Math*>(a.channel_partials) + channel;
     for (i64 part = group; part < parts; part += at_once * groups) {
       Math x[at_once][2] = {};
-      GPU_UNROLL for (u32 k = 0; k < at_once; ++k)
+      GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k)
         if (part + k * groups < parts)
-          GPU_UNROLL for (int n = 0; n < 2; ++n) x[k][n] = from[((part + k * groups) * 2 + n) * a.channels];
-      GPU_UNROLL for (u32 k = 0; k < at_once; ++k)
-        GPU_UNROLL for (int n = 0; n < 2; ++n) total[n] += x[k][n];
+          GPU_UNROLL_FOR (int n = 0; n < 2; ++n) x[k][n] = from[((part + k * groups) * 2 + n) * a.channels];
+      GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k)
+        GPU_UNROLL_FOR (int n = 0; n < 2; ++n) total[n] += x[k][n];
     }
   }
-  GPU_UNROLL for (int n = 0; n < 2; ++n) sums[n * group_norm_threads + thread_x()] = total[n];
+  GPU_UNROLL_FOR (int n = 0; n < 2; ++n) sums[n * group_norm_threads + thread_x()] = total[n];
   sync_threads();
   if (group != 0 || channel >= a.channels) return;
   for (u32 other = 1; other < groups; ++other)
-    GPU_UNROLL for (int n = 0; n < 2; ++n) total[n] += sums[n * group_norm_threads + other * wide + lane];
+    GPU_UNROLL_FOR (int n = 0; n < 2; ++n) total[n] += sums[n * group_norm_threads + other * wide + lane];
   const Math of_bias[1] = {total[0]}, of_weight[1] = {total[1]};
   if (a.grad_bias) store_values(a.grad_bias, a.weight_type, channel, of_bias);
   if (a.grad_weight) store_values(a.grad_weight, a.weight_type, channel, of_weight);

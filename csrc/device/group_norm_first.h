@@ -8,7 +8,7 @@ namespace gpu {
 // One of `slots` parts of a group of an image, in vectors of the group's stretch.
 template <int width> struct StretchItem {
   i64 image, slot, begin, end;
-  i64 start;           // of the stretch, in elements of the tensor
+  i64 start;  // of the stretch, in elements of the tensor
   u32 group, group_channels;
 
   GPU_FN StretchItem(const GroupNorm& a, i64 item) {
@@ -39,12 +39,13 @@ template <i32 type, int width> GPU_FN void group_norm_statistics_first(const Gro
       const i64 step = block_size_x();
       while (vector < at.end) {
         Math x[together][width];
-        GPU_UNROLL for (int k = 0; k < together; ++k)
-          if (vector + k * step < at.end) load_values(x[k], a.input, known_type<type>(a.input_type), at.start + (vector + k * step) * width);
-        GPU_UNROLL for (int k = 0; k < together; ++k) {
+        GPU_UNROLL_FOR (int k = 0; k < together; ++k)
+          if (vector + k * step < at.end)
+            load_values(x[k], a.input, known_type<type>(a.input_type), at.start + (vector + k * step) * width);
+        GPU_UNROLL_FOR (int k = 0; k < together; ++k) {
           if (vector + k * step >= at.end) continue;
           Math sum = Math(0), square = Math(0);
-          GPU_UNROLL for (int i = 0; i < width; ++i) {
+          GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
             const Math d = x[k][i] - sums.first[0];
             sum += d;
             square = fma(d, d, square);
@@ -59,36 +60,39 @@ template <i32 type, int width> GPU_FN void group_norm_statistics_first(const Gro
     }
     mine = block_merge(mine);
     if (thread_x() != 0) continue;
-    Math* const to = reinterpret_cast<Math*>(a.group_partials) + ((at.image * a.groups + at.group) * a.slots + at.slot) * 2;
+    Math* const to =
+        reinterpret_cast<Math*>(a.group_partials) + ((at.image * a.groups + at.group) * a.slots + at.slot) * 2;
     to[0] = mine.mean;
     to[1] = mine.m2;
   }
 }
 
-// A thread's vectors of a slot: each(values of the input, of the gradient, weight and bias of each, their element of the
-// tensor). Two are on their way at once.
+// A thread's vectors of a slot: each(values of the input, of the gradient, weight and bias of each, their element of
+// the tensor). Two are on their way at once.
 template <i32 type, int width, bool reads_grad, class Math, class Each>
 GPU_FN void for_each_vector(const GroupNorm& a, const StretchItem<width>& at, const Each& each) {
   constexpr int together = 2;
   const bool whole = a.spatial % width == 0;  // a vector is of one channel
   const i64 first_channel = (i64)at.group * at.group_channels, end = at.end * width;
-  const i64 step = (i64)block_size_x() * width, step_channels = quotient(step, a.spatial), step_place = step - step_channels * a.spatial;
-  i64 inside = (at.begin + thread_x()) * width, channel = quotient(inside, a.spatial), place = inside - channel * a.spatial;
+  const i64 step = (i64)block_size_x() * width, step_channels = quotient(step, a.spatial),
+            step_place = step - step_channels * a.spatial;
+  i64 inside = (at.begin + thread_x()) * width, channel = quotient(inside, a.spatial),
+      place = inside - channel * a.spatial;
   channel += first_channel;
   for (; inside < end; inside += together * step) {
     Loaded<type, width> inputs[together], gradients[reads_grad ? together : 1];
-    GPU_UNROLL for (int k = 0; k < together; ++k) {
+    GPU_UNROLL_FOR (int k = 0; k < together; ++k) {
       if (inside + k * step >= end) continue;
       inputs[k].load(a.input, a.input_type, at.start + inside + k * step);
       if constexpr (reads_grad) gradients[k].load(a.grad_output, a.input_type, at.start + inside + k * step);
     }
-    GPU_UNROLL for (int k = 0; k < together; ++k) {
+    GPU_UNROLL_FOR (int k = 0; k < together; ++k) {
       if (inside + k * step >= end) continue;
       Math x[width], dy[width], weight[width], bias[width];
       inputs[k].get(x);
       if constexpr (reads_grad) gradients[k].get(dy);
       i64 c = channel, p = place;
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         if (i == 0 || (!whole && p == 0)) {
           weight[i] = affine(a.weight, a.weight_type, c, Math(1));
           bias[i] = affine(a.bias, a.weight_type, c, Math(0));
@@ -122,17 +126,19 @@ template <i32 type, int width> GPU_FN void group_norm_apply_first(const GroupNor
       sum.merge({(Math)((other.end - other.begin) * width), from[2 * slot], from[2 * slot + 1]});
     }
     sum = warp_merge(sum);
-    const GroupStatistics<Math> found(a, group_pivot<type, Math>(a, at.image, at.group, at.group_channels), sum.m2, sum.mean, at.group_channels);
+    const GroupStatistics<Math> found(a, group_pivot<type, Math>(a, at.image, at.group, at.group_channels), sum.m2,
+                                      sum.mean, at.group_channels);
     if (at.slot == 0 && thread_x() == 0) found.store(a, at.image, at.group);
     const Math origin = origin_of(found.mean, found.rstd), less = origin - found.mean;
-    for_each_vector<type, width, false, Math>(a, at, [&](Math (&x)[width], const auto&, const Math (&weight)[width], const Math (&bias)[width], i64 element) {
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
-        const Math scale = found.rstd * weight[i];
-        x[i] = fma(x[i] - origin, scale, fma(less, scale, bias[i]));
-      }
-      activate<Math, exact>(x, silu);
-      store_values(a.output, known_type<type>(a.input_type), element, x);
-    });
+    for_each_vector<type, width, false, Math>(
+        a, at, [&](Math(&x)[width], const auto&, const Math(&weight)[width], const Math(&bias)[width], i64 element) {
+          GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+            const Math scale = found.rstd * weight[i];
+            x[i] = fma(x[i] - origin, scale, fma(less, scale, bias[i]));
+          }
+          activate<Math, exact>(x, silu);
+          store_values(a.output, known_type<type>(a.input_type), element, x);
+        });
   }
 }
 
@@ -144,33 +150,37 @@ template <i32 type, int width> GPU_FN void group_norm_sums_first(const GroupNorm
   constexpr int together = 2;
   const bool silu = a.silu != 0;
   const u32 teams = warp_size / a.team, warps = block_size_x() / warp_size, lane = lane_id() & (a.team - 1);
-  const i64 items = a.batch * a.channels * a.parts, group_channels = quotient(a.channels, a.groups), vectors = quotient(a.spatial, width);
-  for (i64 turn = ((i64)block_x() * warps + thread_x() / warp_size) * teams; turn < items; turn += (i64)grid_x() * warps * teams) {
+  const i64 items = a.batch * a.channels * a.parts, group_channels = quotient(a.channels, a.groups),
+            vectors = quotient(a.spatial, width);
+  for (i64 turn = ((i64)block_x() * warps + thread_x() / warp_size) * teams; turn < items;
+       turn += (i64)grid_x() * warps * teams) {
     const i64 item = turn + lane_id() / a.team;
     Math of_one = Math(0), of_x = Math(0);
-    const i64 plane = quotient(item, a.parts), part = item - plane * a.parts, image = quotient(plane, a.channels), channel = plane - image * a.channels;
+    const i64 plane = quotient(item, a.parts), part = item - plane * a.parts, image = quotient(plane, a.channels),
+              channel = plane - image * a.channels;
     if (item < items) {
       const i64 row = image * a.groups + quotient(channel, group_channels);
       const Math mean = reinterpret_cast<const Math*>(a.mean)[row], rstd = reinterpret_cast<const Math*>(a.rstd)[row];
-      const Math scale = rstd * affine(a.weight, a.weight_type, channel, Math(1)), bias = affine(a.bias, a.weight_type, channel, Math(0));
+      const Math scale = rstd * affine(a.weight, a.weight_type, channel, Math(1)),
+                 bias = affine(a.bias, a.weight_type, channel, Math(0));
       const i64 end = (part + 1) * a.part_size < vectors ? (part + 1) * a.part_size : vectors;
       for (i64 vector = part * a.part_size + lane; vector < end; vector += together * a.team) {
         Math x[together][width], dy[together][width];
-        GPU_UNROLL for (int k = 0; k < together; ++k) {
+        GPU_UNROLL_FOR (int k = 0; k < together; ++k) {
           if (vector + k * a.team >= end) continue;
           const i64 element = plane * a.spatial + (vector + k * a.team) * width;
           load_values(x[k], a.input, known_type<type>(a.input_type), element);
           load_values(dy[k], a.grad_output, known_type<type>(a.input_type), element);
         }
-        GPU_UNROLL for (int k = 0; k < together; ++k) {
+        GPU_UNROLL_FOR (int k = 0; k < together; ++k) {
           if (vector + k * a.team >= end) continue;
           Math one = Math(0), along = Math(0), z[width];
-          GPU_UNROLL for (int i = 0; i < width; ++i) {
+          GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
             x[k][i] -= mean;
             z[i] = fma(x[k][i], scale, bias);
           }
           gradient_of_z<Math, exact>(dy[k], z, silu);
-          GPU_UNROLL for (int i = 0; i < width; ++i) {
+          GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
             one += dy[k][i];
             along = fma(dy[k][i], x[k][i], along);
           }
@@ -207,7 +217,8 @@ template <i32 type, int width> GPU_FN void group_norm_gradient_first(const Group
     Math of_one = Math(0), of_x = Math(0);
     for (i64 j = thread_x(); j < (i64)at.group_channels * a.parts; j += block_size_x()) {
       const i64 part = quotient(j, at.group_channels), channel = first_channel + j - part * at.group_channels;
-      const Math* const from = reinterpret_cast<const Math*>(a.channel_partials) + (at.image * a.parts + part) * 2 * a.channels + channel;
+      const Math* const from =
+          reinterpret_cast<const Math*>(a.channel_partials) + (at.image * a.parts + part) * 2 * a.channels + channel;
       const Math weight = affine(a.weight, a.weight_type, channel, Math(1));
       of_one = fma(from[0], weight, of_one);
       of_x = fma(from[a.channels], weight, of_x);
@@ -215,16 +226,18 @@ template <i32 type, int width> GPU_FN void group_norm_gradient_first(const Group
     const Math by_count = Math(1) / ((Math)a.spatial * (Math)at.group_channels);
     of_one = block_reduce<Sum>(of_one) * by_count;
     of_x = block_reduce<Sum>(of_x) * by_count;
-    for_each_vector<type, width, true, Math>(a, at, [&](Math (&x)[width], Math (&dy)[width], const Math (&weight)[width], const Math (&bias)[width], i64 element) {
-      Math z[width];
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
-        x[i] = (x[i] - mean) * rstd;
-        z[i] = fma(x[i], weight[i], bias[i]);
-      }
-      gradient_of_z<Math, exact>(dy, z, silu);
-      GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = fma(dy[i], weight[i], -fma(x[i], of_x, of_one)) * rstd;
-      store_values(a.output, known_type<type>(a.input_type), element, x);
-    });
+    for_each_vector<type, width, true, Math>(
+        a, at,
+        [&](Math(&x)[width], Math(&dy)[width], const Math(&weight)[width], const Math(&bias)[width], i64 element) {
+          Math z[width];
+          GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+            x[i] = (x[i] - mean) * rstd;
+            z[i] = fma(x[i], weight[i], bias[i]);
+          }
+          gradient_of_z<Math, exact>(dy, z, silu);
+          GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = fma(dy[i], weight[i], -fma(x[i], of_x, of_one)) * rstd;
+          store_values(a.output, known_type<type>(a.input_type), element, x);
+        });
   }
 }
 #endif

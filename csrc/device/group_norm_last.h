@@ -1,5 +1,5 @@
-// Group norm, channels last, in two launches. A thread stays with `width` adjacent channels, whose numbers it keeps, and
-// goes down the rows of its block's part.
+// Group norm, channels last, in two launches. A thread stays with `width` adjacent channels, whose numbers it keeps,
+// and goes down the rows of its block's part.
 #pragma once
 #include "group_norm_finish.h"
 #include "group_norm_strip.h"
@@ -16,12 +16,12 @@ GPU_FN void for_each_row(const GroupNorm& a, u32 rows, i64 element, const Each& 
   const i64 step = (i64)a.lanes * a.channels;
   const auto run = [&](u32 count) {
     Loaded<type, width> inputs[together], gradients[reads_grad ? together : 1];
-    GPU_UNROLL for (u32 k = 0; k < together; ++k) {
+    GPU_UNROLL_FOR (u32 k = 0; k < together; ++k) {
       if (k >= count) continue;
       inputs[k].load(a.input, a.input_type, element + k * step);
       if constexpr (reads_grad) gradients[k].load(a.grad_output, a.input_type, element + k * step);
     }
-    GPU_UNROLL for (u32 k = 0; k < together; ++k) {
+    GPU_UNROLL_FOR (u32 k = 0; k < together; ++k) {
       if (k >= count) continue;
       Math x[width], dy[width];
       inputs[k].get(x);
@@ -39,13 +39,15 @@ GPU_FN i64 group_norm_items(const GroupNorm& a) { return a.batch * a.parts * a.s
 
 // Where a group of an image leaves what it has in this strip and part.
 template <class Math, int width> GPU_FN Math* group_slot(const GroupNorm& a, const StripItem<width>& at, u32 group) {
-  const u32 of_part = a.slots / a.parts, slot = (u32)at.part * of_part + at.strip - group * at.group_channels / at.strip_channels;
+  const u32 of_part = a.slots / a.parts,
+            slot = (u32)at.part * of_part + at.strip - group * at.group_channels / at.strip_channels;
   return reinterpret_cast<Math*>(a.group_partials) + ((at.image * a.groups + group) * a.slots + slot) * 2;
 }
 // merge(a slot's two numbers, elements that they are of) for the slots of a group that are this lane's.
 template <class Math, int width, class Merge>
 GPU_FN void for_each_slot(const GroupNorm& a, const StripItem<width>& at, u32 group, const Merge& merge) {
-  const Math* const from = reinterpret_cast<const Math*>(a.group_partials) + (at.image * a.groups + group) * a.slots * 2;
+  const Math* const from =
+      reinterpret_cast<const Math*>(a.group_partials) + (at.image * a.groups + group) * a.slots * 2;
   const u32 of_part = a.slots / a.parts, begin = group * at.group_channels, end = begin + at.group_channels;
   const u32 first = begin / at.strip_channels, last = (end - 1) / at.strip_channels;
   for (u32 slot = lane_id(); slot < a.slots; slot += warp_size) {
@@ -72,15 +74,16 @@ template <i32 type, int width> GPU_FN void group_norm_statistics_last(const Grou
       const i64 element = at.element(a);
       load_values(x, a.input, known_type<type>(a.input_type), element);
       ShiftedSums<Math, width> sums(x);
-      for_each_row<type, width, rows_at_once, false, Math>(a, rows, element, [&](const Math (&row)[width], const auto&, i64) {
-        GPU_UNROLL for (int i = 0; i < width; ++i) {
-          const Math d = row[i] - sums.first[i];
-          sums.sum[i] += d;
-          sums.square[i] = fma(d, d, sums.square[i]);
-        }
-      });
+      for_each_row<type, width, rows_at_once, false, Math>(a, rows, element,
+                                                           [&](const Math(&row)[width], const auto&, i64) {
+                                                             GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+                                                               const Math d = row[i] - sums.first[i];
+                                                               sums.sum[i] += d;
+                                                               sums.square[i] = fma(d, d, sums.square[i]);
+                                                             }
+                                                           });
       group_pivots<type>(pivot, a, at);
-      GPU_UNROLL for (int i = 0; i < width; ++i) mine[i] = sums.moments(i, (Math)rows, pivot[i]);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) mine[i] = sums.moments(i, (Math)rows, pivot[i]);
     }
     const StripMerge<Moments<Math>, width> merged(a, shared, mine);
     for_each_group(at, merged, Unchanged(), [&](u32 group, const Moments<Math>& sum) {
@@ -106,7 +109,7 @@ template <class Math, int width> struct ForwardConstants {
     });
   }
   GPU_FN void normalize(Math (&y)[width], const Math (&x)[width]) const {
-    GPU_UNROLL for (int i = 0; i < width; ++i) y[i] = fma(x[i] - origin[i], scale[i], shift[i]);
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) y[i] = fma(x[i] - origin[i], scale[i], shift[i]);
   }
 };
 
@@ -119,12 +122,14 @@ template <i32 type, int width> GPU_FN void group_norm_apply_last(const GroupNorm
   for (i64 item = block_x(); item < items; item += grid_x()) {
     const StripItem<width> at(a, items - 1 - item, a.parts, a.part_size);
     sync_threads();
-    for (u32 group = at.first_group + thread_x() / warp_size; group <= at.last_group; group += block_size_x() / warp_size) {
+    for (u32 group = at.first_group + thread_x() / warp_size; group <= at.last_group;
+         group += block_size_x() / warp_size) {
       Moments<Math> sum{};
       for_each_slot<Math>(a, at, group, [&](Math mean, Math m2, Math count) { sum.merge({count, mean, m2}); });
       sum = warp_merge(sum);
       if (lane_id() != 0) continue;
-      const GroupStatistics<Math> found(a, group_pivot<type, Math>(a, at.image, group, at.group_channels), sum.m2, sum.mean, at.group_channels);
+      const GroupStatistics<Math> found(a, group_pivot<type, Math>(a, at.image, group, at.group_channels), sum.m2,
+                                        sum.mean, at.group_channels);
       shared.group_first[group - at.first_group] = found.mean;
       shared.group_second[group - at.first_group] = found.rstd;
       if (at.part == 0 && group * at.group_channels >= at.first_channel) found.store(a, at.image, group);
@@ -132,12 +137,13 @@ template <i32 type, int width> GPU_FN void group_norm_apply_last(const GroupNorm
     sync_threads();
     const ForwardConstants<Math, width> constants(a, at, shared.group_first, shared.group_second);
     const bool silu = a.silu != 0;
-    for_each_row<type, width, rows_at_once, false, Math>(a, at.rows(a), at.element(a), [&](const Math (&x)[width], const auto&, i64 element) {
-      Math y[width];
-      constants.normalize(y, x);
-      activate<Math, exact>(y, silu);
-      store_values(a.output, known_type<type>(a.input_type), element, y);
-    });
+    for_each_row<type, width, rows_at_once, false, Math>(
+        a, at.rows(a), at.element(a), [&](const Math(&x)[width], const auto&, i64 element) {
+          Math y[width];
+          constants.normalize(y, x);
+          activate<Math, exact>(y, silu);
+          store_values(a.output, known_type<type>(a.input_type), element, y);
+        });
   }
 }
 
@@ -160,8 +166,9 @@ template <class Math, int width> struct BackwardConstants {
   // x less its mean in place of x, g in place of dy.
   template <bool exact> GPU_FN void gradient(Math (&x)[width], Math (&dy)[width], bool silu) const {
     Math z[width];
-    GPU_UNROLL for (int i = 0; i < width; ++i) x[i] -= mean[i];
-    if (silu) GPU_UNROLL for (int i = 0; i < width; ++i) z[i] = fma(x[i], scale[i], bias[i]);
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] -= mean[i];
+    if (silu)
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) z[i] = fma(x[i], scale[i], bias[i]);
     gradient_of_z<Math, exact>(dy, z, silu);
   }
 };
@@ -176,14 +183,15 @@ template <class Math, int width, bool exact> struct GradientSums {
 
   GPU_FN void add(const BackwardConstants<Math, width>& constants, Math (&x)[width], Math (&dy)[width], bool silu) {
     constants.template gradient<exact>(x, dy, silu);
-    GPU_UNROLL for (int i = 0; i < width; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
       of_one[i] += dy[i];
       of_x[i] = fma(dy[i], x[i], of_x[i]);
     }
   }
   GPU_FN void leave(GroupNormSums<Math, exact> (&sums)[width], const GroupNorm& a, const StripItem<width>& at) const {
     at.for_each_channel([&](int i, u32 group) {
-      sums[i] = GroupNormSums<Math, exact>::of(Math(0), of_one[i], of_x[i] * BackwardConstants<Math, width>::rstd(a, at, group));
+      sums[i] = GroupNormSums<Math, exact>::of(Math(0), of_one[i],
+                                               of_x[i] * BackwardConstants<Math, width>::rstd(a, at, group));
     });
   }
 };
@@ -192,7 +200,8 @@ template <class Math, int width, bool exact> struct InputGradient {
   const BackwardConstants<Math, width>& constants;
   Math of_one[width], of_x[width];
 
-  GPU_FN InputGradient(const GroupNorm& a, const StripItem<width>& at, const BackwardConstants<Math, width>& constants_, const Math* ones, const Math* xs)
+  GPU_FN InputGradient(const GroupNorm& a, const StripItem<width>& at, const BackwardConstants<Math, width>& constants_,
+                       const Math* ones, const Math* xs)
       : constants(constants_) {
     at.for_each_channel([&](int i, u32 group) {
       const Math rstd = BackwardConstants<Math, width>::rstd(a, at, group);
@@ -203,7 +212,7 @@ template <class Math, int width, bool exact> struct InputGradient {
   // In dy's place.
   GPU_FN void apply(Math (&x)[width], Math (&dy)[width], bool silu) const {
     constants.template gradient<exact>(x, dy, silu);
-    GPU_UNROLL for (int i = 0; i < width; ++i) dy[i] = fma(dy[i], constants.scale[i], -fma(x[i], of_x[i], of_one[i]));
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) dy[i] = fma(dy[i], constants.scale[i], -fma(x[i], of_x[i], of_one[i]));
   }
 };
 template <class A, int width>
@@ -227,9 +236,9 @@ template <i32 type, int width> GPU_FN void group_norm_sums_last(const GroupNorm&
     const StripItem<width> at(a, item, a.parts, a.part_size);
     const BackwardConstants<Math, width> constants(a, at);
     GradientSums<Math, width, exact> sums;
-    for_each_row<type, width, rows_at_once_backward, true, Math>(a, at.rows(a), at.element(a), [&](Math (&x)[width], Math (&dy)[width], i64) {
-      sums.add(constants, x, dy, silu);
-    });
+    for_each_row<type, width, rows_at_once_backward, true, Math>(
+        a, at.rows(a), at.element(a),
+        [&](Math(&x)[width], Math(&dy)[width], i64) { sums.add(constants, x, dy, silu); });
     using Sums = GroupNormSums<Math, exact>;
     Sums mine[width];
     sums.leave(mine, a, at);
@@ -258,9 +267,11 @@ template <i32 type, int width> GPU_FN void group_norm_gradient_last(const GroupN
     const StripItem<width> at(a, items - 1 - item, a.parts, a.part_size);
     const Math by_count = Math(1) / ((Math)a.spatial * (Math)at.group_channels);
     sync_threads();
-    for (u32 group = at.first_group + thread_x() / warp_size; group <= at.last_group; group += block_size_x() / warp_size) {
+    for (u32 group = at.first_group + thread_x() / warp_size; group <= at.last_group;
+         group += block_size_x() / warp_size) {
       TwoSums<Math> sum{};
-      for_each_slot<Math>(a, at, group, [&](Math of_one, Math of_x, Math) { sum.merge(TwoSums<Math>::of(Math(0), of_one, of_x)); });
+      for_each_slot<Math>(a, at, group,
+                          [&](Math of_one, Math of_x, Math) { sum.merge(TwoSums<Math>::of(Math(0), of_one, of_x)); });
       sum = warp_merge(sum);
       if (lane_id() != 0) continue;
       shared.group_first[group - at.first_group] = sum.sums[0] * by_count;
@@ -269,10 +280,11 @@ template <i32 type, int width> GPU_FN void group_norm_gradient_last(const GroupN
     sync_threads();
     const BackwardConstants<Math, width> constants(a, at);
     const InputGradient<Math, width, exact> gradient(a, at, constants, shared.group_first, shared.group_second);
-    for_each_row<type, width, rows_at_once_backward, true, Math>(a, at.rows(a), at.element(a), [&](Math (&x)[width], Math (&dy)[width], i64 element) {
-      gradient.apply(x, dy, silu);
-      store_values(a.output, known_type<type>(a.input_type), element, dy);
-    });
+    for_each_row<type, width, rows_at_once_backward, true, Math>(
+        a, at.rows(a), at.element(a), [&](Math(&x)[width], Math(&dy)[width], i64 element) {
+          gradient.apply(x, dy, silu);
+          store_values(a.output, known_type<type>(a.input_type), element, dy);
+        });
   }
 }
 #endif

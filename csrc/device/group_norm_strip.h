@@ -22,8 +22,8 @@ template <class Math, int width> struct GroupNormShared {
   }
 };
 
-// A part of the rows of a strip of an image. `parts`: of each strip, of at most `part_rows` rows. Channels are counted in
-// 32 bits.
+// A part of the rows of a strip of an image. `parts`: of each strip, of at most `part_rows` rows. Channels are counted
+// in 32 bits.
 template <int width> struct StripItem {
   u32 strip, column, lane;
   i64 image, part, begin, end;         // rows
@@ -60,7 +60,7 @@ template <int width> struct StripItem {
   // each(i, group) for the thread's channels. Those past the last channel are in its group.
   template <class Each> GPU_FN void for_each_channel(const Each& each) const {
     u32 group = channel / group_channels, inside = channel - group * group_channels;
-    GPU_UNROLL for (int i = 0; i < width; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
       each(i, group < last_group ? group : last_group);
       if (++inside == group_channels) inside = 0, ++group;
     }
@@ -69,7 +69,8 @@ template <int width> struct StripItem {
 
 template <class Math, int width>
 GPU_FN void load_affine(Math (&x)[width], const u8* from, i32 type, const StripItem<width>& at, Math otherwise) {
-  GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = at.active ? affine(from, type, at.channel + i, otherwise) : otherwise;
+  GPU_UNROLL_FOR (int i = 0; i < width; ++i)
+    x[i] = at.active ? affine(from, type, at.channel + i, otherwise) : otherwise;
 }
 
 // The lanes of a block, merged for each channel. Afterwards every thread finds what is left with merge_channel: of each
@@ -112,21 +113,23 @@ template <class A, int width> struct StripMerge {
   GPU_FN void put(u32 to, Math count, const A (&mine)[width]) const {
     const u32 threads = block_size_x();
     shared.counts[to] = count;
-    GPU_UNROLL for (int i = 0; i < width; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
       shared.firsts[i * threads + to] = mine[i].first();
       shared.seconds[i * threads + to] = mine[i].second();
     }
   }
   GPU_FN A get(u32 lane, u32 column, u32 element) const {
     const u32 from = lane * columns + column, threads = block_size_x();
-    return A::of(shared.counts[from], shared.firsts[element * threads + from], shared.seconds[element * threads + from]);
+    return A::of(shared.counts[from], shared.firsts[element * threads + from],
+                 shared.seconds[element * threads + from]);
   }
 };
 
 // each(group, sum) in one thread, for every group that the strip touches: of its channels in the strip, as
 // change(channel, sum of the channel's) gives them. Warps take groups, their lanes channels.
 template <class A, int width, class Change, class Each>
-GPU_FN void for_each_group(const StripItem<width>& at, const StripMerge<A, width>& merged, const Change& change, const Each& each) {
+GPU_FN void for_each_group(const StripItem<width>& at, const StripMerge<A, width>& merged, const Change& change,
+                           const Each& each) {
   const u32 warp = thread_x() / warp_size, warps = block_size_x() / warp_size;
   for (u32 group = at.first_group + warp; group <= at.last_group; group += warps) {
     const u32 begin = group * at.group_channels, end = begin + at.group_channels;
@@ -157,10 +160,12 @@ struct TimesWeight {
 template <i32 type, class Math> GPU_FN Math group_pivot(const GroupNorm& a, i64 image, u32 group, u32 group_channels) {
   const i64 channel = (i64)group * group_channels;
   Math x[1];
-  load_values(x, a.input, known_type<type>(a.input_type), a.channels_last ? image * a.spatial * a.channels + channel : (image * a.channels + channel) * a.spatial);
+  load_values(x, a.input, known_type<type>(a.input_type),
+              a.channels_last ? image * a.spatial * a.channels + channel : (image * a.channels + channel) * a.spatial);
   return x[0];
 }
-template <i32 type, class Math, int width> GPU_FN void group_pivots(Math (&pivot)[width], const GroupNorm& a, const StripItem<width>& at) {
+template <i32 type, class Math, int width> GPU_FN void group_pivots(Math (&pivot)[width], const GroupNorm& a,
+                                                                    const StripItem<width>& at) {
   u32 last = ~0u;
   at.for_each_channel([&](int i, u32 group) {
     pivot[i] = group == last ? pivot[i ? i - 1 : 0] : group_pivot<type, Math>(a, at.image, group, at.group_channels);

@@ -23,7 +23,8 @@ struct TileSlots {
     unpack(x, *reinterpret_cast<const Words*>(at(k)), type);
   }
 };
-// put(k) for the rows of the thread, then take(k): of a quarter of them as soon as it has arrived. `most`: rows of any thread.
+// put(k) for the rows of the thread, then take(k): of a quarter of them as soon as it has arrived. `most`: rows of any
+// thread.
 template <class Put, class Take> GPU_FN void stage_rows(u32 rows, u32 most, const Put& put, const Take& take) {
 #if defined(GPU_HIP)
   for (u32 k = 0; k < rows; ++k) put(k);
@@ -70,7 +71,7 @@ template <i32 type, int width> GPU_FN void group_norm_forward_tile(const GroupNo
         [&](u32 k) {
           float x[width];
           tile.get<type>(x, k);
-          GPU_UNROLL for (int i = 0; i < width; ++i) {
+          GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
             if (k == 0) sums.first[i] = x[i];
             const float d = x[i] - sums.first[i];
             sums.sum[i] += d;
@@ -81,11 +82,12 @@ template <i32 type, int width> GPU_FN void group_norm_forward_tile(const GroupNo
     if (rows) {
       float pivot[width] = {};
       group_pivots<type>(pivot, a, at);
-      GPU_UNROLL for (int i = 0; i < width; ++i) mine[i] = sums.moments(i, (float)rows, pivot[i]);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) mine[i] = sums.moments(i, (float)rows, pivot[i]);
     }
     const StripMerge<Moments<float>, width> merged(a, shared, mine);
     for_each_group(at, merged, Unchanged(), [&](u32 group, const Moments<float>& sum) {
-      const GroupStatistics<float> found(a, group_pivot<type, float>(a, at.image, group, at.group_channels), sum.m2, sum.mean, at.group_channels);
+      const GroupStatistics<float> found(a, group_pivot<type, float>(a, at.image, group, at.group_channels), sum.m2,
+                                         sum.mean, at.group_channels);
       found.store(a, at.image, group);
       shared.group_first[group - at.first_group] = found.mean;
       shared.group_second[group - at.first_group] = found.rstd;

@@ -28,7 +28,8 @@ template <i32 type> GPU_FN void index_mul_2d_gather(const IndexMul2d& a) {
   using Math = typename P::Math;
   using Raw = typename P::Raw;
   each_packet<P::width>(a, a.rows, [&](i64 row, i64 packet) {
-    const i64 index = a.wide_index ? reinterpret_cast<const i64*>(a.index)[row] : (i64) reinterpret_cast<const i32*>(a.index)[row];
+    const i64 index =
+        a.wide_index ? reinterpret_cast<const i64*>(a.index)[row] : (i64) reinterpret_cast<const i32*>(a.index)[row];
     const bool inside = (u64)index < (u64)a.entries;
     const Math nan = (Math)bit_cast<float>(0x7fc00000u);
     const i64 from = (inside ? index : 0) * a.features, to = row * a.features;
@@ -36,8 +37,9 @@ template <i32 type> GPU_FN void index_mul_2d_gather(const IndexMul2d& a) {
       Math x[P::width], y[P::width];
       P::unpack_raw(y, reinterpret_cast<const Raw*>(a.b + to * P::size)[packet]);
       if (inside) P::unpack_raw(x, reinterpret_cast<const Raw*>(a.a + from * P::size)[packet]);
-      else GPU_UNROLL for (int i = 0; i < P::width; ++i) x[i] = nan;
-      GPU_UNROLL for (int i = 0; i < P::width; ++i) x[i] *= y[i];
+      else
+        GPU_UNROLL_FOR (int i = 0; i < P::width; ++i) x[i] = nan;
+      GPU_UNROLL_FOR (int i = 0; i < P::width; ++i) x[i] *= y[i];
       reinterpret_cast<Raw*>(a.out + to * P::size)[packet] = P::pack_raw(x);
     } else {
       const Math x = inside ? load_one<Math>(a.a, type, from + packet) : nan;
@@ -61,7 +63,7 @@ template <i32 type> GPU_FN void index_mul_2d_scatter(const IndexMul2d& a) {
         Math x[P::width], y[P::width];
         P::unpack_raw(x, reinterpret_cast<const Raw*>(a.a + from * P::size)[packet]);
         P::unpack_raw(y, reinterpret_cast<const Raw*>(a.b + from * P::size)[packet]);
-        GPU_UNROLL for (int i = 0; i < P::width; ++i) sum[i] = fma(x[i], y[i], sum[i]);
+        GPU_UNROLL_FOR (int i = 0; i < P::width; ++i) sum[i] = fma(x[i], y[i], sum[i]);
       }
       reinterpret_cast<Raw*>(a.out + to * P::size)[packet] = P::pack_raw(sum);
     } else {

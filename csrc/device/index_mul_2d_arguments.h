@@ -14,7 +14,7 @@ struct IndexMul2d {
   const u8* begins;  // scatter: [entries + 1], i64: where in `order` an entry's rows begin
   i64 rows, entries, features;
   i32 type, wide_index;
-  i32 in_vectors;    // every row begins at a multiple of 16 bytes
+  i32 in_vectors;  // every row begins at a multiple of 16 bytes
   i32 reserved;
 };
 }  // namespace gpu

@@ -22,7 +22,7 @@ GPU_FN double log(double x) {
   const double m = bit_cast<double>(bit_cast<u64>(x) - ((u64)(i64)exponent << 52));
   const double z = (m - 1.0) / (m + 1.0), square = z * z;
   double series = 1.0 / 25.0;
-  GPU_UNROLL for (int k = 23; k > 1; k -= 2) series = fma(series, square, 1.0 / k);
+  GPU_UNROLL_FOR (int k = 23; k > 1; k -= 2) series = fma(series, square, 1.0 / k);
   const double of_m = fma(2.0 * z * square, series, 2.0 * z), k = (double)exponent;
   return fma(k, 0.693147180369123816490, fma(k, 1.90821492927058770002e-10, of_m));
 }
@@ -31,13 +31,13 @@ GPU_FN double log(double x) {
 GPU_FN float log_of_one_plus(float e) {
   const float z = e / (2.0f + e), square = z * z;
   float series = 1.0f / 15.0f;
-  GPU_UNROLL for (int k = 13; k > 1; k -= 2) series = fma(series, square, 1.0f / (float)k);
+  GPU_UNROLL_FOR (int k = 13; k > 1; k -= 2) series = fma(series, square, 1.0f / (float)k);
   return fma(2.0f * z * square, series, 2.0f * z);
 }
 GPU_FN double log_of_one_plus(double e) {
   const double z = e / (2.0 + e), square = z * z;
   double series = 1.0 / 35.0;
-  GPU_UNROLL for (int k = 33; k > 1; k -= 2) series = fma(series, square, 1.0 / (double)k);
+  GPU_UNROLL_FOR (int k = 33; k > 1; k -= 2) series = fma(series, square, 1.0 / (double)k);
   return fma(2.0 * z * square, series, 2.0 * z);
 }
 }  // namespace gpu

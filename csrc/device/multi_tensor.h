@@ -35,16 +35,16 @@ constexpr u32 multi_tensor_threads = 512;
 // N elements as accesses of 16 bytes (or one smaller access).
 template <class T, int N, class Math> GPU_FN void load_vector(Math (&x)[N], const T* p) {
   constexpr int width = N * sizeof(T) > bytes_per_access ? bytes_per_access / sizeof(T) : N;
-  GPU_UNROLL for (int i = 0; i < N; i += width) {
+  GPU_UNROLL_FOR (int i = 0; i < N; i += width) {
     const Vector<T, width> a = *reinterpret_cast<const Vector<T, width>*>(p + i);
-    GPU_UNROLL for (int j = 0; j < width; ++j) x[i + j] = load_as<Math>(a.v[j]);
+    GPU_UNROLL_FOR (int j = 0; j < width; ++j) x[i + j] = load_as<Math>(a.v[j]);
   }
 }
 template <class T, int N, class Math> GPU_FN void store_vector(T* p, const Math (&x)[N]) {
   constexpr int width = N * sizeof(T) > bytes_per_access ? bytes_per_access / sizeof(T) : N;
-  GPU_UNROLL for (int i = 0; i < N; i += width) {
+  GPU_UNROLL_FOR (int i = 0; i < N; i += width) {
     Vector<T, width> a;
-    GPU_UNROLL for (int j = 0; j < width; ++j) store_as(a.v[j], x[i + j]);
+    GPU_UNROLL_FOR (int j = 0; j < width; ++j) store_as(a.v[j], x[i + j]);
     *reinterpret_cast<Vector<T, width>*>(p + i) = a;
   }
 }
@@ -85,21 +85,21 @@ template <class Math, class... T> struct MultiTensor {
     if (base[0] == 0) return;
     const u64 at[lists] = {base[I] + (u64)chunk.begin * sizeof(T)...};
     u64 bits = 0;
-    GPU_UNROLL for (int k = 0; k < lists; ++k) bits |= at[k];
+    GPU_UNROLL_FOR (int k = 0; k < lists; ++k) bits |= at[k];
 
     i32 done = 0;
     if (bits % bytes_per_access == 0) {
       const i32 vectors = chunk.length / width, stride = block_size_x();
       for (i32 i = thread_x(); i < vectors; i += Op::unroll * stride) {
         Math x[Op::unroll][lists][width];
-        GPU_UNROLL for (int u = 0; u < Op::unroll; ++u) {
+        GPU_UNROLL_FOR (int u = 0; u < Op::unroll; ++u) {
           const i32 j = i + u * stride;
           if (j < vectors) (load_list<(Op::read >> I & 1), T>(x[u][I], at[I], j), ...);
         }
-        GPU_UNROLL for (int u = 0; u < Op::unroll; ++u) {
+        GPU_UNROLL_FOR (int u = 0; u < Op::unroll; ++u) {
           const i32 j = i + u * stride;
           if (j >= vectors) break;
-          GPU_UNROLL for (int v = 0; v < width; ++v) op.update(x[u][I][v]...);
+          GPU_UNROLL_FOR (int v = 0; v < width; ++v) op.update(x[u][I][v]...);
           (store_list<(Op::written >> I & 1), T>(at[I], j, x[u][I]), ...);
         }
       }
@@ -127,7 +127,8 @@ template <class Math, class... T> struct MultiTensor {
  private:
   template <bool wanted, class E> static GPU_FN void load_list(Math (&x)[width], u64 at, i32 vector) {
     if constexpr (wanted) load_vector<E>(x, global_pointer<const E>(at) + (i64)vector * width);
-    else GPU_UNROLL for (int v = 0; v < width; ++v) x[v] = Math(0);
+    else
+      GPU_UNROLL_FOR (int v = 0; v < width; ++v) x[v] = Math(0);
   }
   template <bool wanted, class E> static GPU_FN void store_list(u64 at, i32 vector, const Math (&x)[width]) {
     if constexpr (wanted) store_vector<E>(global_pointer<E>(at) + (i64)vector * width, x);
@@ -140,8 +141,9 @@ template <class Math, class... T> struct MultiTensor {
 }  // namespace gpu
 
 // One kernel: MULTI_TENSOR_KERNEL(name, operation, arithmetic, element type of list 0, of list 1, ...)
-#define MULTI_TENSOR_KERNEL(name, Op, Math, ...)                                                                  \
-  extern "C" GPU_KERNEL(gpu::multi_tensor_threads) void name(gpu::TensorTable table, gpu::Op<Math>::Arguments arguments) { \
-    gpu::MultiTensor<Math, __VA_ARGS__>::run<gpu::Op<Math>>(table, arguments);                                    \
-  }                                                                                                               \
+#define MULTI_TENSOR_KERNEL(name, Op, Math, ...)                                                   \
+  extern "C" GPU_KERNEL(gpu::multi_tensor_threads) void name(gpu::TensorTable table,               \
+                                                             gpu::Op<Math>::Arguments arguments) { \
+    gpu::MultiTensor<Math, __VA_ARGS__>::run<gpu::Op<Math>>(table, arguments);                     \
+  }                                                                                                \
   GPU_REGISTER(name)

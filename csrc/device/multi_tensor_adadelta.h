@@ -1,5 +1,5 @@
-// Adadelta over lists of tensors (Zeiler 2012, arXiv:1212.5701). Lists: gradient, parameter, average of squared gradients,
-// average of squared updates.
+// Adadelta over lists of tensors (Zeiler 2012, arXiv:1212.5701). Lists: gradient, parameter, average of squared
+// gradients, average of squared updates.
 #pragma once
 #include "multi_tensor.h"
 
@@ -40,6 +40,6 @@ template <class Math> struct AdadeltaUpdate : ElementwiseOperation {
 }  // namespace gpu
 
 // V(name, operation, arithmetic, gradient, parameter, square_avg, acc_delta)
-#define MULTI_TENSOR_ADADELTA(V)                                  \
+#define MULTI_TENSOR_ADADELTA(V)                                        \
   V(f32_f32_f32_f32, AdadeltaUpdate, float, float, float, float, float) \
   V(f64_f64_f64_f64, AdadeltaUpdate, double, double, double, double, double)

@@ -7,8 +7,8 @@ enum AdagradMode : i32 { adagrad_l2 = 0, adagrad_decoupled = 1 };
 
 struct AdagradArguments {
   double lr, eps, weight_decay;
-  i32 mode;                // AdagradMode
-  i32 unscale_grads;       // a second launch leaves gradients multiplied by inv_scale
+  i32 mode;           // AdagradMode
+  i32 unscale_grads;  // a second launch leaves gradients multiplied by inv_scale
   // All nullable; each replaces or joins a value above.
   const float* lr_on_device;
   const float* inv_scale;  // gradients are multiplied by it first
@@ -52,14 +52,14 @@ template <class Math> struct AdagradUnscale : UnscaleGradients<Math, AdagradArgu
 
 // V(name, operation, arithmetic, gradient, parameter, sum). Sums are float (double for double parameters), or of the
 // parameter's type, as public apex keeps them.
-#define MULTI_TENSOR_ADAGRAD(V)                                                               \
-  V(f32_f32_f32, AdagradUpdate, float, float, float, float)                                   \
-  V(f16_f32_f32, AdagradUpdate, float, gpu::half, float, float)                               \
-  V(bf16_f32_f32, AdagradUpdate, float, gpu::bfloat16, float, float)                          \
-  V(f16_f16_f32, AdagradUpdate, float, gpu::half, gpu::half, float)                           \
-  V(f16_f16_f16, AdagradUpdate, float, gpu::half, gpu::half, gpu::half)                       \
-  V(f32_f16_f32, AdagradUpdate, float, float, gpu::half, float)                               \
-  V(bf16_bf16_f32, AdagradUpdate, float, gpu::bfloat16, gpu::bfloat16, float)                 \
-  V(bf16_bf16_bf16, AdagradUpdate, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)        \
-  V(f32_bf16_f32, AdagradUpdate, float, float, gpu::bfloat16, float)                          \
+#define MULTI_TENSOR_ADAGRAD(V)                                                        \
+  V(f32_f32_f32, AdagradUpdate, float, float, float, float)                            \
+  V(f16_f32_f32, AdagradUpdate, float, gpu::half, float, float)                        \
+  V(bf16_f32_f32, AdagradUpdate, float, gpu::bfloat16, float, float)                   \
+  V(f16_f16_f32, AdagradUpdate, float, gpu::half, gpu::half, float)                    \
+  V(f16_f16_f16, AdagradUpdate, float, gpu::half, gpu::half, gpu::half)                \
+  V(f32_f16_f32, AdagradUpdate, float, float, gpu::half, float)                        \
+  V(bf16_bf16_f32, AdagradUpdate, float, gpu::bfloat16, gpu::bfloat16, float)          \
+  V(bf16_bf16_bf16, AdagradUpdate, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16) \
+  V(f32_bf16_f32, AdagradUpdate, float, float, gpu::bfloat16, float)                   \
   V(f64_f64_f64, AdagradUpdate, double, double, double, double)

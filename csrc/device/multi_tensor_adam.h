@@ -28,10 +28,10 @@ struct AdamArguments {
 // off by 1.3e-5, relative.
 template <class Math> struct AdamScalars {
   Math beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
-  Math keep;            // 1 - lr * weight_decay where decay is decoupled, else 1
-  Math l2;              // weight_decay where it is an L2 penalty, else 0
-  Math step_size;       // lr / (1 - beta1^step)
-  Math denominator;     // 1 / sqrt(1 - beta2^step)
+  Math keep;         // 1 - lr * weight_decay where decay is decoupled, else 1
+  Math l2;           // weight_decay where it is an L2 penalty, else 0
+  Math step_size;    // lr / (1 - beta1^step)
+  Math denominator;  // 1 / sqrt(1 - beta2^step)
   Math inv_scale;
 
   GPU_FN void set(const AdamArguments& a, double lr, i32 step) {
@@ -121,18 +121,18 @@ template <class Math> struct AdamUnscale : UnscaleGradients<Math, AdamArguments>
 
 // V(name, operation, arithmetic, gradient, parameter, exp_avg, exp_avg_sq[, model]). Moments are float, or
 // double with double parameters (float with those too: public apex's lists of fp64 are such).
-#define MULTI_TENSOR_ADAM(V)                                                            \
-  V(f32_f32, AdamUpdate, float, float, float, float, float)                             \
-  V(f16_f32, AdamUpdate, float, gpu::half, float, float, float)                         \
-  V(bf16_f32, AdamUpdate, float, gpu::bfloat16, float, float, float)                    \
-  V(f16_f16, AdamUpdate, float, gpu::half, gpu::half, float, float)                     \
-  V(f32_f16, AdamUpdate, float, float, gpu::half, float, float)                         \
-  V(bf16_bf16, AdamUpdate, float, gpu::bfloat16, gpu::bfloat16, float, float)           \
-  V(f32_bf16, AdamUpdate, float, float, gpu::bfloat16, float, float)                    \
-  V(f64_f64, AdamUpdate, double, double, double, double, double)                        \
-  V(f64_f64_f32, AdamUpdate, double, double, double, float, float)                      \
-  V(f32_master_f32, AdamMasterUpdate, float, float, float, float, float, float)         \
-  V(f16_master_f16, AdamMasterUpdate, float, gpu::half, float, float, float, gpu::half) \
-  V(f32_master_f16, AdamMasterUpdate, float, float, float, float, float, gpu::half)     \
+#define MULTI_TENSOR_ADAM(V)                                                                      \
+  V(f32_f32, AdamUpdate, float, float, float, float, float)                                       \
+  V(f16_f32, AdamUpdate, float, gpu::half, float, float, float)                                   \
+  V(bf16_f32, AdamUpdate, float, gpu::bfloat16, float, float, float)                              \
+  V(f16_f16, AdamUpdate, float, gpu::half, gpu::half, float, float)                               \
+  V(f32_f16, AdamUpdate, float, float, gpu::half, float, float)                                   \
+  V(bf16_bf16, AdamUpdate, float, gpu::bfloat16, gpu::bfloat16, float, float)                     \
+  V(f32_bf16, AdamUpdate, float, float, gpu::bfloat16, float, float)                              \
+  V(f64_f64, AdamUpdate, double, double, double, double, double)                                  \
+  V(f64_f64_f32, AdamUpdate, double, double, double, float, float)                                \
+  V(f32_master_f32, AdamMasterUpdate, float, float, float, float, float, float)                   \
+  V(f16_master_f16, AdamMasterUpdate, float, gpu::half, float, float, float, gpu::half)           \
+  V(f32_master_f16, AdamMasterUpdate, float, float, float, float, float, gpu::half)               \
   V(bf16_master_bf16, AdamMasterUpdate, float, gpu::bfloat16, float, float, float, gpu::bfloat16) \
   V(f32_master_bf16, AdamMasterUpdate, float, float, float, float, float, gpu::bfloat16)

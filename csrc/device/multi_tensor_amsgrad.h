@@ -1,5 +1,6 @@
 // AMSGrad, the form of Adam and AdamW that divides by the largest second moment so far (Reddi, Kale & Kumar 2018,
-// arXiv:1904.09237). Lists: gradient, parameter, exp_avg, exp_avg_sq, max_exp_avg_sq. Arguments and skipped steps are Adam's.
+// arXiv:1904.09237). Lists: gradient, parameter, exp_avg, exp_avg_sq, max_exp_avg_sq. Arguments and skipped steps are
+// Adam's.
 #pragma once
 #include "multi_tensor_adam.h"
 
@@ -21,6 +22,6 @@ template <class Math> struct AmsgradUpdate : AdamUpdate<Math> {
 }  // namespace gpu
 
 // V(name, operation, arithmetic, gradient, parameter, exp_avg, exp_avg_sq, max_exp_avg_sq)
-#define MULTI_TENSOR_AMSGRAD(V)                                                      \
-  V(f32_f32_f32_f32_f32, AmsgradUpdate, float, float, float, float, float, float)    \
+#define MULTI_TENSOR_AMSGRAD(V)                                                   \
+  V(f32_f32_f32_f32_f32, AmsgradUpdate, float, float, float, float, float, float) \
   V(f64_f64_f64_f64_f64, AmsgradUpdate, double, double, double, double, double, double)

@@ -8,8 +8,8 @@ enum AxpbyCheck : i32 { axpby_check_both = -1, axpby_check_x = 0, axpby_check_y 
 struct AxpbyArguments {
   double a, b;
   const float* a_on_device;  // replaces `a` if not null (a loss scale's inverse that never visits the host)
-  i32* noop_flag;  // set to 1 if a checked input is not finite; may be null
-  i32 check;       // AxpbyCheck
+  i32* noop_flag;            // set to 1 if a checked input is not finite; may be null
+  i32 check;                 // AxpbyCheck
   i32 reserved;
 };
 

@@ -86,13 +86,13 @@ template <class Math> struct MaximumNorm : NormBase<Math> {
 }  // namespace gpu
 
 // V(name, operation, arithmetic, element)
-#define MULTI_TENSOR_L2NORM(V)                    \
-  V(f32, L2Norm, float, float)                    \
-  V(f16, L2Norm, float, gpu::half)                \
-  V(bf16, L2Norm, float, gpu::bfloat16)           \
+#define MULTI_TENSOR_L2NORM(V)          \
+  V(f32, L2Norm, float, float)          \
+  V(f16, L2Norm, float, gpu::half)      \
+  V(bf16, L2Norm, float, gpu::bfloat16) \
   V(f64, L2Norm, double, double)
-#define MULTI_TENSOR_MAXIMUM_NORM(V)              \
-  V(f32, MaximumNorm, float, float)               \
-  V(f16, MaximumNorm, float, gpu::half)           \
-  V(bf16, MaximumNorm, float, gpu::bfloat16)      \
+#define MULTI_TENSOR_MAXIMUM_NORM(V)         \
+  V(f32, MaximumNorm, float, float)          \
+  V(f16, MaximumNorm, float, gpu::half)      \
+  V(bf16, MaximumNorm, float, gpu::bfloat16) \
   V(f64, MaximumNorm, double, double)

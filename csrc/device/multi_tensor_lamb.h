@@ -9,15 +9,15 @@ enum LambMode : i32 { lamb_l2 = 0, lamb_decoupled = 1 };
 
 struct LambArguments {
   double lr, beta1, beta2, eps, weight_decay;
-  double max_grad_norm;  // gradients are divided by global_grad_norm / max_grad_norm where that exceeds 1; 0: never
-  double max_param_norm; // norms of parameters count as this where they exceed it; 0: never
-  i32 step;              // 1 at the first step
-  i32 mode;              // LambMode
+  double max_grad_norm;   // gradients are divided by global_grad_norm / max_grad_norm where that exceeds 1; 0: never
+  double max_param_norm;  // norms of parameters count as this where they exceed it; 0: never
+  i32 step;               // 1 at the first step
+  i32 mode;               // LambMode
   i32 bias_correction, grad_averaging;
-  i32 use_nvlamb;        // scale by the ratio of norms also where weight_decay is 0
-  i32 step_offset;       // added to step_on_device: 1 where that still holds the last step
-  i32 advance_step;      // the second launch writes the step that was used back to step_on_device
-  u32 tensors;           // second launch: of the table
+  i32 use_nvlamb;    // scale by the ratio of norms also where weight_decay is 0
+  i32 step_offset;   // added to step_on_device: 1 where that still holds the last step
+  i32 advance_step;  // the second launch writes the step that was used back to step_on_device
+  u32 tensors;       // second launch: of the table
   // All nullable; each replaces or joins a value above.
   const float* lr_on_device;
   i32* step_on_device;
@@ -27,7 +27,7 @@ struct LambArguments {
   const float* found_inf;
   const i32* noop_flag;
   const float* per_tensor_decay;  // [tensors]: multi_tensor_lamb_stage1 alone, in place of weight_decay
-  const double* totals;    // second launch: sums of squares of the first, [parameters | updates][tensors]
+  const double* totals;           // second launch: sums of squares of the first, [parameters | updates][tensors]
 };
 
 GPU_FN bool lamb_is_skipped(const LambArguments& a) {
@@ -36,9 +36,9 @@ GPU_FN bool lamb_is_skipped(const LambArguments& a) {
 
 template <class Math> struct LambScalars {
   Math beta1, gradient_share, beta2, one_minus_beta2, eps;
-  Math gradient_scale;           // inv_scale, and the clip by the global norm
-  Math l2, decay;                // weight_decay as an L2 penalty, or decoupled; the other is 0
-  Math correction1, correction2; // 1 / (1 - beta1^step), 1 / sqrt(1 - beta2^step)
+  Math gradient_scale;            // inv_scale, and the clip by the global norm
+  Math l2, decay;                 // weight_decay as an L2 penalty, or decoupled; the other is 0
+  Math correction1, correction2;  // 1 / (1 - beta1^step), 1 / sqrt(1 - beta2^step)
 
   GPU_FN void set(const LambArguments& a, i32 step) {
     const bool correct = a.bias_correction;
@@ -97,7 +97,8 @@ template <class Math> struct LambMoments : ElementwiseOperation {
 };
 template <class Math> struct LambMomentsModel : LambMoments<Math> {
   static constexpr int lists = 5;
-  GPU_FN void update(Math& gradient, const Math& parameter, Math& exp_avg, Math& exp_avg_sq, const Math&, Math (&add)[2]) {
+  GPU_FN void update(Math& gradient, const Math& parameter, Math& exp_avg, Math& exp_avg_sq, const Math&,
+                     Math (&add)[2]) {
     LambMoments<Math>::update(gradient, parameter, exp_avg, exp_avg_sq, add);
   }
 };
@@ -152,20 +153,20 @@ template <class Math> struct LambApplyModel : LambApply<Math> {
 
 // V(name, arithmetic, gradient, parameter, exp_avg, exp_avg_sq); moments are float, or the parameter's type, as
 // public apex keeps them.
-#define MULTI_TENSOR_LAMB(V)                                                                    \
-  V(f32_f32_f32, float, float, float, float, float)                                             \
-  V(f16_f32_f32, float, gpu::half, float, float, float)                                         \
-  V(bf16_f32_f32, float, gpu::bfloat16, float, float, float)                                    \
-  V(f16_f16_f32, float, gpu::half, gpu::half, float, float)                                     \
-  V(f16_f16_f16, float, gpu::half, gpu::half, gpu::half, gpu::half)                             \
-  V(bf16_bf16_f32, float, gpu::bfloat16, gpu::bfloat16, float, float)                           \
-  V(bf16_bf16_bf16, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)          \
-  V(f32_f16_f32, float, float, gpu::half, float, float)                                         \
-  V(f32_bf16_f32, float, float, gpu::bfloat16, float, float)                                    \
+#define MULTI_TENSOR_LAMB(V)                                                           \
+  V(f32_f32_f32, float, float, float, float, float)                                    \
+  V(f16_f32_f32, float, gpu::half, float, float, float)                                \
+  V(bf16_f32_f32, float, gpu::bfloat16, float, float, float)                           \
+  V(f16_f16_f32, float, gpu::half, gpu::half, float, float)                            \
+  V(f16_f16_f16, float, gpu::half, gpu::half, gpu::half, gpu::half)                    \
+  V(bf16_bf16_f32, float, gpu::bfloat16, gpu::bfloat16, float, float)                  \
+  V(bf16_bf16_bf16, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16) \
+  V(f32_f16_f32, float, float, gpu::half, float, float)                                \
+  V(f32_bf16_f32, float, float, gpu::bfloat16, float, float)                           \
   V(f64_f64_f64, double, double, double, double, double)
 // V(name, arithmetic, gradient, master parameter, exp_avg, exp_avg_sq, model copy)
-#define MULTI_TENSOR_LAMB_MODEL(V)                                                              \
-  V(f16_f32_f32_f16, float, gpu::half, float, float, float, gpu::half)                          \
-  V(bf16_f32_f32_bf16, float, gpu::bfloat16, float, float, float, gpu::bfloat16)                \
-  V(f32_f32_f32_f16, float, float, float, float, float, gpu::half)                              \
+#define MULTI_TENSOR_LAMB_MODEL(V)                                               \
+  V(f16_f32_f32_f16, float, gpu::half, float, float, float, gpu::half)           \
+  V(bf16_f32_f32_bf16, float, gpu::bfloat16, float, float, float, gpu::bfloat16) \
+  V(f32_f32_f32_f16, float, float, float, float, float, gpu::half)               \
   V(f32_f32_f32_bf16, float, float, float, float, float, gpu::bfloat16)

@@ -20,19 +20,19 @@ template <class Math> struct LambStage1 : ElementwiseOperation {
 }  // namespace gpu
 
 // V(name, operation, arithmetic, gradient, parameter, exp_avg, exp_avg_sq, update); moments have the parameter's type.
-#define MULTI_TENSOR_LAMB_STAGE1(V)                                                                           \
-  V(f32_f32_f32, LambStage1, float, float, float, float, float, float)                                        \
-  V(f32_f32_f16, LambStage1, float, float, float, float, float, gpu::half)                                    \
-  V(f32_f32_bf16, LambStage1, float, float, float, float, float, gpu::bfloat16)                               \
-  V(f16_f32_f32, LambStage1, float, gpu::half, float, float, float, float)                                    \
-  V(f16_f32_f16, LambStage1, float, gpu::half, float, float, float, gpu::half)                                \
-  V(bf16_f32_f32, LambStage1, float, gpu::bfloat16, float, float, float, float)                               \
-  V(bf16_f32_bf16, LambStage1, float, gpu::bfloat16, float, float, float, gpu::bfloat16)                      \
-  V(f32_f16_f32, LambStage1, float, float, gpu::half, gpu::half, gpu::half, float)                            \
-  V(f32_f16_f16, LambStage1, float, float, gpu::half, gpu::half, gpu::half, gpu::half)                        \
-  V(f16_f16_f32, LambStage1, float, gpu::half, gpu::half, gpu::half, gpu::half, float)                        \
-  V(f16_f16_f16, LambStage1, float, gpu::half, gpu::half, gpu::half, gpu::half, gpu::half)                    \
-  V(f32_bf16_f32, LambStage1, float, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, float)               \
-  V(f32_bf16_bf16, LambStage1, float, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)      \
-  V(bf16_bf16_f32, LambStage1, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, float)      \
+#define MULTI_TENSOR_LAMB_STAGE1(V)                                                                      \
+  V(f32_f32_f32, LambStage1, float, float, float, float, float, float)                                   \
+  V(f32_f32_f16, LambStage1, float, float, float, float, float, gpu::half)                               \
+  V(f32_f32_bf16, LambStage1, float, float, float, float, float, gpu::bfloat16)                          \
+  V(f16_f32_f32, LambStage1, float, gpu::half, float, float, float, float)                               \
+  V(f16_f32_f16, LambStage1, float, gpu::half, float, float, float, gpu::half)                           \
+  V(bf16_f32_f32, LambStage1, float, gpu::bfloat16, float, float, float, float)                          \
+  V(bf16_f32_bf16, LambStage1, float, gpu::bfloat16, float, float, float, gpu::bfloat16)                 \
+  V(f32_f16_f32, LambStage1, float, float, gpu::half, gpu::half, gpu::half, float)                       \
+  V(f32_f16_f16, LambStage1, float, float, gpu::half, gpu::half, gpu::half, gpu::half)                   \
+  V(f16_f16_f32, LambStage1, float, gpu::half, gpu::half, gpu::half, gpu::half, float)                   \
+  V(f16_f16_f16, LambStage1, float, gpu::half, gpu::half, gpu::half, gpu::half, gpu::half)               \
+  V(f32_bf16_f32, LambStage1, float, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, float)          \
+  V(f32_bf16_bf16, LambStage1, float, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16) \
+  V(bf16_bf16_f32, LambStage1, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, float) \
   V(bf16_bf16_bf16, LambStage1, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)

@@ -6,10 +6,10 @@
 namespace gpu {
 struct LambStage2Arguments {
   double lr;
-  i32 scaled;                     // 0: every step is lr, whatever the norms
+  i32 scaled;  // 0: every step is lr, whatever the norms
   i32 reserved;
-  const float* parameter_norms;   // [tensors]
-  const float* update_norms;      // [tensors]
+  const float* parameter_norms;  // [tensors]
+  const float* update_norms;     // [tensors]
 };
 
 // Lists: parameter, update.
@@ -28,11 +28,11 @@ template <class Math> struct LambStage2 : ElementwiseOperation {
 }  // namespace gpu
 
 // V(name, operation, arithmetic, parameter, update)
-#define MULTI_TENSOR_LAMB_STAGE2(V)                               \
-  V(f32_f32, LambStage2, float, float, float)                     \
-  V(f32_f16, LambStage2, float, float, gpu::half)                 \
-  V(f32_bf16, LambStage2, float, float, gpu::bfloat16)            \
-  V(f16_f32, LambStage2, float, gpu::half, float)                 \
-  V(f16_f16, LambStage2, float, gpu::half, gpu::half)             \
-  V(bf16_f32, LambStage2, float, gpu::bfloat16, float)            \
+#define MULTI_TENSOR_LAMB_STAGE2(V)                    \
+  V(f32_f32, LambStage2, float, float, float)          \
+  V(f32_f16, LambStage2, float, float, gpu::half)      \
+  V(f32_bf16, LambStage2, float, float, gpu::bfloat16) \
+  V(f16_f32, LambStage2, float, gpu::half, float)      \
+  V(f16_f16, LambStage2, float, gpu::half, gpu::half)  \
+  V(bf16_f32, LambStage2, float, gpu::bfloat16, float) \
   V(bf16_bf16, LambStage2, float, gpu::bfloat16, gpu::bfloat16)

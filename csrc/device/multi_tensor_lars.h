@@ -8,12 +8,12 @@
 namespace gpu {
 struct LarsArguments {
   double lr, trust_coefficient, eps, weight_decay, momentum;
-  double scale;            // gradients are multiplied by it first
+  double scale;  // gradients are multiplied by it first
   i32 nesterov;
-  i32 is_skipped;          // one learning rate for all: plain descent
-  u32 tensors;             // of the table
-  i32 unscale_grads;       // a third launch leaves gradients multiplied by both scales
-  const double* totals;    // sums of squares that the first launch left, [gradients | parameters][tensors]; or null:
+  i32 is_skipped;            // one learning rate for all: plain descent
+  u32 tensors;               // of the table
+  i32 unscale_grads;         // a third launch leaves gradients multiplied by both scales
+  const double* totals;      // sums of squares that the first launch left, [gradients | parameters][tensors]; or null:
   const float* grad_norms;   // [tensors]: norms from elsewhere (of scaled gradients)
   const float* param_norms;  // [tensors]
   // All nullable; each replaces or joins a value above.
@@ -105,32 +105,32 @@ template <class Math> struct LarsUnscale : UnscaleGradients<Math, LarsArguments>
 }  // namespace gpu
 
 // First launch: V(name, operation, arithmetic, gradient, parameter)
-#define MULTI_TENSOR_LARS_NORMS(V)                                      \
-  V(f32_f32, LarsNorms, float, float, float)                            \
-  V(f16_f32, LarsNorms, float, gpu::half, float)                        \
-  V(bf16_f32, LarsNorms, float, gpu::bfloat16, float)                   \
-  V(f16_f16, LarsNorms, float, gpu::half, gpu::half)                    \
-  V(f32_f16, LarsNorms, float, float, gpu::half)                        \
-  V(bf16_bf16, LarsNorms, float, gpu::bfloat16, gpu::bfloat16)          \
-  V(f32_bf16, LarsNorms, float, float, gpu::bfloat16)                   \
+#define MULTI_TENSOR_LARS_NORMS(V)                             \
+  V(f32_f32, LarsNorms, float, float, float)                   \
+  V(f16_f32, LarsNorms, float, gpu::half, float)               \
+  V(bf16_f32, LarsNorms, float, gpu::bfloat16, float)          \
+  V(f16_f16, LarsNorms, float, gpu::half, gpu::half)           \
+  V(f32_f16, LarsNorms, float, float, gpu::half)               \
+  V(bf16_bf16, LarsNorms, float, gpu::bfloat16, gpu::bfloat16) \
+  V(f32_bf16, LarsNorms, float, float, gpu::bfloat16)          \
   V(f64_f64, LarsNorms, double, double, double)
 // Second: V(name, operation, arithmetic, gradient, parameter, momentum buffer[, model copy]). Buffers are float (double
 // for double parameters), or of the parameter's type, as public apex keeps them.
-#define MULTI_TENSOR_LARS(V)                                                                      \
-  V(f32_f32_f32, LarsUpdate, float, float, float, float)                                          \
-  V(f16_f32_f32, LarsUpdate, float, gpu::half, float, float)                                      \
-  V(bf16_f32_f32, LarsUpdate, float, gpu::bfloat16, float, float)                                 \
-  V(f16_f16_f32, LarsUpdate, float, gpu::half, gpu::half, float)                                  \
-  V(f16_f16_f16, LarsUpdate, float, gpu::half, gpu::half, gpu::half)                              \
-  V(f32_f16_f32, LarsUpdate, float, float, gpu::half, float)                                      \
-  V(f32_f16_f16, LarsUpdate, float, float, gpu::half, gpu::half)                                  \
-  V(bf16_bf16_f32, LarsUpdate, float, gpu::bfloat16, gpu::bfloat16, float)                        \
-  V(bf16_bf16_bf16, LarsUpdate, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)               \
-  V(f32_bf16_f32, LarsUpdate, float, float, gpu::bfloat16, float)                                 \
-  V(f32_bf16_bf16, LarsUpdate, float, float, gpu::bfloat16, gpu::bfloat16)                        \
-  V(f64_f64_f64, LarsUpdate, double, double, double, double)                                      \
-  V(f16_f32_f32_f16, LarsModelUpdate, float, gpu::half, float, float, gpu::half)                  \
-  V(f32_f32_f32_f16, LarsModelUpdate, float, float, float, float, gpu::half)                      \
-  V(bf16_f32_f32_bf16, LarsModelUpdate, float, gpu::bfloat16, float, float, gpu::bfloat16)        \
-  V(f32_f32_f32_bf16, LarsModelUpdate, float, float, float, float, gpu::bfloat16)                 \
+#define MULTI_TENSOR_LARS(V)                                                               \
+  V(f32_f32_f32, LarsUpdate, float, float, float, float)                                   \
+  V(f16_f32_f32, LarsUpdate, float, gpu::half, float, float)                               \
+  V(bf16_f32_f32, LarsUpdate, float, gpu::bfloat16, float, float)                          \
+  V(f16_f16_f32, LarsUpdate, float, gpu::half, gpu::half, float)                           \
+  V(f16_f16_f16, LarsUpdate, float, gpu::half, gpu::half, gpu::half)                       \
+  V(f32_f16_f32, LarsUpdate, float, float, gpu::half, float)                               \
+  V(f32_f16_f16, LarsUpdate, float, float, gpu::half, gpu::half)                           \
+  V(bf16_bf16_f32, LarsUpdate, float, gpu::bfloat16, gpu::bfloat16, float)                 \
+  V(bf16_bf16_bf16, LarsUpdate, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)        \
+  V(f32_bf16_f32, LarsUpdate, float, float, gpu::bfloat16, float)                          \
+  V(f32_bf16_bf16, LarsUpdate, float, float, gpu::bfloat16, gpu::bfloat16)                 \
+  V(f64_f64_f64, LarsUpdate, double, double, double, double)                               \
+  V(f16_f32_f32_f16, LarsModelUpdate, float, gpu::half, float, float, gpu::half)           \
+  V(f32_f32_f32_f16, LarsModelUpdate, float, float, float, float, gpu::half)               \
+  V(bf16_f32_f32_bf16, LarsModelUpdate, float, gpu::bfloat16, float, float, gpu::bfloat16) \
+  V(f32_f32_f32_bf16, LarsModelUpdate, float, float, float, float, gpu::bfloat16)          \
   V(bf16_f32_f32_f16, LarsModelUpdate, float, gpu::bfloat16, float, float, gpu::half)

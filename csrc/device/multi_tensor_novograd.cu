@@ -1,7 +1,7 @@
 #include "multi_tensor_novograd.h"
 
-#define KERNELS(name, ...)                                                                          \
-  MULTI_TENSOR_REDUCE_KERNEL(multi_tensor_novograd_norm_##name, NovogradNorm, __VA_ARGS__)          \
+#define KERNELS(name, ...)                                                                 \
+  MULTI_TENSOR_REDUCE_KERNEL(multi_tensor_novograd_norm_##name, NovogradNorm, __VA_ARGS__) \
   MULTI_TENSOR_REDUCE_KERNEL(multi_tensor_novograd_maximum_##name, NovogradMaximum, __VA_ARGS__)
 MULTI_TENSOR_NOVOGRAD_NORMS(KERNELS)
 #undef KERNELS

@@ -10,13 +10,13 @@ enum NovogradMode : i32 { novograd_inside = 0, novograd_decoupled = 1 };
 
 struct NovogradArguments {
   double lr, beta1, beta2, one_minus_beta2, eps, weight_decay;
-  i32 step;                // 1 at the first step
-  i32 moment_mode;         // NovogradMode: weight decay is averaged with the gradient, or joins the update
+  i32 step;         // 1 at the first step
+  i32 moment_mode;  // NovogradMode: weight decay is averaged with the gradient, or joins the update
   i32 bias_correction, grad_averaging;
-  i32 step_offset;         // added to step_on_device: 1 where that still holds the last step
-  i32 advance_step;        // the first launch, which does not read it, writes the step back to step_on_device
-  const u64* gradients;    // [tensors]: the first list of the table; 0 where a tensor is left out
-  float* grad_norms;       // [tensors]: averaged norms; below 0: none yet, so that the first stands alone
+  i32 step_offset;       // added to step_on_device: 1 where that still holds the last step
+  i32 advance_step;      // the first launch, which does not read it, writes the step back to step_on_device
+  const u64* gradients;  // [tensors]: the first list of the table; 0 where a tensor is left out
+  float* grad_norms;     // [tensors]: averaged norms; below 0: none yet, so that the first stands alone
   // All nullable; each replaces or joins a value above.
   const float* lr_on_device;
   i32* step_on_device;
@@ -153,16 +153,16 @@ template <class Math> struct NovogradUnscale : UnscaleGradients<Math, NovogradAr
   V(f16, float, gpu::half)             \
   V(bf16, float, gpu::bfloat16)        \
   V(f64, double, double)
-// Second: V(name, arithmetic, gradient, parameter, exp_avg). Averages are float (double for double parameters), or of the
-// parameter's type, as public apex keeps them.
-#define MULTI_TENSOR_NOVOGRAD(V)                                                  \
-  V(f32_f32_f32, float, float, float, float)                                      \
-  V(f16_f32_f32, float, gpu::half, float, float)                                  \
-  V(bf16_f32_f32, float, gpu::bfloat16, float, float)                             \
-  V(f16_f16_f32, float, gpu::half, gpu::half, float)                              \
-  V(f16_f16_f16, float, gpu::half, gpu::half, gpu::half)                          \
-  V(f32_f16_f32, float, float, gpu::half, float)                                  \
-  V(bf16_bf16_f32, float, gpu::bfloat16, gpu::bfloat16, float)                    \
-  V(bf16_bf16_bf16, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)           \
-  V(f32_bf16_f32, float, float, gpu::bfloat16, float)                             \
+// Second: V(name, arithmetic, gradient, parameter, exp_avg). Averages are float (double for double parameters), or of
+// the parameter's type, as public apex keeps them.
+#define MULTI_TENSOR_NOVOGRAD(V)                                        \
+  V(f32_f32_f32, float, float, float, float)                            \
+  V(f16_f32_f32, float, gpu::half, float, float)                        \
+  V(bf16_f32_f32, float, gpu::bfloat16, float, float)                   \
+  V(f16_f16_f32, float, gpu::half, gpu::half, float)                    \
+  V(f16_f16_f16, float, gpu::half, gpu::half, gpu::half)                \
+  V(f32_f16_f32, float, float, gpu::half, float)                        \
+  V(bf16_bf16_f32, float, gpu::bfloat16, gpu::bfloat16, float)          \
+  V(bf16_bf16_bf16, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16) \
+  V(f32_bf16_f32, float, float, gpu::bfloat16, float)                   \
   V(f64_f64_f64, double, double, double, double)

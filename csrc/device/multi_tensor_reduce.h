@@ -34,7 +34,7 @@ template <class Op, class Math> struct Accumulating {
   template <class... X> GPU_FN void update(X&... x) {
     Math add[Op::reductions];
     op.update(x..., add);
-    GPU_UNROLL for (int r = 0; r < Op::reductions; ++r) sums[r] = Op::Reduction::combine(sums[r], add[r]);
+    GPU_UNROLL_FOR (int r = 0; r < Op::reductions; ++r) sums[r] = Op::Reduction::combine(sums[r], add[r]);
   }
 };
 
@@ -49,7 +49,8 @@ template <class Math, class... T> struct MultiTensorReduce {
   }
 
   template <class Op>
-  static GPU_FN void run(const TensorTable& table, const typename Op::Arguments& arguments, const ReductionScratch& scratch) {
+  static GPU_FN void run(const TensorTable& table, const typename Op::Arguments& arguments,
+                         const ReductionScratch& scratch) {
     using Reduction = typename Op::Reduction;
     constexpr int reductions = Op::reductions;
     Accumulating<Op, Math> a;
@@ -69,23 +70,25 @@ template <class Math, class... T> struct MultiTensorReduce {
         c = next;
 
         a.op.tensor(arguments, t);
-        GPU_UNROLL for (int r = 0; r < reductions; ++r) a.sums[r] = Math(0);
+        GPU_UNROLL_FOR (int r = 0; r < reductions; ++r) a.sums[r] = Math(0);
         Elements::update_chunk(a, table, segment, typename MakeIndices<Elements::lists>::type());
-        GPU_UNROLL for (int r = 0; r < reductions; ++r) {
+        GPU_UNROLL_FOR (int r = 0; r < reductions; ++r) {
           const Math sum = block_reduce<Reduction>(a.sums[r]);
           if (thread_x() == 0) partials(table, scratch, r)[b + t] = sum;
         }
         const u32 first_run = first / scratch.run, segments = (last - 1) / scratch.run - first_run + 1;
         if (!is_last_of(scratch.done + t, segments, is_last)) continue;
 
-        GPU_UNROLL for (int r = 0; r < reductions; ++r) {
+        GPU_UNROLL_FOR (int r = 0; r < reductions; ++r) {
           const Math* of_tensor = partials(table, scratch, r) + first_run + t;
           Math total = Math(0);
-          for (u32 i = thread_x(); i < segments; i += block_size_x()) total = Reduction::combine(total, load_coherent(of_tensor + i));
+          for (u32 i = thread_x(); i < segments; i += block_size_x())
+            total = Reduction::combine(total, load_coherent(of_tensor + i));
           total = block_reduce<Reduction>(total);
           if (thread_x() == 0) slots(scratch.totals)[(u64)r * table.tensors + t] = total;
         }
-        if (is_last_of(scratch.done + table.tensors, table.tensors_with_chunks, is_last)) finish(a.op, table, arguments, scratch);
+        if (is_last_of(scratch.done + table.tensors, table.tensors_with_chunks, is_last))
+          finish(a.op, table, arguments, scratch);
       }
     }
     if (table.chunks == 0) finish(a.op, table, arguments, scratch);
@@ -98,17 +101,17 @@ template <class Math, class... T> struct MultiTensorReduce {
                             const ReductionScratch& scratch) {
     const u32* first_chunk = global_pointer<const u32>((u64)table.first_chunk);
     Math all[Op::reductions];
-    GPU_UNROLL for (int r = 0; r < Op::reductions; ++r) all[r] = Math(0);
+    GPU_UNROLL_FOR (int r = 0; r < Op::reductions; ++r) all[r] = Math(0);
     for (u32 t = thread_x(); t < table.tensors; t += block_size_x()) {
       const bool empty = first_chunk[t] == first_chunk[t + 1];
       Math totals[Op::reductions];
-      GPU_UNROLL for (int r = 0; r < Op::reductions; ++r) {
+      GPU_UNROLL_FOR (int r = 0; r < Op::reductions; ++r) {
         totals[r] = empty ? Math(0) : load_coherent(slots(scratch.totals) + (u64)r * table.tensors + t);
         all[r] = Op::Reduction::combine(all[r], totals[r]);
       }
       op.finish_tensor(arguments, t, totals);
     }
-    GPU_UNROLL for (int r = 0; r < Op::reductions; ++r) all[r] = block_reduce<typename Op::Reduction>(all[r]);
+    GPU_UNROLL_FOR (int r = 0; r < Op::reductions; ++r) all[r] = block_reduce<typename Op::Reduction>(all[r]);
     if (thread_x() == 0) op.finish(arguments, all);
   }
 };
@@ -116,9 +119,9 @@ template <class Math, class... T> struct MultiTensorReduce {
 }  // namespace gpu
 
 // One kernel: MULTI_TENSOR_REDUCE_KERNEL(name, operation, arithmetic, element type of list 0, ...)
-#define MULTI_TENSOR_REDUCE_KERNEL(name, Op, Math, ...)                                                           \
-  extern "C" GPU_KERNEL(gpu::multi_tensor_threads) void name(                                                     \
-      gpu::TensorTable table, gpu::Op<Math>::Arguments arguments, gpu::ReductionScratch scratch) {                \
-    gpu::MultiTensorReduce<Math, __VA_ARGS__>::run<gpu::Op<Math>>(table, arguments, scratch);                     \
-  }                                                                                                               \
+#define MULTI_TENSOR_REDUCE_KERNEL(name, Op, Math, ...)                                            \
+  extern "C" GPU_KERNEL(gpu::multi_tensor_threads) void name(                                      \
+      gpu::TensorTable table, gpu::Op<Math>::Arguments arguments, gpu::ReductionScratch scratch) { \
+    gpu::MultiTensorReduce<Math, __VA_ARGS__>::run<gpu::Op<Math>>(table, arguments, scratch);      \
+  }                                                                                                \
   GPU_REGISTER(name)

@@ -1,5 +1,6 @@
-// RMSprop over lists of tensors (Hinton 2012, lecture 6e; centered: Graves 2013, arXiv:1308.0850), as torch.optim.RMSprop has
-// it and, by options, as TensorFlow does. Lists: gradient, parameter, average of squared gradients[, average of gradients]
+// RMSprop over lists of tensors (Hinton 2012, lecture 6e; centered: Graves 2013, arXiv:1308.0850), as
+// torch.optim.RMSprop has it and, by options, as TensorFlow does. Lists: gradient, parameter, average of squared
+// gradients[, average of gradients]
 // [, momentum buffer].
 #pragma once
 #include "multi_tensor.h"
@@ -99,15 +100,16 @@ template <class Math> struct RmspropCenteredMomentumUpdate : RmspropUpdate<Math>
 };
 }  // namespace gpu
 
-// V(name, operation, arithmetic, gradient, parameter, square_avg[, grad_avg][, momentum buffer]): what is not centered, and
-// what is; both with four lists of the same types, so that these alone do not tell.
-#define MULTI_TENSOR_RMSPROP(V)                                                                          \
-  V(f32_f32_f32, RmspropUpdate, float, float, float, float)                                              \
-  V(f64_f64_f64, RmspropUpdate, double, double, double, double)                                          \
-  V(momentum_f32_f32_f32_f32, RmspropMomentumUpdate, float, float, float, float, float)                  \
+// V(name, operation, arithmetic, gradient, parameter, square_avg[, grad_avg][, momentum buffer]): what is not centered,
+// and what is; both with four lists of the same types, so that these alone do not tell.
+#define MULTI_TENSOR_RMSPROP(V)                                                         \
+  V(f32_f32_f32, RmspropUpdate, float, float, float, float)                             \
+  V(f64_f64_f64, RmspropUpdate, double, double, double, double)                         \
+  V(momentum_f32_f32_f32_f32, RmspropMomentumUpdate, float, float, float, float, float) \
   V(momentum_f64_f64_f64_f64, RmspropMomentumUpdate, double, double, double, double, double)
-#define MULTI_TENSOR_RMSPROP_CENTERED(V)                                                                 \
-  V(centered_f32_f32_f32_f32, RmspropCenteredUpdate, float, float, float, float, float)                  \
-  V(centered_f64_f64_f64_f64, RmspropCenteredUpdate, double, double, double, double, double)             \
+#define MULTI_TENSOR_RMSPROP_CENTERED(V)                                                                            \
+  V(centered_f32_f32_f32_f32, RmspropCenteredUpdate, float, float, float, float, float)                             \
+  V(centered_f64_f64_f64_f64, RmspropCenteredUpdate, double, double, double, double, double)                        \
   V(centered_momentum_f32_f32_f32_f32_f32, RmspropCenteredMomentumUpdate, float, float, float, float, float, float) \
-  V(centered_momentum_f64_f64_f64_f64_f64, RmspropCenteredMomentumUpdate, double, double, double, double, double, double)
+  V(centered_momentum_f64_f64_f64_f64_f64, RmspropCenteredMomentumUpdate, double, double, double, double, double,   \
+    double)

@@ -7,11 +7,11 @@
 namespace gpu {
 struct SgdArguments {
   double weight_decay, momentum, dampening, lr;
-  double scale;            // gradients are multiplied by it first
+  double scale;  // gradients are multiplied by it first
   i32 nesterov;
-  i32 first_run;           // momentum buffers are set to the gradients, whatever they hold
-  i32 marked_first_run;    // likewise each element that is -0; no element is left so
-  i32 wd_after_momentum;   // decay joins what comes out of the buffer, not what goes in
+  i32 first_run;          // momentum buffers are set to the gradients, whatever they hold
+  i32 marked_first_run;   // likewise each element that is -0; no element is left so
+  i32 wd_after_momentum;  // decay joins what comes out of the buffer, not what goes in
   // All nullable; each replaces or joins a value above.
   const float* lr_on_device;
   const float* inv_scale;  // multiplies `scale`
@@ -108,29 +108,29 @@ template <class Math> struct SgdUnscale : UnscaleGradients<Math, SgdArguments> {
 
 // V(name, operation, arithmetic, gradient, parameter[, momentum buffer[, model copy]]). Buffers are float (double
 // for double parameters), or of the parameter's type, as public apex keeps them.
-#define MULTI_TENSOR_SGD(V)                                                                              \
-  V(f32_f32, SgdUpdate, float, float, float)                                                             \
-  V(f16_f32, SgdUpdate, float, gpu::half, float)                                                         \
-  V(bf16_f32, SgdUpdate, float, gpu::bfloat16, float)                                                    \
-  V(f16_f16, SgdUpdate, float, gpu::half, gpu::half)                                                     \
-  V(f32_f16, SgdUpdate, float, float, gpu::half)                                                         \
-  V(bf16_bf16, SgdUpdate, float, gpu::bfloat16, gpu::bfloat16)                                           \
-  V(f32_bf16, SgdUpdate, float, float, gpu::bfloat16)                                                    \
-  V(f64_f64, SgdUpdate, double, double, double)                                                          \
-  V(f32_f32_f32, SgdMomentumUpdate, float, float, float, float)                                          \
-  V(f16_f32_f32, SgdMomentumUpdate, float, gpu::half, float, float)                                      \
-  V(bf16_f32_f32, SgdMomentumUpdate, float, gpu::bfloat16, float, float)                                 \
-  V(f16_f16_f32, SgdMomentumUpdate, float, gpu::half, gpu::half, float)                                  \
-  V(f16_f16_f16, SgdF16MomentumUpdate, float, gpu::half, gpu::half, gpu::half)                           \
-  V(f32_f16_f32, SgdMomentumUpdate, float, float, gpu::half, float)                                      \
-  V(f32_f16_f16, SgdF16MomentumUpdate, float, float, gpu::half, gpu::half)                               \
-  V(bf16_bf16_f32, SgdMomentumUpdate, float, gpu::bfloat16, gpu::bfloat16, float)                        \
-  V(bf16_bf16_bf16, SgdBf16MomentumUpdate, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)           \
-  V(f32_bf16_f32, SgdMomentumUpdate, float, float, gpu::bfloat16, float)                                 \
-  V(f32_bf16_bf16, SgdBf16MomentumUpdate, float, float, gpu::bfloat16, gpu::bfloat16)                    \
-  V(f64_f64_f64, SgdMomentumUpdate, double, double, double, double)                                      \
-  V(f16_f32_f32_f16, SgdMomentumModelUpdate, float, gpu::half, float, float, gpu::half)                  \
-  V(f32_f32_f32_f16, SgdMomentumModelUpdate, float, float, float, float, gpu::half)                      \
-  V(bf16_f32_f32_bf16, SgdMomentumModelUpdate, float, gpu::bfloat16, float, float, gpu::bfloat16)        \
-  V(f32_f32_f32_bf16, SgdMomentumModelUpdate, float, float, float, float, gpu::bfloat16)                 \
+#define MULTI_TENSOR_SGD(V)                                                                       \
+  V(f32_f32, SgdUpdate, float, float, float)                                                      \
+  V(f16_f32, SgdUpdate, float, gpu::half, float)                                                  \
+  V(bf16_f32, SgdUpdate, float, gpu::bfloat16, float)                                             \
+  V(f16_f16, SgdUpdate, float, gpu::half, gpu::half)                                              \
+  V(f32_f16, SgdUpdate, float, float, gpu::half)                                                  \
+  V(bf16_bf16, SgdUpdate, float, gpu::bfloat16, gpu::bfloat16)                                    \
+  V(f32_bf16, SgdUpdate, float, float, gpu::bfloat16)                                             \
+  V(f64_f64, SgdUpdate, double, double, double)                                                   \
+  V(f32_f32_f32, SgdMomentumUpdate, float, float, float, float)                                   \
+  V(f16_f32_f32, SgdMomentumUpdate, float, gpu::half, float, float)                               \
+  V(bf16_f32_f32, SgdMomentumUpdate, float, gpu::bfloat16, float, float)                          \
+  V(f16_f16_f32, SgdMomentumUpdate, float, gpu::half, gpu::half, float)                           \
+  V(f16_f16_f16, SgdF16MomentumUpdate, float, gpu::half, gpu::half, gpu::half)                    \
+  V(f32_f16_f32, SgdMomentumUpdate, float, float, gpu::half, float)                               \
+  V(f32_f16_f16, SgdF16MomentumUpdate, float, float, gpu::half, gpu::half)                        \
+  V(bf16_bf16_f32, SgdMomentumUpdate, float, gpu::bfloat16, gpu::bfloat16, float)                 \
+  V(bf16_bf16_bf16, SgdBf16MomentumUpdate, float, gpu::bfloat16, gpu::bfloat16, gpu::bfloat16)    \
+  V(f32_bf16_f32, SgdMomentumUpdate, float, float, gpu::bfloat16, float)                          \
+  V(f32_bf16_bf16, SgdBf16MomentumUpdate, float, float, gpu::bfloat16, gpu::bfloat16)             \
+  V(f64_f64_f64, SgdMomentumUpdate, double, double, double, double)                               \
+  V(f16_f32_f32_f16, SgdMomentumModelUpdate, float, gpu::half, float, float, gpu::half)           \
+  V(f32_f32_f32_f16, SgdMomentumModelUpdate, float, float, float, float, gpu::half)               \
+  V(bf16_f32_f32_bf16, SgdMomentumModelUpdate, float, gpu::bfloat16, float, float, gpu::bfloat16) \
+  V(f32_f32_f32_bf16, SgdMomentumModelUpdate, float, float, float, float, gpu::bfloat16)          \
   V(bf16_f32_f32_f16, SgdMomentumModelUpdate, float, gpu::bfloat16, float, float, gpu::half)

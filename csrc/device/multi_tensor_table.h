@@ -10,9 +10,9 @@ struct TensorTable {
   const i64* sizes;        // [tensors], in elements
   const u32* first_chunk;  // [tensors + 1]: chunks of all tensors before this one
   u32 tensors;
-  u32 chunks;              // first_chunk[tensors]
-  u32 chunk_size;          // elements
-  u32 tensors_with_chunks; // how many are not empty
+  u32 chunks;               // first_chunk[tensors]
+  u32 chunk_size;           // elements
+  u32 tensors_with_chunks;  // how many are not empty
 };
 
 // The words of a table travel inside kernel parameters: they are copied when a graph is captured, where a

@@ -1,5 +1,5 @@
-// The launch after an optimizer's update that leaves gradients unscaled. A kernel of its own: stores that a flag turns on
-// would cost every update registers, whether or not there is a scale. It sees the gradients alone.
+// The launch after an optimizer's update that leaves gradients unscaled. A kernel of its own: stores that a flag turns
+// on would cost every update registers, whether or not there is a scale. It sees the gradients alone.
 #pragma once
 #include "multi_tensor.h"
 

@@ -28,22 +28,22 @@ struct NormBackward {
   const u8* grad_sum;     // as the input: added to its gradient; or null
   const u8* mean;         // of the forward; null for RMS norm, and with from_output
   const u8* rstd;
-  const u8* weight;       // or null
-  const u8* bias;         // with from_output
-  u8* grad_input;         // [rows][hidden], input_type
-  u8* grad_weight;        // [hidden], weight_type; null: not wanted, nor is that of the bias
-  u8* grad_bias;          // layer norm alone; or null
-  u8* partials;           // [2][parts][norm_partials_pitch(hidden)], float or double
+  const u8* weight;  // or null
+  const u8* bias;    // with from_output
+  u8* grad_input;    // [rows][hidden], input_type
+  u8* grad_weight;   // [hidden], weight_type; null: not wanted, nor is that of the bias
+  u8* grad_bias;     // layer norm alone; or null
+  u8* partials;      // [2][parts][norm_partials_pitch(hidden)], float or double
   i64 rows, hidden;
-  double eps;             // weights nearer to 0 count as eps where the output is divided by them
+  double eps;  // weights nearer to 0 count as eps where the output is divided by them
   i32 input_type, output_type, weight_type;
   i32 from_output;
-  i32 warp_rows;          // as above
+  i32 warp_rows;  // as above
   i32 stages;
   i64 parts;
   i32 constant_bytes;
-  i32 column_threads;     // of the `columns` kernel: threads side by side; the block's others take other rows
-  i32 column_blocks;      // and blocks side by side
+  i32 column_threads;  // of the `columns` kernel: threads side by side; the block's others take other rows
+  i32 column_blocks;   // and blocks side by side
   i32 reserved;
 };
 }  // namespace gpu

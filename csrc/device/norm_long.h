@@ -17,21 +17,21 @@ template <bool centered, class Math, int width> GPU_FN void norm_forward_long(co
         Math y[width];
         load_values(x, a.input, a.input_type, begin + at);
         load_values(y, a.residual, a.input_type, begin + at);
-        GPU_UNROLL for (int i = 0; i < width; ++i) x[i] += y[i];
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] += y[i];
         store_values(a.sum, a.input_type, begin + at, x);
       }
     }
     if constexpr (centered) {
       for (i64 at = mine; at < a.hidden; at += step) {
         load_values(x, input, a.input_type, begin + at);
-        GPU_UNROLL for (int i = 0; i < width; ++i) total += x[i];
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) total += x[i];
       }
       mean = block_reduce<Sum>(total) / (Math)a.hidden;
       total = Math(0);
     }
     for (i64 at = mine; at < a.hidden; at += step) {
       load_values(x, input, a.input_type, begin + at);
-      GPU_UNROLL for (int i = 0; i < width; ++i) total = fma(x[i] - mean, x[i] - mean, total);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) total = fma(x[i] - mean, x[i] - mean, total);
     }
     const Math rstd = Math(1) / sqrt(block_reduce<Sum>(total) / (Math)a.hidden + (Math)a.eps);
     if (thread_x() == 0) {
@@ -43,7 +43,7 @@ template <bool centered, class Math, int width> GPU_FN void norm_forward_long(co
       load_values(x, input, a.input_type, begin + at);
       load_weight(w, a.weight, a.weight_type, at, Math(1));
       load_weight(b, centered ? a.bias : nullptr, a.weight_type, at, Math(0));
-      GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = fma((x[i] - mean) * rstd, w[i], b[i]);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = fma((x[i] - mean) * rstd, w[i], b[i]);
       store_values(a.output, a.output_type, begin + at, x);
     }
   }
@@ -58,7 +58,7 @@ GPU_FN void load_gradient(const NormBackward& a, const Normalized<centered, Math
   load_values(dy, a.grad_output, a.output_type, begin + at);
   load_weight(w, a.weight, a.weight_type, at, Math(1));
   load_weight(b, centered && a.from_output ? a.bias : nullptr, a.weight_type, at, Math(0));
-  GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = normalized(x[i], w[i], b[i]);
+  GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = normalized(x[i], w[i], b[i]);
 }
 
 // The gradient of the input alone.
@@ -71,7 +71,7 @@ template <bool centered, class Math, int width> GPU_FN void norm_backward_long(c
     Math x[width], dy[width], w[width], along_x = Math(0), along_one = Math(0);
     for (i64 at = mine; at < a.hidden; at += step) {
       load_gradient(a, normalized, begin, at, x, dy, w);
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         const Math g = dy[i] * w[i];
         along_x = fma(x[i], g, along_x);
         along_one += g;
@@ -81,11 +81,12 @@ template <bool centered, class Math, int width> GPU_FN void norm_backward_long(c
     along_one = centered ? block_reduce<Sum>(along_one) / (Math)a.hidden : Math(0);
     for (i64 at = mine; at < a.hidden; at += step) {
       load_gradient(a, normalized, begin, at, x, dy, w);
-      GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = fma(-x[i], along_x, fma(dy[i], w[i], -along_one)) * normalized.rstd;
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i)
+        x[i] = fma(-x[i], along_x, fma(dy[i], w[i], -along_one)) * normalized.rstd;
       if (a.grad_sum) {
         Math more[width];
         load_values(more, a.grad_sum, a.input_type, begin + at);
-        GPU_UNROLL for (int i = 0; i < width; ++i) x[i] += more[i];
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] += more[i];
       }
       store_values(a.grad_input, a.input_type, begin + at, x);
     }

@@ -49,14 +49,14 @@ template <bool centered, class Math> GPU_FN void norm_backward_finish(const Norm
     Math v[4];
     GPU_FN static Four load(const Math* p) {
       Four four;
-      GPU_UNROLL for (int i = 0; i < 4; i += 16 / sizeof(Math)) {
+      GPU_UNROLL_FOR (int i = 0; i < 4; i += 16 / sizeof(Math)) {
         const Words16 words = *reinterpret_cast<const Words16*>(p + i);
-        GPU_UNROLL for (int k = 0; k < (int)(16 / sizeof(Math)); ++k) four.v[i + k] = words.v[k];
+        GPU_UNROLL_FOR (int k = 0; k < (int)(16 / sizeof(Math)); ++k) four.v[i + k] = words.v[k];
       }
       return four;
     }
     GPU_FN void add(const Four& more) {
-      GPU_UNROLL for (int i = 0; i < 4; ++i) v[i] += more.v[i];
+      GPU_UNROLL_FOR (int i = 0; i < 4; ++i) v[i] += more.v[i];
     }
   };
   GPU_SHARED(Four, sums, tensors * norm_threads);
@@ -67,18 +67,18 @@ template <bool centered, class Math> GPU_FN void norm_backward_finish(const Norm
     const Math* const mine = reinterpret_cast<const Math*>(a.partials) + column;
     for (i64 part = group; part < a.parts; part += at_once * groups) {
       Four loaded[tensors][at_once] = {};
-      GPU_UNROLL for (int t = 0; t < tensors; ++t)
-        GPU_UNROLL for (int n = 0; n < at_once; ++n)
+      GPU_UNROLL_FOR (int t = 0; t < tensors; ++t)
+        GPU_UNROLL_FOR (int n = 0; n < at_once; ++n)
           if (part + n * groups < a.parts) loaded[t][n] = Four::load(mine + (t * a.parts + part + n * groups) * pitch);
-      GPU_UNROLL for (int t = 0; t < tensors; ++t)
-        GPU_UNROLL for (int n = 0; n < at_once; ++n) total[t].add(loaded[t][n]);
+      GPU_UNROLL_FOR (int t = 0; t < tensors; ++t)
+        GPU_UNROLL_FOR (int n = 0; n < at_once; ++n) total[t].add(loaded[t][n]);
     }
   }
-  GPU_UNROLL for (int t = 0; t < tensors; ++t) sums[t * norm_threads + thread_x()] = total[t];
+  GPU_UNROLL_FOR (int t = 0; t < tensors; ++t) sums[t * norm_threads + thread_x()] = total[t];
   for (u32 half = groups / 2; half; half /= 2) {  // groups are a power of two
     sync_threads();
     if (group >= half) continue;
-    GPU_UNROLL for (int t = 0; t < tensors; ++t) {
+    GPU_UNROLL_FOR (int t = 0; t < tensors; ++t) {
       total[t].add(sums[t * norm_threads + thread_x() + half * wide]);
       sums[t * norm_threads + thread_x()] = total[t];
     }

@@ -25,8 +25,8 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
   i64 row = team.first;
   for (u32 turn = 0; turn < rows.depth(); ++turn) rows.start(turn, turn < turns, part.of_row(row + turn * team.stride));
   const RowConstants<width, vectors> weight(a.weight, a.weight_type, 1.0f, a.hidden, team, part, constants, quads);
-  const RowConstants<width, vectors> bias(centered ? a.bias : nullptr, a.weight_type, 0.0f, centered ? a.hidden : 0, team, part,
-                                          constants + quads, centered ? quads : 0);
+  const RowConstants<width, vectors> bias(centered ? a.bias : nullptr, a.weight_type, 0.0f, centered ? a.hidden : 0,
+                                          team, part, constants + quads, centered ? quads : 0);
   sync_threads();
 
   // The digits that a rounded 1 / hidden and the hardware's root cost are none of a half's.
@@ -39,12 +39,12 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
     rows.next(left > rows.depth(), part.of_row(row + ahead));
     const i64 at = part.of_row(row);
     float x[vectors][width], mean = 0.0f;
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       unpack(x[v], rows.read(0, v), input_type);
       if (a.residual) {
         float y[width];
         unpack(y, rows.read(1, v), input_type);
-        GPU_UNROLL for (int i = 0; i < width; ++i) x[v][i] += y[i];
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[v][i] += y[i];
         const Words sum = pack(x[v], input_type);
         unpack(x[v], sum, input_type);
         if (part.has(v)) store_words<width>(a.sum + (at + part.offset(v)) * bytes_of(input_type), input_type, sum);
@@ -53,7 +53,7 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
     float squares = 0.0f;
     const auto sum_squares = [&](int v, float from) {
       float square = 0.0f;
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         const float difference = centered ? x[v][i] - from : x[v][i];
         square = fma(difference, difference, square);
       }
@@ -61,12 +61,12 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
     };
     if constexpr (centered) {
       float total[1] = {0.0f};
-      GPU_UNROLL for (int v = 0; v < vectors; ++v)
-        GPU_UNROLL for (int i = 0; i < width; ++i) total[0] += x[v][i];
+      GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) total[0] += x[v][i];
       if (!whole) team.sum(total);
       mean = whole ? total[0] * (1.0f / (width * vectors)) : average(total[0]);
     }
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) sum_squares(v, mean);
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) sum_squares(v, mean);
     if (whole) {
       team.merge(mean, squares, width * vectors);
     } else {
@@ -74,7 +74,8 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
       team.sum(total);
       squares = total[0];
     }
-    const float rstd = halves ? rsqrt(fma(squares, one_by_hidden, (float)a.eps)) : 1.0f / sqrt(average(squares) + (float)a.eps);
+    const float rstd =
+        halves ? rsqrt(fma(squares, one_by_hidden, (float)a.eps)) : 1.0f / sqrt(average(squares) + (float)a.eps);
     // One instruction less; nor does a half show the rounding of a product.
     constexpr bool by_product = centered && halves;
     const float mean_by_std = by_product ? mean * rstd : 0.0f;
@@ -83,16 +84,17 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
       reinterpret_cast<float*>(a.rstd)[row] = rstd;
     }
     u8* const output = a.output + at * bytes_of(output_type);
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       float w[width], b[width];
       weight.read(w, v);
       if constexpr (centered) bias.read(b, v);
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         if (by_product) x[v][i] = fma(x[v][i], rstd, -mean_by_std);
         else x[v][i] = (centered ? x[v][i] - mean : x[v][i]) * rstd;
         x[v][i] = centered ? fma(x[v][i], w[i], b[i]) : x[v][i] * w[i];
       }
-      if (part.has(v)) store_words<width>(output + part.offset(v) * bytes_of(output_type), output_type, pack(x[v], output_type));
+      if (part.has(v))
+        store_words<width>(output + part.offset(v) * bytes_of(output_type), output_type, pack(x[v], output_type));
     }
   }
 }
@@ -101,7 +103,8 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
 //
 // Rows are taken from the last to the first: what wrote the gradient wrote those last, and they may still be in the
 // second-level cache.
-template <bool centered, bool from_output, i32 types, int width, int vectors> GPU_FN void norm_backward_rows(const NormBackward& a) {
+template <bool centered, bool from_output, i32 types, int width, int vectors> GPU_FN void norm_backward_rows(
+    const NormBackward& a) {
   using Layout = QuadLayout<width, vectors>;
   // Registers hold what a second use of a row needs as far as they suffice; the rest is computed again.
   constexpr int elements = width * vectors;
@@ -115,8 +118,8 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
   const RowPart<width, vectors> part(team, a.hidden);
   Quad* const constants = reinterpret_cast<Quad*>(memory);
   const u32 quads = (a.warp_rows ? 1 : block_size_x() / warp_size) * vectors * Layout::quads * warp_size;
-  RowStream<width, vectors, 3> rows({{a.saved, saved_type}, {a.grad_output, grad_type}, {a.grad_sum, input_type}}, team, part,
-                                    memory + a.constant_bytes, a.stages);
+  RowStream<width, vectors, 3> rows({{a.saved, saved_type}, {a.grad_output, grad_type}, {a.grad_sum, input_type}}, team,
+                                    part, memory + a.constant_bytes, a.stages);
 
   const u32 turns = team.turns(a.rows);
   const u32 ahead = rows.depth() * team.stride;
@@ -124,13 +127,13 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
   for (u32 turn = 0; turn < rows.depth(); ++turn) rows.start(turn, turn < turns, part.of_row(row - turn * team.stride));
   const RowConstants<width, vectors> weight(a.weight, a.weight_type, 1.0f, a.hidden, team, part, constants, quads);
   constexpr bool needs_bias = centered && from_output;
-  const RowConstants<width, vectors> bias(needs_bias ? a.bias : nullptr, a.weight_type, 0.0f, needs_bias ? a.hidden : 0, team, part,
-                                          constants + quads, needs_bias ? quads : 0);
+  const RowConstants<width, vectors> bias(needs_bias ? a.bias : nullptr, a.weight_type, 0.0f, needs_bias ? a.hidden : 0,
+                                          team, part, constants + quads, needs_bias ? quads : 0);
   sync_threads();
 
   float grad_weight[vectors][width], grad_bias[centered ? vectors : 1][width];
-  GPU_UNROLL for (int v = 0; v < vectors; ++v)
-    GPU_UNROLL for (int i = 0; i < width; ++i) grad_weight[v][i] = grad_bias[centered ? v : 0][i] = 0.0f;
+  GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) grad_weight[v][i] = grad_bias[centered ? v : 0][i] = 0.0f;
   const bool has_mean = centered && !from_output;
   const float* const means = reinterpret_cast<const float*>(a.mean);
   const float* const rstds = reinterpret_cast<const float*>(a.rstd);
@@ -140,11 +143,12 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
     if (has_mean) next_mean = means[row];
     next_rstd = rstds[row];
   }
-  const auto read_x = [&](float(&x)[width], const float(&w)[width], int v) {
+  const auto read_x = [&](float (&x)[width], const float (&w)[width], int v) {
     unpack(x, rows.read(0, v), saved_type);
     float b[width] = {};
     if constexpr (needs_bias) bias.read(b, v);
-    GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = from_output ? normalized.of_output(x[i], w[i], b[i]) : normalized.of_input(x[i]);
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i)
+      x[i] = from_output ? normalized.of_output(x[i], w[i], b[i]) : normalized.of_input(x[i]);
   };
 
   const auto add_to_weights = [&](int v, int i, float x, float dy) {
@@ -164,12 +168,12 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
 
     float kept_x[keeps_x ? vectors : 1][width], kept_g[keeps_g ? vectors : 1][width];
     float sums[centered ? 2 : 1] = {};  // of x * g, and of g, where g = dy * weight
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       float x[width], dy[width], w[width];
       weight.read(w, v);
       read_x(x, w, v);
       unpack(dy, rows.read(1, v), grad_type);
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         const float g = dy[i] * w[i];
         sums[0] = fma(x[i], g, sums[0]);
         if constexpr (centered) sums[1] += g;
@@ -184,51 +188,58 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
     const float scale = one_by_hidden * normalized.rstd;
     const float along_x = sums[0] * scale, along_one = centered ? sums[centered ? 1 : 0] * scale : 0.0f;
     u8* const grad_input = a.grad_input + part.of_row(row) * bytes_of(input_type);
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       float x[width], g[width], w[width];
       if constexpr (!keeps_g || (!keeps_x && from_output)) weight.read(w, v);
-      if constexpr (keeps_x) GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = kept_x[v][i];
+      if constexpr (keeps_x)
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = kept_x[v][i];
       else read_x(x, w, v);
       if constexpr (keeps_g) {
-        GPU_UNROLL for (int i = 0; i < width; ++i) g[i] = kept_g[v][i];
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) g[i] = kept_g[v][i];
       } else {
         unpack(g, rows.read(1, v), grad_type);
-        GPU_UNROLL for (int i = 0; i < width; ++i) {
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
           if constexpr (!keeps_x) add_to_weights(v, i, x[i], g[i]);
           g[i] *= w[i];
         }
       }
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         g[i] = centered ? fma(g[i], normalized.rstd, -along_one) : g[i] * normalized.rstd;
         g[i] = fma(-x[i], along_x, g[i]);
       }
       if (a.grad_sum) {
         unpack(x, rows.read(2, v), input_type);
-        GPU_UNROLL for (int i = 0; i < width; ++i) g[i] += x[i];
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) g[i] += x[i];
       }
-      if (part.has(v)) store_words<width>(grad_input + part.offset(v) * bytes_of(input_type), input_type, pack(g, input_type));
+      if (part.has(v))
+        store_words<width>(grad_input + part.offset(v) * bytes_of(input_type), input_type, pack(g, input_type));
     }
   }
 
   if (!a.grad_weight) return;
   const i64 pitch = norm_partials_pitch(a.hidden);
   float* const partials = reinterpret_cast<float*>(a.partials) + block_x() * pitch;
-  const auto quad_of = [](const float(&x)[width], int q) { return Quad{{x[q * 4], x[q * 4 + 1], x[q * 4 + 2], x[q * 4 + 3]}}; };
-  GPU_UNROLL for (int k = 0; k < (centered ? 2 : 1); ++k) {
+  const auto quad_of = [](const float (&x)[width], int q) {
+    return Quad{{x[q * 4], x[q * 4 + 1], x[q * 4 + 2], x[q * 4 + 3]}};
+  };
+  GPU_UNROLL_FOR (int k = 0; k < (centered ? 2 : 1); ++k) {
     float* const to = partials + k * a.parts * pitch;
     if (!team.is_warp) {
-      GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+      GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
         Quad* const mine = reinterpret_cast<Quad*>(to + part.begin + part.offset(v));
         if (part.has(v))
-          GPU_UNROLL for (int q = 0; q < (int)Layout::quads; ++q) mine[q] = quad_of(k ? grad_bias[centered ? v : 0] : grad_weight[v], q);
+          GPU_UNROLL_FOR (int q = 0; q < (int)Layout::quads; ++q)
+            mine[q] = quad_of(k ? grad_bias[centered ? v : 0] : grad_weight[v], q);
       }
       continue;
     }
-    // The block's warps, each with rows of its own, are added up in order; two at a time, where roundings show and registers are left.
+    // The block's warps, each with rows of its own, are added up in order; two at a time, where roundings show and
+    // registers are left.
     sync_threads();
-    GPU_UNROLL for (int v = 0; v < vectors; ++v)
-      GPU_UNROLL for (int q = 0; q < (int)Layout::quads; ++q)
-        constants[team.warp_of_block * quads + Layout::at(team, v, q)] = quad_of(k ? grad_bias[centered ? v : 0] : grad_weight[v], q);
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
+      GPU_UNROLL_FOR (int q = 0; q < (int)Layout::quads; ++q)
+        constants[team.warp_of_block * quads + Layout::at(team, v, q)] =
+            quad_of(k ? grad_bias[centered ? v : 0] : grad_weight[v], q);
     sync_threads();
     for (u32 i = thread_x(); i < quads; i += block_size_x()) {
       const u32 column = Layout::column(i);
@@ -239,13 +250,13 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
         Quad sum = constants[warp * quads + i];
         if (together == 1 || warp + 1 == warps) return sum;
         const Quad more = constants[(warp + 1) * quads + i];
-        GPU_UNROLL for (int n = 0; n < 4; ++n) sum.v[n] += more.v[n];
+        GPU_UNROLL_FOR (int n = 0; n < 4; ++n) sum.v[n] += more.v[n];
         return sum;
       };
       Quad total = of_warps(0);
       for (u32 warp = together; warp < warps; warp += together) {
         const Quad more = of_warps(warp);
-        GPU_UNROLL for (int n = 0; n < 4; ++n) total.v[n] += more.v[n];
+        GPU_UNROLL_FOR (int n = 0; n < 4; ++n) total.v[n] += more.v[n];
       }
       *reinterpret_cast<Quad*>(to + column) = total;
     }

@@ -19,11 +19,14 @@ template <bool centered, class Math> struct Normalized {
   }
 };
 
-template <class Math> GPU_FN Math load_statistic(const u8* p, i64 row) { return p ? reinterpret_cast<const Math*>(p)[row] : Math(0); }
+template <class Math> GPU_FN Math load_statistic(const u8* p, i64 row) {
+  return p ? reinterpret_cast<const Math*>(p)[row] : Math(0);
+}
 template <int width, class Math>
 GPU_FN void load_weight(Math (&w)[width], const u8* p, i32 type, i64 index, Math otherwise) {
   if (p) load_values(w, p, type, index);
-  else GPU_UNROLL for (int i = 0; i < width; ++i) w[i] = otherwise;
+  else
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) w[i] = otherwise;
 }
 #endif
 }  // namespace gpu

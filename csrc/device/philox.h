@@ -9,7 +9,7 @@ struct PhiloxWords { u32 v[4]; };
 GPU_FN PhiloxWords philox(u64 key, u64 counter) {
   PhiloxWords c{{(u32)counter, (u32)(counter >> 32), 0, 0}};
   u32 low = (u32)key, high = (u32)(key >> 32);
-  GPU_UNROLL for (int round = 0; round < 10; ++round) {
+  GPU_UNROLL_FOR (int round = 0; round < 10; ++round) {
     const u64 a = (u64)c.v[0] * 0xd2511f53u, b = (u64)c.v[2] * 0xcd9e8d57u;
     c = PhiloxWords{{(u32)(b >> 32) ^ c.v[1] ^ low, (u32)b, (u32)(a >> 32) ^ c.v[3] ^ high, (u32)a}};
     low += 0x9e3779b9u;
@@ -22,7 +22,7 @@ GPU_FN PhiloxWords philox(u64 key, u64 counter) {
 GPU_FN u32 philox_keep_eight(u64 key, u64 counter, u32 keep) {
   const PhiloxWords words = philox(key, counter);
   u32 bits = 0;
-  GPU_UNROLL for (int i = 0; i < 8; ++i) bits |= (u32)((words.v[i / 2] >> 16 * (i % 2) & 0xffffu) < keep) << i;
+  GPU_UNROLL_FOR (int i = 0; i < 8; ++i) bits |= (u32)((words.v[i / 2] >> 16 * (i % 2) & 0xffffu) < keep) << i;
   return bits;
 }
 }  // namespace gpu

@@ -19,7 +19,7 @@ GPU_FN double shuffle_xor_value(double x, int mask) {
 }
 
 template <class Reduction, class T> GPU_FN T warp_reduce(T x) {
-  GPU_UNROLL for (int mask = warp_size / 2; mask; mask >>= 1) x = Reduction::combine(x, shuffle_xor_value(x, mask));
+  GPU_UNROLL_FOR (int mask = warp_size / 2; mask; mask >>= 1) x = Reduction::combine(x, shuffle_xor_value(x, mask));
   return x;
 }
 

@@ -1,5 +1,5 @@
-// The kernels of rotary positional embedding (rope.h says what they compute): for heads that lie anyhow; rope_even.h has
-// those for even rows.
+// The kernels of rotary positional embedding (rope.h says what they compute): for heads that lie anyhow; rope_even.h
+// has those for even rows.
 //
 // A block takes a few positions, or a part of one, and makes their sines and cosines once, in shared memory; each of
 // its threads keeps those of its own elements in registers over the heads that it takes. A thread moves two vectors of
@@ -15,8 +15,12 @@ template <class Math, int width, i32 fixed> struct RopeVector {
   Words words;
 
   GPU_FN static i32 type_of(const Rope& a) { return fixed < 0 ? a.type : fixed; }
-  GPU_FN void load(const Rope& a, i64 index) { words = load_words<width>(a.input + index * bytes_of(type_of(a)), type_of(a)); }
-  GPU_FN void store(const Rope& a, i64 index) const { store_words<width>(a.output + index * bytes_of(type_of(a)), type_of(a), words); }
+  GPU_FN void load(const Rope& a, i64 index) {
+    words = load_words<width>(a.input + index * bytes_of(type_of(a)), type_of(a));
+  }
+  GPU_FN void store(const Rope& a, i64 index) const {
+    store_words<width>(a.output + index * bytes_of(type_of(a)), type_of(a), words);
+  }
   GPU_FN void get(const Rope& a, Math (&x)[width]) const { unpack(x, words, type_of(a)); }
   GPU_FN void set(const Rope& a, const Math (&x)[width]) { words = pack(x, type_of(a)); }
 };
@@ -65,7 +69,9 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
   const i64 places = a.height * a.width;
   const i64 input_step = width == 1 ? a.in_element : 1;  // wider vectors need elements side by side
 
-  const auto row_of = [&](i32 position, i64 y, i64 x) { return a.cu_seqlens ? rows_of[position] : a.groups == 2 ? y : x; };
+  const auto row_of = [&](i32 position, i64 y, i64 x) {
+    return a.cu_seqlens ? rows_of[position] : a.groups == 2 ? y : x;
+  };
   for (u32 block = block_x(); block < a.blocks; block += grid_x()) {
     const i64 first = (i64)(block / a.chunks) * a.positions, first_row = block % a.chunks * a.chunk_rows;
     const i32 count = (i32)(places - first < a.positions ? places - first : a.positions);
@@ -87,7 +93,7 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
         Cells low[rope_in_flight], high[rope_in_flight];
         i32 position[rope_in_flight];
         i64 to[rope_in_flight];
-        GPU_UNROLL for (int n = 0; n < rope_in_flight; ++n) {
+        GPU_UNROLL_FOR (int n = 0; n < rope_in_flight; ++n) {
           position[n] = active && item.index < items ? item.position : -1;
           if (position[n] >= 0) {
             const i64 place = first + item.position, y = y_of(place), x = place - y * a.width;
@@ -114,12 +120,13 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
           }
           made = true;
         }
-        GPU_UNROLL for (int n = 0; n < rope_in_flight; ++n) {
+        GPU_UNROLL_FOR (int n = 0; n < rope_in_flight; ++n) {
           if (position[n] < 0) continue;
           if (lane.turns && !(a.cu_seqlens && row_of(position[n], 0, 0) == rope_unturned)) {
             if (position[n] != known) {
               known = position[n];
-              const i32 sin_of_low = a.transposed ? lane.high : lane.low, sin_of_high = a.transposed ? lane.low : lane.high;
+              const i32 sin_of_low = a.transposed ? lane.high : lane.low,
+                        sin_of_high = a.transposed ? lane.low : lane.high;
               if (a.table) {
                 const Math* const c = table + 2 * known * turned;
                 const Math* const s = c + turned;
@@ -140,7 +147,7 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
             Math u[width], v[width], turned_u[width], turned_v[width];
             low[n].get(a, u);
             high[n].get(a, v);
-            GPU_UNROLL for (int i = 0; i < width; ++i) {
+            GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
               turned_u[i] = fma(v[i], sin_low[i], u[i] * cos_low[i]);
               turned_v[i] = fma(u[i], sin_high[i], v[i] * cos_high[i]);
             }
@@ -159,29 +166,33 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
 }  // namespace gpu
 
 // V(name, arithmetic, elements of a vector, element type or -1: as the arguments say)
-#define ROPE_KERNELS(V)                                                                                     \
-  V(bf16x8, float, 8, gpu::type_bf16) V(f16x8, float, 8, gpu::type_f16) V(f32x4, float, 4, gpu::type_f32)  \
-  V(any4, float, 4, -1) V(any1, float, 1, -1) V(f64, double, 1, gpu::type_f64)
+#define ROPE_KERNELS(V)               \
+  V(bf16x8, float, 8, gpu::type_bf16) \
+  V(f16x8, float, 8, gpu::type_f16)   \
+  V(f32x4, float, 4, gpu::type_f32)   \
+  V(any4, float, 4, -1)               \
+  V(any1, float, 1, -1)               \
+  V(f64, double, 1, gpu::type_f64)
 // Registers for four blocks at once; compilers for Volta spill then.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
 #define ROPE_BLOCKS 3
 #else
 #define ROPE_BLOCKS 4
 #endif
-#define KERNEL(name, Math, width, type)                                                    \
-  extern "C" GPU_KERNEL(gpu::rope_threads, ROPE_BLOCKS) void rope_##name(gpu::Rope arguments) {         \
-    gpu::await_previous_kernel();                                                           \
-    gpu::rope_heads<Math, width, type>(arguments);                                          \
-  }                                                                                         \
+#define KERNEL(name, Math, width, type)                                                         \
+  extern "C" GPU_KERNEL(gpu::rope_threads, ROPE_BLOCKS) void rope_##name(gpu::Rope arguments) { \
+    gpu::await_previous_kernel();                                                               \
+    gpu::rope_heads<Math, width, type>(arguments);                                              \
+  }                                                                                             \
   GPU_REGISTER(rope_##name)
 ROPE_KERNELS(KERNEL)
 
 // W(name, elements of a vector, element type)
 #define ROPE_EVEN_KERNELS(W) W(bf16x8, 8, gpu::type_bf16) W(f16x8, 8, gpu::type_f16) W(f32x4, 4, gpu::type_f32)
-#define EVEN_KERNEL(name, width, type)                                                                \
-  extern "C" GPU_KERNEL(gpu::rope_threads, ROPE_BLOCKS) void rope_even_##name(gpu::Rope arguments) {  \
-    gpu::await_previous_kernel();                                                                     \
-    gpu::rope_even<width, type>(arguments);                                                           \
-  }                                                                                                   \
+#define EVEN_KERNEL(name, width, type)                                                               \
+  extern "C" GPU_KERNEL(gpu::rope_threads, ROPE_BLOCKS) void rope_even_##name(gpu::Rope arguments) { \
+    gpu::await_previous_kernel();                                                                    \
+    gpu::rope_even<width, type>(arguments);                                                          \
+  }                                                                                                  \
   GPU_REGISTER(rope_even_##name)
 ROPE_EVEN_KERNELS(EVEN_KERNEL)

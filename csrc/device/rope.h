@@ -13,38 +13,38 @@ namespace gpu {
 struct Rope {
   const u8* input;
   u8* output;
-  const u8* cos;      // [angle_rows][rotary]; without sin, the angles themselves
-  const u8* sin;      // or null
-  const u8* cos_x;    // of images: the angles of x; cos and sin are those of y
+  const u8* cos;    // [angle_rows][rotary]; without sin, the angles themselves
+  const u8* sin;    // or null
+  const u8* cos_x;  // of images: the angles of x; cos and sin are those of y
   const u8* sin_x;
   const i32* cu_seqlens;  // [sequences + 1]: where each sequence begins among the `width` places; or null
-  i64 height;         // of images; else 1
-  i64 width;          // of images; else places
+  i64 height;             // of images; else 1
+  i64 width;              // of images; else places
   i64 batch, heads;
   i64 in_y, in_x, in_batch, in_head, in_element;  // strides, in elements
   i64 out_y, out_x, out_batch, out_head;          // likewise; elements of a head lie side by side
   i64 angle_stride, angle_step;                   // of cos and sin: from row to row, from element to element
   i64 angle_stride_x, angle_step_x;               // of cos_x and sin_x
   i64 angle_rows;
-  i32 dim;            // elements of a head
-  i32 rotary;         // of them, those that turn; of images, in each of the two groups
-  i32 groups;         // 1, or 2 for images
+  i32 dim;     // elements of a head
+  i32 rotary;  // of them, those that turn; of images, in each of the two groups
+  i32 groups;  // 1, or 2 for images
   i32 sequences;
-  i32 type;           // of input and output
+  i32 type;  // of input and output
   i32 angle_type;
   i32 transposed;
-  i32 lane_threads;   // threads that share a head; the block's others take other heads
-  i32 positions;      // of a block, at most rope_most_positions
-  i32 table;          // 1: their sines and cosines lie in shared memory; 0: every thread makes its own
+  i32 lane_threads;  // threads that share a head; the block's others take other heads
+  i32 positions;     // of a block, at most rope_most_positions
+  i32 table;         // 1: their sines and cosines lie in shared memory; 0: every thread makes its own
   // That many heads further: what a block has at once. Of even rows: step_heads alone, the next of a thread.
   i32 step_positions, step_batches, step_heads;
-  i64 chunk_rows;     // rows (batch times heads) of a position that one block takes
-  u32 chunks;         // blocks that share a position
-  u32 blocks;         // in all
+  i64 chunk_rows;  // rows (batch times heads) of a position that one block takes
+  u32 chunks;      // blocks that share a position
+  u32 blocks;      // in all
 };
 constexpr int rope_threads = 128;
 constexpr int rope_most_positions = 32;
-constexpr int rope_in_flight = 4;  // heads that a thread has loaded at once
+constexpr int rope_in_flight = 4;   // heads that a thread has loaded at once
 constexpr int rope_even_heads = 8;  // of even rows: a thread's heads, at most
 
 // What the position of a place is when no row of angles belongs to it.
@@ -52,16 +52,18 @@ constexpr i64 rope_unturned = -1;  // past the last sequence: padding, which is 
 constexpr i64 rope_wrong = -2;     // cu_seqlens make no sense, or the angles end before: nan
 
 // What entry k of cu_seqlens bounds: sequence k - 1; of entry 0: all sequences.
-struct RopeSpan {
-  i32 begin, end;
-};
+struct RopeSpan { i32 begin, end; };
 GPU_FN RopeSpan rope_span(const Rope& a, i32 k) {
   return k == 0 ? RopeSpan{a.cu_seqlens[0], a.cu_seqlens[a.sequences]} : RopeSpan{a.cu_seqlens[k - 1], a.cu_seqlens[k]};
 }
 // cu_seqlens must begin at 0, never fall, and stay within the places. Entry k's part of that.
-GPU_FN bool rope_span_fits(const Rope& a, i32 k, RopeSpan s) { return k == 0 ? s.begin == 0 && s.end <= a.width : s.begin <= s.end; }
+GPU_FN bool rope_span_fits(const Rope& a, i32 k, RopeSpan s) {
+  return k == 0 ? s.begin == 0 && s.end <= a.width : s.begin <= s.end;
+}
 // The row of angles of a place that lies in a sequence; it is a row that is there.
-GPU_FN i64 rope_row(const Rope& a, i64 place, i64 begin) { return place - begin < a.angle_rows ? place - begin : rope_wrong; }
+GPU_FN i64 rope_row(const Rope& a, i64 place, i64 begin) {
+  return place - begin < a.angle_rows ? place - begin : rope_wrong;
+}
 
 GPU_FN double rope_angle_value(const u8* angles, i32 type, i64 index) {
   if (type == type_f64) return reinterpret_cast<const double*>(angles)[index];
@@ -69,7 +71,8 @@ GPU_FN double rope_angle_value(const u8* angles, i32 type, i64 index) {
   load_values(x, angles, type, index);
   return (double)x[0];
 }
-// Cosine and signed sine of element e of the turned ones, at row `row` (of images: y, x): the pair's first half has -sin.
+// Cosine and signed sine of element e of the turned ones, at row `row` (of images: y, x): the pair's first half has
+// -sin.
 template <class Math> GPU_FN void rope_entry(const Rope& a, i64 row, i64 row_x, i32 e, Math& cosine, Math& sine) {
   const bool of_x = e >= a.rotary;
   const i32 k = of_x ? e - a.rotary : e;

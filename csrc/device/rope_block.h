@@ -32,9 +32,9 @@ template <int width> struct RopeLane {
 // Of shared memory, at a multiple of the vector's size.
 template <class Math, int width> GPU_FN void rope_copy(Math (&to)[width], const Math* from) {
   constexpr int side = width < 4 ? width : 4;
-  GPU_UNROLL for (int i = 0; i < width; i += side) {
+  GPU_UNROLL_FOR (int i = 0; i < width; i += side) {
     const Vector<Math, side> x = *reinterpret_cast<const Vector<Math, side>*>(from + i);
-    GPU_UNROLL for (int j = 0; j < side; ++j) to[i + j] = x.v[j];
+    GPU_UNROLL_FOR (int j = 0; j < side; ++j) to[i + j] = x.v[j];
   }
 }
 
@@ -55,7 +55,8 @@ GPU_FN void rope_find_rows(const Rope& a, i64 first, i32 count, RopeSpan mine, i
       const RopeSpan span = k == thread ? mine : rope_span(a, k);
       const i64 begin = k == 0 ? span.end : span.begin, end = k == 0 ? a.width : span.end;
       const i64 stop = end - first < count ? end - first : count;
-      for (i64 p = begin > first ? begin - first : 0; p < stop; ++p) rows_of[p] = k == 0 ? rope_unturned : rope_row(a, first + p, begin);
+      for (i64 p = begin > first ? begin - first : 0; p < stop; ++p)
+        rows_of[p] = k == 0 ? rope_unturned : rope_row(a, first + p, begin);
     }
   }
   sync_threads();

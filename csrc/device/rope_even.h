@@ -1,8 +1,8 @@
 // Rotary embeddings where the heads of a position are a constant stride apart, in the input and in the output.
 //
-// A thread's heads are all of one position: it takes its sines and cosines from shared memory once, and from one head to
-// the next it adds a stride. All are on their way before the block looks for its rows and makes the sines: a second turn
-// of loads behind that would leave memory idle.
+// A thread's heads are all of one position: it takes its sines and cosines from shared memory once, and from one head
+// to the next it adds a stride. All are on their way before the block looks for its rows and makes the sines: a second
+// turn of loads behind that would leave memory idle.
 #pragma once
 #include "rope_block.h"
 #include "trigonometry.h"
@@ -24,7 +24,7 @@ template <class RowOf> GPU_FN void rope_even_table(const Rope& a, i32 count, con
   for (i32 i = (i32)thread_x(); i < count * half; i += at_once * threads) {
     float angle[at_once][2];
     i32 at[at_once];
-    GPU_UNROLL for (int n = 0; n < at_once; ++n) {
+    GPU_UNROLL_FOR (int n = 0; n < at_once; ++n) {
       const i32 pair = i + n * threads, p = pair / half, k = pair - p * half;
       at[n] = pair < count * half ? 2 * p * turned + k : -1;
       // Of places that have no row: wrong ones get nan, and those that are not turned need nothing.
@@ -35,13 +35,14 @@ template <class RowOf> GPU_FN void rope_even_table(const Rope& a, i32 count, con
       angle[n][0] = angles[k * a.angle_step];
       angle[n][1] = angles[(k + half) * a.angle_step];
     }
-    GPU_UNROLL for (int n = 0; n < at_once; ++n) {
+    GPU_UNROLL_FOR (int n = 0; n < at_once; ++n) {
       if (at[n] < 0) continue;
       float sine[2], cosine[2];
       sine_cosine((double)angle[n][0], sine[0], cosine[0]);
       sine[1] = sine[0];
       cosine[1] = cosine[0];
-      if (bit_cast<u32>(angle[n][0]) != bit_cast<u32>(angle[n][1])) sine_cosine((double)angle[n][1], sine[1], cosine[1]);
+      if (bit_cast<u32>(angle[n][0]) != bit_cast<u32>(angle[n][1]))
+        sine_cosine((double)angle[n][1], sine[1], cosine[1]);
       table[at[n]] = cosine[0];
       table[at[n] + half] = cosine[1];
       table[at[n] + turned] = -sine[0];
@@ -71,7 +72,7 @@ template <int width, i32 type> GPU_FN void rope_even(const Rope& a) {
   u8* const to = a.output + ((first + position) * a.out_x + head * a.out_head + lane.low) * bytes;
   const i64 in_step = step * a.in_head * bytes, out_step = step * a.out_head * bytes;
   Words low[rope_even_heads], high[rope_even_heads];
-  GPU_UNROLL for (int n = 0; n < rope_even_heads; ++n) {
+  GPU_UNROLL_FOR (int n = 0; n < rope_even_heads; ++n) {
     if (head + n * step < end) {
       low[n] = load_words<width>(from + n * in_step, type);
       high[n] = load_words<width>(from + n * in_step + apart, type);
@@ -94,13 +95,13 @@ template <int width, i32 type> GPU_FN void rope_even(const Rope& a) {
     rope_copy(sin_low, s + (a.transposed ? lane.high : lane.low));
     rope_copy(sin_high, s + (a.transposed ? lane.low : lane.high));
   }
-  GPU_UNROLL for (int n = 0; n < rope_even_heads; ++n) {
+  GPU_UNROLL_FOR (int n = 0; n < rope_even_heads; ++n) {
     if (head + n * step >= end) return;
     if (turns) {
       float u[width], v[width], turned_u[width], turned_v[width];
       unpack(u, low[n], type);
       unpack(v, high[n], type);
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         turned_u[i] = fma(v[i], sin_low[i], u[i] * cos_low[i]);
         turned_v[i] = fma(u[i], sin_high[i], v[i] * cos_high[i]);
       }

@@ -23,15 +23,16 @@ constexpr u32 stretch_bytes = warp_size * vector_bytes;
 struct RowTeam {
   static constexpr int most_warps = 512 / warp_size;
   static constexpr int quads = 2 * 2 * most_warps / 4;  // two turns of two sums
-  bool is_warp, leads;  // leads: one thread of the team
-  u32 warp;           // of the team: 0 where it is one warp
+  bool is_warp, leads;                                  // leads: one thread of the team
+  u32 warp;                                             // of the team: 0 where it is one warp
   u32 warp_of_block;
   u32 first, stride;  // rows
   Vector<float, 4>* partial;
   u32 turn = 0;
 
   // `partial_`: RowTeam::quads of shared memory. Ends with a barrier.
-  GPU_FN RowTeam(bool warp_rows, Vector<float, 4>* partial_) : is_warp(warp_rows), warp_of_block(warp_uniform(thread_x() / warp_size)), partial(partial_) {
+  GPU_FN RowTeam(bool warp_rows, Vector<float, 4>* partial_)
+      : is_warp(warp_rows), warp_of_block(warp_uniform(thread_x() / warp_size)), partial(partial_) {
     const u32 warps = block_size_x() / warp_size;
     warp = is_warp ? 0 : warp_of_block;
     leads = warp == 0 && lane_id() == 0;
@@ -51,7 +52,7 @@ struct RowTeam {
     const u32 which = N == 2 ? lane_id() / (warp_size / 2) : 0;
     float mine = x[0];
     if constexpr (N == 2) mine = (which ? x[1] : x[0]) + shuffle_xor_value(which ? x[0] : x[1], warp_size / 2);
-    GPU_UNROLL for (int mask = warp_size / (N == 2 ? 4 : 2); mask; mask /= 2) mine += shuffle_xor_value(mine, mask);
+    GPU_UNROLL_FOR (int mask = warp_size / (N == 2 ? 4 : 2); mask; mask /= 2) mine += shuffle_xor_value(mine, mask);
     if (is_warp) {
       const float other = N == 2 ? shuffle_xor_value(mine, warp_size / 2) : 0.0f;
       x[0] = which ? other : mine;
@@ -63,15 +64,15 @@ struct RowTeam {
     if (lane_id() % (warp_size / N) == 0) reinterpret_cast<float*>(all)[which * most_warps + warp] = mine;
     sync_threads();
     constexpr int half = most_warps / 8;  // quads
-    GPU_UNROLL for (int n = 0; n < N; ++n) x[n] = add_quads<half>(all + n * 2 * half);
+    GPU_UNROLL_FOR (int n = 0; n < N; ++n) x[n] = add_quads<half>(all + n * 2 * half);
     if (block_size_x() > most_warps / 2 * warp_size)
-      GPU_UNROLL for (int n = 0; n < N; ++n) x[n] += add_quads<half>(all + n * 2 * half + half);
+      GPU_UNROLL_FOR (int n = 0; n < N; ++n) x[n] += add_quads<half>(all + n * 2 * half + half);
   }
 
-  // Mean and sum of squared deviations of the team's values, from those of `count` values of each thread: Chan, Golub and
-  // LeVeque's way of merging, which loses no digits where the mean is large. One barrier.
+  // Mean and sum of squared deviations of the team's values, from those of `count` values of each thread: Chan, Golub
+  // and LeVeque's way of merging, which loses no digits where the mean is large. One barrier.
   GPU_FN void merge(float& mean, float& squares, float count) {
-    GPU_UNROLL for (int mask = 1; mask < warp_size; mask *= 2) {
+    GPU_UNROLL_FOR (int mask = 1; mask < warp_size; mask *= 2) {
       const float other = shuffle_xor_value(mean, mask), difference = other - mean;
       squares += shuffle_xor_value(squares, mask);
       mean = 0.5f * (mean + other);
@@ -99,9 +100,9 @@ struct RowTeam {
     mean *= 1.0f / (float)warps;
     float between = 0.0f;
     const auto add_between = [&](int first) {
-      GPU_UNROLL for (int q = 0; q < half; ++q) {
+      GPU_UNROLL_FOR (int q = 0; q < half; ++q) {
         const Vector<float, 4> four = all[first / 4 + q];
-        GPU_UNROLL for (int n = 0; n < 4; ++n) {
+        GPU_UNROLL_FOR (int n = 0; n < 4; ++n) {
           const float difference = (u32)(first + q * 4 + n) < warps ? four.v[n] - mean : 0.0f;
           between = fma(difference, difference, between);
         }
@@ -115,9 +116,9 @@ struct RowTeam {
  private:
   template <int count> GPU_FN static float add_quads(const Vector<float, 4>* p) {
     Vector<float, 4> four = p[0];
-    GPU_UNROLL for (int i = 1; i < count; ++i) {
+    GPU_UNROLL_FOR (int i = 1; i < count; ++i) {
       const Vector<float, 4> more = p[i];
-      GPU_UNROLL for (int n = 0; n < 4; ++n) four.v[n] += more.v[n];
+      GPU_UNROLL_FOR (int n = 0; n < 4; ++n) four.v[n] += more.v[n];
     }
     return (four.v[0] + four.v[1]) + (four.v[2] + four.v[3]);
   }
@@ -127,8 +128,9 @@ struct RowTeam {
 template <int width, int vectors> struct RowPart {
   u32 row_size, begin;
   bool there[vectors];
-  GPU_FN RowPart(const RowTeam& team, i64 hidden) : row_size((u32)hidden), begin((team.warp * vectors * warp_size + lane_id()) * width) {
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) there[v] = begin + v * warp_size * width < row_size;
+  GPU_FN RowPart(const RowTeam& team, i64 hidden)
+      : row_size((u32)hidden), begin((team.warp * vectors * warp_size + lane_id()) * width) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) there[v] = begin + v * warp_size * width < row_size;
   }
   GPU_FN bool has(int v) const { return there[v]; }
   GPU_FN i64 of_row(i64 row) const { return row * row_size + begin; }
@@ -151,16 +153,18 @@ template <int width, int vectors, int tensors> struct RowStream {
   u32 stages, stage_bytes, all_bytes, at_read;
   bool has_last;
 
-  GPU_FN RowStream(const RowTensor (&from_)[tensors], const RowTeam& team, const RowPart<width, vectors>& part_, u8* shared, i32 stages_)
+  GPU_FN RowStream(const RowTensor (&from_)[tensors], const RowTeam& team, const RowPart<width, vectors>& part_,
+                   u8* shared, i32 stages_)
       : part(part_), stages(stages_) {
-    GPU_UNROLL for (int t = 0; t < tensors; ++t) from[t] = from_[t];
+    GPU_UNROLL_FOR (int t = 0; t < tensors; ++t) from[t] = from_[t];
     has_last = from[tensors - 1].memory != nullptr;
     stage_bytes = (tensors - !has_last) * (vectors * stretch_bytes);
     all_bytes = stages * stage_bytes;
     mine = pinned_shared(shared + team.warp_of_block * all_bytes + lane_id() * vector_bytes);
-    GPU_UNROLL for (int v = 0; v < vectors; ++v)
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
       if (!part.has(v))
-        for (u32 at = v * stretch_bytes; at < all_bytes; at += vectors * stretch_bytes) *reinterpret_cast<Words*>(mine + at) = Words{};
+        for (u32 at = v * stretch_bytes; at < all_bytes; at += vectors * stretch_bytes)
+          *reinterpret_cast<Words*>(mine + at) = Words{};
     at_read = all_bytes - stage_bytes;
   }
   static constexpr u32 most_stages = 3;
@@ -176,15 +180,17 @@ template <int width, int vectors, int tensors> struct RowStream {
     else copy_async_wait<0>();
     at_read = at_read + stage_bytes == all_bytes ? 0 : at_read + stage_bytes;
   }
-  GPU_FN Words read(int t, int v) const { return load_words<width>(mine + at_read + (t * vectors + v) * stretch_bytes, from[t].type); }
+  GPU_FN Words read(int t, int v) const {
+    return load_words<width>(mine + at_read + (t * vectors + v) * stretch_bytes, from[t].type);
+  }
 
  private:
   GPU_FN void fetch(u32 stage, bool there, i64 at) {
     if (there) {
-      GPU_UNROLL for (int t = 0; t < tensors; ++t) {
+      GPU_UNROLL_FOR (int t = 0; t < tensors; ++t) {
         if (t == tensors - 1 && !has_last) continue;
         const u8* const row = from[t].memory + at * bytes_of(from[t].type);
-        GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+        GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
           u8* const to = mine + stage + (t * vectors + v) * stretch_bytes;
           if (!part.has(v)) continue;
           if (width == 8 || from[t].type == type_f32) copy_async<16>(to, row + part.offset(v) * (width == 8 ? 2 : 4));
@@ -198,21 +204,24 @@ template <int width, int vectors, int tensors> struct RowStream {
   Words now[tensors - 1][vectors];
   i64 at_read;
 
-  GPU_FN RowStream(const RowTensor (&from_)[tensors], const RowTeam&, const RowPart<width, vectors>& part_, u8*, i32) : part(part_) {
-    GPU_UNROLL for (int t = 0; t < tensors; ++t) from[t] = from_[t];
+  GPU_FN RowStream(const RowTensor (&from_)[tensors], const RowTeam&, const RowPart<width, vectors>& part_, u8*, i32)
+      : part(part_) {
+    GPU_UNROLL_FOR (int t = 0; t < tensors; ++t) from[t] = from_[t];
   }
   GPU_FN u32 depth() const { return 0; }
   GPU_FN void start(u32, bool, i64) {}
   GPU_FN void next(bool, i64 at) {
     at_read = at;
-    GPU_UNROLL for (int t = 0; t < tensors - 1; ++t)
-      GPU_UNROLL for (int v = 0; v < vectors; ++v) now[t][v] = load(t, v);
+    GPU_UNROLL_FOR (int t = 0; t < tensors - 1; ++t)
+      GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) now[t][v] = load(t, v);
   }
   GPU_FN Words read(int t, int v) const { return t == tensors - 1 ? load(t, v) : now[t][v]; }
 
  private:
   GPU_FN Words load(int t, int v) const {
-    return part.has(v) ? load_words<width>(from[t].memory + (at_read + part.offset(v)) * bytes_of(from[t].type), from[t].type) : Words{};
+    return part.has(v)
+               ? load_words<width>(from[t].memory + (at_read + part.offset(v)) * bytes_of(from[t].type), from[t].type)
+               : Words{};
   }
 #endif
 };
@@ -221,7 +230,9 @@ template <int width, int vectors, int tensors> struct RowStream {
 template <int width, int vectors> struct QuadLayout {
   static constexpr u32 quads = width / 4;
   // Quad `q` of vector `v` of this thread.
-  GPU_FN static u32 at(const RowTeam& team, int v, int q) { return (((team.warp * vectors + v) * quads) + q) * warp_size + lane_id(); }
+  GPU_FN static u32 at(const RowTeam& team, int v, int q) {
+    return (((team.warp * vectors + v) * quads) + q) * warp_size + lane_id();
+  }
   // The first column of quad `i`.
   GPU_FN static u32 column(u32 i) {
     const u32 lane = i % warp_size, stretch = i / warp_size;
@@ -236,7 +247,8 @@ template <int width, int vectors> struct RowConstants {
   const Vector<float, 4>* mine;
 
   // `count` quads of shared memory; a barrier must follow before they are read.
-  GPU_FN RowConstants(const u8* from, i32 type, float otherwise, i64 hidden, const RowTeam& team, const RowPart<width, vectors>&, Vector<float, 4>* shared, u32 count)
+  GPU_FN RowConstants(const u8* from, i32 type, float otherwise, i64 hidden, const RowTeam& team,
+                      const RowPart<width, vectors>&, Vector<float, 4>* shared, u32 count)
       : mine(pinned_shared(shared + Layout::at(team, 0, 0))) {
     for (u32 i = thread_x(); i < count; i += block_size_x()) {
       const u32 column = Layout::column(i);
@@ -246,9 +258,9 @@ template <int width, int vectors> struct RowConstants {
     }
   }
   GPU_FN void read(float (&x)[width], int v) const {
-    GPU_UNROLL for (u32 q = 0; q < Layout::quads; ++q) {
+    GPU_UNROLL_FOR (u32 q = 0; q < Layout::quads; ++q) {
       const Vector<float, 4> four = mine[(v * Layout::quads + q) * warp_size];
-      GPU_UNROLL for (int i = 0; i < 4; ++i) x[q * 4 + i] = four.v[i];
+      GPU_UNROLL_FOR (int i = 0; i < 4; ++i) x[q * 4 + i] = four.v[i];
     }
   }
 #else
@@ -260,19 +272,21 @@ template <int width, int vectors> struct RowConstants {
   const RowPart<width, vectors>& part;
   float kept[keeps ? vectors : 1][width];
 
-  GPU_FN RowConstants(const u8* from_, i32 type_, float otherwise_, i64, const RowTeam&, const RowPart<width, vectors>& part_, Vector<float, 4>*, u32)
+  GPU_FN RowConstants(const u8* from_, i32 type_, float otherwise_, i64, const RowTeam&,
+                      const RowPart<width, vectors>& part_, Vector<float, 4>*, u32)
       : from(from_), type(type_), otherwise(otherwise_), part(part_) {
     if constexpr (keeps)
-      GPU_UNROLL for (int v = 0; v < vectors; ++v) load(kept[v], v);
+      GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) load(kept[v], v);
   }
   GPU_FN void read(float (&x)[width], int v) const {
-    if constexpr (keeps) GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = kept[v][i];
+    if constexpr (keeps)
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = kept[v][i];
     else load(x, v);
   }
 
  private:
   GPU_FN void load(float (&x)[width], int v) const {
-    GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = otherwise;
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = otherwise;
     if (from && part.has(v)) load_values(x, from, type, part.begin + part.offset(v));
   }
 #endif

@@ -10,14 +10,16 @@
 #include "softmax_registers.h"
 #include "softmax_strip.h"
 
-#define SOFTMAX_KERNEL(name, Arguments, bounds, ...)                                                              \
-  extern "C" GPU_KERNEL bounds void scaled_masked_softmax_##name(gpu::Arguments arguments) {  \
-    gpu::await_previous_kernel();                                                                                 \
-    __VA_ARGS__(arguments);                                                                                       \
-  }                                                                                                               \
+#define SOFTMAX_KERNEL(name, Arguments, bounds, ...)                                         \
+  extern "C" GPU_KERNEL bounds void scaled_masked_softmax_##name(gpu::Arguments arguments) { \
+    gpu::await_previous_kernel();                                                            \
+    __VA_ARGS__(arguments);                                                                  \
+  }                                                                                          \
   GPU_REGISTER(scaled_masked_softmax_##name)
-#define SOFTMAX_FORWARD(name, bounds, ...) SOFTMAX_KERNEL(forward_##name, SoftmaxForward, bounds, gpu::softmax_forward_##__VA_ARGS__)
-#define SOFTMAX_BACKWARD(name, bounds, ...) SOFTMAX_KERNEL(backward_##name, SoftmaxBackward, bounds, gpu::softmax_backward_##__VA_ARGS__)
+#define SOFTMAX_FORWARD(name, bounds, ...) \
+  SOFTMAX_KERNEL(forward_##name, SoftmaxForward, bounds, gpu::softmax_forward_##__VA_ARGS__)
+#define SOFTMAX_BACKWARD(name, bounds, ...) \
+  SOFTMAX_KERNEL(backward_##name, SoftmaxBackward, bounds, gpu::softmax_backward_##__VA_ARGS__)
 // Threads a block, and how many such blocks must fit in a multiprocessor's registers.
 #define ANY_BLOCK (gpu::softmax_threads, 1)
 #define FIXED_FORWARD (gpu::softmax_fixed_threads, 8)
@@ -35,32 +37,32 @@
   SOFTMAX_BACKWARD(name##x##vectors, ANY_BLOCK, rows<type, vectors, true>)               \
   SOFTMAX_BACKWARD(odd_##name##x##vectors, ANY_BLOCK, rows<type, vectors, false>)
 // Aligned, of one or two warps a row: what is known when compiled saves instructions and registers.
-#define FIXED(name, type, vectors, warps)                                             \
-  SOFTMAX_FORWARD(name, FIXED_FORWARD, rows<type, vectors, true, false, warps>)       \
+#define FIXED(name, type, vectors, warps)                                       \
+  SOFTMAX_FORWARD(name, FIXED_FORWARD, rows<type, vectors, true, false, warps>) \
   SOFTMAX_BACKWARD(name, FIXED_BACKWARD, rows<type, vectors, true, warps>)
 // Not aligned, of one warp a row.
-#define ODD(name, type, vectors)                                                  \
-  SOFTMAX_FORWARD(name, ODD_FORWARD, rows<type, vectors, false, false, 1>)        \
+#define ODD(name, type, vectors)                                           \
+  SOFTMAX_FORWARD(name, ODD_FORWARD, rows<type, vectors, false, false, 1>) \
   SOFTMAX_BACKWARD(name, ODD_BACKWARD, rows<type, vectors, false, 1>)
-#define STRIP(name, type, items)                                   \
-  SOFTMAX_FORWARD(name, STRIP_BLOCK, strip<type, items>)           \
+#define STRIP(name, type, items)                         \
+  SOFTMAX_FORWARD(name, STRIP_BLOCK, strip<type, items>) \
   SOFTMAX_BACKWARD(name, STRIP_BLOCK, strip<type, items>)
 // Aligned, of a block of the largest size a row.
-#define HELD(name, type)                                                                                               \
-  SOFTMAX_FORWARD(name, HELD_BLOCK, rows<type, 8, true, false, gpu::softmax_held_warps, gpu::softmax_held_threads>)    \
+#define HELD(name, type)                                                                                            \
+  SOFTMAX_FORWARD(name, HELD_BLOCK, rows<type, 8, true, false, gpu::softmax_held_warps, gpu::softmax_held_threads>) \
   SOFTMAX_BACKWARD(name, HELD_BLOCK, held<type, 8>)
-#define LONG(name, ...)                                    \
+#define LONG(name, ...)                                      \
   SOFTMAX_FORWARD(long_##name, ANY_BLOCK, long<__VA_ARGS__>) \
   SOFTMAX_BACKWARD(long_##name, ANY_BLOCK, long<__VA_ARGS__>)
-#define TYPE(name, type)                                                      \
-  ROWS(name, type, 1)                                                         \
-  ROWS(name, type, 4)                                                         \
-  FIXED(name##x8, type, 8, 1)                                                 \
-  FIXED(name##x8w2, type, 8, 2)                                               \
-  ODD(odd_##name##x9, type, 9)                                                \
-  STRIP(strip_##name##x9, type, 9)                                            \
-  STRIP(strip_##name##x19, type, 19)                                          \
-  HELD(held_##name, type)                                                     \
+#define TYPE(name, type)             \
+  ROWS(name, type, 1)                \
+  ROWS(name, type, 4)                \
+  FIXED(name##x8, type, 8, 1)        \
+  FIXED(name##x8w2, type, 8, 2)      \
+  ODD(odd_##name##x9, type, 9)       \
+  STRIP(strip_##name##x9, type, 9)   \
+  STRIP(strip_##name##x19, type, 19) \
+  HELD(held_##name, type)            \
   LONG(name, gpu::RowVectors<type, false>)
 TYPE(bf16, gpu::type_bf16)
 TYPE(f16, gpu::type_f16)

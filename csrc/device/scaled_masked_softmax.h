@@ -7,7 +7,7 @@
 #include "gpu.h"
 
 namespace gpu {
-constexpr u32 softmax_threads = 512;       // of a block, at most
+constexpr u32 softmax_threads = 512;        // of a block, at most
 constexpr u32 softmax_fixed_threads = 128;  // likewise of kernels that give each row one warp, or two
 constexpr u32 softmax_held_threads = 1024;  // of a block of those that give each row a block and hold the next one too
 constexpr int softmax_held_warps = softmax_held_threads / warp_size;
@@ -18,14 +18,14 @@ struct SoftmaxForward {
   u8* output;       // [rows][keys]
   i64 rows, keys, heads, queries;
   i64 mask_batch, mask_head, mask_query;  // the mask's strides; its keys lie side by side
-  double magnitude;           // of the scale, and never 0: -inf times it is -inf
-  float factor, factor_rest;  // magnitude / ln 2, and what rounding took from it
-  i32 negative;               // the scale is below 0
-  i32 type;                   // of input and output
+  double magnitude;                       // of the scale, and never 0: -inf times it is -inf
+  float factor, factor_rest;              // magnitude / ln 2, and what rounding took from it
+  i32 negative;                           // the scale is below 0
+  i32 type;                               // of input and output
   i32 causal;
-  i32 lanes;  // of the `rows` kernels: 2^lanes share a row, up to a warp; -1: the block does
-  i32 shift;  // elements between the last multiple of 16 bytes and the tensors' first element, the same for all
-  i32 waiting;  // of the `held` kernels: vectors of the next row that a thread has on their way
+  i32 lanes;       // of the `rows` kernels: 2^lanes share a row, up to a warp; -1: the block does
+  i32 shift;       // elements between the last multiple of 16 bytes and the tensors' first element, the same for all
+  i32 waiting;     // of the `held` kernels: vectors of the next row that a thread has on their way
   i32 strip_rows;  // of the `strip` kernels; so many rows are whole vectors
   i32 reserved;
 };
@@ -36,9 +36,9 @@ struct SoftmaxBackward {
   u8* grad_input;         // likewise: scale * output * (grad_output - sum(output * grad_output))
   i64 rows, keys, queries;
   double scale;
-  float factor;  // the scale
+  float factor;                    // the scale
   i32 type, causal, lanes, shift;  // as above
-  i32 waiting;  // likewise: of the gradient; all of the output's are
+  i32 waiting;                     // likewise: of the gradient; all of the output's are
   i32 strip_rows, reserved;
 };
 

@@ -13,7 +13,9 @@ template <i32 type, int vectors> GPU_FN void softmax_backward_held(const Softmax
 }
 #elif defined(GPU_CUDA) && __CUDA_ARCH__ < 800
 // Shared memory has no room: never asked for.
-template <i32 type, int vectors> GPU_FN void softmax_backward_held(const SoftmaxBackward& a) { softmax_backward_long<RowVectors<type, false>>(a); }
+template <i32 type, int vectors> GPU_FN void softmax_backward_held(const SoftmaxBackward& a) {
+  softmax_backward_long<RowVectors<type, false>>(a);
+}
 #else
 // Registers hold the gradient, and shared memory the output. Of the next row what has room is on its way meanwhile:
 // a.waiting vectors of the gradient, then the output.
@@ -41,13 +43,13 @@ template <i32 type, int vectors> GPU_FN void softmax_backward_held(const Softmax
   for (i64 number = team.first; number < a.rows; number += team.stride) {
     with_row(number, [&](const auto& row, const auto& held) {
       Words grad[vectors];
-      GPU_UNROLL for (int v = 0; v < vectors; ++v)
+      GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
         if (v >= a.waiting && held.keeps(v)) grad[v] = row.load(a.grad_output, held.offset(v), held.vector(v));
-      GPU_UNROLL for (int v = 0; v < vectors; ++v)
+      GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
         if (held.clears(v)) row.store(a.grad_input, held.offset(v), held.vector(v), Words{});
       await_copies<0>();
       float sum = 0.0f;
-      GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+      GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
         if (!held.keeps(v)) continue;
         if (v < a.waiting) grad[v] = waiting_vector(vectors + v);
         const u32 dropped = row.dropped(held.vector(v));
@@ -57,18 +59,18 @@ template <i32 type, int vectors> GPU_FN void softmax_backward_held(const Softmax
         float y[width], dy[width], some = 0.0f;
         unpack(y, output, type);
         unpack(dy, grad[v], type);
-        GPU_UNROLL for (int i = 0; i < width; ++i) some = fma(y[i], dy[i], some);
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) some = fma(y[i], dy[i], some);
         sum += some;
       }
       with_row(number + team.stride, fetch_grad);
       sum = team.template reduce<Total>(sum, partial);
       const float scaled = -sum * scale;
-      GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+      GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
         if (!held.keeps(v)) continue;
         float y[width], dy[width];
         unpack(y, waiting_vector(v), type);
         unpack(dy, grad[v], type);
-        GPU_UNROLL for (int i = 0; i < width; ++i) y[i] *= fma(dy[i], scale, scaled);
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) y[i] *= fma(dy[i], scale, scaled);
         Words result = pack(y, type);
         replace_words<width>(result, row.dropped(held.vector(v)), 0);  // in rows of nan too
         row.store(a.grad_input, held.offset(v), held.vector(v), result);

@@ -19,7 +19,8 @@ template <class Row> GPU_FN void softmax_forward_long(const SoftmaxForward& a) {
     const auto load = [&](u32 vector, Math(&x)[width]) {
       const u32 dropped = row.dropped(vector) | (masked ? row.load_mask(place.mask, vector) : 0);
       row.load_values(x, a.input, vector);
-      if (negated) GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = -x[i];
+      if (negated)
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = -x[i];
       replace_dropped(x, dropped, least);
       return dropped != (1u << width) - 1;
     };
@@ -28,9 +29,9 @@ template <class Row> GPU_FN void softmax_forward_long(const SoftmaxForward& a) {
       if (!load(vector, x)) continue;
       const Math before = top;
       top = max_number(top, Least<Math>::finite);
-      GPU_UNROLL for (int i = 0; i < width; ++i) top = max_number(top, x[i]);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) top = max_number(top, x[i]);
       if (top > before) sum *= exponential(before, top);
-      GPU_UNROLL for (int i = 0; i < width; ++i) sum += exponential(x[i], top);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) sum += exponential(x[i], top);
     }
     const Math highest = team.template reduce<Highest>(top, partial);
     const bool nothing = highest == least;
@@ -39,10 +40,11 @@ template <class Row> GPU_FN void softmax_forward_long(const SoftmaxForward& a) {
     const Math reciprocal = nothing ? Math(0) : Math(1) / sum;
     for (u32 vector = team.rank; vector < row.count; vector += team.size()) {
       if (vector >= row.filled || nothing) {
-        GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = Math(0);
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = Math(0);
       } else {
         load(vector, x);
-        GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = quotient<Row::exact>(exponential(x[i], highest), sum, reciprocal);
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i)
+          x[i] = quotient<Row::exact>(exponential(x[i], highest), sum, reciprocal);
         replace_dropped(x, row.dropped(vector), Math(0));
       }
       row.store_values(a.output, vector, x);
@@ -65,15 +67,15 @@ template <class Row> GPU_FN void softmax_backward_long(const SoftmaxBackward& a)
       row.load_values(dy, a.grad_output, vector);
       replace_dropped(y, row.dropped(vector), Math(0));
       replace_dropped(dy, row.dropped(vector), Math(0));
-      GPU_UNROLL for (int i = 0; i < width; ++i) sum = fma(y[i], dy[i], sum);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) sum = fma(y[i], dy[i], sum);
     }
     const Math scaled = -team.template reduce<Total>(sum, partial) * scale;
     for (u32 vector = team.rank; vector < row.count; vector += team.size()) {
-      GPU_UNROLL for (int i = 0; i < width; ++i) y[i] = Math(0);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) y[i] = Math(0);
       if (vector < row.filled) {
         row.load_values(y, a.output, vector);
         row.load_values(dy, a.grad_output, vector);
-        GPU_UNROLL for (int i = 0; i < width; ++i) y[i] *= fma(dy[i], scale, scaled);
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) y[i] *= fma(dy[i], scale, scaled);
         replace_dropped(y, row.dropped(vector), Math(0));
       }
       row.store_values(a.grad_input, vector, y);

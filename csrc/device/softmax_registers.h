@@ -17,7 +17,7 @@ GPU_FN Words& waiting_vector(int v) {
 // The first `count` of a row's vectors that the thread keeps set out for the places from `first` on.
 template <int vectors, class Row, class Held>
 GPU_FN void fetch_vectors(int first, int count, const Row& row, const Held& held, const u8* tensor) {
-  GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+  GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
     if (v >= count || !held.keeps(v)) continue;
     Words& to = waiting_vector(first + v);
     if (row.inside(held.vector(v))) copy_vector(&to, tensor + held.offset(v));
@@ -55,52 +55,52 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
     const HeldVectors<fixed> held(team, row);
     Words words[vectors];
     u32 dropped[masked ? vectors : 1] = {};
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v) || (ahead && v < a.waiting)) continue;
       words[v] = row.load(a.input, held.offset(v), held.vector(v));
       if constexpr (masked) dropped[v] = has_mask ? row.load_mask(place.mask, held.vector(v)) : 0;
     }
-    GPU_UNROLL for (int v = 0; v < vectors; ++v)  // while the others are on their way
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)  // while the others are on their way
       if (held.clears(v)) row.store(a.output, held.offset(v), held.vector(v), Words{});
     if constexpr (ahead) {
       await_copies<0>();
-      GPU_UNROLL for (int v = 0; v < vectors; ++v)
+      GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
         if (v < a.waiting && held.keeps(v)) words[v] = waiting_vector(v);
     }
     float top = masked ? minus_infinity(0.0f) : Least<float>::finite;
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
-      GPU_UNROLL for (int i = 0; i < 4; ++i) words[v].v[i] ^= signs;
+      GPU_UNROLL_FOR (int i = 0; i < 4; ++i) words[v].v[i] ^= signs;
       u32 out = row.dropped(held.vector(v));
       if constexpr (masked) out |= dropped[v];
       replace_words<width>(words[v], out, lowest);
       if (masked && out != (1u << width) - 1) top = max_number(top, Least<float>::finite);
       float x[width];
       unpack(x, words[v], type);
-      GPU_UNROLL for (int i = 0; i < width; ++i) top = max_number(top, x[i]);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) top = max_number(top, x[i]);
     }
     if constexpr (ahead) fetch(first + team.stride);
     top = team.template reduce<Highest>(top, partial);
     const bool nothing = masked && top == minus_infinity(0.0f);
     if (nothing) top = 0.0f;
     float sum = 0.0f;
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       float x[width], some = 0.0f;
       keep_as_it_is(words[v]);
       unpack(x, words[v], type);
-      GPU_UNROLL for (int i = 0; i < width; ++i) some += x[i] = exponential(x[i], top);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) some += x[i] = exponential(x[i], top);
       if (type == type_f32) words[v] = pack(x, type);
       sum += some;
     }
     sum = team.template reduce<Total>(sum, partial);
     const float reciprocal = nothing ? 0.0f : 1.0f / sum;
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       float x[width];
       keep_as_it_is(words[v]);
       unpack(x, words[v], type);
-      GPU_UNROLL for (int i = 0; i < width; ++i)
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i)
         x[i] = quotient<exact>(type == type_f32 ? x[i] : exponential(x[i], top), sum, reciprocal);
       Words result = pack(x, type);
       replace_words<width>(result, row.dropped(held.vector(v)), 0);  // in rows of nan too
@@ -123,15 +123,15 @@ GPU_FN void softmax_backward_rows(const SoftmaxBackward& a) {
     const Row row(type, a.shift, number, a.rows, a.keys, place.length);
     const HeldVectors<fixed> held(team, row);
     Words output[vectors], grad[vectors];
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       output[v] = row.load(a.output, held.offset(v), held.vector(v));
       grad[v] = row.load(a.grad_output, held.offset(v), held.vector(v));
     }
-    GPU_UNROLL for (int v = 0; v < vectors; ++v)
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
       if (held.clears(v)) row.store(a.grad_input, held.offset(v), held.vector(v), Words{});
     float sum = 0.0f;
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       const u32 dropped = row.dropped(held.vector(v));
       replace_words<width>(output[v], dropped, 0);
@@ -139,19 +139,19 @@ GPU_FN void softmax_backward_rows(const SoftmaxBackward& a) {
       float y[width], dy[width], some = 0.0f;
       unpack(y, output[v], type);
       unpack(dy, grad[v], type);
-      GPU_UNROLL for (int i = 0; i < width; ++i) some = fma(y[i], dy[i], some);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) some = fma(y[i], dy[i], some);
       sum += some;
     }
     sum = team.template reduce<Total>(sum, partial);
     const float scaled = -sum * scale;
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       float y[width], dy[width];
       keep_as_it_is(output[v]);
       keep_as_it_is(grad[v]);
       unpack(y, output[v], type);
       unpack(dy, grad[v], type);
-      GPU_UNROLL for (int i = 0; i < width; ++i) y[i] *= fma(dy[i], scale, scaled);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) y[i] *= fma(dy[i], scale, scaled);
       Words result = pack(y, type);
       replace_words<width>(result, row.dropped(held.vector(v)), 0);  // in rows of nan too
       row.store(a.grad_input, held.offset(v), held.vector(v), result);

@@ -57,8 +57,8 @@ template <bool exact, class Math> GPU_FN Math quotient(Math p, Math sum, Math re
 template <class Math, int fixed = 0, u32 threads = softmax_threads> struct RowTeam {
   static constexpr u32 most_warps = threads / warp_size;  // of a block
   u32 rank, lanes;
-  u32 warps, wide;  // of the block, and as a power of two; for blocks that share a row
-  u32 turn = 0;     // reductions so far
+  u32 warps, wide;    // of the block, and as a power of two; for blocks that share a row
+  u32 turn = 0;       // reductions so far
   i64 first, stride;  // rows that the warp, or the block, takes at once
   u32 own;            // which of these is this thread's
 
@@ -120,7 +120,8 @@ template <i32 type, bool aligned> struct RowVectors {
   u32 keys, length;     // elements of the row, and how many of them are kept
   u32 count, filled;    // vectors of the row, and of what is kept
 
-  GPU_FN RowVectors(i32, i32 tensor_shift, i64 row, i64 rows, i64 keys_, i64 length_) : elements(rows * keys_), keys((u32)keys_), length((u32)length_) {
+  GPU_FN RowVectors(i32, i32 tensor_shift, i64 row, i64 rows, i64 keys_, i64 length_)
+      : elements(rows * keys_), keys((u32)keys_), length((u32)length_) {
     begin = row * keys_;
     shift = aligned ? 0 : (u32)(begin + tensor_shift) % width;
     begin -= shift;
@@ -145,7 +146,7 @@ template <i32 type, bool aligned> struct RowVectors {
     if (inside(vector)) return *reinterpret_cast<const Words*>(tensor + offset);
     const i64 at = begin + (i64)vector * width;
     Words w{};  // the tensor's own edge; elements of other rows are of no account
-    GPU_UNROLL for (int i = 0; i < width; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
       if (at + i < 0 || at + i >= elements) continue;
       if (width == 4) w.v[i % 4] = reinterpret_cast<const u32*>(tensor)[at + i];
       else w.v[i / 2] |= (u32) reinterpret_cast<const u16*>(tensor)[at + i] << i % 2 * 16;
@@ -157,7 +158,7 @@ template <i32 type, bool aligned> struct RowVectors {
     if (outside == 0) {
       *reinterpret_cast<Words*>(tensor + offset) = w;
     } else {
-      GPU_UNROLL for (int i = 0; i < width; ++i) {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         if (outside >> i & 1) continue;
         if (width == 4) reinterpret_cast<u32*>(tensor + offset)[i] = w.v[i % 4];
         else reinterpret_cast<u16*>(tensor + offset)[i] = (u16)(w.v[i / 2] >> i % 2 * 16);
@@ -169,10 +170,10 @@ template <i32 type, bool aligned> struct RowVectors {
     u32 masked = 0;
     if constexpr (aligned) {
       const Vector<u32, width / 4> w = *reinterpret_cast<const Vector<u32, width / 4>*>(mask + vector * width);
-      GPU_UNROLL for (int i = 0; i < width; ++i) masked |= (w.v[i / 4] >> i % 4 * 8 & 0xffu ? 1u : 0u) << i;
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) masked |= (w.v[i / 4] >> i % 4 * 8 & 0xffu ? 1u : 0u) << i;
     } else {
       const u32 outside = dropped(vector);
-      GPU_UNROLL for (int i = 0; i < width; ++i)
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i)
         if (!(outside >> i & 1)) masked |= (mask[vector * width + i - shift] ? 1u : 0u) << i;
     }
     return masked;
@@ -195,14 +196,19 @@ template <class Math_> struct RowElements {
   i64 begin;
   u32 keys, length, count, filled;
 
-  GPU_FN RowElements(i32 type_, i32, i64 row, i64, i64 keys_, i64 length_) : type(type_), begin(row * keys_), keys((u32)keys_), length((u32)length_) {
+  GPU_FN RowElements(i32 type_, i32, i64 row, i64, i64 keys_, i64 length_)
+      : type(type_), begin(row * keys_), keys((u32)keys_), length((u32)length_) {
     count = keys;
     filled = length;
   }
   GPU_FN u32 dropped(u32) const { return 0; }
   GPU_FN u32 load_mask(const u8* mask, u32 vector) const { return mask[vector] ? 1 : 0; }
-  GPU_FN void load_values(Math (&x)[1], const u8* tensor, u32 vector) const { gpu::load_values(x, tensor, type, begin + vector); }
-  GPU_FN void store_values(u8* tensor, u32 vector, const Math (&x)[1]) const { gpu::store_values(tensor, type, begin + vector, x); }
+  GPU_FN void load_values(Math (&x)[1], const u8* tensor, u32 vector) const {
+    gpu::load_values(x, tensor, type, begin + vector);
+  }
+  GPU_FN void store_values(u8* tensor, u32 vector, const Math (&x)[1]) const {
+    gpu::store_values(tensor, type, begin + vector, x);
+  }
 };
 
 // The length and the mask of a row.
@@ -230,13 +236,13 @@ struct RowPlace {
 // Puts something in the place of elements of a vector, bit i of `dropped` for element i.
 template <int width, class Math> GPU_FN void replace_dropped(Math (&x)[width], u32 dropped, Math by) {
   if (dropped == 0) return;
-  GPU_UNROLL for (int i = 0; i < width; ++i)
+  GPU_UNROLL_FOR (int i = 0; i < width; ++i)
     if (dropped >> i & 1) x[i] = by;
 }
 // Likewise in words, where `by` is two halves or a float.
 template <int width> GPU_FN void replace_words(Words& w, u32 dropped, u32 by) {
   if (dropped == 0) return;
-  GPU_UNROLL for (int k = 0; k < 4; ++k) {
+  GPU_UNROLL_FOR (int k = 0; k < 4; ++k) {
     u32 out;
     if (width == 4) out = dropped >> k & 1 ? ~0u : 0u;
     else out = (dropped >> 2 * k & 1 ? 0xffffu : 0u) | (dropped >> 2 * k & 2 ? 0xffff0000u : 0u);
@@ -260,7 +266,8 @@ template <int fixed> struct HeldVectors {
   i64 first;          // where that begins, in bytes of the tensor
 
   template <class Team, class Row> GPU_FN HeldVectors(const Team& team, const Row& row)
-      : rank(team.rank), size(team.size()), filled((i32)(row.filled - team.rank)), count((i32)(row.count - team.rank)), first(row.offset_of(team.rank)) {}
+      : rank(team.rank), size(team.size()), filled((i32)(row.filled - team.rank)), count((i32)(row.count - team.rank)),
+        first(row.offset_of(team.rank)) {}
   GPU_FN i32 step(int v) const { return v * (fixed ? fixed * warp_size : (i32)size); }
   GPU_FN u32 vector(int v) const { return rank + step(v); }
   GPU_FN i64 offset(int v) const { return first + (i64)step(v) * 16; }

@@ -15,7 +15,7 @@ template <i32 type, int tensors> struct Strips {
   static constexpr u32 stages = copies_run_beside ? 2 : 1;
   static constexpr u32 size = type == type_f32 ? 4 : 2;
   static constexpr int at_once = 4;  // vectors, so that accesses wait together
-  u32 bytes;           // of a strip
+  u32 bytes;                         // of a strip
   u32 keys;
   i64 strip, stride;   // the one that is worked on, and from it to the warp's next
   i64 elements, last;  // of the tensor; the last strip's number
@@ -44,7 +44,7 @@ template <i32 type, int tensors> struct Strips {
   GPU_FN void fetch(i64 s, const u8* const (&from)[tensors]) const {
     if (s <= last) {
       const u32 count = elements_of(s), vectors = count * size / 16;
-      GPU_UNROLL for (int t = 0; t < tensors; ++t) {
+      GPU_UNROLL_FOR (int t = 0; t < tensors; ++t) {
         u8* const to = mine + ((stage ^ (stages - 1)) * tensors + t) * bytes;
         const u8* const strip_from = from[t] + s * bytes;
         each_vector(to, strip_from, vectors, [](u8* x, const u8* y) { copy_vector(x, y); });
@@ -70,7 +70,8 @@ template <i32 type, int tensors> struct Strips {
     const u8* const from = of(0);
     u8* const to = tensor + strip * bytes;
     const u32 count = elements_of(strip), vectors = count * size / 16;
-    each_vector(to, from, vectors, [](u8* x, const u8* y) { *reinterpret_cast<Words*>(x) = *reinterpret_cast<const Words*>(y); });
+    each_vector(to, from, vectors,
+                [](u8* x, const u8* y) { *reinterpret_cast<Words*>(x) = *reinterpret_cast<const Words*>(y); });
     copy_rest(to, from, vectors, count);
     sync_warp();  // before another strip takes its place
   }
@@ -81,8 +82,9 @@ template <i32 type, int tensors> struct Strips {
     constexpr int apart = warp_size * 16;
     to += lane_id() * 16;
     from += lane_id() * 16;
-    for (i32 left = (i32)vectors - (i32)lane_id(); left > 0; left -= at_once * warp_size, to += at_once * apart, from += at_once * apart)
-      GPU_UNROLL for (int k = 0; k < at_once; ++k)
+    for (i32 left = (i32)vectors - (i32)lane_id(); left > 0;
+         left -= at_once * warp_size, to += at_once * apart, from += at_once * apart)
+      GPU_UNROLL_FOR (int k = 0; k < at_once; ++k)
         if (k * warp_size < left) copy(to + k * apart, from + k * apart);
   }
   // What the tensor ends with need not be a vector.
@@ -116,16 +118,16 @@ template <i32 type, int items> GPU_FN void softmax_forward_strip(const SoftmaxFo
     const i32 end = (i32)strips.keys - (i32)lane_id();
     for (u32 row = strips.rows(); row; --row, mine += strips.keys) {
       float x[items], top = Least<float>::finite, sum = 0.0f;
-      GPU_UNROLL for (int k = 0; k < items; ++k) {
+      GPU_UNROLL_FOR (int k = 0; k < items; ++k) {
         x[k] = minus_infinity(0.0f);  // past the row's end; its exponential is 0
         if (k * warp_size < end) x[k] = bit_cast<float>(bit_cast<u32>(to_float(mine[k * warp_size])) + sign);
         top = max_number(top, x[k]);
       }
       top = warp_reduce<Highest>(top);
-      GPU_UNROLL for (int k = 0; k < items; ++k) sum += x[k] = exponential(x[k], top);
+      GPU_UNROLL_FOR (int k = 0; k < items; ++k) sum += x[k] = exponential(x[k], top);
       sum = warp_reduce<Total>(sum);
       const float reciprocal = 1.0f / sum;
-      GPU_UNROLL for (int k = 0; k < items; ++k)
+      GPU_UNROLL_FOR (int k = 0; k < items; ++k)
         if (k * warp_size < end) from_float(mine[k * warp_size], quotient<exact>(x[k], sum, reciprocal));
     }
     strips.store(a.output);
@@ -148,14 +150,14 @@ template <i32 type, int items> GPU_FN void softmax_backward_strip(const SoftmaxB
     const i32 end = (i32)strips.keys - (i32)lane_id();
     for (u32 row = strips.rows(); row; --row, outputs += strips.keys, grads += strips.keys) {
       float y[items], dy[items], sum = 0.0f;
-      GPU_UNROLL for (int k = 0; k < items; ++k)
+      GPU_UNROLL_FOR (int k = 0; k < items; ++k)
         if (k * warp_size < end) {
           y[k] = to_float(outputs[k * warp_size]);
           dy[k] = to_float(grads[k * warp_size]);
           sum = fma(y[k], dy[k], sum);
         }
       const float scaled = -warp_reduce<Total>(sum) * scale;
-      GPU_UNROLL for (int k = 0; k < items; ++k)
+      GPU_UNROLL_FOR (int k = 0; k < items; ++k)
         if (k * warp_size < end) from_float(outputs[k * warp_size], y[k] * fma(dy[k], scale, scaled));
     }
     strips.store(a.grad_input);

@@ -1,5 +1,5 @@
-// What the items of a transducer's batch have, and where: [batch][frames][labels] rows, or packed: the items' own rows, one
-// item behind another.
+// What the items of a transducer's batch have, and where: [batch][frames][labels] rows, or packed: the items' own rows,
+// one item behind another.
 #pragma once
 #include "gpu.h"
 
@@ -13,7 +13,8 @@ struct TransducerItem {
   bool bad;
 
   // At least `least_frames`; rows for `more_labels` labels more than the length says.
-  template <class Arguments> GPU_FN TransducerItem(const Arguments& a, i64 b, i64 least_frames = 0, i64 more_labels = 0) {
+  template <class Arguments> GPU_FN TransducerItem(const Arguments& a, i64 b, i64 least_frames = 0,
+                                                   i64 more_labels = 0) {
     const i64 f = length(a.f_len, a.wide_lengths, b), g = length(a.g_len, a.wide_lengths, b) + more_labels;
     bad = f < least_frames || f > a.frames || g < more_labels || g > a.labels;
     if (a.batch_offset) {
@@ -31,7 +32,9 @@ struct TransducerItem {
     labels = bad ? 0 : (u32)g;
   }
   GPU_FN i64 row(u32 t, u32 u) const { return first + t * stride + u; }
-  template <class Math> GPU_FN Math otherwise(Math value) const { return bad ? (Math)bit_cast<float>(0x7fc00000u) : value; }
+  template <class Math> GPU_FN Math otherwise(Math value) const {
+    return bad ? (Math)bit_cast<float>(0x7fc00000u) : value;
+  }
 
  private:
   GPU_FN static i64 length(const u8* lengths, i32 wide, i64 b) {

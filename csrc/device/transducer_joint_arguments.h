@@ -9,10 +9,12 @@ constexpr u32 joint_tile_labels = 6, joint_tile_frames = 2;
 // Labels that a warp holds sums of at once, in the backward: where rows are read in vectors, and where not.
 constexpr int joint_labels = 32, joint_labels_of_elements = 16;
 
-// Where a block holds all labels of an item (transducer_joint_held.h): threads; labels of a thread, and the most of a block;
-// columns of a block; bytes of its shared memory, without and with ReLU's mask.
-constexpr int joint_held_threads = 640, joint_held_labels = 4, joint_held_most_labels = joint_held_threads / 8 * joint_held_labels, joint_held_slab = 64;
-constexpr int joint_held_shared_bytes = joint_held_threads * 128, joint_held_relu_shared_bytes = joint_held_threads * (128 + 64 + 32);
+// Where a block holds all labels of an item (transducer_joint_held.h): threads; labels of a thread, and the most of a
+// block; columns of a block; bytes of its shared memory, without and with ReLU's mask.
+constexpr int joint_held_threads = 640, joint_held_labels = 4,
+              joint_held_most_labels = joint_held_threads / 8 * joint_held_labels, joint_held_slab = 64;
+constexpr int joint_held_shared_bytes = joint_held_threads * 128,
+              joint_held_relu_shared_bytes = joint_held_threads * (128 + 64 + 32);
 
 struct TransducerJointForward {
   const u8* f;             // [batch][frames][hidden]
@@ -24,29 +26,29 @@ struct TransducerJointForward {
   u8* output;              // [rows][hidden]; not packed: rows = batch * frames * labels
   u8* mask;                // [rows][ceil(hidden / 8)]: bit i of byte j tells that column 8 j + i passes; with dropout
   i64 batch, frames, labels, hidden, rows;
-  double scale;            // of what dropout keeps
-  u32 keep;                // of 65536
+  double scale;  // of what dropout keeps
+  u32 keep;      // of 65536
   i32 type, wide_lengths, relu;
-  i32 lanes;               // threads side by side on a row, a power of two
+  i32 lanes;  // threads side by side on a row, a power of two
   i32 reserved;
 };
 
 struct TransducerJointBackward {
-  const u8* grad_output;   // [rows][hidden]
-  const u8* f;             // where ReLU's mask is found again
+  const u8* grad_output;  // [rows][hidden]
+  const u8* f;            // where ReLU's mask is found again
   const u8* g;
-  const u8* mask;          // of the forward
+  const u8* mask;  // of the forward
   const u8* f_len;
   const u8* g_len;
   const u8* batch_offset;
-  u8* grad_f;              // [batch][frames][hidden]
-  u8* grad_g;              // [batch][labels][hidden]
-  u8* partials;            // [splits][batch][labels][hidden], float or double; where splits > 1
-  u8* counters;            // [batch][slabs], u32, all 0 before and after; likewise
+  u8* grad_f;    // [batch][frames][hidden]
+  u8* grad_g;    // [batch][labels][hidden]
+  u8* partials;  // [splits][batch][labels][hidden], float or double; where splits > 1
+  u8* counters;  // [batch][slabs], u32, all 0 before and after; likewise
   i64 batch, frames, labels, hidden, rows;
   double scale;
   i32 type, wide_lengths;
-  i32 splits;              // blocks that share an item's frames
-  i32 tile_frames;         // frames of each
+  i32 splits;       // blocks that share an item's frames
+  i32 tile_frames;  // frames of each
 };
 }  // namespace gpu

@@ -1,20 +1,20 @@
-// The transducer (RNN-T) loss: -log of the probability of an item's labels, summed over all ways to spread them over its
-// frames, and its gradient. A node (t, u) has seen t frames and u labels; from it a blank leads to (t + 1, u), the next
-// label to (t, u + 1), with the probabilities that softmax gives row (t, u) of x; the last blank leads out.
+// The transducer (RNN-T) loss: -log of the probability of an item's labels, summed over all ways to spread them over
+// its frames, and its gradient. A node (t, u) has seen t frames and u labels; from it a blank leads to (t + 1, u), the
+// next label to (t, u + 1), with the probabilities that softmax gives row (t, u) of x; the last blank leads out.
 //
 //   alpha(t, u): log p of all ways from (0, 0) to the node       beta(t, u): log p of all ways from it to the end
 //
 // These get as large as the lattice is long, and a float of 1,000 has rounded 3e-5 away, which the gradient's exp would
 // show: each is kept as a whole number and a rest, and so is a row's logarithm.
 //
-// Three kernels. `emissions` reads each row once: the logarithm of its sum of exponentials, and log p of the blank and of
-// the next label, stored by diagonals t + u. `lattice` goes along the diagonals, two blocks an item: one adds up alpha, one
-// beta; nodes of a diagonal are independent. `backward` reads each row once and writes its gradient once:
+// Three kernels. `emissions` reads each row once: the logarithm of its sum of exponentials, and log p of the blank and
+// of the next label, stored by diagonals t + u. `lattice` goes along the diagonals, two blocks an item: one adds up
+// alpha, one beta; nodes of a diagonal are independent. `backward` reads each row once and writes its gradient once:
 //
 //   gradient = g * (softmax(x) * p(node) - [blank] p(blank edge) - [next label] p(label edge))
 //
-// where the p's are of passing the node or the edge, given the labels. Rows that no item has get gradient 0. An item whose
-// lengths, rows or labels do not fit is nan: its loss, and its gradient (an item without frames, too).
+// where the p's are of passing the node or the edge, given the labels. Rows that no item has get gradient 0. An item
+// whose lengths, rows or labels do not fit is nan: its loss, and its gradient (an item without frames, too).
 #pragma once
 #include "exponential.h"
 #include "logarithm.h"
@@ -35,7 +35,8 @@ template <class Math> struct alignas(2 * sizeof(Math)) LogP {
 };
 // The whole number next to x.
 template <class Math> GPU_FN Math nearest(Math x) {
-  constexpr Math round = sizeof(Math) == 8 ? Math(6755399441055744.0) : Math(12582912.0);  // 1.5 * 2^52, 2^23: adding it rounds
+  constexpr Math round =
+      sizeof(Math) == 8 ? Math(6755399441055744.0) : Math(12582912.0);  // 1.5 * 2^52, 2^23: adding it rounds
   return (x + round) - round;
 }
 template <class Math> GPU_FN LogP<Math> in_parts(Math x) {
@@ -78,9 +79,9 @@ template <class Math> struct LogSum {
 
   template <int count> GPU_FN void add(const Math (&x)[count]) {
     Math most = largest;
-    GPU_UNROLL for (int i = 0; i < count; ++i) most = max_number(most, x[i]);
+    GPU_UNROLL_FOR (int i = 0; i < count; ++i) most = max_number(most, x[i]);
     Math sums[2] = {sum * power(largest - most), Math(0)};
-    GPU_UNROLL for (int i = 0; i < count; ++i) sums[i & 1] += power(x[i] - most);
+    GPU_UNROLL_FOR (int i = 0; i < count; ++i) sums[i & 1] += power(x[i] - most);
     largest = most;
     sum = sums[0] + sums[1];
   }
@@ -90,7 +91,8 @@ template <class Math> struct LogSum {
     largest = most;
   }
   GPU_FN void merge_warp() {
-    GPU_UNROLL for (int mask = warp_size / 2; mask; mask >>= 1) merge(shuffle_xor_value(largest, mask), shuffle_xor_value(sum, mask));
+    GPU_UNROLL_FOR (int mask = warp_size / 2; mask; mask >>= 1)
+      merge(shuffle_xor_value(largest, mask), shuffle_xor_value(sum, mask));
   }
 
  private:
@@ -126,7 +128,8 @@ template <class Arguments> GPU_FN i64 label_of(const Arguments& a, i64 b, u32 u)
 }
 
 // ---- emissions ---------------------------------------------------------------------------------------------
-template <i32 type, class Math = typename Packet<type>::Math> GPU_FN LogSum<Math> log_sum_of(const u8* row, u32 classes, const LogitTeam& team, Math (&parts)[2 * transducer_loss_threads / warp_size]) {
+template <i32 type, class Math = typename Packet<type>::Math> GPU_FN LogSum<Math> log_sum_of(
+    const u8* row, u32 classes, const LogitTeam& team, Math (&parts)[2 * transducer_loss_threads / warp_size]) {
   using P = Packet<type>;
   using Raw = typename P::Raw;
   constexpr int ahead = 4;
@@ -140,9 +143,9 @@ template <i32 type, class Math = typename Packet<type>::Math> GPU_FN LogSum<Math
   const Raw* const vectors = reinterpret_cast<const Raw*>(row + part.head * P::size);
   for (u32 v = team.rank; v < part.vectors; v += ahead * team.size) {
     Raw raw[ahead] = {};
-    GPU_UNROLL for (int k = 0; k < ahead; ++k)
+    GPU_UNROLL_FOR (int k = 0; k < ahead; ++k)
       if (v + k * team.size < part.vectors) raw[k] = vectors[v + k * team.size];
-    GPU_UNROLL for (int k = 0; k < ahead; ++k) {
+    GPU_UNROLL_FOR (int k = 0; k < ahead; ++k) {
       if (v + k * team.size >= part.vectors) continue;
       Math x[P::width];
       P::unpack_raw(x, raw[k]);
@@ -193,14 +196,16 @@ template <i32 type> GPU_FN void transducer_loss_emissions(const TransducerLossFo
       const i64 label = label_of(a, node.b, node.u);
       next = (u64)label < (u64)a.classes ? log_p(label) : not_a_number<Math>();
     }
-    Math* const to = reinterpret_cast<Math*>(a.emissions) + ((node.b * (a.frames + a.labels - 1) + node.t + node.u) * a.labels + node.u) * 2;
+    Math* const to = reinterpret_cast<Math*>(a.emissions) +
+                     ((node.b * (a.frames + a.labels - 1) + node.t + node.u) * a.labels + node.u) * 2;
     to[0] = log_p(a.blank);
     to[1] = next;
   }
   // The rest of a packed x has no logarithms.
   if (!a.normalizers || !a.batch_offset) return;
   const i64 end = a.batch ? reinterpret_cast<const i64*>(a.batch_offset)[a.batch - 1] : 0;
-  for (i64 row = (end < 0 ? 0 : end) + (i64)block_x() * block_size_x() + thread_x(); row < a.rows; row += (i64)grid_x() * block_size_x())
+  for (i64 row = (end < 0 ? 0 : end) + (i64)block_x() * block_size_x() + thread_x(); row < a.rows;
+       row += (i64)grid_x() * block_size_x())
     reinterpret_cast<LogP<Math>*>(a.normalizers)[row] = LogP<Math>{};
 }
 
@@ -277,15 +282,15 @@ template <class Math, bool forward> struct TransducerLattice {
     }
     Edges next[at_once];
     Parts edges[at_once];
-    GPU_UNROLL for (int k = 0; k < at_once; ++k) edges[k] = Parts(load(1 + k, mine));
+    GPU_UNROLL_FOR (int k = 0; k < at_once; ++k) edges[k] = Parts(load(1 + k, mine));
     for (u32 first = 1; first < diagonals; first += at_once) {
-      GPU_UNROLL for (int k = 0; k < at_once; ++k) next[k] = load(first + at_once + k, mine);
-      GPU_UNROLL for (int k = 0; k < at_once; ++k) {
+      GPU_UNROLL_FOR (int k = 0; k < at_once; ++k) next[k] = load(first + at_once + k, mine);
+      GPU_UNROLL_FOR (int k = 0; k < at_once; ++k) {
         if (first + k >= diagonals) break;
         sync_threads();
         if (has(first + k, mine)) visit(first + k, mine, edges[k]);
       }
-      GPU_UNROLL for (int k = 0; k < at_once; ++k) edges[k] = Parts(next[k]);
+      GPU_UNROLL_FOR (int k = 0; k < at_once; ++k) edges[k] = Parts(next[k]);
     }
   }
 };
@@ -300,13 +305,19 @@ template <class Math> GPU_FN void transducer_loss_lattice(const TransducerLossFo
     const Math* const emissions = reinterpret_cast<const Math*>(a.emissions) + b * edges;
     LogP<Math>* const shared = a.shared_diagonals ? memory : nullptr;
     if (unit % 2 == 0) {
-      if (!item.bad) TransducerLattice<Math, true>{a, item, emissions, reinterpret_cast<LogP<Math>*>(a.alpha) + b * nodes, shared, item.frames + item.labels - 1}.run();
+      if (!item.bad)
+        TransducerLattice<Math, true>{a,         item,
+                                      emissions, reinterpret_cast<LogP<Math>*>(a.alpha) + b * nodes,
+                                      shared,    item.frames + item.labels - 1}
+            .run();
       continue;
     }
     LogP<Math>* const beta = reinterpret_cast<LogP<Math>*>(a.beta) + b * nodes;
-    if (!item.bad) TransducerLattice<Math, false>{a, item, emissions, beta, shared, item.frames + item.labels - 1}.run();
+    if (!item.bad)
+      TransducerLattice<Math, false>{a, item, emissions, beta, shared, item.frames + item.labels - 1}.run();
     // The thread that wrote it: the last step is label 0 alone.
-    if (thread_x() == 0) store_one(a.loss, a.loss_type, b, item.bad ? not_a_number<Math>() : -(beta[0].whole + beta[0].rest));
+    if (thread_x() == 0)
+      store_one(a.loss, a.loss_type, b, item.bad ? not_a_number<Math>() : -(beta[0].whole + beta[0].rest));
   }
 }
 
@@ -316,7 +327,8 @@ template <class Math> struct RowGradient {
   Math largest, scale, of_blank, of_label;
   i64 label;
 
-  template <i32 type> GPU_FN void set(const TransducerLossBackward& a, const TransducerItem& item, const TransducerNode& node, i64 row, const u8* x) {
+  template <i32 type> GPU_FN void set(const TransducerLossBackward& a, const TransducerItem& item,
+                                      const TransducerNode& node, i64 row, const u8* x) {
     const i64 item_nodes = node.b * a.frames * a.labels, at = item_nodes + (i64)node.t * a.labels + node.u;
     const Math g = load_one<Math>(a.grad_loss, a.grad_type, node.b * a.grad_stride);
     const LogP<Math> before = log_p_of<Math>(a.alpha, at), all = log_p_of<Math>(a.beta, item_nodes);
@@ -330,7 +342,9 @@ template <class Math> struct RowGradient {
     largest = normalizer.whole;
     scale = a.of_logits && g != Math(0) ? g * passing(-normalizer.rest, log_p_of<Math>(a.beta, at)) : Math(0);
     const LogP<Math> end{};
-    of_blank = last_frame && !last_label ? Math(0) : g * passing(log_p(a.blank), last_frame ? end : log_p_of<Math>(a.beta, at + a.labels));
+    of_blank = last_frame && !last_label
+                   ? Math(0)
+                   : g * passing(log_p(a.blank), last_frame ? end : log_p_of<Math>(a.beta, at + a.labels));
     label = -1;
     of_label = Math(0);
     if (last_label) return;
@@ -339,22 +353,27 @@ template <class Math> struct RowGradient {
     of_label = inside ? g * passing(log_p(label), log_p_of<Math>(a.beta, at + 1)) : not_a_number<Math>();
   }
   GPU_FN Math operator()(Math x) const { return scale == Math(0) ? Math(0) : scale * power(x - largest); }
-  GPU_FN Math less(i64 index, i64 blank) const { return (index == blank ? of_blank : Math(0)) + (index == label ? of_label : Math(0)); }
+  GPU_FN Math less(i64 index, i64 blank) const {
+    return (index == blank ? of_blank : Math(0)) + (index == label ? of_label : Math(0));
+  }
 
  private:
   GPU_FN static Math power(Math x) { return exp2(x * Math(log2_of_e)); }
 };
 
 // Rows [first, end) of the gradient become `value`, by `size` threads.
-template <i32 type> GPU_FN void fill_gradient(const TransducerLossBackward& a, i64 first, i64 end, typename Packet<type>::Math value, i64 rank, i64 size) {
+template <i32 type> GPU_FN void fill_gradient(const TransducerLossBackward& a, i64 first, i64 end,
+                                              typename Packet<type>::Math value, i64 rank, i64 size) {
   using P = Packet<type>;
   u8* const to = a.grad_x + first * a.classes * P::size;
-  const i64 elements = (end - first) * a.classes, past = (i64)((u64)to % 16) / P::size, gap = past ? P::width - past : 0, head = gap < elements ? gap : elements;
+  const i64 elements = (end - first) * a.classes, past = (i64)((u64)to % 16) / P::size,
+            gap = past ? P::width - past : 0, head = gap < elements ? gap : elements;
   const i64 vectors = (elements - head) / P::width;
   typename P::Math values[P::width];
-  GPU_UNROLL for (int i = 0; i < P::width; ++i) values[i] = value;
+  GPU_UNROLL_FOR (int i = 0; i < P::width; ++i) values[i] = value;
   for (i64 i = rank; i < head; i += size) store_one(to, type, i, value);
-  for (i64 v = rank; v < vectors; v += size) reinterpret_cast<typename P::Raw*>(to + head * P::size)[v] = P::pack_raw(values);
+  for (i64 v = rank; v < vectors; v += size)
+    reinterpret_cast<typename P::Raw*>(to + head * P::size)[v] = P::pack_raw(values);
   for (i64 i = head + vectors * P::width + rank; i < elements; i += size) store_one(to, type, i, value);
 }
 
@@ -386,7 +405,9 @@ template <i32 type> GPU_FN void transducer_loss_backward(const TransducerLossBac
       fill_gradient<type>(a, row, row + 1, gradient.of_label, team.rank, team.size);
       continue;
     }
-    const auto one = [&](u32 index) { store_one(to, type, index, gradient(load_one<Math>(from, type, index)) - gradient.less(index, a.blank)); };
+    const auto one = [&](u32 index) {
+      store_one(to, type, index, gradient(load_one<Math>(from, type, index)) - gradient.less(index, a.blank));
+    };
     const u32 classes = (u32)a.classes;
     // Vectors need both rows to lie alike.
     if (((u64)from ^ (u64)to) % 16 != 0) {
@@ -403,23 +424,26 @@ template <i32 type> GPU_FN void transducer_loss_backward(const TransducerLossBac
     const u32 blank_vector = past_blank / P::width, label_vector = gradient.label < 0 ? ~0u : past_label / P::width;
     for (u32 v = team.rank; v < part.vectors; v += ahead * team.size) {
       Raw raw[ahead] = {};
-      GPU_UNROLL for (int k = 0; k < ahead; ++k)
+      GPU_UNROLL_FOR (int k = 0; k < ahead; ++k)
         if (v + k * team.size < part.vectors) raw[k] = read[v + k * team.size];
-      GPU_UNROLL for (int k = 0; k < ahead; ++k) {
+      GPU_UNROLL_FOR (int k = 0; k < ahead; ++k) {
         const u32 at = v + k * team.size;
         if (at >= part.vectors) continue;
         Math x[P::width];
         P::unpack_raw(x, raw[k]);
-        GPU_UNROLL for (int i = 0; i < P::width; ++i) x[i] = gradient(x[i]);
+        GPU_UNROLL_FOR (int i = 0; i < P::width; ++i) x[i] = gradient(x[i]);
         if (at == blank_vector || at == label_vector)
-          GPU_UNROLL for (int i = 0; i < P::width; ++i) x[i] -= gradient.less((i64)part.head + at * P::width + i, a.blank);
+          GPU_UNROLL_FOR (int i = 0; i < P::width; ++i)
+            x[i] -= gradient.less((i64)part.head + at * P::width + i, a.blank);
         write[at] = P::pack_raw(x);
       }
     }
   }
   if (!a.batch_offset) return;
   const i64 end = a.batch ? reinterpret_cast<const i64*>(a.batch_offset)[a.batch - 1] : 0, rest = end < 0 ? 0 : end;
-  if (rest < a.rows) fill_gradient<type>(a, rest, a.rows, Math(0), (i64)block_x() * block_size_x() + thread_x(), (i64)grid_x() * block_size_x());
+  if (rest < a.rows)
+    fill_gradient<type>(a, rest, a.rows, Math(0), (i64)block_x() * block_size_x() + thread_x(),
+                        (i64)grid_x() * block_size_x());
 }
 #endif
 }  // namespace gpu

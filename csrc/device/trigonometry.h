@@ -16,7 +16,8 @@ constexpr double largest_angle = 1125899906842624.0;  // 2^50
 // an eighth of a turn; there the Taylor series, nested, needs few terms.
 template <class Math> GPU_FN void sine_cosine(double angle, Math& sine, Math& cosine) {
   angle = angle < largest_angle && angle > -largest_angle ? angle : (double)bit_cast<float>(0x7fc00000u);
-  constexpr double two_by_pi = 0.63661977236758134308, half_pi = 1.57079632679489655800, half_pi_rest = 6.12323399573676603587e-17;
+  constexpr double two_by_pi = 0.63661977236758134308, half_pi = 1.57079632679489655800,
+                   half_pi_rest = 6.12323399573676603587e-17;
   constexpr double round = 6755399441055744.0;  // 1.5 * 2^52: adding it leaves a whole number in the low bits
   const double shifted = angle * two_by_pi + round, quarters = shifted - round;
   const u32 quarter = (u32)bit_cast<u64>(shifted);
@@ -24,7 +25,7 @@ template <class Math> GPU_FN void sine_cosine(double angle, Math& sine, Math& co
   const Math x = (Math)reduced, rest = (Math)(reduced - (double)x), z = x * x;
   constexpr int terms = sizeof(Math) == 8 ? 9 : 5;
   Math s = Math(1), c = Math(1);
-  GPU_UNROLL for (int n = terms; n >= 2; --n) {
+  GPU_UNROLL_FOR (int n = terms; n >= 2; --n) {
     c = fma(-c, z * Math(1.0 / ((2 * n - 1) * (2 * n))), Math(1));
     s = fma(-s, z * Math(1.0 / ((2 * n) * (2 * n + 1))), Math(1));
   }

@@ -6,7 +6,9 @@ namespace gpu {
 #if !defined(GPU_HOST)
 #if defined(GPU_HIP)
 constexpr bool copies_run_beside = false;
-GPU_FN void copy_vector(void* to_shared, const void* from) { *static_cast<Words*>(to_shared) = *static_cast<const Words*>(from); }
+GPU_FN void copy_vector(void* to_shared, const void* from) {
+  *static_cast<Words*>(to_shared) = *static_cast<const Words*>(from);
+}
 GPU_FN void end_copies() {}
 template <int pending> GPU_FN void await_copies() {}
 #else

@@ -31,14 +31,14 @@ template <int width> GPU_FN void store_words(u8* p, i32 type, const Words& w) {
 
 template <int width> GPU_FN void unpack(float (&x)[width], const Words& w, i32 type) {
   if (width == 4 && type == type_f32) {
-    GPU_UNROLL for (int i = 0; i < 4; ++i) x[i % width] = bit_cast<float>(w.v[i]);
+    GPU_UNROLL_FOR (int i = 0; i < 4; ++i) x[i % width] = bit_cast<float>(w.v[i]);
   } else if (type == type_bf16) {
-    GPU_UNROLL for (int i = 0; i < width / 2; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < width / 2; ++i) {
       x[2 * i] = bit_cast<float>(w.v[i] << 16);
       x[2 * i + 1] = bit_cast<float>(w.v[i] & 0xffff0000u);
     }
   } else {
-    GPU_UNROLL for (int i = 0; i < width / 2; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < width / 2; ++i) {
       x[2 * i] = to_float(half{(u16)(w.v[i] & 0xffffu)});
       x[2 * i + 1] = to_float(half{(u16)(w.v[i] >> 16)});
     }
@@ -65,9 +65,12 @@ template <> GPU_FN u32 pack_two<half>(float low, float high) {
 #endif
 template <int width> GPU_FN Words pack(const float (&x)[width], i32 type) {
   Words w{};
-  if (width == 4 && type == type_f32) GPU_UNROLL for (int i = 0; i < 4; ++i) w.v[i] = bit_cast<u32>(x[i % width]);
-  else if (type == type_bf16) GPU_UNROLL for (int i = 0; i < width / 2; ++i) w.v[i] = pack_two<bfloat16>(x[2 * i], x[2 * i + 1]);
-  else GPU_UNROLL for (int i = 0; i < width / 2; ++i) w.v[i] = pack_two<half>(x[2 * i], x[2 * i + 1]);
+  if (width == 4 && type == type_f32)
+    GPU_UNROLL_FOR (int i = 0; i < 4; ++i) w.v[i] = bit_cast<u32>(x[i % width]);
+  else if (type == type_bf16)
+    GPU_UNROLL_FOR (int i = 0; i < width / 2; ++i) w.v[i] = pack_two<bfloat16>(x[2 * i], x[2 * i + 1]);
+  else
+    GPU_UNROLL_FOR (int i = 0; i < width / 2; ++i) w.v[i] = pack_two<half>(x[2 * i], x[2 * i + 1]);
   return w;
 }
 
@@ -81,7 +84,7 @@ template <int width> GPU_FN void load_values(float (&x)[width], const u8* tensor
   } else if (width == 8 && type == type_f32) {
     const Words* p = reinterpret_cast<const Words*>(tensor + index * 4);
     const Words a = p[0], b = p[1];
-    GPU_UNROLL for (int i = 0; i < width / 2; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < width / 2; ++i) {
       x[i] = bit_cast<float>(a.v[i]);
       x[width / 2 + i] = bit_cast<float>(b.v[i]);
     }
@@ -96,7 +99,7 @@ template <int width> GPU_FN void store_values(u8* tensor, i32 type, i64 index, c
     else from_float(reinterpret_cast<half*>(tensor)[index], x[0]);
   } else if (width == 8 && type == type_f32) {
     Words a, b;
-    GPU_UNROLL for (int i = 0; i < width / 2; ++i) {
+    GPU_UNROLL_FOR (int i = 0; i < width / 2; ++i) {
       a.v[i] = bit_cast<u32>(x[i]);
       b.v[i] = bit_cast<u32>(x[width / 2 + i]);
     }
@@ -116,7 +119,7 @@ GPU_FN void store_values(u8* tensor, i32, i64 index, const double (&x)[1]) {
 // What a tensor of that type holds once these values are stored in it.
 template <int width> GPU_FN void round_values(float (&x)[width], i32 type) {
   if (type == type_f32) return;
-  GPU_UNROLL for (int i = 0; i < width; ++i) {
+  GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
     if (type == type_bf16) {
       bfloat16 y;
       from_float(y, x[i]);

@@ -38,8 +38,9 @@ template <class Math> GPU_FN Math inverse_deviation(Math m2, Math count, Math ep
 }
 #endif
 
-// What elements' differences are taken from, to be scaled: y = (x - origin) * scale + shift. A mean that is large beside
-// the deviation: the differences are exact then, but a product with it would round. Zero else: the differences would.
+// What elements' differences are taken from, to be scaled: y = (x - origin) * scale + shift. A mean that is large
+// beside the deviation: the differences are exact then, but a product with it would round. Zero else: the differences
+// would.
 template <class Math> GPU_FN Math origin_of(Math mean, Math inv_std) {
   const Math size = mean < Math(0) ? -mean : mean;
   return size * inv_std > Math(1) ? mean : Math(0);
@@ -69,7 +70,7 @@ template <class Math_> struct CarefulSums {
   GPU_FN Math second() const { return whole(1); }
 
   GPU_FN void merge(const CarefulSums& other) {
-    GPU_UNROLL for (int n = 0; n < 2; ++n) {
+    GPU_UNROLL_FOR (int n = 0; n < 2; ++n) {
       const Math total = sums[n] + other.sums[n], added = total - sums[n];
       rests[n] += (sums[n] - (total - added)) + (other.sums[n] - added) + other.rests[n];
       sums[n] = total;
@@ -77,6 +78,8 @@ template <class Math_> struct CarefulSums {
   }
 
  private:
-  GPU_FN Math whole(int n) const { return rests[n] == rests[n] ? sums[n] + rests[n] : sums[n]; }  // infinity less infinity
+  GPU_FN Math whole(int n) const {
+    return rests[n] == rests[n] ? sums[n] + rests[n] : sums[n];
+  }  // infinity less infinity
 };
 }  // namespace gpu

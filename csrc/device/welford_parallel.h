@@ -20,14 +20,17 @@ template <class Math> GPU_FN void welford_parallel(const WelfordParallel& a, i64
   Moments<Math> all{};
   for (i64 rank = 0; rank < a.ranks; ++rank) {
     const i64 at = rank * a.count_stride;
-    const Math count = a.count_is_int ? (Math) reinterpret_cast<const i32*>(a.count)[at] : reinterpret_cast<const Math*>(a.count)[at];
+    const Math count =
+        a.count_is_int ? (Math) reinterpret_cast<const i32*>(a.count)[at] : reinterpret_cast<const Math*>(a.count)[at];
     all.merge(Moments<Math>::of(count, mean[rank * a.mean_stride], var[rank * a.var_stride] * count));
   }
   // Of a single element there is no unbiased variance: 0. Of none, the running statistics stay.
   const Math unbiased = all.m2 / maximum(all.count - Math(1), Math(1));
   reinterpret_cast<Math*>(a.out_mean)[channel] = all.mean;
   reinterpret_cast<Math*>(a.out_var)[channel] = unbiased;
-  reinterpret_cast<Math*>(a.out_inv_std)[channel] = a.ranks == 1 ? inverse_deviation(*var, Math(1), (Math)a.eps) : inverse_deviation(all.m2, maximum(all.count, Math(1)), (Math)a.eps);
+  reinterpret_cast<Math*>(a.out_inv_std)[channel] =
+      a.ranks == 1 ? inverse_deviation(*var, Math(1), (Math)a.eps)
+                   : inverse_deviation(all.m2, maximum(all.count, Math(1)), (Math)a.eps);
   if (channel == 0) *reinterpret_cast<Math*>(a.out_count) = all.count;
   if (all.count == Math(0)) return;
   const Math momentum = a.batches ? Math(1) / (Math)*a.batches : (Math)a.momentum;

@@ -1,11 +1,11 @@
 #include "xentropy.h"
 #include "xentropy_short.h"
 
-#define XENTROPY_KERNEL(bounds, name, Arguments, ...)                                                                    \
-  extern "C" GPU_KERNEL bounds void name(gpu::Arguments arguments) {                                                     \
-    gpu::await_previous_kernel();                                                                                          \
-    __VA_ARGS__(arguments);                                                                                                \
-  }                                                                                                                        \
+#define XENTROPY_KERNEL(bounds, name, Arguments, ...)                \
+  extern "C" GPU_KERNEL bounds void name(gpu::Arguments arguments) { \
+    gpu::await_previous_kernel();                                    \
+    __VA_ARGS__(arguments);                                          \
+  }                                                                  \
   GPU_REGISTER(name)
 
 // Threads a block, and how many such blocks a multiprocessor's registers must hold.
@@ -16,12 +16,14 @@
 #else
 #define SHORT_BLOCKS (gpu::xentropy_short_threads, 4)
 #endif
-#define KERNELS(bounds, name, type)                                                                       \
-  XENTROPY_KERNEL(bounds, xentropy_forward_##name, XentropyForward, gpu::xentropy_forward<gpu::type>)     \
+#define KERNELS(bounds, name, type)                                                                   \
+  XENTROPY_KERNEL(bounds, xentropy_forward_##name, XentropyForward, gpu::xentropy_forward<gpu::type>) \
   XENTROPY_KERNEL(bounds, xentropy_backward_##name, XentropyBackward, gpu::xentropy_backward<gpu::type>)
-#define SHORT_KERNELS(name, type)                                                                                     \
-  XENTROPY_KERNEL(SHORT_BLOCKS, xentropy_forward_short_##name, XentropyForward, gpu::xentropy_forward_short<gpu::type>) \
-  XENTROPY_KERNEL(SHORT_BLOCKS, xentropy_backward_short_##name, XentropyBackward, gpu::xentropy_backward_short<gpu::type>)
+#define SHORT_KERNELS(name, type)                                                 \
+  XENTROPY_KERNEL(SHORT_BLOCKS, xentropy_forward_short_##name, XentropyForward,   \
+                  gpu::xentropy_forward_short<gpu::type>)                         \
+  XENTROPY_KERNEL(SHORT_BLOCKS, xentropy_backward_short_##name, XentropyBackward, \
+                  gpu::xentropy_backward_short<gpu::type>)
 KERNELS(TWO_BLOCKS, f32, type_f32)
 KERNELS(TWO_BLOCKS, f16, type_f16)
 KERNELS(TWO_BLOCKS, bf16, type_bf16)

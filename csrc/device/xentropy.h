@@ -33,9 +33,9 @@ template <class Math> GPU_FN void merge(LogitSums<Math>& a, const LogitSums<Math
 }
 template <class Math, int count> GPU_FN void add(LogitSums<Math>& sums, const Math (&x)[count]) {
   Math largest = sums.largest;
-  GPU_UNROLL for (int i = 0; i < count; ++i) largest = max_number(largest, x[i]);
+  GPU_UNROLL_FOR (int i = 0; i < count; ++i) largest = max_number(largest, x[i]);
   Math sum[2] = {sums.sum * power_of_e(sums.largest - largest), Math(0)}, total[2] = {sums.total, Math(0)};
-  GPU_UNROLL for (int i = 0; i < count; ++i) {
+  GPU_UNROLL_FOR (int i = 0; i < count; ++i) {
     sum[i & 1] += power_of_e(x[i] - largest);
     total[i & 1] += x[i];
   }
@@ -44,7 +44,7 @@ template <class Math, int count> GPU_FN void add(LogitSums<Math>& sums, const Ma
   sums.total = total[0] + total[1];
 }
 template <class Math> GPU_FN void warp_merge(LogitSums<Math>& sums) {
-  GPU_UNROLL for (int mask = warp_size / 2; mask; mask >>= 1) {
+  GPU_UNROLL_FOR (int mask = warp_size / 2; mask; mask >>= 1) {
     LogitSums<Math> other;
     other.largest = shuffle_xor_value(sums.largest, mask);
     other.sum = shuffle_xor_value(sums.sum, mask);
@@ -57,7 +57,7 @@ template <class Math> GPU_FN void warp_merge(LogitSums<Math>& sums) {
 GPU_FN void warp_sum(float& a, float& b) {
   const bool second = lane_id() >= warp_size / 2;
   float mine = (second ? b : a) + shuffle_xor_value(second ? a : b, warp_size / 2);
-  GPU_UNROLL for (int mask = warp_size / 4; mask; mask >>= 1) mine += shuffle_xor_value(mine, mask);
+  GPU_UNROLL_FOR (int mask = warp_size / 4; mask; mask >>= 1) mine += shuffle_xor_value(mine, mask);
   const float other = shuffle_xor_value(mine, warp_size / 2);
   a = second ? other : mine;
   b = second ? mine : other;
@@ -88,7 +88,8 @@ struct RowLabel {
   Label kind;
 
   template <class Arguments> GPU_FN RowLabel(const Arguments& a, i64 row) {
-    index = a.wide_labels ? reinterpret_cast<const i64*>(a.labels)[row] : (i64) reinterpret_cast<const i32*>(a.labels)[row];
+    index =
+        a.wide_labels ? reinterpret_cast<const i64*>(a.labels)[row] : (i64) reinterpret_cast<const i32*>(a.labels)[row];
     const bool ignored = index == xentropy_ignored_label || (a.has_padding && index == a.padding_index);
     kind = ignored ? Label::ignored : (u64)index < (u64)a.classes ? Label::taken : Label::outside;
   }
@@ -127,39 +128,42 @@ template <i32 type> GPU_FN void xentropy_forward(const XentropyForward& a) {
     LogitSums<Math> sums;
     Math of_label = Math(0);
     if (label.kind != Label::ignored) {
-      if (team.rank == 0 && a.splits == 1 && label.kind == Label::taken) of_label = load_one<Math>(begin, type, label.index);
+      if (team.rank == 0 && a.splits == 1 && label.kind == Label::taken)
+        of_label = load_one<Math>(begin, type, label.index);
       const RowParts<Row::size, width> parts_of_row(begin, (u32)a.classes, split, a.splits);
       const auto add_one = [&](u32 index) {
         const Math x[1] = {load_one<Math>(begin, type, index)};
         add(sums, x);
       };
       if (parts_of_row.has_head && team.rank < parts_of_row.head) add_one(team.rank);
-      const typename Row::Raw* const vectors = reinterpret_cast<const typename Row::Raw*>(begin + parts_of_row.head * Row::size);
+      const typename Row::Raw* const vectors =
+          reinterpret_cast<const typename Row::Raw*>(begin + parts_of_row.head * Row::size);
       u32 v = parts_of_row.first_vector + team.rank;
       const u32 end = parts_of_row.end_vector, step = team.size;
       for (; v + (ahead - 1) * step < end; v += ahead * step) {
         typename Row::Raw raw[ahead];
-        GPU_UNROLL for (int k = 0; k < ahead; ++k) raw[k] = vectors[v + k * step];
-        GPU_UNROLL for (int k = 0; k < ahead; k += together) {
+        GPU_UNROLL_FOR (int k = 0; k < ahead; ++k) raw[k] = vectors[v + k * step];
+        GPU_UNROLL_FOR (int k = 0; k < ahead; k += together) {
           Math x[together * width];
-          GPU_UNROLL for (int t = 0; t < together; ++t) {
+          GPU_UNROLL_FOR (int t = 0; t < together; ++t) {
             Math y[width];
             Row::unpack_raw(y, raw[k + t]);
-            GPU_UNROLL for (int i = 0; i < width; ++i) x[t * width + i] = y[i];
+            GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[t * width + i] = y[i];
           }
           add(sums, x);
         }
       }
       typename Row::Raw raw[ahead - 1];
-      GPU_UNROLL for (int k = 0; k < ahead - 1; ++k)
+      GPU_UNROLL_FOR (int k = 0; k < ahead - 1; ++k)
         if (v + k * step < end) raw[k] = vectors[v + k * step];
-      GPU_UNROLL for (int k = 0; k < ahead - 1; ++k) {
+      GPU_UNROLL_FOR (int k = 0; k < ahead - 1; ++k) {
         if (v + k * step >= end) continue;
         Math x[width];
         Row::unpack_raw(x, raw[k]);
         add(sums, x);
       }
-      if (parts_of_row.has_tail && team.rank < (u32)a.classes - parts_of_row.tail) add_one(parts_of_row.tail + team.rank);
+      if (parts_of_row.has_tail && team.rank < (u32)a.classes - parts_of_row.tail)
+        add_one(parts_of_row.tail + team.rank);
 
       warp_merge(sums);
       if (!team.is_warp) {
@@ -210,7 +214,9 @@ template <class Math> GPU_FN void xentropy_merge(const XentropyForward& a) {
     }
     warp_merge(sums);
     if (team.rank != 0) continue;
-    const Math of_label = label.kind == Label::taken ? load_one<Math>(a.logits, a.logits_type, row * a.row_stride + label.index) : Math(0);
+    const Math of_label = label.kind == Label::taken
+                              ? load_one<Math>(a.logits, a.logits_type, row * a.row_stride + label.index)
+                              : Math(0);
     write_loss(a, row, label.kind, sums, of_label);
   }
 }
@@ -278,19 +284,20 @@ template <i32 type> GPU_FN void xentropy_backward(const XentropyBackward& a) {
     const auto put = [&](u32 at, const Raw& raw) {
       Math x[width];
       Row::unpack_raw(x, raw);
-      GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = gradient(x[i]);
-      if (at == label_vector) GPU_UNROLL for (int i = 0; i < width; ++i) x[i] -= (u32)i == label_element ? gradient.of_label : Math(0);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = gradient(x[i]);
+      if (at == label_vector)
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] -= (u32)i == label_element ? gradient.of_label : Math(0);
       write[at] = Row::pack_raw(x);
     };
     for (; v + (ahead - 1) * step < end; v += ahead * step) {
       Raw raw[ahead];
-      GPU_UNROLL for (int k = 0; k < ahead; ++k) raw[k] = read[v + k * step];
-      GPU_UNROLL for (int k = 0; k < ahead; ++k) put(v + k * step, raw[k]);
+      GPU_UNROLL_FOR (int k = 0; k < ahead; ++k) raw[k] = read[v + k * step];
+      GPU_UNROLL_FOR (int k = 0; k < ahead; ++k) put(v + k * step, raw[k]);
     }
     Raw raw[ahead - 1];
-    GPU_UNROLL for (int k = 0; k < ahead - 1; ++k)
+    GPU_UNROLL_FOR (int k = 0; k < ahead - 1; ++k)
       if (v + k * step < end) raw[k] = read[v + k * step];
-    GPU_UNROLL for (int k = 0; k < ahead - 1; ++k)
+    GPU_UNROLL_FOR (int k = 0; k < ahead - 1; ++k)
       if (v + k * step < end) put(v + k * step, raw[k]);
   }
 }

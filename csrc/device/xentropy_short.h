@@ -31,12 +31,12 @@ template <i32 type> struct ShortRows {
   // Calls work(row, its vectors) for each row; its vectors are only read where `wanted` of the lane that has it.
   template <class Work> GPU_FN void each(const u8* tensor, i64 row_bytes, bool wanted, const Work& work) const {
     Raw even[vectors], odd[vectors];
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) even[v] = odd[v] = Raw{};
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) even[v] = odd[v] = Raw{};
     const u8* from = of_lane(tensor + first * row_bytes);
     const auto fetch = [&](Raw(&raw)[vectors], i32 row) {
       if (row >= count) return;
       if (broadcast(wanted, (u32)row))
-        GPU_UNROLL for (int v = 0; v < vectors; ++v)
+        GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
           if (has(v)) raw[v] = reinterpret_cast<const Raw*>(from)[v * warp_size];
       from += row_bytes;
     };
@@ -59,18 +59,20 @@ template <i32 type> GPU_FN void xentropy_forward_short(const XentropyForward& a)
   if (rows.count == 0) return;
   const i64 own_row = rows.first + rows.own, row_bytes = a.row_stride * Row::size;
   const RowLabel label(a, own_row);
-  const float of_label = label.kind == Label::taken ? load_one<float>(a.logits + own_row * row_bytes, type, label.index) : 0.0f;
+  const float of_label =
+      label.kind == Label::taken ? load_one<float>(a.logits + own_row * row_bytes, type, label.index) : 0.0f;
   LogitSums<float> own;
   rows.each(a.logits, row_bytes, label.kind != Label::ignored, [&](i32 row, const Raw(&raw)[vectors]) {
     LogitSums<float> sums;
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!rows.has(v)) continue;
       float x[width];
       Row::unpack_raw(x, raw[v]);
       add(sums, x);
     }
     float largest = sums.largest;
-    GPU_UNROLL for (int mask = warp_size / 2; mask; mask >>= 1) largest = max_number(largest, shuffle_xor_value(largest, mask));
+    GPU_UNROLL_FOR (int mask = warp_size / 2; mask; mask >>= 1)
+      largest = max_number(largest, shuffle_xor_value(largest, mask));
     sums.sum *= power_of_e(sums.largest - largest);
     sums.largest = largest;
     warp_sum(sums.sum, sums.total);
@@ -90,7 +92,9 @@ template <i32 type> GPU_FN void xentropy_backward_short(const XentropyBackward& 
   const RowLabel label(a, own_row);
   const LogitGradient<float> own(a, own_row, label.kind);
   constexpr u32 no_label = ~0u, ignored = ~1u;  // classes are fewer
-  const u32 own_label = label.kind == Label::taken ? (u32)label.index : label.kind == Label::ignored ? ignored : no_label;
+  const u32 own_label = label.kind == Label::taken     ? (u32)label.index
+                        : label.kind == Label::ignored ? ignored
+                                                       : no_label;
   Raw* to = reinterpret_cast<Raw*>(Rows::of_lane(a.grad_logits + rows.first * a.classes * Row::size));
   rows.each(a.logits, a.row_stride * Row::size, label.kind != Label::ignored, [&](i32 row, const Raw(&raw)[vectors]) {
     const u32 index = broadcast(own_label, (u32)row), label_element = index % width;
@@ -100,14 +104,14 @@ template <i32 type> GPU_FN void xentropy_backward_short(const XentropyBackward& 
     gradient.scale = broadcast_value(own.scale, (u32)row);
     gradient.minus_all = broadcast_value(own.minus_all, (u32)row);
     gradient.of_label = broadcast_value(own.of_label, (u32)row);
-    GPU_UNROLL for (int v = 0; v < vectors; ++v) {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!rows.has(v)) continue;
       float x[width] = {};
       if (index != ignored) {
         Row::unpack_raw(x, raw[v]);
-        GPU_UNROLL for (int i = 0; i < width; ++i) x[i] = gradient(x[i]);
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = gradient(x[i]);
         if (v * warp_size == label_vector)
-          GPU_UNROLL for (int i = 0; i < width; ++i) x[i] -= (u32)i == label_element ? gradient.of_label : 0.0f;
+          GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] -= (u32)i == label_element ? gradient.of_label : 0.0f;
       }
       to[v * warp_size] = Row::pack_raw(x);
     }

@@ -14,15 +14,15 @@ extern "C" {
 
 typedef enum apex_status {
   APEX_OK = 0,
-  APEX_USE_REFERENCE = 1,       /* no variant of this library serves the op here: call the reference */
-  APEX_ERROR_ARGUMENT = 2,      /* the caller's fault: apex_last_error() names the argument */
-  APEX_ERROR_DRIVER = 3,        /* the vendor's driver refused; the text holds its code and name */
-  APEX_ERROR_NO_DRIVER = 4,     /* the vendor's library is not here */
-  APEX_ERROR_NO_KERNEL = 5,     /* a code object was registered but lacks the kernel */
-  APEX_ERROR_FORKED = 6,        /* the driver was opened before fork() */
-  APEX_ERROR_EXECUTOR = 7,      /* the SIMT executor (a test tool) reported a fault */
-  APEX_ERROR_MEMORY = 8,        /* out of host memory */
-  APEX_ERROR_NO_VARIANT = 9     /* the resolver gave no answer: a variant was forbidden, or it failed */
+  APEX_USE_REFERENCE = 1,   /* no variant of this library serves the op here: call the reference */
+  APEX_ERROR_ARGUMENT = 2,  /* the caller's fault: apex_last_error() names the argument */
+  APEX_ERROR_DRIVER = 3,    /* the vendor's driver refused; the text holds its code and name */
+  APEX_ERROR_NO_DRIVER = 4, /* the vendor's library is not here */
+  APEX_ERROR_NO_KERNEL = 5, /* a code object was registered but lacks the kernel */
+  APEX_ERROR_FORKED = 6,    /* the driver was opened before fork() */
+  APEX_ERROR_EXECUTOR = 7,  /* the SIMT executor (a test tool) reported a fault */
+  APEX_ERROR_MEMORY = 8,    /* out of host memory */
+  APEX_ERROR_NO_VARIANT = 9 /* the resolver gave no answer: a variant was forbidden, or it failed */
 } apex_status;
 
 /* Text of the last failure on this thread; valid until the next failing call on this thread. */
@@ -45,9 +45,9 @@ typedef struct apex_place {
  * unit on a device this library calls the resolver, which registers a code object and answers. */
 typedef enum apex_variant {
   APEX_VARIANT_UNKNOWN = 0,
-  APEX_VARIANT_KERNEL = 1,    /* a code object was registered */
-  APEX_VARIANT_CPU = 2,       /* the CPU variant of this library */
-  APEX_VARIANT_REFERENCE = 3  /* nothing here: the caller runs the reference */
+  APEX_VARIANT_KERNEL = 1,   /* a code object was registered */
+  APEX_VARIANT_CPU = 2,      /* the CPU variant of this library */
+  APEX_VARIANT_REFERENCE = 3 /* nothing here: the caller runs the reference */
 } apex_variant;
 
 /* Called without any lock held, from any thread; threads that meet a new unit together may all call it. */
@@ -63,8 +63,8 @@ APEX_EXPORT void apex_forget_choices(void);
 
 /* The image is copied. It is loaded at the unit's first launch on that device. Another image registered later
  * serves the launches after that; one that was registered before is not loaded twice. */
-APEX_EXPORT int32_t apex_register_code_object(int32_t platform, int32_t device, const char* unit,
-                                              const void* image, size_t bytes);
+APEX_EXPORT int32_t apex_register_code_object(int32_t platform, int32_t device, const char* unit, const void* image,
+                                              size_t bytes);
 /* Highest x86-64 level that CPU variants may use: 1 (portable), 2, 3, 4. Default: what cpuid says.
  * Setting clamps to what the machine has (0 asks for just that) and returns the level now in force. */
 APEX_EXPORT int32_t apex_cpu_level(void);
@@ -117,8 +117,8 @@ APEX_EXPORT int32_t apex_find_vendor_library(const char* stem, char* path, size_
 
 /* Test tool: kernels of every unit run on a SIMT executor when the place is a CPU. NULL takes it away. */
 typedef const char* (*apex_executor)(const char* kernel, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z,
-                                     uint32_t block_x, uint32_t block_y, uint32_t block_z,
-                                     size_t dynamic_shared_bytes, uint32_t order, void** parameters);
+                                     uint32_t block_x, uint32_t block_y, uint32_t block_z, size_t dynamic_shared_bytes,
+                                     uint32_t order, void** parameters);
 APEX_EXPORT void apex_set_executor(apex_executor executor, uint32_t order);
 
 /* ---- CPU variants use the caller's threads --------------------------------------------------------- */

@@ -5,9 +5,11 @@
 namespace apex {
 namespace {
 ChannelApplyOp forward = {"batchnorm", APEX_CHANNEL_KERNELS("batchnorm", "batchnorm_forward_any"),
-                          APEX_CHANNEL_KERNELS("batchnorm", "batchnorm_forward_last"), &apply_channels_of_type<gpu::NormalizeChannel>};
+                          APEX_CHANNEL_KERNELS("batchnorm", "batchnorm_forward_last"),
+                          &apply_channels_of_type<gpu::NormalizeChannel>};
 ChannelApplyOp backward = {"batchnorm", APEX_CHANNEL_KERNELS("batchnorm", "batchnorm_backward_any"),
-                           APEX_CHANNEL_KERNELS("batchnorm", "batchnorm_backward_last"), &apply_channels_of_type<gpu::GradientChannel>};
+                           APEX_CHANNEL_KERNELS("batchnorm", "batchnorm_backward_last"),
+                           &apply_channels_of_type<gpu::GradientChannel>};
 }  // namespace
 }  // namespace apex
 

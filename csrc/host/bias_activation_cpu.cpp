@@ -7,9 +7,11 @@
 
 namespace apex {
 namespace {
-template <class Math> APEX_INLINE void load_bias(const gpu::BiasActivation& a, const TileConversions<Math>& convert, int64_t i, int64_t n, Math* x) {
+template <class Math> APEX_INLINE void load_bias(const gpu::BiasActivation& a, const TileConversions<Math>& convert,
+                                                 int64_t i, int64_t n, Math* x) {
   if (!a.bias) std::fill(x, x + n, Math(0));
-  else if (a.bias_type == DtypeOf<Math>::value) std::memcpy(x, reinterpret_cast<const Math*>(a.bias) + i, size_t(n) * sizeof(Math));
+  else if (a.bias_type == DtypeOf<Math>::value)
+    std::memcpy(x, reinterpret_cast<const Math*>(a.bias) + i, size_t(n) * sizeof(Math));
   else convert.load[a.bias_type](x, a.bias, i, n);
 }
 
@@ -30,10 +32,12 @@ template <class Math, bool backward> struct Rows {
         for (int64_t j = 0; j < n; ++j) sums[0][j] = sums[1][j] = Math(0);
         for (int64_t row = a.rows * part / a.parts; row < a.rows * (part + 1) / a.parts; ++row) {
           const Math* x = load_tile(convert, a.input, a.type, row * columns + i, n, first);
-          const Math* gate = a.gated ? load_tile(convert, a.input, a.type, row * columns + a.hidden + i, n, second) : nullptr;
+          const Math* gate =
+              a.gated ? load_tile(convert, a.input, a.type, row * columns + a.hidden + i, n, second) : nullptr;
           if constexpr (!backward) {
             for (int64_t j = 0; j < n; ++j) made[0][j] = f(x[j] + bias[0][j]);
-            if (gate) for (int64_t j = 0; j < n; ++j) made[0][j] *= gate[j] + bias[1][j];
+            if (gate)
+              for (int64_t j = 0; j < n; ++j) made[0][j] *= gate[j] + bias[1][j];
             store_tile(convert, a.output, a.type, row * a.hidden + i, n, static_cast<const Math*>(made[0]));
           } else {
             const Math* dy = load_tile(convert, a.grad_output, a.type, row * a.hidden + i, n, gradient);
@@ -42,16 +46,19 @@ template <class Math, bool backward> struct Rows {
               made[1][j] = dy[j] * f.template value<true>(x[j] + bias[0][j], slope);
               made[0][j] = dy[j] * slope;
             }
-            if (gate) for (int64_t j = 0; j < n; ++j) made[0][j] *= gate[j] + bias[1][j];
+            if (gate)
+              for (int64_t j = 0; j < n; ++j) made[0][j] *= gate[j] + bias[1][j];
             for (int64_t k = 0; k < (gate ? 2 : 1); ++k) {
               for (int64_t j = 0; j < n; ++j) sums[k][j] += made[k][j];
-              store_tile(convert, a.output, a.type, row * columns + k * a.hidden + i, n, static_cast<const Math*>(made[k]));
+              store_tile(convert, a.output, a.type, row * columns + k * a.hidden + i, n,
+                         static_cast<const Math*>(made[k]));
             }
           }
         }
         if (backward && a.grad_bias)
           for (int64_t k = 0; k < (a.gated ? 2 : 1); ++k)
-            std::memcpy(reinterpret_cast<Math*>(a.partials) + part * columns + k * a.hidden + i, sums[k], size_t(n) * sizeof(Math));
+            std::memcpy(reinterpret_cast<Math*>(a.partials) + part * columns + k * a.hidden + i, sums[k],
+                        size_t(n) * sizeof(Math));
       }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
@@ -60,7 +67,8 @@ template <class Math> void sum_parts(const gpu::BiasActivation& a) {
   const int64_t columns = columns_of(a);
   for (int64_t column = 0; column < columns; ++column) {
     Math total[1] = {Math(0)};
-    for (int64_t part = 0; part < a.parts; ++part) total[0] += reinterpret_cast<const Math*>(a.partials)[part * columns + column];
+    for (int64_t part = 0; part < a.parts; ++part)
+      total[0] += reinterpret_cast<const Math*>(a.partials)[part * columns + column];
     gpu::store_values(a.grad_bias, a.bias_type, column, total);
   }
 }
@@ -71,6 +79,10 @@ template <class Math, bool backward> void run_cpu(const gpu::BiasActivation& a) 
 }
 }  // namespace
 
-void bias_activation_forward_cpu(const gpu::BiasActivation& a) { a.type == APEX_F64 ? run_cpu<double, false>(a) : run_cpu<float, false>(a); }
-void bias_activation_backward_cpu(const gpu::BiasActivation& a) { a.type == APEX_F64 ? run_cpu<double, true>(a) : run_cpu<float, true>(a); }
+void bias_activation_forward_cpu(const gpu::BiasActivation& a) {
+  a.type == APEX_F64 ? run_cpu<double, false>(a) : run_cpu<float, false>(a);
+}
+void bias_activation_backward_cpu(const gpu::BiasActivation& a) {
+  a.type == APEX_F64 ? run_cpu<double, true>(a) : run_cpu<float, true>(a);
+}
 }  // namespace apex

@@ -45,7 +45,8 @@ void plan_channels_first(gpu::ChannelReduce& a, const DeviceLimits& limits) {
   const int64_t of_channel = resident / ceil_divide(a.channels, limits.multiprocessors) / multiple * multiple;
   const int64_t useful = ceil_divide(ceil_divide(vectors, 4), multiple) * multiple;
   const int64_t threads = std::clamp<int64_t>(std::min(of_channel, useful), multiple, gpu::channel_threads);
-  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(limits.multiprocessors * (resident / threads) / a.channels, vectors / (threads * 8)));
+  const int64_t parts = std::max<int64_t>(
+      1, std::min<int64_t>(limits.multiprocessors * (resident / threads) / a.channels, vectors / (threads * 8)));
   a.part_vectors = uint32_t(ceil_divide(vectors, parts));
   a.parts = uint32_t(ceil_divide(vectors, a.part_vectors));
   const int64_t pitch = a.channels * a.spatial * bytes_of(a.input_type), vector = a.exact ? 16 : 0;
@@ -64,7 +65,8 @@ void plan_channels_last(gpu::ChannelReduce& a, const DeviceLimits& limits) {
   a.columns = uint32_t(power_of_two(std::min<int64_t>(wide, width == 1 ? 64 : wide <= 16 ? 4 : 8)));
   a.column_blocks = uint32_t(ceil_divide(wide, a.columns));
   const int64_t least = std::max<int64_t>(limits.block_multiple, a.columns * width);
-  const int64_t threads = std::clamp<int64_t>(power_of_two(a.columns * std::min<int64_t>(a.batch, most)), least, gpu::channel_threads);
+  const int64_t threads =
+      std::clamp<int64_t>(power_of_two(a.columns * std::min<int64_t>(a.batch, most)), least, gpu::channel_threads);
   const int64_t lanes = threads / a.columns, at_once = limits.multiprocessors * (resident / threads);
   const int64_t wanted = std::min<int64_t>(at_once / a.column_blocks, a.batch / (lanes * 4));
   const int64_t parts = std::max<int64_t>(1, width == 1 ? wanted : std::min(wanted, lanes + lanes / 2));
@@ -93,7 +95,8 @@ int32_t prepare_channel_reduce(const ChannelReduceOp& op, const apex_place* plac
     return APEX_OK;
   }
   // Kernels count vectors, rows of a part and blocks in 32 bits: 10^10 elements a channel.
-  if (a->batch / 64 > most || a->channels > most - 64 || a->spatial > most - 64 || a->batch * ceil_divide(a->spatial, width_of(a->input_type)) > most / 2)
+  if (a->batch / 64 > most || a->channels > most - 64 || a->spatial > most - 64 ||
+      a->batch * ceil_divide(a->spatial, width_of(a->input_type)) > most / 2)
     return APEX_USE_REFERENCE;
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
@@ -129,7 +132,8 @@ int32_t run_channel_apply(ChannelApplyOp& op, const apex_place* place, gpu::Chan
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
   // All at once, as above, unless the table of channels is too small for that.
-  const int64_t width = op.width ? op.width : width_of(a.input_type), threads = gpu::apply_threads, blocks = limits.multiprocessors * 3;
+  const int64_t width = op.width ? op.width : width_of(a.input_type), threads = gpu::apply_threads,
+                blocks = limits.multiprocessors * 3;
   a.vectors = aligned({a.input, a.grad_output, a.z, a.output, a.grad_z});
   if (a.channels_last && a.vectors && a.channels % width == 0) {
     const int64_t wide = a.channels / width;
@@ -137,7 +141,8 @@ int32_t run_channel_apply(ChannelApplyOp& op, const apex_place* place, gpu::Chan
     a.column_blocks = uint32_t(ceil_divide(wide, a.columns));
     const int64_t lanes = threads / a.columns, runs = std::max<int64_t>(1, blocks / a.column_blocks);
     a.part_rows = std::max(lanes * 4, ceil_divide(a.batch, runs));
-    return launch(place, op.last[a.input_type], ceil_divide(a.batch, a.part_rows) * a.column_blocks, uint32_t(threads), a);
+    return launch(place, op.last[a.input_type], ceil_divide(a.batch, a.part_rows) * a.column_blocks, uint32_t(threads),
+                  a);
   }
   const int64_t vectors = ceil_divide(a.batch * a.channels * a.spatial, width), line = 8;
   int64_t part = std::max(threads * 2, ceil_divide(ceil_divide(vectors, blocks), line) * line);

@@ -31,4 +31,5 @@ inline int64_t channel_counters(const gpu::ChannelReduce& a) {
 int32_t run_channel_apply(ChannelApplyOp& op, const apex_place* place, gpu::ChannelApply a);
 }  // namespace apex
 
-#define APEX_CHANNEL_KERNELS(unit, name) {{unit, name "_f32", 0, 1}, {unit, name "_f16", 0, 1}, {unit, name "_bf16", 0, 1}, {unit, name "_f64", 0, 1}}
+#define APEX_CHANNEL_KERNELS(unit, name) \
+  {{unit, name "_f32", 0, 1}, {unit, name "_f16", 0, 1}, {unit, name "_bf16", 0, 1}, {unit, name "_f64", 0, 1}}

@@ -12,8 +12,8 @@ template <class Op> struct ApplyTile {
 
   // Elements [i, i + n); `of` gives the numbers of an element's channel.
   template <class Of>
-  APEX_INLINE void run(const gpu::ChannelApply& a, const TileConversions<Math>& convert, const typename Op::Common& common,
-                       int64_t i, int64_t n, const Of& of) {
+  APEX_INLINE void run(const gpu::ChannelApply& a, const TileConversions<Math>& convert,
+                       const typename Op::Common& common, int64_t i, int64_t n, const Of& of) {
     const Math* x = load_tile(convert, a.input, a.input_type, i, n, first);
     const Math* dy = x;
     if constexpr (Op::reads_grad) dy = load_tile(convert, a.grad_output, a.input_type, i, n, second);
@@ -49,7 +49,8 @@ template <class Op> struct ApplyChannelsFirst {
       Op op;
       op.load(a, common, segment % a.channels);
       for (int64_t i = 0; i < a.spatial; i += tile)
-        tiles.run(a, convert, common, segment * a.spatial + i, std::min<int64_t>(tile, a.spatial - i), [&](int64_t) -> const Op& { return op; });
+        tiles.run(a, convert, common, segment * a.spatial + i, std::min<int64_t>(tile, a.spatial - i),
+                  [&](int64_t) -> const Op& { return op; });
     }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
@@ -71,7 +72,8 @@ template <class Op> struct ApplyChannelsLast {
     for (int64_t c = 0; c < a.channels; c += tile) {
       const int64_t n = std::min<int64_t>(tile, a.channels - c);
       for (int64_t j = 0; j < n; ++j) ops[j].load(a, common, c + j);
-      for (int64_t row = begin; row < end; ++row) tiles.run(a, convert, common, row * a.channels + c, n, [&](int64_t j) -> const Op& { return ops[j]; });
+      for (int64_t row = begin; row < end; ++row)
+        tiles.run(a, convert, common, row * a.channels + c, n, [&](int64_t j) -> const Op& { return ops[j]; });
     }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
@@ -80,8 +82,11 @@ template <class Op> struct ApplyChannelsLast {
 template <class Op> void apply_channels(const gpu::ChannelApply& a) {
   using Last = ApplyChannelsLast<Op>;
   const int64_t runs = (a.batch + Last::rows_of_run - 1) / Last::rows_of_run;
-  if (a.channels_last) run_at_level(Last{a}, 0, runs, std::max<int64_t>(1, elements_per_task / (a.channels * Last::rows_of_run)));
-  else run_at_level(ApplyChannelsFirst<Op>{a}, 0, a.batch * a.channels, std::max<int64_t>(1, elements_per_task / a.spatial));
+  if (a.channels_last)
+    run_at_level(Last{a}, 0, runs, std::max<int64_t>(1, elements_per_task / (a.channels * Last::rows_of_run)));
+  else
+    run_at_level(ApplyChannelsFirst<Op>{a}, 0, a.batch * a.channels,
+                 std::max<int64_t>(1, elements_per_task / a.spatial));
 }
 template <template <class> class Channel> void apply_channels_of_type(const gpu::ChannelApply& a) {
   if (a.input_type == APEX_F64) apply_channels<Channel<double>>(a);

@@ -26,7 +26,8 @@ template <class Reduction> struct ReduceChannelsFirst {
         for (int64_t i = 0; i < a.spatial; i += tile) {
           const int64_t n = std::min<int64_t>(tile, a.spatial - i);
           const Math* x = load_tile(convert, a.input, a.input_type, base + i, n, first);
-          const Math* dy = Reduction::reads_grad ? load_tile(convert, a.grad_output, a.input_type, base + i, n, second) : nullptr;
+          const Math* dy =
+              Reduction::reads_grad ? load_tile(convert, a.grad_output, a.input_type, base + i, n, second) : nullptr;
           sum.merge(reduction.of_tile(x, dy, n));
         }
       }
@@ -49,14 +50,16 @@ template <class Reduction> struct ReduceChannelsLast {
       const int64_t from = a.batch * part / a.parts, to = a.batch * (part + 1) / a.parts;
       for (int64_t c = 0; c < a.channels; c += tile) {
         const int64_t n = std::min<int64_t>(tile, a.channels - c);
-        typename Reduction::Rows rows(a, c, n, load_tile(convert, a.input, a.input_type, from * a.channels + c, n, first));
+        typename Reduction::Rows rows(a, c, n,
+                                      load_tile(convert, a.input, a.input_type, from * a.channels + c, n, first));
         for (int64_t row = from; row < to; row += together) {
           const int64_t last = std::min(row + together, to);
           rows.begin();
           for (int64_t r = row; r < last; ++r) {
             const int64_t base = r * a.channels + c;
             const Math* x = load_tile(convert, a.input, a.input_type, base, n, first);
-            const Math* dy = Reduction::reads_grad ? load_tile(convert, a.grad_output, a.input_type, base, n, second) : nullptr;
+            const Math* dy =
+                Reduction::reads_grad ? load_tile(convert, a.grad_output, a.input_type, base, n, second) : nullptr;
             if (Reduction::reads_grad) dy = mask_tile(a.bitmask, base, n, dy, second);
             rows.add(x, dy, n);
           }
@@ -73,7 +76,9 @@ template <class Reduction> struct ReduceChannelsLast {
     }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
-  Math* partial(int64_t part, int64_t channel) const { return reinterpret_cast<Math*>(a.partials) + part * 3 * a.channels + channel; }
+  Math* partial(int64_t part, int64_t channel) const {
+    return reinterpret_cast<Math*>(a.partials) + part * 3 * a.channels + channel;
+  }
 };
 
 template <class Reduction> struct MergeParts {

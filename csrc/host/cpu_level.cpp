@@ -30,20 +30,18 @@ int detect() {
   unsigned extended = 0;
   if (__get_cpuid(0x80000001, &a, &b, &c, &d)) extended = c;
   // SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT; LAHF
-  if (!has(leaf1, bit(0) | bit(9) | bit(13) | bit(19) | bit(20) | bit(23)) || !has(extended, bit(0)))
-    return 1;
+  if (!has(leaf1, bit(0) | bit(9) | bit(13) | bit(19) | bit(20) | bit(23)) || !has(extended, bit(0))) return 1;
 
   // FMA, MOVBE, OSXSAVE, AVX, F16C; LZCNT
   if (!has(leaf1, bit(12) | bit(22) | bit(27) | bit(28) | bit(29)) || !has(extended, bit(5))) return 2;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 2;
   const unsigned leaf7 = b;
-  if (!has(leaf7, bit(3) | bit(5) | bit(8))) return 2; // BMI1, AVX2, BMI2
+  if (!has(leaf7, bit(3) | bit(5) | bit(8))) return 2;  // BMI1, AVX2, BMI2
   const unsigned saved = saved_state();
-  if (!has(saved, bit(1) | bit(2))) return 2; // XMM, YMM
+  if (!has(saved, bit(1) | bit(2))) return 2;  // XMM, YMM
 
   // AVX512F, DQ, CD, BW, VL; opmask, upper halves of ZMM0-15, ZMM16-31
-  if (!has(leaf7, bit(16) | bit(17) | bit(28) | bit(30) | bit(31)) || !has(saved, bit(5) | bit(6) | bit(7)))
-    return 3;
+  if (!has(leaf7, bit(16) | bit(17) | bit(28) | bit(30) | bit(31)) || !has(saved, bit(5) | bit(6) | bit(7))) return 3;
   return 4;
 }
 #else
@@ -51,16 +49,16 @@ int detect() { return 1; }
 #endif
 
 std::atomic<int> machine{0};
-std::atomic<int> in_force{0}; // 0: not lowered
+std::atomic<int> in_force{0};  // 0: not lowered
 
-} // namespace
+}  // namespace
 
 namespace apex {
 
 int machine_cpu_level() {
   int level = machine.load(std::memory_order_relaxed);
   if (level == 0) {
-    level = detect(); // two threads may both ask; the answer is the same
+    level = detect();  // two threads may both ask; the answer is the same
     machine.store(level, std::memory_order_relaxed);
   }
   return level;
@@ -71,7 +69,7 @@ int cpu_level() {
   return level ? level : machine_cpu_level();
 }
 
-} // namespace apex
+}  // namespace apex
 
 extern "C" int32_t apex_cpu_level(void) { return apex::cpu_level(); }
 

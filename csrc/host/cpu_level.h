@@ -9,4 +9,4 @@ int machine_cpu_level();
 /* The level in force: the machine's, unless apex_set_cpu_level lowered it. */
 int cpu_level();
 
-} // namespace apex
+}  // namespace apex

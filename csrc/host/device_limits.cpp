@@ -20,7 +20,8 @@ int32_t device_limits(const apex_place& place, DeviceLimits* limits) {
   if (!packed) {
     apex_device_info info;
     if (const int32_t status = apex_get_device_info(place.platform, place.device, &info)) return status;
-    packed = uint64_t(info.shared_bytes_per_block) << 32 | uint64_t(info.multiprocessors) << 8 | uint64_t(info.warp_size);
+    packed =
+        uint64_t(info.shared_bytes_per_block) << 32 | uint64_t(info.multiprocessors) << 8 | uint64_t(info.warp_size);
     slot.store(packed, std::memory_order_relaxed);
   }
   *limits = {int32_t(packed >> 8 & 0xffffff), int32_t(packed & 0xff), int32_t(packed & 0xff), int64_t(packed >> 32)};

@@ -10,7 +10,7 @@ struct DeviceLimits {
   int32_t multiprocessors;
   int32_t warp_size;
   int32_t block_multiple;  // of threads: whole warps
-  int64_t shared_bytes;  // dynamic, a block
+  int64_t shared_bytes;    // dynamic, a block
 };
 // On the SIMT executor: small values that suit every build of it; its warps may have 32 or 64 threads.
 int32_t device_limits(const apex_place& place, DeviceLimits* limits);

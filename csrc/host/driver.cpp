@@ -16,8 +16,8 @@ namespace {
 std::mutex opening;
 struct State {
   std::atomic<Driver*> driver{nullptr};
-  std::atomic<int> used{0};   // threads that are opening it, and one for ever once it is open
-  std::atomic<int> parent{0}; // in a forked child: the process that had opened it
+  std::atomic<int> used{0};    // threads that are opening it, and one for ever once it is open
+  std::atomic<int> parent{0};  // in a forked child: the process that had opened it
 };
 State states[platforms];
 std::atomic<bool> forked{false};
@@ -32,8 +32,7 @@ void after_fork_in_child() {
   for (State& state : states) {
     if (state.used.load(std::memory_order_relaxed) == 0) continue;
     state.driver.store(nullptr, std::memory_order_relaxed);
-    if (!state.parent.load(std::memory_order_relaxed))
-      state.parent.store(getppid(), std::memory_order_relaxed);
+    if (!state.parent.load(std::memory_order_relaxed)) state.parent.store(getppid(), std::memory_order_relaxed);
   }
 }
 
@@ -45,12 +44,11 @@ __attribute__((constructor)) void watch_forks() {
   State& state = states[platform];
   if (const int parent = state.parent.load(std::memory_order_relaxed)) {
     const char* word = platform == APEX_HIP ? "HIP" : "CUDA";
-    status =
-        fail(APEX_ERROR_FORKED,
-             "%s was already in use in process %d when it forked this one (%d), and no GPU driver works in a "
-             "forked child. Start workers with the 'spawn' or 'forkserver' method of multiprocessing, or use "
-             "%s first after the fork.",
-             word, parent, static_cast<int>(getpid()), word);
+    status = fail(APEX_ERROR_FORKED,
+                  "%s was already in use in process %d when it forked this one (%d), and no GPU driver works in a "
+                  "forked child. Start workers with the 'spawn' or 'forkserver' method of multiprocessing, or use "
+                  "%s first after the fork.",
+                  word, parent, static_cast<int>(getpid()), word);
     return nullptr;
   }
   state.used.fetch_add(1);
@@ -69,7 +67,7 @@ __attribute__((constructor)) void watch_forks() {
   return driver;
 }
 
-} // namespace
+}  // namespace
 
 Driver* opened_driver(int32_t platform) { return states[platform].driver.load(std::memory_order_acquire); }
 
@@ -80,4 +78,4 @@ Driver* open_driver(int32_t platform, int32_t& status) {
 
 bool is_forked_child() { return forked.load(std::memory_order_relaxed); }
 
-} // namespace apex
+}  // namespace apex

@@ -8,17 +8,17 @@
 
 namespace apex {
 
-constexpr int max_devices = 128; // torch's own limit: its device index has eight bits, signed
+constexpr int max_devices = 128;  // torch's own limit: its device index has eight bits, signed
 
 struct Launch {
-  const char* kernel; // for texts
+  const char* kernel;  // for texts
   int device;
   void* stream;
   void* function;
   apex_dim grid, block;
   uint32_t dynamic_shared_bytes;
   void** parameters;
-  bool awaits; // apex_kernel's: where the code can, it begins while the kernel before it ends
+  bool awaits;  // apex_kernel's: where the code can, it begins while the kernel before it ends
 };
 
 /* Every member works on `device` whatever is current, leaves device and context as they were, and reports
@@ -32,7 +32,8 @@ class Driver {
   virtual int32_t load(int device, const void* image, void** module, const char* kernel, void** function) = 0;
 
   /* How many blocks of the function fit on a multiprocessor at once; 0: the driver does not say. */
-  virtual int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes, int32_t* blocks) = 0;
+  virtual int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes,
+                                 int32_t* blocks) = 0;
 
   virtual int32_t is_capturing(int device, void* stream, bool* capturing) = 0;
 
@@ -60,9 +61,10 @@ Driver* open_cuda(int32_t& status);
 Driver* open_hip(int32_t& status);
 
 /* Driver::blocks_at_once of a launch site's kernel, loading it if need be; 0 on the SIMT executor. */
-int32_t blocks_at_once(const apex_place& place, apex_kernel* kernel, uint32_t threads, uint32_t dynamic_shared_bytes, int32_t* blocks);
+int32_t blocks_at_once(const apex_place& place, apex_kernel* kernel, uint32_t threads, uint32_t dynamic_shared_bytes,
+                       int32_t* blocks);
 
 /* True in a process that fork() made from one that had loaded this library. */
 bool is_forked_child();
 
-} // namespace apex
+}  // namespace apex

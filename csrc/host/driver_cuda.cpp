@@ -49,8 +49,12 @@ class Cuda final : public Driver {
     int code;
     if (launch.awaits && function.can_await) {
       const LaunchAttribute overlap = {kLaunchProgrammaticSerialization, 0, {1}};
-      const LaunchConfig config = {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z},
-                                   launch.dynamic_shared_bytes, launch.stream, &overlap, 1};
+      const LaunchConfig config = {{grid.x, grid.y, grid.z},
+                                   {block.x, block.y, block.z},
+                                   launch.dynamic_shared_bytes,
+                                   launch.stream,
+                                   &overlap,
+                                   1};
       code = api_.launch_ex(&config, function.kernel, launch.parameters, nullptr);
     } else {
       code = api_.launch(function.kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z,
@@ -74,8 +78,7 @@ class Cuda final : public Driver {
     void* found = nullptr;
     if (const int code = api_.library_kernel(&found, *module, kernel)) {
       if (code == kNotFound)
-        return fail(APEX_ERROR_NO_KERNEL, "the code object registered for cuda:%d has no kernel %s", device,
-                    kernel);
+        return fail(APEX_ERROR_NO_KERNEL, "the code object registered for cuda:%d has no kernel %s", device, kernel);
       return not_loaded("cuLibraryGetKernel", kernel, device, code);
     }
     // Launches get the kernel, not the function: it runs in whatever context of the device is current (a
@@ -85,8 +88,7 @@ class Cuda final : public Driver {
     if (const int code = api_.kernel_function(&in_context, found))
       return not_loaded("cuKernelGetFunction", kernel, device, code);
     if (api_.function_load)
-      if (const int code = api_.function_load(in_context))
-        return not_loaded("cuFuncLoad", kernel, device, code);
+      if (const int code = api_.function_load(in_context)) return not_loaded("cuFuncLoad", kernel, device, code);
     if (const int32_t status = allow_shared(device, found)) return status;
     const bool can_await = api_.launch_ex && was_compiled_for(device, found) >= 90;
     std::lock_guard<std::mutex> lock(functions_lock_);
@@ -94,7 +96,8 @@ class Cuda final : public Driver {
     return APEX_OK;
   }
 
-  int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes, int32_t* blocks) override {
+  int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes,
+                         int32_t* blocks) override {
     *blocks = 0;
     if (!api_.blocks_at_once) return APEX_OK;
     const Current current(*this, device);
@@ -110,8 +113,7 @@ class Cuda final : public Driver {
     const Current current(*this, device);
     if (current.status) return current.status;
     int status = 0;
-    if (const int code = api_.stream_is_capturing(stream, &status))
-      return refusal("cuStreamIsCapturing", device, code);
+    if (const int code = api_.stream_is_capturing(stream, &status)) return refusal("cuStreamIsCapturing", device, code);
     *capturing = status != 0;
     return APEX_OK;
   }
@@ -204,12 +206,12 @@ class Cuda final : public Driver {
 
    private:
     const CudaApi& api_;
-    int mode_ = kCaptureRelaxed; // after the exchange: the thread's own
+    int mode_ = kCaptureRelaxed;  // after the exchange: the thread's own
     bool exchanged_;
   };
 
   struct Device {
-    std::atomic<void*> primary{nullptr}; // retained at the first push, for ever: torch lives in it
+    std::atomic<void*> primary{nullptr};  // retained at the first push, for ever: torch lives in it
     std::atomic<int> handle{-1};
   };
 
@@ -242,12 +244,11 @@ class Cuda final : public Driver {
   }
 
   [[gnu::cold]] int32_t retain(int device, int handle, void** primary) {
-    const Relaxed relaxed(api_); // it makes the context if there is none
-    if (const int code = api_.primary_retain(primary, handle))
-      return refusal("cuDevicePrimaryCtxRetain", device, code);
+    const Relaxed relaxed(api_);  // it makes the context if there is none
+    if (const int code = api_.primary_retain(primary, handle)) return refusal("cuDevicePrimaryCtxRetain", device, code);
     void* before = nullptr;
     if (!devices_[device].primary.compare_exchange_strong(before, *primary, std::memory_order_acq_rel))
-      api_.primary_release(handle); // another thread holds it for all of us
+      api_.primary_release(handle);  // another thread holds it for all of us
     return APEX_OK;
   }
 
@@ -267,7 +268,9 @@ class Cuda final : public Driver {
   // 10 * major + minor of the virtual architecture: gpu::await_previous_kernel() is an instruction from 9.0 on.
   int was_compiled_for(int device, void* kernel) {
     int handle = 0, version = 0;
-    return device_handle(device, &handle) || api_.kernel_get_attribute(&version, kFunctionPtxVersion, kernel, handle) ? 0 : version;
+    return device_handle(device, &handle) || api_.kernel_get_attribute(&version, kFunctionPtxVersion, kernel, handle)
+               ? 0
+               : version;
   }
 
   const char* arch_of(int device, char (&arch)[16]) {
@@ -279,9 +282,7 @@ class Cuda final : public Driver {
     return arch;
   }
 
-  struct Text {
-    char characters[256];
-  };
+  struct Text { char characters[256]; };
 
   Text describe(int code) const {
     const char* name = nullptr;
@@ -294,17 +295,15 @@ class Cuda final : public Driver {
   }
 
   [[gnu::cold]] int32_t refusal(const char* call, int device, int code) const {
-    return fail(APEX_ERROR_DRIVER, "%s on cuda:%d: %s%s", call, device, describe(code).characters,
-                sticky_note(code));
+    return fail(APEX_ERROR_DRIVER, "%s on cuda:%d: %s%s", call, device, describe(code).characters, sticky_note(code));
   }
 
   // Lazy loading: any of the calls on the way may be the one that finds the image unfit.
   [[gnu::cold]] int32_t not_loaded(const char* call, const char* kernel, int device, int code) {
     char arch[16];
-    return fail(APEX_ERROR_DRIVER, "the code object of %s does not load on cuda:%d (%s): %s: %s%s%s", kernel,
-                device, arch_of(device, arch), call, describe(code).characters,
-                code == kNoBinaryForGpu ? "; it was compiled for another architecture" : "",
-                sticky_note(code));
+    return fail(APEX_ERROR_DRIVER, "the code object of %s does not load on cuda:%d (%s): %s: %s%s%s", kernel, device,
+                arch_of(device, arch), call, describe(code).characters,
+                code == kNoBinaryForGpu ? "; it was compiled for another architecture" : "", sticky_note(code));
   }
 
   [[gnu::cold]] int32_t refused(const Launch& launch, int code) {
@@ -313,14 +312,13 @@ class Cuda final : public Driver {
     if (code == kInvalidValue && !api_.device_get(&handle, launch.device) &&
         !api_.device_attribute(&most, kAttributeSharedOptin, handle) &&
         launch.dynamic_shared_bytes > static_cast<uint32_t>(most))
-      snprintf(shared_note, sizeof shared_note,
-               "; a block of this device has at most %d bytes of shared memory", most);
+      snprintf(shared_note, sizeof shared_note, "; a block of this device has at most %d bytes of shared memory", most);
     return fail(APEX_ERROR_DRIVER,
                 "launch of %s on cuda:%d, grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared "
                 "memory: %s%s%s",
                 launch.kernel, launch.device, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
-                launch.block.y, launch.block.z, launch.dynamic_shared_bytes, describe(code).characters,
-                shared_note, sticky_note(code));
+                launch.block.y, launch.block.z, launch.dynamic_shared_bytes, describe(code).characters, shared_note,
+                sticky_note(code));
   }
 
   static const char* sticky_note(int code) {
@@ -335,11 +333,11 @@ class Cuda final : public Driver {
 
   const CudaApi api_;
   std::mutex functions_lock_;
-  std::deque<Function> functions_; // where they are, they stay
+  std::deque<Function> functions_;  // where they are, they stay
   Device devices_[max_devices];
 };
 
-} // namespace
+}  // namespace
 
 Driver* open_cuda(int32_t& status) {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -356,17 +354,15 @@ Driver* open_cuda(int32_t& status) {
     if (api.error_name(code, &name) || !name) name = "unknown CUDA error";
     // What cuInit says in a child whose parent had initialised the driver, through torch for example.
     if (code == kNotInitialized && is_forked_child())
-      status = fail(
-          APEX_ERROR_FORKED,
-          "CUDA was already in use when this process was forked (cuInit: %s), and no GPU driver works in a "
-          "forked child. Start workers with the 'spawn' or 'forkserver' method of multiprocessing, or use "
-          "CUDA first after the fork.",
-          name);
-    else
-      status = fail(APEX_ERROR_DRIVER, "cuInit: %s (%d)", name, code);
+      status = fail(APEX_ERROR_FORKED,
+                    "CUDA was already in use when this process was forked (cuInit: %s), and no GPU driver works in a "
+                    "forked child. Start workers with the 'spawn' or 'forkserver' method of multiprocessing, or use "
+                    "CUDA first after the fork.",
+                    name);
+    else status = fail(APEX_ERROR_DRIVER, "cuInit: %s (%d)", name, code);
     return nullptr;
   }
   return new Cuda(api);
 }
 
-} // namespace apex
+}  // namespace apex

@@ -24,11 +24,10 @@ int32_t find_cuda_api(void* library, CudaApi& api) {
       find(api.error_string, "cuGetErrorString") && find(api.driver_version, "cuDriverGetVersion") &&
       find(api.device_get, "cuDeviceGet") && find(api.device_attribute, "cuDeviceGetAttribute") &&
       find(api.primary_retain, "cuDevicePrimaryCtxRetain") &&
-      find(api.primary_release, "cuDevicePrimaryCtxRelease_v2") &&
-      find(api.context_current, "cuCtxGetCurrent") && find(api.context_device, "cuCtxGetDevice") &&
-      find(api.context_push, "cuCtxPushCurrent_v2") && find(api.context_pop, "cuCtxPopCurrent_v2") &&
-      find(api.library_load, "cuLibraryLoadData") && find(api.library_kernel, "cuLibraryGetKernel") &&
-      find(api.kernel_function, "cuKernelGetFunction") &&
+      find(api.primary_release, "cuDevicePrimaryCtxRelease_v2") && find(api.context_current, "cuCtxGetCurrent") &&
+      find(api.context_device, "cuCtxGetDevice") && find(api.context_push, "cuCtxPushCurrent_v2") &&
+      find(api.context_pop, "cuCtxPopCurrent_v2") && find(api.library_load, "cuLibraryLoadData") &&
+      find(api.library_kernel, "cuLibraryGetKernel") && find(api.kernel_function, "cuKernelGetFunction") &&
       find(api.kernel_get_attribute, "cuKernelGetAttribute") &&
       find(api.kernel_set_attribute, "cuKernelSetAttribute") &&
       find(api.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode") &&
@@ -45,4 +44,4 @@ int32_t find_cuda_api(void* library, CudaApi& api) {
   return APEX_OK;
 }
 
-} // namespace apex
+}  // namespace apex

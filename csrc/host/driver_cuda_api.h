@@ -38,7 +38,7 @@ struct CudaApi {
   int (*kernel_function)(void** function, void* kernel);
   int (*kernel_get_attribute)(int* value, int attribute, void* kernel, int device);
   int (*kernel_set_attribute)(int attribute, int value, void* kernel, int device);
-  int (*function_load)(void* function); // from 12.4; null before
+  int (*function_load)(void* function);  // from 12.4; null before
   int (*exchange_capture_mode)(int* mode);
   int (*memory_allocate)(CudaAddress* memory, size_t bytes);
   int (*memory_free)(CudaAddress memory);
@@ -49,11 +49,11 @@ struct CudaApi {
   int (*stream_is_capturing)(void* stream, int* status);
   int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
                 void* stream, void** parameters, void** extra);
-  int (*launch_ex)(const LaunchConfig* config, void* function, void** parameters, void** extra); // null: unknown
-  int (*blocks_at_once)(int* blocks, void* function, int threads, size_t dynamic_shared_bytes); // null: unknown
+  int (*launch_ex)(const LaunchConfig* config, void* function, void** parameters, void** extra);  // null: unknown
+  int (*blocks_at_once)(int* blocks, void* function, int threads, size_t dynamic_shared_bytes);   // null: unknown
 };
 
 /* Finds them in the open library. Else the status, with a text that names the one that is not there. */
 int32_t find_cuda_api(void* library, CudaApi& api);
 
-} // namespace apex
+}  // namespace apex

@@ -27,7 +27,7 @@ enum : int {
 };
 
 // hipDeviceProp_tR0600, of which only the architecture's name has no attribute.
-constexpr size_t arch_offset = 1160, properties_bytes = 4096; // 1472 today; room for it to grow
+constexpr size_t arch_offset = 1160, properties_bytes = 4096;  // 1472 today; room for it to grow
 
 struct Api {
   int (*init)(unsigned);
@@ -51,7 +51,7 @@ struct Api {
   int (*stream_is_capturing)(void* stream, int* status);
   int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared,
                 void* stream, void** parameters, void** extra);
-  int (*blocks_at_once)(int* blocks, void* function, int threads, size_t dynamic_shared_bytes); // null: unknown
+  int (*blocks_at_once)(int* blocks, void* function, int threads, size_t dynamic_shared_bytes);  // null: unknown
 };
 
 class Hip final : public Driver {
@@ -61,24 +61,23 @@ class Hip final : public Driver {
   int32_t launch(const Launch& launch) override {
     const Current current(*this, launch.device);
     if (current.status) return current.status;
-    const int code = api_.launch(launch.function, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
-                                 launch.block.y, launch.block.z, launch.dynamic_shared_bytes, launch.stream,
-                                 launch.parameters, nullptr);
+    const int code =
+        api_.launch(launch.function, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x, launch.block.y,
+                    launch.block.z, launch.dynamic_shared_bytes, launch.stream, launch.parameters, nullptr);
     return code ? refused(launch, code) : int32_t{APEX_OK};
   }
 
   int32_t load(int device, const void* image, void** module, const char* kernel, void** function) override {
     const Current current(*this, device);
     if (current.status) return current.status;
-    const Relaxed relaxed(api_); // a capture forbids what a load does
+    const Relaxed relaxed(api_);  // a capture forbids what a load does
     if (!*module) {
       void* loaded = nullptr;
       if (const int code = api_.module_load(&loaded, image)) {
         apex_device_info about = {};
         const bool known = info(device, &about) == APEX_OK;
-        return failed(APEX_ERROR_DRIVER, code,
-                      "the code object of %s does not load on hip:%d (%s): %s (%d), %s%s", kernel, device,
-                      known ? about.arch : "unknown architecture", api_.error_name(code), code,
+        return failed(APEX_ERROR_DRIVER, code, "the code object of %s does not load on hip:%d (%s): %s (%d), %s%s",
+                      kernel, device, known ? about.arch : "unknown architecture", api_.error_name(code), code,
                       api_.error_string(code),
                       code == kNoBinaryForGpu ? "; it was compiled for another architecture" : "");
       }
@@ -87,15 +86,16 @@ class Hip final : public Driver {
     void* found = nullptr;
     if (const int code = api_.module_function(&found, *module, kernel)) {
       if (code == kNotFound)
-        return failed(APEX_ERROR_NO_KERNEL, code, "the code object registered for hip:%d has no kernel %s",
-                      device, kernel);
+        return failed(APEX_ERROR_NO_KERNEL, code, "the code object registered for hip:%d has no kernel %s", device,
+                      kernel);
       return refusal("hipModuleGetFunction", device, code);
     }
     *function = found;
     return APEX_OK;
   }
 
-  int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes, int32_t* blocks) override {
+  int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes,
+                         int32_t* blocks) override {
     *blocks = 0;
     if (!api_.blocks_at_once) return APEX_OK;
     const Current current(*this, device);
@@ -159,8 +159,7 @@ class Hip final : public Driver {
     ask(&l2, kAttributeL2Bytes);
     ask(&shared, kAttributeSharedBytes);
     if (code) return refusal("hipDeviceGetAttribute", device, code);
-    if ((code = api_.device_properties(properties, device)))
-      return refusal("hipGetDeviceProperties", device, code);
+    if ((code = api_.device_properties(properties, device))) return refusal("hipGetDeviceProperties", device, code);
     info->driver_version = version;
     info->multiprocessors = multiprocessors;
     info->warp_size = warp;
@@ -183,7 +182,7 @@ class Hip final : public Driver {
 
    private:
     Hip& hip_;
-    int before_ = -1; // nothing to restore
+    int before_ = -1;  // nothing to restore
 
    public:
     const int32_t status;
@@ -200,7 +199,7 @@ class Hip final : public Driver {
 
    private:
     const Api& api_;
-    int mode_ = kCaptureRelaxed; // after the exchange: the thread's own
+    int mode_ = kCaptureRelaxed;  // after the exchange: the thread's own
     bool exchanged_;
   };
 
@@ -221,8 +220,8 @@ class Hip final : public Driver {
   }
 
   [[gnu::cold]] int32_t refusal(const char* call, int device, int code) {
-    return failed(APEX_ERROR_DRIVER, code, "%s on hip:%d: %s (%d), %s", call, device, api_.error_name(code),
-                  code, api_.error_string(code));
+    return failed(APEX_ERROR_DRIVER, code, "%s on hip:%d: %s (%d), %s", call, device, api_.error_name(code), code,
+                  api_.error_string(code));
   }
 
   [[gnu::cold]] int32_t refused(const Launch& launch, int code) {
@@ -230,21 +229,19 @@ class Hip final : public Driver {
     int most = 0;
     if (!api_.device_attribute(&most, kAttributeSharedBytes, launch.device) &&
         launch.dynamic_shared_bytes > static_cast<uint32_t>(most))
-      snprintf(shared_note, sizeof shared_note,
-               "; a block of this device has at most %d bytes of shared memory", most);
-    return failed(
-        APEX_ERROR_DRIVER, code,
-        "launch of %s on hip:%d, grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory: "
-        "%s (%d), %s%s",
-        launch.kernel, launch.device, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
-        launch.block.y, launch.block.z, launch.dynamic_shared_bytes, api_.error_name(code), code,
-        api_.error_string(code), shared_note);
+      snprintf(shared_note, sizeof shared_note, "; a block of this device has at most %d bytes of shared memory", most);
+    return failed(APEX_ERROR_DRIVER, code,
+                  "launch of %s on hip:%d, grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory: "
+                  "%s (%d), %s%s",
+                  launch.kernel, launch.device, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
+                  launch.block.y, launch.block.z, launch.dynamic_shared_bytes, api_.error_name(code), code,
+                  api_.error_string(code), shared_note);
   }
 
   const Api api_;
 };
 
-} // namespace
+}  // namespace
 
 Driver* open_hip(int32_t& status) {
   std::string reason;
@@ -257,25 +254,25 @@ Driver* open_hip(int32_t& status) {
   const auto find = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
     if (function) return true;
-    status = fail(APEX_ERROR_DRIVER, "the HIP runtime has no %s: it is older than ROCm 6.0, which is needed",
-                  name);
+    status = fail(APEX_ERROR_DRIVER, "the HIP runtime has no %s: it is older than ROCm 6.0, which is needed", name);
     return false;
   };
   // The legacy default stream's entry points (no _spt).
-  const bool whole =
-      find(api.init, "hipInit") && find(api.error_name, "hipGetErrorName") &&
-      find(api.error_string, "hipGetErrorString") && find(api.last_error, "hipGetLastError") &&
-      find(api.driver_version, "hipDriverGetVersion") && find(api.device_get, "hipGetDevice") &&
-      find(api.device_set, "hipSetDevice") && find(api.device_attribute, "hipDeviceGetAttribute") &&
-      find(api.device_properties, "hipGetDevicePropertiesR0600") &&
-      find(api.module_load, "hipModuleLoadData") && find(api.module_function, "hipModuleGetFunction") &&
-      find(api.exchange_capture_mode, "hipThreadExchangeStreamCaptureMode") &&
-      find(api.memory_allocate, "hipMalloc") && find(api.memory_free, "hipFree") &&
-      find(api.memory_set, "hipMemsetAsync") && find(api.stream_create, "hipStreamCreateWithFlags") &&
-      find(api.stream_destroy, "hipStreamDestroy") && find(api.stream_synchronize, "hipStreamSynchronize") &&
-      find(api.stream_is_capturing, "hipStreamIsCapturing") && find(api.launch, "hipModuleLaunchKernel");
+  const bool whole = find(api.init, "hipInit") && find(api.error_name, "hipGetErrorName") &&
+                     find(api.error_string, "hipGetErrorString") && find(api.last_error, "hipGetLastError") &&
+                     find(api.driver_version, "hipDriverGetVersion") && find(api.device_get, "hipGetDevice") &&
+                     find(api.device_set, "hipSetDevice") && find(api.device_attribute, "hipDeviceGetAttribute") &&
+                     find(api.device_properties, "hipGetDevicePropertiesR0600") &&
+                     find(api.module_load, "hipModuleLoadData") && find(api.module_function, "hipModuleGetFunction") &&
+                     find(api.exchange_capture_mode, "hipThreadExchangeStreamCaptureMode") &&
+                     find(api.memory_allocate, "hipMalloc") && find(api.memory_free, "hipFree") &&
+                     find(api.memory_set, "hipMemsetAsync") && find(api.stream_create, "hipStreamCreateWithFlags") &&
+                     find(api.stream_destroy, "hipStreamDestroy") &&
+                     find(api.stream_synchronize, "hipStreamSynchronize") &&
+                     find(api.stream_is_capturing, "hipStreamIsCapturing") && find(api.launch, "hipModuleLaunchKernel");
   if (!whole) return nullptr;
-  api.blocks_at_once = reinterpret_cast<decltype(api.blocks_at_once)>(dlsym(library, "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"));
+  api.blocks_at_once = reinterpret_cast<decltype(api.blocks_at_once)>(
+      dlsym(library, "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"));
   if (const int code = api.init(0)) {
     api.last_error();
     status = fail(APEX_ERROR_DRIVER, "hipInit: %s (%d)", api.error_name(code), code);
@@ -284,4 +281,4 @@ Driver* open_hip(int32_t& status) {
   return new Hip(api);
 }
 
-} // namespace apex
+}  // namespace apex

@@ -7,7 +7,6 @@ namespace apex {
 bool has_executor();
 
 /* Runs the kernel of this name on the executor. */
-int32_t execute(const char* kernel, apex_dim grid, apex_dim block, uint32_t dynamic_shared_bytes,
-                void** parameters);
+int32_t execute(const char* kernel, apex_dim grid, apex_dim block, uint32_t dynamic_shared_bytes, void** parameters);
 
-} // namespace apex
+}  // namespace apex

@@ -9,12 +9,15 @@ namespace apex {
 namespace {
 constexpr const char* unit = "focal_loss";
 // By apex_dtype.
-apex_kernel forward_kernels[] = {{unit, "focal_loss_forward_f32", 0}, {unit, "focal_loss_forward_f16", 0},
-                                 {unit, "focal_loss_forward_bf16", 0}, {unit, "focal_loss_forward_f64", 0}};
-apex_kernel backward_kernels[] = {{unit, "focal_loss_backward_f32", 0}, {unit, "focal_loss_backward_f16", 0},
-                                  {unit, "focal_loss_backward_bf16", 0}, {unit, "focal_loss_backward_f64", 0}};
+apex_kernel forward_kernels[] = {{unit, "focal_loss_forward_f32", 0},
+                                 {unit, "focal_loss_forward_f16", 0},
+                                 {unit, "focal_loss_forward_bf16", 0},
+                                 {unit, "focal_loss_forward_f64", 0}};
+apex_kernel backward_kernels[] = {{unit, "focal_loss_backward_f32", 0},
+                                  {unit, "focal_loss_backward_f16", 0},
+                                  {unit, "focal_loss_backward_bf16", 0},
+                                  {unit, "focal_loss_backward_f64", 0}};
 apex_kernel finish_kernels[] = {{unit, "focal_loss_finish", 0}, {unit, "focal_loss_finish_f64", 0}};
-
 
 // Blocks for all elements, but no more than the device holds at once: the others go around.
 int64_t blocks_of(const gpu::FocalLoss& a, const DeviceLimits& limits) {
@@ -26,7 +29,8 @@ int64_t blocks_of(const gpu::FocalLoss& a, const DeviceLimits& limits) {
 int32_t check(const gpu::FocalLoss& a) {
   if (a.type < APEX_F32 || a.type > APEX_F64)
     return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
-  if (a.classes > 0x7fffffff) return fail(APEX_ERROR_ARGUMENT, "%s: %lld classes are more than 2^31 - 1", unit, (long long)a.classes);
+  if (a.classes > 0x7fffffff)
+    return fail(APEX_ERROR_ARGUMENT, "%s: %lld classes are more than 2^31 - 1", unit, (long long)a.classes);
   return APEX_OK;
 }
 
@@ -54,7 +58,8 @@ int32_t apex_focal_loss_prepare(const apex_place* place, gpu::FocalLoss* a) {
   DeviceLimits limits;
   if (const int32_t status = resolve(place, &cpu, &limits)) return status;
   // On a CPU as many parts whatever the number of threads: the sums stay the same.
-  a->blocks = cpu ? int32_t(std::clamp<int64_t>(a->rows * a->classes / 16384, 1, std::max<int64_t>(1, std::min<int64_t>(a->rows, 256))))
+  a->blocks = cpu ? int32_t(std::clamp<int64_t>(a->rows * a->classes / 16384, 1,
+                                                std::max<int64_t>(1, std::min<int64_t>(a->rows, 256))))
                   : int32_t(blocks_of(*a, limits));
   return APEX_OK;
 }

@@ -14,11 +14,10 @@ template <class Math> struct Rows {
   const gpu::FocalFormula<Math> formula{a};
 
   // What a row is: its target, and how many of its classes count.
-  struct Row {
-    int64_t target, classes;
-  };
+  struct Row { int64_t target, classes; };
   APEX_INLINE Row row_of(int64_t row) const {
-    const int64_t target = a.wide_targets ? reinterpret_cast<const int64_t*>(a.targets)[row] : reinterpret_cast<const int32_t*>(a.targets)[row];
+    const int64_t target = a.wide_targets ? reinterpret_cast<const int64_t*>(a.targets)[row]
+                                          : reinterpret_cast<const int32_t*>(a.targets)[row];
     return {target, target == gpu::focal_loss_ignored ? 0 : a.real_classes};
   }
   APEX_INLINE const Math* load(const TileConversions<Math>& convert, int64_t i, int64_t n, Math* buffer) const {
@@ -78,7 +77,8 @@ template <class Math> struct Backward : Rows<Math> {
         if (target >= i && target < i + real) gradient[target - i] = formula(x[target - i], true).derivative * scale;
         std::fill(gradient + real, gradient + n, Math(0));
         const int64_t at = row * a.classes + i;
-        if (a.type == DtypeOf<Math>::value) std::memcpy(reinterpret_cast<Math*>(a.result) + at, gradient, size_t(n) * sizeof(Math));
+        if (a.type == DtypeOf<Math>::value)
+          std::memcpy(reinterpret_cast<Math*>(a.result) + at, gradient, size_t(n) * sizeof(Math));
         else convert.store[a.type](a.result, at, gradient, n);
       }
     }

@@ -11,13 +11,16 @@ namespace apex {
 namespace {
 constexpr const char* unit = "group_norm";
 // By apex_dtype; the last one takes single elements of any type but float64.
-#define KERNELS(part)                                                                                                  \
-  {                                                                                                                    \
-    {unit, "group_norm_" part "_f32", 0, 1}, {unit, "group_norm_" part "_f16", 0, 1}, {unit, "group_norm_" part "_bf16", 0, 1}, \
-    {unit, "group_norm_" part "_f64", 0, 1}, {unit, "group_norm_" part "_any1", 0, 1}                                        \
-  }
-#define TILE_KERNELS(part) \
-  { {unit, "group_norm_" part "_f32", 0, 1}, {unit, "group_norm_" part "_f16", 0, 1}, {unit, "group_norm_" part "_bf16", 0, 1} }
+#define KERNELS(part)                        \
+  {{unit, "group_norm_" part "_f32", 0, 1},  \
+   {unit, "group_norm_" part "_f16", 0, 1},  \
+   {unit, "group_norm_" part "_bf16", 0, 1}, \
+   {unit, "group_norm_" part "_f64", 0, 1},  \
+   {unit, "group_norm_" part "_any1", 0, 1}}
+#define TILE_KERNELS(part)                  \
+  {{unit, "group_norm_" part "_f32", 0, 1}, \
+   {unit, "group_norm_" part "_f16", 0, 1}, \
+   {unit, "group_norm_" part "_bf16", 0, 1}}
 // [channels last]
 apex_kernel statistics[2][5] = {KERNELS("statistics_first"), KERNELS("statistics_last")};
 apex_kernel apply[2][5] = {KERNELS("apply_first"), KERNELS("apply_last")};
@@ -27,9 +30,9 @@ apex_kernel forward_tile[3] = TILE_KERNELS("forward_tile"), backward_tile[3] = T
 apex_kernel finish = {unit, "group_norm_finish", 0, 1};
 
 constexpr int64_t vector_bytes = 16;
-constexpr int64_t small_tile = 100 << 10;  // of which a large multiprocessor holds two
-constexpr int64_t most_channels = 1 << 27;     // kernels count them, and blocks of some, in 32 bits
-constexpr int64_t longest_sum = 1024;          // vectors that a thread adds up one by one: longer sums would round
+constexpr int64_t small_tile = 100 << 10;   // of which a large multiprocessor holds two
+constexpr int64_t most_channels = 1 << 27;  // kernels count them, and blocks of some, in 32 bits
+constexpr int64_t longest_sum = 1024;       // vectors that a thread adds up one by one: longer sums would round
 int32_t asked_launches = 0;
 
 int64_t width_of(int32_t type) { return type == APEX_F64 ? 1 : type == APEX_F32 ? 4 : 8; }
@@ -38,10 +41,14 @@ bool aligned(std::initializer_list<const void*> pointers) {
   for (const void* p : pointers) bits |= reinterpret_cast<uintptr_t>(p);
   return bits % vector_bytes == 0;
 }
-int64_t whole_warps(int64_t threads, const DeviceLimits& limits) { return ceil_divide(threads, limits.block_multiple) * limits.block_multiple; }
+int64_t whole_warps(int64_t threads, const DeviceLimits& limits) {
+  return ceil_divide(threads, limits.block_multiple) * limits.block_multiple;
+}
 int32_t kernel_of(int32_t type, int64_t width) { return width == width_of(type) ? type : 4; }
 // Of what a block merges: a count and 2 * width numbers a thread, two numbers a group.
-int64_t merge_bytes(int64_t threads, int64_t width, int32_t type) { return (2 * width + 3) * threads * (type == APEX_F64 ? 8 : 4); }
+int64_t merge_bytes(int64_t threads, int64_t width, int32_t type) {
+  return (2 * width + 3) * threads * (type == APEX_F64 ? 8 : 4);
+}
 bool empty(const gpu::GroupNorm& a) { return a.batch == 0 || a.channels == 0 || a.spatial == 0; }
 bool wants_weights(const gpu::GroupNorm& a) { return a.grad_weight || a.grad_bias; }
 
@@ -53,7 +60,8 @@ int64_t parts_of(int64_t count, int64_t threads, int64_t wanted) {
 // Columns of whole groups in whole vectors: at least so many, or all there are.
 int64_t columns_of_whole_groups(const gpu::GroupNorm& a, int64_t width, int64_t least_columns) {
   const int64_t group = a.channels / a.groups, columns = std::lcm(group, width) / width;
-  return columns * std::min<int64_t>(ceil_divide(least_columns, columns), ceil_divide(ceil_divide(a.channels, width), columns));
+  return columns *
+         std::min<int64_t>(ceil_divide(least_columns, columns), ceil_divide(ceil_divide(a.channels, width), columns));
 }
 
 // False: an image's groups do not fit.
@@ -69,9 +77,11 @@ bool plan_tile(gpu::GroupNorm& a, GroupNormPlan& plan, int64_t width, bool backw
     if (columns * width > most) continue;
     if (columns * a.spatial > most * rows_of_thread && most < gpu::group_norm_tile_threads) continue;
     const int64_t lanes = std::min<int64_t>(most / columns, a.spatial);
-    const int64_t threads = std::max<int64_t>(whole_warps(columns * lanes, limits), whole_warps(columns * width, limits));
+    const int64_t threads =
+        std::max<int64_t>(whole_warps(columns * lanes, limits), whole_warps(columns * width, limits));
     const int64_t tile = ceil_divide(a.spatial, lanes) * threads * vector_bytes * (backward ? 2 : 1);
-    const int64_t shared = merge_bytes(threads, width, a.input_type) + tile, strips = ceil_divide(a.channels, columns * width);
+    const int64_t shared = merge_bytes(threads, width, a.input_type) + tile,
+                  strips = ceil_divide(a.channels, columns * width);
     if (shared > limits.shared_bytes) continue;
     // One large block a multiprocessor, and few of them: two launches use them all.
     if (shared > small_tile && a.batch * strips < limits.multiprocessors && asked_launches != 1) continue;
@@ -117,10 +127,12 @@ void plan_first(gpu::GroupNorm& a, GroupNormPlan& plan, bool vectors, bool backw
   plan.threads = plan.sums_threads = uint32_t(threads);
   plan.blocks = plan.sums_blocks = a.batch * a.groups * a.slots;
   if (!backward) return;
-  const int64_t of_channel_width = vectors && a.spatial % wide == 0 ? wide : 1, of_channel = a.spatial / of_channel_width;
+  const int64_t of_channel_width = vectors && a.spatial % wide == 0 ? wide : 1,
+                of_channel = a.spatial / of_channel_width;
   a.team = 1;
   while (a.team < uint32_t(limits.warp_size) && a.team < of_channel) a.team *= 2;
-  const int64_t teams = gpu::group_norm_threads / a.team, wanted_teams = limits.multiprocessors * 3 * teams / (a.batch * a.channels);
+  const int64_t teams = gpu::group_norm_threads / a.team,
+                wanted_teams = limits.multiprocessors * 3 * teams / (a.batch * a.channels);
   const int64_t parts = parts_of(of_channel, a.team, wanted_teams);
   a.part_size = ceil_divide(of_channel, parts);
   a.parts = uint32_t(ceil_divide(of_channel, a.part_size));
@@ -129,9 +141,11 @@ void plan_first(gpu::GroupNorm& a, GroupNormPlan& plan, bool vectors, bool backw
   plan.sums_blocks = ceil_divide(a.batch * a.channels * a.parts, teams);
 }
 
-int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, int64_t shared, const gpu::GroupNorm& a) {
+int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, int64_t shared,
+               const gpu::GroupNorm& a) {
   void* parameters[] = {const_cast<gpu::GroupNorm*>(&a)};
-  return apex_launch(place, &kernel, {uint32_t(std::min<int64_t>(blocks, most_threads / threads)), 1, 1}, {threads, 1, 1}, uint32_t(shared), parameters);
+  return apex_launch(place, &kernel, {uint32_t(std::min<int64_t>(blocks, most_threads / threads)), 1, 1},
+                     {threads, 1, 1}, uint32_t(shared), parameters);
 }
 }  // namespace
 }  // namespace apex
@@ -140,14 +154,17 @@ using namespace apex;
 
 void apex_set_group_norm_launches(int32_t launches) { asked_launches = launches; }
 
-int32_t apex_group_norm_prepare(const apex_place* place, gpu::GroupNorm* arguments, int32_t backward, GroupNormPlan* plan) {
+int32_t apex_group_norm_prepare(const apex_place* place, gpu::GroupNorm* arguments, int32_t backward,
+                                GroupNormPlan* plan) {
   gpu::GroupNorm& a = *arguments;
   for (const int32_t type : {a.input_type, a.weight_type})
-    if (type < APEX_F32 || type > APEX_F64) return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
+    if (type < APEX_F32 || type > APEX_F64)
+      return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
   if ((a.input_type == APEX_F64) != (a.weight_type == APEX_F64))
     return fail(APEX_ERROR_ARGUMENT, "%s: float64 goes with float64 alone: input, weight and bias alike", unit);
   if (a.groups < 1 || a.channels % a.groups != 0)
-    return fail(APEX_ERROR_ARGUMENT, "%s: %lld channels cannot be parted into %lld groups", unit, (long long)a.channels, (long long)a.groups);
+    return fail(APEX_ERROR_ARGUMENT, "%s: %lld channels cannot be parted into %lld groups", unit, (long long)a.channels,
+                (long long)a.groups);
   *plan = {};
   plan->variant = apex_resolve(place->platform, place->device, unit);
   if (plan->variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
@@ -166,7 +183,8 @@ int32_t apex_group_norm_prepare(const apex_place* place, gpu::GroupNorm* argumen
   if (a.channels_last) {
     const int64_t width = vectors && a.channels % width_of(a.input_type) == 0 ? width_of(a.input_type) : 1;
     plan->kernel = plan->sums_kernel = kernel_of(a.input_type, width);
-    if (asked_launches == 2 || !plan_tile(a, *plan, width, backward, limits)) plan_last(a, *plan, width, backward, limits);
+    if (asked_launches == 2 || !plan_tile(a, *plan, width, backward, limits))
+      plan_last(a, *plan, width, backward, limits);
   } else {
     plan_first(a, *plan, vectors, backward, limits);
   }
@@ -183,8 +201,11 @@ int32_t apex_group_norm_forward(const apex_place* place, const gpu::GroupNorm* a
     group_norm_forward_cpu(a);
     return APEX_OK;
   }
-  if (plan->in_one_launch) return launch(place, forward_tile[a.input_type], plan->blocks, plan->threads, plan->shared, a);
-  if (const int32_t status = launch(place, statistics[a.channels_last][plan->kernel], plan->sums_blocks, plan->sums_threads, plan->shared, a)) return status;
+  if (plan->in_one_launch)
+    return launch(place, forward_tile[a.input_type], plan->blocks, plan->threads, plan->shared, a);
+  if (const int32_t status = launch(place, statistics[a.channels_last][plan->kernel], plan->sums_blocks,
+                                    plan->sums_threads, plan->shared, a))
+    return status;
   return launch(place, apply[a.channels_last][plan->kernel], plan->blocks, plan->threads, plan->shared, a);
 }
 
@@ -197,9 +218,13 @@ int32_t apex_group_norm_backward(const apex_place* place, const gpu::GroupNorm* 
   }
   const int64_t finish_blocks = wants_weights(a) ? ceil_divide(a.channels, gpu::group_norm_finish_columns) : 0;
   if (plan->in_one_launch) {
-    if (const int32_t status = launch(place, backward_tile[a.input_type], plan->blocks, plan->threads, plan->shared, a)) return status;
+    if (const int32_t status = launch(place, backward_tile[a.input_type], plan->blocks, plan->threads, plan->shared, a))
+      return status;
     return launch(place, finish, finish_blocks, gpu::group_norm_threads, 0, a);
   }
-  if (const int32_t status = launch(place, sums[a.channels_last][plan->sums_kernel], plan->sums_blocks, plan->sums_threads, plan->shared, a)) return status;
-  return launch(place, gradient[a.channels_last][plan->kernel], a.apply_blocks + finish_blocks, plan->threads, plan->shared, a);
+  if (const int32_t status = launch(place, sums[a.channels_last][plan->sums_kernel], plan->sums_blocks,
+                                    plan->sums_threads, plan->shared, a))
+    return status;
+  return launch(place, gradient[a.channels_last][plan->kernel], a.apply_blocks + finish_blocks, plan->threads,
+                plan->shared, a);
 }

@@ -34,17 +34,20 @@ template <class Math> struct Share {
 template <class Math> APEX_INLINE void fill(Math* x, int64_t n, Math value) {
   for (int64_t j = 0; j < n; ++j) x[j] = value;
 }
-template <class Math> APEX_INLINE Math affine(const TileConversions<Math>& convert, const void* from, int32_t type, int64_t i, Math otherwise) {
+template <class Math> APEX_INLINE Math affine(const TileConversions<Math>& convert, const void* from, int32_t type,
+                                              int64_t i, Math otherwise) {
   Math x;
   return from ? *load_tile(convert, from, type, i, 1, &x) : otherwise;
 }
 
-// of_channels(first element of the tensor, channel, count, rows): channels [channel, channel + count) of the share, whose
-// elements lie side by side, `rows` times, every a.channels elements.
-template <class Math, class Each> APEX_INLINE void for_each_tile_of_channels(const Share<Math>& s, const Each& of_channels) {
+// of_channels(first element of the tensor, channel, count, rows): channels [channel, channel + count) of the share,
+// whose elements lie side by side, `rows` times, every a.channels elements.
+template <class Math, class Each> APEX_INLINE void for_each_tile_of_channels(const Share<Math>& s,
+                                                                             const Each& of_channels) {
   for (int64_t c = 0; c < s.channels(); c += tile) {
     const int64_t channel = s.first_channel() + c;
-    of_channels(s.image * s.a.spatial * s.a.channels + channel, channel, std::min<int64_t>(tile, s.channels() - c), s.a.spatial);
+    of_channels(s.image * s.a.spatial * s.a.channels + channel, channel, std::min<int64_t>(tile, s.channels() - c),
+                s.a.spatial);
   }
 }
 
@@ -58,14 +61,17 @@ template <class Math> struct Affine {
   }
 };
 
-template <class Math> APEX_INLINE Math activated(Math z, bool silu) { return silu ? gpu::Silu<Math, true>::value(z) : z; }
+template <class Math> APEX_INLINE Math activated(Math z, bool silu) {
+  return silu ? gpu::Silu<Math, true>::value(z) : z;
+}
 
 template <class Math> struct Forward {
   const gpu::GroupNorm& a;
 
   // Sums of (x - from[j])^power for each channel of the tile.
   template <int power>
-  APEX_INLINE void sum_rows(const TileConversions<Math>& convert, int64_t element, int64_t n, int64_t rows, const Math* from, Math* total) const {
+  APEX_INLINE void sum_rows(const TileConversions<Math>& convert, int64_t element, int64_t n, int64_t rows,
+                            const Math* from, Math* total) const {
     alignas(64) Math buffer[tile], run[tile];
     fill(total, n, Math(0));
     for (int64_t row = 0; row < rows; row += run_rows) {
@@ -92,7 +98,8 @@ template <class Math> struct Forward {
     return total;
   }
   // What the share's groups come to, added to sums[group].
-  template <int power> APEX_INLINE void sum_groups(const TileConversions<Math>& convert, const Share<Math>& s, const Math* from, Math* sums) const {
+  template <int power> APEX_INLINE void sum_groups(const TileConversions<Math>& convert, const Share<Math>& s,
+                                                   const Math* from, Math* sums) const {
     fill(sums, s.groups, Math(0));
     if (!a.channels_last) {
       for (int64_t c = s.first_channel(); c < s.first_channel() + s.channels(); ++c)
@@ -118,7 +125,8 @@ template <class Math> struct Forward {
       // Differences from an element first: sums of a large mean would round.
       for (int64_t g = 0; g < s.groups; ++g) {
         const int64_t channel = (s.first_group + g) * s.group_channels;
-        const int64_t element = a.channels_last ? s.image * a.spatial * a.channels + channel : (s.image * a.channels + channel) * a.spatial;
+        const int64_t element =
+            a.channels_last ? s.image * a.spatial * a.channels + channel : (s.image * a.channels + channel) * a.spatial;
         mean[g] = *load_tile(convert, a.input, a.input_type, element, 1, buffer);
       }
       sum_groups<1>(convert, s, mean, sums);
@@ -136,10 +144,12 @@ template <class Math> struct Forward {
           const Math scale = Math(rstd[0] * affine(convert, a.weight, a.weight_type, c, Math(1)));
           const Math shift = gpu::fma(origin[0] - mean[0], scale, affine(convert, a.bias, a.weight_type, c, Math(0)));
           for (int64_t i = 0; i < a.spatial; i += tile) {
-            const int64_t n = std::min<int64_t>(tile, a.spatial - i), element = (s.image * a.channels + c) * a.spatial + i;
+            const int64_t n = std::min<int64_t>(tile, a.spatial - i),
+                          element = (s.image * a.channels + c) * a.spatial + i;
             const Math* x = load_tile(convert, a.input, a.input_type, element, n, buffer);
             for (int64_t j = 0; j < n; ++j) y[j] = gpu::fma(x[j] - origin[0], scale, shift);
-            if (silu) for (int64_t j = 0; j < n; ++j) y[j] = activated(y[j], true);
+            if (silu)
+              for (int64_t j = 0; j < n; ++j) y[j] = activated(y[j], true);
             store_tile(convert, a.output, a.input_type, element, n, static_cast<const Math*>(y));
           }
         }
@@ -158,7 +168,8 @@ template <class Math> struct Forward {
         for (int64_t row = 0; row < rows; ++row) {
           const Math* x = load_tile(convert, a.input, a.input_type, element + row * a.channels, n, buffer);
           for (int64_t j = 0; j < n; ++j) y[j] = gpu::fma(x[j] - from[j], w.weight[j], w.bias[j]);
-          if (silu) for (int64_t j = 0; j < n; ++j) y[j] = activated(y[j], true);
+          if (silu)
+            for (int64_t j = 0; j < n; ++j) y[j] = activated(y[j], true);
           store_tile(convert, a.output, a.input_type, element + row * a.channels, n, static_cast<const Math*>(y));
         }
       });
@@ -172,13 +183,14 @@ template <class Math> struct GradientTile {
   alignas(64) Math normalized[tile], g[tile], first[tile], second[tile];
 
   template <class Mean, class Rstd, class Weight, class Bias>
-  APEX_INLINE void load(const TileConversions<Math>& convert, const gpu::GroupNorm& a, int64_t element, int64_t n, const Mean& mean,
-                        const Rstd& rstd, const Weight& weight, const Bias& bias) {
+  APEX_INLINE void load(const TileConversions<Math>& convert, const gpu::GroupNorm& a, int64_t element, int64_t n,
+                        const Mean& mean, const Rstd& rstd, const Weight& weight, const Bias& bias) {
     const Math* x = load_tile(convert, a.input, a.input_type, element, n, first);
     const Math* dy = load_tile(convert, a.grad_output, a.input_type, element, n, second);
     for (int64_t j = 0; j < n; ++j) normalized[j] = (x[j] - mean(j)) * rstd(j);
     if (a.silu) {
-      for (int64_t j = 0; j < n; ++j) g[j] = dy[j] * gpu::Silu<Math, true>::slope(gpu::fma(normalized[j], weight(j), bias(j)));
+      for (int64_t j = 0; j < n; ++j)
+        g[j] = dy[j] * gpu::Silu<Math, true>::slope(gpu::fma(normalized[j], weight(j), bias(j)));
     } else {
       for (int64_t j = 0; j < n; ++j) g[j] = dy[j];
     }
@@ -200,7 +212,8 @@ template <class Math> struct Backward {
     }
   }
   // Sums over a group of what its channels have, over its number of elements.
-  APEX_INLINE void sum_group(const TileConversions<Math>& convert, const Share<Math>& s, int64_t group, Math* of_one, Math* of_x) const {
+  APEX_INLINE void sum_group(const TileConversions<Math>& convert, const Share<Math>& s, int64_t group, Math* of_one,
+                             Math* of_x) const {
     Math one = Math(0), x = Math(0);
     for (int64_t c = group * s.group_channels; c < (group + 1) * s.group_channels; ++c) {
       const Math weight = affine(convert, a.weight, a.weight_type, c, Math(1));
@@ -213,15 +226,20 @@ template <class Math> struct Backward {
   }
 
   APEX_INLINE void run_first(const TileConversions<Math>& convert, const Share<Math>& s) const {
-    const Math mean = reinterpret_cast<const Math*>(a.mean)[s.row_of_statistics()], rstd = reinterpret_cast<const Math*>(a.rstd)[s.row_of_statistics()];
+    const Math mean = reinterpret_cast<const Math*>(a.mean)[s.row_of_statistics()],
+               rstd = reinterpret_cast<const Math*>(a.rstd)[s.row_of_statistics()];
     GradientTile<Math> t;
     Math of_one = Math(0), of_x = Math(0);
     const auto each = [&](auto of_tile) {
       for (int64_t c = s.first_channel(); c < s.first_channel() + s.channels(); ++c) {
-        const Math weight = affine(convert, a.weight, a.weight_type, c, Math(1)), bias = affine(convert, a.bias, a.weight_type, c, Math(0));
+        const Math weight = affine(convert, a.weight, a.weight_type, c, Math(1)),
+                   bias = affine(convert, a.bias, a.weight_type, c, Math(0));
         for (int64_t i = 0; i < a.spatial; i += tile) {
-          const int64_t n = std::min<int64_t>(tile, a.spatial - i), element = (s.image * a.channels + c) * a.spatial + i;
-          t.load(convert, a, element, n, [&](int64_t) { return mean; }, [&](int64_t) { return rstd; }, [&](int64_t) { return weight; }, [&](int64_t) { return bias; });
+          const int64_t n = std::min<int64_t>(tile, a.spatial - i),
+                        element = (s.image * a.channels + c) * a.spatial + i;
+          t.load(
+              convert, a, element, n, [&](int64_t) { return mean; }, [&](int64_t) { return rstd; },
+              [&](int64_t) { return weight; }, [&](int64_t) { return bias; });
           of_tile(c, i, element, n, weight);
         }
       }
@@ -234,7 +252,8 @@ template <class Math> struct Backward {
     });
     sum_group(convert, s, s.first_group, &of_one, &of_x);
     each([&](int64_t, int64_t, int64_t element, int64_t n, Math weight) {
-      for (int64_t j = 0; j < n; ++j) t.g[j] = gpu::fma(t.g[j], weight, -gpu::fma(t.normalized[j], of_x, of_one)) * rstd;
+      for (int64_t j = 0; j < n; ++j)
+        t.g[j] = gpu::fma(t.g[j], weight, -gpu::fma(t.normalized[j], of_x, of_one)) * rstd;
       store_tile(convert, a.output, a.input_type, element, n, static_cast<const Math*>(t.g));
     });
   }
@@ -252,7 +271,9 @@ template <class Math> struct Backward {
       }
     };
     const auto load_row = [&](int64_t element, int64_t n) {
-      t.load(convert, a, element, n, [&](int64_t j) { return mean[j]; }, [&](int64_t j) { return rstd[j]; }, [&](int64_t j) { return w.weight[j]; }, [&](int64_t j) { return w.bias[j]; });
+      t.load(
+          convert, a, element, n, [&](int64_t j) { return mean[j]; }, [&](int64_t j) { return rstd[j]; },
+          [&](int64_t j) { return w.weight[j]; }, [&](int64_t j) { return w.bias[j]; });
     };
     for_each_tile_of_channels(s, [&](int64_t element, int64_t channel, int64_t n, int64_t rows) {
       load_channels(channel, n);
@@ -282,7 +303,8 @@ template <class Math> struct Backward {
       }
       for (int64_t row = 0; row < rows; ++row) {
         load_row(element + row * a.channels, n);
-        for (int64_t j = 0; j < n; ++j) t.g[j] = gpu::fma(t.g[j], w.weight[j], -gpu::fma(t.normalized[j], of_x[j], of_one[j])) * rstd[j];
+        for (int64_t j = 0; j < n; ++j)
+          t.g[j] = gpu::fma(t.g[j], w.weight[j], -gpu::fma(t.normalized[j], of_x[j], of_one[j])) * rstd[j];
         store_tile(convert, a.output, a.input_type, element + row * a.channels, n, static_cast<const Math*>(t.g));
       }
     });
@@ -316,16 +338,20 @@ template <class Math> struct Finish {
 
 template <class Work, class Math> void run_tasks(const gpu::GroupNorm& a) {
   const int64_t of_image = Share<Math>::tasks_of_image(a), elements = a.channels * a.spatial / of_image;
-  run_at_level(Work{a}, 0, a.batch * of_image, std::max<int64_t>(1, elements_per_task / std::max<int64_t>(1, elements)));
+  run_at_level(Work{a}, 0, a.batch * of_image,
+               std::max<int64_t>(1, elements_per_task / std::max<int64_t>(1, elements)));
 }
 template <class Math> void backward(const gpu::GroupNorm& a) {
   run_tasks<Backward<Math>, Math>(a);
-  run_at_level(Finish<Math>{a}, 0, (a.channels + tile - 1) / tile, std::max<int64_t>(1, elements_per_task / (a.batch * tile)));
+  run_at_level(Finish<Math>{a}, 0, (a.channels + tile - 1) / tile,
+               std::max<int64_t>(1, elements_per_task / (a.batch * tile)));
 }
 }  // namespace
 
 void group_norm_forward_cpu(const gpu::GroupNorm& a) {
   a.input_type == APEX_F64 ? run_tasks<Forward<double>, double>(a) : run_tasks<Forward<float>, float>(a);
 }
-void group_norm_backward_cpu(const gpu::GroupNorm& a) { a.input_type == APEX_F64 ? backward<double>(a) : backward<float>(a); }
+void group_norm_backward_cpu(const gpu::GroupNorm& a) {
+  a.input_type == APEX_F64 ? backward<double>(a) : backward<float>(a);
+}
 }  // namespace apex

@@ -4,9 +4,11 @@
 
 namespace apex {
 namespace {
-ChannelApplyOp forward = {"groupbn", APEX_CHANNEL_KERNELS("groupbn", "groupbn_forward_any"), APEX_CHANNEL_KERNELS("groupbn", "groupbn_forward_last"),
+ChannelApplyOp forward = {"groupbn", APEX_CHANNEL_KERNELS("groupbn", "groupbn_forward_any"),
+                          APEX_CHANNEL_KERNELS("groupbn", "groupbn_forward_last"),
                           &apply_channels_of_type<gpu::MaskedNormalizeChannel>, gpu::elements_of_mask};
-ChannelApplyOp backward = {"groupbn", APEX_CHANNEL_KERNELS("groupbn", "groupbn_backward_any"), APEX_CHANNEL_KERNELS("groupbn", "groupbn_backward_last"),
+ChannelApplyOp backward = {"groupbn", APEX_CHANNEL_KERNELS("groupbn", "groupbn_backward_any"),
+                           APEX_CHANNEL_KERNELS("groupbn", "groupbn_backward_last"),
                            &apply_channels_of_type<gpu::MaskedGradientChannel>, gpu::elements_of_mask};
 }  // namespace
 }  // namespace apex

@@ -9,12 +9,17 @@ namespace apex {
 namespace {
 constexpr const char* unit = "index_mul_2d";
 // By apex_dtype.
-apex_kernel gather_kernels[] = {{unit, "index_mul_2d_gather_f32", 0}, {unit, "index_mul_2d_gather_f16", 0},
-                                {unit, "index_mul_2d_gather_bf16", 0}, {unit, "index_mul_2d_gather_f64", 0}};
-apex_kernel scatter_kernels[] = {{unit, "index_mul_2d_scatter_f32", 0}, {unit, "index_mul_2d_scatter_f16", 0},
-                                 {unit, "index_mul_2d_scatter_bf16", 0}, {unit, "index_mul_2d_scatter_f64", 0}};
+apex_kernel gather_kernels[] = {{unit, "index_mul_2d_gather_f32", 0},
+                                {unit, "index_mul_2d_gather_f16", 0},
+                                {unit, "index_mul_2d_gather_bf16", 0},
+                                {unit, "index_mul_2d_gather_f64", 0}};
+apex_kernel scatter_kernels[] = {{unit, "index_mul_2d_scatter_f32", 0},
+                                 {unit, "index_mul_2d_scatter_f16", 0},
+                                 {unit, "index_mul_2d_scatter_bf16", 0},
+                                 {unit, "index_mul_2d_scatter_f64", 0}};
 
-int32_t run(const apex_place* place, apex_kernel* kernels, int64_t rows, gpu::IndexMul2d a, void (*cpu)(const gpu::IndexMul2d&)) {
+int32_t run(const apex_place* place, apex_kernel* kernels, int64_t rows, gpu::IndexMul2d a,
+            void (*cpu)(const gpu::IndexMul2d&)) {
   if (a.type < APEX_F32 || a.type > APEX_F64)
     return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
   const int32_t variant = apex_resolve(place->platform, place->device, unit);
@@ -28,7 +33,8 @@ int32_t run(const apex_place* place, apex_kernel* kernels, int64_t rows, gpu::In
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const int64_t width = a.type == APEX_F64 ? 2 : a.type == APEX_F32 ? 4 : 8;
-  const auto addresses = reinterpret_cast<uintptr_t>(a.a) | reinterpret_cast<uintptr_t>(a.b) | reinterpret_cast<uintptr_t>(a.out);
+  const auto addresses =
+      reinterpret_cast<uintptr_t>(a.a) | reinterpret_cast<uintptr_t>(a.b) | reinterpret_cast<uintptr_t>(a.out);
   a.in_vectors = a.features % width == 0 && addresses % 16 == 0;
   const int64_t packets = rows * (a.in_vectors ? a.features / width : a.features), threads = gpu::index_mul_2d_threads;
   const int64_t blocks = std::min<int64_t>((packets + threads - 1) / threads, int64_t(limits.multiprocessors) * 32);

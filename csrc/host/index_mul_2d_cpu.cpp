@@ -15,7 +15,8 @@ template <class Math> struct Gather {
     const auto& convert = tile_conversions(level, Math());
     alignas(64) Math first[tile], second[tile], product[tile];
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t index = a.wide_index ? reinterpret_cast<const int64_t*>(a.index)[row] : reinterpret_cast<const int32_t*>(a.index)[row];
+      const int64_t index = a.wide_index ? reinterpret_cast<const int64_t*>(a.index)[row]
+                                         : reinterpret_cast<const int32_t*>(a.index)[row];
       const bool inside = index >= 0 && index < a.entries;
       for (int64_t i = 0; i < a.features; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.features - i);

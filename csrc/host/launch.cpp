@@ -25,19 +25,17 @@ int32_t no_such_place(const char* what, int32_t platform, int32_t device) {
     object = current_object(unit, place.platform, place.device);
     if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
     if (variant != APEX_VARIANT_KERNEL)
-      return fail(APEX_USE_REFERENCE, "no kernel of %s is offered on %s:%d", unit->name,
-                  platform_name(place.platform), place.device);
+      return fail(APEX_USE_REFERENCE, "no kernel of %s is offered on %s:%d", unit->name, platform_name(place.platform),
+                  place.device);
     if (!object)
-      return fail(APEX_ERROR_NO_KERNEL,
-                  "a kernel of %s is offered on %s:%d, but no code object was registered", unit->name,
-                  platform_name(place.platform), place.device);
+      return fail(APEX_ERROR_NO_KERNEL, "a kernel of %s is offered on %s:%d, but no code object was registered",
+                  unit->name, platform_name(place.platform), place.device);
   }
   {
     std::lock_guard<std::mutex> lock(object->loading);
     *function = kernel->function[place.platform][place.device].load(std::memory_order_acquire);
-    if (*function) return APEX_OK; // another thread was quicker
-    if (const int32_t status =
-            driver.load(place.device, object->image, &object->module, kernel->name, function))
+    if (*function) return APEX_OK;  // another thread was quicker
+    if (const int32_t status = driver.load(place.device, object->image, &object->module, kernel->name, function))
       return status;
     publish(kernel, place.platform, place.device, object, *function);
   }
@@ -67,14 +65,14 @@ int32_t launch(const apex_place& place, apex_kernel* handle, apex_dim grid, apex
   if (place.platform == APEX_CPU) return execute(handle->name, grid, block, shared, parameters);
   Loaded loaded;
   if (const int32_t status = find(place, handle, &loaded)) return status;
-  return loaded.driver->launch(
-      {loaded.kernel->name, place.device, place.stream, loaded.function, grid, block, shared, parameters,
-       handle->awaits != 0});
+  return loaded.driver->launch({loaded.kernel->name, place.device, place.stream, loaded.function, grid, block, shared,
+                                parameters, handle->awaits != 0});
 }
 
-} // namespace
+}  // namespace
 
-int32_t blocks_at_once(const apex_place& place, apex_kernel* handle, uint32_t threads, uint32_t shared, int32_t* blocks) {
+int32_t blocks_at_once(const apex_place& place, apex_kernel* handle, uint32_t threads, uint32_t shared,
+                       int32_t* blocks) {
   *blocks = 0;
   if (place.platform == APEX_CPU) return APEX_OK;
   return guarded([&] {
@@ -84,17 +82,15 @@ int32_t blocks_at_once(const apex_place& place, apex_kernel* handle, uint32_t th
   });
 }
 
-} // namespace apex
+}  // namespace apex
 
 extern "C" {
 
 int32_t apex_launch(const apex_place* place, apex_kernel* kernel, apex_dim grid, apex_dim block,
                     uint32_t dynamic_shared_bytes, void** parameters) {
   if (!place || !kernel || !kernel->unit || !kernel->name)
-    return apex::fail(APEX_ERROR_ARGUMENT,
-                      "apex_launch: place, kernel, its unit and its name must not be null");
-  return apex::guarded(
-      [&] { return apex::launch(*place, kernel, grid, block, dynamic_shared_bytes, parameters); });
+    return apex::fail(APEX_ERROR_ARGUMENT, "apex_launch: place, kernel, its unit and its name must not be null");
+  return apex::guarded([&] { return apex::launch(*place, kernel, grid, block, dynamic_shared_bytes, parameters); });
 }
 
 int32_t apex_get_device_info(int32_t platform, int32_t device, apex_device_info* info) {
@@ -112,8 +108,7 @@ int32_t apex_get_device_info(int32_t platform, int32_t device, apex_device_info*
 int32_t apex_is_capturing(const apex_place* place) {
   if (!place) return -apex::fail(APEX_ERROR_ARGUMENT, "apex_is_capturing: place must not be null");
   if (place->platform == APEX_CPU) return 0;
-  if (!apex::is_gpu_place(*place))
-    return -apex::no_such_place("apex_is_capturing", place->platform, place->device);
+  if (!apex::is_gpu_place(*place)) return -apex::no_such_place("apex_is_capturing", place->platform, place->device);
   bool capturing = false;
   const int32_t status = apex::guarded([&] {
     int32_t opened;

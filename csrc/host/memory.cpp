@@ -27,10 +27,10 @@ struct Counters {
 };
 
 struct Arena {
-  char* slab = nullptr; // the newest one: zeroed, handed out from its start
+  char* slab = nullptr;  // the newest one: zeroed, handed out from its start
   size_t left = 0;
-  std::map<std::pair<void*, size_t>, std::vector<void*>> idle; // given back, by stream and size
-  std::map<void*, Counters> counters;                          // by stream
+  std::map<std::pair<void*, size_t>, std::vector<void*>> idle;  // given back, by stream and size
+  std::map<void*, Counters> counters;                           // by stream
   Counters captured;
   size_t captured_used = 0;
 };
@@ -126,8 +126,8 @@ int32_t open(const char* what, const apex_place* place, Driver** driver) {
   return *driver ? int32_t{APEX_OK} : status;
 }
 
-} // namespace
-} // namespace apex
+}  // namespace
+}  // namespace apex
 
 extern "C" {
 

@@ -13,15 +13,15 @@ extern "C" {
  * On a GPU a copy of it lies in device memory; apex_tensor_table_write brings that up to date. */
 typedef struct apex_tensor_lists {
   const uint64_t* image;
-  void* table;            /* the device's copy; NULL where a CPU variant runs */
-  void* scratch;          /* for reductions: apex_reduction_scratch_bytes, zeroed when made; else NULL */
+  void* table;   /* the device's copy; NULL where a CPU variant runs */
+  void* scratch; /* for reductions: apex_reduction_scratch_bytes, zeroed when made; else NULL */
   uint32_t lists;
   uint32_t tensors;
-  uint32_t chunk_size;    /* elements */
-  uint32_t chunks;        /* first_chunk[tensors] */
+  uint32_t chunk_size;          /* elements */
+  uint32_t chunks;              /* first_chunk[tensors] */
   uint32_t tensors_with_chunks; /* tensors of more than 0 elements */
-  const int32_t* dtypes;  /* [lists], apex_dtype: all tensors of a list agree */
-  uint32_t check_only;    /* 1: nothing runs; the status says whether these lists could be taken */
+  const int32_t* dtypes;        /* [lists], apex_dtype: all tensors of a list agree */
+  uint32_t check_only;          /* 1: nothing runs; the status says whether these lists could be taken */
 } apex_tensor_lists;
 
 /* Device memory that an operation with that many reductions needs between its blocks. */

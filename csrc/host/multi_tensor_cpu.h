@@ -10,10 +10,10 @@
 
 // LEVEL(number, attributes) for each x86-64 level; the attributes let g++ use its instructions.
 #if defined(__x86_64__)
-#define APEX_CPU_LEVELS(LEVEL)                              \
-  LEVEL(1)                                                  \
-  LEVEL(2, __attribute__((target("arch=x86-64-v2"))))       \
-  LEVEL(3, __attribute__((target("arch=x86-64-v3"))))       \
+#define APEX_CPU_LEVELS(LEVEL)                        \
+  LEVEL(1)                                            \
+  LEVEL(2, __attribute__((target("arch=x86-64-v2")))) \
+  LEVEL(3, __attribute__((target("arch=x86-64-v3")))) \
   LEVEL(4, __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))))
 #else
 #define APEX_CPU_LEVELS(LEVEL) LEVEL(1)
@@ -36,7 +36,8 @@ constexpr int64_t elements_per_task = 32768;
 
 // All chunks of the table.
 template <class Chunked> void run_on_threads(const Chunked& chunked, const apex_tensor_lists& tensors) {
-  run_at_level(chunked, 0, tensors.chunks, std::max<int64_t>(1, elements_per_task / std::max<uint32_t>(1, tensors.chunk_size)));
+  run_at_level(chunked, 0, tensors.chunks,
+               std::max<int64_t>(1, elements_per_task / std::max<uint32_t>(1, tensors.chunk_size)));
 }
 
 // A tile of every list of an operation: tensors of the arithmetic's own type are worked on in place, others are
@@ -52,7 +53,8 @@ template <class Op, class Math> struct CpuTiles {
     for (int k = 0; k < lists; ++k) {
       const bool in_place = dtypes[k] == DtypeOf<Math>::value;
       x[k] = in_place ? reinterpret_cast<Math*>(base[k]) + i : converted[k];
-      if (!in_place && (Op::read >> k & 1)) convert.load[dtypes[k]](converted[k], reinterpret_cast<const void*>(base[k]), i, n);
+      if (!in_place && (Op::read >> k & 1))
+        convert.load[dtypes[k]](converted[k], reinterpret_cast<const void*>(base[k]), i, n);
     }
   }
   // Likewise, of those that it writes.
@@ -94,7 +96,8 @@ template <class Op, class Math> struct CpuOperation {
     const uint32_t* first_chunk = reinterpret_cast<const uint32_t*>(sizes + t.tensors);
     Op op;
     if (!op.begin(*arguments)) return;
-    uint32_t tensor = uint32_t(std::upper_bound(first_chunk, first_chunk + t.tensors + 1, uint32_t(begin)) - first_chunk) - 1;
+    uint32_t tensor =
+        uint32_t(std::upper_bound(first_chunk, first_chunk + t.tensors + 1, uint32_t(begin)) - first_chunk) - 1;
     for (int64_t c = begin; c < end; ++tensor) {
       const int64_t last = std::min<int64_t>(end, first_chunk[tensor + 1]);
       if (last <= c) continue;
@@ -103,7 +106,8 @@ template <class Op, class Math> struct CpuOperation {
       if (base[0] != 0) {
         op.tensor(*arguments, tensor);
         const int64_t from = (c - first_chunk[tensor]) * t.chunk_size;
-        const int64_t to = std::min<int64_t>((last - first_chunk[tensor]) * int64_t(t.chunk_size), int64_t(sizes[tensor]));
+        const int64_t to =
+            std::min<int64_t>((last - first_chunk[tensor]) * int64_t(t.chunk_size), int64_t(sizes[tensor]));
         run_range(level, op, base, from, to, typename gpu::MakeIndices<lists>::type());
       }
       c = last;

@@ -32,8 +32,9 @@ template <class Op, class Math> struct CpuReduction {
 
   // Independent lanes keep the additions vectorised, and their order fixed.
   template <int... I>
-  inline __attribute__((always_inline)) void run_range(int level, Op& op, const uint64_t (&base)[lists], int64_t begin, int64_t end,
-                                                       Math (&sums)[reductions], gpu::Indices<I...>) const {
+  inline __attribute__((always_inline)) void run_range(int level, Op& op, const uint64_t (&base)[lists], int64_t begin,
+                                                       int64_t end, Math (&sums)[reductions],
+                                                       gpu::Indices<I...>) const {
     const auto& convert = tile_conversions(level, Math());
     CpuTiles<Op, Math> tiles;
     alignas(64) Math lane_sums[reductions][lanes] = {};
@@ -64,7 +65,8 @@ template <class Op, class Math> struct CpuReduction {
     const auto& t = *tensors;
     Op op;
     if (!op.begin(*arguments)) return;
-    uint32_t tensor = uint32_t(std::upper_bound(first_chunk(), first_chunk() + t.tensors + 1, uint32_t(begin)) - first_chunk()) - 1;
+    uint32_t tensor =
+        uint32_t(std::upper_bound(first_chunk(), first_chunk() + t.tensors + 1, uint32_t(begin)) - first_chunk()) - 1;
     for (int64_t c = begin; c < end; ++c) {
       while (c >= first_chunk()[tensor + 1]) ++tensor;
       uint64_t base[lists];

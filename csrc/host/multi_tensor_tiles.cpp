@@ -15,12 +15,12 @@ template <class T> inline __attribute__((always_inline)) void store_elements(T* 
   for (int64_t i = 0; i < n; ++i) gpu::from_float(to[i], x[i]);
 }
 
-#define LEVEL(number, ...)                                                                                       \
-  template <class T> __VA_ARGS__ void load##number(float* x, const void* elements, int64_t i, int64_t n) {       \
-    load_elements(x, static_cast<const T*>(elements) + i, n);                                                    \
-  }                                                                                                              \
-  template <class T> __VA_ARGS__ void store##number(void* elements, int64_t i, const float* x, int64_t n) {      \
-    store_elements(static_cast<T*>(elements) + i, x, n);                                                         \
+#define LEVEL(number, ...)                                                                                  \
+  template <class T> __VA_ARGS__ void load##number(float* x, const void* elements, int64_t i, int64_t n) {  \
+    load_elements(x, static_cast<const T*>(elements) + i, n);                                               \
+  }                                                                                                         \
+  template <class T> __VA_ARGS__ void store##number(void* elements, int64_t i, const float* x, int64_t n) { \
+    store_elements(static_cast<T*>(elements) + i, x, n);                                                    \
   }
 APEX_CPU_LEVELS(LEVEL)
 #undef LEVEL
@@ -49,24 +49,24 @@ APEX_HALVES store_halves(void* elements, int64_t i, const float* x, int64_t n) {
   gpu::half* to = static_cast<gpu::half*>(elements) + i;
   int64_t j = 0;
   for (; j + 8 <= n; j += 8)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + j), _mm256_cvtps_ph(_mm256_loadu_ps(x + j), _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + j),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(x + j), _MM_FROUND_TO_NEAREST_INT));
   store_elements(to + j, x + j, n - j);
 }
 #endif
 
 // In the order of apex_dtype.
-#define FLOATS(number, load_half, store_half)                          \
-  {{nullptr, load_half, load##number<gpu::bfloat16>, nullptr},         \
+#define FLOATS(number, load_half, store_half)                  \
+  {{nullptr, load_half, load##number<gpu::bfloat16>, nullptr}, \
    {nullptr, store_half, store##number<gpu::bfloat16>, nullptr}},
 }  // namespace
 
 const TileConversions<float>& tile_conversions(int level, float) {
-  static constexpr TileConversions<float> by_level[] = {
-      FLOATS(1, load1<gpu::half>, store1<gpu::half>)
+  static constexpr TileConversions<float> by_level[] = {FLOATS(1, load1<gpu::half>, store1<gpu::half>)
 #if defined(__x86_64__)
-      FLOATS(2, load2<gpu::half>, store2<gpu::half>)
-      FLOATS(3, load_halves, store_halves)
-      FLOATS(4, load_halves, store_halves)
+                                                            FLOATS(2, load2<gpu::half>, store2<gpu::half>)
+                                                                FLOATS(3, load_halves, store_halves)
+                                                                    FLOATS(4, load_halves, store_halves)
 #endif
   };
   return by_level[level - 1];

@@ -34,13 +34,15 @@ const TileConversions<double>& tile_conversions(int level, double);
 
 // Elements [i, i + n) of a tensor: in place, or converted into `buffer`. n is at most `tile`.
 template <class Math>
-APEX_INLINE const Math* load_tile(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n, Math* buffer) {
+APEX_INLINE const Math* load_tile(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i,
+                                  int64_t n, Math* buffer) {
   if (type == DtypeOf<Math>::value) return static_cast<const Math*>(tensor) + i;
   convert.load[type](buffer, tensor, i, n);
   return buffer;
 }
 template <class Math>
-APEX_INLINE void store_tile(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n, const Math* x) {
+APEX_INLINE void store_tile(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n,
+                            const Math* x) {
   if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
   else convert.store[type](tensor, i, x, n);
 }

@@ -20,19 +20,19 @@ struct MultiTensorVariant {
 template <class Op, class Math, class... T>
 constexpr MultiTensorVariant multi_tensor_variant(const char* unit, const char* kernel) {
   static_assert(Op::lists == sizeof...(T), "the operation's lists and the variant's types differ");
-  static_assert(((DtypeOf<T>::value == DtypeOf<Math>::value || tile_converts<Math, T>)&&...),
+  static_assert(((DtypeOf<T>::value == DtypeOf<Math>::value || tile_converts<Math, T>) && ...),
                 "the CPU variant has no conversion for these elements");
   const uint32_t sizes[] = {uint32_t(sizeof(T))...};
   uint32_t bytes = 0;
   for (uint32_t k = 0; k < sizeof...(T); ++k) bytes += sizes[k] * ((Op::read >> k & 1) + (Op::written >> k & 1));
   if constexpr (Op::reductions > 0)
-    return {{unit, kernel, 0}, Op::reductions, bytes, sizeof...(T), {DtypeOf<T>::value...}, &CpuReduction<Op, Math>::run};
-  else
-    return {{unit, kernel, 0}, 0, bytes, sizeof...(T), {DtypeOf<T>::value...}, &CpuOperation<Op, Math>::run};
+    return {{unit, kernel, 0}, Op::reductions,         bytes,
+            sizeof...(T),      {DtypeOf<T>::value...}, &CpuReduction<Op, Math>::run};
+  else return {{unit, kernel, 0}, 0, bytes, sizeof...(T), {DtypeOf<T>::value...}, &CpuOperation<Op, Math>::run};
 }
 
-// Runs the variant whose element types the lists (or their first `used`) have. `arguments` is the operation's struct. Returns
-// APEX_USE_REFERENCE where the probe chose the reference, APEX_ERROR_ARGUMENT for types that no variant takes.
+// Runs the variant whose element types the lists (or their first `used`) have. `arguments` is the operation's struct.
+// Returns APEX_USE_REFERENCE where the probe chose the reference, APEX_ERROR_ARGUMENT for types that no variant takes.
 int32_t run_multi_tensor(MultiTensorVariant* variants, size_t count, const apex_place* place,
                          const apex_tensor_lists* lists, const void* arguments, uint32_t used);
 

@@ -10,7 +10,8 @@
 
 namespace apex {
 namespace {
-constexpr int64_t shared_vector = 16, shared_beside = 2048;  // bytes: of a vector in a stage; what the kernel and the driver use besides
+constexpr int64_t shared_vector = 16,
+                  shared_beside = 2048;  // bytes: of a vector in a stage; what the kernel and the driver use besides
 int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 
 bool aligned(std::initializer_list<const void*> pointers) {
@@ -23,7 +24,7 @@ apex_norm_layout asked_layouts[2] = {};  // of forward and backward
 
 // How the threads share a row.
 struct Layout {
-  int kernel;      // index in the op's table
+  int kernel;  // index in the op's table
   bool in_registers, warp_rows;
   int64_t threads;
   int64_t width, vectors;  // in registers: elements of a vector, vectors a thread
@@ -40,7 +41,8 @@ Layout choose_long(int64_t hidden, bool vectors, bool doubles, const DeviceLimit
 }
 
 // `vectors`: every tensor's memory begins at a multiple of 16 bytes.
-Layout choose(int64_t hidden, int32_t input_type, int32_t output_type, bool vectors, const DeviceLimits& limits, bool backward) {
+Layout choose(int64_t hidden, int32_t input_type, int32_t output_type, bool vectors, const DeviceLimits& limits,
+              bool backward) {
   const apex_norm_layout& asked = asked_layouts[backward];
   const bool doubles = input_type == APEX_F64, halves = input_type == output_type && bytes_of(input_type) == 2;
   const int64_t width = halves ? 8 : 4;
@@ -60,27 +62,29 @@ Layout choose(int64_t hidden, int32_t input_type, int32_t output_type, bool vect
   };
   if (asked.row_teams != 2)
     for (int i = first; i < last; ++i)
-      if (ceil_divide(hidden, width * of_kernel[i]) <= limits.warp_size) consider(i, limits.warp_size, limits.warp_size, true);
+      if (ceil_divide(hidden, width * of_kernel[i]) <= limits.warp_size)
+        consider(i, limits.warp_size, limits.warp_size, true);
   if (best.threads) {
     best.threads = asked.threads ? asked.threads : 256;
     return best;
   }
   if (asked.row_teams != 1)
     for (const int64_t most : {int64_t(256), int64_t(gpu::norm_threads)}) {
-      for (int i = first; i < last; ++i) consider(i, whole_warps(ceil_divide(hidden, width * of_kernel[i]), limits), most, false);
+      for (int i = first; i < last; ++i)
+        consider(i, whole_warps(ceil_divide(hidden, width * of_kernel[i]), limits), most, false);
       if (best.threads) return best;
     }
   return choose_long(hidden, vectors, false, limits);
 }
 
 // Blocks that stay. No blocks: a row does not fit in shared memory.
-struct Residence {
-  int64_t blocks, stages, constant_bytes, shared;
-};
+struct Residence { int64_t blocks, stages, constant_bytes, shared; };
 
 // How many of those blocks a multiprocessor holds, at most `wanted`.
-int32_t limit_by_driver(const apex_place* place, apex_kernel& kernel, std::atomic<uint64_t>& known, uint32_t threads, int64_t shared, int64_t* wanted) {
-  const uint64_t asked = uint64_t(place->platform) << 56 | uint64_t(place->device) << 48 | uint64_t(threads) << 32 | uint64_t(shared) << 8;
+int32_t limit_by_driver(const apex_place* place, apex_kernel& kernel, std::atomic<uint64_t>& known, uint32_t threads,
+                        int64_t shared, int64_t* wanted) {
+  const uint64_t asked =
+      uint64_t(place->platform) << 56 | uint64_t(place->device) << 48 | uint64_t(threads) << 32 | uint64_t(shared) << 8;
   uint64_t answer = known.load(std::memory_order_relaxed);
   if (answer >> 8 != asked >> 8) {
     int32_t blocks = 0;
@@ -93,9 +97,9 @@ int32_t limit_by_driver(const apex_place* place, apex_kernel& kernel, std::atomi
 }
 
 // `constants`: tensors of one row's length that are kept. `threads_at_once`: of a multiprocessor.
-int32_t reside(const apex_place* place, const DeviceLimits& limits, apex_kernel& kernel, std::atomic<uint64_t>& known, const Layout& layout,
-               int64_t rows, int64_t tensors, int64_t constants, int64_t least_shared, int64_t threads_at_once, const apex_norm_layout& asked,
-               Residence* found) {
+int32_t reside(const apex_place* place, const DeviceLimits& limits, apex_kernel& kernel, std::atomic<uint64_t>& known,
+               const Layout& layout, int64_t rows, int64_t tensors, int64_t constants, int64_t least_shared,
+               int64_t threads_at_once, const apex_norm_layout& asked, Residence* found) {
   // On AMD rows and weights are in registers.
   const bool staged = place->platform != APEX_HIP;
   const int64_t team = layout.warp_rows ? limits.block_multiple : layout.threads;
@@ -109,32 +113,39 @@ int32_t reside(const apex_place* place, const DeviceLimits& limits, apex_kernel&
     const int64_t stages = staged ? std::min(most_stages, (budget - constant_bytes) / stage) : 1;
     if (budget < least_shared || stages < (at_once > 1 && staged ? std::min<int64_t>(2, most_stages) : 1)) continue;
     const int64_t shared = std::max(constant_bytes + (staged ? stages * stage : 0), least_shared);
-    if (const int32_t status = limit_by_driver(place, kernel, known, uint32_t(layout.threads), shared, &at_once)) return status;
+    if (const int32_t status = limit_by_driver(place, kernel, known, uint32_t(layout.threads), shared, &at_once))
+      return status;
     const int64_t teams = layout.warp_rows ? layout.threads / limits.warp_size : 1;
-    *found = {std::min<int64_t>(limits.multiprocessors * at_once, ceil_divide(rows, teams)), stages, constant_bytes, shared};
+    *found = {std::min<int64_t>(limits.multiprocessors * at_once, ceil_divide(rows, teams)), stages, constant_bytes,
+              shared};
     return APEX_OK;
   }
   return APEX_OK;
 }
 
-// The `teams` kernels that take the rows, or null, and the shared memory of their block: where it fits a multiprocessor, and
-// every team of all of them has a row. Who asks for a layout means the `rows` kernels. `constant_bytes`: of what is kept
-// for each column; `tensors`: whose rows are on their way.
-NormTeams* find_teams(NormTeams (&shapes)[NormOp::most_teams], const apex_place* place, const DeviceLimits& limits, int64_t rows, int64_t hidden,
-                      int32_t input_type, int32_t output_type, const apex_norm_layout& asked, int64_t constant_bytes, int64_t tensors, int64_t* shared) {
+// The `teams` kernels that take the rows, or null, and the shared memory of their block: where it fits a
+// multiprocessor, and every team of all of them has a row. Who asks for a layout means the `rows` kernels.
+// `constant_bytes`: of what is kept for each column; `tensors`: whose rows are on their way.
+NormTeams* find_teams(NormTeams (&shapes)[NormOp::most_teams], const apex_place* place, const DeviceLimits& limits,
+                      int64_t rows, int64_t hidden, int32_t input_type, int32_t output_type,
+                      const apex_norm_layout& asked, int64_t constant_bytes, int64_t tensors, int64_t* shared) {
   if (place->platform != APEX_CUDA || input_type != output_type || bytes_of(input_type) != 2) return nullptr;
   if (asked.vectors || asked.row_teams || asked.threads || asked.blocks || asked.stages) return nullptr;
   for (NormTeams& t : shapes) {
     *shared = hidden * (constant_bytes + 2 * tensors * t.teams * t.stages);
-    if (t.hidden == hidden && rows >= limits.multiprocessors * t.teams && *shared + shared_beside <= limits.shared_bytes) return &t;
+    if (t.hidden == hidden && rows >= limits.multiprocessors * t.teams &&
+        *shared + shared_beside <= limits.shared_bytes)
+      return &t;
   }
   return nullptr;
 }
 
 template <class Arguments>
-int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, int64_t shared, const Arguments& a) {
+int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, int64_t shared,
+               const Arguments& a) {
   void* parameters[] = {const_cast<Arguments*>(&a)};
-  return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_threads / threads)), 1, 1}, {threads, 1, 1}, uint32_t(shared), parameters);
+  return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_threads / threads)), 1, 1}, {threads, 1, 1},
+                     uint32_t(shared), parameters);
 }
 
 int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a, NormPlan* plan) {
@@ -144,9 +155,11 @@ int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a,
   const apex_norm_layout asked = asked_layouts[1];
   if (vectors && !a.from_output && !a.grad_sum) {
     int64_t shared;
-    if (NormTeams* t = find_teams(op.backward_teams, place, limits, a.rows, a.hidden, a.input_type, a.output_type, asked, 4, 2, &shared)) {
+    if (NormTeams* t = find_teams(op.backward_teams, place, limits, a.rows, a.hidden, a.input_type, a.output_type,
+                                  asked, 4, 2, &shared)) {
       a.parts = limits.multiprocessors;
-      *plan = {plan->variant, int32_t(t - op.backward_teams), NormKernels::teams, uint32_t(t->threads), a.parts, shared};
+      *plan = {plan->variant, int32_t(t - op.backward_teams), NormKernels::teams, uint32_t(t->threads), a.parts,
+               shared};
       return APEX_OK;
     }
   }
@@ -154,10 +167,13 @@ int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a,
   if (layout.in_registers) {
     Residence r;
     const int64_t tensors = a.grad_sum ? 3 : 2, constants = op.centered && a.from_output ? 2 : 1;
-    const int64_t sums = layout.warp_rows ? layout.threads * layout.vectors * layout.width * 4 : 0;  // of one gradient, a warp each
+    const int64_t sums =
+        layout.warp_rows ? layout.threads * layout.vectors * layout.width * 4 : 0;  // of one gradient, a warp each
     apex_kernel& kernel = (a.from_output ? op.backward_of_output_rows : op.backward_rows)[layout.kernel];
     auto& known = (a.from_output ? op.backward_of_output_fits : op.backward_fits)[layout.kernel];
-    if (const int32_t status = reside(place, limits, kernel, known, layout, a.rows, tensors, constants, sums, 512, asked, &r)) return status;
+    if (const int32_t status =
+            reside(place, limits, kernel, known, layout, a.rows, tensors, constants, sums, 512, asked, &r))
+      return status;
     if (r.blocks || a.rows == 0) {
       a.warp_rows = layout.warp_rows;
       a.stages = int32_t(r.stages);
@@ -191,7 +207,9 @@ int32_t check(const NormOp& op, int32_t input, int32_t output, int32_t weight, b
 // APEX_OK: go on; what a variant other than a kernel means is the caller's.
 int32_t resolve(const NormOp& op, const apex_place* place, int32_t* variant) {
   *variant = apex_resolve(place->platform, place->device, op.unit);
-  return *variant == APEX_VARIANT_UNKNOWN ? APEX_ERROR_NO_VARIANT : *variant == APEX_VARIANT_REFERENCE ? APEX_USE_REFERENCE : APEX_OK;
+  return *variant == APEX_VARIANT_UNKNOWN     ? APEX_ERROR_NO_VARIANT
+         : *variant == APEX_VARIANT_REFERENCE ? APEX_USE_REFERENCE
+                                              : APEX_OK;
 }
 }  // namespace
 
@@ -210,15 +228,17 @@ int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a
   const apex_norm_layout asked = asked_layouts[0];
   if (vectors && !a.residual && a.weight_type == a.input_type) {
     int64_t shared;
-    if (NormTeams* t = find_teams(op.forward_teams, place, limits, a.rows, a.hidden, a.input_type, a.output_type, asked, 2 * 2, 1, &shared))
-      return launch(place, t->kernels[a.input_type == APEX_F16], limits.multiprocessors, uint32_t(t->threads), shared, a);
+    if (NormTeams* t = find_teams(op.forward_teams, place, limits, a.rows, a.hidden, a.input_type, a.output_type, asked,
+                                  2 * 2, 1, &shared))
+      return launch(place, t->kernels[a.input_type == APEX_F16], limits.multiprocessors, uint32_t(t->threads), shared,
+                    a);
   }
   Layout layout = choose(a.hidden, a.input_type, a.output_type, vectors, limits, false);
   if (layout.in_registers) {
     Residence r;
     apex_kernel& kernel = op.forward_rows[layout.kernel];
-    if (const int32_t status = reside(place, limits, kernel, op.forward_fits[layout.kernel], layout, a.rows, a.residual ? 2 : 1,
-                                      op.centered ? 2 : 1, 0, 1024, asked, &r))
+    if (const int32_t status = reside(place, limits, kernel, op.forward_fits[layout.kernel], layout, a.rows,
+                                      a.residual ? 2 : 1, op.centered ? 2 : 1, 0, 1024, asked, &r))
       return status;
     if (r.blocks) {
       a.warp_rows = layout.warp_rows;
@@ -252,7 +272,8 @@ int32_t run_norm_backward(NormOp& op, const apex_place* place, const gpu::NormBa
   int32_t status = APEX_OK;
   const bool doubles = a.input_type == APEX_F64;
   if (a.rows > 0) {
-    apex_kernel& kernel = plan.of == NormKernels::teams    ? op.backward_teams[plan.kernel].kernels[a.input_type == APEX_F16]
+    apex_kernel& kernel = plan.of == NormKernels::teams
+                              ? op.backward_teams[plan.kernel].kernels[a.input_type == APEX_F16]
                           : plan.of == NormKernels::longer ? op.backward_long[plan.kernel]
                           : a.from_output                  ? op.backward_of_output_rows[plan.kernel]
                                                            : op.backward_rows[plan.kernel];

@@ -1,4 +1,5 @@
-// Launching the norms (layer_norm, rms_norm) and their CPU variants: csrc/device/norm.h says how, norm_arguments.h what they compute.
+// Launching the norms (layer_norm, rms_norm) and their CPU variants: csrc/device/norm.h says how, norm_arguments.h what
+// they compute.
 #pragma once
 #include <atomic>
 
@@ -20,7 +21,8 @@ struct NormOp {
   apex_kernel forward_rows[rows_kernels], backward_rows[rows_kernels], backward_of_output_rows[rows_kernels];
   apex_kernel forward_long[3], backward_long[3], columns[2], finish[2];
   // How many blocks of a `rows` kernel fit on a multiprocessor: the last answer of the driver, with what was asked.
-  std::atomic<uint64_t> forward_fits[rows_kernels]{}, backward_fits[rows_kernels]{}, backward_of_output_fits[rows_kernels]{};
+  std::atomic<uint64_t> forward_fits[rows_kernels]{}, backward_fits[rows_kernels]{},
+      backward_of_output_fits[rows_kernels]{};
   NormTeams forward_teams[most_teams]{}, backward_teams[most_teams]{};
 };
 
@@ -57,29 +59,36 @@ struct apex_norm_layout {
 extern "C" APEX_EXPORT void apex_set_norm_layout(int32_t backward, const apex_norm_layout* layout);
 
 #define APEX_NORM_KERNEL(op, part, name) {#op, #op "_" #part #name, 0, 1}
-#define APEX_NORM_ROWS(op, part)                                                                                    \
-  APEX_NORM_KERNEL(op, part, bf16x2), APEX_NORM_KERNEL(op, part, bf16x3), APEX_NORM_KERNEL(op, part, bf16x4),       \
-      APEX_NORM_KERNEL(op, part, f16x2), APEX_NORM_KERNEL(op, part, f16x3), APEX_NORM_KERNEL(op, part, f16x4),      \
-      APEX_NORM_KERNEL(op, part, f32x4), APEX_NORM_KERNEL(op, part, f32x8), APEX_NORM_KERNEL(op, part, anyx4),      \
+#define APEX_NORM_ROWS(op, part)                                                                               \
+  APEX_NORM_KERNEL(op, part, bf16x2), APEX_NORM_KERNEL(op, part, bf16x3), APEX_NORM_KERNEL(op, part, bf16x4),  \
+      APEX_NORM_KERNEL(op, part, f16x2), APEX_NORM_KERNEL(op, part, f16x3), APEX_NORM_KERNEL(op, part, f16x4), \
+      APEX_NORM_KERNEL(op, part, f32x4), APEX_NORM_KERNEL(op, part, f32x8), APEX_NORM_KERNEL(op, part, anyx4), \
       APEX_NORM_KERNEL(op, part, anyx8)
 // The one table and the C functions of an op; last, its two lists of `teams` kernels, if it has them.
-#define APEX_NORM_OP(op, centered, ...)                                                                                         \
-  static apex::NormOp kernels = {                                                                                           \
-      #op, centered,                                                                                                        \
-      {APEX_NORM_ROWS(op, forward_)},                                                                                       \
-      {APEX_NORM_ROWS(op, backward_)},                                                                                      \
-      {APEX_NORM_ROWS(op, backward_of_output_)},                                                                            \
-      {APEX_NORM_KERNEL(op, forward_, long8), APEX_NORM_KERNEL(op, forward_, long1), APEX_NORM_KERNEL(op, forward_, long_f64)},    \
-      {APEX_NORM_KERNEL(op, backward_, long8), APEX_NORM_KERNEL(op, backward_, long1), APEX_NORM_KERNEL(op, backward_, long_f64)}, \
-      {APEX_NORM_KERNEL(op, columns, ), APEX_NORM_KERNEL(op, columns, _f64)},                                               \
-      {APEX_NORM_KERNEL(op, finish, ), APEX_NORM_KERNEL(op, finish, _f64)},                                                 \
-      {}, {}, {}, __VA_ARGS__};                                                                                             \
-  extern "C" int32_t apex_##op##_forward(const apex_place* place, const gpu::NormForward* arguments) {                      \
-    return apex::run_norm_forward(kernels, place, *arguments);                                                              \
-  }                                                                                                                         \
-  extern "C" int32_t apex_##op##_prepare(const apex_place* place, gpu::NormBackward* arguments, apex::NormPlan* plan) {     \
-    return apex::prepare_norm_backward(kernels, place, arguments, plan);                                                    \
-  }                                                                                                                         \
-  extern "C" int32_t apex_##op##_backward(const apex_place* place, const gpu::NormBackward* arguments, const apex::NormPlan* plan) { \
-    return apex::run_norm_backward(kernels, place, *arguments, *plan);                                                      \
+#define APEX_NORM_OP(op, centered, ...)                                                                           \
+  static apex::NormOp kernels = {#op,                                                                             \
+                                 centered,                                                                        \
+                                 {APEX_NORM_ROWS(op, forward_)},                                                  \
+                                 {APEX_NORM_ROWS(op, backward_)},                                                 \
+                                 {APEX_NORM_ROWS(op, backward_of_output_)},                                       \
+                                 {APEX_NORM_KERNEL(op, forward_, long8), APEX_NORM_KERNEL(op, forward_, long1),   \
+                                  APEX_NORM_KERNEL(op, forward_, long_f64)},                                      \
+                                 {APEX_NORM_KERNEL(op, backward_, long8), APEX_NORM_KERNEL(op, backward_, long1), \
+                                  APEX_NORM_KERNEL(op, backward_, long_f64)},                                     \
+                                 {APEX_NORM_KERNEL(op, columns, ), APEX_NORM_KERNEL(op, columns, _f64)},          \
+                                 {APEX_NORM_KERNEL(op, finish, ), APEX_NORM_KERNEL(op, finish, _f64)},            \
+                                 {},                                                                              \
+                                 {},                                                                              \
+                                 {},                                                                              \
+                                 __VA_ARGS__};                                                                    \
+  extern "C" int32_t apex_##op##_forward(const apex_place* place, const gpu::NormForward* arguments) {            \
+    return apex::run_norm_forward(kernels, place, *arguments);                                                    \
+  }                                                                                                               \
+  extern "C" int32_t apex_##op##_prepare(const apex_place* place, gpu::NormBackward* arguments,                   \
+                                         apex::NormPlan* plan) {                                                  \
+    return apex::prepare_norm_backward(kernels, place, arguments, plan);                                          \
+  }                                                                                                               \
+  extern "C" int32_t apex_##op##_backward(const apex_place* place, const gpu::NormBackward* arguments,            \
+                                          const apex::NormPlan* plan) {                                           \
+    return apex::run_norm_backward(kernels, place, *arguments, *plan);                                            \
   }

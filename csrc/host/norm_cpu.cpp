@@ -38,7 +38,8 @@ template <class Math> struct RowSum {
 template <class Math> struct Normalize {
   Math origin, scale, shift;
   APEX_INLINE Normalize(double mean, double rstd)
-      : origin(Math(mean * rstd > 1 || mean * rstd < -1 ? mean : 0.0)), scale(Math(rstd)), shift(Math((double(origin) - mean) * rstd)) {}
+      : origin(Math(mean * rstd > 1 || mean * rstd < -1 ? mean : 0.0)), scale(Math(rstd)),
+        shift(Math((double(origin) - mean) * rstd)) {}
   APEX_INLINE Math operator()(Math x) const { return gpu::fma(x - origin, scale, shift); }
 };
 
@@ -90,9 +91,12 @@ template <bool centered, class Math> struct Forward {
         const Math* w = a.weight ? load_tile(convert, a.weight, a.weight_type, i, n, second) : nullptr;
         const Math* b = centered && a.bias ? load_tile(convert, a.bias, a.weight_type, i, n, fourth) : nullptr;
         for (int64_t j = 0; j < n; ++j) third[j] = normalize(x[j]);
-        if (w && b) for (int64_t j = 0; j < n; ++j) third[j] = gpu::fma(third[j], w[j], b[j]);
-        else if (w) for (int64_t j = 0; j < n; ++j) third[j] *= w[j];
-        else if (b) for (int64_t j = 0; j < n; ++j) third[j] += b[j];
+        if (w && b)
+          for (int64_t j = 0; j < n; ++j) third[j] = gpu::fma(third[j], w[j], b[j]);
+        else if (w)
+          for (int64_t j = 0; j < n; ++j) third[j] *= w[j];
+        else if (b)
+          for (int64_t j = 0; j < n; ++j) third[j] += b[j];
         store_tile(convert, a.output, a.output_type, base + i, n, third);
       }
     }
@@ -104,11 +108,10 @@ template <bool centered, class Math> struct Forward {
 template <bool centered, class Math> struct Backward {
   const gpu::NormBackward& a;
 
-  struct Tile {
-    alignas(64) Math saved[tile], grad[tile], weight[tile], bias[tile], normalized[tile], along[tile];
-  };
+  struct Tile { alignas(64) Math saved[tile], grad[tile], weight[tile], bias[tile], normalized[tile], along[tile]; };
   // Normalised values and g = dy * weight of elements [i, i + n) of a row.
-  APEX_INLINE const Math* read(const TileConversions<Math>& convert, Tile& t, int64_t base, int64_t i, int64_t n, const Normalize<Math>& normalize) const {
+  APEX_INLINE const Math* read(const TileConversions<Math>& convert, Tile& t, int64_t base, int64_t i, int64_t n,
+                               const Normalize<Math>& normalize) const {
     const Math* x = load_tile(convert, a.saved, a.from_output ? a.output_type : a.input_type, base + i, n, t.saved);
     const Math* dy = load_tile(convert, a.grad_output, a.output_type, base + i, n, t.grad);
     const Math* w = a.weight ? load_tile(convert, a.weight, a.weight_type, i, n, t.weight) : nullptr;
@@ -122,8 +125,10 @@ template <bool centered, class Math> struct Backward {
     } else {
       for (int64_t j = 0; j < n; ++j) t.normalized[j] = normalize(x[j]);
     }
-    if (w) for (int64_t j = 0; j < n; ++j) t.along[j] = dy[j] * w[j];
-    else for (int64_t j = 0; j < n; ++j) t.along[j] = dy[j];
+    if (w)
+      for (int64_t j = 0; j < n; ++j) t.along[j] = dy[j] * w[j];
+    else
+      for (int64_t j = 0; j < n; ++j) t.along[j] = dy[j];
     return dy;
   }
 
@@ -131,7 +136,8 @@ template <bool centered, class Math> struct Backward {
     const auto& convert = tile_conversions(level, Math());
     Tile t;
     for (int64_t part = begin; part < end; ++part) {
-      Math* of_weight = a.grad_weight ? reinterpret_cast<Math*>(a.partials) + part * gpu::norm_partials_pitch(a.hidden) : nullptr;
+      Math* of_weight =
+          a.grad_weight ? reinterpret_cast<Math*>(a.partials) + part * gpu::norm_partials_pitch(a.hidden) : nullptr;
       Math* of_bias = centered && of_weight ? of_weight + a.parts * gpu::norm_partials_pitch(a.hidden) : nullptr;
       if (of_weight) fill(of_weight, a.hidden, Math(0));
       if (of_bias) fill(of_bias, a.hidden, Math(0));
@@ -144,8 +150,10 @@ template <bool centered, class Math> struct Backward {
         for (int64_t i = 0; i < a.hidden; i += tile) {
           const int64_t n = std::min<int64_t>(tile, a.hidden - i);
           const Math* dy = read(convert, t, base, i, n, normalize);
-          if (of_weight) for (int64_t j = 0; j < n; ++j) of_weight[i + j] = gpu::fma(dy[j], t.normalized[j], of_weight[i + j]);
-          if (of_bias) for (int64_t j = 0; j < n; ++j) of_bias[i + j] += dy[j];
+          if (of_weight)
+            for (int64_t j = 0; j < n; ++j) of_weight[i + j] = gpu::fma(dy[j], t.normalized[j], of_weight[i + j]);
+          if (of_bias)
+            for (int64_t j = 0; j < n; ++j) of_bias[i + j] += dy[j];
           if (centered) along_one.add(n, [&](int64_t j) { return t.along[j]; });
           along_x.add(n, [&](int64_t j) { return t.along[j] * t.normalized[j]; });
         }
@@ -154,7 +162,8 @@ template <bool centered, class Math> struct Backward {
         for (int64_t i = 0; i < a.hidden; i += tile) {
           const int64_t n = std::min<int64_t>(tile, a.hidden - i);
           read(convert, t, base, i, n, normalize);
-          for (int64_t j = 0; j < n; ++j) t.along[j] = gpu::fma(t.along[j], rstd, -gpu::fma(t.normalized[j], of_x, of_one));
+          for (int64_t j = 0; j < n; ++j)
+            t.along[j] = gpu::fma(t.along[j], rstd, -gpu::fma(t.normalized[j], of_x, of_one));
           if (a.grad_sum) {
             const Math* more = load_tile(convert, a.grad_sum, a.input_type, base + i, n, t.saved);
             for (int64_t j = 0; j < n; ++j) t.along[j] += more[j];
@@ -197,7 +206,8 @@ template <bool centered, class Math> void backward(const gpu::NormBackward& a) {
   run_at_level(Backward<centered, Math>{a}, 0, a.parts, std::max<int64_t>(1, elements_per_task / (rows * a.hidden)));
   if (!a.grad_weight) return;
   const int64_t depth = std::max<int64_t>(1, a.parts) * tile;
-  run_at_level(Finish<centered, Math>{a}, 0, (a.hidden + tile - 1) / tile, std::max<int64_t>(1, elements_per_task / depth));
+  run_at_level(Finish<centered, Math>{a}, 0, (a.hidden + tile - 1) / tile,
+               std::max<int64_t>(1, elements_per_task / depth));
 }
 }  // namespace
 

@@ -27,4 +27,4 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, Body&& body) {
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-} // namespace apex
+}  // namespace apex

@@ -11,12 +11,14 @@ template <class Math_> struct GradientSums {
   Math mean, inv_std;
 
   APEX_INLINE GradientSums(const gpu::ChannelReduce& a, int64_t channel)
-      : mean(reinterpret_cast<const Math*>(a.mean)[channel]), inv_std(reinterpret_cast<const Math*>(a.inv_std)[channel]) {}
+      : mean(reinterpret_cast<const Math*>(a.mean)[channel]),
+        inv_std(reinterpret_cast<const Math*>(a.inv_std)[channel]) {}
   APEX_INLINE Sum of_tile(const Math* x, const Math* dy, int64_t n) const {
     return Sum::of(Math(0), sum_tile<Math>(n, [&](int64_t j) { return dy[j]; }),
                    sum_tile<Math>(n, [&](int64_t j) { return dy[j] * (x[j] - mean); }));
   }
-  APEX_INLINE void store(const gpu::ChannelReduce& a, const TileConversions<Math>& convert, int64_t channel, const Sum& sum) const {
+  APEX_INLINE void store(const gpu::ChannelReduce& a, const TileConversions<Math>& convert, int64_t channel,
+                         const Sum& sum) const {
     Math* to = reinterpret_cast<Math*>(a.sums);
     to[channel] = sum.sums[0];
     to[a.channels + channel] = sum.sums[1];
@@ -43,11 +45,14 @@ template <class Math_> struct GradientSums {
   };
 };
 
-ChannelReduceOp op = {"reduce_bn", APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_first"), APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_last"),
+ChannelReduceOp op = {"reduce_bn", APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_first"),
+                      APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_last"),
                       APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_last1"), &reduce_channels_of_type<GradientSums>};
 // Masks are of channels-last tensors alone: `first` is never launched.
-ChannelReduceOp masked = {"reduce_bn", APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_first"), APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_masked_last"),
-                          APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_masked_last1"), &reduce_channels_of_type<GradientSums>};
+ChannelReduceOp masked = {"reduce_bn", APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_first"),
+                          APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_masked_last"),
+                          APEX_CHANNEL_KERNELS("reduce_bn", "reduce_bn_masked_last1"),
+                          &reduce_channels_of_type<GradientSums>};
 ChannelReduceOp& op_of(const gpu::ChannelReduce& a) { return a.bitmask ? masked : op; }
 }  // namespace
 }  // namespace apex

@@ -2,7 +2,8 @@
 
 #include "channel_apply_cpu.h"
 
-static apex::ChannelApplyOp op = {"relu_bw", APEX_CHANNEL_KERNELS("relu_bw", "relu_bw_any"), APEX_CHANNEL_KERNELS("relu_bw", "relu_bw_last"),
+static apex::ChannelApplyOp op = {"relu_bw", APEX_CHANNEL_KERNELS("relu_bw", "relu_bw_any"),
+                                  APEX_CHANNEL_KERNELS("relu_bw", "relu_bw_last"),
                                   &apex::apply_channels_of_type<gpu::ReluGradientChannel>};
 
 extern "C" int32_t apex_relu_bw(const apex_place* place, const gpu::ChannelApply* arguments) {

@@ -15,7 +15,8 @@ int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 
 #define APEX_ROPE_KERNEL(name) {"rope", "rope_" #name, 0, 1}
 apex_kernel bf16x8 = APEX_ROPE_KERNEL(bf16x8), f16x8 = APEX_ROPE_KERNEL(f16x8), f32x4 = APEX_ROPE_KERNEL(f32x4),
             any4 = APEX_ROPE_KERNEL(any4), any1 = APEX_ROPE_KERNEL(any1), f64 = APEX_ROPE_KERNEL(f64),
-            even_bf16x8 = APEX_ROPE_KERNEL(even_bf16x8), even_f16x8 = APEX_ROPE_KERNEL(even_f16x8), even_f32x4 = APEX_ROPE_KERNEL(even_f32x4);
+            even_bf16x8 = APEX_ROPE_KERNEL(even_bf16x8), even_f16x8 = APEX_ROPE_KERNEL(even_f16x8),
+            even_f32x4 = APEX_ROPE_KERNEL(even_f32x4);
 
 // Whether every head splits into vectors of `width`, each at a multiple of its own size.
 bool takes_vectors(const gpu::Rope& a, int64_t width) {
@@ -30,10 +31,12 @@ bool takes_vectors(const gpu::Rope& a, int64_t width) {
   return true;
 }
 
-// Makes the heads of a position one row of a constant stride, if they are; each then has as many vectors in both halves.
+// Makes the heads of a position one row of a constant stride, if they are; each then has as many vectors in both
+// halves.
 bool take_even_rows(gpu::Rope& a, int64_t width) {
   if (a.groups != 1 || a.height != 1 || (a.dim - a.rotary) / width % 2) return false;
-  if (a.batch > 1 && a.heads > 1 && (a.in_batch != a.heads * a.in_head || a.out_batch != a.heads * a.out_head)) return false;
+  if (a.batch > 1 && a.heads > 1 && (a.in_batch != a.heads * a.in_head || a.out_batch != a.heads * a.out_head))
+    return false;
   if (a.heads == 1) a.in_head = a.in_batch, a.out_head = a.out_batch;
   a.heads *= a.batch, a.batch = 1;
   return true;
@@ -69,14 +72,16 @@ int32_t launch(const apex_place* place, gpu::Rope a) {
   int64_t wanted, positions, chunks, blocks;
   for (int64_t turns = is_even ? gpu::rope_even_heads : 2 * gpu::rope_in_flight; turns; turns /= 2) {
     wanted = at_once * turns;
-    positions = std::clamp<int64_t>(is_even ? at_once / ceil_divide(rows, turns) : wanted / rows, 1, gpu::rope_most_positions);
+    positions =
+        std::clamp<int64_t>(is_even ? at_once / ceil_divide(rows, turns) : wanted / rows, 1, gpu::rope_most_positions);
     if (a.table && row_table) positions = std::min(positions, std::max<int64_t>(1, table_bytes / row_table));
     chunks = positions > 1 ? 1 : ceil_divide(rows, wanted);
     blocks = ceil_divide(a.height * a.width, positions) * chunks;
     if (blocks >= limits.multiprocessors * 8) break;
   }
   a.positions = int32_t(positions);
-  if (blocks > most) return fail(APEX_ERROR_ARGUMENT, "rope: a tensor of more than 2^31 blocks of %lld heads", (long long)wanted);
+  if (blocks > most)
+    return fail(APEX_ERROR_ARGUMENT, "rope: a tensor of more than 2^31 blocks of %lld heads", (long long)wanted);
   a.chunks = uint32_t(chunks);
   a.chunk_rows = ceil_divide(rows, chunks);
   a.blocks = uint32_t(blocks);
@@ -85,7 +90,8 @@ int32_t launch(const apex_place* place, gpu::Rope a) {
     a.step_heads = int32_t(at_once / positions);
   }
   void* parameters[] = {&a};
-  return apex_launch(place, kernel, {a.blocks, 1, 1}, {gpu::rope_threads, 1, 1}, uint32_t(a.table ? positions * row_table : 0), parameters);
+  return apex_launch(place, kernel, {a.blocks, 1, 1}, {gpu::rope_threads, 1, 1},
+                     uint32_t(a.table ? positions * row_table : 0), parameters);
 }
 
 int32_t run(const apex_place* place, const gpu::Rope& a) {
@@ -104,4 +110,6 @@ int32_t run(const apex_place* place, const gpu::Rope& a) {
 }  // namespace
 }  // namespace apex
 
-extern "C" int32_t apex_rope(const apex_place* place, const gpu::Rope* arguments) { return apex::run(place, *arguments); }
+extern "C" int32_t apex_rope(const apex_place* place, const gpu::Rope* arguments) {
+  return apex::run(place, *arguments);
+}

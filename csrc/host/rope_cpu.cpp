@@ -1,4 +1,5 @@
-// The CPU variant of rotary positional embedding, at each x86-64 level: heads in tiles that stay in the first-level cache.
+// The CPU variant of rotary positional embedding, at each x86-64 level: heads in tiles that stay in the first-level
+// cache.
 #include <algorithm>
 
 #include "multi_tensor_cpu.h"
@@ -13,7 +14,8 @@ template <class Math> struct Turn {
   bool fits;      // cu_seqlens make sense
 
   // Elements [k, k + n) of a head that begins at `from`; in place where they lie there as arithmetic sees them.
-  APEX_INLINE const Math* load(const TileConversions<Math>& convert, int64_t from, int64_t k, int64_t n, Math* buffer) const {
+  APEX_INLINE const Math* load(const TileConversions<Math>& convert, int64_t from, int64_t k, int64_t n,
+                               Math* buffer) const {
     if (a.in_element == 1) {
       if (a.type == DtypeOf<Math>::value) return reinterpret_cast<const Math*>(a.input) + from + k;
       convert.load[a.type](buffer, a.input, from + k, n);
@@ -38,12 +40,14 @@ template <class Math> struct Turn {
   template <class Body> APEX_INLINE void each_head(int64_t y, int64_t x, int64_t part, const Body& body) const {
     for (int64_t b = a.batch * part / parts; b < a.batch * (part + 1) / parts; ++b)
       for (int64_t h = 0; h < a.heads; ++h)
-        body(y * a.in_y + x * a.in_x + b * a.in_batch + h * a.in_head, y * a.out_y + x * a.out_x + b * a.out_batch + h * a.out_head);
+        body(y * a.in_y + x * a.in_x + b * a.in_batch + h * a.in_head,
+             y * a.out_y + x * a.out_x + b * a.out_batch + h * a.out_head);
   }
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math cos_low[tile], cos_high[tile], sin_low[tile], sin_high[tile], first[tile], second[tile], low[tile], high[tile];
+    alignas(64) Math cos_low[tile], cos_high[tile], sin_low[tile], sin_high[tile], first[tile], second[tile], low[tile],
+        high[tile];
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t place = unit / parts, part = unit % parts, y = place / a.width, x = place % a.width;
       const int64_t row = a.cu_seqlens ? packed_row(place) : a.groups == 2 ? y : x;
@@ -72,7 +76,8 @@ template <class Math> struct Turn {
         }
       for (int64_t i = turned; i < a.dim; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.dim - i);
-        each_head(y, x, part, [&](int64_t from, int64_t to) { store(convert, to + i, load(convert, from, i, n, first), n); });
+        each_head(y, x, part,
+                  [&](int64_t from, int64_t to) { store(convert, to + i, load(convert, from, i, n, first), n); });
       }
     }
   }

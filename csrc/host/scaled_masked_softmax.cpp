@@ -13,30 +13,27 @@ constexpr const char* unit = "scaled_masked_softmax";
 constexpr int64_t most_keys = 0xfffff000;
 
 #define KERNEL(name) {unit, "scaled_masked_softmax_" name, 0, 1}
-// Of one element type. `rows`, `masked`, `odd`: by vectors a thread, 1 and 4. `fixed`: 8 of them, one or two warps a row;
-// `odd_fixed`: 9, one. `strip`: by elements of a row a lane, 9 and 19. `held`: 8 vectors a thread of the largest block.
-struct Forward {
-  apex_kernel rows[2], masked[2], odd[2], fixed[2], odd_fixed, strip[2], held, whole;
-};
-struct Backward {
-  apex_kernel rows[2], odd[2], fixed[2], odd_fixed, strip[2], held, whole;
-};
-#define FORWARD(type)                                                                                      \
-  {{KERNEL("forward_" type "x1"), KERNEL("forward_" type "x4")},                                           \
-   {KERNEL("forward_masked_" type "x1"), KERNEL("forward_masked_" type "x4")},                             \
-   {KERNEL("forward_odd_" type "x1"), KERNEL("forward_odd_" type "x4")},                                   \
-   {KERNEL("forward_" type "x8"), KERNEL("forward_" type "x8w2")},                                         \
-   KERNEL("forward_odd_" type "x9"),                                                                       \
-   {KERNEL("forward_strip_" type "x9"), KERNEL("forward_strip_" type "x19")},                              \
-   KERNEL("forward_held_" type),                                                                           \
+// Of one element type. `rows`, `masked`, `odd`: by vectors a thread, 1 and 4. `fixed`: 8 of them, one or two warps a
+// row; `odd_fixed`: 9, one. `strip`: by elements of a row a lane, 9 and 19. `held`: 8 vectors a thread of the largest
+// block.
+struct Forward { apex_kernel rows[2], masked[2], odd[2], fixed[2], odd_fixed, strip[2], held, whole; };
+struct Backward { apex_kernel rows[2], odd[2], fixed[2], odd_fixed, strip[2], held, whole; };
+#define FORWARD(type)                                                          \
+  {{KERNEL("forward_" type "x1"), KERNEL("forward_" type "x4")},               \
+   {KERNEL("forward_masked_" type "x1"), KERNEL("forward_masked_" type "x4")}, \
+   {KERNEL("forward_odd_" type "x1"), KERNEL("forward_odd_" type "x4")},       \
+   {KERNEL("forward_" type "x8"), KERNEL("forward_" type "x8w2")},             \
+   KERNEL("forward_odd_" type "x9"),                                           \
+   {KERNEL("forward_strip_" type "x9"), KERNEL("forward_strip_" type "x19")},  \
+   KERNEL("forward_held_" type),                                               \
    KERNEL("forward_long_" type)}
-#define BACKWARD(type)                                                                                     \
-  {{KERNEL("backward_" type "x1"), KERNEL("backward_" type "x4")},                                         \
-   {KERNEL("backward_odd_" type "x1"), KERNEL("backward_odd_" type "x4")},                                 \
-   {KERNEL("backward_" type "x8"), KERNEL("backward_" type "x8w2")},                                       \
-   KERNEL("backward_odd_" type "x9"),                                                                      \
-   {KERNEL("backward_strip_" type "x9"), KERNEL("backward_strip_" type "x19")},                            \
-   KERNEL("backward_held_" type),                                                                          \
+#define BACKWARD(type)                                                          \
+  {{KERNEL("backward_" type "x1"), KERNEL("backward_" type "x4")},              \
+   {KERNEL("backward_odd_" type "x1"), KERNEL("backward_odd_" type "x4")},      \
+   {KERNEL("backward_" type "x8"), KERNEL("backward_" type "x8w2")},            \
+   KERNEL("backward_odd_" type "x9"),                                           \
+   {KERNEL("backward_strip_" type "x9"), KERNEL("backward_strip_" type "x19")}, \
+   KERNEL("backward_held_" type),                                               \
    KERNEL("backward_long_" type)}
 // In the order of apex_dtype.
 Forward forward_kernels[] = {FORWARD("f32"), FORWARD("f16"), FORWARD("bf16")};
@@ -71,14 +68,17 @@ constexpr int64_t vector_bytes = 16;
 // do not hold, the second tensor; on AMD that of floats.
 bool hold(const Shape& s, bool on_amd, const DeviceLimits& limits, Layout& l) {
   if (on_amd && s.tensors > 1 && s.type == APEX_F32) return false;
-  const int64_t vectors = on_amd ? 0 : std::min<int64_t>(s.tensors * held_vectors, limits.shared_bytes / (gpu::softmax_held_threads * vector_bytes));
+  const int64_t vectors = on_amd ? 0
+                                 : std::min<int64_t>(s.tensors * held_vectors,
+                                                     limits.shared_bytes / (gpu::softmax_held_threads * vector_bytes));
   const int64_t kept = on_amd ? 0 : (s.tensors - 1) * held_vectors;
   if (vectors < kept) return false;
   l.kind = Layout::held;
   l.waiting = int32_t(vectors - kept);
   l.threads = gpu::softmax_held_threads;
   l.shared = vectors * gpu::softmax_held_threads * vector_bytes;
-  l.blocks = std::min<int64_t>(s.rows, on_amd ? most_threads / l.threads : limits.multiprocessors);  // there nothing stays for the next row
+  l.blocks = std::min<int64_t>(
+      s.rows, on_amd ? most_threads / l.threads : limits.multiprocessors);  // there nothing stays for the next row
   return true;
 }
 
@@ -86,7 +86,8 @@ bool hold(const Shape& s, bool on_amd, const DeviceLimits& limits, Layout& l) {
 bool cut_strips(const Shape& s, bool on_amd, const DeviceLimits& limits, Layout& l) {
   constexpr int64_t wanted_bytes = 4096, least_warps = 8;  // of a strip; of a multiprocessor
   const int64_t size = s.type == APEX_F32 ? 4 : 2, width = vector_bytes / size;
-  const int64_t rows = width * std::max<int64_t>(1, wanted_bytes / (width * s.keys * size)), strips = ceil_divide(s.rows, rows);
+  const int64_t rows = width * std::max<int64_t>(1, wanted_bytes / (width * s.keys * size)),
+                strips = ceil_divide(s.rows, rows);
   const int64_t warp_shared = (on_amd ? 1 : 2) * s.tensors * rows * s.keys * size;
   if (strips < limits.multiprocessors * least_warps || warp_shared > limits.shared_bytes) return false;
   int64_t warps = gpu::softmax_fixed_threads / limits.warp_size;
@@ -103,10 +104,14 @@ bool cut_strips(const Shape& s, bool on_amd, const DeviceLimits& limits, Layout&
 }
 
 // Everything that says which kernel serves a shape is here. `tensors`: all of them, the first one first.
-Layout choose(const Shape& s, bool mask_fits, bool on_amd, std::initializer_list<const void*> tensors, const DeviceLimits& limits) {
-  const int64_t size = s.type == APEX_F32 ? 4 : 2, width = vector_bytes / size, first = reinterpret_cast<uintptr_t>(*tensors.begin()) % vector_bytes;
+Layout choose(const Shape& s, bool mask_fits, bool on_amd, std::initializer_list<const void*> tensors,
+              const DeviceLimits& limits) {
+  const int64_t size = s.type == APEX_F32 ? 4 : 2, width = vector_bytes / size,
+                first = reinterpret_cast<uintptr_t>(*tensors.begin()) % vector_bytes;
   Layout l{Layout::registers, false, 0, -1, int32_t(first / size), 0, 0, gpu::softmax_fixed_threads, 0, 0};
-  const bool alike = std::all_of(tensors.begin(), tensors.end(), [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % vector_bytes == uintptr_t(first); });
+  const bool alike = std::all_of(tensors.begin(), tensors.end(), [&](const void* p) {
+    return reinterpret_cast<uintptr_t>(p) % vector_bytes == uintptr_t(first);
+  });
   l.aligned = alike && first == 0 && s.keys % width == 0 && mask_fits;
   const int64_t vectors = l.aligned ? s.keys / width : ceil_divide(s.keys + width - 1, width), warp = limits.warp_size;
   int64_t rows_at_once = l.threads / warp;  // of a block
@@ -123,7 +128,8 @@ Layout choose(const Shape& s, bool mask_fits, bool on_amd, std::initializer_list
     l.kind = Layout::fixed;
   } else if (!l.aligned && s.simple && vectors <= 9 * warp) {
     l.kind = Layout::odd_fixed;
-  } else if (l.aligned && s.simple && vectors <= 16 * warp && limits.block_multiple == warp) {  // not so on the executor
+  } else if (l.aligned && s.simple && vectors <= 16 * warp &&
+             limits.block_multiple == warp) {  // not so on the executor
     l.kind = Layout::fixed;
     l.which = 1;
     l.threads = uint32_t(2 * warp);
@@ -132,31 +138,41 @@ Layout choose(const Shape& s, bool mask_fits, bool on_amd, std::initializer_list
     l.which = 1;
     l.threads = uint32_t(ceil_divide(ceil_divide(vectors, 4), limits.block_multiple) * limits.block_multiple);
     rows_at_once = 1;
-  } else if (l.aligned && s.simple && vectors <= held_vectors * gpu::softmax_held_threads && hold(s, on_amd, limits, l)) {
+  } else if (l.aligned && s.simple && vectors <= held_vectors * gpu::softmax_held_threads &&
+             hold(s, on_amd, limits, l)) {
     return l;
   } else {
     l.kind = Layout::whole;
   }
   if (l.kind == Layout::whole || l.kind == Layout::elements) {
-    const int64_t wanted = ceil_divide(l.kind == Layout::elements ? s.keys : vectors, limits.block_multiple) * limits.block_multiple;
+    const int64_t wanted =
+        ceil_divide(l.kind == Layout::elements ? s.keys : vectors, limits.block_multiple) * limits.block_multiple;
     l.threads = uint32_t(std::min<int64_t>(gpu::softmax_threads, wanted));
     rows_at_once = 1;
   }
   // Enough blocks for every multiprocessor; beyond, a block takes four turns or more, so that fewer have to be started.
   const int64_t blocks = ceil_divide(s.rows, rows_at_once);
-  l.blocks = std::min<int64_t>(most_threads / l.threads, std::max(std::min<int64_t>(blocks, limits.multiprocessors * 32), ceil_divide(blocks, 4)));
+  l.blocks =
+      std::min<int64_t>(most_threads / l.threads,
+                        std::max(std::min<int64_t>(blocks, limits.multiprocessors * 32), ceil_divide(blocks, 4)));
   return l;
 }
 
 // The kernel that a layout is for, elements aside. `rows`: the table's of aligned rows in registers.
 template <class Kernels> apex_kernel& pick(Kernels& kernels, apex_kernel* rows, const Layout& l) {
   switch (l.kind) {
-    case Layout::fixed: return kernels.fixed[l.which];
-    case Layout::odd_fixed: return kernels.odd_fixed;
-    case Layout::strip: return kernels.strip[l.which];
-    case Layout::held: return kernels.held;
-    case Layout::whole: return kernels.whole;
-    default: return (l.aligned ? rows : kernels.odd)[l.which];
+    case Layout::fixed:
+      return kernels.fixed[l.which];
+    case Layout::odd_fixed:
+      return kernels.odd_fixed;
+    case Layout::strip:
+      return kernels.strip[l.which];
+    case Layout::held:
+      return kernels.held;
+    case Layout::whole:
+      return kernels.whole;
+    default:
+      return (l.aligned ? rows : kernels.odd)[l.which];
   }
 }
 
@@ -167,8 +183,10 @@ bool fits(const gpu::SoftmaxForward& a) {
 }
 
 int32_t check(int64_t rows, int64_t keys, int32_t type) {
-  if (type < APEX_F32 || type > APEX_F64) return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
-  if (rows < 0 || keys < 0) return fail(APEX_ERROR_ARGUMENT, "%s: %lld rows of %lld keys", unit, (long long)rows, (long long)keys);
+  if (type < APEX_F32 || type > APEX_F64)
+    return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
+  if (rows < 0 || keys < 0)
+    return fail(APEX_ERROR_ARGUMENT, "%s: %lld rows of %lld keys", unit, (long long)rows, (long long)keys);
   return APEX_OK;
 }
 
@@ -179,7 +197,8 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, const Layout& layou
   a.waiting = layout.waiting;
   a.strip_rows = layout.strip_rows;
   void* parameters[] = {&a};
-  return apex_launch(place, &kernel, {uint32_t(layout.blocks), 1, 1}, {layout.threads, 1, 1}, uint32_t(layout.shared), parameters);
+  return apex_launch(place, &kernel, {uint32_t(layout.blocks), 1, 1}, {layout.threads, 1, 1}, uint32_t(layout.shared),
+                     parameters);
 }
 
 // Answers APEX_OK with *cpu or not, or what the caller must answer.
@@ -192,7 +211,8 @@ int32_t resolve(const apex_place* place, int64_t keys, bool* cpu) {
 }  // namespace
 }  // namespace apex
 
-extern "C" int32_t apex_scaled_masked_softmax_forward(const apex_place* place, const gpu::SoftmaxForward* arguments, double scale) {
+extern "C" int32_t apex_scaled_masked_softmax_forward(const apex_place* place, const gpu::SoftmaxForward* arguments,
+                                                      double scale) {
   using namespace apex;
   gpu::SoftmaxForward a = *arguments;
   bool cpu;
@@ -211,13 +231,15 @@ extern "C" int32_t apex_scaled_masked_softmax_forward(const apex_place* place, c
   }
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  const Layout l = choose({a.rows, a.keys, a.type, !a.mask, a.causal != 0, 1}, !a.mask || fits(a), place->platform == APEX_HIP, {a.input, a.output}, limits);
+  const Layout l = choose({a.rows, a.keys, a.type, !a.mask, a.causal != 0, 1}, !a.mask || fits(a),
+                          place->platform == APEX_HIP, {a.input, a.output}, limits);
   if (l.kind == Layout::elements) return launch(place, forward_elements[a.type == APEX_F64], l, a);
   Forward& kernels = forward_kernels[a.type];
   return launch(place, pick(kernels, a.mask ? kernels.masked : kernels.rows, l), l, a);
 }
 
-extern "C" int32_t apex_scaled_masked_softmax_backward(const apex_place* place, const gpu::SoftmaxBackward* arguments, double scale) {
+extern "C" int32_t apex_scaled_masked_softmax_backward(const apex_place* place, const gpu::SoftmaxBackward* arguments,
+                                                       double scale) {
   using namespace apex;
   gpu::SoftmaxBackward a = *arguments;
   bool cpu;
@@ -232,7 +254,8 @@ extern "C" int32_t apex_scaled_masked_softmax_backward(const apex_place* place, 
   }
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  const Layout l = choose({a.rows, a.keys, a.type, true, a.causal != 0, 2}, true, place->platform == APEX_HIP, {a.output, a.grad_output, a.grad_input}, limits);
+  const Layout l = choose({a.rows, a.keys, a.type, true, a.causal != 0, 2}, true, place->platform == APEX_HIP,
+                          {a.output, a.grad_output, a.grad_input}, limits);
   if (l.kind == Layout::elements) return launch(place, backward_elements[a.type == APEX_F64], l, a);
   Backward& kernels = backward_kernels[a.type];
   return launch(place, pick(kernels, kernels.rows, l), l, a);

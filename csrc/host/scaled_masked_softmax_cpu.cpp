@@ -10,16 +10,18 @@
 
 namespace apex {
 namespace {
-constexpr int64_t lanes = 16;      // independent sums: they vectorise, and their order is fixed
-constexpr int64_t piece = 2048;    // elements; a row that is one piece is read once, a longer one three times
+constexpr int64_t lanes = 16;    // independent sums: they vectorise, and their order is fixed
+constexpr int64_t piece = 2048;  // elements; a row that is one piece is read once, a longer one three times
 
 template <class Math>
-APEX_INLINE void load(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n, Math* to) {
+APEX_INLINE void load(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n,
+                      Math* to) {
   if (type == DtypeOf<Math>::value) std::memcpy(to, static_cast<const Math*>(tensor) + i, size_t(n) * sizeof(Math));
   else convert.load[type](to, tensor, i, n);
 }
 template <class Math>
-APEX_INLINE void store(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n, const Math* x) {
+APEX_INLINE void store(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n,
+                       const Math* x) {
   if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
   else convert.store[type](tensor, i, x, n);
 }
@@ -60,9 +62,11 @@ template <class Math> struct Forward {
   const gpu::SoftmaxForward& a;
 
   // Elements [i, i + n) of a row, -inf in the place of those that the mask takes; whether it leaves any.
-  APEX_INLINE bool read(const TileConversions<Math>& convert, int64_t base, const uint8_t* mask, int64_t i, int64_t n, Math* x) const {
+  APEX_INLINE bool read(const TileConversions<Math>& convert, int64_t base, const uint8_t* mask, int64_t i, int64_t n,
+                        Math* x) const {
     load(convert, a.input, a.type, base + i, n, x);
-    if (a.negative) for (int64_t j = 0; j < n; ++j) x[j] = -x[j];
+    if (a.negative)
+      for (int64_t j = 0; j < n; ++j) x[j] = -x[j];
     if (!mask) return true;
     uint8_t kept = 0;
     const Math least = gpu::minus_infinity(Math());
@@ -79,7 +83,9 @@ template <class Math> struct Forward {
   APEX_INLINE void run_row(const TileConversions<Math>& convert, int64_t row, Math* x) const {
     const int64_t query = row % a.queries, group = row / a.queries, base = row * a.keys;
     const int64_t length = gpu::softmax_length(a.keys, a.queries, query, a.causal);
-    const uint8_t* mask = a.mask ? a.mask + group / a.heads * a.mask_batch + group % a.heads * a.mask_head + query * a.mask_query : nullptr;
+    const uint8_t* mask =
+        a.mask ? a.mask + group / a.heads * a.mask_batch + group % a.heads * a.mask_head + query * a.mask_query
+               : nullptr;
     const bool once = length <= piece;
     bool keeps = false;
     Math top = gpu::Least<Math>::finite;

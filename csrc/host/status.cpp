@@ -6,7 +6,7 @@
 namespace {
 // A plain array: no destructor to run at thread exit, nothing to allocate when memory has run out.
 thread_local char last_error[1024];
-} // namespace
+}  // namespace
 
 namespace apex {
 
@@ -23,14 +23,18 @@ int32_t fail(apex_status status, const char* format, ...) {
 
 const char* platform_name(int32_t platform) {
   switch (platform) {
-    case APEX_CPU: return "cpu";
-    case APEX_CUDA: return "cuda";
-    case APEX_HIP: return "hip";
-    default: return "unknown platform";
+    case APEX_CPU:
+      return "cpu";
+    case APEX_CUDA:
+      return "cuda";
+    case APEX_HIP:
+      return "hip";
+    default:
+      return "unknown platform";
   }
 }
 
-} // namespace apex
+}  // namespace apex
 
 extern "C" const char* apex_last_error(void) { return last_error; }
 extern "C" void apex_set_last_error(const char* text) { apex::fail(APEX_OK, "%s", text ? text : ""); }

@@ -19,12 +19,10 @@ int32_t guarded(Body&& body) {
     return std::forward<Body>(body)();
   } catch (const std::bad_alloc&) {
     return fail(APEX_ERROR_MEMORY, "out of host memory");
-  } catch (const std::exception& error) {
-    return fail(APEX_ERROR_MEMORY, "the C++ library failed: %s", error.what());
-  }
+  } catch (const std::exception& error) { return fail(APEX_ERROR_MEMORY, "the C++ library failed: %s", error.what()); }
 }
 
 /* "cuda", "hip", "cpu": the words used in texts. */
 const char* platform_name(int32_t platform);
 
-} // namespace apex
+}  // namespace apex

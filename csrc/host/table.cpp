@@ -10,23 +10,23 @@
 namespace apex {
 namespace {
 
-constexpr uint32_t unit_slots = 2048; // a power of two
+constexpr uint32_t unit_slots = 2048;  // a power of two
 constexpr uint32_t kernel_slots = 8192;
 
 // The mutex guards writing, and what Unit says it guards. It is held for memory work only: never while the
 // resolver (which may want the GIL) or the driver is called.
 std::mutex table_mutex;
-std::atomic<Unit*> units[unit_slots]; // open addressing by the hash of the name
+std::atomic<Unit*> units[unit_slots];  // open addressing by the hash of the name
 uint32_t unit_count = 0;
-std::atomic<Kernel*> kernels[kernel_slots]; // [0] stays empty: slot 0 means none
+std::atomic<Kernel*> kernels[kernel_slots];  // [0] stays empty: slot 0 means none
 uint32_t kernel_count = 0;
 
 std::atomic<apex_resolver> resolver{nullptr};
-std::atomic<uint64_t> generation{0}; // counts forgettings: an answer to an older question is not kept
+std::atomic<uint64_t> generation{0};  // counts forgettings: an answer to an older question is not kept
 
 using Lock = std::lock_guard<std::mutex>;
 
-uint32_t hash(const char* text) { // FNV-1a
+uint32_t hash(const char* text) {  // FNV-1a
   uint32_t value = 2166136261u;
   for (; *text; ++text) value = (value ^ static_cast<unsigned char>(*text)) * 16777619u;
   return value;
@@ -63,8 +63,8 @@ void forget() {
 
 int32_t register_object(int32_t platform, int32_t device, const char* name, const void* image, size_t bytes) {
   if (platform == APEX_CPU || !is_place(platform, device))
-    return fail(APEX_ERROR_ARGUMENT, "apex_register_code_object: no GPU place: platform %d, device %d",
-                platform, device);
+    return fail(APEX_ERROR_ARGUMENT, "apex_register_code_object: no GPU place: platform %d, device %d", platform,
+                device);
   if (!name || !*name || !image || !bytes)
     return fail(APEX_ERROR_ARGUMENT, "apex_register_code_object: unit and image must not be empty");
   Unit* unit = find_unit(name);
@@ -84,7 +84,7 @@ int32_t register_object(int32_t platform, int32_t device, const char* name, cons
     const Unit::Placed& old = unit->objects[i];
     if (old.platform != platform || old.device != device) continue;
     if (old.object->bytes != bytes || memcmp(old.object->image, image, bytes) != 0) continue;
-    if (old.object == last_object(unit, platform, device)) return APEX_OK; // in force already
+    if (old.object == last_object(unit, platform, device)) return APEX_OK;  // in force already
     placed = old;
     unit->objects.erase(unit->objects.begin() + static_cast<ptrdiff_t>(i));
     break;
@@ -94,12 +94,11 @@ int32_t register_object(int32_t platform, int32_t device, const char* name, cons
     placed.object = fresh.release();
   }
   unit->objects.push_back(placed);
-  for (Kernel* kernel : unit->kernels)
-    kernel->function[platform][device].store(nullptr, std::memory_order_release);
+  for (Kernel* kernel : unit->kernels) kernel->function[platform][device].store(nullptr, std::memory_order_release);
   return APEX_OK;
 }
 
-} // namespace
+}  // namespace
 
 bool is_place(int32_t platform, int32_t device) {
   return platform >= 0 && platform < platforms && device >= 0 && device < max_devices;
@@ -110,8 +109,8 @@ Unit* find_unit(const char* name) {
   if (Unit* unit = look_up(name, at)) return unit;
   auto fresh = std::make_unique<Unit>();
   Lock lock(table_mutex);
-  if (Unit* unit = look_up(name, at)) return unit;  // another thread was quicker
-  if (unit_count == unit_slots / 2) return nullptr; // half full, so that every search ends soon
+  if (Unit* unit = look_up(name, at)) return unit;   // another thread was quicker
+  if (unit_count == unit_slots / 2) return nullptr;  // half full, so that every search ends soon
   fresh->name = copy_text(name);
   ++unit_count;
   units[at].store(fresh.get(), std::memory_order_release);
@@ -156,7 +155,7 @@ void publish(Kernel* kernel, int32_t platform, int32_t device, const CodeObject*
 void lock_table() { table_mutex.lock(); }
 void unlock_table() { table_mutex.unlock(); }
 
-} // namespace apex
+}  // namespace apex
 
 extern "C" {
 
@@ -170,13 +169,13 @@ void apex_forget_choices(void) { apex::forget(); }
 int32_t apex_resolve(int32_t platform, int32_t device, const char* name) {
   using namespace apex;
   const auto unknown = [&](const char* why) {
-    fail(APEX_ERROR_ARGUMENT, "no variant of %s on %s:%d: %s", name ? name : "(null)",
-         platform_name(platform), device, why);
+    fail(APEX_ERROR_ARGUMENT, "no variant of %s on %s:%d: %s", name ? name : "(null)", platform_name(platform), device,
+         why);
     return int32_t{APEX_VARIANT_UNKNOWN};
   };
   if (!name || !*name) return unknown("a unit has a name");
   if (platform == APEX_CPU && has_executor()) return APEX_VARIANT_KERNEL;
-  if (platform == APEX_CPU && device < 0) device = 0; // torch's CPU device has index -1
+  if (platform == APEX_CPU && device < 0) device = 0;  // torch's CPU device has index -1
   if (!is_place(platform, device)) return unknown("there is no such place");
 
   Unit* unit = nullptr;
@@ -198,7 +197,7 @@ int32_t apex_resolve(int32_t platform, int32_t device, const char* name) {
   apex_set_last_error("");
   const int32_t answer = callback(platform, device, name);
   if (answer < APEX_VARIANT_KERNEL || answer > APEX_VARIANT_REFERENCE) {
-    if (*apex_last_error()) return APEX_VARIANT_UNKNOWN; // the resolver's own words
+    if (*apex_last_error()) return APEX_VARIANT_UNKNOWN;  // the resolver's own words
     return unknown("the resolver gave no answer (it raised, or its table has no such unit)");
   }
   Lock lock(table_mutex);
@@ -206,8 +205,7 @@ int32_t apex_resolve(int32_t platform, int32_t device, const char* name) {
   return answer;
 }
 
-int32_t apex_register_code_object(int32_t platform, int32_t device, const char* unit, const void* image,
-                                  size_t bytes) {
+int32_t apex_register_code_object(int32_t platform, int32_t device, const char* unit, const void* image, size_t bytes) {
   return apex::guarded([&] { return apex::register_object(platform, device, unit, image, bytes); });
 }
 }

@@ -13,9 +13,9 @@ namespace apex {
 constexpr int platforms = 3;
 
 struct CodeObject {
-  char* image; // our copy, with a zero byte after it (PTX is text); HIP may go on reading it after the load
+  char* image;  // our copy, with a zero byte after it (PTX is text); HIP may go on reading it after the load
   size_t bytes;
-  std::mutex loading; // held by the thread that works on `module`; never together with the table's mutex
+  std::mutex loading;  // held by the thread that works on `module`; never together with the table's mutex
   void* module = nullptr;
 };
 
@@ -59,4 +59,4 @@ void publish(Kernel* kernel, int32_t platform, int32_t device, const CodeObject*
 void lock_table();
 void unlock_table();
 
-} // namespace apex
+}  // namespace apex

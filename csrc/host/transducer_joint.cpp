@@ -10,18 +10,20 @@ namespace apex {
 namespace {
 constexpr const char* unit = "transducer_joint";
 // By apex_dtype; then those that take elements one by one: arithmetic in float, in double.
-#define KERNELS(name)                                                                                                       \
-  {                                                                                                                         \
-    {unit, "transducer_joint_" name "_f32", 0, 1}, {unit, "transducer_joint_" name "_f16", 0, 1},                               \
-        {unit, "transducer_joint_" name "_bf16", 0, 1}, {unit, "transducer_joint_" name "_f64", 0, 1},                          \
-        {unit, "transducer_joint_" name "_elements_f32", 0, 1}, {unit, "transducer_joint_" name "_elements_f64", 0, 1},         \
+#define KERNELS(name)                                                                                                 \
+  {                                                                                                                   \
+      {unit, "transducer_joint_" name "_f32", 0, 1},          {unit, "transducer_joint_" name "_f16", 0, 1},          \
+      {unit, "transducer_joint_" name "_bf16", 0, 1},         {unit, "transducer_joint_" name "_f64", 0, 1},          \
+      {unit, "transducer_joint_" name "_elements_f32", 0, 1}, {unit, "transducer_joint_" name "_elements_f64", 0, 1}, \
   }
 apex_kernel forward_kernels[2][6] = {KERNELS("forward"), KERNELS("dropout")};
 apex_kernel backward_kernels[3][6] = {KERNELS("backward_none"), KERNELS("backward_relu"), KERNELS("backward_bits")};
 #undef KERNELS
 // By mask; of halves, which a block holds all labels of.
-apex_kernel held_kernels[2][2] = {{{unit, "transducer_joint_backward_none_held_f16", 0, 1}, {unit, "transducer_joint_backward_none_held_bf16", 0, 1}},
-                                  {{unit, "transducer_joint_backward_relu_held_f16", 0, 1}, {unit, "transducer_joint_backward_relu_held_bf16", 0, 1}}};
+apex_kernel held_kernels[2][2] = {
+    {{unit, "transducer_joint_backward_none_held_f16", 0, 1}, {unit, "transducer_joint_backward_none_held_bf16", 0, 1}},
+    {{unit, "transducer_joint_backward_relu_held_f16", 0, 1},
+     {unit, "transducer_joint_backward_relu_held_bf16", 0, 1}}};
 
 int64_t vector_width(int32_t type) { return type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8; }
 int kernel_of(int32_t type, bool vectors) { return vectors ? type : type == APEX_F64 ? 5 : 4; }
@@ -36,8 +38,9 @@ template <class Arguments> int32_t resolve(const apex_place* place, const Argume
   if (a.type < APEX_F32 || a.type > APEX_F64)
     return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
   if (a.frames > 0x3fffffff || a.labels > 0x3fffffff || a.hidden > 0xffffff)
-    return fail(APEX_ERROR_ARGUMENT, "%s: %lld frames, %lld labels, %lld columns: 2^30 - 1, 2^30 - 1 and 2^24 - 1 are the most", unit, (long long)a.frames,
-                (long long)a.labels, (long long)a.hidden);
+    return fail(APEX_ERROR_ARGUMENT,
+                "%s: %lld frames, %lld labels, %lld columns: 2^30 - 1, 2^30 - 1 and 2^24 - 1 are the most", unit,
+                (long long)a.frames, (long long)a.labels, (long long)a.hidden);
   const int32_t variant = apex_resolve(place->platform, place->device, unit);
   if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
   *cpu = variant == APEX_VARIANT_CPU;
@@ -58,22 +61,40 @@ struct Backward {
   int64_t slab, slabs;  // columns of a block; blocks on a row
   uint32_t row_bytes;   // of shared memory, for each frame of a block; where all labels are held at once, none
   uint32_t shared;      // beside that
-  // What a block takes beside its frames, counted in these: reading its first ones, and where it shares the item's frames,
-  // writing and reading float sums.
+  // What a block takes beside its frames, counted in these: reading its first ones, and where it shares the item's
+  // frames, writing and reading float sums.
   int64_t start, sharing;
 };
 Backward backward_of(const apex_place* place, const gpu::TransducerJointBackward& a, const DeviceLimits& limits) {
   const int mask = a.mask ? 2 : a.f ? 1 : 0;
   const int64_t width = vector_width(a.type);
-  const bool vectors = rows_in_vectors(a.hidden, width, a.grad_output, a.f, a.g, a.grad_f, a.grad_g), halves = width == 8;
+  const bool vectors = rows_in_vectors(a.hidden, width, a.grad_output, a.f, a.g, a.grad_f, a.grad_g),
+             halves = width == 8;
   // Cards from Hopper on compare halves packed; those before, whose blocks have less memory, lack the registers.
   constexpr int64_t hopper_shared_bytes = 227 << 10;
   const uint32_t held_shared = mask ? gpu::joint_held_relu_shared_bytes : gpu::joint_held_shared_bytes;
-  if (place->platform == APEX_CUDA && limits.shared_bytes >= hopper_shared_bytes && halves && vectors && mask < 2 && a.labels <= gpu::joint_held_most_labels)
-    return {&held_kernels[mask][a.type == APEX_BF16], gpu::joint_held_threads, gpu::joint_held_slab, ceil_divide(a.hidden, gpu::joint_held_slab), 0, held_shared, 16, 12};
+  if (place->platform == APEX_CUDA && limits.shared_bytes >= hopper_shared_bytes && halves && vectors && mask < 2 &&
+      a.labels <= gpu::joint_held_most_labels)
+    return {&held_kernels[mask][a.type == APEX_BF16],
+            gpu::joint_held_threads,
+            gpu::joint_held_slab,
+            ceil_divide(a.hidden, gpu::joint_held_slab),
+            0,
+            held_shared,
+            16,
+            12};
   const int64_t slab = vectors ? 8 * width : limits.block_multiple;  // a warp's lanes
-  const uint32_t row_bytes = a.labels > (vectors ? gpu::joint_labels : gpu::joint_labels_of_elements) ? uint32_t(slab) * (a.type == APEX_F64 ? 8 : 4) : 0;
-  return {&backward_kernels[mask][kernel_of(a.type, vectors)], gpu::joint_backward_threads, slab, ceil_divide(a.hidden, slab), row_bytes, 0, 3, halves ? 4 : 2};
+  const uint32_t row_bytes = a.labels > (vectors ? gpu::joint_labels : gpu::joint_labels_of_elements)
+                                 ? uint32_t(slab) * (a.type == APEX_F64 ? 8 : 4)
+                                 : 0;
+  return {&backward_kernels[mask][kernel_of(a.type, vectors)],
+          gpu::joint_backward_threads,
+          slab,
+          ceil_divide(a.hidden, slab),
+          row_bytes,
+          0,
+          3,
+          halves ? 4 : 2};
 }
 }  // namespace
 }  // namespace apex
@@ -99,7 +120,8 @@ int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::Transd
   const int64_t units = a.batch * ceil_divide(a.frames, tile_frames) * ceil_divide(a.labels, gpu::joint_tile_labels);
   const int64_t blocks = std::min<int64_t>(std::max<int64_t>(1, units), int64_t(limits.multiprocessors) * 64);
   void* parameters[] = {&a};
-  return apex_launch(place, &forward_kernels[dropout][kernel_of(a.type, vectors)], {uint32_t(blocks), 1, 1}, {gpu::joint_forward_threads, 1, 1}, 0, parameters);
+  return apex_launch(place, &forward_kernels[dropout][kernel_of(a.type, vectors)], {uint32_t(blocks), 1, 1},
+                     {gpu::joint_forward_threads, 1, 1}, 0, parameters);
 }
 
 int32_t apex_transducer_joint_prepare(const apex_place* place, gpu::TransducerJointBackward* a) {
@@ -112,16 +134,21 @@ int32_t apex_transducer_joint_prepare(const apex_place* place, gpu::TransducerJo
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const Backward backward = backward_of(place, *a, limits);
   // AMD's blocks share less memory.
-  const int64_t shared = place->platform == APEX_HIP ? 16 << 10 : 32 << 10, most_frames = backward.row_bytes ? shared / backward.row_bytes : a->frames;
+  const int64_t shared = place->platform == APEX_HIP ? 16 << 10 : 32 << 10,
+                most_frames = backward.row_bytes ? shared / backward.row_bytes : a->frames;
   int32_t at_once = 0;
-  if (const int32_t status = blocks_at_once(*place, backward.kernel, backward.threads, backward.row_bytes ? uint32_t(shared) : backward.shared, &at_once)) return status;
+  if (const int32_t status = blocks_at_once(*place, backward.kernel, backward.threads,
+                                            backward.row_bytes ? uint32_t(shared) : backward.shared, &at_once))
+    return status;
   const int64_t slots = int64_t(limits.multiprocessors) * std::max(1, at_once ? at_once : 2);
   // Turns of all slots, times what a block takes.
   constexpr int64_t most_splits = 256;
   int64_t best = 0;
-  for (int64_t splits = ceil_divide(a->frames, most_frames); splits <= std::min<int64_t>(most_splits, a->frames) || best == 0; ++splits) {
+  for (int64_t splits = ceil_divide(a->frames, most_frames);
+       splits <= std::min<int64_t>(most_splits, a->frames) || best == 0; ++splits) {
     const int64_t tile = ceil_divide(a->frames, splits), used = ceil_divide(a->frames, tile);
-    const int64_t cost = ceil_divide(a->batch * backward.slabs * used, slots) * (tile + backward.start + (used > 1 ? backward.sharing : 0));
+    const int64_t cost = ceil_divide(a->batch * backward.slabs * used, slots) *
+                         (tile + backward.start + (used > 1 ? backward.sharing : 0));
     if (best && cost >= best) continue;
     best = cost;
     a->splits = int32_t(used);
@@ -144,5 +171,6 @@ int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::Trans
   const Backward backward = backward_of(place, a, limits);
   const int64_t blocks = std::min<int64_t>(a.batch * a.splits * backward.slabs, most_threads / backward.threads);
   void* parameters[] = {&a};
-  return apex_launch(place, backward.kernel, {uint32_t(blocks), 1, 1}, {uint32_t(backward.threads), 1, 1}, backward.shared + backward.row_bytes * uint32_t(a.tile_frames), parameters);
+  return apex_launch(place, backward.kernel, {uint32_t(blocks), 1, 1}, {uint32_t(backward.threads), 1, 1},
+                     backward.shared + backward.row_bytes * uint32_t(a.tile_frames), parameters);
 }

@@ -3,11 +3,15 @@
 #include "apex.h"
 #include "device/transducer_joint_arguments.h"
 
-extern "C" APEX_EXPORT int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::TransducerJointForward* arguments);
-/* Fills in what the launch needs. Where `splits` is more than 1 afterwards, `partials` must hold splits * batch * labels *
- * hidden floats (doubles of doubles) and `counters` batch * hidden zeros before apex_transducer_joint_backward. */
-extern "C" APEX_EXPORT int32_t apex_transducer_joint_prepare(const apex_place* place, gpu::TransducerJointBackward* arguments);
-extern "C" APEX_EXPORT int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::TransducerJointBackward* arguments);
+extern "C" APEX_EXPORT int32_t apex_transducer_joint_forward(const apex_place* place,
+                                                             const gpu::TransducerJointForward* arguments);
+/* Fills in what the launch needs. Where `splits` is more than 1 afterwards, `partials` must hold splits * batch *
+ * labels * hidden floats (doubles of doubles) and `counters` batch * hidden zeros before
+ * apex_transducer_joint_backward. */
+extern "C" APEX_EXPORT int32_t apex_transducer_joint_prepare(const apex_place* place,
+                                                             gpu::TransducerJointBackward* arguments);
+extern "C" APEX_EXPORT int32_t apex_transducer_joint_backward(const apex_place* place,
+                                                              const gpu::TransducerJointBackward* arguments);
 
 namespace apex {
 void transducer_joint_forward_cpu(const gpu::TransducerJointForward& a);

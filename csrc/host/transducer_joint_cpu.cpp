@@ -15,8 +15,10 @@ constexpr int64_t run_rows = 16;  // of a sum: in one long sum, most additions w
 struct Item {
   int64_t frames, labels, first, stride;
   template <class Arguments> Item(const Arguments& a, int64_t b) {
-    frames = a.wide_lengths ? reinterpret_cast<const int64_t*>(a.f_len)[b] : reinterpret_cast<const int32_t*>(a.f_len)[b];
-    labels = a.wide_lengths ? reinterpret_cast<const int64_t*>(a.g_len)[b] : reinterpret_cast<const int32_t*>(a.g_len)[b];
+    frames =
+        a.wide_lengths ? reinterpret_cast<const int64_t*>(a.f_len)[b] : reinterpret_cast<const int32_t*>(a.f_len)[b];
+    labels =
+        a.wide_lengths ? reinterpret_cast<const int64_t*>(a.g_len)[b] : reinterpret_cast<const int32_t*>(a.g_len)[b];
     const int64_t* offset = reinterpret_cast<const int64_t*>(a.batch_offset);
     first = offset ? (b ? offset[b - 1] : 0) : b * a.frames * a.labels;
     stride = offset ? labels : a.labels;
@@ -32,7 +34,8 @@ template <class Math> struct Forward {
     alignas(64) Math f[tile], g[tile], out[tile];
     for (int64_t frame = begin; frame < end; ++frame) {
       if (frame == a.batch * a.frames) {
-        const int64_t rest = a.batch_offset && a.batch ? reinterpret_cast<const int64_t*>(a.batch_offset)[a.batch - 1] : 0;
+        const int64_t rest =
+            a.batch_offset && a.batch ? reinterpret_cast<const int64_t*>(a.batch_offset)[a.batch - 1] : 0;
         for (int64_t row = rest; a.batch_offset && row < a.rows; ++row) fill(convert, row, out);
         continue;
       }
@@ -51,7 +54,8 @@ template <class Math> struct Forward {
           const Math* y = load_tile(convert, a.g, a.type, (b * a.labels + u) * a.hidden + i, n, g);
           for (int64_t j = 0; j < n; ++j) out[j] = x[j] + y[j];
           if (a.seed) drop(row, i, n, out);
-          else if (a.relu) for (int64_t j = 0; j < n; ++j) out[j] = out[j] < Math(0) ? Math(0) : out[j];
+          else if (a.relu)
+            for (int64_t j = 0; j < n; ++j) out[j] = out[j] < Math(0) ? Math(0) : out[j];
           store_tile(convert, a.output, a.type, row * a.hidden + i, n, static_cast<const Math*>(out));
         }
       }
@@ -60,7 +64,8 @@ template <class Math> struct Forward {
   APEX_INLINE void fill(const TileConversions<Math>& convert, int64_t row, Math* out) const {
     std::fill(out, out + tile, Math(-1));
     for (int64_t i = 0; i < a.hidden; i += tile)
-      store_tile(convert, a.output, a.type, row * a.hidden + i, std::min<int64_t>(tile, a.hidden - i), static_cast<const Math*>(out));
+      store_tile(convert, a.output, a.type, row * a.hidden + i, std::min<int64_t>(tile, a.hidden - i),
+                 static_cast<const Math*>(out));
     const int64_t parts = (a.hidden + 7) / 8;
     if (a.seed) std::memset(a.mask + row * parts, 0, size_t(parts));
   }
@@ -92,7 +97,8 @@ template <class Math> struct Backward {
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
     alignas(64) Math own[tile], other[tile], grad[tile], run[tile], sum[tile];
-    const int64_t per_item = of_frames ? a.frames : a.labels, others = of_frames ? a.labels : a.frames, parts = (a.hidden + 7) / 8;
+    const int64_t per_item = of_frames ? a.frames : a.labels, others = of_frames ? a.labels : a.frames,
+                  parts = (a.hidden + 7) / 8;
     gpu::u8* const to = of_frames ? a.grad_f : a.grad_g;
     const gpu::u8 *const mine = of_frames ? a.f : a.g, *const theirs = of_frames ? a.g : a.f;
     for (int64_t r = begin; r < end; ++r) {
@@ -109,7 +115,8 @@ template <class Math> struct Backward {
           const int64_t row = item.first + (of_frames ? k * item.stride + m : m * item.stride + k);
           const Math* g = load_tile(convert, a.grad_output, a.type, row * a.hidden + i, n, grad);
           if (a.mask) {
-            for (int64_t j = 0; j < n; ++j) run[j] += a.mask[row * parts + (i + j) / 8] >> (i + j) % 8 & 1 ? g[j] : Math(0);
+            for (int64_t j = 0; j < n; ++j)
+              run[j] += a.mask[row * parts + (i + j) / 8] >> (i + j) % 8 & 1 ? g[j] : Math(0);
           } else if (a.f) {
             const Math* y = load_tile(convert, theirs, a.type, (b * others + m) * a.hidden + i, n, other);
             for (int64_t j = 0; j < n; ++j) run[j] += x[j] <= -y[j] ? Math(0) : g[j];
@@ -127,7 +134,9 @@ template <class Math> struct Backward {
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };
 
-int64_t rows_of_a_task(int64_t elements_of_a_row) { return std::max<int64_t>(1, elements_per_task / std::max<int64_t>(1, elements_of_a_row)); }
+int64_t rows_of_a_task(int64_t elements_of_a_row) {
+  return std::max<int64_t>(1, elements_per_task / std::max<int64_t>(1, elements_of_a_row));
+}
 template <class Math> void forward(const gpu::TransducerJointForward& a) {
   run_at_level(Forward<Math>{a}, 0, a.batch * a.frames + 1, rows_of_a_task(a.labels * a.hidden));
 }
@@ -137,6 +146,10 @@ template <class Math> void backward(const gpu::TransducerJointBackward& a) {
 }
 }  // namespace
 
-void transducer_joint_forward_cpu(const gpu::TransducerJointForward& a) { a.type == APEX_F64 ? forward<double>(a) : forward<float>(a); }
-void transducer_joint_backward_cpu(const gpu::TransducerJointBackward& a) { a.type == APEX_F64 ? backward<double>(a) : backward<float>(a); }
+void transducer_joint_forward_cpu(const gpu::TransducerJointForward& a) {
+  a.type == APEX_F64 ? forward<double>(a) : forward<float>(a);
+}
+void transducer_joint_backward_cpu(const gpu::TransducerJointBackward& a) {
+  a.type == APEX_F64 ? backward<double>(a) : backward<float>(a);
+}
 }  // namespace apex

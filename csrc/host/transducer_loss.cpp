@@ -9,21 +9,27 @@ namespace apex {
 namespace {
 constexpr const char* unit = "transducer_loss";
 // By apex_dtype.
-apex_kernel emission_kernels[] = {{unit, "transducer_loss_emissions_f32", 0, 1}, {unit, "transducer_loss_emissions_f16", 0, 1},
-                                  {unit, "transducer_loss_emissions_bf16", 0, 1}, {unit, "transducer_loss_emissions_f64", 0, 1}};
-apex_kernel lattice_kernels[] = {{unit, "transducer_loss_lattice_f32", 0, 1}, {unit, "transducer_loss_lattice_f64", 0, 1}};
-apex_kernel backward_kernels[] = {{unit, "transducer_loss_backward_f32", 0, 1}, {unit, "transducer_loss_backward_f16", 0, 1},
-                                  {unit, "transducer_loss_backward_bf16", 0, 1}, {unit, "transducer_loss_backward_f64", 0, 1}};
-
+apex_kernel emission_kernels[] = {{unit, "transducer_loss_emissions_f32", 0, 1},
+                                  {unit, "transducer_loss_emissions_f16", 0, 1},
+                                  {unit, "transducer_loss_emissions_bf16", 0, 1},
+                                  {unit, "transducer_loss_emissions_f64", 0, 1}};
+apex_kernel lattice_kernels[] = {{unit, "transducer_loss_lattice_f32", 0, 1},
+                                 {unit, "transducer_loss_lattice_f64", 0, 1}};
+apex_kernel backward_kernels[] = {{unit, "transducer_loss_backward_f32", 0, 1},
+                                  {unit, "transducer_loss_backward_f16", 0, 1},
+                                  {unit, "transducer_loss_backward_bf16", 0, 1},
+                                  {unit, "transducer_loss_backward_f64", 0, 1}};
 
 // Sets *cpu where the CPU variant serves.
 template <class Arguments> int32_t resolve(const apex_place* place, const Arguments& a, int32_t other_type, bool* cpu) {
   const auto known = [](int32_t type) { return type >= APEX_F32 && type <= APEX_F64; };
   if (!known(a.type) || !known(other_type) || (a.type == APEX_F64) != (other_type == APEX_F64))
-    return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64, and float64 goes with float64 alone", unit);
+    return fail(APEX_ERROR_ARGUMENT,
+                "%s: element types are float32, float16, bfloat16 and float64, and float64 goes with float64 alone",
+                unit);
   if (a.frames > 0x3fffffff || a.labels > 0x3fffffff || a.classes > 0x3fffffff)
-    return fail(APEX_ERROR_ARGUMENT, "%s: %lld frames, %lld labels, %lld classes: 2^30 - 1 are the most", unit, (long long)a.frames,
-                (long long)a.labels, (long long)a.classes);
+    return fail(APEX_ERROR_ARGUMENT, "%s: %lld frames, %lld labels, %lld classes: 2^30 - 1 are the most", unit,
+                (long long)a.frames, (long long)a.labels, (long long)a.classes);
   const int32_t variant = apex_resolve(place->platform, place->device, unit);
   if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
   *cpu = variant == APEX_VARIANT_CPU;
@@ -31,15 +37,22 @@ template <class Arguments> int32_t resolve(const apex_place* place, const Argume
 }
 
 // A kernel whose rows are a warp's each, where four vectors a lane hold one, or a block's.
-template <class Arguments> int32_t launch_rows(const apex_place* place, apex_kernel* kernels, const DeviceLimits& limits, Arguments a) {
+template <class Arguments> int32_t launch_rows(const apex_place* place, apex_kernel* kernels,
+                                               const DeviceLimits& limits, Arguments a) {
   constexpr int64_t ahead = 4;  // vectors of a thread, in the kernels
-  const int64_t width = a.type == APEX_F64 ? 2 : a.type == APEX_F32 ? 4 : 8, wanted = ceil_divide(ceil_divide(a.classes, width), ahead);
+  const int64_t width = a.type == APEX_F64   ? 2
+                        : a.type == APEX_F32 ? 4
+                                             : 8,
+                wanted = ceil_divide(ceil_divide(a.classes, width), ahead);
   int64_t threads = gpu::transducer_loss_threads, rows_of_a_block = threads / limits.warp_size;
   a.warp_rows = wanted <= limits.warp_size;
-  if (!a.warp_rows) threads = std::min(threads, ceil_divide(wanted, limits.block_multiple) * limits.block_multiple), rows_of_a_block = 1;
+  if (!a.warp_rows)
+    threads = std::min(threads, ceil_divide(wanted, limits.block_multiple) * limits.block_multiple),
+    rows_of_a_block = 1;
   const int64_t blocks = std::min(ceil_divide(a.batch * a.frames * a.labels, rows_of_a_block), most_threads / threads);
   void* parameters[] = {&a};
-  return apex_launch(place, &kernels[a.type], {uint32_t(std::max<int64_t>(1, blocks)), 1, 1}, {uint32_t(threads), 1, 1}, 0, parameters);
+  return apex_launch(place, &kernels[a.type], {uint32_t(std::max<int64_t>(1, blocks)), 1, 1}, {uint32_t(threads), 1, 1},
+                     0, parameters);
 }
 }  // namespace
 }  // namespace apex
@@ -59,11 +72,13 @@ int32_t apex_transducer_loss_forward(const apex_place* place, const gpu::Transdu
   if (const int32_t status = launch_rows(place, emission_kernels, limits, a)) return status;
   const bool wide = a.type == APEX_F64;
   const int64_t shared = 2 * a.labels * (wide ? 16 : 8);
-  const int64_t threads = std::min<int64_t>(gpu::transducer_lattice_threads, ceil_divide(a.labels, limits.block_multiple) * limits.block_multiple);
+  const int64_t threads = std::min<int64_t>(gpu::transducer_lattice_threads,
+                                            ceil_divide(a.labels, limits.block_multiple) * limits.block_multiple);
   a.shared_diagonals = shared <= std::min<int64_t>(limits.shared_bytes, 48 << 10);
   void* parameters[] = {&a};
   const int64_t blocks = std::min<int64_t>(2 * a.batch, most_threads / threads);
-  return apex_launch(place, &lattice_kernels[wide], {uint32_t(blocks), 1, 1}, {uint32_t(threads), 1, 1}, a.shared_diagonals ? uint32_t(shared) : 0, parameters);
+  return apex_launch(place, &lattice_kernels[wide], {uint32_t(blocks), 1, 1}, {uint32_t(threads), 1, 1},
+                     a.shared_diagonals ? uint32_t(shared) : 0, parameters);
 }
 
 int32_t apex_transducer_loss_backward(const apex_place* place, const gpu::TransducerLossBackward* arguments) {

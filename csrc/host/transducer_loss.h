@@ -4,8 +4,10 @@
 #include "device/transducer_loss_arguments.h"
 
 /* All tensors of the arguments must be there. */
-extern "C" APEX_EXPORT int32_t apex_transducer_loss_forward(const apex_place* place, const gpu::TransducerLossForward* arguments);
-extern "C" APEX_EXPORT int32_t apex_transducer_loss_backward(const apex_place* place, const gpu::TransducerLossBackward* arguments);
+extern "C" APEX_EXPORT int32_t apex_transducer_loss_forward(const apex_place* place,
+                                                            const gpu::TransducerLossForward* arguments);
+extern "C" APEX_EXPORT int32_t apex_transducer_loss_backward(const apex_place* place,
+                                                             const gpu::TransducerLossBackward* arguments);
 
 namespace apex {
 void transducer_loss_forward_cpu(const gpu::TransducerLossForward& a);

@@ -13,7 +13,8 @@ namespace apex {
 namespace {
 constexpr int64_t lanes = 16;  // independent sums: they vectorise, and their order is fixed
 
-template <class Math> APEX_INLINE Math load_one(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i) {
+template <class Math> APEX_INLINE Math load_one(const TileConversions<Math>& convert, const void* tensor, int32_t type,
+                                                int64_t i) {
   Math buffer[1];
   return *load_tile(convert, tensor, type, i, 1, buffer);
 }
@@ -24,15 +25,19 @@ template <class Arguments> struct Item {
   const Arguments& a;
   int64_t b, frames, labels, first, stride;
   Item(const Arguments& a_, int64_t b_) : a(a_), b(b_) {
-    frames = a.wide_lengths ? reinterpret_cast<const int64_t*>(a.f_len)[b] : reinterpret_cast<const int32_t*>(a.f_len)[b];
-    labels = (a.wide_lengths ? reinterpret_cast<const int64_t*>(a.g_len)[b] : reinterpret_cast<const int32_t*>(a.g_len)[b]) + 1;
+    frames =
+        a.wide_lengths ? reinterpret_cast<const int64_t*>(a.f_len)[b] : reinterpret_cast<const int32_t*>(a.f_len)[b];
+    labels =
+        (a.wide_lengths ? reinterpret_cast<const int64_t*>(a.g_len)[b] : reinterpret_cast<const int32_t*>(a.g_len)[b]) +
+        1;
     const int64_t* offset = reinterpret_cast<const int64_t*>(a.batch_offset);
     first = offset ? (b ? offset[b - 1] : 0) : b * a.frames * a.labels;
     stride = offset ? labels : a.labels;
   }
   int64_t label(int64_t u) const {
     const int64_t at = b * (a.labels - 1) + u;
-    return a.wide_labels ? reinterpret_cast<const int64_t*>(a.label)[at] : reinterpret_cast<const int32_t*>(a.label)[at];
+    return a.wide_labels ? reinterpret_cast<const int64_t*>(a.label)[at]
+                         : reinterpret_cast<const int32_t*>(a.label)[at];
   }
 };
 template <class Arguments> int64_t first_row_of_the_rest(const Arguments& a) {
@@ -59,8 +64,11 @@ template <class Math> struct Emissions {
         const int64_t row = item.first + t * item.stride + u;
         LogP normalizer{};
         if (a.normalizers) reinterpret_cast<LogP*>(a.normalizers)[row] = normalizer = log_of_sum(convert, row);
-        const auto log_p = [&](int64_t index) { return (load_one(convert, a.x, a.type, row * a.classes + index) - normalizer.whole) - normalizer.rest; };
-        Math* const to = reinterpret_cast<Math*>(a.emissions) + ((b * (a.frames + a.labels - 1) + t + u) * a.labels + u) * 2;
+        const auto log_p = [&](int64_t index) {
+          return (load_one(convert, a.x, a.type, row * a.classes + index) - normalizer.whole) - normalizer.rest;
+        };
+        Math* const to =
+            reinterpret_cast<Math*>(a.emissions) + ((b * (a.frames + a.labels - 1) + t + u) * a.labels + u) * 2;
         to[0] = log_p(a.blank);
         to[1] = u + 1 < item.labels ? log_p(item.label(u)) : -std::numeric_limits<Math>::infinity();
       }
@@ -103,17 +111,21 @@ template <class Math> struct Lattice {
       const Math* emissions = reinterpret_cast<const Math*>(a.emissions) + b * (a.frames + a.labels - 1) * a.labels * 2;
       LogP *alpha = reinterpret_cast<LogP*>(a.alpha) + nodes, *beta = reinterpret_cast<LogP*>(a.beta) + nodes;
       const LogP impossible = gpu::impossible<Math>();
-      const auto edge = [&](int64_t t, int64_t u, int which) { return gpu::in_parts(emissions[((t + u) * a.labels + u) * 2 + which]); };
+      const auto edge = [&](int64_t t, int64_t u, int which) {
+        return gpu::in_parts(emissions[((t + u) * a.labels + u) * 2 + which]);
+      };
       const auto at = [&](int64_t t, int64_t u) { return t * a.labels + u; };
       for (int64_t t = 0; t < T; ++t)
         for (int64_t u = 0; u < U; ++u) {
-          const LogP stay = t ? alpha[at(t - 1, u)].then(edge(t - 1, u, 0)) : impossible, go = u ? alpha[at(t, u - 1)].then(edge(t, u - 1, 1)) : impossible;
+          const LogP stay = t ? alpha[at(t - 1, u)].then(edge(t - 1, u, 0)) : impossible,
+                     go = u ? alpha[at(t, u - 1)].then(edge(t, u - 1, 1)) : impossible;
           alpha[at(t, u)] = t || u ? gpu::log_add(stay, go) : LogP{};
         }
       for (int64_t t = T; t-- > 0;)
         for (int64_t u = U; u-- > 0;) {
           const bool can_stay = t + 1 < T, can_go = u + 1 < U;
-          const LogP stay = can_stay ? beta[at(t + 1, u)].then(edge(t, u, 0)) : impossible, go = can_go ? beta[at(t, u + 1)].then(edge(t, u, 1)) : impossible;
+          const LogP stay = can_stay ? beta[at(t + 1, u)].then(edge(t, u, 0)) : impossible,
+                     go = can_go ? beta[at(t, u + 1)].then(edge(t, u, 1)) : impossible;
           beta[at(t, u)] = can_stay || can_go ? gpu::log_add(stay, go) : edge(t, u, 0);
         }
       const Math loss = -(beta[0].whole + beta[0].rest);
@@ -149,19 +161,29 @@ template <class Math> struct Backward {
   APEX_INLINE void zero(const TileConversions<Math>& convert, int64_t row, Math* gradient) const {
     std::fill(gradient, gradient + tile, Math(0));
     for (int64_t i = 0; i < a.classes; i += tile)
-      store_tile(convert, a.grad_x, a.type, row * a.classes + i, std::min<int64_t>(tile, a.classes - i), static_cast<const Math*>(gradient));
+      store_tile(convert, a.grad_x, a.type, row * a.classes + i, std::min<int64_t>(tile, a.classes - i),
+                 static_cast<const Math*>(gradient));
   }
-  APEX_INLINE void one_row(const TileConversions<Math>& convert, const Item<gpu::TransducerLossBackward>& item, int64_t t, int64_t u, int64_t row, Math* buffer, Math* gradient) const {
+  APEX_INLINE void one_row(const TileConversions<Math>& convert, const Item<gpu::TransducerLossBackward>& item,
+                           int64_t t, int64_t u, int64_t row, Math* buffer, Math* gradient) const {
     const int64_t nodes = item.b * a.frames * a.labels, at = nodes + t * a.labels + u, base = row * a.classes;
     const Math g = load_one(convert, a.grad_loss, a.grad_type, item.b * a.grad_stride);
     const LogP before = gpu::log_p_of<Math>(a.alpha, at), all = gpu::log_p_of<Math>(a.beta, nodes);
     const LogP normalizer = a.normalizers ? gpu::log_p_of<Math>(a.normalizers, row) : LogP{};
     // Given the labels: p of going on from the node with `p`.
-    const auto passing = [&](Math p, LogP onward) { return power(((before.whole + onward.whole - all.whole) + p) + (before.rest + onward.rest - all.rest)); };
-    const auto log_p = [&](int64_t index) { return (load_one(convert, a.x, a.type, base + index) - normalizer.whole) - normalizer.rest; };
+    const auto passing = [&](Math p, LogP onward) {
+      return power(((before.whole + onward.whole - all.whole) + p) + (before.rest + onward.rest - all.rest));
+    };
+    const auto log_p = [&](int64_t index) {
+      return (load_one(convert, a.x, a.type, base + index) - normalizer.whole) - normalizer.rest;
+    };
     const bool last_frame = t + 1 == item.frames, last_label = u + 1 == item.labels;
-    const Math scale = a.of_logits && g != Math(0) ? g * passing(-normalizer.rest, gpu::log_p_of<Math>(a.beta, at)) : Math(0);
-    const Math of_blank = last_frame && !last_label ? Math(0) : g * passing(log_p(a.blank), last_frame ? LogP{} : gpu::log_p_of<Math>(a.beta, at + a.labels));
+    const Math scale =
+        a.of_logits && g != Math(0) ? g * passing(-normalizer.rest, gpu::log_p_of<Math>(a.beta, at)) : Math(0);
+    const Math of_blank =
+        last_frame && !last_label
+            ? Math(0)
+            : g * passing(log_p(a.blank), last_frame ? LogP{} : gpu::log_p_of<Math>(a.beta, at + a.labels));
     const int64_t label = last_label ? -1 : item.label(u);
     const Math of_label = last_label ? Math(0) : g * passing(log_p(label), gpu::log_p_of<Math>(a.beta, at + 1));
     for (int64_t i = 0; i < a.classes; i += tile) {
@@ -176,11 +198,14 @@ template <class Math> struct Backward {
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };
 
-int64_t frames_of_a_task(int64_t elements_of_a_frame) { return std::max<int64_t>(1, elements_per_task / std::max<int64_t>(1, elements_of_a_frame)); }
+int64_t frames_of_a_task(int64_t elements_of_a_frame) {
+  return std::max<int64_t>(1, elements_per_task / std::max<int64_t>(1, elements_of_a_frame));
+}
 
 template <class Math> void forward(const gpu::TransducerLossForward& a) {
   run_at_level(Emissions<Math>{a}, 0, a.batch * a.frames, frames_of_a_task(a.labels * a.classes));
-  for (int64_t row = first_row_of_the_rest(a); a.normalizers && row < a.rows; ++row) reinterpret_cast<gpu::LogP<Math>*>(a.normalizers)[row] = {};
+  for (int64_t row = first_row_of_the_rest(a); a.normalizers && row < a.rows; ++row)
+    reinterpret_cast<gpu::LogP<Math>*>(a.normalizers)[row] = {};
   run_at_level(Lattice<Math>{a}, 0, a.batch, 1);
 }
 template <class Math> void backward(const gpu::TransducerLossBackward& a) {
@@ -188,6 +213,10 @@ template <class Math> void backward(const gpu::TransducerLossBackward& a) {
 }
 }  // namespace
 
-void transducer_loss_forward_cpu(const gpu::TransducerLossForward& a) { a.type == APEX_F64 ? forward<double>(a) : forward<float>(a); }
-void transducer_loss_backward_cpu(const gpu::TransducerLossBackward& a) { a.type == APEX_F64 ? backward<double>(a) : backward<float>(a); }
+void transducer_loss_forward_cpu(const gpu::TransducerLossForward& a) {
+  a.type == APEX_F64 ? forward<double>(a) : forward<float>(a);
+}
+void transducer_loss_backward_cpu(const gpu::TransducerLossBackward& a) {
+  a.type == APEX_F64 ? backward<double>(a) : backward<float>(a);
+}
 }  // namespace apex

@@ -7,8 +7,12 @@ extern "C" int32_t apex_update_scale_hysteresis(const apex_place* place, const g
       void* parameters[] = {const_cast<gpu::ScaleHysteresis*>(arguments)};
       return apex_launch(place, &kernel, {1, 1, 1}, {1, 1, 1}, 0, parameters);
     }
-    case APEX_VARIANT_CPU: gpu::update_scale_hysteresis(*arguments); return APEX_OK;
-    case APEX_VARIANT_REFERENCE: return APEX_USE_REFERENCE;
-    default: return APEX_ERROR_NO_VARIANT;  // the resolver left its reason in apex_last_error
+    case APEX_VARIANT_CPU:
+      gpu::update_scale_hysteresis(*arguments);
+      return APEX_OK;
+    case APEX_VARIANT_REFERENCE:
+      return APEX_USE_REFERENCE;
+    default:
+      return APEX_ERROR_NO_VARIANT;  // the resolver left its reason in apex_last_error
   }
 }

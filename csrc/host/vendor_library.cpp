@@ -19,7 +19,7 @@ namespace apex {
 namespace {
 
 std::mutex hint_mutex;
-char* hint = nullptr; // a plain pointer: nothing to destroy while other threads still run at exit
+char* hint = nullptr;  // a plain pointer: nothing to destroy while other threads still run at exit
 
 std::string folder_of(const std::string& path) {
   const auto slash = path.rfind('/');
@@ -69,10 +69,9 @@ struct Walk {
 
 int visit(dl_phdr_info* info, size_t, void* context) {
   auto* walk = static_cast<Walk*>(context);
-  if (!info->dlpi_name || !*info->dlpi_name) return 0; // the program itself, the vdso
+  if (!info->dlpi_name || !*info->dlpi_name) return 0;  // the program itself, the vdso
   const char* soname = mapped_soname(info);
-  if (has_stem(soname ? soname : file_name(info->dlpi_name), walk->stem))
-    walk->found.emplace_back(info->dlpi_name);
+  if (has_stem(soname ? soname : file_name(info->dlpi_name), walk->stem)) walk->found.emplace_back(info->dlpi_name);
   return 0;
 }
 
@@ -86,15 +85,14 @@ class File {
   File& operator=(const File&) = delete;
 
   bool read(uint64_t offset, void* to, size_t bytes) const {
-    return descriptor_ >= 0 &&
-           pread(descriptor_, to, bytes, static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes);
+    return descriptor_ >= 0 && pread(descriptor_, to, bytes, static_cast<off_t>(offset)) == static_cast<ssize_t>(bytes);
   }
 
  private:
   int descriptor_;
 };
 
-constexpr uint64_t sane_bytes = 1u << 24; // of a dynamic section or a string table
+constexpr uint64_t sane_bytes = 1u << 24;  // of a dynamic section or a string table
 
 void replace_all(std::string& text, const std::string& from, const std::string& to) {
   for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
@@ -114,7 +112,7 @@ std::vector<std::string> split_search_path(const std::string& paths, const std::
   return result;
 }
 
-} // namespace
+}  // namespace
 
 bool has_stem(const char* name, const char* stem) {
   const size_t length = strlen(stem);
@@ -159,8 +157,7 @@ ElfNames read_elf_names(const std::string& path) {
 
   std::vector<Elf64_Phdr> segments(header.e_phnum);
   if (!file.read(header.e_phoff, segments.data(), segments.size() * sizeof(Elf64_Phdr))) return names;
-  const auto dynamic =
-      std::find_if(segments.begin(), segments.end(), [](auto& s) { return s.p_type == PT_DYNAMIC; });
+  const auto dynamic = std::find_if(segments.begin(), segments.end(), [](auto& s) { return s.p_type == PT_DYNAMIC; });
   if (dynamic == segments.end() || dynamic->p_filesz > sane_bytes) return names;
   std::vector<Elf64_Dyn> entries(dynamic->p_filesz / sizeof(Elf64_Dyn));
   if (!file.read(dynamic->p_offset, entries.data(), entries.size() * sizeof(Elf64_Dyn))) return names;
@@ -200,13 +197,13 @@ std::string library_that_torch_needs(const std::string& folder, const char* stem
   if (DIR* listing = opendir(folder.c_str())) {
     while (const dirent* entry = readdir(listing)) {
       const char* name = entry->d_name;
-      const bool ours = strncmp(name, "libtorch", 8) == 0 || strncmp(name, "libc10", 6) == 0 ||
-                        strncmp(name, "libcaffe2", 9) == 0;
+      const bool ours =
+          strncmp(name, "libtorch", 8) == 0 || strncmp(name, "libc10", 6) == 0 || strncmp(name, "libcaffe2", 9) == 0;
       if (ours && strstr(name, ".so")) files.emplace_back(name);
     }
     closedir(listing);
   }
-  std::sort(files.begin(), files.end()); // the folder's own order is arbitrary
+  std::sort(files.begin(), files.end());  // the folder's own order is arbitrary
   std::string versioned;
   for (const auto& file : files) {
     const ElfNames names = read_elf_names(folder + "/" + file);
@@ -229,8 +226,8 @@ VendorLibrary find_vendor_library(const char* stem) {
   const auto mapped = mapped_libraries(stem);
   if (!mapped.empty()) {
     // Two copies: torch's is the one whose streams we are given.
-    const auto same = std::find_if(mapped.begin(), mapped.end(),
-                                   [&](auto& path) { return canonical(path) == canonical(torchs); });
+    const auto same =
+        std::find_if(mapped.begin(), mapped.end(), [&](auto& path) { return canonical(path) == canonical(torchs); });
     library.path = same == mapped.end() ? mapped.front() : *same;
     library.mapped = true;
   } else if (!torchs.empty()) {
@@ -256,7 +253,7 @@ void* open_vendor_library(const char* stem, std::string& reason) {
   return nullptr;
 }
 
-} // namespace apex
+}  // namespace apex
 
 extern "C" {
 
@@ -275,8 +272,7 @@ int32_t apex_find_vendor_library(const char* stem, char* path, size_t bytes) {
     const apex::VendorLibrary library = apex::find_vendor_library(stem);
     if (library.path.empty()) return fail(APEX_ERROR_NO_DRIVER, "%s", library.reason.c_str());
     if (library.path.size() >= bytes)
-      return fail(APEX_ERROR_ARGUMENT, "apex_find_vendor_library: the path takes %zu bytes",
-                  library.path.size() + 1);
+      return fail(APEX_ERROR_ARGUMENT, "apex_find_vendor_library: the path takes %zu bytes", library.path.size() + 1);
     memcpy(path, library.path.c_str(), library.path.size() + 1);
     return APEX_OK;
   });

@@ -45,4 +45,4 @@ VendorLibrary find_vendor_library(const char* stem);
 /* Opens it. Null after a failure, which `reason` explains. */
 void* open_vendor_library(const char* stem, std::string& reason);
 
-} // namespace apex
+}  // namespace apex

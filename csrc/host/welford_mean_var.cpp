@@ -15,9 +15,11 @@ template <class Math_> struct Welford {
   APEX_INLINE Welford(const gpu::ChannelReduce& a, int64_t channel) : pivot(gpu::load_pivot<Math>(a, channel)) {}
   APEX_INLINE Sum of_tile(const Math* x, const Math*, int64_t n) const {
     const Math mean = sum_tile<Math>(n, [&](int64_t j) { return x[j] - pivot; }) / Math(n);
-    return Sum::of(Math(n), mean, sum_tile<Math>(n, [&](int64_t j) { return (x[j] - pivot - mean) * (x[j] - pivot - mean); }));
+    return Sum::of(Math(n), mean,
+                   sum_tile<Math>(n, [&](int64_t j) { return (x[j] - pivot - mean) * (x[j] - pivot - mean); }));
   }
-  APEX_INLINE void store(const gpu::ChannelReduce& a, const TileConversions<Math>&, int64_t channel, const Sum& sum) const {
+  APEX_INLINE void store(const gpu::ChannelReduce& a, const TileConversions<Math>&, int64_t channel,
+                         const Sum& sum) const {
     Math* to = reinterpret_cast<Math*>(a.sums);
     to[channel] = pivot + sum.mean;
     to[a.channels + channel] = sum.m2 / sum.count;
@@ -56,14 +58,15 @@ template <class Math_> struct Welford {
   };
 };
 
-ChannelReduceOp op = {"welford_mean_var",
-                      APEX_CHANNEL_KERNELS("welford_mean_var", "welford_mean_var_first"),
+ChannelReduceOp op = {"welford_mean_var", APEX_CHANNEL_KERNELS("welford_mean_var", "welford_mean_var_first"),
                       APEX_CHANNEL_KERNELS("welford_mean_var", "welford_mean_var_last"),
-                      APEX_CHANNEL_KERNELS("welford_mean_var", "welford_mean_var_last1"), &reduce_channels_of_type<Welford>};
+                      APEX_CHANNEL_KERNELS("welford_mean_var", "welford_mean_var_last1"),
+                      &reduce_channels_of_type<Welford>};
 }  // namespace
 }  // namespace apex
 
-extern "C" int32_t apex_welford_mean_var_prepare(const apex_place* place, gpu::ChannelReduce* arguments, int64_t* counters) {
+extern "C" int32_t apex_welford_mean_var_prepare(const apex_place* place, gpu::ChannelReduce* arguments,
+                                                 int64_t* counters) {
   const int32_t status = apex::prepare_channel_reduce(apex::op, place, arguments);
   *counters = apex::channel_counters(*arguments);
   return status;

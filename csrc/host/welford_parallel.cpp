@@ -5,11 +5,14 @@
 #include "status.h"
 
 extern "C" int32_t apex_welford_parallel(const apex_place* place, const gpu::WelfordParallel* arguments) {
-  static apex_kernel kernels[] = {{"welford_parallel", "welford_parallel_f32", 0, 1}, {"welford_parallel", "welford_parallel_f64", 0, 1}};
+  static apex_kernel kernels[] = {{"welford_parallel", "welford_parallel_f32", 0, 1},
+                                  {"welford_parallel", "welford_parallel_f64", 0, 1}};
   const gpu::WelfordParallel& a = *arguments;
   const bool doubles = a.input_type == APEX_F64;
   if ((a.input_type != APEX_F32 && !doubles) || (a.running_mean && (a.running_type == APEX_F64) != doubles))
-    return apex::fail(APEX_ERROR_ARGUMENT, "welford_parallel: statistics are float32 or float64; running statistics are float64 beside float64 alone");
+    return apex::fail(
+        APEX_ERROR_ARGUMENT,
+        "welford_parallel: statistics are float32 or float64; running statistics are float64 beside float64 alone");
   switch (apex_resolve(place->platform, place->device, "welford_parallel")) {
     case APEX_VARIANT_KERNEL: {
       void* parameters[] = {const_cast<gpu::WelfordParallel*>(arguments)};
@@ -23,7 +26,9 @@ extern "C" int32_t apex_welford_parallel(const apex_place* place, const gpu::Wel
           doubles ? gpu::welford_parallel<double>(a, channel) : gpu::welford_parallel<float>(a, channel);
       });
       return APEX_OK;
-    case APEX_VARIANT_REFERENCE: return APEX_USE_REFERENCE;
-    default: return APEX_ERROR_NO_VARIANT;  // the resolver left its reason in apex_last_error
+    case APEX_VARIANT_REFERENCE:
+      return APEX_USE_REFERENCE;
+    default:
+      return APEX_ERROR_NO_VARIANT;  // the resolver left its reason in apex_last_error
   }
 }

@@ -9,13 +9,19 @@ namespace apex {
 namespace {
 constexpr const char* unit = "xentropy";
 // By apex_dtype.
-apex_kernel forward_kernels[] = {{unit, "xentropy_forward_f32", 0, 1}, {unit, "xentropy_forward_f16", 0, 1},
-                                 {unit, "xentropy_forward_bf16", 0, 1}, {unit, "xentropy_forward_f64", 0, 1}};
-apex_kernel backward_kernels[] = {{unit, "xentropy_backward_f32", 0, 1}, {unit, "xentropy_backward_f16", 0, 1},
-                                  {unit, "xentropy_backward_bf16", 0, 1}, {unit, "xentropy_backward_f64", 0, 1}};
-apex_kernel forward_short_kernels[] = {{unit, "xentropy_forward_short_f32", 0, 1}, {unit, "xentropy_forward_short_f16", 0, 1},
+apex_kernel forward_kernels[] = {{unit, "xentropy_forward_f32", 0, 1},
+                                 {unit, "xentropy_forward_f16", 0, 1},
+                                 {unit, "xentropy_forward_bf16", 0, 1},
+                                 {unit, "xentropy_forward_f64", 0, 1}};
+apex_kernel backward_kernels[] = {{unit, "xentropy_backward_f32", 0, 1},
+                                  {unit, "xentropy_backward_f16", 0, 1},
+                                  {unit, "xentropy_backward_bf16", 0, 1},
+                                  {unit, "xentropy_backward_f64", 0, 1}};
+apex_kernel forward_short_kernels[] = {{unit, "xentropy_forward_short_f32", 0, 1},
+                                       {unit, "xentropy_forward_short_f16", 0, 1},
                                        {unit, "xentropy_forward_short_bf16", 0, 1}};
-apex_kernel backward_short_kernels[] = {{unit, "xentropy_backward_short_f32", 0, 1}, {unit, "xentropy_backward_short_f16", 0, 1},
+apex_kernel backward_short_kernels[] = {{unit, "xentropy_backward_short_f32", 0, 1},
+                                        {unit, "xentropy_backward_short_f16", 0, 1},
                                         {unit, "xentropy_backward_short_bf16", 0, 1}};
 apex_kernel merge_kernels[] = {{unit, "xentropy_merge", 0, 1}, {unit, "xentropy_merge_f64", 0, 1}};
 
@@ -30,7 +36,8 @@ struct Layout {
 int64_t width_of(int32_t type) { return type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8; }
 // Every row of these tensors begins and ends with a vector of 16 bytes.
 bool whole_vectors(int64_t classes, int64_t row_stride, int32_t type, const void* logits, const void* grad_logits) {
-  return (classes | row_stride) % width_of(type) == 0 && (reinterpret_cast<uintptr_t>(logits) | reinterpret_cast<uintptr_t>(grad_logits)) % 16 == 0;
+  return (classes | row_stride) % width_of(type) == 0 &&
+         (reinterpret_cast<uintptr_t>(logits) | reinterpret_cast<uintptr_t>(grad_logits)) % 16 == 0;
 }
 // `whole`: as whole_vectors says. Splits do not depend on it.
 Layout choose(int64_t rows, int64_t classes, int32_t type, bool whole, const DeviceLimits& limits) {
@@ -40,7 +47,8 @@ Layout choose(int64_t rows, int64_t classes, int32_t type, bool whole, const Dev
     // One wave of blocks, as many as registers let stay at once; a lane has no more than one row of its own.
     constexpr int64_t threads = gpu::xentropy_short_threads, blocks_at_once = 4;
     const int64_t warps = threads / limits.block_multiple;
-    const int64_t rows_a_warp = std::min<int64_t>(limits.warp_size, ceil_divide(rows, limits.multiprocessors * blocks_at_once * warps));
+    const int64_t rows_a_warp =
+        std::min<int64_t>(limits.warp_size, ceil_divide(rows, limits.multiprocessors * blocks_at_once * warps));
     const int64_t blocks = ceil_divide(rows, rows_a_warp * warps);
     if (blocks <= most_threads / threads) return {blocks, 1, uint32_t(threads), true, rows_a_warp};
   }
@@ -48,7 +56,8 @@ Layout choose(int64_t rows, int64_t classes, int32_t type, bool whole, const Dev
     constexpr int64_t threads = 256;
     return {ceil_divide(rows, threads / limits.warp_size), 1, uint32_t(threads), true, 0};
   }
-  const int64_t threads = std::min<int64_t>(gpu::xentropy_threads, ceil_divide(wanted, limits.block_multiple) * limits.block_multiple);
+  const int64_t threads =
+      std::min<int64_t>(gpu::xentropy_threads, ceil_divide(wanted, limits.block_multiple) * limits.block_multiple);
   // Few rows: enough blocks that every multiprocessor has two, as long as each has a round of vectors for its threads.
   const int64_t most = vectors / (threads * vectors_ahead), few = ceil_divide(limits.multiprocessors * 2, rows);
   const int64_t splits = few < 2 ? 1 : std::max<int64_t>(1, std::min(most, few));
@@ -56,7 +65,8 @@ Layout choose(int64_t rows, int64_t classes, int32_t type, bool whole, const Dev
 }
 
 int32_t check(int32_t logits_type, int32_t other_type, int64_t classes) {
-  if (classes > 0x7fffffff) return fail(APEX_ERROR_ARGUMENT, "%s: %lld classes are more than 2^31 - 1", unit, (long long)classes);
+  if (classes > 0x7fffffff)
+    return fail(APEX_ERROR_ARGUMENT, "%s: %lld classes are more than 2^31 - 1", unit, (long long)classes);
   const auto known = [](int32_t type) { return type >= APEX_F32 && type <= APEX_F64; };
   if (!known(logits_type) || !known(other_type))
     return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
@@ -68,7 +78,8 @@ int32_t check(int32_t logits_type, int32_t other_type, int64_t classes) {
 template <class Arguments>
 int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, const Arguments& a) {
   void* parameters[] = {const_cast<Arguments*>(&a)};
-  return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_threads / threads)), 1, 1}, {threads, 1, 1}, 0, parameters);
+  return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_threads / threads)), 1, 1}, {threads, 1, 1}, 0,
+                     parameters);
 }
 
 // Sets *cpu where the CPU variant serves.
@@ -115,7 +126,8 @@ int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForwar
   if (const int32_t status = launch(place, kernels[a.logits_type], layout.blocks, layout.threads, a)) return status;
   if (a.splits == 1) return APEX_OK;
   constexpr uint32_t threads = 128;
-  return launch(place, merge_kernels[a.logits_type == APEX_F64], ceil_divide(a.rows, threads / limits.block_multiple), threads, a);
+  return launch(place, merge_kernels[a.logits_type == APEX_F64], ceil_divide(a.rows, threads / limits.block_multiple),
+                threads, a);
 }
 
 int32_t apex_xentropy_backward(const apex_place* place, const gpu::XentropyBackward* arguments) {
@@ -135,5 +147,6 @@ int32_t apex_xentropy_backward(const apex_place* place, const gpu::XentropyBackw
   a.splits = int32_t(layout.splits);
   a.warp_rows = layout.warp_rows;
   a.rows_a_warp = int32_t(layout.rows_a_warp);
-  return launch(place, (layout.rows_a_warp ? backward_short_kernels : backward_kernels)[a.logits_type], layout.blocks, layout.threads, a);
+  return launch(place, (layout.rows_a_warp ? backward_short_kernels : backward_kernels)[a.logits_type], layout.blocks,
+                layout.threads, a);
 }

@@ -14,11 +14,11 @@ constexpr int64_t lanes = 16;  // independent sums: they vectorise, and their or
 
 enum class Label { taken, ignored, outside };
 template <class Arguments> APEX_INLINE Label label_of(const Arguments& a, int64_t row, int64_t* label) {
-  *label = a.wide_labels ? reinterpret_cast<const int64_t*>(a.labels)[row] : reinterpret_cast<const int32_t*>(a.labels)[row];
+  *label =
+      a.wide_labels ? reinterpret_cast<const int64_t*>(a.labels)[row] : reinterpret_cast<const int32_t*>(a.labels)[row];
   if (*label == gpu::xentropy_ignored_label || (a.has_padding && *label == a.padding_index)) return Label::ignored;
   return *label >= 0 && *label < a.classes ? Label::taken : Label::outside;
 }
-
 
 // What is known of the logits so far, as in csrc/device/xentropy.h, in lanes.
 template <class Math> struct LogitSums {
@@ -78,7 +78,8 @@ template <class Math> struct Forward {
         if (kind == Label::outside) {
           loss = std::numeric_limits<Math>::quiet_NaN();
         } else {
-          loss = (Math(1) - smoothing) * (largest - *load_tile(convert, a.logits, a.logits_type, base + label, 1, buffer) + log_sum);
+          loss = (Math(1) - smoothing) *
+                 (largest - *load_tile(convert, a.logits, a.logits_type, base + label, 1, buffer) + log_sum);
           // Not where it is 0: 0 times infinity is nan.
           if (smoothing != Math(0)) loss += smoothing * (largest - sums.of(sums.total) / Math(a.classes) + log_sum);
         }
@@ -103,7 +104,8 @@ template <class Math> struct Backward {
       Math g = *load_tile(convert, a.grad_losses, a.grad_type, row * a.grad_stride, 1, buffer);
       if (kind == Label::outside) g = std::numeric_limits<Math>::quiet_NaN();
       const Math largest = reinterpret_cast<const Math*>(a.normalizers)[2 * row], smoothing = Math(a.smoothing);
-      const Math scale = g / reinterpret_cast<const Math*>(a.normalizers)[2 * row + 1], every = g * smoothing / Math(a.classes);
+      const Math scale = g / reinterpret_cast<const Math*>(a.normalizers)[2 * row + 1],
+                 every = g * smoothing / Math(a.classes);
       for (int64_t i = 0; i < a.classes; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.classes - i);
         if (kind == Label::ignored) {

@@ -33,7 +33,8 @@ template <class Count> bool release(State state, unsigned begin, unsigned end, c
 void release_barrier_if_full() {
   Block& b = *block;
   if (!b.arrived || b.arrived != b.live) return;
-  release(State::at_barrier, 0, b.threads(), "barrier divergence: threads of one block wait at", [](Fiber& f) { ++f.barriers; });
+  release(State::at_barrier, 0, b.threads(), "barrier divergence: threads of one block wait at",
+          [](Fiber& f) { ++f.barriers; });
   b.arrived = 0;
 }
 
@@ -108,7 +109,8 @@ struct Order {
   Random random;
   bool shuffled;
 
-  Order(unsigned warp_count, unsigned order) : warps(warp_count), lanes(warp_size), random{order * 2654435761u}, shuffled(order > 1) {
+  Order(unsigned warp_count, unsigned order)
+      : warps(warp_count), lanes(warp_size), random{order * 2654435761u}, shuffled(order > 1) {
     for (unsigned i = 0; i < warp_count; ++i) warps[i] = order == 1 ? warp_count - 1 - i : i;
     for (unsigned i = 0; i < warp_size; ++i) lanes[i] = order == 1 ? warp_size - 1 - i : i;
   }

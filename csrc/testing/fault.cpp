@@ -77,10 +77,14 @@ void start_timer() {
 
 const char* name_of_signal(int number) {
   switch (number) {
-    case SIGSEGV: return "memory fault (SIGSEGV: no such memory, or a misaligned vector access)";
-    case SIGBUS: return "memory fault (SIGBUS)";
-    case SIGFPE: return "integer division by zero (SIGFPE)";
-    case SIGILL: return "illegal instruction (SIGILL: the compiler put a trap there)";
+    case SIGSEGV:
+      return "memory fault (SIGSEGV: no such memory, or a misaligned vector access)";
+    case SIGBUS:
+      return "memory fault (SIGBUS)";
+    case SIGFPE:
+      return "integer division by zero (SIGFPE)";
+    case SIGILL:
+      return "illegal instruction (SIGILL: the compiler put a trap there)";
   }
   return "signal";
 }
@@ -118,14 +122,16 @@ bool take_fault(const Fiber& fiber, Block& b) {
     char seconds[32];
     snprintf(seconds, sizeof seconds, "%g", time_limit_seconds);
     const std::string waiting = where_threads_wait(b);
-    b.fail("time limit: the launch took over " + std::string(seconds) + " s of CPU time; " + name_of(fiber) + " was running" +
-           (fault_signal ? " in " + describe_code(fault_pc) : "") + (waiting.empty() ? "" : "; " + waiting));
+    b.fail("time limit: the launch took over " + std::string(seconds) + " s of CPU time; " + name_of(fiber) +
+           " was running" + (fault_signal ? " in " + describe_code(fault_pc) : "") +
+           (waiting.empty() ? "" : "; " + waiting));
   } else if (in_guard(fiber, fault_address)) {
     b.fail("stack overflow of " + name_of(fiber) + " in " + describe_code(fault_pc));
   } else {
     char address[32];
     snprintf(address, sizeof address, "%p", fault_address);
-    b.fail(std::string(name_of_signal(fault_signal)) + " at " + address + ", " + name_of(fiber) + " in " + describe_code(fault_pc));
+    b.fail(std::string(name_of_signal(fault_signal)) + " at " + address + ", " + name_of(fiber) + " in " +
+           describe_code(fault_pc));
   }
   fault_signal = 0;
   return true;

@@ -23,8 +23,8 @@ struct Fiber : Thread {
   void* used_from = nullptr;   // the lowest stack address of its last run, for AddressSanitizer
   void* fake_stack = nullptr;  // AddressSanitizer's, while the fiber is off
   State state = State::done;
-  int line = 0;             // of the barrier or exchange it waits in
-  unsigned barriers = 0;       // passed so far: the race detector's clocks
+  int line = 0;           // of the barrier or exchange it waits in
+  unsigned barriers = 0;  // passed so far: the race detector's clocks
   unsigned warp_barriers = 0;
 };
 

@@ -33,12 +33,15 @@ struct Call {
 };
 
 std::string check_launch(const Dim& grid, const Dim& size) {
-  const auto text = [](const Dim& d) { return std::to_string(d.x) + "x" + std::to_string(d.y) + "x" + std::to_string(d.z); };
+  const auto text = [](const Dim& d) {
+    return std::to_string(d.x) + "x" + std::to_string(d.y) + "x" + std::to_string(d.z);
+  };
   const std::string what = "bad launch: grid " + text(grid) + ", block " + text(size);
   const unsigned long long threads = 1ull * size.x * size.y * size.z;
   if (threads == 0 || threads > 1024 || size.z > 64) return what + ": a block has 1 to 1024 threads, at most 64 in z";
   if (1ull * grid.x * grid.y * grid.z == 0) return what + ": the grid is empty";
-  if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) return what + ": a grid is at most 2147483647x65535x65535";
+  if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
+    return what + ": a grid is at most 2147483647x65535x65535";
   if (1ull * grid.x * size.x > 0xffffffffull) return what + ": HIP takes less than 2^32 threads in x";
   return "";
 }
@@ -65,13 +68,15 @@ void run_grid(Block& b, size_t dynamic_bytes, unsigned order) {
   const unsigned long long stride = order > 1 ? stride_for(n, order) : 1;
   unsigned long long at = one ? static_cast<unsigned long long>(only_block) : order == 1 ? n - 1 : 0;
   for (unsigned long long done = 0; done < (one ? 1 : n) && b.error.empty(); ++done) {
-    b.block = {static_cast<unsigned>(at % g.x), static_cast<unsigned>(at / g.x % g.y), static_cast<unsigned>(at / g.x / g.y)};
+    b.block = {static_cast<unsigned>(at % g.x), static_cast<unsigned>(at / g.x % g.y),
+               static_cast<unsigned>(at / g.x / g.y)};
     run_block(b, dynamic_bytes, order);
     at = order == 1 ? at - 1 : (at + stride) % n;
   }
 }
 
-std::string launch(const Kernel& kernel, Dim grid, Dim size, size_t dynamic_bytes, unsigned order, void* const* arguments) {
+std::string launch(const Kernel& kernel, Dim grid, Dim size, size_t dynamic_bytes, unsigned order,
+                   void* const* arguments) {
   std::string wrong = check_launch(grid, size);
   if (!wrong.empty()) return wrong;
   std::lock_guard<std::mutex> lock(one_launch_at_a_time);
@@ -106,12 +111,14 @@ void register_kernel(const char* name, void (*function)(), Invoke invoke, const 
 
 // Runs a kernel to its end. Null: no fault, else what went wrong; valid until this thread's next launch.
 SIMT_EXPORT const char* simt_launch(const char* kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                                    unsigned block_x, unsigned block_y, unsigned block_z,
-                                    size_t dynamic_shared_bytes, unsigned order, void** parameters) {
+                                    unsigned block_x, unsigned block_y, unsigned block_z, size_t dynamic_shared_bytes,
+                                    unsigned order, void** parameters) {
   static thread_local std::string error;
   const simt::Kernel* k = simt::find_kernel(kernel);
   if (!k) error = std::string("no kernel ") + kernel;
-  else error = simt::launch(*k, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, dynamic_shared_bytes, order, parameters);
+  else
+    error = simt::launch(*k, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, dynamic_shared_bytes, order,
+                         parameters);
   return error.empty() ? nullptr : error.c_str();
 }
 

@@ -37,9 +37,7 @@ struct Last {
     by = a;
   }
 };
-struct Byte {
-  Last write, read;
-};
+struct Byte { Last write, read; };
 
 std::vector<Byte> bytes_of[Block::most_arrays];  // of each shared array, made at its first access
 
@@ -56,10 +54,12 @@ std::string say(const Access& a, const char* did) {
          describe_code(static_cast<const char*>(a.pc) - 1);  // a return address: the call is before it
 }
 
-void report(const Access& before, const char* did, const Access& now, const char* does, const SharedArray& array, size_t offset) {
-  const std::string name = array.tag ? "of a shared array of " + std::to_string(array.bytes) + " bytes" : "of dynamic shared memory";
-  block->fail("race: no barrier between two accesses to byte " + std::to_string(offset) + " " + name + ": " + say(before, did) +
-              ", then " + say(now, does));
+void report(const Access& before, const char* did, const Access& now, const char* does, const SharedArray& array,
+            size_t offset) {
+  const std::string name =
+      array.tag ? "of a shared array of " + std::to_string(array.bytes) + " bytes" : "of dynamic shared memory";
+  block->fail("race: no barrier between two accesses to byte " + std::to_string(offset) + " " + name + ": " +
+              say(before, did) + ", then " + say(now, does));
 }
 
 void touch(const void* address, size_t size, bool write, bool atomic, const void* pc) {
@@ -100,10 +100,10 @@ struct Install {
 #define SIMT_HOOK extern "C" __attribute__((visibility("hidden")))
 #define SIMT_PC __builtin_return_address(0)
 
-#define SIMT_ACCESS(n)                                                                                       \
-  SIMT_HOOK void __tsan_read##n(void* p) { simt::touch(p, n, false, false, SIMT_PC); }                       \
-  SIMT_HOOK void __tsan_write##n(void* p) { simt::touch(p, n, true, false, SIMT_PC); }                       \
-  SIMT_HOOK void __tsan_unaligned_read##n(void* p) { simt::touch(p, n, false, false, SIMT_PC); }             \
+#define SIMT_ACCESS(n)                                                                           \
+  SIMT_HOOK void __tsan_read##n(void* p) { simt::touch(p, n, false, false, SIMT_PC); }           \
+  SIMT_HOOK void __tsan_write##n(void* p) { simt::touch(p, n, true, false, SIMT_PC); }           \
+  SIMT_HOOK void __tsan_unaligned_read##n(void* p) { simt::touch(p, n, false, false, SIMT_PC); } \
   SIMT_HOOK void __tsan_unaligned_write##n(void* p) { simt::touch(p, n, true, false, SIMT_PC); }
 SIMT_ACCESS(1)
 SIMT_ACCESS(2)
@@ -119,39 +119,39 @@ SIMT_HOOK void __tsan_vptr_update(void*, void*) {}
 SIMT_HOOK void __tsan_vptr_read(void*) {}
 
 // The compiler's __atomic builtins come here instead of being instructions. One thread runs at a time.
-#define SIMT_ATOMIC_UPDATE(bits, T, name, result)                              \
-  SIMT_HOOK T __tsan_atomic##bits##_##name(volatile T* p, T value, int) {      \
-    simt::touch(const_cast<T*>(p), sizeof(T), true, true, SIMT_PC);            \
-    const T old = *p;                                                          \
-    *p = static_cast<T>(result);                                               \
-    return old;                                                                \
+#define SIMT_ATOMIC_UPDATE(bits, T, name, result)                         \
+  SIMT_HOOK T __tsan_atomic##bits##_##name(volatile T* p, T value, int) { \
+    simt::touch(const_cast<T*>(p), sizeof(T), true, true, SIMT_PC);       \
+    const T old = *p;                                                     \
+    *p = static_cast<T>(result);                                          \
+    return old;                                                           \
   }
-#define SIMT_ATOMIC_COMPARE(bits, T, name)                                                                   \
-  SIMT_HOOK int __tsan_atomic##bits##_##name(volatile T* p, T* expected, T desired, int, int) {              \
-    simt::touch(const_cast<T*>(p), sizeof(T), true, true, SIMT_PC);                                          \
-    const T old = *p;                                                                                        \
-    const bool same = old == *expected;                                                                      \
-    if (same) *p = desired;                                                                                  \
-    else *expected = old;                                                                                    \
-    return same;                                                                                             \
+#define SIMT_ATOMIC_COMPARE(bits, T, name)                                                      \
+  SIMT_HOOK int __tsan_atomic##bits##_##name(volatile T* p, T* expected, T desired, int, int) { \
+    simt::touch(const_cast<T*>(p), sizeof(T), true, true, SIMT_PC);                             \
+    const T old = *p;                                                                           \
+    const bool same = old == *expected;                                                         \
+    if (same) *p = desired;                                                                     \
+    else *expected = old;                                                                       \
+    return same;                                                                                \
   }
-#define SIMT_ATOMIC(bits, T)                                                   \
-  SIMT_HOOK T __tsan_atomic##bits##_load(const volatile T* p, int) {           \
-    simt::touch(const_cast<T*>(p), sizeof(T), false, true, SIMT_PC);           \
-    return *p;                                                                 \
-  }                                                                            \
-  SIMT_HOOK void __tsan_atomic##bits##_store(volatile T* p, T value, int) {    \
-    simt::touch(const_cast<T*>(p), sizeof(T), true, true, SIMT_PC);            \
-    *p = value;                                                                \
-  }                                                                            \
-  SIMT_ATOMIC_UPDATE(bits, T, exchange, value)                                 \
-  SIMT_ATOMIC_UPDATE(bits, T, fetch_add, old + value)                          \
-  SIMT_ATOMIC_UPDATE(bits, T, fetch_sub, old - value)                          \
-  SIMT_ATOMIC_UPDATE(bits, T, fetch_and, old & value)                          \
-  SIMT_ATOMIC_UPDATE(bits, T, fetch_or, old | value)                           \
-  SIMT_ATOMIC_UPDATE(bits, T, fetch_xor, old ^ value)                          \
-  SIMT_ATOMIC_UPDATE(bits, T, fetch_nand, ~(old & value))                      \
-  SIMT_ATOMIC_COMPARE(bits, T, compare_exchange_strong)                        \
+#define SIMT_ATOMIC(bits, T)                                                \
+  SIMT_HOOK T __tsan_atomic##bits##_load(const volatile T* p, int) {        \
+    simt::touch(const_cast<T*>(p), sizeof(T), false, true, SIMT_PC);        \
+    return *p;                                                              \
+  }                                                                         \
+  SIMT_HOOK void __tsan_atomic##bits##_store(volatile T* p, T value, int) { \
+    simt::touch(const_cast<T*>(p), sizeof(T), true, true, SIMT_PC);         \
+    *p = value;                                                             \
+  }                                                                         \
+  SIMT_ATOMIC_UPDATE(bits, T, exchange, value)                              \
+  SIMT_ATOMIC_UPDATE(bits, T, fetch_add, old + value)                       \
+  SIMT_ATOMIC_UPDATE(bits, T, fetch_sub, old - value)                       \
+  SIMT_ATOMIC_UPDATE(bits, T, fetch_and, old& value)                        \
+  SIMT_ATOMIC_UPDATE(bits, T, fetch_or, old | value)                        \
+  SIMT_ATOMIC_UPDATE(bits, T, fetch_xor, old ^ value)                       \
+  SIMT_ATOMIC_UPDATE(bits, T, fetch_nand, ~(old & value))                   \
+  SIMT_ATOMIC_COMPARE(bits, T, compare_exchange_strong)                     \
   SIMT_ATOMIC_COMPARE(bits, T, compare_exchange_weak)
 SIMT_ATOMIC(8, unsigned char)
 SIMT_ATOMIC(16, unsigned short)

@@ -32,7 +32,7 @@ GPU_REGISTER(selftest_count)
 
 // Sum of the block by way of shared memory; the warp's part by shuffles.
 GPU_FN float warp_total(float v) {
-  GPU_UNROLL for (int m = warp_size / 2; m; m >>= 1) v += bit_cast<float>(shuffle_xor(bit_cast<u32>(v), m));
+  GPU_UNROLL_FOR (int m = warp_size / 2; m; m >>= 1) v += bit_cast<float>(shuffle_xor(bit_cast<u32>(v), m));
   return v;
 }
 template <bool barrier_before_read, bool barrier_before_write> GPU_FN float block_total(float v) {
@@ -65,7 +65,8 @@ extern "C" GPU_KERNEL(1024) void selftest_addresses(SelftestTable table, double 
 GPU_REGISTER(selftest_addresses)
 
 // Both ways for both 16-bit types: float -> 16 bits -> float.
-extern "C" GPU_KERNEL(1024) void selftest_convert(const float* x, half* h, bfloat16* b, float* from_h, float* from_b, i32 n) {
+extern "C" GPU_KERNEL(1024) void selftest_convert(const float* x, half* h, bfloat16* b, float* from_h, float* from_b,
+                                                  i32 n) {
   const i32 i = (i32)(block_x() * block_size_x() + thread_x());
   if (i >= n) return;
   from_float(h[i], x[i]);
@@ -164,7 +165,9 @@ extern "C" GPU_KERNEL(1024) void selftest_misaligned(const float* x, float* out)
 }
 GPU_REGISTER(selftest_misaligned)
 
-extern "C" GPU_KERNEL(1024) void selftest_missing_barrier(const float* x, float* out) { two_totals<false, true>(x, out); }
+extern "C" GPU_KERNEL(1024) void selftest_missing_barrier(const float* x, float* out) {
+  two_totals<false, true>(x, out);
+}
 GPU_REGISTER(selftest_missing_barrier)
 extern "C" GPU_KERNEL(1024) void selftest_reused_buffer(const float* x, float* out) { two_totals<true, false>(x, out); }
 GPU_REGISTER(selftest_reused_buffer)
@@ -196,7 +199,8 @@ GPU_REGISTER(selftest_ballot)
 
 // Where a thread is, in three dimensions: one line a thread of x, y, z of thread, block and sizes.
 extern "C" void selftest_where(u32* out) {
-  const simt::Dim t = simt::self->thread, b = simt::current->block, n = simt::current->block_size, g = simt::current->grid;
+  const simt::Dim t = simt::self->thread, b = simt::current->block, n = simt::current->block_size,
+                  g = simt::current->grid;
   const u32 block_index = (b.z * g.y + b.y) * g.x + b.x, index = (t.z * n.y + t.y) * n.x + t.x;
   out[block_index * (n.x * n.y * n.z) + index] += t.x + 10 * t.y + 100 * t.z + 1000 * b.x + 10000 * b.y + 100000 * b.z;
 }

@@ -18,16 +18,12 @@ namespace simt {
 constexpr unsigned warp_size = GPU_WARP_SIZE;
 static_assert(warp_size == 32 || warp_size == 64, "GPU_WARP_SIZE is 32 or 64");
 
-struct Dim {
-  unsigned x = 1, y = 1, z = 1;
-};
+struct Dim { unsigned x = 1, y = 1, z = 1; };
 struct Thread {
   Dim thread;  // its index in the block
   unsigned lane = 0, warp = 0;
 };
-struct Position {
-  Dim block, block_size, grid;
-};
+struct Position { Dim block, block_size, grid; };
 
 // The thread that runs now, and the block it belongs to. Only one block runs at any time.
 extern Thread* self;

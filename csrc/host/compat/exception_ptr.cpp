@@ -11,7 +11,7 @@ extern "C" void apex_compat_addref(void*) __asm__("_ZNSt15__exception_ptr13excep
 extern "C" void apex_compat_release(void*) __asm__("_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv");
 
 void apex_compat_addref(void* self) {
-  void* copy; // the copy is never destroyed: its reference is the one asked for
+  void* copy;  // the copy is never destroyed: its reference is the one asked for
   apex_compat_copy(&copy, self);
 }
 

@@ -20,4 +20,4 @@ template std::string std::basic_stringbuf<char>::str() const&;
 // GLIBCXX_3.4.29. Weak: a compiler that links libstdc++ statically has one already.
 namespace std {
 __attribute__((weak)) void __throw_bad_array_new_length() { throw std::bad_array_new_length(); }
-} // namespace std
+}  // namespace std

@@ -37,16 +37,12 @@ EXPORT int apex_check_exceptions(int rounds) {
     std::exception_ptr pointer;
     try {
       throw std::runtime_error(std::string(1000, 'x'));
-    } catch (...) {
-      pointer = std::current_exception();
-    }
+    } catch (...) { pointer = std::current_exception(); }
     std::vector<std::exception_ptr> copies(3, pointer);
     pointer = nullptr;
     try {
       std::rethrow_exception(copies[1]);
-    } catch (const std::runtime_error& error) {
-      caught += std::string(error.what()).size() == 1000;
-    }
+    } catch (const std::runtime_error& error) { caught += std::string(error.what()).size() == 1000; }
   }
   return caught;
 }

@@ -15,7 +15,7 @@ namespace fake {
 inline std::recursive_mutex mutex;
 using Lock = std::lock_guard<std::recursive_mutex>;
 inline std::string log;
-inline std::map<std::string, int> failures; // call -> code, until cleared
+inline std::map<std::string, int> failures;  // call -> code, until cleared
 
 [[gnu::format(printf, 1, 2)]] inline void note(const char* format, ...) {
   char line[512];
@@ -50,7 +50,7 @@ inline int static_shared(const char* image, const std::string& kernel) {
   return at == std::string::npos ? 0 : atoi(text.c_str() + at + start.size());
 }
 
-} // namespace fake
+}  // namespace fake
 
 FAKE const char* fake_log() {
   static std::string copy;
@@ -65,8 +65,6 @@ FAKE void fake_clear_log() {
 // Every later call of this name answers `code`; 0 ends that.
 FAKE void fake_fail(const char* call, int code) {
   fake::Lock lock(fake::mutex);
-  if (code)
-    fake::failures[call] = code;
-  else
-    fake::failures.erase(call);
+  if (code) fake::failures[call] = code;
+  else fake::failures.erase(call);
 }

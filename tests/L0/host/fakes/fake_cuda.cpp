@@ -34,7 +34,7 @@ enum : int {
 
 struct Context {
   int device;
-  std::string kind; // primary, green
+  std::string kind;  // primary, green
 };
 struct Stream {
   int device;
@@ -55,7 +55,7 @@ struct Library {
 int initialised_by = 0;
 Context* primary[devices];
 int retained[devices];
-std::atomic<int> captures{0}; // in global mode, as torch.cuda.graph does by default
+std::atomic<int> captures{0};  // in global mode, as torch.cuda.graph does by default
 thread_local std::vector<Context*> stack;
 thread_local int capture_mode = 0;
 
@@ -76,7 +76,7 @@ int unsafe(const char* call) {
   return kCaptureUnsupported;
 }
 
-} // namespace
+}  // namespace
 
 // ---- the test's side
 
@@ -103,18 +103,13 @@ FAKE int cuInit(unsigned) {
   return 0;
 }
 FAKE int cuGetErrorName(int code, const char** name) {
-  static const std::map<int, const char*> names = {{1, "CUDA_ERROR_INVALID_VALUE"},
-                                                   {2, "CUDA_ERROR_OUT_OF_MEMORY"},
-                                                   {3, "CUDA_ERROR_NOT_INITIALIZED"},
-                                                   {4, "CUDA_ERROR_DEINITIALIZED"},
-                                                   {100, "CUDA_ERROR_NO_DEVICE"},
-                                                   {101, "CUDA_ERROR_INVALID_DEVICE"},
-                                                   {201, "CUDA_ERROR_INVALID_CONTEXT"},
-                                                   {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
-                                                   {400, "CUDA_ERROR_INVALID_HANDLE"},
-                                                   {500, "CUDA_ERROR_NOT_FOUND"},
-                                                   {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
-                                                   {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}};
+  static const std::map<int, const char*> names = {
+      {1, "CUDA_ERROR_INVALID_VALUE"},     {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {3, "CUDA_ERROR_NOT_INITIALIZED"},   {4, "CUDA_ERROR_DEINITIALIZED"},
+      {100, "CUDA_ERROR_NO_DEVICE"},       {101, "CUDA_ERROR_INVALID_DEVICE"},
+      {201, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+      {400, "CUDA_ERROR_INVALID_HANDLE"},  {500, "CUDA_ERROR_NOT_FOUND"},
+      {700, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}};
   const auto found = names.find(code);
   *name = found == names.end() ? nullptr : found->second;
   return found == names.end() ? kInvalidValue : 0;
@@ -136,19 +131,32 @@ FAKE int cuDeviceGet(int* device, int ordinal) {
 FAKE int cuDeviceGetAttribute(int* value, int attribute, int device) {
   BEGIN("cuDeviceGetAttribute");
   switch (attribute) {
-    case 10: *value = 32; return 0;
-    case 16: *value = 100 + device; return 0;
-    case 38: *value = (50 + device) << 20; return 0;
-    case 75: *value = arch[device] / 10; return 0;
-    case 76: *value = arch[device] % 10; return 0;
-    case 97: *value = optin[device]; return 0;
-    default: return kInvalidValue;
+    case 10:
+      *value = 32;
+      return 0;
+    case 16:
+      *value = 100 + device;
+      return 0;
+    case 38:
+      *value = (50 + device) << 20;
+      return 0;
+    case 75:
+      *value = arch[device] / 10;
+      return 0;
+    case 76:
+      *value = arch[device] % 10;
+      return 0;
+    case 97:
+      *value = optin[device];
+      return 0;
+    default:
+      return kInvalidValue;
   }
 }
 FAKE int cuDevicePrimaryCtxRetain(void** context, int device) {
   BEGIN("cuDevicePrimaryCtxRetain");
   if (const int code = unsafe("cuDevicePrimaryCtxRetain")) return code;
-  usleep(5000); // so that threads meet here
+  usleep(5000);  // so that threads meet here
   fake::Lock lock(fake::mutex);
   if (!primary[device]) primary[device] = new Context{device, "primary"};
   ++retained[device];
@@ -211,7 +219,7 @@ FAKE int cuMemFree_v2(unsigned long long address) {
 FAKE int cuStreamCreate(void** stream, unsigned flags) {
   BEGIN("cuStreamCreate");
   if (!current()) return kInvalidContext;
-  if (flags != 1) return kInvalidValue; // it would wait for the default stream
+  if (flags != 1) return kInvalidValue;  // it would wait for the default stream
   *stream = new Stream{current()->device, false};
   return 0;
 }
@@ -253,7 +261,7 @@ FAKE int cuLibraryLoadData(void** library, const void* code, void*, void*, unsig
   if (const int broken = unsafe("cuLibraryLoadData")) return broken;
   const auto* image = static_cast<const char*>(code);
   note("load on %d: %.10s", current()->device, image);
-  usleep(20000); // so that threads meet here
+  usleep(20000);  // so that threads meet here
   if (!fake::has_line(image, "arch sm_" + std::to_string(arch[current()->device]))) return kNoBinary;
   *library = new Library{image, {}};
   return 0;
@@ -283,8 +291,11 @@ FAKE int cuFuncLoad(void*) {
 FAKE int cuKernelGetAttribute(int* value, int attribute, void* kernel, int) {
   BEGIN("cuKernelGetAttribute");
   const auto* of = static_cast<Kernel*>(kernel);
-  if (attribute == 5) // the virtual architecture it was compiled for
-    *value = fake::has_line(of->library->image.c_str(), "arch sm_80") || fake::has_line(of->library->image.c_str(), "from compute_80") ? 80 : 90;
+  if (attribute == 5)  // the virtual architecture it was compiled for
+    *value = fake::has_line(of->library->image.c_str(), "arch sm_80") ||
+                     fake::has_line(of->library->image.c_str(), "from compute_80")
+                 ? 80
+                 : 90;
   else if (attribute == 1) *value = of->fixed;
   else return kInvalidValue;
   return 0;
@@ -310,27 +321,27 @@ struct LaunchConfig {
   }* attributes;
   unsigned attribute_count;
 };
-FAKE int cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+FAKE int cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                        void**);
 #if !defined(FAKE_BEFORE_CUDA_12)
 FAKE int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
   BEGIN("cuLaunchKernelEx");
   const auto* attribute = config->attributes;
   if (config->attribute_count != 1 || attribute->id != 6 || attribute->value.overlaps != 1) return kInvalidValue;
   note("beside the end of the one before");
-  return cuLaunchKernel(function, config->gx, config->gy, config->gz, config->bx, config->by, config->bz, config->shared,
-                        config->stream, parameters, extra);
+  return cuLaunchKernel(function, config->gx, config->gy, config->gz, config->bx, config->by, config->bz,
+                        config->shared, config->stream, parameters, extra);
 }
 #endif
-FAKE int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                        unsigned bz, unsigned shared, void* stream, void** parameters, void** extra) {
+FAKE int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, void* stream, void** parameters, void** extra) {
   BEGIN("cuLaunchKernel");
   if (!current()) return kInvalidContext;
   auto* kernel = static_cast<Kernel*>(function);
   if (stream && static_cast<Stream*>(stream)->device != current()->device) return kInvalidHandle;
   if (extra || static_cast<int>(shared) > kernel->most_dynamic[current()->device]) return kInvalidValue;
   const long first = parameters ? *static_cast<int*>(parameters[0]) : 0;
-  note("launch %s in %s %d, grid %u %u %u, block %u %u %u, shared %u, stream %s, first %ld",
-       kernel->name.c_str(), current()->kind.c_str(), current()->device, gx, gy, gz, bx, by, bz, shared,
-       stream ? "given" : "default", first);
+  note("launch %s in %s %d, grid %u %u %u, block %u %u %u, shared %u, stream %s, first %ld", kernel->name.c_str(),
+       current()->kind.c_str(), current()->device, gx, gy, gz, bx, by, bz, shared, stream ? "given" : "default", first);
   return 0;
 }

@@ -36,7 +36,7 @@ struct Stream {
   bool capturing;
 };
 struct Module {
-  const char* image; // not copied: HIP reads it later too
+  const char* image;  // not copied: HIP reads it later too
   int device;
   std::map<std::string, int> names;
 };
@@ -64,7 +64,7 @@ int unsafe(const char* call) {
 #define BEGIN(call) \
   if (const int code = fake::failure(call)) return keep(code)
 
-} // namespace
+}  // namespace
 
 // ---- the test's side
 
@@ -82,11 +82,16 @@ FAKE void fake_set_capture_mode(int mode) { capture_mode = mode; }
 FAKE int hipInit(unsigned) { return keep(fake::failure("hipInit")); }
 FAKE const char* hipGetErrorName(int code) {
   switch (code) {
-    case kInvalidValue: return "hipErrorInvalidValue";
-    case kInvalidDevice: return "hipErrorInvalidDevice";
-    case kNoBinary: return "hipErrorNoBinaryForGpu";
-    case kInvalidHandle: return "hipErrorInvalidHandle";
-    default: return "hipErrorUnknown";
+    case kInvalidValue:
+      return "hipErrorInvalidValue";
+    case kInvalidDevice:
+      return "hipErrorInvalidDevice";
+    case kNoBinary:
+      return "hipErrorNoBinaryForGpu";
+    case kInvalidHandle:
+      return "hipErrorInvalidHandle";
+    default:
+      return "hipErrorUnknown";
   }
 }
 FAKE const char* hipGetErrorString(int) { return "words of the runtime"; }
@@ -111,15 +116,24 @@ FAKE int hipDeviceGetAttribute(int* value, int attribute, int device) {
   BEGIN("hipDeviceGetAttribute");
   if (device < 0 || device >= devices) return keep(kInvalidDevice);
   switch (attribute) {
-    case 19: *value = (4 + device) << 20; return 0;
-    case 63: *value = 304 + device; return 0;
-    case 74: *value = lds[device]; return 0;
-    case 87: *value = device ? 32 : 64; return 0;
-    default: return keep(kInvalidValue);
+    case 19:
+      *value = (4 + device) << 20;
+      return 0;
+    case 63:
+      *value = 304 + device;
+      return 0;
+    case 74:
+      *value = lds[device];
+      return 0;
+    case 87:
+      *value = device ? 32 : 64;
+      return 0;
+    default:
+      return keep(kInvalidValue);
   }
 }
 FAKE int hipGetDevicePropertiesR0600(void* properties, int device) {
-  memset(properties, 0x7f, 1472); // the size of the structure
+  memset(properties, 0x7f, 1472);  // the size of the structure
   snprintf(static_cast<char*>(properties) + 1160, 256, "%s", device ? "gfx1100" : FAKE_NAME);
   return 0;
 }
@@ -127,7 +141,7 @@ FAKE int hipModuleLoadData(void** module, const void* image) {
   BEGIN("hipModuleLoadData");
   if (const int code = unsafe("hipModuleLoadData")) return keep(code);
   note("load on %d", current);
-  usleep(20000); // so that threads meet here
+  usleep(20000);  // so that threads meet here
   if (!fake::has_line(static_cast<const char*>(image), current ? "arch gfx1100" : "arch gfx942"))
     return keep(kNoBinary);
   *module = new Module{static_cast<const char*>(image), current, {}};
@@ -162,7 +176,7 @@ FAKE int hipFree(void* memory) {
 }
 FAKE int hipStreamCreateWithFlags(void** stream, unsigned flags) {
   BEGIN("hipStreamCreateWithFlags");
-  if (flags != 1) return keep(kInvalidValue); // it would wait for the default stream
+  if (flags != 1) return keep(kInvalidValue);  // it would wait for the default stream
   *stream = new Stream{current, false};
   return 0;
 }
@@ -195,16 +209,15 @@ FAKE int hipStreamIsCapturing(void* stream, int* status) {
   *status = stream && static_cast<Stream*>(stream)->capturing ? 1 : 0;
   return 0;
 }
-FAKE int hipModuleLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                               unsigned by, unsigned bz, unsigned shared, void* stream, void** parameters,
-                               void** extra) {
+FAKE int hipModuleLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                               unsigned bz, unsigned shared, void* stream, void** parameters, void** extra) {
   BEGIN("hipModuleLaunchKernel");
   auto* kernel = static_cast<Function*>(function);
   if (kernel->module->device != current) return keep(kInvalidHandle);
   if (stream && static_cast<Stream*>(stream)->device != current) return keep(kInvalidHandle);
   if (extra || static_cast<int>(shared) > lds[current]) return keep(kInvalidValue);
   const long first = parameters ? *static_cast<int*>(parameters[0]) : 0;
-  note("launch %s on %d, grid %u %u %u, block %u %u %u, shared %u, stream %s, first %ld",
-       kernel->name.c_str(), current, gx, gy, gz, bx, by, bz, shared, stream ? "given" : "default", first);
+  note("launch %s on %d, grid %u %u %u, block %u %u %u, shared %u, stream %s, first %ld", kernel->name.c_str(), current,
+       gx, gy, gz, bx, by, bz, shared, stream ? "given" : "default", first);
   return 0;
 }

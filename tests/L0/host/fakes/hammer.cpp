@@ -16,7 +16,7 @@ void* work(void* function) {
   return nullptr;
 }
 
-} // namespace
+}  // namespace
 
 EXPORT void hammer_start(void (*function)()) {
   stop = false;

@@ -21,9 +21,9 @@ struct Pending {
 };
 
 inline std::set<void*> live;
-inline size_t room = size_t(1) << 30; // bytes that can still be allocated
-inline int slowness = 0;              // microseconds that an allocation takes
-inline std::map<void*, std::vector<Pending>> queued; // by stream
+inline size_t room = size_t(1) << 30;                 // bytes that can still be allocated
+inline int slowness = 0;                              // microseconds that an allocation takes
+inline std::map<void*, std::vector<Pending>> queued;  // by stream
 
 inline int allocate(void** memory, size_t bytes) {
   if (slowness) usleep(slowness);
@@ -52,7 +52,7 @@ inline void run(void* stream) {
   queued[stream].clear();
 }
 
-} // namespace fake
+}  // namespace fake
 
 FAKE void fake_run(void* stream) { fake::run(stream); }
 FAKE size_t fake_live() { return fake::live.size(); }
