@@ -220,9 +220,12 @@ build_rocm = wheel_session("build-rocm", "rocm", [], "Builds the wheel apex-rocm
 for _accelerator in ("cuda", "rocm"):
     _archs = matrix.load().archs(_accelerator)
     for _arch in _archs[:1] if LISTED else _archs:
-        _about = f"with a pack for {_arch} only; or for one of {', '.join(_archs[1:])}" if LISTED else f"for {_arch}"
+        _about = f"for {_arch}"
+        if LISTED:
+            _about = f"with a pack for {_arch} only; or for one of {', '.join(_archs[1:])}"
         _name = f"build-{_accelerator}-{_arch.replace('sm_', 'sm')}"
-        _session = wheel_session(_name, _accelerator, [_arch], f"Builds the wheel apex-{_accelerator} {_about}.")
+        _about = f"Builds the wheel apex-{_accelerator} {_about}."
+        _session = wheel_session(_name, _accelerator, [_arch], _about)
         globals()[_name.replace("-", "_")] = _session
 
 

@@ -44,7 +44,8 @@ def call(name, forward, outputs, arguments):
         found = dispatch(forward, arguments)
         if isinstance(found, torch.Tensor):
             return found
-        if isinstance(found, Proxy) and len(forward._schema.returns) == 1:  # torch.fx does not know what it is of
+        # torch.fx does not know what a proxy is of.
+        if isinstance(found, Proxy) and len(forward._schema.returns) == 1:
             return found
         return found[0] if outputs == 1 else found[:outputs]
     try:

@@ -125,7 +125,12 @@ class Report:
     def __init__(self, options, bandwidth: float | None = None, rows=()):
         self.options, self.bandwidth = options, bandwidth or copy_bandwidth()
         self.compiling = 0.0  # seconds
-        facts = {"card": device_name(), "torch": torch.__version__, "copy": self.bandwidth, "source": source()}
+        facts = {
+            "card": device_name(),
+            "torch": torch.__version__,
+            "copy": self.bandwidth,
+            "source": source(),
+        }
         title = f"{device_name()}, torch {torch.__version__}, copy {self.bandwidth / 1e9:.0f} GB/s"
         self.table = Table(title, Row.HEADINGS, (44, 24), options.json, facts)
         self.table.rows.extend(rows)

@@ -79,7 +79,9 @@ def main() -> None:
 @click.option("--jobs", type=COUNT, help="Compilers at once; default: the number of cores.")
 @click.option("--target", type=click.Path(path_type=Path), help="Default: build/tree.")
 @click.option("--available", is_flag=True, help="Leaves out packs whose toolchain is not here, and says so.")
-@click.option("--unit", "units", multiple=True, help="Units of the packs; several may be given. Default: all.")
+@click.option(
+    "--unit", "units", multiple=True, help="Units of the packs; several may be given. Default: all."
+)
 def tree(archs, tags, torches, jobs, target, available, units) -> None:
     """Fills build/tree/apex with libraries and packs, for use in a checkout."""
     from build_matrix import headers, packs, report, tree
@@ -119,7 +121,9 @@ def tree(archs, tags, torches, jobs, target, available, units) -> None:
 @click.option(
     "--platform", default=matrix.NATIVE, show_default=True, help="linux_aarch64: by a cross compiler."
 )
-@click.option("--no-toolchain", is_flag=True, help="Stops where a compiler is missing. Default: it is brought here.")
+@click.option(
+    "--no-toolchain", is_flag=True, help="Stops where a compiler is missing. Default: it is brought here."
+)
 @click.option("--container", is_flag=True, help="Builds in a container, with cibuildwheel.")
 @click.option(
     "--engine", type=click.Choice(["podman", "docker"]), help="With --container; default: what is here."

@@ -58,7 +58,9 @@ def check(entries: Iterable[Entry], limits: Limits) -> None:
             raise Refused(f"it holds {entry.name!r}: {fault}")
         total += entry.size
         if entry.size > limits.one or total > limits.total:
-            raise Refused(f"it holds {entry.name!r}: with {entry.size} bytes it, or all up to it, is too large")
+            raise Refused(
+                f"it holds {entry.name!r}: with {entry.size} bytes it, or all up to it, is too large"
+            )
         name = entry.name.rstrip("/")
         folder = entry.name.endswith("/") or entry.kind == stat.S_IFDIR
         if entry.kind not in (*REGULAR, *((stat.S_IFDIR,) if folder else ())):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from build_matrix import REPOSITORY, matrix
 
-DEVICES = {"cuda": ("dev/nvidiactl", "dev/dxg"), "rocm": ("dev/kfd", "dev/dxg")}  # dxg: Windows' subsystem for Linux
+# dxg: Windows' subsystem for Linux.
+DEVICES = {"cuda": ("dev/nvidiactl", "dev/dxg"), "rocm": ("dev/kfd", "dev/dxg")}
 
 
 def why_none(tier: str, cell: str, root: Path = Path("/")) -> str:

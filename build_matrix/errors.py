@@ -58,7 +58,9 @@ class Incomplete(BuildError):
             wanted.setdefault(why.partition(". Run: ")[0], []).append(name)
         lines = [f"{', '.join(names)}: {why}" for why, names in wanted.items()]
         super().__init__(
-            "the release cannot be whole here (--available builds the rest):\n" + "\n".join(lines) + self._command()
+            "the release cannot be whole here (--available builds the rest):\n"
+            + "\n".join(lines)
+            + self._command()
         )
 
     def _command(self) -> str:

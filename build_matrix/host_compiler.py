@@ -29,7 +29,9 @@ class HostCompiler:
         try:
             said = self.read("", *arguments)
         except OSError as error:
-            raise BuildError(f"{self.path} does not run here: {error.strerror}; CXX names the compiler") from None
+            raise BuildError(
+                f"{self.path} does not run here: {error.strerror}; CXX names the compiler"
+            ) from None
         if said.returncode:
             raise BuildError(f"{self.path} is no C++ compiler: it refuses {arguments[0]}; CXX names another")
         return said.stdout.strip()
@@ -122,7 +124,9 @@ def _named(variable: str) -> HostCompiler | None:
         return None
     if path := shutil.which(name):
         return HostCompiler(path)
-    raise BuildError(f"{variable} names {name}, which is no program here: name one without options, or unset it")
+    raise BuildError(
+        f"{variable} names {name}, which is no program here: name one without options, or unset it"
+    )
 
 
 def package(platform: matrix.Platform) -> str:

@@ -152,7 +152,9 @@ def _write(wheels: list[Path], target: Path, by_root: dict[str, list[IndexedWhee
                 by_root[root].append(wheel)
         if not any(by_root.values()):
             known = ", ".join(a.distribution for a in matrix.load().accelerators)
-            raise BuildError(f"no wheel here is of {known}: the index would be empty, and what is there stays")
+            raise BuildError(
+                f"no wheel here is of {known}: the index would be empty, and what is there stays"
+            )
         aliases = _write_aliases(by_root, new / FILES)
         for root, listed in by_root.items():
             _write_root(new / "whl" / root, root, [*listed, *aliases[root]])

@@ -233,7 +233,9 @@ def load(path: Path = FILE) -> Matrix:
             Accelerator(a["name"], a["label"], tuple(a["roots"])) for a in data["accelerator"]
         ),
         packs=tuple(
-            PackRule(Arch(p["arch"]), tuple(p["toolchains"]), p.get("emulated", False), p.get("tested", False))
+            PackRule(
+                Arch(p["arch"]), tuple(p["toolchains"]), p.get("emulated", False), p.get("tested", False)
+            )
             for p in data["pack"]
         ),
         spills=tuple(data.get("spill", [])),

@@ -63,7 +63,9 @@ def size(name: str) -> str:
     try:
         for project, rest in wanted.items():
             sha256 = rest.partition("sha256:")[2]
-            total += sum(package_index.size(f.url) for f in package_index.files(project) if f.sha256 == sha256)
+            total += sum(
+                package_index.size(f.url) for f in package_index.files(project) if f.sha256 == sha256
+            )
     except PackageIndexError:
         total = 0  # pip will say why
     listed = ", ".join(wanted)
@@ -111,7 +113,9 @@ def provision(name: str) -> None:
             listed.write_text("\n".join(pins.packages(name)) + "\n", encoding="utf-8")
         if code := subprocess.run(wanted).returncode:
             shutil.rmtree(partial, ignore_errors=True)
-            raise PackageIndexError(f"{name} did not come: {words(name)} ended with {code}; it says why above")
+            raise PackageIndexError(
+                f"{name} did not come: {words(name)} ended with {code}; it says why above"
+            )
     finally:
         listed.unlink(missing_ok=True)
     if not direct:

@@ -152,11 +152,15 @@ def _unpack(member: Member, data: bytes, at: int) -> bytes:
     packed = data[start : start + member.packed]
     try:
         # What it would unpack to beyond the size that it states is not unpacked.
-        contents = zlib.decompressobj(-15).decompress(packed, member.size + 1) if member.method == 8 else packed
+        contents = (
+            zlib.decompressobj(-15).decompress(packed, member.size + 1) if member.method == 8 else packed
+        )
     except zlib.error as error:
         raise PackageIndexError(f"{member.name}: it is damaged ({error})") from None
     if len(contents) != member.size:
-        raise PackageIndexError(f"{member.name}: it does not unpack to the {member.size} bytes that it states")
+        raise PackageIndexError(
+            f"{member.name}: it does not unpack to the {member.size} bytes that it states"
+        )
     if zlib.crc32(contents) != member.crc:
         raise PackageIndexError(f"{member.name}: CRC differs")
     return contents

@@ -211,7 +211,9 @@ def _signature_fault(receipt: dict) -> str | None:
     if "signature" not in receipt:
         return f"it is not signed, and {KEY} asks for signatures"
     # As bytes: text that is not ASCII cannot be compared so.
-    if not hmac.compare_digest(str(receipt["signature"]).encode(), signing.mac(receipt["digest"], key).encode()):
+    if not hmac.compare_digest(
+        str(receipt["signature"]).encode(), signing.mac(receipt["digest"], key).encode()
+    ):
         return f"its signature is not of the key that {KEY} names"
     return None
 

@@ -32,7 +32,9 @@ DEFAULTS = {
     "device meta": ("APEX_TESTS_DEFAULT_DEVICE", "meta"),
 }
 # Defaults are Python's: references, and one CPU variant that every machine has.
-UNDER_DEFAULTS = "defaults and not (gpu or executor or minutes) and not (cpu_level and not cpu_level(level=1))"
+UNDER_DEFAULTS = (
+    "defaults and not (gpu or executor or minutes) and not (cpu_level and not cpu_level(level=1))"
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,10 @@ def checks() -> list[Check]:
         Check("loads", (*FARM, "load-test", *(f"--python={tag}" for tag in matrix.load().python))),
         Check("release", (*FARM, "farm", "--dist", str(dist))),
     ]
-    names = [f"{a.distribution.replace('-', '_')}-{identity.version()}+{a.label}" for a in matrix.load().accelerators]
+    names = [
+        f"{a.distribution.replace('-', '_')}-{identity.version()}+{a.label}"
+        for a in matrix.load().accelerators
+    ]
     wheels = [str(dist / f"{name}-{pythons.own_tag()}-*_x86_64.whl") for name in names]
     found.append(Check("verify", (*FARM, "verify", *wheels), after="release"))
     cards = [cell for cell in matrix.load().cells() if cell != "cpu"]
@@ -104,7 +109,9 @@ def _under_default(name: str, variable: tuple[str, str]) -> Check:
 def _archs() -> list[str]:
     """Packs that the tests look at: a card that is here needs its own."""
     cells = matrix.load().cells()
-    return list(dict.fromkeys([*matrix.load().tested(), *(d.arch for d in torch_devices() if d.arch in cells)]))
+    return list(
+        dict.fromkeys([*matrix.load().tested(), *(d.arch for d in torch_devices() if d.arch in cells)])
+    )
 
 
 def words(check: Check) -> str:
@@ -183,9 +190,11 @@ def _expanded(command: tuple[str, ...]) -> Iterator[str]:
 
 def _state() -> dict[str, str]:
     """What the outcomes are of: sources, and the tests and tools that look at them."""
-    folders = ("tests", "build_matrix", "ci", ".ci", "docs", "examples", "benchmarks", ".github", "release_notes")
+    folders = ("tests", "build_matrix", "ci", ".ci", "docs", "examples", "benchmarks")
+    folders += (".github", "release_notes")
     single = ("noxfile.py", "pyproject.toml", "related_commits", "version.txt")
-    single += ("README.md", "LICENSE", "MANIFEST.in", "Makefile", "setup.py")  # wheels hold them, tests read them
+    # Wheels hold them, tests read them.
+    single += ("README.md", "LICENSE", "MANIFEST.in", "Makefile", "setup.py")
     tests = [
         path
         for name in (*folders, *single)

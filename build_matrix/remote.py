@@ -43,7 +43,9 @@ class Remote:
             raise StoreError(address, str(error)) from None
         self.folder = "file" in self.system.protocol or "local" in self.system.protocol
         if "memory" in self.system.protocol:
-            raise StoreError(address, "the memory of one process is nothing that others see: nothing can be shared")
+            raise StoreError(
+                address, "the memory of one process is nothing that others see: nothing can be shared"
+            )
 
     def _fault(self, what: str, error: Exception) -> StoreError:
         return StoreError(self.address, f"{what} ({_words(error)})")

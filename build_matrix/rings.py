@@ -32,7 +32,8 @@ TOGETHER = 2.0  # CPU seconds of fixtures, above which a file's tests are in one
 UNITS = 4  # of the packs, on a change: each for every arch of matrix.toml that is `tested`
 ALWAYS = "multi_tensor_scale"  # small; tests look at it in packs
 NOTHING_CHOSEN = 5  # pytest's exit code
-ALONE = "tests/L0/host"  # loads a libapex.so of its own, beside which the loader rightly refuses the checkout's
+# Loads a libapex.so of its own, beside which the loader rightly refuses the checkout's.
+ALONE = "tests/L0/host"
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,10 @@ def base() -> str | None:
     and emulated. None where the history does not hold it."""
     found = []
     for tier in receipts.TIERS:
-        names = [f"build_matrix/receipts/{tier}-cpu-*.json", f"build_matrix/receipts/{tier}-*-emulator-*.json"]
+        names = [
+            f"build_matrix/receipts/{tier}-cpu-*.json",
+            f"build_matrix/receipts/{tier}-*-emulator-*.json",
+        ]
         said = git("log", "-1", "--format=%ct %H", "--", *names)
         if not said:
             return None
@@ -148,7 +152,9 @@ def build(tell: Callable[[str], None], chosen: Collection[str] = ()) -> None:
     if cards:
         command += [f"--arch={arch}" for arch in cards]
     elif chosen:
-        command += [f"--arch={arch}" for arch in matrix.load().tested()] + [f"--unit={unit}" for unit in chosen]
+        command += [f"--arch={arch}" for arch in matrix.load().tested()] + [
+            f"--unit={unit}" for unit in chosen
+        ]
     _run("build", command, tell)
 
 
@@ -191,13 +197,15 @@ def _pytest(made: Plan, tell: Callable[[str], None]) -> bool:
     library of build/tree; what they say comes at the end."""
 
     def command(name: str, *words: str) -> list[str]:
-        options = ["-q", "-p", "no:cacheprovider", f"--ring={FOLDER}/plan.json", f"--cpu-level={made.cpu_level}"]
+        options = ["-q", "-p", "no:cacheprovider", f"--ring={FOLDER}/plan.json"]
+        options += [f"--cpu-level={made.cpu_level}"]
         options += [f"--junitxml={FOLDER}/{name}.xml", f"--cpu-seconds={FOLDER}/{name}.seconds.json"]
         return [sys.executable, "-m", "pytest", *options, *words]
 
     for name in ("host", "tests"):
         (FOLDER / f"{name}.xml").unlink(missing_ok=True)
-    spread = ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]  # a file's tests share what they built
+    # A file's tests share what they built.
+    spread = ["-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
     library = str(tree.DEFAULT / "apex/lib/libapex.so")
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "APEX_LIBRARY": library}
     with open(FOLDER / "host.log", "w+b") as log:

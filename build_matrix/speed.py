@@ -56,7 +56,9 @@ class Run:
             return "**Of earlier sources**, which were not written down."
         mine = UNITS.get(self.benchmark, tuple(now))
         if changed := [unit for unit in mine if measured.get(unit) != now.get(unit)]:
-            return f"**Of other sources than these**: since then {', '.join(f'`{u}`' for u in changed)} changed."
+            return (
+                f"**Of other sources than these**: since then {', '.join(f'`{u}`' for u in changed)} changed."
+            )
         return NOW
 
 
@@ -102,7 +104,9 @@ def _whole(run: Run, now: dict[str, str]) -> str:
             share = f"{100 * run.share(row):.0f} %" if row["graph"] else ""
             rows.append((case, name, gpu if row["graph"] else "", share, _microseconds(row["wall"])))
     headings = ("case", "implementation", "GPU µs", "of the floor", "wall µs")
-    return f"## `benchmarks/{run.benchmark}.py`\n\n{run.heading}. {run.sources(now)}\n\n{table(headings, rows)}"
+    return (
+        f"## `benchmarks/{run.benchmark}.py`\n\n{run.heading}. {run.sources(now)}\n\n{table(headings, rows)}"
+    )
 
 
 def _microseconds(seconds: float | None) -> str:
@@ -116,7 +120,9 @@ def brief(folder: Path = RESULTS) -> str:
     found, rows, slower = runs(folder), [], []
     for run in found:
         compared = [(case, ours(m), others(m)) for case, m in run.cases.items()]
-        slower += [case for case, mine, rest in compared if mine and rest and rest[0]["graph"] < mine["graph"]]
+        slower += [
+            case for case, mine, rest in compared if mine and rest and rest[0]["graph"] < mine["graph"]
+        ]
         case, mine, rest = next((c for c in compared if c[1] and c[2]), compared[0])
         best = f"{rest[0]['implementation']}: {_microseconds(rest[0]['graph'])}" if rest else ""
         rows.append((case, _microseconds(mine["graph"]), f"{100 * run.share(mine):.0f} %", best))

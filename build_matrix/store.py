@@ -35,7 +35,9 @@ def default_root() -> Path:
     URL, which would be a folder called s3: here."""
     named = os.environ.get("APEX_STORE", "")
     if URL.match(named):
-        raise StoreError(named, "APEX_STORE names a folder of this machine, and --store a URL: nothing can be kept")
+        raise StoreError(
+            named, "APEX_STORE names a folder of this machine, and --store a URL: nothing can be kept"
+        )
     return Path(named or REPOSITORY / "build/store")
 
 
@@ -163,7 +165,9 @@ class Store:
                 return True
             partial = _partial(folder, "fetched")
             try:
-                if not self.shared.take(kind, folder.name, partial) or not self._is(partial, kind, folder.name):
+                if not self.shared.take(kind, folder.name, partial) or not self._is(
+                    partial, kind, folder.name
+                ):
                     return False
                 partial.chmod(0o755)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -55,7 +55,9 @@ def bring_missing(archs: Sequence[str]) -> None:
         if reason := provision.why_not(name):
             raise ToolchainMissing(name, reason)
     for name in names:
-        click.echo(f"{name} is not here, and comes now ({provision.size(name)}); --no-toolchain refuses it", err=True)
+        click.echo(
+            f"{name} is not here, and comes now ({provision.size(name)}); --no-toolchain refuses it", err=True
+        )
         bring(name)
 
 

@@ -65,4 +65,6 @@ def install(supply: Supply) -> None:
     address = f"{supply.url}#sha256={supply.sha256}" if supply.sha256 else supply.url
     command = [sys.executable, "-m", "pip", "install", "--quiet", address]
     if code := subprocess.run(command).returncode:
-        raise PackageIndexError(f"torch did not come: {' '.join(command)} ended with {code}; it says why above")
+        raise PackageIndexError(
+            f"torch did not come: {' '.join(command)} ended with {code}; it says why above"
+        )

@@ -94,10 +94,18 @@ def pack(wheel: WheelFile, arch: str, engine: Engine, only: Sequence[str] | None
     _check_compiler(manifest["compiler"], toolchain.describe())
     units = {name: entry for name, entry in manifest["units"].items() if only is None or name in only}
     wanted = [path.stem for path in registry.device_units()] if only is None else only
-    faults = [f"{arch}/{name}: this checkout makes it, and the wheel has none" for name in wanted if name not in units]
+    faults = [
+        f"{arch}/{name}: this checkout makes it, and the wheel has none"
+        for name in wanted
+        if name not in units
+    ]
     made = engine.run(packs.units(arch, toolchain, list(units)))
     known = {result.name.partition("/")[2] for result in made}
-    faults += [f"{arch}/{name}: the wheel has it, and this checkout makes none" for name in units if name not in known]
+    faults += [
+        f"{arch}/{name}: the wheel has it, and this checkout makes none"
+        for name in units
+        if name not in known
+    ]
     for result in made:
         name = result.name.partition("/")[2]
         (path,) = [p for p in result.folder.iterdir() if p.name == units[name]["file"].removesuffix(".xz")]

@@ -79,7 +79,9 @@ class WheelFile:
     def check_facts(self) -> None:
         """Raises BuildError where build.json does not say what the commands read."""
         if lacking := [name for name in STATED if name not in self.facts]:
-            raise BuildError(f"{self.path.name}: its apex/build.json is of another format: no {', '.join(lacking)}")
+            raise BuildError(
+                f"{self.path.name}: its apex/build.json is of another format: no {', '.join(lacking)}"
+            )
 
     @cached_property
     def packs(self) -> dict[str, dict]:

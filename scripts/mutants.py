@@ -45,7 +45,10 @@ KINDS = {
     },
     "optimizers": {
         "sign": [(r"(?<=[\w)\]]) \+ (?=[\w(])", " - "), (r"(?<=[\w)\]]) - (?=[\w(])", " + ")],
-        "term": [(r"(?<=[\w)\]]) \* [\w.]+(?![\w.(])", ""), (r"(?<=[\w)\]]) [+-] [a-z][\w.]*(?![\w.(\[])", "")],
+        "term": [
+            (r"(?<=[\w)\]]) \* [\w.]+(?![\w.(])", ""),
+            (r"(?<=[\w)\]]) [+-] [a-z][\w.]*(?![\w.(\[])", ""),
+        ],
         "eps": [(r"(?<=[\[(, ])(group\[\"eps\"\]|(?:self\.)?eps)(?=[),\]])", r"(\1 * 8)")],
         "mask": [
             (r"\bif (?!not )([^:]+):$", r"if not (\1):"),
@@ -81,7 +84,9 @@ class Mutant:
 
 
 def key_of(row: dict) -> str:
-    return f"{row['file']}: {row['before']} => {row['after']}" + (f" [{row['nth']}]" if row["nth"] > 1 else "")
+    return f"{row['file']}: {row['before']} => {row['after']}" + (
+        f" [{row['nth']}]" if row["nth"] > 1 else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -125,13 +130,27 @@ def optimizer_targets() -> list[Target]:
         tests = [f"tests/L0/{name}.py" for name in names]
         for test in tests:
             if not (ROOT / test).is_file():
-                raise FileNotFoundError(f"no {test} to test {path.stem}: name others in OTHER_TESTS of mutants.py")
+                raise FileNotFoundError(
+                    f"no {test} to test {path.stem}: name others in OTHER_TESTS of mutants.py"
+                )
         runs = tuple((*tests, "-m", run) for run in PYTHON_RUNS)
         targets.append(Target(path.stem, (str(path.relative_to(ROOT)),), runs))
     return targets
 
 
-UNTOUCHED = ("#", "import ", "from ", "template", "using ", "static_assert", "raise ", "struct ", "class ", '"', 'f"')
+UNTOUCHED = (
+    "#",
+    "import ",
+    "from ",
+    "template",
+    "using ",
+    "static_assert",
+    "raise ",
+    "struct ",
+    "class ",
+    '"',
+    'f"',
+)
 
 # Tests of what does not bear their name.
 COMBINED = ("amp/test_combined_optimizers",)
@@ -210,4 +229,6 @@ def _changes(where: dict, rules: list[tuple], line: str, code: int) -> Iterator[
         for match in re.finditer(pattern, line[:code]):
             new = replacement(match) if callable(replacement) else match.expand(replacement)
             after = line[: match.start()] + new + line[match.end() :]
-            yield Mutant(**where, column=match.start(), before=line.strip(), after=after.strip(), replaced=after)
+            yield Mutant(
+                **where, column=match.start(), before=line.strip(), after=after.strip(), replaced=after
+            )

@@ -46,7 +46,15 @@ class Workspace:
 
     def __init__(self, language: str, target: Target):
         self.folder = Path(tempfile.mkdtemp(prefix="apex-mutant-"))
-        for name in ("apex", "csrc", "tests", "build_matrix", "pyproject.toml", "version.txt", "related_commits"):
+        for name in (
+            "apex",
+            "csrc",
+            "tests",
+            "build_matrix",
+            "pyproject.toml",
+            "version.txt",
+            "related_commits",
+        ):
             source = ROOT / name
             copy = shutil.copytree if source.is_dir() else shutil.copyfile
             copy(source, self.folder / name, **({"symlinks": True} if source.is_dir() else {}))
@@ -59,7 +67,17 @@ class Workspace:
 
     def run(self, tests: tuple[str, ...]) -> tuple[bool, str]:
         """Whether the tests passed, and their last lines."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--no-header",
+            *tests,
+        ]
         environment = os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
         try:
             done = subprocess.run(
@@ -181,19 +199,27 @@ def table(rows: list[dict]) -> str:
     for target in dict.fromkeys(row["target"] for row in rows):
         cells = []
         for kind in kinds:
-            of = [r["outcome"] for r in rows if (r["target"], r["kind"]) == (target, kind) and r["outcome"] != INVALID]
+            of = [
+                r["outcome"]
+                for r in rows
+                if (r["target"], r["kind"]) == (target, kind) and r["outcome"] != INVALID
+            ]
             cells.append(f"{of.count(CAUGHT)}/{len(of)}" if of else "")
         lines.append(f"| {target} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("language", choices=list(KINDS))
     parser.add_argument("--only", action="append", default=[], metavar="TARGET")
     parser.add_argument("--per-kind", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--again", type=Path, metavar="ROWS", help="what --out wrote: its survivors are tried again")
+    parser.add_argument(
+        "--again", type=Path, metavar="ROWS", help="what --out wrote: its survivors are tried again"
+    )
     parser.add_argument("--out", type=Path, help="rows, as JSON")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
@@ -210,7 +236,8 @@ def main() -> int:
     rows, failed = [], False
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         waiting = [
-            pool.submit(examine, options.language, t, options.per_kind, again.get(t.name, set())) for t in targets
+            pool.submit(examine, options.language, t, options.per_kind, again.get(t.name, set()))
+            for t in targets
         ]
         for done in concurrent.futures.as_completed(waiting):
             try:

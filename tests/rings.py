@@ -111,4 +111,6 @@ def write(path: str) -> None:
     """The file of --cpu-seconds."""
     rounded = {file: [round(s, 1) for s in seconds] for file, seconds in sorted(_spent.items())}
     with open(path, "w", encoding="utf-8") as file:
-        file.write("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in rounded.items()) + "\n}\n")
+        file.write(
+            "{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in rounded.items()) + "\n}\n"
+        )

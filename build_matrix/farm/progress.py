@@ -119,7 +119,10 @@ def _of_installed(made: Plan, store: Store) -> set[str]:
     """The stored steps that a wheel takes from the installed torch: a farm, by which steps are known, does not."""
     have, found = (headers.installed_version() or "").partition("+")[0], set()
     for step in made.steps:
-        if step.kind in ("headers", "3a", "3b") and (step.arguments[0], step.arguments[-1]) == (have, matrix.NATIVE):
+        if step.kind in ("headers", "3a", "3b") and (step.arguments[0], step.arguments[-1]) == (
+            have,
+            matrix.NATIVE,
+        ):
             torch = headers.obtain(have, store)
             units = {"3a": bindings.torch_library, "3b": bindings.python_module}
             more = [pythons.find(step.arguments[1])] if step.kind == "3b" else []

@@ -55,7 +55,9 @@ def replaced(made: Iterable[Step], dist: Path) -> list[str]:
             stem = f"{of.distribution.replace('-', '_')}-{identity.version()}+{of.label}-{tag}-{tag}"
             for path in wheel.namesakes(dist, stem, platform):
                 if lost := _lost(path, set(torches.split()), set(archs.split())):
-                    found.append(f"{path} has {lost}, and one without takes its place: --dist keeps both apart")
+                    found.append(
+                        f"{path} has {lost}, and one without takes its place: --dist keeps both apart"
+                    )
     return found
 
 

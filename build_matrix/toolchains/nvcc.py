@@ -66,7 +66,9 @@ class Nvcc(Toolchain):
             command = [str(self.path), *self.flags(arch), *verbose, source.name, *named]
             log = run(f"{source.name} for {arch.name}", command, cwd=source.parent)
             read = inputs.of_rule(rule.read_text(encoding="utf-8", errors="surrogateescape"))
-            return Compiled(output.read_bytes(), ptxas.spills(log), tuple(str(source.parent / name) for name in read))
+            return Compiled(
+                output.read_bytes(), ptxas.spills(log), tuple(str(source.parent / name) for name in read)
+            )
 
 
 def candidates() -> list[Path]:

@@ -152,7 +152,10 @@ def test_what_was_not_asked_for_is_not_read():
             self.end_headers()
             self.wfile.write(self.content[:10])
 
-    with serving(b"x" * 100_000, handler=Other) as (url, _), pytest.raises(PackageIndexError, match="bytes 0-9 came"):
+    with (
+        serving(b"x" * 100_000, handler=Other) as (url, _),
+        pytest.raises(PackageIndexError, match="bytes 0-9 came"),
+    ):
         range_zip.RangeZip(url)
 
 

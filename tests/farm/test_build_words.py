@@ -27,7 +27,9 @@ TAG = pythons.own_tag()
 
 
 def build_of(*torches, archs=("gfx942",)):
-    return plan.make(plan.Selection(("rocm",), archs, torches, (TAG,), platforms=(matrix.NATIVE,)), check=False)
+    return plan.make(
+        plan.Selection(("rocm",), archs, torches, (TAG,), platforms=(matrix.NATIVE,)), check=False
+    )
 
 
 @pytest.fixture
@@ -47,7 +49,9 @@ def test_a_build_says_what_goes_in_and_how_long_it_takes(tmp_path, printed):
     assert f"apex-rocm {TAG}: torch 2.8.0, " in text and "packs gfx942" in text
     assert f"--torch {matrix.load().torch_for(TAG)[-1]}" in text and " on 2 cores" in text
     steps = {step.id for step in live.farm.plan.steps}
-    assert f"steps, about {progress.clock(live.farm.left)}"[:13] in text and not any("headers" in s for s in steps)
+    assert f"steps, about {progress.clock(live.farm.left)}"[:13] in text and not any(
+        "headers" in s for s in steps
+    )
     assert live.farm.left > 60  # eight bindings
 
 
@@ -86,7 +90,9 @@ def wheel_in(dist, torches, archs):
     label = matrix.load().accelerator("rocm").label
     path = dist / f"apex_rocm-{identity.version()}+{label}-{TAG}-{TAG}-manylinux_2_27_x86_64.whl"
     with zipfile.ZipFile(path, "w") as made:
-        made.writestr("apex/build.json", json.dumps({"torch": [{"release": t} for t in torches], "archs": archs}))
+        made.writestr(
+            "apex/build.json", json.dumps({"torch": [{"release": t} for t in torches], "archs": archs})
+        )
     return path
 
 

@@ -64,7 +64,12 @@ COMMANDS = commands()
 
 def test_the_commands_of_readme_are_found():
     lines = [line for page, line in COMMANDS if page == "README.md"]
-    for begin in ("pip install nox && nox -s quickstart", "nox -s farm ", "python -m apex explain", "make aiter"):
+    for begin in (
+        "pip install nox && nox -s quickstart",
+        "nox -s farm ",
+        "python -m apex explain",
+        "make aiter",
+    ):
         assert any(line.startswith(begin) for line in lines), begin
     assert len(COMMANDS) > 60
 
@@ -137,7 +142,12 @@ def check(words, session):
 def check_pip(words):
     assert words[0] in ("install", "wheel", "uninstall")
     for word in words[1:]:
-        if not word.startswith("-") and "/" not in word and "=" not in word.partition("==")[0] and word != ".":
+        if (
+            not word.startswith("-")
+            and "/" not in word
+            and "=" not in word.partition("==")[0]
+            and word != "."
+        ):
             Requirement(word)
 
 
@@ -158,7 +168,11 @@ def test_a_command_is_one_that_there_is(page, line, session):
 
 
 def source_installs():
-    return [line for page, line in COMMANDS if page == "README.md" and "pip install ." in line and "AIT" not in line]
+    return [
+        line
+        for page, line in COMMANDS
+        if page == "README.md" and "pip install ." in line and "AIT" not in line
+    ]
 
 
 @pytest.mark.parametrize("line", source_installs())
@@ -166,7 +180,9 @@ def test_variables_and_options_of_source_installs_name_extensions(line):
     words = shlex.split(line)
     variables = dict(word.split("=", 1) for word in words if re.match(r"APEX_BUILD_\w+=", word))
     settings = [word for word in words if word.startswith("--build-option=")]
-    given = backend._options_apart({"--build-option": [s.partition("=")[2] for s in settings]})["--build-option"]
+    given = backend._options_apart({"--build-option": [s.partition("=")[2] for s in settings]})[
+        "--build-option"
+    ]
     known = Registry.load()
     arguments = ["setup.py", *given]
     options = source_install.take_options(arguments, known)
@@ -199,7 +215,10 @@ def test_the_python_of_readme_runs():
     model = torch.nn.Linear(3, 2)
     before = model.weight.detach().clone()
     loss = model(torch.ones(1, 3)).sum()
-    exec(compile(re.sub(r"^    ", "", block, flags=re.MULTILINE), "README.md", "exec"), {"model": model, "loss": loss})
+    exec(
+        compile(re.sub(r"^    ", "", block, flags=re.MULTILINE), "README.md", "exec"),
+        {"model": model, "loss": loss},
+    )
     assert not torch.equal(before, model.weight)
 
 

@@ -116,7 +116,8 @@ def test_a_download_that_is_cut_is_named_and_begun_anew(client, tmp_path, offer,
         whole = False
 
         def do_GET(self):
-            if not self.whole and f"-{range_zip.TAIL}" not in self.headers["Range"]:  # all but the archive's end
+            # All but the archive's end.
+            if not self.whole and f"-{range_zip.TAIL}" not in self.headers["Range"]:
                 first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
                 last = min(int(last), len(self.content) - 1)
                 half = self.content[int(first) : (int(first) + last) // 2]

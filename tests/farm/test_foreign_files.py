@@ -11,7 +11,11 @@ import pytest
 
 from build_matrix import REPOSITORY, wheel
 
-FOREIGN = ("apex-1.10.0-cp311-cp311-linux_x86_64.whl", "apex-1.10.0.tar.gz", "torch-2.13.0-cp311-none-any.whl")
+FOREIGN = (
+    "apex-1.10.0-cp311-cp311-linux_x86_64.whl",
+    "apex-1.10.0.tar.gz",
+    "torch-2.13.0-cp311-none-any.whl",
+)
 
 
 @pytest.fixture

@@ -40,7 +40,9 @@ def test_every_page_has_the_same_line():
         assert f"`{line}`" in text and f"`{install_line.torch(accelerator.name)}`" in text
     for path in [readme.README, *REPOSITORY.glob("docs/*.md")]:
         for pin in re.findall(r"apex-(?:cpu|cuda|rocm)==[^\s`]+", path.read_text(encoding="utf-8")):
-            assert pin in [install_line.pin(a.name) for a in matrix.load().accelerators], f"{path.name}: {pin}"
+            assert pin in [install_line.pin(a.name) for a in matrix.load().accelerators], (
+                f"{path.name}: {pin}"
+            )
 
 
 @pytest.fixture

@@ -145,7 +145,9 @@ def test_the_command_answers_at_once_and_its_exit_code_tells():
     assert found.returncode == 0 and json.loads(found.stdout)["found"]
     absent = run("--torch", "2.7", "--cuda", "12.8", "--arch", "sm_90")
     assert absent.returncode == 2 and "nearest" in absent.stdout
-    assert run("--torch", "nonsense").returncode == run("--no-such-option").returncode == run().returncode == 1
+    assert (
+        run("--torch", "nonsense").returncode == run("--no-such-option").returncode == run().returncode == 1
+    )
 
 
 def test_a_load_counts_for_the_sources_that_were_loaded_only(tmp_path):
@@ -156,6 +158,8 @@ def test_a_load_counts_for_the_sources_that_were_loaded_only(tmp_path):
     assert receipts.load_grade("2.15.0", "cp313", "abc", tmp_path) is None
 
 
-@pytest.mark.parametrize(("torch", "nearest"), [("3.0", "2.15"), ("1.13", "2.8"), ("2.99", "2.15"), ("2.7", "2.8")])
+@pytest.mark.parametrize(
+    ("torch", "nearest"), [("3.0", "2.15"), ("1.13", "2.8"), ("2.99", "2.15"), ("2.7", "2.8")]
+)
 def test_the_nearest_torch_of_another_major_is_next_to_it(torch, nearest):
     assert compat.answer({"torch": torch})["nearest"][0]["torch"] == nearest

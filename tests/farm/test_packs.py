@@ -45,7 +45,9 @@ def test_code_objects_are_the_same_twice(arch, toolchain_of):
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "gfx942"])
-def test_a_compiler_leaves_nothing_in_another_folder_for_temporary_files(arch, toolchain_of, tmp_path, monkeypatch):
+def test_a_compiler_leaves_nothing_in_another_folder_for_temporary_files(
+    arch, toolchain_of, tmp_path, monkeypatch
+):
     """A compiler in a chroot has no such folder."""
     found = toolchain_of(arch)
     monkeypatch.setenv("TMPDIR", str(tmp_path))

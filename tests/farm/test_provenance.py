@@ -75,7 +75,9 @@ def test_the_bill_names_what_is_in_the_wheel_and_what_made_it(built, facts):
             for p in facts["headers"]["python"].values()
         },
         **{
-            (f"{compiler.partition(' ')[0]} headers", compiler.partition(" ")[2]): {"apex:headers-sha256": read}
+            (f"{compiler.partition(' ')[0]} headers", compiler.partition(" ")[2]): {
+                "apex:headers-sha256": read
+            }
             for compiler, read in facts["headers"]["toolkit"].items()
         },
         ("C and C++ library headers and objects", None): {"apex:headers-sha256": facts["headers"]["system"]},

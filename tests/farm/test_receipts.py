@@ -231,7 +231,9 @@ def test_signed_receipts(merge, make, tmp_path, monkeypatch):
     assert merge(receipt=unsigned)[1].startswith("receipt.json: it is not signed")
     assert merge(receipt=forged)[1].startswith("receipt.json: its signature is not of the key")
     for strange in ("\u00e9", 7):
-        assert merge(receipt=forged | {"signature": strange})[1].startswith("receipt.json: its signature is not of")
+        assert merge(receipt=forged | {"signature": strange})[1].startswith(
+            "receipt.json: its signature is not of"
+        )
     assert merge(receipt=make(finished="2026-01-03T00:00:00+00:00")) == (1, "")
     monkeypatch.setenv(receipts.KEY, str(tmp_path / "none"))
     with pytest.raises(BuildError, match="APEX_RECEIPT_KEY names .* cannot be read"):
@@ -365,7 +367,8 @@ def test_a_tier_is_of_the_sources_that_are_built(tmp_path, monkeypatch):
         BuildError, match="build/tree is not of these sources. Run: python -m build_matrix tree"
     ):
         tiers.run("L0", "cpu", tmp_path)
-    with pytest.raises(BuildError, match="tree --available --arch=sm_90$"):  # else the card would lack its pack
+    # Else the card would lack its pack.
+    with pytest.raises(BuildError, match="tree --available --arch=sm_90$"):
         tiers.run("L0", "sm_90", tmp_path)
     with pytest.raises(BuildError, match="tree --available --arch=gfx950 --arch=gfx1100 --arch=gfx1201$"):
         tiers.run("emulated", "cpu", tmp_path)
@@ -448,7 +451,9 @@ def test_two_gpus_check_is_of_the_marked_tests_alone(tiny_wheel, tmp_path, monke
     check.step("tests", lambda: (True, "3 passed"))
     assert check.conclude() == 0
     receipt = receipts.read(tmp_path / "receipt.json")
-    assert receipts.why_not(receipt, identity.wheel(tiny_wheel)).startswith("it is of a part of the tests: two_gpus")
+    assert receipts.why_not(receipt, identity.wheel(tiny_wheel)).startswith(
+        "it is of a part of the tests: two_gpus"
+    )
     code, text = check.run("-c", "import os; print(os.environ['NCCL_NVLS_ENABLE'])", NCCL_NVLS_ENABLE="0")
     assert (code, text) == (0, "0\n")
 
@@ -471,5 +476,7 @@ def test_a_foreign_file_in_dist_is_named(tiny_wheel, damage):
     wheel.write(other, "other", "1", "py3-none-any", {"other.py": b""})
     if damage == "cut":
         other.write_bytes(other.read_bytes()[:50])
-    with pytest.raises(BuildError, match="other-1-py3-none-any.whl is damaged, or no wheel that this farm built"):
+    with pytest.raises(
+        BuildError, match="other-1-py3-none-any.whl is damaged, or no wheel that this farm built"
+    ):
         release.cells([tiny_wheel, other])

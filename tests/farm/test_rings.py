@@ -316,7 +316,9 @@ def test_what_a_slice_took_is_of_its_slice_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(rings, "durations", lambda: json.loads(rings.DURATIONS.read_text()))
     plan = {"whole": ["tests/a.py"], "together": [], "slice": [2, 10]}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    (tmp_path / "tests.seconds.json").write_text('{"tests/a.py": [0.0, 7.0, 1.0], "tests/b.py": [2.0, 0.5, 0.0]}')
+    (tmp_path / "tests.seconds.json").write_text(
+        '{"tests/a.py": [0.0, 7.0, 1.0], "tests/b.py": [2.0, 0.5, 0.0]}'
+    )
     rings.take([tmp_path / "tests.seconds.json"])
     taken = json.loads(rings.DURATIONS.read_text())
     assert (taken["tests/a.py"], taken["tests/b.py"]) == ([1.0, 7.0], [2.0, 5.0])

@@ -58,7 +58,9 @@ def test_what_is_scaffolded_passes_its_test_and_a_wrong_formula_does_not(checkou
 
 
 def test_an_op_without_scalars_has_whole_files_too(checkout):
-    done = run(checkout, "scripts/jit_module.py", NAME, "--inputs", "x", "--scalars", "", "--expression", "x + x")
+    done = run(
+        checkout, "scripts/jit_module.py", NAME, "--inputs", "x", "--scalars", "", "--expression", "x + x"
+    )
     assert done.returncode == 0, done.stderr
     assert "unused=0" in (checkout / f"tests/simt/test_{NAME}.py").read_text()
     py_compile.compile(checkout / f"tests/simt/test_{NAME}.py", doraise=True)
@@ -66,6 +68,8 @@ def test_an_op_without_scalars_has_whole_files_too(checkout):
 
 @pytest.mark.parametrize("name", ["dtype", "device", "values", "math", "class", "X"])
 def test_names_that_the_files_need_themselves_are_refused(checkout, name):
-    done = run(checkout, "scripts/jit_module.py", NAME, "--inputs", name, "--scalars", "", "--expression", name)
+    done = run(
+        checkout, "scripts/jit_module.py", NAME, "--inputs", name, "--scalars", "", "--expression", name
+    )
     assert done.returncode == 1 and "cannot be a name here" in done.stderr
     assert not (checkout / f"csrc/device/{NAME}.cu").exists()

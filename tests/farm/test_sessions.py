@@ -37,7 +37,9 @@ def test_every_arch_and_cell_can_be_named():
     names += [f"{tier}({cell})" for tier in ("L0", "L1") for cell in axes.cells()]
     found = {each["session"]: each for each in json.loads(listed("--json", "-s", *names))}
     assert set(names) == set(found)
-    assert "* L0(sm_90)" in listed("-s", "L0(sm_90)") and "* build-rocm-gfx942" in listed("-s", "build-rocm-gfx942")
+    assert "* L0(sm_90)" in listed("-s", "L0(sm_90)") and "* build-rocm-gfx942" in listed(
+        "-s", "build-rocm-gfx942"
+    )
 
 
 def test_sessions_share_one_environment(tmp_path, monkeypatch):
@@ -61,7 +63,9 @@ def test_sessions_share_one_environment(tmp_path, monkeypatch):
     noxfile.prepare(session, "farm")
     made = [command for command in ran if "virtualenv" in command]
     installed = [command for command in ran if "install" in command]
-    assert len(made) == 1 and [command[0] for command in installed] == [str(tmp_path / "cp311/bin/python")] * 2
+    assert (
+        len(made) == 1 and [command[0] for command in installed] == [str(tmp_path / "cp311/bin/python")] * 2
+    )
     assert os.environ["PATH"].split(os.pathsep).count(str(tmp_path / "cp311/bin")) == 1
     (tmp_path / "cp311/made").unlink()
     noxfile.prepare(session, "lint")

@@ -100,7 +100,9 @@ def test_setup_py_says_its_name_and_version_and_refuses_unknown_variables():
 
 def test_make_clean_leaves_only_sources(tmp_path):
     ignored = (REPOSITORY / ".gitignore").read_text().split()
-    assert {"/build/", "/dist/", "/.whl/", "/.whl.lock", ".nox/", ".ruff_cache/", ".pytest_cache/"} <= set(ignored)
+    assert {"/build/", "/dist/", "/.whl/", "/.whl.lock", ".nox/", ".ruff_cache/", ".pytest_cache/"} <= set(
+        ignored
+    )
     # What a compiler leaves among the sources by hand is not an output of a command; .carry is a person's own.
     folders = [name.strip("/") for name in ignored if name.endswith("/") and "carry" not in name]
     folders = [name.replace("*", "x") for name in folders if name != ".toolchains"]
@@ -138,7 +140,9 @@ def test_compilers_are_taken_in_the_order_of_the_matrix(monkeypatch):
 
 
 def test_spills_are_told_in_a_source_install_and_stop_a_release(capsys):
-    kernel = CodeObject("sm_70", {"multi_tensor_adam_f32": Kernel(registers=64, max_threads=512, spill_bytes=8)})
+    kernel = CodeObject(
+        "sm_70", {"multi_tensor_adam_f32": Kernel(registers=64, max_threads=512, spill_bytes=8)}
+    )
     of = ("multi_tensor_adam", b"", kernel, Arch("sm_70"), matrix.load(), "nvrtc 12.8.93")
     words = "multi_tensor_adam for sm_70 by nvrtc 12.8.93"
     assert gate.check(*of, lenient=True) == [f"{words}: multi_tensor_adam_f32: spills 8 bytes (accepted: 0)"]
@@ -160,7 +164,9 @@ def test_a_code_object_that_may_spill_is_never_one_of_a_release():
     assert packs.units(*of, lenient=True)[0].key != packs.units(*of)[0].key
 
 
-@pytest.mark.parametrize("given", ["--cpp_ext --cuda_ext", ["--cpp_ext", "--cuda_ext"], ["--cpp_ext --cuda_ext"]])
+@pytest.mark.parametrize(
+    "given", ["--cpp_ext --cuda_ext", ["--cpp_ext", "--cuda_ext"], ["--cpp_ext --cuda_ext"]]
+)
 @pytest.mark.parametrize("hook", ["build_wheel", "build_editable"])
 def test_options_in_one_setting_are_as_many_as_they_are(monkeypatch, given, hook):
     """pip before 23.1 keeps the last of two settings of one name; setuptools splits a text, and no list."""

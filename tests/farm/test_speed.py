@@ -12,7 +12,11 @@ def row(case, implementation, graph, wall=9e-6):
     return {"case": case, "implementation": implementation, "graph": graph, "wall": wall, "floor_bytes": 4000}
 
 
-SMALL = [row("small", "apex FusedX", 2e-6), row("small", "torch.compile", 1e-6), row("small", "Liger", None, None)]
+SMALL = [
+    row("small", "apex FusedX", 2e-6),
+    row("small", "torch.compile", 1e-6),
+    row("small", "Liger", None, None),
+]
 LARGE = [row("large", "apex FusedX", 400e-6), row("large", "torch eager", 800e-6)]
 
 
@@ -44,7 +48,8 @@ def test_figures_of_other_sources_are_marked(results):
     assert "**Of earlier sources**, which were not written down." in speed.whole(results())
     assert "Of these sources." in speed.whole(results(source={"units": now}))
     assert "other sources" not in speed.brief(results(source={"units": now}))
-    changed = results(source={"units": now | {"rope": "0", "xentropy": "0"}})  # of which rotary.py measures one
+    # Of which rotary.py measures one.
+    changed = results(source={"units": now | {"rope": "0", "xentropy": "0"}})
     assert "**Of other sources than these**: since then `rope` changed." in speed.whole(changed)
     assert "Some of it is of other sources" in speed.brief(changed)
     assert set(speed.UNITS["norms"]) <= set(now)

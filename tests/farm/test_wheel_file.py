@@ -187,6 +187,8 @@ def test_a_pack_that_lacks_a_kernel_is_not_verified(built, monkeypatch):
     monkeypatch.setattr(verify.packs, "units", lambda arch, toolchain, names: [])
     monkeypatch.setattr(verify, "_check_source", lambda wheel: None)
     engine = types.SimpleNamespace(run=lambda units: [])
-    with pytest.raises(GateError, match="sm_90/[a-z_0-9]*: this checkout makes it, and the wheel has none") as fault:
+    with pytest.raises(
+        GateError, match="sm_90/[a-z_0-9]*: this checkout makes it, and the wheel has none"
+    ) as fault:
         verify.pack(WheelFile(built), "sm_90", engine)
     assert "sm_90/adam: the wheel has it, and this checkout makes none" in str(fault.value)

@@ -74,7 +74,12 @@ def test_an_environment_that_a_wheel_fits_gets_its_line(described, line, reasons
         ),
         (machine("cp311", "2.99.0+cu130"), "built for torch 2.8, ", CUDA, UPGRADE),
         (machine("cp311", "2.13.0+cu130", "sm_61"), "no kernel for sm_61: ", CUDA, UPGRADE),
-        (machine("cp310", "2.15.0"), "torch 2.15 and later have no wheel for Python 3.10", CPU, offers.SOURCE),
+        (
+            machine("cp310", "2.15.0"),
+            "torch 2.15 and later have no wheel for Python 3.10",
+            CPU,
+            offers.SOURCE,
+        ),
         (machine("cp39", "2.8.0"), "no wheel is built for cp39", CPU, "use Python 3.10 or newer"),
         (machine("cp311", "2.10.0.dev20250924+cu130"), "is a pre-release, and its git", CUDA, offers.SOURCE),
         (machine("cp311", "2.13.0a0+81ea7a4", cuda="13.0"), "is a pre-release, and its", CUDA, offers.SOURCE),

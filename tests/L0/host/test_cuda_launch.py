@@ -273,7 +273,8 @@ def test_kernels_that_await_begin_beside_the_end_of_the_one_before(apex, cuda):
     assert apex.launch(CUDA, 0, awaiting) == DRIVER and "launch of scale_f32 on cuda:0" in apex.last_error
     cuda.fail("cuLaunchKernelEx", 0)
     cuda.log()
-    assert apex.launch(CUDA, 0, KERNEL_NAME) == OK  # another launch site of the same kernel, which does not ask
+    # Another launch site of the same kernel, which does not ask.
+    assert apex.launch(CUDA, 0, KERNEL_NAME) == OK
     assert apex.launch(CUDA, 1, awaiting) == OK
     assert apex.register(CUDA, 0, "scale", SM_90 + b"from compute_80\n") == OK
     assert apex.launch(CUDA, 0, awaiting) == OK
