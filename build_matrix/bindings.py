@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
+from apex._loader.op_model import Op
 from build_matrix import (
     REPOSITORY,
     digest,
@@ -45,11 +47,11 @@ TORCH_SYMBOLS = """{
 PYTHON_SYMBOLS = "{ global: PyInit__C; local: *; };\n"
 
 
-def generated(ops: list[str], schemas: list[str]) -> dict[str, str]:
+def generated(ops: list[str], schemas: Mapping[str, Op]) -> dict[str, str]:
     """The files that torch_library.cpp and python_module.cpp include: one line an op, one line a schema."""
     return {
         "ops.inc": "".join(f'#include "bindings/{op}.h"\n' for op in ops),
-        "ops_schemas.inc": "".join(f"APEX_SCHEMA({json.dumps(schema)})\n" for schema in schemas),
+        "ops_schemas.inc": "".join(f"APEX_SCHEMA({json.dumps(op.text)})\n" for op in schemas.values()),
     }
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from apex._loader import op_model
+from apex._loader.op_model import Op
 from build_matrix import REPOSITORY, toml
 from build_matrix.errors import BuildError, NotInThisBuild, UnknownVariable
 
@@ -126,10 +128,9 @@ class Registry:
         return names
 
 
-def schemas() -> list[str]:
-    """The schema lines of csrc/ops.schemas, without comments."""
-    lines = (REPOSITORY / "csrc/ops.schemas").read_text(encoding="utf-8").splitlines()
-    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+def schemas() -> dict[str, Op]:
+    """op name -> Op, from csrc/ops.schemas."""
+    return op_model.parse((REPOSITORY / "csrc/ops.schemas").read_text(encoding="utf-8"))
 
 
 def device_units() -> list[Path]:

@@ -20,7 +20,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from apex._loader import elf, reference, registry, tree
+from apex._loader import elf, op_model, reference, registry, tree
 from apex._loader import fit as fitting
 from apex._loader.errors import BindingMismatchError, InstallationError, SlowPathWarning, TwoCopiesError
 from apex._loader.fit import Binding, Torch
@@ -61,7 +61,7 @@ def changed_ops():
     torch does not notice: a call with other arguments than the compiled ones ends the process.
     """
     path = tree.built_schemas()
-    compiled = registry.parse_schemas(path.read_text(encoding="utf-8")) if path else {}
+    compiled = op_model.parse(path.read_text(encoding="utf-8")) if path else {}
     now = registry.schemas()
     return tuple(name for name in compiled if name not in now or now[name].text != compiled[name].text)
 

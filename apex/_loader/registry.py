@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import re
 from dataclasses import dataclass
 
-from apex._loader import tree
+from apex._loader import op_model, tree
 from apex._loader.errors import InstallationError
 
 
@@ -23,27 +22,6 @@ class Extension:
     state: str
     release: str | None
     successor: str = ""
-
-
-@dataclass(frozen=True)
-class Schema:
-    """One dispatcher op: its name, the text that torch.library takes, and whether it returns nothing.
-
-    `unit` is the op whose files it lies in: layer_norm for add_layer_norm_backward.
-    """
-
-    name: str
-    text: str
-    returns_nothing: bool
-
-    @property
-    def writes(self):
-        """Whether the op writes any of its arguments."""
-        return "!" in self.text
-
-    @property
-    def unit(self):
-        return re.sub(r"^add_|_(forward|backward)$", "", self.name)
 
 
 @functools.cache
@@ -82,7 +60,7 @@ def _toml(path):
 
 @functools.cache
 def schemas():
-    """op name -> Schema, in the file's order."""
+    """op name -> op_model.Op, in the file's order."""
     path = tree.schemas()
     if path is None:
         from apex._loader import offers
@@ -93,21 +71,7 @@ def schemas():
             found=f"no such file in {tree.built()}",
             remedy=offers.reinstall(),
         )
-    return parse_schemas(path.read_text(encoding="utf-8"))
-
-
-def parse_schemas(text):
-    """op name -> Schema from the lines of ops.schemas; `#` begins a comment line."""
-    found = {}
-    for line in text.splitlines():
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        name = re.match(r"\w+", line)
-        if name is None or "->" not in line:
-            raise ValueError(f"not a schema: {line!r}")
-        found[name[0]] = Schema(name[0], line, line.rsplit("->", 1)[1].strip() == "()")
-    return found
+    return op_model.parse(path.read_text(encoding="utf-8"))
 
 
 def ops():

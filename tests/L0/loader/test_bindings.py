@@ -187,9 +187,9 @@ def test_a_build_older_than_its_sources_is_not_loaded(tmp_path):
 @native
 def test_an_op_newer_than_the_build_runs_on_its_reference():
     code = """
-from apex._loader import bindings, registry
+from apex._loader import bindings, op_model, registry
 schemas = dict(registry.schemas())
-extra = registry.parse_schemas("one_more(Tensor x) -> Tensor")
+extra = op_model.parse("one_more(Tensor x) -> Tensor")
 registry.schemas = lambda: {**schemas, **extra}
 import sys, types
 module = types.ModuleType("apex.reference.one_more")

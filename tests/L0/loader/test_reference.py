@@ -2,16 +2,16 @@
 
 import pytest
 
-from apex._loader import reference, registry
+from apex._loader import op_model, reference, registry
 
 from .described import python
 
 
 def test_schemas():
-    found = registry.parse_schemas("# comment\n\nf(Tensor x) -> Tensor\ng(Tensor(a!)[] xs) -> ()\n")
+    found = op_model.parse("# comment\n\nf(Tensor x) -> Tensor\ng(Tensor(a!)[] xs) -> ()\n")
     assert [(s.name, s.returns_nothing) for s in found.values()] == [("f", False), ("g", True)]
     with pytest.raises(ValueError, match="not a schema"):
-        registry.parse_schemas("f(Tensor x)")
+        op_model.parse("f(Tensor x)")
 
 
 def test_every_op_has_its_reference():
