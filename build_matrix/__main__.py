@@ -136,27 +136,26 @@ def wheel(
     it is said which, and how large."""
     if container and platform != matrix.NATIVE:
         raise click.UsageError(f"--container builds for {matrix.NATIVE} only")
-    if not no_toolchain:
-        from build_matrix import toolchain_report
-
-        toolchain_report.bring_missing(archs or matrix.load().archs(accelerator))
-    if container:
-        _wheels_in_container(
-            accelerator, archs, tags, torches, dist, engine_name=engine, image=image, jobs=jobs
-        )
-        return
-    if engine or image:
-        raise click.UsageError("--engine and --image belong to --container")
     from build_matrix import build, report, signing
     from build_matrix.engine import Engine
     from build_matrix.farm import plan, progress, release
     from build_matrix.store import Store
 
-    start, signer = time.monotonic(), signing.asked()
-    engine = Engine(Store(), jobs)
-    chosen = list(map(pythons.find, tags_of(tags)))
+    if not container and (engine or image):
+        raise click.UsageError("--engine and --image belong to --container")
+    start, tags = time.monotonic(), tags_of(tags)
+    of = plan.Selection((accelerator,), archs, torches, tuple(tags), platforms=(platform,))
+    packs = plan.resolve(of).archs
+    if container:
+        how = {"engine_name": engine, "image": image, "jobs": jobs, "no_toolchain": no_toolchain}
+        _wheels_in_container(accelerator, archs, torches, tags, dist, packs=packs, **how)
+        return
+    _look(packs, no_toolchain, build.lacking(tags, platform))
+    signer = signing.asked()
+    chosen = list(map(pythons.find, tags))
     requests = [build.request(accelerator, tuple(archs), tuple(torches), p, platform) for p in chosen]
-    of = plan.Selection((accelerator,), archs, torches, tuple(p.tag for p in chosen), platforms=(platform,))
+    _bring(packs, no_toolchain)
+    engine = Engine(Store(), jobs)
     made = plan.make(of, check=False)
     for words in release.replaced(made.steps, dist):
         click.echo(words, err=True)
@@ -172,12 +171,30 @@ def wheel(
         click.echo(str(path))
 
 
-def _wheels_in_container(accelerator, archs, tags, torches, dist, **container) -> None:
-    from build_matrix import report, signing
-    from build_matrix.containers import wheels
+def _look(archs, no_toolchain, faults) -> None:
+    """Names all that a wheel wants and that nobody brings here, before anything large comes."""
+    from build_matrix import build, toolchain_report
+    from build_matrix.errors import Incomplete
 
-    signer = signing.asked()
-    for path in wheels.build(accelerator, archs, torches, tags_of(tags), dist, **container):
+    if found := [*faults, *([] if no_toolchain else toolchain_report.lacking(archs))]:
+        raise Incomplete(found, build.LACKING)
+
+
+def _bring(archs, no_toolchain) -> None:
+    from build_matrix import toolchain_report
+
+    if not no_toolchain:
+        toolchain_report.bring_missing(archs)
+
+
+def _wheels_in_container(*wanted, packs, engine_name, no_toolchain, **how) -> None:
+    from build_matrix import report, signing
+    from build_matrix.containers import engine, wheels
+
+    signer, name = signing.asked(), engine.find(engine_name)
+    _look(packs, no_toolchain, [])
+    _bring(packs, no_toolchain)
+    for path in wheels.build(*wanted, engine_name=name, **how):
         if signer:
             signer.sign(path)
         report.wheel_table(path)

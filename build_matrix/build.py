@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
-from build_matrix import matrix, tree, wheel
+from build_matrix import host_compiler, matrix, pythons, tree, wheel
 from build_matrix.engine import Engine
-from build_matrix.errors import BuildError
+from build_matrix.errors import BuildError, Incomplete, PythonMissing, ToolchainMissing
 from build_matrix.pythons import Python
+
+LACKING = "nothing was built or downloaded, for what it needs is not here"
+
+
+def require(tags: Iterable[str], platform: str = matrix.NATIVE) -> None:
+    """Raises Incomplete naming all that compiling for these Pythons lacks. Asked before anything large is fetched."""
+    if faults := lacking(tags, platform):
+        raise Incomplete(faults, LACKING)
+
+
+def lacking(tags: Iterable[str], platform: str = matrix.NATIVE) -> list[tuple[str, str, str]]:
+    """(what, why, the command or nothing) of a C++ compiler and of each Python's headers, where they are not here."""
+    faults = []
+    for name, find, of in (
+        (platform, host_compiler.find, platform),
+        *((tag, pythons.find, tag) for tag in tags),
+    ):
+        try:
+            find(of)
+        except (PythonMissing, ToolchainMissing) as error:
+            faults.append((name, str(error), error.remedy))
+    return faults
 
 
 def request(

@@ -34,42 +34,48 @@ class ToolchainMissing(BuildError):
 
 
 class PythonMissing(BuildError):
-    """An interpreter whose headers are needed is not here."""
+    """An interpreter whose headers are needed is not here, or, with `bare` (a program), is here without them."""
 
     exit_code = 3
 
-    def __init__(self, tag: str):
+    def __init__(self, tag: str, bare: str = ""):
         self.tag = tag
         version = f"{tag[2]}.{tag[3:]}"
+        self.remedy = f"apt-get install python{version}-dev" if bare else ""
         super().__init__(
-            f"Python {version} is not here: put python{version} on PATH or set APEX_PYTHON_{tag} to its path."
+            f"Python {version} is here ({bare}) without its headers. Run: {self.remedy}, or what your system calls it; "
+            f"APEX_PYTHON_{tag} names another"
+            if bare
+            else f"Python {version} is not here: put python{version} on PATH or set APEX_PYTHON_{tag} to its path."
         )
 
 
 class Incomplete(BuildError):
-    """A release cannot be whole here. `faults`: (what of the matrix, what is missing for it, the command or "")."""
+    """What is asked cannot be built here. `faults`: (what of the matrix, what is missing for it, the command or "");
+    `what`: of a release by default."""
 
     exit_code = 3
+    RELEASE = "the release cannot be whole here (--available builds the rest)"
 
-    def __init__(self, faults: list[tuple[str, str, str]]):
+    def __init__(self, faults: list[tuple[str, str, str]], what: str = RELEASE):
         self.faults = faults
         wanted: dict[str, list[str]] = {}
         for name, why, _ in faults:
             wanted.setdefault(why.partition(". Run: ")[0], []).append(name)
         lines = [f"{', '.join(names)}: {why}" for why, names in wanted.items()]
-        super().__init__(
-            "the release cannot be whole here (--available builds the rest):\n"
-            + "\n".join(lines)
-            + self._command()
-        )
+        super().__init__(f"{what}:\n" + "\n".join(lines) + self._command())
 
     def _command(self) -> str:
-        """One command for all that a command can bring; toolchains are brought by one session."""
-        remedies = dict.fromkeys(remedy for _, _, remedy in self.faults if remedy)
-        session = "nox -s toolchain -- "
-        names = [remedy.removeprefix(session) for remedy in remedies if remedy.startswith(session)]
-        commands = [remedy for remedy in remedies if not remedy.startswith(session)]
-        commands += [session + " ".join(names)] if names else []
+        """One command for all that a command can bring: packages are installed by one, toolchains brought by one."""
+        remedies = list(dict.fromkeys(remedy for _, _, remedy in self.faults if remedy))
+
+        def joined(start: str) -> list[str]:
+            names = [remedy.removeprefix(start) for remedy in remedies if remedy.startswith(start)]
+            return [start + " ".join(names)] if names else []
+
+        first, last = "apt-get install ", "nox -s toolchain -- "
+        others = [remedy for remedy in remedies if not remedy.startswith((first, last))]
+        commands = [*joined(first), *others, *joined(last)]
         return f"\nRun: {' && '.join(commands)}" if commands else ""
 
 

@@ -52,6 +52,7 @@ def find(tag: str) -> Python:
 
     Raises PythonMissing when there is none with headers.
     """
+    bare = ""
     version = matrix.dotted(tag)
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     places = [
@@ -68,4 +69,5 @@ def find(tag: str) -> Python:
         name, full, include, suffix = json.loads(answer)
         if name == tag and (Path(include) / "Python.h").is_file():
             return Python(tag, full, Path(include), suffix, place)
-    raise PythonMissing(tag)
+        bare = bare or (place if name == tag else "")
+    raise PythonMissing(tag, bare)

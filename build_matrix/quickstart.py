@@ -67,7 +67,9 @@ def run(jobs: int | None = None) -> None:
 
 
 def ensure_torch() -> str:
-    """The version of the torch that is used: the installed one, else a CPU build is fetched."""
+    """The version of the torch that is used: the installed one, else a CPU build is fetched. Raises Incomplete, and
+    fetches nothing, where what is built for it could not be."""
+    build.require([pythons.own_tag()])
     have = headers.installed_version()
     if have is None:
         supply = torch_supply.find()

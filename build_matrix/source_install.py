@@ -15,7 +15,7 @@ from pathlib import Path
 from build_matrix import headers, host_compiler, identity, matrix, pythons, stand_in, tree, wheel
 from build_matrix.archs import Arch
 from build_matrix.engine import Engine
-from build_matrix.errors import BuildError, RequirementMissing, ToolchainMissing
+from build_matrix.errors import BuildError, PythonMissing, RequirementMissing, ToolchainMissing
 from build_matrix.registry import Extension, Registry, device_units
 from build_matrix.store import Result, Store
 from build_matrix.toolchains import Toolchain, of_vendor
@@ -153,7 +153,8 @@ def build(asked: list[Extension], target: Path) -> None:
         print(f"apex: not in this build, left out: {', '.join(absent)}", file=sys.stderr)
     try:
         host_compiler.find()
-    except ToolchainMissing as error:
+        pythons.find(pythons.own_tag())
+    except (PythonMissing, ToolchainMissing) as error:
         if asked:
             raise
         print(f"apex: {error}. Without it this installation runs on the PyTorch reference.", file=sys.stderr)

@@ -47,14 +47,23 @@ def bring(name: str) -> None:
     host_compiler.find.cache_clear()
 
 
+def lacking(archs: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(arch, why, the command) of those whose compiler is not here and cannot be brought by whoever runs this."""
+    wanted = {arch: packs.missing(arch) for arch in archs}
+    reasons = {name: provision.why_not(name) for name in set(wanted.values()) if name}
+    return [
+        (arch, str(ToolchainMissing(name, reasons[name])), reasons[name])
+        for arch, name in wanted.items()
+        if name and reasons[name]
+    ]
+
+
 def bring_missing(archs: Sequence[str]) -> None:
     """Brings the compilers that packs of `archs` lack, saying first which and how large. Raises ToolchainMissing, with
-    the command, where one cannot be brought by whoever runs this."""
-    names = dict.fromkeys(name for arch in archs if (name := packs.missing(arch)))
-    for name in names:
-        if reason := provision.why_not(name):
-            raise ToolchainMissing(name, reason)
-    for name in names:
+    the command, where one cannot be brought by whoever runs this, before any comes."""
+    for arch, _, remedy in lacking(archs):
+        raise ToolchainMissing(packs.missing(arch), remedy)
+    for name in dict.fromkeys(name for arch in archs if (name := packs.missing(arch))):
         click.echo(
             f"{name} is not here, and comes now ({provision.size(name)}); --no-toolchain refuses it", err=True
         )

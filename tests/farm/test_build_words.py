@@ -11,15 +11,19 @@ import pytest
 from build_matrix import (
     REPOSITORY,
     engine,
+    host_compiler,
     identity,
     matrix,
     packs,
     provision,
     pythons,
+    quickstart,
     report,
+    source_install,
     toolchain_report,
+    torch_supply,
 )
-from build_matrix.errors import PackageIndexError, ToolchainMissing
+from build_matrix.errors import BuildError, Incomplete, PackageIndexError, PythonMissing, ToolchainMissing
 from build_matrix.farm import plan, progress, release
 from build_matrix.store import Store, WorkUnit
 
@@ -145,6 +149,91 @@ def test_whoever_cannot_bring_it_is_told_the_one_command_before_anything_comes(m
     with pytest.raises(ToolchainMissing, match="as root with debootstrap; or name one by APEX_ROCM_ROOT"):
         toolchain_report.bring_missing(["gfx942"])
     assert machine == []
+
+
+@pytest.fixture
+def bare(machine, monkeypatch, tmp_path):
+    """The same, without a C++ compiler and without headers of its Python."""
+
+    def no_compiler(platform=matrix.NATIVE):
+        raise ToolchainMissing("a C++ compiler", "apt-get install g++")
+
+    monkeypatch.setattr(host_compiler, "find", no_compiler)
+    monkeypatch.setattr(pythons, "ASK", pythons.ASK.replace("sysconfig.get_path('include')", f"'{tmp_path}'"))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    pythons.find.cache_clear()
+    yield machine
+    pythons.find.cache_clear()
+
+
+def test_a_python_without_headers_is_said_to_be_here(bare):
+    with pytest.raises(PythonMissing, match=rf"is here \({sys.executable}\) without its headers") as fault:
+        pythons.find(TAG)
+    assert fault.value.remedy == f"apt-get install python3.{TAG[3:]}-dev"
+
+
+def test_all_that_nobody_brings_is_named_before_a_toolchain_comes(bare, monkeypatch, capsys):
+    from build_matrix import __main__ as commands
+
+    command = ["wheel", "rocm", "--arch=gfx942", "--torch=2.13.0"]
+    with pytest.raises(Incomplete) as fault:
+        commands.main(command, standalone_mode=False)
+    assert str(fault.value).splitlines()[-1] == f"Run: apt-get install g++ python3.{TAG[3:]}-dev"
+    monkeypatch.setattr(provision.os, "geteuid", lambda: 1000)
+    with pytest.raises(
+        Incomplete, match=r"\nRun: apt-get install g\+\+ python\S+-dev && sudo \S+ -m nox -s toolchain"
+    ):
+        commands.main(command, standalone_mode=False)
+    assert bare == []
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["rocm", "--arch=gfx942", "--torch=2.31.0"], "torch 2.31.0 is not in matrix.toml"),
+        (["rocm", "--arch=sm_90"], "no arch of rocm was chosen"),
+        (["rocm", "--arch=gfx942", "--container", "--engine=docker"], "docker is not installed"),
+    ],
+)
+def test_a_senseless_build_brings_no_toolchain(words, said, machine, monkeypatch):
+    from build_matrix import __main__ as commands
+    from build_matrix.containers import engine as engines
+
+    monkeypatch.setattr(engines, "why_not", lambda name: f"{name} is not installed")
+    with pytest.raises(BuildError, match=said):
+        commands.main(["wheel", *words], standalone_mode=False)
+    assert machine == []
+
+
+def test_torch_is_not_downloaded_for_a_build_that_cannot_be(bare, monkeypatch):
+    monkeypatch.setattr(quickstart.headers, "installed_version", lambda: None)
+    monkeypatch.setattr(torch_supply, "find", lambda: pytest.fail("torch was looked for"))
+    for begin in (quickstart.ensure_torch, quickstart.run):
+        with pytest.raises(Incomplete, match=r"apt-get install g\+\+ python3\.\d+-dev"):
+            begin()
+
+
+def test_a_source_install_without_headers_is_python_alone(bare, monkeypatch, tmp_path, capsys):
+    """As without a compiler: it is said, and what was asked for by a variable stops."""
+    monkeypatch.setattr(host_compiler, "find", lambda platform=matrix.NATIVE: None)
+    monkeypatch.setattr(source_install.tree, "fill_python_only", lambda made, target: bare.append(target))
+    source_install.build([], tmp_path)
+    assert bare == [tmp_path] and "runs on the PyTorch reference" in capsys.readouterr().err
+    with pytest.raises(PythonMissing):
+        source_install.build([source_install.Registry.load().extensions[0]], tmp_path)
+
+
+def test_what_is_missing_is_one_command(monkeypatch):
+    faults = [
+        ("gfx942", "clang is not here", "sudo python -m nox -s toolchain -- clang"),
+        ("sm_90", "nvcc is not here", "nox -s toolchain -- nvcc-13.0"),
+        ("x", "g++ is not here", "apt-get install g++"),
+        ("cp311", "no headers", "apt-get install python3.11-dev"),
+    ]
+    assert str(Incomplete(faults, "what")).splitlines()[-1] == (
+        "Run: apt-get install g++ python3.11-dev && sudo python -m nox -s toolchain -- clang && "
+        "nox -s toolchain -- nvcc-13.0"
+    )
 
 
 def test_the_size_is_left_out_where_the_index_does_not_say_it(monkeypatch):
