@@ -58,7 +58,7 @@ def test_sessions_share_one_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(noxfile, "ENVIRONMENT", tmp_path / "cp311")
     monkeypatch.setenv("PATH", os.environ["PATH"])
     monkeypatch.setenv("VIRTUAL_ENV", "")
-    session = types.SimpleNamespace(run=run)
+    session = types.SimpleNamespace(run=run, run_install=run)
     noxfile.prepare(session, "lint")
     noxfile.prepare(session, "farm")
     made = [command for command in ran if "virtualenv" in command]
