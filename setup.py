@@ -61,7 +61,7 @@ setup(
     python_requires=">=3.10",
     install_requires=["torch>=2.8"],
     packages=find_packages(include=["apex", "apex.*"]),
-    package_data={"apex._legacy": ["*.txt"]},
+    package_data={"apex": ["py.typed"], "apex._legacy": ["*.txt"]},
     cmdclass={"build_py": BuildApex},
     distclass=NativeDistribution,
 )

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from apex._loader.machine import torch_devices
-from build_matrix import REPOSITORY, digest, files, identity, junit, matrix, pythons, receipts
+from build_matrix import REPOSITORY, digest, files, identity, junit, lint, matrix, pythons, receipts
 
 FOLDER = REPOSITORY / "build/release-check"
 RESULT = "result.json"
@@ -83,7 +83,7 @@ def checks() -> list[Check]:
 def everything() -> list[Check]:
     """tests-all: every test that needs no card, in order."""
     return [
-        Check("lint", (*PYTHON, "ruff", "check", ".")),
+        Check("lint", lint.ITSELF),
         Check("tree", (*FARM, "tree", "--available", *(f"--arch={arch}" for arch in _archs()))),
         Check(
             "tests of the farm, 50 kills",

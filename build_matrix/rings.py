@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from apex._loader.machine import torch_devices
-from build_matrix import REPOSITORY, affected, files, junit, matrix, receipts, skips, tree
+from build_matrix import REPOSITORY, affected, files, junit, lint, matrix, receipts, skips, tree
 from build_matrix.errors import BuildError
 from build_matrix.registry import device_units
 
@@ -175,7 +175,7 @@ def on_a_change(tell: Callable[[str], None], accepted: Path | None = None) -> bo
     what = changed(since) if since else affected.everything()
     touched = affected.tests(what)
     tell(f"changed since {since[:12] if since else 'ever'}: {len(what)} files, {len(touched)} files of tests")
-    held = _run("lint", [sys.executable, "-m", "ruff", "check", "."], tell)
+    held = _run("lint", [*lint.ITSELF], tell)
     build(tell, units(affected.units(what), count))
     made = plan(touched, durations(), count, cpu_level())
     files.write(FOLDER / "plan.json", json.dumps(asdict(made)))

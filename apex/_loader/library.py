@@ -145,9 +145,9 @@ def load():
 
 # ---- the resolver ------------------------------------------------------------------------------------------
 
-_choices = {}  # (platform, device, unit) -> Choice
-_failures = {}  # (platform, device, unit, variant) -> reason, for what was tried and did not work
-_warned = set()
+_choices: dict = {}  # (platform, device, unit) -> Choice
+_failures: dict = {}  # (platform, device, unit, variant) -> reason, for what was tried and did not work
+_warned: set = set()
 _stored = threading.local()
 
 

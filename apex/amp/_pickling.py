@@ -17,7 +17,8 @@ from multiprocessing.reduction import ForkingPickler
 
 import torch
 
-_places = weakref.WeakKeyDictionary()  # a patched function, or a wrapper -> "torch.nn.functional:softmax"
+# A patched function, or a wrapper -> "torch.nn.functional:softmax".
+_places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def remember(owner, name, original, wrapper):

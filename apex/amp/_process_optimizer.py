@@ -752,4 +752,4 @@ def _marked_step(self, closure=None, *args, **kwargs):
     return amp_step(self, closure, *args, **kwargs)
 
 
-_marked_step._wrapped_by_lr_sched = True
+_marked_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

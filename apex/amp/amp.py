@@ -20,8 +20,8 @@ from apex.amp.lists import (
 OVERRIDES = [functional_overrides, torch_overrides, tensor_overrides, linalg_overrides, fft_overrides]
 
 # Dicts for their order: the later of two registrations of one function wraps the earlier.
-_USER_CAST_REGISTRY = {}
-_USER_PROMOTE_REGISTRY = {}
+_USER_CAST_REGISTRY: dict = {}
+_USER_PROMOTE_REGISTRY: dict = {}
 
 
 # ---- decorators ------------------------------------------------------------------------------------------

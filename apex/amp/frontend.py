@@ -214,7 +214,7 @@ class _Level:
     """Sets the options of one level: `O1()(Properties())`."""
 
     brief = more = ""
-    options = {}
+    options: dict = {}
 
     def __call__(self, properties):
         properties._update_options_dict(

@@ -30,8 +30,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     group: a parameter that receives a gradient only now and then is corrected by the group's count.
     """
 
-    state_names = ()
-    count_names = ("step",)  # of states in checkpoints
+    state_names: tuple[str, ...] = ()
+    count_names: tuple[str, ...] = ("step",)  # of states in checkpoints
     reads_found_inf = True  # step() leaves everything as it is where this attribute, a tensor, is not 0
     _saved_options = ("_step_supports_amp_scaling",)
     _dummy_overflow_buf = OverflowFlag()

@@ -17,7 +17,7 @@ class OwnSteps:
     updated together.
     """
 
-    count_names = ("step", LAG)
+    count_names: tuple[str, ...] = ("step", LAG)
     _lagging = False  # whether a parameter has a step_lag
 
     def state_dict(self):

@@ -25,7 +25,7 @@ class CombinedRMSprop(CombinedOptimizer):
     Sources: Hinton, lecture 6e (2012); arXiv:1308.0850; in the form of torch.optim.RMSprop.
     """
 
-    _form_defaults = {}  # further options that groups have
+    _form_defaults: dict = {}  # further options that groups have
 
     def __init__(self, params, lr=1e-2, alpha=0.99, eps=1e-8, weight_decay=0, momentum=0, centered=False):
         numbers = dict(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)

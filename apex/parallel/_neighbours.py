@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from apex.parallel.process_groups import create_syncbn_process_group
 
-_groups = {}  # size -> (the world that it divides, this rank's part of it)
+_groups: dict = {}  # size -> (the world that it divides, this rank's part of it)
 
 
 def group_of(size):

@@ -3,6 +3,7 @@
 # and ROOT (cpu) are the arguments of Containerfile.
 set -eu
 
+# shellcheck disable=SC1091
 . /run/secrets/pip
 if [ -s /run/secrets/ca ]; then PIP_CERT=/run/secrets/ca; export PIP_CERT; fi
 export PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1

@@ -25,7 +25,7 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:  # not a POSIX system: whose a file is cannot be told, and nothing is kept
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 _MAGIC = b"apex-code-1\n"
 _LONGEST_WAIT = 120.0  # seconds; a holder may be stopped in a debugger

@@ -4,9 +4,9 @@ import torch
 
 MODULE = torch.fft
 
-FP16_FUNCS = []
+FP16_FUNCS: list[str] = []
 
-BFLOAT16_FUNCS = []
+BFLOAT16_FUNCS: list[str] = []
 
 FP32_FUNCS = [
     "fft",
@@ -29,6 +29,6 @@ FP32_FUNCS = [
     "rfftn",
 ]
 
-CASTS = []
+CASTS: list[str] = []
 
-SEQUENCE_CASTS = []
+SEQUENCE_CASTS: list[str] = []

@@ -68,7 +68,7 @@ FP32_FUNCS = [
 
 CASTS = ["bilinear"]
 
-SEQUENCE_CASTS = []
+SEQUENCE_CASTS: list[str] = []
 
 BANNED_FUNCS = [
     (

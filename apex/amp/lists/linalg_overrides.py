@@ -50,4 +50,4 @@ FP32_FUNCS = [
 
 CASTS = ["cross", "vecdot"]
 
-SEQUENCE_CASTS = []
+SEQUENCE_CASTS: list[str] = []

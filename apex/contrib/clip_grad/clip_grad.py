@@ -48,7 +48,7 @@ def clip_grad_norm_(
     if bindings.load().module is None:
         for p in parameters:
             writable_gradient(p)
-    parts = {}
+    parts: dict = {}
     for p in parameters:
         key = (local(p.grad).device, shard_groups(p.grad))
         parts.setdefault(key, []).append(local(p.grad))

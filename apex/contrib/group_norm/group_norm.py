@@ -178,7 +178,7 @@ class GroupNorm(nn.Module):
     # (input dtype, parameter dtype)
     SUPPORTED_DTYPES = frozenset(itertools.product((torch.float32, *_HALF), repeat=2))
     # Public apex's second version of its kernels is for some GPUs; here no GPU has kernels of its own.
-    GN_V2_SUPPORTED_LOWER_BOUND_SM_COUNT = {}
+    GN_V2_SUPPORTED_LOWER_BOUND_SM_COUNT = dict[str, int]()
 
     def __init__(self, num_groups, num_channels, eps=1e-5, affine=True, device=None, dtype=None, act=None):
         super().__init__()
