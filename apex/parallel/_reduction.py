@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from apex.parallel import _status
 from apex.parallel._flat import flatten, unflatten
 
 HALVES = (torch.float16, torch.bfloat16)
+_LOST = re.compile("gloo/|[Tt]imed out|[Tt]imeout|Connection ")  # gloo raises plain RuntimeErrors
 _DENSE, _OVERLAPS = 0, 1  # of torch's debug_has_internal_overlap; 2: it does not know
 _SCALED_AS_COPIED = (*HALVES, torch.float32, torch.float64)  # what multi_tensor_scale takes
 
@@ -38,10 +40,13 @@ class Averaging:
 
 @contextlib.contextmanager
 def waiting(what):
-    """Says of a collective that failed, by its timeout or by the end of another process, what it was for."""
+    """Says of a collective that failed, by its timeout or by the end of another process, what it was for. Errors of
+    another kind, such as a group without a backend for these tensors, pass through."""
     try:
         yield
     except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
+            raise
         raise RuntimeError(
             f"rank {dist.get_rank()} waited in vain for the other ranks' part of {what}: a rank ended, or ran no such "
             "pass. Every rank runs as many forward and backward passes as the others; one without a batch takes part "

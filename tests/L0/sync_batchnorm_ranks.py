@@ -18,11 +18,15 @@ import torch.distributed as dist
 from apex.parallel import ReduceOp, SyncBatchNorm, convert_syncbn_model, create_syncbn_process_group
 from apex.parallel.sync_batchnorm_kernel import SyncBatchnormFunction
 
+HOME = torch.device("cpu")  # where tensors of a rank lie
+
 
 def run_on_gpus(rank, ranks, folder):
     """One rank of test_sync_batchnorm_two_gpus.py: as sharded_adam.run, on its GPU with NCCL."""
-    torch.cuda.set_device(rank)
-    torch.set_default_device(f"cuda:{rank}")
+    global HOME
+    HOME = torch.device("cuda", rank)
+    torch.cuda.set_device(HOME)
+    torch.set_default_device(HOME)
     dist.init_process_group(
         "nccl",
         init_method=f"file://{folder}/store",
@@ -47,7 +51,7 @@ def _group(mesh, size):
     rank, world = dist.get_rank(), dist.get_world_size()
     group = create_syncbn_process_group(size)
     assert dist.get_world_size(group) == size
-    found = torch.tensor(float(rank), dtype=torch.float32, device="cpu")
+    found = torch.tensor(float(rank), dtype=torch.float32, device=HOME)
     dist.all_reduce(found, group=group)
     first = rank // size * size
     assert found.item() == sum(range(first, first + size)) and first + size <= world
@@ -202,7 +206,7 @@ def _a_lone_value(mesh):
     """One element on all ranks together: nothing to normalize by, and no nan that stays for ever."""
     layer = SyncBatchNorm(3)
     x = torch.full(
-        (1 if dist.get_rank() == 0 else 0, 3, 1), 4.0, requires_grad=True, dtype=torch.float32, device="cpu"
+        (1 if dist.get_rank() == 0 else 0, 3, 1), 4.0, requires_grad=True, dtype=torch.float32, device=HOME
     )
     layer(x).sum().backward()
     assert x.grad.eq(0).all() and layer.running_mean.isfinite().all() and layer.running_var.isfinite().all()
@@ -343,11 +347,11 @@ def _given_statistics(mesh):
     rank, world = dist.get_rank(), dist.get_world_size()
     for group, ranks in ((None, world), (create_syncbn_process_group(2), 2)):
         torch.manual_seed(3)
-        whole = torch.randn(3 * world, 4, 5, dtype=torch.float32, device="cpu")
+        whole = torch.randn(3 * world, 4, 5, dtype=torch.float32, device=HOME)
         gradient, weight, bias = (
-            torch.randn(whole.shape, dtype=torch.float32, device="cpu"),
-            torch.rand(4, dtype=torch.float32, device="cpu") + 1,
-            torch.rand(4, dtype=torch.float32, device="cpu"),
+            torch.randn(whole.shape, dtype=torch.float32, device=HOME),
+            torch.rand(4, dtype=torch.float32, device=HOME) + 1,
+            torch.rand(4, dtype=torch.float32, device=HOME),
         )
         mine = slice(3 * rank, 3 * rank + 3)
         first = 3 * (rank // ranks * ranks)

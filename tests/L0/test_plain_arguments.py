@@ -285,7 +285,11 @@ def test_versions_say_what_was_written(ops, name):
 def test_zero_tensors_are_read_and_never_written(ops, name):
     namespace, device = ops
     for case, argument, written, call in each_case(name, device, [zero]):
-        if device == "cuda" and name == "transducer_loss_forward" and argument in ("f_len", "y_len"):
+        if (
+            torch.device(device).type == "cuda"
+            and name == "transducer_loss_forward"
+            and argument in ("f_len", "y_len")
+        ):
             continue  # a GPU answers lengths that are none with a loss of nan; what else it returns is not written
         zeros, _ = place(call_of(name, device), argument, lambda t: torch.zeros_like(t))
         try:

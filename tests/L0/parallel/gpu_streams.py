@@ -28,15 +28,18 @@ def run(rank, ranks, folder, backend, names):
         world_size=ranks,
         timeout=datetime.timedelta(seconds=60),
     )
-    results = {}
+    file = pathlib.Path(folder, f"rank{rank}.json")
+    results = dict.fromkeys(names, "not begun: an earlier case ended the process")
     for name in names:
+        results[name] = "did not end: NCCL aborts a process whose collective waits for too long"
+        file.write_text(json.dumps(results))
         results[name] = ""
         try:
             CASES[name](rank, device)
         except Exception:
             results[name] = traceback.format_exc()
         torch.cuda.synchronize()
-    pathlib.Path(folder, f"rank{rank}.json").write_text(json.dumps(results))
+        file.write_text(json.dumps(results))
     dist.barrier()
     os._exit(0)  # now and then a thread of torch's still runs while a group ends, which aborts the process
 

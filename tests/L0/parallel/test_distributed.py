@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import ddp_nccl
 import ddp_ranks
 import pytest
 import sharded_adam
 import torch
+import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 
-from apex.parallel import DistributedDataParallel, Reducer
+from apex.parallel import DistributedDataParallel, Reducer, _reduction
 from apex.parallel._buckets import plan_buckets
 from apex.parallel.distributed import split_half_float_double, split_half_float_double_bfloat16
 
@@ -96,3 +98,24 @@ def test_all_reduce_overlaps_backward(tmp_path):
         assert beside["messages"] >= 4 and beside["products"] >= 8, found
         assert beside["overlap_us"] > 0.3 * beside["all_reduce_us"], found
         assert delayed["overlap_us"] < 0.05 * delayed["all_reduce_us"], found
+
+
+@distributed
+@pytest.mark.parametrize(
+    "error, waited",
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection closed by peer [::1]:1"), True),
+        (RuntimeError("Timed out waiting 60000ms for recv operation to complete"), True),
+        (dist.DistBackendError("NCCL communicator was aborted"), True),
+        (RuntimeError("No backend type associated with device type cpu"), False),
+        (RuntimeError("Tensors must be contiguous"), False),
+    ],
+)
+def test_which_errors_mean_that_a_rank_is_missing(error, waited):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match="rank 0 waited in vain" if waited else re.escape(str(error))):
+            with _reduction.waiting("a mean"):
+                raise error
+    finally:
+        dist.destroy_process_group()

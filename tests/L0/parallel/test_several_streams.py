@@ -220,7 +220,9 @@ def results(tmp_path_factory):
 
 
 def _results_of(folder, backend, names):
-    torch.multiprocessing.spawn(gpu_streams.run, (2, str(folder), backend, names), nprocs=2)
+    # A rank that a collective aborted has written which case it was; the others' results stand.
+    with contextlib.suppress(torch.multiprocessing.ProcessExitedException):
+        torch.multiprocessing.spawn(gpu_streams.run, (2, str(folder), backend, names), nprocs=2)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
