@@ -114,8 +114,8 @@ def test_all_reduce_overlaps_backward(tmp_path):
 def test_which_errors_mean_that_a_rank_is_missing(error, waited):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(RuntimeError, match="rank 0 waited in vain" if waited else re.escape(str(error))):
-            with _reduction.waiting("a mean"):
-                raise error
+        told = "rank 0 waited in vain" if waited else re.escape(str(error))
+        with pytest.raises(RuntimeError, match=told), _reduction.waiting("a mean"):
+            raise error
     finally:
         dist.destroy_process_group()
