@@ -69,7 +69,7 @@ def quickstart(session):
 
 
 # Groups of packages without which some test would not run.
-TESTING = ["farm", "cluster", "s3", "variants", "containers", "tests", "examples"]
+TESTING = ["farm", "cluster", "s3", "variants", "containers", "tests", "examples", "docs"]
 
 
 @nox.session
@@ -129,6 +129,14 @@ def lint(session):
     """Style, formats, shell scripts and types, of everything: build_matrix/lint.py."""
     prepare(session, "lint")
     session.run("python", *lint_commands.ITSELF[1:], env={"PYTHONPATH": str(ROOT)})
+
+
+@nox.session
+def docs(session):
+    """Builds the documentation into build/docs: pages, reference of every module, tables, plots. A warning fails it."""
+    prepare(session, "farm", "docs")
+    farm(session, "ensure-torch")
+    session.run("python", "-m", "build_matrix.site", env={"PYTHONPATH": str(ROOT)})
 
 
 @nox.session(name="farm")

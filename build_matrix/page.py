@@ -1,14 +1,13 @@
 """The compatibility table as a page: one HTML file, filtered in the browser by its own script. It asks no server and
-no other file, so that it works from a disk, from docs/ and from the root of an index."""
+no other file, so that it works from a disk, in the documentation and from the root of an index."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from build_matrix import REPOSITORY, compat, files, identity, matrix, receipts
+from build_matrix import compat, files, identity, matrix, receipts
 
-DOCS = REPOSITORY / "docs/compatibility.html"
 COLUMNS = ("torch", "accelerator", "arch", "python", "platform")  # that the page filters by
 TEMPLATE = Path(__file__).with_name("page.html")
 

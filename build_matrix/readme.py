@@ -1,5 +1,5 @@
-"""The tables of README.md, docs/speed.md and this version's release notes, made from the registry, the matrix, the
-pins, the changelog, the receipts and the measurements in benchmarks/results."""
+"""The tables of README.md, docs/support.md, docs/speed.md and this version's release notes, made from the registry, the
+matrix, the pins, the changelog, the receipts and the measurements in benchmarks/results."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from build_matrix import (
 from build_matrix.registry import Registry
 
 README = REPOSITORY / "README.md"
+SUPPORT = REPOSITORY / "docs" / "support.md"
 SPEED = REPOSITORY / "docs" / "speed.md"
 ELEMENT_TYPES = ("bf16", "f16", "f32", "f64")
 
@@ -152,14 +153,9 @@ def cards() -> str:
 EMULATOR = "emulator"
 NOTES = REPOSITORY / "release_notes" / f"{identity.version()}.md"
 SECTIONS = {
-    README: {
-        "cards": cards,
-        "install": install,
-        "extensions": extensions,
-        "support": support,
-        "speed": speed.brief,
-    },
-    SPEED: {"speed": speed.whole},
+    README: {"install": install, "cards": cards},
+    SUPPORT: {"cards": cards, "extensions": extensions, "support": support},
+    SPEED: {"brief": speed.brief, "speed": speed.whole},
     NOTES: {"versions": versions, "tried": tried, "changes": changelog},
 }
 
@@ -181,8 +177,5 @@ def write(page: Path) -> None:
 
 
 if __name__ == "__main__":
-    from build_matrix import page as compatibility
-
     for name in SECTIONS:
         write(name)
-    compatibility.write(compatibility.DOCS, compatibility.of_checkout())

@@ -62,6 +62,7 @@ def checks() -> list[Check]:
     found = [
         *everything(),
         Check("changelog", (*FARM, "changelog")),
+        Check("docs", (*PYTHON, "build_matrix.site")),
         Check("quickstart", (*FARM, "quickstart")),
         Check("loads", (*FARM, "load-test", *(f"--python={tag}" for tag in matrix.load().python))),
         Check("release", (*FARM, "farm", "--dist", str(dist))),

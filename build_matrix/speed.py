@@ -1,5 +1,5 @@
 """The speed tables, from the newest recorded run of each benchmark (benchmarks/results): all of it in docs/speed.md,
-one case of each benchmark in README.md."""
+one case of each benchmark at its top."""
 
 from __future__ import annotations
 
@@ -132,5 +132,5 @@ def brief(folder: Path = RESULTS) -> str:
     total, now = sum(len(run.cases) for run in found), sources()
     text = f"{cards}; the first case of each benchmark. In {len(slower)} of {total} cases something else was faster."
     if [run for run in found if run.sources(now) != NOW]:
-        text += " Some of it is of other sources than these: the page says which."
+        text += " Some of it is of other sources than these: the tables say which."
     return f"{text}\n\n{table(('case', 'apex, µs', 'of the floor', 'fastest other, µs'), rows)}"

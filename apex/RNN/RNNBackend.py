@@ -183,9 +183,9 @@ class stackedRNN(_Layers):
             reverse: go through time backwards.
 
         Returns:
-            output: (time, batch, output_size), in the order of time, whatever `reverse`.
-            hidden: a list with, for each hidden state of the cell, a tensor (layer, batch, features) as it is
-                after the last step; with collect_hidden, a list of such tensors, in the order of time.
+            (output, hidden): output is (time, batch, output_size), in the order of time, whatever `reverse`. hidden
+                is a list with, for each hidden state of the cell, a tensor (layer, batch, features) as it is after
+                the last step; with collect_hidden, a list of such tensors, in the order of time.
         """
         node = symbolic.leaf(self, input, collect_hidden, reverse)
         if node is not None:

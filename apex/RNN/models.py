@@ -6,7 +6,7 @@
 Each call goes on from the hidden state of the one before: `rnn.reset_hidden(batch)` begins anew,
 `rnn.detach_hidden()` cuts the graph between two backward passes.
 
-Arguments of all of them:
+Args:
     input_size, hidden_size, num_layers: as for torch.nn.LSTM.
     bias: have biases.
     batch_first: input and output are (batch, time, features), and not (time, batch, features).

@@ -5,7 +5,7 @@
         scaled_loss.backward()
     optimizer.step()
 
-docs/amp.md tells what each level does, what misuse raises, and how the same script looks on torch.amp.
+docs/amp.md tells what each level does and what misuse raises; docs/torch_amp.md has the same script on torch.amp.
 """
 
 from apex.amp._amp_state import _amp_state, master_params

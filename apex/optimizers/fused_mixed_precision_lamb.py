@@ -26,11 +26,13 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
         step: number of steps already made, kept as an int32 tensor in ``group["step"]``.
         reduced_precision_dtype: parameters of this dtype get float32 masters at the first step, and are their
             roundings from then on; state_dict() saves the masters as ``master_param``.
-        bias_correction, betas, eps, weight_decay, amsgrad, adam_w_mode, grad_averaging, max_grad_norm,
-            use_nvlamb: as in FusedLAMB.
+        bias_correction, betas, eps, weight_decay, amsgrad: as in FusedLAMB.
+        adam_w_mode, grad_averaging, max_grad_norm, use_nvlamb: as in FusedLAMB.
 
-    Raises: as FusedLAMB; TypeError too where the parameters of a group differ in dtype, NotImplementedError
-        for parameters that are spread over ranks.
+    Raises:
+        RuntimeError, ValueError: as FusedLAMB.
+        TypeError: as FusedLAMB; the parameters of a group differ in dtype.
+        NotImplementedError: parameters that are spread over ranks.
 
     Source: arXiv:1904.00962; numerics and state layout of public apex.
     """

@@ -5,7 +5,7 @@
 Three stages. The first makes the parts, each job those of one toolchain or one torch; what its store holds then travels
 as an artifact. The second finds them there and zips the wheels. Keys hold the digests of the compilers, so the second
 stage provisions the same ones, and makes again what differs. The third lays all wheels together, with their digests,
-the compatibility table and the index.
+the compatibility table and the index; then the documentation is built and published as GitHub's pages.
 """
 
 from __future__ import annotations

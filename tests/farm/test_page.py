@@ -23,18 +23,6 @@ def rows_of(text):
     return json.loads(re.search(r"^const ROWS = (.*);$", text, re.MULTILINE)[1])
 
 
-def unlike_grades(rows):
-    return [{key: value for key, value in row.items() if key != "grade"} for row in rows]
-
-
-def test_the_page_of_the_docs_is_current():
-    """All but the grades, which receipts change: they are as of when it was written."""
-    text = page.DOCS.read_text(encoding="utf-8")
-    rows = rows_of(text)
-    assert unlike_grades(rows) == unlike_grades(page.of_checkout()), "run: python -m build_matrix.readme"
-    assert text == page.render(rows), "run: python -m build_matrix.readme"
-
-
 def test_rows_of_wheels_take_the_pythons_together():
     rows = page.of_wheels(CELLS)
     assert [(row["arch"], row["python"]) for row in rows] == [

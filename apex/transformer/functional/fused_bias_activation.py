@@ -2,14 +2,12 @@
 
 With u = input + bias (bias may be None), over the last dimension:
 
-| function | output |
-|---|---|
-| fused_bias_swiglu | silu(u1) * u2 of the two halves of u |
-| fused_bias_geglu | gelu(u1) * u2 |
-| fused_bias_quick_geglu | quick_gelu(u1) * u2 |
-| fused_bias_gelu | gelu(u) |
-| fused_bias_quick_gelu | quick_gelu(u) = u * sigmoid(1.702 u) |
-| fused_bias_squared_relu | max(u, 0)^2 |
+    fused_bias_swiglu          silu(u1) * u2 of the two halves of u
+    fused_bias_geglu           gelu(u1) * u2
+    fused_bias_quick_geglu     quick_gelu(u1) * u2
+    fused_bias_gelu            gelu(u)
+    fused_bias_quick_gelu      quick_gelu(u) = u * sigmoid(1.702 u)
+    fused_bias_squared_relu    max(u, 0)^2
 
 gelu is the tanh form, as in Megatron-LM: torch's gelu(approximate="tanh"). Sources: N. Shazeer, "GLU Variants Improve
 Transformer", arXiv:2002.05202; D. Hendrycks and K. Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415; D. So et
