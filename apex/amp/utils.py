@@ -190,10 +190,28 @@ def set_func(mod, fn, new_fn):
 
 def set_func_save(handle, mod, fn, new_fn):
     """Puts new_fn in place; `handle` remembers what was there."""
+    if mod is torch.Tensor:
+        new_fn = _as_method(fn, new_fn)
     own = not isinstance(mod, type) or fn in vars(mod)
     handle._save_func(mod, fn, get_func(mod, fn) if own else None)
     _pickling.remember(mod, fn, get_func(mod, fn), new_fn)
     set_func(mod, fn, new_fn)
+
+
+def _as_method(name, function):
+    """A patched method of tensors, which torch.compile puts into the graph by its name, as it does any method.
+
+    Under a default device, a mode around every function, it would look inside, and find torch's own method, which it
+    can call by that name alone.
+    """
+
+    @functools.wraps(function)
+    def method(self, *args, **kwargs):
+        if torch.compiler.is_dynamo_compiling():
+            return getattr(self, name)(*args, **kwargs)
+        return function(self, *args, **kwargs)
+
+    return method
 
 
 # ---- weights of recurrent networks -----------------------------------------------------------------------
