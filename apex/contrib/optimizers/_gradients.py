@@ -175,7 +175,7 @@ class Gradients:
 
     def _settle(self, purpose):
         self._before()
-        found = self._ranks.agree(purpose, started=self._started > 0, trained=())
+        found = self._ranks.ask(purpose, started=self._started > 0, opened=True, trained=())()
         if found.started:
             self._materialize()
             self._end_round()
@@ -185,24 +185,23 @@ class Gradients:
     def sync(self):
         """Every bucket has its shard of all gradients so far. Every rank must call it.
 
-        On the CPU ranks agree first on what is to be done; on an accelerator the host would have to wait for that,
-        and ranks must have as many passes outside no_sync() that reach something.
+        Ranks agree on what is to be done while the reductions are started, which all take part in, whatever comes of
+        it: an accelerator has work while its host waits for the other hosts.
         """
         self._before()
         late = any(bucket.local is not None for n, bucket in enumerate(self.buckets) if self._is_over(n))
-        if self._on_host and self._ranks.count > 1:
-            trained = tuple(self._trained().values())
-            found = self._ranks.agree(SYNC, late, started=self._started > 0, trained=trained)
-            if found.problem:
-                if found.started:
-                    self._end_round()
-                self._open = False
-                raise RuntimeError(found.problem)
-            late = found.late
-        if self._open:
+        opened, self._open = self._open, False
+        answer = self._ranks.ask(
+            SYNC, late, started=opened, opened=opened, trained=tuple(self._trained().values())
+        )
+        if opened:
             self._end_round()
-            self._open = False
-        if late:
+        found = answer()
+        if found.problem:
+            if found.started and not opened:
+                self._end_round()
+            raise RuntimeError(found.problem)
+        if found.late:
             self._end_round()
 
     def _is_over(self, number):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import typing
 import zlib
@@ -76,9 +77,7 @@ class Ranks:
                 "of it, or leave them out to shard over all ranks"
             )
         self.root = dist.get_global_rank(self.everyone, 0)
-        self._aside = None
-        if dist.get_backend(self.everyone) == "gloo":  # now, while all ranks are here
-            self._make_aside()
+        self._hosts = _hosts_of(self.everyone)
 
     def broadcast(self, tensors):
         """Gives each tensor, contiguous, the values of the first rank."""
@@ -88,40 +87,33 @@ class Ranks:
             ]:
                 work.wait()
 
-    def agree(self, purpose, late=False, *, started, trained):
-        """An Agreement, from one small message beside the others, for which the host waits. Every rank must call it.
+    def ask(self, purpose, late=False, *, started, opened, trained):
+        """Starts to agree on what all ranks are about to do. Every rank must call it.
 
-        purpose: SYNC or DROP. trained: whether each parameter requires a gradient; must be the same on all ranks.
+        It is one message of eight numbers between the hosts, beside the collectives: no host waits for its device.
+
+        purpose: SYNC or DROP. opened: since the last step there was a zero_grad(). trained: whether each parameter
+        requires a gradient. The last two must be the same on all ranks. Returns a function that waits for the others
+        and returns the Agreement.
         """
-        if self.count == 1:
-            return Agreement(started, late, None)
-        if self._aside is None:
-            self._make_aside()
+        if self._hosts is None:
+            return lambda: Agreement(started, late, None)
         checksum = zlib.crc32(bytes(trained))
-        mine = [purpose is DROP, purpose is SYNC, started, late, checksum, -checksum]
-        device = "cpu" if dist.get_backend(self.everyone) == "gloo" else _device_of_backend()
-        found = torch.tensor([int(number) for number in mine], dtype=torch.int64, device=device)
+        mine = [purpose is DROP, purpose is SYNC, started, late, opened, not opened, checksum, -checksum]
+        found = torch.tensor([int(number) for number in mine], dtype=torch.int64, device="cpu")
+        largest = dist.AllreduceOptions()
+        largest.reduceOp = dist.ReduceOp.MAX
         with waiting_for_ranks(purpose):
-            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._aside)
-        dropped, synced, started, late, most, least = found.tolist()
-        problem = None
-        if dropped and synced:
-            problem = (
-                f"DistributedFusedAdam: some ranks called {DROP}, while others are at {SYNC}: gradients are dropped; "
-                "call zero_grad() on every rank, then run the pass again or leave the batch out, on every rank alike"
-            )
-        elif most != -least:
-            problem = (
-                "DistributedFusedAdam: parameters require gradients on some ranks only: set requires_grad alike on "
-                "every rank, then call zero_grad()"
-            )
-        return Agreement(bool(started), bool(late), problem)
+            work = self._hosts.allreduce([found], largest)
 
-    def _make_aside(self):
-        """A group for `agree`: in the others ranks may have sent different numbers of messages by then."""
-        if self.count > 1:
-            members, timeout = dist.get_process_group_ranks(self.everyone), _timeout_of(self.everyone)
-            self._aside = dist.new_group(members, timeout=timeout, use_local_synchronization=True)
+        def answer():
+            with waiting_for_ranks(purpose):
+                work.wait()
+            dropped, synced, started, late, opened, closed, most, least = found.tolist()
+            problem = _problem(dropped and synced, opened and closed, most != -least)
+            return Agreement(bool(started), bool(late), problem)
+
+        return answer
 
     def reduce_scatter(self, shard, whole, average):
         """Starts to sum `whole` over all ranks, of which this rank gets `shard`; `whole` may be overwritten.
@@ -181,16 +173,58 @@ class _Both:
         self._work.wait()
 
 
-def _timeout_of(group):
-    """The timeout of a process group; None, torch's default, where it does not tell."""
-    try:
-        return group._get_backend(torch.device("cpu")).options._timeout
-    except (AttributeError, RuntimeError):
+def _problem(some_dropped, some_opened, others_train):
+    """What keeps ranks from going on together, in words; None: nothing."""
+    drop = "gradients are dropped; call zero_grad() on every rank, then run the pass again or leave the batch out"
+    if some_dropped:
+        return f"DistributedFusedAdam: some ranks called {DROP}, while others are at {SYNC}: {drop}, on every rank alike"
+    if some_opened:
+        return f"DistributedFusedAdam: only some ranks called {DROP} since the last step: {drop}, on every rank alike"
+    if others_train:
+        return (
+            "DistributedFusedAdam: parameters require gradients on some ranks only: set requires_grad alike on "
+            "every rank, then call zero_grad()"
+        )
+    return None
+
+
+_made = collections.Counter()  # name of a process group -> how many groups of its hosts were made
+
+
+def _hosts_of(group):
+    """A gloo group of the ranks of `group`, for what their hosts say to each other; None: there is nobody to ask.
+
+    Ranks may have sent different numbers of messages in `group` by the time that they ask. torch's new_group would
+    want all ranks of the world, or, among these alone, that each is in as many other groups as the next.
+    """
+    if dist.get_world_size(group) == 1 or dist.get_backend(group) == "fake":
         return None
+    if not dist.is_gloo_available():
+        raise RuntimeError(
+            "DistributedFusedAdam: ranks tell each other by gloo what they are about to do, and this torch has none: "
+            "use a torch built with USE_GLOO=1"
+        )
+    _made[group.group_name] += 1
+    name = f"DistributedFusedAdam/{group.group_name}/{_made[group.group_name]}"
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    try:
+        return dist.ProcessGroupGloo(store, rank, ranks, _timeout_of(group))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"DistributedFusedAdam: the hosts of {ranks} ranks do not reach each other by gloo: every rank of the "
+            "process group makes the optimizer; GLOO_SOCKET_IFNAME names the network interface, as eth0"
+        ) from error
 
 
-def _device_of_backend():
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
+def _timeout_of(group):
+    """The timeout of a process group; gloo's default where it does not tell."""
+    for device in filter(None, (torch.device("cpu"), torch.accelerator.current_accelerator())):
+        try:
+            return group._get_backend(device).options._timeout
+        except (AttributeError, RuntimeError):
+            continue
+    return dist.distributed_c10d.default_pg_timeout
 
 
 def _averages(group, device):

@@ -161,7 +161,7 @@ class _Grid:
         for name in ("count", "shards"):
             monkeypatch.setattr(ranks, name, 2)
         answer = types.SimpleNamespace(started=False, late=False, problem=None)
-        monkeypatch.setattr(ranks, "agree", lambda *args, **kwargs: answer)
+        monkeypatch.setattr(ranks, "ask", lambda *args, **kwargs: lambda: answer)
         monkeypatch.setattr(ranks, "sum_over_shards", lambda tensor: None)
 
 

@@ -9,6 +9,7 @@ from apex.contrib.optimizers import DistributedFusedAdam
 
 SHAPES = ((33, 5), (7,), (1,), (6,), (2, 3, 4, 5), (301,), ())
 HYPER = dict(lr=1e-2, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.1)
+DEVICE = "cpu"  # where parameters are; zero_cuda.py sets another
 SMALL = dict(bucket_cap_mb=0.001)  # a parameter lies in several buckets, and a bucket has several parameters
 
 
@@ -20,12 +21,14 @@ def rank():
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def parameters(dtype=torch.float32, shapes=SHAPES, seed=1, device="cpu"):
+def parameters(dtype=torch.float32, shapes=SHAPES, seed=1, device=None):
     """Of one dtype, or of these in turn."""
     dtypes = dtype if isinstance(dtype, (tuple, list)) else [dtype]
     generator = torch.Generator().manual_seed(seed)
     return [
-        torch.nn.Parameter(torch.randn(shape, generator=generator).to(device, dtypes[i % len(dtypes)]))
+        torch.nn.Parameter(
+            torch.randn(shape, generator=generator).to(device or DEVICE, dtypes[i % len(dtypes)])
+        )
         for i, shape in enumerate(shapes)
     ]
 
@@ -80,8 +83,11 @@ class Oracle:
             torch.testing.assert_close(found, q.detach(), rtol=tolerance, atol=tolerance)
 
 
-def make(params, **options):
-    return DistributedFusedAdam(params, **{**HYPER, **options})
+def make(params, on_host=True, **options):
+    """on_host False: as on an accelerator, but that gloo's work is the host's: let it have many buckets under way."""
+    optimizer = DistributedFusedAdam(params, **{**HYPER, **options})
+    optimizer._gradients._on_host &= on_host
+    return optimizer
 
 
 def clones(params):

@@ -7,10 +7,20 @@ import pathlib
 
 import torch
 import torch.distributed as dist
+import zero_common
+import zero_faults
 from torch import nn
 from zero_common import SMALL, Oracle, backward, clones, equal, make, parameters
 
 BF16 = torch.bfloat16
+FAULTS = (
+    "idle",
+    "skipped",
+    "frozen_on_some_ranks",
+    "dropped_on_some_ranks",
+    "raises",
+    "raises_and_goes_on_alone",
+)
 
 
 def start(rank, ranks, folder):
@@ -19,7 +29,7 @@ def start(rank, ranks, folder):
 
 
 def run(rank, ranks, folder):
-    """Parity over NCCL, with everything that overlaps; and that reductions run beside the backward pass."""
+    """Parity over NCCL, with everything that overlaps; ranks in trouble; and that reductions run beside the pass."""
     start(rank, ranks, folder)
     for options in (
         dict(SMALL),
@@ -38,6 +48,9 @@ def run(rank, ranks, folder):
             torch.testing.assert_close(norm.double().cpu(), oracle.step(seed, clip=1.0), rtol=1e-3, atol=0)
         optimizer.param_sync()
         oracle.check(3e-2 if half else 1e-5)
+    zero_common.DEVICE = "cuda"
+    for name in FAULTS:
+        zero_faults.CASES[name](None)
     pathlib.Path(folder, f"rank{rank}.json").write_text(json.dumps(_overlap()))
     dist.destroy_process_group()
 

@@ -11,6 +11,7 @@ from zero_common import SMALL, Oracle, backward, clones, equal, gradients, make,
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TIGHT = dict(SMALL, pipeline_size=1)
+ACCELERATOR = dict(SMALL, pipeline_size=1000, on_host=False)
 
 
 def _idle_backward():
@@ -52,6 +53,7 @@ def _idle(mesh):
         TIGHT,
         dict(TIGHT, overlap_param_sync=True),
         dict(TIGHT, contiguous_grad_buffer=True),
+        ACCELERATOR,
     ):
         for passes in (1, 2, 3):
             params = parameters()
@@ -72,7 +74,7 @@ def _idle(mesh):
 
 def _skipped(mesh):
     """zero_grad() after passes that reached parameters on some ranks only: nothing of them is left."""
-    for options in ({}, TIGHT, dict(TIGHT, contiguous_grad_buffer=True)):
+    for options in ({}, TIGHT, dict(TIGHT, contiguous_grad_buffer=True), ACCELERATOR):
         for first in (False, True):  # before anything was made, or after a step
             params = parameters()
             optimizer, oracle = make(params, **options), Oracle(params)
@@ -93,7 +95,7 @@ def _skipped(mesh):
 
 def _thawed(mesh):
     """Frozen and thawed on all ranks, before and after zero_grad(), and reached on one rank only."""
-    for options in ({}, TIGHT, dict(TIGHT, contiguous_grad_buffer=True)):
+    for options in ({}, TIGHT, dict(TIGHT, contiguous_grad_buffer=True), ACCELERATOR):
         for late in (False, True):
             params = parameters()
             params[2].requires_grad_(False)
@@ -132,28 +134,70 @@ def _thawed(mesh):
 
 def _frozen_on_some_ranks(mesh):
     """Named on every rank; set alike, it goes on."""
-    params = parameters()
-    optimizer = make(params, **TIGHT)
-    for step in range(2):
+    for options in (TIGHT, ACCELERATOR):
+        params = parameters()
+        optimizer = make(params, **options)
+        for step in range(2):
+            optimizer.zero_grad()
+            params[2].requires_grad_(rank() != 1)
+            backward([p for p in params if p.requires_grad], step)
+            before = clones(params)
+            with raises(RuntimeError, "some ranks only"):
+                optimizer.step()
+            equal(clones(params), before)
+        params[2].requires_grad_(True)
         optimizer.zero_grad()
-        params[2].requires_grad_(rank() != 1)
-        backward([p for p in params if p.requires_grad], step)
-        before = clones(params)
-        with raises(RuntimeError, "some ranks only"):
+        oracle = Oracle(params)
+        backward(params, 3)
+        optimizer.step()
+        oracle.step(3)
+        oracle.check()
+
+
+def _dropped_on_some_ranks(mesh):
+    """zero_grad() on one rank alone, of gradients that wait for a step: named everywhere; dropped alike, it goes on."""
+    for options in ({}, TIGHT, ACCELERATOR):
+        params = parameters()
+        optimizer, oracle = make(params, **options), Oracle(params)
+        for step in range(3):
+            backward(params, step)
+            before = clones(params)
+            if rank() == 1:
+                optimizer.zero_grad()
+                backward(params, step)
+            with raises(RuntimeError, "only some ranks called zero_grad()"):
+                optimizer.step()
+            equal(clones(params), before)
+            optimizer.zero_grad()
+            backward(params, step)
             optimizer.step()
-        equal(clones(params), before)
-    params[2].requires_grad_(True)
+            oracle.step(step)
+        oracle.check()
+
+
+def _in_other_groups(mesh):
+    """Ranks that are in different numbers of process groups make an optimizer together, and one of some ranks."""
+    dist.new_group([0])
+    first = dist.new_group([0, 1])
+    params = parameters()
+    optimizer, oracle = make(params), Oracle(params)
+    if rank() < 2:
+        few = parameters()
+        others, of_two = make(few, process_group=first), Oracle(few, of=2)
+        backward(few, 7)
+        others.step()
+        of_two.step(7)
+        of_two.check()
     optimizer.zero_grad()
-    oracle = Oracle(params)
-    backward(params, 3)
+    backward(params, 0)
     optimizer.step()
-    oracle.step(3)
+    oracle.step(0)
     oracle.check()
 
 
 def _raises(mesh):
     """A hook raises on one rank, or on all, early or late in the pass; dropped everywhere, it is run again."""
-    for options in ({}, TIGHT):
+    for options in ({}, TIGHT, ACCELERATOR):
         for who in ((0,), (1,), range(ranks())):
             for place in (0, 6):
                 params = parameters()
@@ -181,7 +225,7 @@ def _burn(lit):
 
 def _raises_and_goes_on_alone(mesh):
     """One rank drops its gradients and the others step: named on every rank, nothing is changed, then it goes on."""
-    for options in ({}, TIGHT):
+    for options in ({}, TIGHT, ACCELERATOR):
         params = parameters()
         optimizer, oracle = make(params, **options), Oracle(params)
         lit = []
@@ -320,6 +364,8 @@ CASES = {
     "skipped": _skipped,
     "thawed": _thawed,
     "frozen_on_some_ranks": _frozen_on_some_ranks,
+    "dropped_on_some_ranks": _dropped_on_some_ranks,
+    "in_other_groups": _in_other_groups,
     "raises": _raises,
     "raises_and_goes_on_alone": _raises_and_goes_on_alone,
     "step_that_raises": _step_that_raises,
