@@ -201,8 +201,8 @@ def _json(project: str, wheels: list[IndexedWheel]) -> dict:
             "hashes": {"sha256": wheel.sha256},
             "size": wheel.size,
             "requires-python": wheel.requires_python,
+            # By its new name alone (PEP 714): pip of 22.3 to 23.0, Debian 12's, fails on the old one in JSON.
             "core-metadata": {"sha256": wheel.metadata_sha256},
-            "dist-info-metadata": {"sha256": wheel.metadata_sha256},
             "yanked": wheel.yanked or False,
         }
         for wheel in wheels

@@ -15,6 +15,7 @@ named.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from apex._loader.packs import Code
 # Ranks of a variant; a choice with a higher one costs more at the first call or at every call.
 EXACT, FAMILY, PTX, JIT, CPU, REFERENCE = "exact pack", "family pack", "PTX", "JIT", "CPU", "reference"
 _VENDOR = {"cuda": "cuda", "hip": "rocm"}
+# sm_90, sm_90a, compute_80, gfx942, gfx9-4-generic
+_ARCH = re.compile(r"(?:sm|compute)_\d{2,}[af]?|gfx(?:\d{1,2}(?:-\d+)?-generic|[0-9a-f]{3,})")
 _OFF = ("0", "false", "no", "off")
 
 
@@ -310,17 +313,25 @@ def _forced(machine, packs, device):
     """The variant that APEX_VARIANT asks for on this device, or None.
 
     A name that belongs to another kind of device ("sm_80" for a CPU tensor, "cpu" for a GPU's) has no say
-    here, so that a program with tensors on both can be forced at all.
+    here, so that a program with tensors on both can be forced at all. One that names nothing on any device is refused
+    on all of them: who mistyped it would take what runs for what was asked.
     """
     name = machine.env.get("APEX_VARIANT", "").strip()
     if not name or name == "reference":
         return name or None
+    if not names_a_variant(name):
+        return name
     if device.platform == "cpu":
         return name if name == "cpu" else None
     if device.platform not in _VENDOR or name == "cpu":
         return None
     gpu_of_other_vendor = name.startswith("gfx") != (device.platform == "hip") and name != "jit"
-    return None if gpu_of_other_vendor and name.startswith(("gfx", "sm_", "compute_")) else name
+    return None if gpu_of_other_vendor else name
+
+
+def names_a_variant(name):
+    """Whether APEX_VARIANT could mean something by `name`, on some device."""
+    return name in ("reference", "cpu", "jit") or bool(_ARCH.fullmatch(name))
 
 
 def _no_such(packs, name):

@@ -19,22 +19,23 @@ from apex._loader import (
     release,
     tree,
 )
+from apex._loader.facts import BROKEN, DEGRADED, NOTE, Facts, Problem
 from apex._loader.jit import cache
 
-EXIT = {"fine": 0, problems.DEGRADED: 1, problems.BROKEN: 2}
+EXIT = {"fine": 0, DEGRADED: 1, BROKEN: 2}
 
 
 @dataclass(frozen=True)
 class Report:
     """The facts, and the problems found in them."""
 
-    facts: problems.Facts
-    problems: tuple[problems.Problem, ...]
+    facts: Facts
+    problems: tuple[Problem, ...]
 
     @property
     def state(self):
         """ "fine", "degraded" or "broken": the worst of the problems."""
-        worst = [problem.severity for problem in self.problems if problem.severity != problems.NOTE]
+        worst = [problem.severity for problem in self.problems if problem.severity != NOTE]
         return worst[0] if worst else "fine"
 
     @property
@@ -48,7 +49,7 @@ def examine():
     described, fit = _fitted(described)
     error = _try_to_load() if fit else None
     stems = ("libamdhip64.so", "libcudart.so")
-    facts = problems.Facts(
+    facts = Facts(
         machine=described,
         choices=choices(described),
         fit=fit,
@@ -76,7 +77,7 @@ def cpu_threads():
 def assume(described):
     """The Report of a machine that is written down and is not this one."""
     described, fit = _fitted(described)
-    facts = problems.Facts(
+    facts = Facts(
         machine=described, choices=choices(described), fit=fit, assumed=True, offer=_offer(described)
     )
     return Report(facts, problems.find(facts))
@@ -242,7 +243,7 @@ def _trouble(report):
 
 
 def _counts(problem):
-    return problem.severity != problems.NOTE
+    return problem.severity != NOTE
 
 
 def show(report):

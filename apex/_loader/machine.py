@@ -6,6 +6,7 @@ that decides takes a `Machine` and asks nothing else.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import platform as host
@@ -184,6 +185,16 @@ def system():
     return f"{host.system().lower()}_{host.machine()}"
 
 
+def switches(environment):
+    """The switches of apex that are set, and variables that look like one: APEX_VARIENT. An empty one is not set."""
+    near = {name for name in environment if name.startswith("APEX_") and _misspelt(name)}
+    return {name: environment[name] for name in (*SWITCHES, *sorted(near)) if environment.get(name)}
+
+
+def _misspelt(name):
+    return name not in SWITCHES and bool(difflib.get_close_matches(name, SWITCHES, 1, cutoff=0.85))
+
+
 def describe():
     """This machine, read now. Opens a driver only where torch has a GPU; what is absent never raises."""
     from apex._loader import drivers, jit, library
@@ -209,7 +220,7 @@ def describe():
         compilers=jit.Compilers(torch),
         no_compiler=jit.Absent(torch),
         sources=registry.units() if tree.device_sources() else (),
-        env={name: os.environ[name] for name in SWITCHES if name in os.environ},
+        env=switches(os.environ),
         cards=cards(),
     )
 

@@ -5,55 +5,15 @@ Every function takes the facts (`Facts`) and yields `Problem`s. They are pure: a
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from apex._loader import compatibility, offers
-from apex._loader import fit as fitting
-from apex._loader.choose import Choice
-from apex._loader.distributions import Installation
-from apex._loader.machine import Machine
+from apex._loader.facts import BROKEN, DEGRADED, NOTE, Problem
+from apex._loader.machine import SWITCHES, capability
 
-NOTE, DEGRADED, BROKEN = "note", "degraded", "broken"
 BUILD_AGAIN = "python -m build_matrix tree"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A wrong state. A note changes nothing; degraded: slower code runs; broken: something cannot run."""
-
-    severity: str
-    name: str
-    text: str
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the checks look at.
-
-    choices:  the Choice of every unit on every device
-    fit:      the fitting.Fit of the bindings, or None without torch
-    load_error: what loading the binding raised, as text, or None
-    mapped:   stem -> paths of that vendor library in this process
-    threads:  how many threads of torch work on CPU tensors, in words; None without torch
-    assumed:  the machine is described, not this one
-    offer:    what the release has for this machine, or None where this installation does not know its release
-    """
-
-    machine: Machine
-    choices: tuple[Choice, ...] = ()
-    fit: fitting.Fit | None = None
-    load_error: str | None = None
-    installation: Installation | None = None
-    mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    cache_writable: bool = True
-    cache_refused: str = ""  #: why the cache's folder is not trusted
-    threads: str | None = None
-    assumed: bool = False
-    offer: offers.Offer | None = None
 
 
 def find(facts):
@@ -188,8 +148,11 @@ def torch_unsupported(facts):
     if old:
         yield Problem(DEGRADED, "unsupported torch", *old)
     elif not facts.machine.bindings:
-        text = "this installation has no compiled parts: everything runs on the PyTorch reference"
-        yield Problem(DEGRADED, "Python only", text, _mend(facts))
+        text, named = "this installation has no compiled parts", facts.machine.env.get("APEX_TREE")
+        if named:
+            text = f"APEX_TREE names {named}, which holds no compiled parts"
+        text += ": everything runs on the PyTorch reference"
+        yield Problem(DEGRADED, "Python only", text, "unset APEX_TREE" if named else _mend(facts))
     else:
         text = f"no binding fits: {facts.fit.reason}; everything runs on the PyTorch reference"
         name = "old build" if facts.fit.stale else "unsupported torch"
@@ -377,6 +340,21 @@ def switches(facts):
         yield Problem(NOTE, "switches", f"set in the environment: {', '.join(set_here)}")
 
 
+def mistyped_switch(facts):
+    """A variable that is no switch of apex and reads like one, and a variant that no device here could be."""
+    for name in facts.machine.env:
+        if name not in SWITCHES:
+            (meant,) = difflib.get_close_matches(name, SWITCHES, 1, cutoff=0)
+            text = f"{name} is set, which apex does not read; it reads {meant}"
+            yield Problem(NOTE, "mistyped switch", text, f"unset {name}")
+    name = facts.machine.env.get("APEX_VARIANT", "").strip()
+    if capability(name) or name.startswith("gfx"):
+        of = "hip" if name.startswith("gfx") else "cuda"
+        if all(choice.device.platform != of for choice in facts.choices):
+            text = f"APEX_VARIANT={name} has no say: no device here is of that vendor"
+            yield Problem(NOTE, "mistyped switch", text, "unset APEX_VARIANT")
+
+
 CHECKS = (
     foreign_package,
     alias_of_another,
@@ -401,4 +379,5 @@ CHECKS = (
     cudart_mismatch,
     read_only_cache,
     switches,
+    mistyped_switch,
 )

@@ -9,6 +9,7 @@ import pytest
 
 from apex._loader import distributions, problems
 from apex._loader.distributions import Distribution, Installation
+from apex._loader.facts import Facts
 from apex._loader.machine import Machine
 from build_matrix import alias, index, wheel
 
@@ -75,7 +76,7 @@ def test_programs_find_the_version_of_apex(published, tmp_path):
 
 def told(*installed):
     machine = Machine(python="cp311")
-    facts = problems.Facts(machine, installation=Installation(installed, "/site/apex"))
+    facts = Facts(machine, installation=Installation(installed, "/site/apex"))
     checks = (problems.foreign_package, problems.alias_of_another, problems.two_distributions)
     return [problem.name for check in checks for problem in check(facts)]
 

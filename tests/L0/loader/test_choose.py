@@ -3,6 +3,7 @@
 import pytest
 
 from apex._loader.choose import choose
+from apex._loader.machine import Device
 
 from .described import CPU, HIPRTC, NVRTC_128, NVRTC_130, UNIT, cubin, gpu, hsaco, machine, ptx
 
@@ -191,8 +192,6 @@ def test_cpu():
 
 
 def test_other_devices_run_the_reference():
-    from apex._loader.machine import Device
-
     assert taken(Device("xpu", 0, "pvc"), NVIDIA) == "reference"
 
 
@@ -228,6 +227,23 @@ def test_a_forced_variant_that_cannot_run_says_why():
     assert choice.refusal.startswith("APEX_VARIANT=sm_90 cannot serve") and "own major" in choice.refusal
     choice = choose(machine(env={"APEX_VARIANT": "banana"}), NVIDIA, UNIT, gpu("sm_86"))
     assert "there is no variant of this name" in choice.refusal
+
+
+@pytest.mark.parametrize(
+    "name", ["refrence", "CPU", "cpu-v3", "sm90", "sm_9", "gfx", "gfx94x", "gfx942:xnack-", "0", "off"]
+)
+def test_a_mistyped_variant_is_refused_on_every_device(name):
+    """Else the CPU variant would be taken for what was asked."""
+    for device in (CPU, gpu("sm_86"), gpu("gfx942"), Device("xpu", 0, "pvc")):
+        choice = choose(machine(env={"APEX_VARIANT": name}), NVIDIA, UNIT, device)
+        assert choice.taken is None and "there is no variant of this name" in choice.refusal
+
+
+def test_an_empty_switch_is_one_that_is_not_set():
+    env = {"APEX_VARIANT": " ", "APEX_STRICT": "", "APEX_JIT": ""}
+    assert taken(CPU, NVIDIA, env=env) == "cpu"
+    assert taken(gpu("sm_86"), [], env=env, compilers=[NVRTC_128], cuda_driver=(13, 0)) == "jit"
+    assert taken(gpu("sm_86"), [], env=env) == "reference"
 
 
 def test_strict_refuses_the_reference_unless_it_was_named():

@@ -7,8 +7,9 @@ import pytest
 from apex._loader import fit, offers, problems, release
 from apex._loader.choose import choose
 from apex._loader.distributions import Distribution, Installation
+from apex._loader.facts import BROKEN, DEGRADED, NOTE, Facts
 from apex._loader.fit import Torch
-from apex._loader.problems import BROKEN, DEGRADED, NOTE, Facts
+from apex._loader.machine import switches
 
 from .described import BINDING, CPU, NVRTC_130, UNIT, cubin, gpu, hsaco, machine, ptx
 
@@ -115,7 +116,10 @@ def test_the_abi_is_named():
 
 
 def test_python_only():
-    assert found(bindings=())["Python only"].severity == DEGRADED
+    problem = found(bindings=())["Python only"]
+    assert problem.severity == DEGRADED and problem.remedy.startswith("python -m pip install apex-")
+    problem = found(bindings=(), env={"APEX_TREE": "/gone"})["Python only"]
+    assert "APEX_TREE names /gone" in problem.text and problem.remedy == "unset APEX_TREE"
 
 
 def test_wrong_python():
@@ -233,6 +237,28 @@ def test_forbidden():
     problem = found([gpu("sm_80")], env={"APEX_VARIANT": "sm_90"})["forbidden"]
     assert problem.severity == BROKEN and problem.remedy == "unset APEX_VARIANT APEX_STRICT"
     assert found([gpu("sm_80")], env={"APEX_STRICT": "1"})["forbidden"].severity == BROKEN
+
+
+def test_a_mistyped_switch_is_told():
+    for name in ("refrence", "CPU", "sm90"):
+        problem = found(env={"APEX_VARIANT": name})["forbidden"]
+        assert problem.severity == BROKEN and "there is no variant of this name" in problem.text
+    problem = found(env={"APEX_VARIANT": "gfx9042"})["mistyped switch"]
+    assert problem.severity == NOTE and "no say" in problem.text and problem.remedy == "unset APEX_VARIANT"
+    assert "mistyped switch" not in found([gpu("sm_80")], env={"APEX_VARIANT": "sm_80"})
+    problem = found(env={"APEX_VARIENT": "cpu"})["mistyped switch"]
+    assert "it reads APEX_VARIANT" in problem.text and problem.remedy == "unset APEX_VARIENT"
+
+
+def test_what_is_read_of_the_environment():
+    given = {
+        "APEX_VARIANT": "",
+        "APEX_JIT": "0",
+        "APEX_STRIKT": "1",
+        "APEX_BUILD_TYPO": "1",
+        "APEX_STORE": "x",
+    }
+    assert switches(given) == {"APEX_JIT": "0", "APEX_STRIKT": "1"}
 
 
 def test_an_asked_for_reference_is_no_problem():
