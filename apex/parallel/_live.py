@@ -45,9 +45,13 @@ class Live:
         self.buffers = []
         self.late, self.closing, self.leaves = Late(), [], []
         self.lock = threading.RLock()  # parameters on several devices get their gradients in several threads
+        self.current = None
         self.forget_pass()
 
     def forget_pass(self):
+        """What ranks had to send of the pass is sent: what raises from here on is no reason to end it once more."""
+        if self.current is not None and (running := self.running()) is not None:
+            running.over = True
         self.current = None
         self.begun = False
         self.arrived = {}

@@ -22,7 +22,7 @@ from ddp_common import (
 from torch import nn
 
 from apex.parallel import DistributedDataParallel as DDP
-from apex.parallel import Reducer
+from apex.parallel import Reducer, _reduction, _status
 
 
 class Expert(nn.Module):
@@ -132,6 +132,50 @@ def _one_rank_raises(mesh):
                 whole.zero_grad()
                 loss_of(whole(rows(step))).backward()
                 close(grads(module), grads(whole))
+
+
+class LateOnHost:
+    """Statuses as an accelerator has them: read at the end of the next pass."""
+
+    def __init__(self):
+        self._status = None
+
+    def put(self, status):
+        self._status = status.clone()
+
+    def read(self):
+        status, self._status = self._status, None
+        return list(map(bool, _status.FINE)) if status is None else status.ne(0).tolist()
+
+
+def _told_a_pass_later(mesh):
+    """As on an accelerator: who raised is told to the others at the end of the next pass, whose mean is right, and so
+    are those that follow."""
+
+    def check(reduction, who, late=None):
+        reduction.wait()
+        if late is not None:
+            late.put(reduction.status)
+
+    rank, usual = dist.get_rank(), _reduction.Reduction.check
+    module, whole, fuse = network(), network(), Fuse()
+    ddp = DDP(nn.Sequential(*list(module)[:3], fuse, *list(module)[3:]), 1)
+    ddp._live.late, _reduction.Reduction.check, told = LateOnHost(), check, []
+    try:
+        for step in range(7):
+            fuse.lit = rank == 1 and step == 2
+            ddp.zero_grad()
+            try:
+                loss_of(ddp(mine(rows(step)))).backward()
+            except (ArithmeticError, RuntimeError) as error:
+                told.append((step, type(error).__name__))
+            if step != 2:
+                whole.zero_grad()
+                loss_of(whole(rows(step))).backward()
+                close(grads(module), grads(whole))
+    finally:
+        _reduction.Reduction.check = usual
+    assert told == [(2, "ArithmeticError") if rank == 1 else (3, "RuntimeError")], told
 
 
 def _raises_in_forward(mesh):
@@ -373,6 +417,7 @@ CASES = {
     "empty_backward": _empty_backward,
     "empty_batches": _empty_batches,
     "one_rank_raises": _one_rank_raises,
+    "told_a_pass_later": _told_a_pass_later,
     "raises_in_forward": _raises_in_forward,
     "hook_that_raises": _hook_that_raises,
     "frozen_on_some_ranks": _frozen_on_some_ranks,
