@@ -175,11 +175,14 @@ class _Both:
 
 def _problem(some_dropped, some_opened, others_train):
     """What keeps ranks from going on together, in words; None: nothing."""
-    drop = "gradients are dropped; call zero_grad() on every rank, then run the pass again or leave the batch out"
+    drop = (
+        "gradients are dropped; call zero_grad() on every rank, then run the pass again or leave the batch out, on "
+        "every rank alike"
+    )
     if some_dropped:
-        return f"DistributedFusedAdam: some ranks called {DROP}, while others are at {SYNC}: {drop}, on every rank alike"
+        return f"DistributedFusedAdam: some ranks called {DROP}, while others are at {SYNC}: {drop}"
     if some_opened:
-        return f"DistributedFusedAdam: only some ranks called {DROP} since the last step: {drop}, on every rank alike"
+        return f"DistributedFusedAdam: only some ranks called {DROP} since the last step: {drop}"
     if others_train:
         return (
             "DistributedFusedAdam: parameters require gradients on some ranks only: set requires_grad alike on "
@@ -188,7 +191,7 @@ def _problem(some_dropped, some_opened, others_train):
     return None
 
 
-_made = collections.Counter()  # name of a process group -> how many groups of its hosts were made
+_made: collections.Counter[str] = collections.Counter()  # name of a process group -> how many groups of its hosts were made
 
 
 def _hosts_of(group):
