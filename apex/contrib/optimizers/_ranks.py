@@ -191,7 +191,7 @@ def _problem(some_dropped, some_opened, others_train):
     return None
 
 
-_made: collections.Counter[str] = collections.Counter()  # name of a process group -> how many groups of its hosts were made
+_made: collections.Counter[str] = collections.Counter()  # name of a process group -> groups made of its hosts
 
 
 def _hosts_of(group):
