@@ -4,8 +4,11 @@ Importing this package imports neither torch nor a GPU driver and probes nothing
 would run here. Subpackages are imported when they are first named.
 """
 
+from __future__ import annotations
+
 import importlib
 import sys
+from types import ModuleType
 
 from apex._legacy import absent as _absent
 
@@ -51,7 +54,7 @@ def __dir__():
     return sorted({*globals(), "__version__", *_OF_TORCH_BUILD, *(present & set(_SUBPACKAGES))})
 
 
-def require(name):
+def require(name: str) -> ModuleType:
     """The compiled extension module of public apex called `name` ("amp_C", "syncbn").
 
     Raises ModuleNotFoundError, with `name` set and what serves in its place, if this installation lacks it.
@@ -61,7 +64,7 @@ def require(name):
     return require(name)
 
 
-def served():
+def served() -> dict[tuple[str, str], str]:
     """What served each op so far in this process: {("cuda:0", "multi_tensor_adam"): "sm_90", ...}.
 
     The name is a variant's as in APEX_VARIANT: a pack's arch, "jit", "cpu" or "reference".

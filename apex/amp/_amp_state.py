@@ -1,6 +1,9 @@
 """What the parts of amp know in common: one object a process."""
 
+from __future__ import annotations
+
 import warnings
+from collections.abc import Iterator
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -66,7 +69,7 @@ def maybe_print(msg, rank0=False):
         print(msg)
 
 
-def master_params(optimizer):
+def master_params(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Yields what `optimizer` updates: float32 master weights where a model's parameters are half precision.
 
     Their gradients are unscaled once `scale_loss` was left; clip these, not the model's. Raises AmpTypeError for

@@ -1,7 +1,11 @@
 """Registration of functions that are to be cast, and `init`, which patches torch."""
 
+from __future__ import annotations
+
 import functools
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -39,26 +43,26 @@ def _decorator_helper(orig_fn, cast_fn, wrap_fn):
     return wrapper
 
 
-def half_function(fn):
+def half_function(fn: Callable) -> Callable:
     """Decorator: under O1 (and O4), fn gets its floating-point tensors in float16."""
     return _decorator_helper(
         fn, utils.maybe_half, functools.partial(wrap.make_cast_wrapper, try_caching=True)
     )
 
 
-def bfloat16_function(fn):
+def bfloat16_function(fn: Callable) -> Callable:
     """Decorator: under O1 and O4, fn gets its floating-point tensors in bfloat16."""
     return _decorator_helper(
         fn, utils.maybe_bfloat16, functools.partial(wrap.make_cast_wrapper, try_caching=True)
     )
 
 
-def float_function(fn):
+def float_function(fn: Callable) -> Callable:
     """Decorator: under O1 and O4, fn gets its floating-point tensors in float32."""
     return _decorator_helper(fn, utils.maybe_float, wrap.make_cast_wrapper)
 
 
-def promote_function(fn):
+def promote_function(fn: Callable) -> Callable:
     """Decorator: under O1 and O4, fn gets its floating-point tensors in the widest dtype among them."""
     return _decorator_helper(fn, utils.maybe_float, wrap.make_promote_wrapper)
 
@@ -75,25 +79,25 @@ def _check_registered(module, name):
         )
 
 
-def register_half_function(module, name):
+def register_half_function(module: Any, name: str) -> None:
     """From the next amp.initialize on, module.name gets float16 (under O1 and O4). Raises ValueError."""
     _check_registered(module, name)
     _USER_CAST_REGISTRY[module, name] = utils.maybe_half
 
 
-def register_bfloat16_function(module, name):
+def register_bfloat16_function(module: Any, name: str) -> None:
     """From the next amp.initialize on, module.name gets bfloat16 (under O1 and O4). Raises ValueError."""
     _check_registered(module, name)
     _USER_CAST_REGISTRY[module, name] = utils.maybe_bfloat16
 
 
-def register_float_function(module, name):
+def register_float_function(module: Any, name: str) -> None:
     """From the next amp.initialize on, module.name gets float32 (under O1 and O4). Raises ValueError."""
     _check_registered(module, name)
     _USER_CAST_REGISTRY[module, name] = utils.maybe_float
 
 
-def register_promote_function(module, name):
+def register_promote_function(module: Any, name: str) -> None:
     """From the next amp.initialize on, module.name gets its tensors' widest dtype. Raises ValueError."""
     _check_registered(module, name)
     _USER_PROMOTE_REGISTRY[module, name] = None
@@ -103,15 +107,15 @@ def register_promote_function(module, name):
 
 
 def init(
-    enabled=True,
-    loss_scale="dynamic",
-    patch_type=torch.float16,
-    enable_caching=True,
-    verbose=False,
-    allow_banned=False,
+    enabled: bool = True,
+    loss_scale: float | str = "dynamic",
+    patch_type: torch.dtype = torch.float16,
+    enable_caching: bool = True,
+    verbose: bool = False,
+    allow_banned: bool = False,
     *,
-    user_cast_preferred=False,
-):
+    user_cast_preferred: bool = False,
+) -> Any:
     """Patches torch's functions, as amp.initialize does for O1 and O4; returns the handle.
 
     An earlier call's patches are taken back first. patch_type: torch.float16 or torch.bfloat16.

@@ -1,5 +1,7 @@
 """`amp.initialize`, its options and levels, and amp's own state dict."""
 
+from __future__ import annotations
+
 import functools
 import inspect
 import math
@@ -7,9 +9,11 @@ import numbers
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import nn
 
 from apex.amp._amp_state import _amp_state, maybe_print, warn_or_err
 from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError, AmpWarning
@@ -343,32 +347,32 @@ def _is_nvidia_order(args):
 
 @_takes_nvidia_order
 def initialize(
-    models,
-    optimizers=None,
-    enabled=True,
-    opt_level="O1",
-    cast_model_type=None,
-    patch_torch_functions=None,
-    patch_torch_functions_type=None,
-    keep_batchnorm_fp32=None,
-    master_weights=None,
-    loss_scale=None,
-    cast_model_outputs=None,
-    num_losses=1,
-    verbosity=1,
-    min_loss_scale=None,
-    max_loss_scale=2.0**24,
+    models: nn.Module | Sequence[nn.Module],
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    enabled: bool = True,
+    opt_level: str = "O1",
+    cast_model_type: torch.dtype | bool | None = None,
+    patch_torch_functions: bool | None = None,
+    patch_torch_functions_type: torch.dtype | None = None,
+    keep_batchnorm_fp32: bool | str | None = None,
+    master_weights: bool | None = None,
+    loss_scale: float | str | None = None,
+    cast_model_outputs: torch.dtype | None = None,
+    num_losses: int = 1,
+    verbosity: int = 1,
+    min_loss_scale: float | None = None,
+    max_loss_scale: float = 2.0**24,
     *,
-    dynamic_init_scale=2.0**16,
-    scale_growth_factor=2.0,
-    scale_backoff_factor=0.5,
-    scale_window=2000,
-    combine_grad=None,
-    combine_ddp=None,
-    ddp_replica_count=4,
-    user_cast_preferred=None,
-    check_combined_tensors=None,
-):
+    dynamic_init_scale: float = 2.0**16,
+    scale_growth_factor: float = 2.0,
+    scale_backoff_factor: float = 0.5,
+    scale_window: int = 2000,
+    combine_grad: bool | None = None,
+    combine_ddp: bool | None = None,
+    ddp_replica_count: int = 4,
+    user_cast_preferred: bool | None = None,
+    check_combined_tensors: bool | None = None,
+) -> Any:
     """Fits models and optimizers to a level of mixed precision, in place, and returns them in the form given.
 
     Call it once for all models and optimizers, when they are complete and on their device, and before
@@ -483,7 +487,7 @@ def _scalers():
     return _amp_state.loss_scalers
 
 
-def state_dict(destination=None):
+def state_dict(destination: dict[str, Any] | None = None) -> dict[str, Any]:
     """{"loss_scaler0": {"loss_scale": float, "unskipped": int}, ...}; empty while amp is disabled.
 
     Waits for the device. destination: a dict to put it into.
@@ -497,7 +501,7 @@ def state_dict(destination=None):
     return destination
 
 
-def load_state_dict(state_dict):
+def load_state_dict(state_dict: dict[str, Any]) -> None:
     """Restores what `state_dict` saved; call it after amp.initialize.
 
     Other loss scalers than here's are warned of. Raises AmpUsageError for what is no state of amp, before anything

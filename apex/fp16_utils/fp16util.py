@@ -1,6 +1,12 @@
 """Models in half precision, and float32 copies of their parameters: master weights."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch import nn
 
 from apex._legacy import apex_C
 from apex.amp._convert import convert_module, convert_network, to_type
@@ -26,11 +32,11 @@ __all__ = [
 class tofp16(torch.nn.Module):
     """input.half() as a layer."""
 
-    def forward(self, input):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         return input.half()
 
 
-def BN_convert_float(module):
+def BN_convert_float(module: nn.Module) -> nn.Module:
     """Casts the batch norms of a module to float32, in place, and returns it.
 
     They take half-precision inputs all the same, and their statistics need float32.
@@ -41,7 +47,7 @@ def BN_convert_float(module):
     return module
 
 
-def network_to_half(network):
+def network_to_half(network: nn.Module) -> nn.Module:
     """A model that casts its input to float16 and runs `network`, cast in place, but for its batch norms."""
     return torch.nn.Sequential(tofp16(), convert_network(network, torch.float16))
 
@@ -52,20 +58,22 @@ class FP16Model(torch.nn.Module):
     The network is cast in place. Floating-point inputs are cast; outputs are float16.
     """
 
-    def __init__(self, network):
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = convert_network(network, torch.float16)
 
-    def forward(self, *inputs):
+    def forward(self, *inputs: Any) -> Any:
         return self.network(*(to_type(torch.float16, t) for t in inputs))
 
 
-def backwards_debug_hook(grad):
+def backwards_debug_hook(grad: torch.Tensor) -> None:
     """Hook for a tensor that no backward pass must reach: raises RuntimeError."""
     raise RuntimeError("a master parameter got a gradient in the backward pass: the model computes with it")
 
 
-def prep_param_lists(model, flat_master=False):
+def prep_param_lists(
+    model: nn.Module, flat_master: bool = False
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(model parameters, master parameters): those that require gradients, and copies of them in float32.
 
     flat_master: one master of one dimension holds all of them, and has a gradient of zeros from the start.
@@ -89,7 +97,9 @@ def prep_param_lists(model, flat_master=False):
 
 
 @torch.no_grad()
-def model_grads_to_master_grads(model_params, master_params, flat_master=False):
+def model_grads_to_master_grads(
+    model_params: Sequence[torch.Tensor], master_params: Sequence[torch.Tensor], flat_master: bool = False
+) -> None:
     """Copies gradients of the lists that `prep_param_lists` made from the model to the masters.
 
     A master whose parameter has no gradient has none afterwards, or zeros in its part of a flat one.
@@ -115,7 +125,9 @@ def model_grads_to_master_grads(model_params, master_params, flat_master=False):
 
 
 @torch.no_grad()
-def master_params_to_model_params(model_params, master_params, flat_master=False):
+def master_params_to_model_params(
+    model_params: Sequence[torch.Tensor], master_params: Sequence[torch.Tensor], flat_master: bool = False
+) -> None:
     """Copies the values of the lists that `prep_param_lists` made from the masters to the model."""
     sources = _parts(master_params[0].detach(), model_params) if flat_master else master_params
     _copy([t.detach() for t in sources], [p.detach() for p in model_params])

@@ -1,9 +1,15 @@
 """Loss scalers to be used by hand. FP16_Optimizer and amp have their own, in apex.amp.scaler."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
 import torch
+from torch import nn
 
 
-def to_python_float(t):
+def to_python_float(t: Any) -> float:
     """The number in a tensor of one element, or the first of a sequence."""
     return t.item() if hasattr(t, "item") else t[0]
 
@@ -13,11 +19,11 @@ class _Scaler:
     def loss_scale(self):
         return self.cur_scale
 
-    def scale_gradient(self, module, grad_in, grad_out):
+    def scale_gradient(self, module: nn.Module, grad_in, grad_out):
         """The gradients grad_in, scaled: a backward hook of a module."""
         return tuple(None if g is None else self.loss_scale * g for g in grad_in)
 
-    def backward(self, loss, retain_graph=False):
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False):
         """Backward pass of loss times the scale."""
         (loss * self.loss_scale).backward(retain_graph=retain_graph)
 
@@ -25,17 +31,17 @@ class _Scaler:
 class LossScaler(_Scaler):
     """A scale that stays what it is, and looks for no overflow."""
 
-    def __init__(self, scale=1):
+    def __init__(self, scale: float = 1) -> None:
         self.cur_scale = scale
 
-    def has_overflow(self, params):
+    def has_overflow(self, params: Iterable[torch.Tensor]) -> bool:
         return False
 
     @staticmethod
     def _has_inf_or_nan(x):
         return False
 
-    def update_scale(self, overflow):
+    def update_scale(self, overflow: bool) -> None:
         """Does nothing."""
 
 
@@ -49,16 +55,18 @@ class DynamicLossScaler(_Scaler):
         scaler.update_scale(overflow)
     """
 
-    def __init__(self, init_scale=2**32, scale_factor=2.0, scale_window=1000):
+    def __init__(
+        self, init_scale: float = 2**32, scale_factor: float = 2.0, scale_window: int = 1000
+    ) -> None:
         self.cur_scale = init_scale
         self.cur_iter = 0
         self.last_overflow_iter = -1
         self.scale_factor = scale_factor
         self.scale_window = scale_window
 
-    def has_overflow(self, params):
+    def has_overflow(self, params: Iterable[torch.Tensor]) -> bool:
         """Whether a gradient of these parameters holds inf or nan. Waits for each device once."""
-        by_device = {}
+        by_device: dict = {}
         for p in params:
             if p.grad is not None:
                 finite = torch.isfinite(_values(p.grad)).all()
@@ -69,7 +77,7 @@ class DynamicLossScaler(_Scaler):
     def _has_inf_or_nan(x):
         return not torch.isfinite(_values(x)).all().item()
 
-    def update_scale(self, overflow):
+    def update_scale(self, overflow: bool) -> None:
         """Adapts the scale to whether there was an overflow."""
         if overflow:
             self.cur_scale = max(self.cur_scale / self.scale_factor, 1)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import numbers
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx import Proxy
@@ -25,10 +27,12 @@ __getattr__ = absent.attributes_of(__name__)
 _is_scripting = torch.jit.is_scripting
 
 
-def manual_rms_norm(input, normalized_shape, weight, eps):
+def manual_rms_norm(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None, eps: float
+) -> torch.Tensor:
     """RMS norm by PyTorch's own ops: statistics in float32 (float64 for float64), the output in the weight's dtype if
     that is half."""
-    return _manual_rms_norm(input, normalized_shape, weight, eps)
+    return _manual_rms_norm(input, list(normalized_shape), weight, eps)
 
 
 # ---- what torch.jit sees: PyTorch's own ops, so that a trace or a script runs, and exports, without apex ----------
@@ -131,7 +135,14 @@ class FusedRMSNormFunction(_Function):
         return _norm.rms_norm(input, _norm.as_shape(normalized_shape), None, eps, memory_efficient)
 
 
-def fused_layer_norm_affine(input, weight, bias, normalized_shape, eps=1e-6, memory_efficient=False):
+def fused_layer_norm_affine(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    normalized_shape: int | Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> torch.Tensor:
     """Layer norm of `input` over its last dimensions, which are normalized_shape.
 
     memory_efficient: autograd keeps the output in place of the input, and divides by the weight in backward;
@@ -141,31 +152,58 @@ def fused_layer_norm_affine(input, weight, bias, normalized_shape, eps=1e-6, mem
     return FusedLayerNormAffineFunction.apply(input, weight, bias, normalized_shape, eps, memory_efficient)
 
 
-def fused_layer_norm(input, normalized_shape, eps=1e-6, memory_efficient=False):
+def fused_layer_norm(
+    input: torch.Tensor,
+    normalized_shape: int | Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> torch.Tensor:
     """Layer norm without weights."""
     return FusedLayerNormFunction.apply(input, normalized_shape, eps, memory_efficient)
 
 
 def mixed_dtype_fused_layer_norm_affine(
-    input, weight, bias, normalized_shape, eps=1e-6, memory_efficient=False
-):
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    normalized_shape: int | Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> torch.Tensor:
     """Layer norm whose output has the weight's dtype."""
     return FusedLayerNormAffineMixedDtypesFunction.apply(
         input, weight, bias, normalized_shape, eps, memory_efficient
     )
 
 
-def fused_rms_norm_affine(input, weight, normalized_shape, eps=1e-6, memory_efficient=False):
+def fused_rms_norm_affine(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    normalized_shape: int | Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> torch.Tensor:
     """RMS norm of `input` over its last dimensions; see fused_layer_norm_affine."""
     return FusedRMSNormAffineFunction.apply(input, weight, normalized_shape, eps, memory_efficient)
 
 
-def fused_rms_norm(input, normalized_shape, eps=1e-6, memory_efficient=False):
+def fused_rms_norm(
+    input: torch.Tensor,
+    normalized_shape: int | Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> torch.Tensor:
     """RMS norm without a weight."""
     return FusedRMSNormFunction.apply(input, normalized_shape, eps, memory_efficient)
 
 
-def mixed_dtype_fused_rms_norm_affine(input, weight, normalized_shape, eps=1e-6, memory_efficient=False):
+def mixed_dtype_fused_rms_norm_affine(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    normalized_shape: int | Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> torch.Tensor:
     """RMS norm whose output has the weight's dtype."""
     return FusedRMSNormAffineMixedDtypesFunction.apply(input, weight, normalized_shape, eps, memory_efficient)
 
@@ -221,10 +259,16 @@ class FusedLayerNorm(_Norm):
 
     has_bias = True
 
-    def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, memory_efficient=False):
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        memory_efficient: bool = False,
+    ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient)
 
-    def forward(self, input):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         if _is_scripting():  # torch.jit.script compiles this branch, and leaves the other one alone
             return _plain_layer_norm(
                 input, self.normalized_shape, self.weight, self.bias, self.eps, input.dtype
@@ -256,10 +300,16 @@ class FusedLayerNorm(_Norm):
 class FusedRMSNorm(_Norm):
     """RMS norm over the last dimensions; arguments as FusedLayerNorm's. It has a weight and no bias."""
 
-    def __init__(self, normalized_shape, eps=1e-5, elementwise_affine=True, memory_efficient=False):
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        memory_efficient: bool = False,
+    ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, memory_efficient)
 
-    def forward(self, input):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         if _is_scripting():
             return _plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, input.dtype)
         else:
@@ -292,11 +342,18 @@ def _always_affine(name, keywords):
 class MixedFusedLayerNorm(FusedLayerNorm):
     """FusedLayerNorm whose output has the weight's dtype, whatever the input's. Always with weight and bias."""
 
-    def __init__(self, normalized_shape, eps=1e-5, *, memory_efficient=False, **kwargs):
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        *,
+        memory_efficient: bool = False,
+        **kwargs: Any,
+    ) -> None:
         _always_affine("MixedFusedLayerNorm", kwargs)
         super().__init__(normalized_shape, eps, True, memory_efficient)
 
-    def forward(self, input: torch.Tensor):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         if _is_scripting():
             return _plain_layer_norm(
                 input, self.normalized_shape, self.weight, self.bias, self.eps, self.weight.dtype
@@ -324,11 +381,18 @@ class MixedFusedLayerNorm(FusedLayerNorm):
 class MixedFusedRMSNorm(FusedRMSNorm):
     """FusedRMSNorm whose output has the weight's dtype, whatever the input's. Always with a weight."""
 
-    def __init__(self, normalized_shape, eps=1e-5, *, memory_efficient=False, **kwargs):
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        *,
+        memory_efficient: bool = False,
+        **kwargs: Any,
+    ) -> None:
         _always_affine("MixedFusedRMSNorm", kwargs)
         super().__init__(normalized_shape, eps, True, memory_efficient)
 
-    def forward(self, input: torch.Tensor):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         if _is_scripting():
             return _plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, self.weight.dtype)
         else:

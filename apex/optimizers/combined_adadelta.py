@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import torch
+from torch.optim.optimizer import ParamsT
+
 from apex.optimizers._arguments import check_arguments, check_fraction
 from apex.optimizers._combined_optimizer import CombinedOptimizer
 
@@ -23,7 +26,14 @@ class CombinedAdadelta(CombinedOptimizer):
     Source: arXiv:1212.5701, in the form of torch.optim.Adadelta.
     """
 
-    def __init__(self, params, lr=1.0, rho=0.9, eps=1e-6, weight_decay=0):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1.0,
+        rho: float = 0.9,
+        eps: float = 1e-6,
+        weight_decay: float = 0,
+    ) -> None:
         check_arguments(type(self).__name__, lr=lr, eps=eps, weight_decay=weight_decay)
         check_fraction(rho=rho)
         super().__init__(params, dict(lr=lr, rho=rho, eps=eps, weight_decay=weight_decay))

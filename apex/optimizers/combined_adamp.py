@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import torch
+from torch.optim.optimizer import ParamsT
 
 from apex.optimizers._arguments import check_arguments
 from apex.optimizers._combined_optimizer import CombinedOptimizer
@@ -38,15 +39,15 @@ class CombinedAdamP(CombinedOptimizer):
 
     def __init__(
         self,
-        params,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=0,
-        delta=0.1,
-        wd_ratio=0.1,
-        nesterov=False,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        delta: float = 0.1,
+        wd_ratio: float = 0.1,
+        nesterov: bool = False,
+    ) -> None:
         check_arguments(type(self).__name__, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         defaults = dict(
             lr=lr,

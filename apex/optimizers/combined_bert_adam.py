@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.optim.optimizer import required
+from torch.optim.optimizer import ParamsT, required
 
 from apex._flat import gradient_norm
 from apex.optimizers._arguments import check_arguments
@@ -70,17 +70,17 @@ class CombinedBertAdam(CombinedOptimizer):
 
     def __init__(
         self,
-        params,
-        lr=required,
-        warmup=-1,
-        t_total=-1,
-        schedule="warmup_linear",
-        b1=0.9,
-        b2=0.99,
-        e=1e-6,
-        weight_decay=0.01,
-        max_grad_norm=-1,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = required,
+        warmup: float = -1,
+        t_total: int = -1,
+        schedule: str = "warmup_linear",
+        b1: float = 0.9,
+        b2: float = 0.99,
+        e: float = 1e-6,
+        weight_decay: float = 0.01,
+        max_grad_norm: float = -1,
+    ) -> None:
         given = {} if lr is required else {"lr": lr}
         check_arguments(type(self).__name__, **given, betas=(b1, b2), e=e, weight_decay=weight_decay)
         if schedule not in SCHEDULES:
@@ -100,7 +100,7 @@ class CombinedBertAdam(CombinedOptimizer):
         )
         super().__init__(params, defaults)
 
-    def get_lr(self):
+    def get_lr(self) -> list[float]:
         """The learning rate of each parameter's next step, as floats; [0] before the first. Waits for the device."""
         rates = []
         for group in self.param_groups:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import torch
+from torch.optim.optimizer import ParamsT
 
 from apex._flat import gradient_norm
 from apex.optimizers._arguments import check_arguments
@@ -36,14 +37,14 @@ class CombinedLamb(CombinedOptimizer):
 
     def __init__(
         self,
-        params,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-6,
-        weight_decay=0,
-        adam=False,
-        use_global_grad_norm=False,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0,
+        adam: bool = False,
+        use_global_grad_norm: bool = False,
+    ) -> None:
         check_arguments(type(self).__name__, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self.adam = adam
         self.use_global_grad_norm = use_global_grad_norm

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import torch
+from torch.optim.optimizer import ParamsT
+
 from apex.optimizers._arguments import check_arguments
 from apex.optimizers._combined_optimizer import CombinedOptimizer
 
@@ -27,7 +30,16 @@ class CombinedRMSprop(CombinedOptimizer):
 
     _form_defaults: dict = {}  # further options that groups have
 
-    def __init__(self, params, lr=1e-2, alpha=0.99, eps=1e-8, weight_decay=0, momentum=0, centered=False):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        momentum: float = 0,
+        centered: bool = False,
+    ) -> None:
         numbers = dict(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
         check_arguments(type(self).__name__, **numbers)
         super().__init__(params, {**numbers, "centered": centered, **self._form_defaults})
@@ -78,16 +90,16 @@ class CombinedRMSpropTF(CombinedRMSprop):
 
     def __init__(
         self,
-        params,
-        lr=1e-2,
-        alpha=0.9,
-        eps=1e-10,
-        weight_decay=0,
-        momentum=0.0,
-        centered=False,
-        decoupled_decay=False,
-        lr_in_momentum=True,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-2,
+        alpha: float = 0.9,
+        eps: float = 1e-10,
+        weight_decay: float = 0,
+        momentum: float = 0.0,
+        centered: bool = False,
+        decoupled_decay: bool = False,
+        lr_in_momentum: bool = True,
+    ) -> None:
         self._form_defaults = dict(decoupled_decay=decoupled_decay, lr_in_momentum=lr_in_momentum)
         super().__init__(params, lr, alpha, eps, weight_decay, momentum, centered)
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from torch.optim.optimizer import required
+from typing import Any
+
+import torch
+from torch.optim.optimizer import ParamsT, required
 
 from apex.optimizers._arguments import check_arguments
 from apex.optimizers._combined_optimizer import CombinedOptimizer
@@ -28,7 +31,15 @@ class CombinedSGD(CombinedOptimizer):
 
     counts = False
 
-    def __init__(self, params, lr=required, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = required,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
         given = {} if lr is required else {"lr": lr}
         check_arguments(type(self).__name__, **given, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -44,7 +55,7 @@ class CombinedSGD(CombinedOptimizer):
     def _new_state(self, like):
         return super()._new_state(like).neg_()  # -0.0: never took a step
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         for state in self.state.values():
             buffer = state.get("momentum_buffer")

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.optim.optimizer import ParamsT
 
 from apex._sharding import local
 from apex.optimizers._amp_c import AmpCFunction
@@ -43,19 +47,19 @@ class FusedAdagrad(FusedOptimizer):
 
     def __init__(
         self,
-        params,
-        lr=1e-2,
-        eps=1e-10,
-        weight_decay=0.0,
-        set_grad_none=True,
-        adagrad_w_mode=False,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-2,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        set_grad_none: bool = True,
+        adagrad_w_mode: bool = False,
+    ) -> None:
         check_arguments("FusedAdagrad", lr=lr, eps=eps, weight_decay=weight_decay)
         self.adagrad_w_mode = 1 if adagrad_w_mode else 0
         super().__init__(params, dict(lr=lr, eps=eps, weight_decay=weight_decay), set_grad_none)
         self._step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves scaling to step()
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the layouts of public apex and of torch.optim.Adagrad."""
         if any(group.get("lr_decay") for group in state_dict["param_groups"]):
             raise ValueError("FusedAdagrad cannot continue a checkpoint with lr_decay: use a scheduler")
@@ -67,7 +71,7 @@ class FusedAdagrad(FusedOptimizer):
 
     @torch._disable_dynamo
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
         scaling = Scaling(self)

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.optim.optimizer import ParamsT
 
 from apex._sharding import local
 from apex.optimizers._amp_c import AmpCFunction
@@ -53,18 +57,18 @@ class FusedAdam(OwnSteps, Capturable, ModelCopies, FusedOptimizer):
 
     def __init__(
         self,
-        params,
-        lr=1e-3,
-        bias_correction=True,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        adam_w_mode=True,
-        weight_decay=0.0,
-        amsgrad=False,
-        set_grad_none=True,
-        capturable=False,
-        master_weights=False,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
+        capturable: bool = False,
+        master_weights: bool = False,
+    ) -> None:
         check_arguments("FusedAdam", amsgrad=amsgrad, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self.adam_w_mode = 1 if adam_w_mode else 0
         self.capturable = capturable
@@ -79,7 +83,7 @@ class FusedAdam(OwnSteps, Capturable, ModelCopies, FusedOptimizer):
     # ---- master weights ------------------------------------------------------------------------------
 
     @property
-    def param_groups_master(self):
+    def param_groups_master(self) -> list[dict[str, Any]]:
         """Groups of master weights, paired with param_groups; None in each place without master_weights."""
         return [
             {"params": [self._master(p) if self.master_weights else None for p in group["params"]]}
@@ -108,13 +112,13 @@ class FusedAdam(OwnSteps, Capturable, ModelCopies, FusedOptimizer):
     @torch.no_grad()
     def step(
         self,
-        closure=None,
-        grads=None,
-        output_params=None,
-        scale=None,
-        grad_norms=None,
-        grad_scaler=None,
-    ):
+        closure: Callable[[], Any] | None = None,
+        grads: Any = None,
+        output_params: Any = None,
+        scale: Any = None,
+        grad_norms: Any = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
+    ) -> Any:
         """One update of every parameter that has a gradient.
 
         closure: evaluates the model again and returns the loss, which step() then returns. grad_scaler: with

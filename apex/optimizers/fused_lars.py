@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import torch
-from torch.optim.optimizer import required
+from torch.optim.optimizer import ParamsT, required
 
 from apex._sharding import local, local_gradient
 from apex.optimizers._amp_c import AmpCFunction
@@ -52,18 +55,18 @@ class FusedLARS(ModelCopies, FusedOptimizer):
 
     def __init__(
         self,
-        params,
-        lr=required,
-        momentum=0,
-        dampening=0,
-        weight_decay=0,
-        trust_coefficient=0.001,
-        eps=0.0,
-        nesterov=False,
-        wd_after_momentum=False,
-        materialize_master_grads=True,
-        set_grad_none=False,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = required,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        trust_coefficient: float = 0.001,
+        eps: float = 0.0,
+        nesterov: bool = False,
+        wd_after_momentum: bool = False,
+        materialize_master_grads: bool = True,
+        set_grad_none: bool = False,
+    ) -> None:
         bounds = dict(
             momentum=momentum, weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps
         )
@@ -91,7 +94,7 @@ class FusedLARS(ModelCopies, FusedOptimizer):
     def _state_dtype(self, p):
         return p.dtype
 
-    def get_momentums(self, params):
+    def get_momentums(self, params: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor | None], bool]:
         """Momentum buffers of the parameters that have a gradient, and whether all are new."""
         params = [p for p in params if p.grad is not None]
         first_run = all("momentum_buffer" not in self.state[p] for p in params)
@@ -102,7 +105,7 @@ class FusedLARS(ModelCopies, FusedOptimizer):
 
     @torch._disable_dynamo
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
         scaling = Scaling(self)

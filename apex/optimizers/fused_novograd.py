@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.optim.optimizer import ParamsT
 
 from apex._sharding import local, local_gradient
 from apex.optimizers._amp_c import AmpCFunction
@@ -56,20 +60,20 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
 
     def __init__(
         self,
-        params,
-        lr=1e-3,
-        bias_correction=True,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=0.0,
-        amsgrad=False,
-        reg_inside_moment=False,
-        grad_averaging=True,
-        norm_type=2,
-        init_zero=False,
-        set_grad_none=True,
-        capturable=False,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        reg_inside_moment: bool = False,
+        grad_averaging: bool = True,
+        norm_type: int = 2,
+        init_zero: bool = False,
+        set_grad_none: bool = True,
+        capturable: bool = False,
+    ) -> None:
         check_arguments(
             "FusedNovoGrad", amsgrad=amsgrad, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay
         )
@@ -79,7 +83,7 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
             )
         self.moment_mode = 0 if reg_inside_moment else 1
         self.capturable = capturable
-        self._norms = {}
+        self._norms: dict = {}
         defaults = dict(
             lr=lr,
             bias_correction=bias_correction,
@@ -100,7 +104,7 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
         super().__setstate__(state)
         self._norms = {}
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes public apex's layout."""
         super().load_state_dict(state_dict)
         for index, group in enumerate(self.param_groups):
@@ -154,7 +158,7 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
 
     @torch._disable_dynamo
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
         scaling = Scaling(self)

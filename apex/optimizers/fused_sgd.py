@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import torch
-from torch.optim.optimizer import required
+from torch.optim.optimizer import ParamsT, required
 
 from apex._sharding import local
 from apex.optimizers._amp_c import AmpCFunction
@@ -54,16 +57,16 @@ class FusedSGD(ModelCopies, FusedOptimizer):
 
     def __init__(
         self,
-        params,
-        lr=required,
-        momentum=0,
-        dampening=0,
-        weight_decay=0,
-        nesterov=False,
-        wd_after_momentum=False,
-        materialize_master_grads=True,
-        set_grad_none=False,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = required,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        wd_after_momentum: bool = False,
+        materialize_master_grads: bool = True,
+        set_grad_none: bool = False,
+    ) -> None:
         given = {} if lr is required else {"lr": lr}
         check_arguments("FusedSGD", **given, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
@@ -93,7 +96,7 @@ class FusedSGD(ModelCopies, FusedOptimizer):
     def _new_state(self, p):
         return super()._new_state(p).neg_()  # -0.0: never took a step
 
-    def get_momentums(self, params):
+    def get_momentums(self, params: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor | None], bool]:
         """Momentum buffers of these parameters, made where there is none, and whether all are new."""
         first_run = all("momentum_buffer" not in self.state[p] for p in params)
         for p in params:
@@ -101,7 +104,7 @@ class FusedSGD(ModelCopies, FusedOptimizer):
                 self.state[p]["momentum_buffer"] = self._new_state(p)
         return [self.state[p]["momentum_buffer"] for p in params], first_run
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the layouts of public apex and of torch.optim.SGD."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
@@ -127,7 +130,7 @@ class FusedSGD(ModelCopies, FusedOptimizer):
 
     @torch._disable_dynamo
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
         scaling = Scaling(self)

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.optim.optimizer import ParamsT
 
 from apex.optimizers._arguments import check_arguments, evaluate
 
@@ -32,7 +36,15 @@ class Lamb(torch.optim.Optimizer):
     Source: arXiv:1904.00962v3, algorithm 2.
     """
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0, adam=False):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0,
+        adam: bool = False,
+    ) -> None:
         check_arguments("Lamb", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         self.adam = adam
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
@@ -42,7 +54,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch._disable_dynamo
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
         for group in self.param_groups:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from apex.parallel.optimized_sync_batchnorm import SyncBatchNorm
 
 
-def convert_syncbn_model(module, process_group=None, channel_last=False):
+def convert_syncbn_model(
+    module: nn.Module, process_group: dist.ProcessGroup | None = None, channel_last: bool = False
+) -> nn.Module:
     """The module with every torch.nn.BatchNorm1d, 2d, 3d and SyncBatchNorm in it replaced by apex's SyncBatchNorm.
 
     Children are replaced in place; use what is returned, which is another object where the module is a batch norm

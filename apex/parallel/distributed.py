@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from apex.parallel import _checks, _status
@@ -82,20 +85,20 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __init__(
         self,
-        module,
-        message_size=10000000,
-        delay_allreduce=False,
-        shared_param=None,
-        allreduce_trigger_params=None,
-        retain_allreduce_buffers=False,
-        allreduce_always_fp32=False,
-        num_allreduce_streams=1,
-        allreduce_communicators=None,
-        gradient_average=True,
-        gradient_predivide_factor=1.0,
-        gradient_average_split_factor=None,
-        prof=False,
-    ):
+        module: nn.Module,
+        message_size: int = 10000000,
+        delay_allreduce: bool = False,
+        shared_param: bool | None = None,
+        allreduce_trigger_params: Sequence[torch.Tensor] | None = None,
+        retain_allreduce_buffers: bool = False,
+        allreduce_always_fp32: bool = False,
+        num_allreduce_streams: int = 1,
+        allreduce_communicators: Sequence | None = None,
+        gradient_average: bool = True,
+        gradient_predivide_factor: float = 1.0,
+        gradient_average_split_factor: float | None = None,
+        prof: bool = False,
+    ) -> None:
         super().__init__()
         factor = _checks.factor_of(gradient_predivide_factor, gradient_average_split_factor)
         _checks.check_options(
@@ -125,19 +128,19 @@ class DistributedDataParallel(torch.nn.Module):
         self.create_hooks()
 
     @property
-    def needs_refresh(self):
+    def needs_refresh(self) -> bool:
         return self._live.needs_refresh
 
     @needs_refresh.setter
-    def needs_refresh(self, value):
+    def needs_refresh(self, value: bool) -> None:
         self._live.needs_refresh = value
 
     @property
-    def active_params(self):
+    def active_params(self) -> list[torch.Tensor]:
         return self._live.params
 
     @property
-    def allreduce_buffers(self):
+    def allreduce_buffers(self) -> list:
         return self._live.buffers
 
     def __getstate__(self):
@@ -151,15 +154,15 @@ class DistributedDataParallel(torch.nn.Module):
 
     # ---- what a training script calls --------------------------------------------------------------------
 
-    def enable_allreduce(self):
+    def enable_allreduce(self) -> None:
         """Backward passes reduce again."""
         self._disable_allreduce = False
 
-    def disable_allreduce(self):
+    def disable_allreduce(self) -> None:
         """From now on backward passes only add to this rank's gradients."""
         self._disable_allreduce = True
 
-    def empty_backward(self):
+    def empty_backward(self) -> None:
         """What backward() is on the other ranks, for a rank that has no loss: it counts as 0 here.
 
         Gradients that are there already take part, as in any pass.
@@ -169,7 +172,7 @@ class DistributedDataParallel(torch.nn.Module):
             self.create_hooks()
             self._epilogue(True)
 
-    def forward(self, *inputs, **kwargs):
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         result = self.module(*inputs, **kwargs)
         if torch.is_grad_enabled() and not self._disable_allreduce:
             self._await_backward(result)
@@ -196,7 +199,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     # ---- which gradients travel together -----------------------------------------------------------------
 
-    def create_hooks(self):
+    def create_hooks(self) -> None:
         """Watches the parameters that require gradients. If others do than before, buckets are found anew."""
         params = trained(self.module)
         live = self._live
@@ -211,7 +214,7 @@ class DistributedDataParallel(torch.nn.Module):
         if not live.buckets:
             live.set_buckets(by_type(params), False)
 
-    def sync_bucket_structure(self):
+    def sync_bucket_structure(self) -> None:
         """Makes the buckets from the order in which gradients came on rank 0. Every rank must call it."""
         live = self._live
         params = live.params
@@ -271,7 +274,7 @@ class DistributedDataParallel(torch.nn.Module):
             elif not self.delay_allreduce:
                 self.comm_ready_buckets(param)
 
-    def comm_ready_buckets(self, param):
+    def comm_ready_buckets(self, param: torch.Tensor) -> None:
         """Reduces the buckets that are full with this parameter's gradient, in the same order on all ranks.
 
         The last one waits for the end of the pass: by it a rank tells the others whether its pass raised.
@@ -403,7 +406,7 @@ class DistributedDataParallel(torch.nn.Module):
 
     # ---- to be called by hand, after passes that did not reduce; the hooks do not go this way --------------
 
-    def allreduce_fallback(self):
+    def allreduce_fallback(self) -> None:
         """Reduces all gradients now, in one message for each dtype. Every rank must call it.
 
         A parameter that has a gradient on some ranks only counts as 0 on the others.
@@ -417,7 +420,9 @@ class DistributedDataParallel(torch.nn.Module):
         live.buffers = buffers if retain else []
 
     @torch.no_grad()
-    def allreduce_bucket(self, bucket, bucket_idx, force_default_stream):
+    def allreduce_bucket(
+        self, bucket: Sequence[torch.Tensor], bucket_idx: int, force_default_stream: bool
+    ) -> torch.Tensor:
         """Reduces dense tensors of one dtype and device, in one message; returns them flat.
 
         The tensors themselves change too, unless retain_allreduce_buffers is set. bucket_idx: whose turn among
@@ -436,7 +441,9 @@ class DistributedDataParallel(torch.nn.Module):
         return flat
 
     @torch.no_grad()
-    def allreduce_maybe_retain(self, bucket, bucket_idx, force_default_stream=False):
+    def allreduce_maybe_retain(
+        self, bucket: Sequence[torch.Tensor], bucket_idx: int, force_default_stream: bool = False
+    ) -> None:
         """`allreduce_bucket`; where buffers are retained, allreduce_buffers[bucket_idx] is the result and the
         tensors are views of it."""
         flat = self.allreduce_bucket(bucket, bucket_idx, force_default_stream)

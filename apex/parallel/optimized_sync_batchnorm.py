@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -33,15 +34,15 @@ class SyncBatchNorm(_BatchNorm):
 
     def __init__(
         self,
-        num_features,
-        eps=1e-5,
-        momentum=0.1,
-        affine=True,
-        track_running_stats=True,
-        process_group=None,
-        channel_last=False,
-        fuse_relu=False,
-    ):
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        channel_last: bool = False,
+        fuse_relu: bool = False,
+    ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_group = process_group
         self.channel_last = channel_last
@@ -78,7 +79,7 @@ class SyncBatchNorm(_BatchNorm):
                 f"channels; channel_last is {self.channel_last}"
             )
 
-    def forward(self, input, z=None):
+    def forward(self, input: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
         """Normalizes the input, adds z if given, and takes the ReLU if fuse_relu.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 
-def create_syncbn_process_group(group_size):
+def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
     """The process group of `group_size` neighbouring ranks that this rank belongs to.
 
     Every rank must make this call: it makes the groups of all of them. Call it once and hand the group to each

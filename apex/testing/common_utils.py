@@ -9,17 +9,18 @@ from __future__ import annotations
 import functools
 import os
 import unittest
+from collections.abc import Callable
 
 TEST_WITH_ROCM = os.environ.get("APEX_TEST_WITH_ROCM", "0") == "1"
 SKIP_FLAKY_TEST = os.environ.get("APEX_SKIP_FLAKY_TEST", "0") == "1"
 
 
-def skipIfRocm(fn):
+def skipIfRocm(fn: Callable) -> Callable:
     """fn, which is skipped (unittest.SkipTest) when tests run on ROCm."""
     return _skipped(fn, lambda: TEST_WITH_ROCM, "does not run on ROCm")
 
 
-def skipFlakyTest(fn):
+def skipFlakyTest(fn: Callable) -> Callable:
     """fn, which is skipped (unittest.SkipTest) when flaky tests are left out."""
     return _skipped(fn, lambda: SKIP_FLAKY_TEST, "flaky, and APEX_SKIP_FLAKY_TEST=1")
 

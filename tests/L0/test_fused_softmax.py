@@ -226,3 +226,11 @@ def test_legacy_modules(dtype):
     assert scaled_masked_softmax_cuda.get_batch_per_block(1023, 17, 3, 5) == 1
     with torch.autocast("cpu", F16 if dtype == BF16 else BF16):
         assert scaled_softmax_cuda.forward(x, scale).dtype == dtype
+
+
+def test_a_mask_without_what_applies_it_is_refused():
+    module = FusedScaleMaskSoftmax(False, False, PADDING, False, None, True, None)
+    scores = torch.zeros(1, 1, 2, 2, dtype=torch.float32, device="cpu")
+    assert torch.equal(module(scores, None), torch.full_like(scores, 0.5))
+    with pytest.raises(ValueError, match="a mask was given, and no mask_func"):
+        module(scores, torch.zeros(1, 1, 2, 2, dtype=torch.bool, device="cpu"))

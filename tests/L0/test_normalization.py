@@ -278,6 +278,13 @@ def test_residual_functions():
     torch.testing.assert_close(y, F.rms_norm(total, (8,), eps=1e-5))
 
 
+@pytest.mark.parametrize("function", ["fused_add_layer_norm", "fused_add_rms_norm"])
+def test_a_residual_function_without_weight_and_shape_is_refused(function):
+    x = torch.ones(2, 8, dtype=F32, device="cpu")
+    with pytest.raises(ValueError, match=f"{function}: without a weight normalized_shape says"):
+        getattr(normalization, function)(x, x)
+
+
 def test_layers_say_whether_they_are_sequence_parallel():
     for make in (layers.FusedLayerNorm, layers.MixedFusedLayerNorm, layers.FastLayerNorm):
         for enabled in (False, True):

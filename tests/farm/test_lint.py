@@ -1,5 +1,7 @@
 """Lint is one list: nox, the tests of a change and the release check run it, and commits run its versions."""
 
+import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 import yaml
 
 from build_matrix import REPOSITORY, lint, release_check, rings, toml
+from build_matrix.site import api
 
 GROUP = toml.read(REPOSITORY / "pyproject.toml")["dependency-groups"]["lint"]
 TOOLS = {"ruff check", "ruff format", "clang-format", "shellcheck", "mypy"}
@@ -110,3 +113,41 @@ def test_actions_are_pinned_and_say_their_version():
 def test_ci_runs_lint_by_itself():
     said = yaml.safe_load((REPOSITORY / ".github/workflows/tests.yml").read_text(encoding="utf-8"))["jobs"]
     assert any("nox -s lint" in step.get("run", "") for step in said["lint"]["steps"])
+
+
+def functions(value):
+    """A function, or the public methods and the constructor that a class has of its own."""
+    if inspect.isfunction(value):
+        return [value]
+    if not inspect.isclass(value):
+        return []
+    own = [
+        f for name, f in vars(value).items() if name in ("__init__", "__call__") or not name.startswith("_")
+    ]
+    own = [f.__func__ if isinstance(f, staticmethod | classmethod) else f for f in own]
+    own = [inspect.unwrap(f) for f in own if inspect.isfunction(f)]
+    return [
+        f for f in own if "ctx" not in inspect.signature(f).parameters
+    ]  # autograd's, which torch alone calls
+
+
+def unhinted(function):
+    """Parameters without a hint, and "return"."""
+    parameters = list(inspect.signature(function).parameters.values())
+    found = [p.name for p in parameters if p.annotation is p.empty and p.name not in ("self", "cls")]
+    return found + ["return"] * (inspect.signature(function).return_annotation is inspect.Signature.empty)
+
+
+PACKAGES = [name for name in api.modules() if hasattr(importlib.import_module(name), "__path__")]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_a_package_exports_has_type_hints(package):
+    module = importlib.import_module(package)
+    found = {
+        f"{name}: {function.__qualname__}": missing
+        for name in api.names(module)
+        for function in functions(getattr(module, name))
+        if function.__module__.startswith("apex.") and (missing := unhinted(function))
+    }
+    assert not found

@@ -41,13 +41,20 @@ class GroupBatchNorm2d(_BatchNorm):
     """
 
     def __init__(
-        self, num_features, group_size, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True
-    ):
+        self,
+        num_features: int,
+        group_size: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
         group_of(group_size)
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.group_size = group_size
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        self.group_id, self.group_rank = divmod(rank, group_size)
+        self.group_id = rank // group_size
+        self.group_rank = rank % group_size
         for name in ("minibatch_mean", "minibatch_inv_var"):
             self.register_buffer(name, torch.zeros(num_features), persistent=False)
 
@@ -60,7 +67,7 @@ class GroupBatchNorm2d(_BatchNorm):
                 f"{input.size(1)} channels"
             )
 
-    def forward(self, input):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalizes the input.
 
         Raises:

@@ -180,7 +180,16 @@ class GroupNorm(nn.Module):
     # Public apex's second version of its kernels is for some GPUs; here no GPU has kernels of its own.
     GN_V2_SUPPORTED_LOWER_BOUND_SM_COUNT = dict[str, int]()
 
-    def __init__(self, num_groups, num_channels, eps=1e-5, affine=True, device=None, dtype=None, act=None):
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        act: str | None = None,
+    ) -> None:
         super().__init__()
         if num_groups < 1 or num_channels % num_groups != 0:
             raise ValueError(
@@ -200,13 +209,13 @@ class GroupNorm(nn.Module):
             self.register_parameter("bias", None)
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """Sets the weight to ones and the bias to zeros."""
         if self.affine:
             nn.init.ones_(self.weight)
             nn.init.zeros_(self.bias)
 
-    def forward(self, input):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[batch, num_channels, ...] -> the same shape and dtype."""
         if torch.jit.is_scripting():  # torch.jit.script compiles this branch, and leaves the other one alone
             silu = False
@@ -219,6 +228,6 @@ class GroupNorm(nn.Module):
                 return node
             return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, self.act)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         text = f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
         return f"{text}, act={self.act}" if self.act else text

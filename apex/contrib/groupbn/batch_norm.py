@@ -160,14 +160,14 @@ class BatchNorm2d_NHWC(_BatchNorm):
 
     def __init__(
         self,
-        num_features,
-        fuse_relu=False,
-        bn_group=1,
-        torch_channels_last=False,
-        max_cta_per_sm=2,
-        cta_launch_margin=12,
-        multi_stream=False,
-    ):
+        num_features: int,
+        fuse_relu: bool = False,
+        bn_group: int = 1,
+        torch_channels_last: bool = False,
+        max_cta_per_sm: int = 2,
+        cta_launch_margin: int = 12,
+        multi_stream: bool = False,
+    ) -> None:
         if not isinstance(torch_channels_last, bool):
             raise TypeError(
                 f"BatchNorm2d_NHWC: torch_channels_last must be a bool, not {torch_channels_last!r}; pass "
@@ -190,7 +190,7 @@ class BatchNorm2d_NHWC(_BatchNorm):
         if input.dim() != 4:
             raise ValueError(f"expected 4D input (got {input.dim()}D input)")
 
-    def forward(self, x, z=None):
+    def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
         """Normalizes x, adds z if given, and takes the ReLU if fuse_relu.
 
         Raises:

@@ -13,7 +13,7 @@ class IndexMul2d_:
     """in1[idx1] * in2. Has the face of an autograd.Function; the op behind is differentiable by itself."""
 
     @staticmethod
-    def apply(in1, in2, idx1):
+    def apply(in1: torch.Tensor, in2: torch.Tensor, idx1: torch.Tensor) -> torch.Tensor:
         """in1[idx1] * in2.
 
         Args:

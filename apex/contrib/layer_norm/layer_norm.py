@@ -23,7 +23,7 @@ class FastLayerNormFN(_Function):
 class FastLayerNorm(torch.nn.Module):
     """Layer norm over the last dimension, of `hidden_size` elements. memory_efficient: see FusedLayerNorm."""
 
-    def __init__(self, hidden_size, eps=1e-5, memory_efficient=False):
+    def __init__(self, hidden_size: int, eps: float = 1e-5, memory_efficient: bool = False) -> None:
         super().__init__()
         self.epsilon = eps
         self.memory_efficient = memory_efficient
@@ -31,12 +31,12 @@ class FastLayerNorm(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.empty(hidden_size))
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """Weight 1, bias 0."""
         init.ones_(self.weight)
         init.zeros_(self.bias)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_scripting():
             return _plain_layer_norm(
                 x, self.weight.shape, self.weight, self.bias, self.epsilon, self.weight.dtype

@@ -6,8 +6,12 @@ import contextlib
 import itertools
 import threading
 import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.optim.optimizer import ParamsT
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from apex import _loader
@@ -102,34 +106,34 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
 
     def __init__(
         self,
-        params,
-        lr=1e-3,
-        bias_correction=True,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        adam_w_mode=True,
-        weight_decay=0.0,
-        amsgrad=False,
-        dtype=torch.float32,
-        grad_sync_dtype=None,
-        param_sync_dtype=None,
-        device="cuda",
-        process_group=None,
-        distributed_process_group=None,
-        redundant_process_group=None,
-        average_grad_sync=True,
-        overlap_grad_sync=True,
-        overlap_param_sync=False,
-        bucket_cap_mb=100.0,
-        pipeline_size=2,
-        contiguous_param_buffer=False,
-        contiguous_grad_buffer=False,
-        store_params=True,
-        store_param_remainders=False,
-        with_scaled_states=False,
-        nccl_ub=False,
-        capturable=False,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        dtype: torch.dtype = torch.float32,
+        grad_sync_dtype: torch.dtype | None = None,
+        param_sync_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = "cuda",
+        process_group: dist.ProcessGroup | None = None,
+        distributed_process_group: dist.ProcessGroup | None = None,
+        redundant_process_group: dist.ProcessGroup | None = None,
+        average_grad_sync: bool = True,
+        overlap_grad_sync: bool = True,
+        overlap_param_sync: bool = False,
+        bucket_cap_mb: float = 100.0,
+        pipeline_size: int = 2,
+        contiguous_param_buffer: bool = False,
+        contiguous_grad_buffer: bool = False,
+        store_params: bool = True,
+        store_param_remainders: bool = False,
+        with_scaled_states: bool = False,
+        nccl_ub: bool = False,
+        capturable: bool = False,
+    ) -> None:
         check_arguments(
             "DistributedFusedAdam", amsgrad=amsgrad, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay
         )
@@ -265,7 +269,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
 
         return post_backward_hook
 
-    def add_param_group(self, param_group):
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self.device is not None:
             self._gradients.settle()
         super().add_param_group(param_group)
@@ -281,11 +285,11 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
 
     # ---- where parameters lie ------------------------------------------------------------------------
 
-    def parameters(self):
+    def parameters(self) -> Iterator[torch.Tensor]:
         """An iterator over the parameters of all groups."""
         return itertools.chain.from_iterable(group["params"] for group in self.param_groups)
 
-    def parameter(self, *args):
+    def parameter(self, *args: Any) -> torch.Tensor:
         """The parameter of a ParameterFragment; or of two ints: the group, and the place in the group."""
         if len(args) == 1 and isinstance(args[0], ParameterFragment):
             args = args[0].param_group_id, args[0].param_id
@@ -296,7 +300,13 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
             )
         return self.param_groups[args[0]]["params"][args[1]]
 
-    def init_params(self, params=None, dtype=None, grad_sync_dtype=None, param_sync_dtype=None):
+    def init_params(
+        self,
+        params: Iterable[torch.Tensor] | None = None,
+        dtype: torch.dtype | None = None,
+        grad_sync_dtype: torch.dtype | None = None,
+        param_sync_dtype: torch.dtype | None = None,
+    ) -> None:
         """Places parameters in buckets, in this order; those that have their place already are left out.
 
         Without it, the first gradient places all of them, the last ones first: as gradients come. When the last
@@ -321,7 +331,13 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         if all("fragments" in self.state[p] for p in self._place):
             self._allocate()
 
-    def init_params_bucket(self, params, dtype=None, grad_sync_dtype=None, param_sync_dtype=None):
+    def init_params_bucket(
+        self,
+        params: Iterable[torch.Tensor],
+        dtype: torch.dtype | None = None,
+        grad_sync_dtype: torch.dtype | None = None,
+        param_sync_dtype: torch.dtype | None = None,
+    ) -> None:
         """Places parameters in buckets of their own, which are reduced together when all have their gradients.
 
         Arguments are those of `init_params`.
@@ -403,7 +419,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
     # ---- contiguous buffers ----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def init_param_buffer(self):
+    def init_param_buffer(self) -> None:
         """Makes parameters views of large buffers, as contiguous_param_buffer=True does at the first step.
 
         Raises RuntimeError where a parameter's dtype is not that in which it is gathered.
@@ -419,7 +435,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         for p, first in firsts:
             _contiguous.move(p, first, _contiguous.part_of(self._param_buffers, buckets[first.bucket_id]))
 
-    def grad_buffer_view(self, param):
+    def grad_buffer_view(self, param: torch.Tensor) -> torch.Tensor:
         """The part of the contiguous gradient buffer that holds a parameter's gradient, shaped like it.
 
         What is written there is reduced with the parameter's bucket. Raises RuntimeError without
@@ -438,7 +454,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
     # ---- gradients -------------------------------------------------------------------------------------
 
     @_pending.untouched
-    def zero_grad(self, set_to_none=False):
+    def zero_grad(self, set_to_none: bool = False) -> None:
         """Drops gradients, under way or not, and undoes clip_grad_norm and unscale_grads.
 
         With contiguous_grad_buffer, unless set_to_none, `p.grad` becomes a zeroed view of the buffer where its
@@ -485,7 +501,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         self._gradients.finish()
 
     @contextlib.contextmanager
-    def no_sync(self, greedy_grad_copy=False):
+    def no_sync(self, greedy_grad_copy: bool = False) -> Iterator[None]:
         """Gradients of passes within accumulate on this rank, to be reduced by a later pass, grad_sync or step.
 
         greedy_grad_copy: they do in the buckets; otherwise in `p.grad`.
@@ -498,7 +514,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
             self.greedy_grad_copy, self.overlap_grad_sync = old
 
     @torch.no_grad()
-    def grad_sync(self):
+    def grad_sync(self) -> None:
         """Every rank's shards hold the mean (or sum) of all gradients so far. Every rank must call it."""
         self._materialize()
         left = [(p, self.state[p]["fragments"]) for p in self.parameters() if p.grad is not None]
@@ -510,7 +526,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
     # ---- the step --------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def param_sync(self):
+    def param_sync(self) -> None:
         """Every parameter has its value of the last step."""
         self._parameters.finish()
 
@@ -520,7 +536,9 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         self._parameters.start(params)
 
     @torch.no_grad()
-    def step(self, closure=None, *, grad_scaler=None):
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, grad_scaler: torch.amp.GradScaler | None = None
+    ) -> Any:
         """One update of all parameters. Every rank must call it.
 
         closure: evaluates the model again and returns the loss, which step() then returns. grad_scaler: a
@@ -607,7 +625,9 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
     # ---- checkpoints -----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def state_dict(self, *, state_dict_format=None, gather_on_root=None):
+    def state_dict(
+        self, *, state_dict_format: int | None = None, gather_on_root: bool | None = None
+    ) -> dict[str, Any] | None:
         """The optimizer's state. Every rank must call it.
 
         state_dict_format: 2 (None): the same dict on every rank, with each parameter's "param", "exp_avg" and
@@ -644,7 +664,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         return {**_checkpoint.without_aliases(state_dict), "format": 2}
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what state_dict() returned: format 2 into any number of ranks and options, format 1 as saved.
 
         Parameters get their values, too (format 2). Every rank must call it, and nothing is changed if one of

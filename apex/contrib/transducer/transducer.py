@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from apex import _symbolic as symbolic
@@ -115,14 +117,14 @@ class TransducerJoint(torch.nn.Module):
 
     def __init__(
         self,
-        pack_output=False,
-        relu=False,
-        dropout=False,
-        opt=1,
-        fwd_tile_size=4,
-        dropout_prob=0,
-        probe_mask=False,
-    ):
+        pack_output: bool = False,
+        relu: bool = False,
+        dropout: float = False,
+        opt: int = 1,
+        fwd_tile_size: int = 4,
+        dropout_prob: float = 0,
+        probe_mask: bool = False,
+    ) -> None:
         super().__init__()
         masked = relu or dropout
         if opt not in (0, 1):
@@ -137,9 +139,17 @@ class TransducerJoint(torch.nn.Module):
         self.dropout_prob = dropout_prob
         self.opt = opt
         self.fwd_tile_size = fwd_tile_size
-        self.mask_probe = [] if masked and probe_mask else None
+        self.mask_probe: list | None = [] if masked and probe_mask else None
 
-    def forward(self, f, g, f_len, g_len, batch_offset=None, packed_batch=0):
+    def forward(
+        self,
+        f: torch.Tensor,
+        g: torch.Tensor,
+        f_len: torch.Tensor,
+        g_len: torch.Tensor,
+        batch_offset: torch.Tensor | None = None,
+        packed_batch: int = 0,
+    ) -> Any:
         """The joint.
 
         Args:
@@ -263,7 +273,7 @@ class TransducerLoss(torch.nn.Module):
         ValueError: another opt.
     """
 
-    def __init__(self, fuse_softmax_backward=True, opt=1, packed_input=False):
+    def __init__(self, fuse_softmax_backward: bool = True, opt: int = 1, packed_input: bool = False) -> None:
         super().__init__()
         if opt not in (-1, 0, 1):
             raise ValueError(f"TransducerLoss: opt is 0 or 1, not {opt}")
@@ -271,7 +281,17 @@ class TransducerLoss(torch.nn.Module):
         self.opt = opt
         self.packed_input = packed_input
 
-    def forward(self, x, label, f_len, y_len, blank_idx, batch_offset=None, max_f_len=None, debug_list=None):
+    def forward(
+        self,
+        x: torch.Tensor,
+        label: torch.Tensor,
+        f_len: torch.Tensor,
+        y_len: torch.Tensor,
+        blank_idx: int,
+        batch_offset: torch.Tensor | None = None,
+        max_f_len: int | None = None,
+        debug_list: list | None = None,
+    ) -> torch.Tensor:
         """The losses, one for each item.
 
         Args:

@@ -15,7 +15,14 @@ class SoftmaxCrossEntropyLoss:
     """
 
     @classmethod
-    def apply(cls, logits, labels, smoothing=0.0, padding_idx=0, half_to_float=False):
+    def apply(
+        cls,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        smoothing: float = 0.0,
+        padding_idx: int = 0,
+        half_to_float: bool = False,
+    ) -> torch.Tensor:
         """The losses of torch.nn.functional.cross_entropy with reduction="none" and label_smoothing=smoothing.
 
         Args:

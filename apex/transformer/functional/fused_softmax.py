@@ -8,6 +8,9 @@ it is. Under autocast scores are cast to its dtype first. CPU tensors take the C
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from apex import _symbolic as symbolic
@@ -63,17 +66,19 @@ class ScaledSoftmax(_Function):
         return _softmax(inputs, None, scale, False)
 
 
-def scaled_upper_triang_masked_softmax(inputs, _, scale):
+def scaled_upper_triang_masked_softmax(inputs: torch.Tensor, _: Any, scale: float) -> torch.Tensor:
     """Causal softmax of (batch, heads, queries, keys); the second argument, a mask, is not looked at."""
     return ScaledUpperTriangMaskedSoftmax.apply(inputs, scale)
 
 
-def scaled_masked_softmax(inputs, mask, scale):
+def scaled_masked_softmax(inputs: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     """softmax(scale * inputs) without the keys where the mask is true; mask may be None."""
     return _softmax(inputs, mask, scale, False)
 
 
-def generic_scaled_masked_softmax(inputs, mask, scale):
+def generic_scaled_masked_softmax(
+    inputs: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
     """As scaled_masked_softmax."""
     return GenericScaledMaskedSoftmax.apply(inputs, mask, scale)
 
@@ -97,14 +102,14 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
 
     def __init__(
         self,
-        input_in_fp16,
-        input_in_bf16,
-        attn_mask_type,
-        scaled_masked_softmax_fusion,
-        mask_func,
-        softmax_in_fp32,
-        scale,
-    ):
+        input_in_fp16: bool,
+        input_in_bf16: bool,
+        attn_mask_type: AttnMaskType,
+        scaled_masked_softmax_fusion: bool,
+        mask_func: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+        softmax_in_fp32: bool,
+        scale: float | None,
+    ) -> None:
         super().__init__()
         if input_in_fp16 and input_in_bf16:
             raise RuntimeError("both fp16 and bf16 flags cannot be active at the same time.")
@@ -120,13 +125,13 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
         self.scale = scale
         if scaled_masked_softmax_fusion:
             if attn_mask_type == AttnMaskType.causal:
-                self.fused_softmax_func = scaled_upper_triang_masked_softmax
+                self.fused_softmax_func: Callable = scaled_upper_triang_masked_softmax
             elif attn_mask_type == AttnMaskType.padding:
                 self.fused_softmax_func = scaled_masked_softmax
             else:
                 raise ValueError(f"Invalid attn_mask_type: {attn_mask_type!r} is neither padding nor causal.")
 
-    def forward(self, input, mask):
+    def forward(self, input: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """input: (batch, heads, queries, keys). mask: broadcasts to it, or None. Raises ValueError."""
         node = symbolic.leaf(self, input, mask)
         if node is not None:
@@ -137,15 +142,15 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
             return self.forward_fused_softmax(input, mask)
         return self.forward_torch_softmax(input, mask)
 
-    def is_kernel_available(self, mask, b, np, sq, sk):
+    def is_kernel_available(self, mask: torch.Tensor | None, b: int, np: int, sq: int, sk: int) -> bool:
         """Whether the kernel is taken for scores of this shape: whatever it is, if fusion is on and they are half."""
         return bool(self.scaled_masked_softmax_fusion and self.input_in_float16)
 
-    def forward_fused_softmax(self, input, mask):
+    def forward_fused_softmax(self, input: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """By the kernel."""
         return self.fused_softmax_func(input, mask, 1.0 if self.scale is None else self.scale)
 
-    def forward_torch_softmax(self, input, mask):
+    def forward_torch_softmax(self, input: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """By torch's own ops."""
         if self.input_in_float16 and self.softmax_in_fp32:
             input = input.float()
@@ -155,13 +160,17 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
             queries, keys = input.shape[-2:]
             ones = torch.ones(queries, keys, dtype=torch.bool, device=input.device)
             mask = ones.triu(keys - queries + 1)
-        probs = torch.softmax(input if mask is None else self.mask_func(input, mask), dim=-1)
+        if mask is not None:
+            if self.mask_func is None:
+                raise ValueError("a mask was given, and no mask_func that applies it")
+            input = self.mask_func(input, mask)
+        probs = torch.softmax(input, dim=-1)
         if self.input_in_float16 and self.softmax_in_fp32:
             probs = probs.half() if self.input_in_fp16 else probs.bfloat16()
         return probs
 
     @staticmethod
-    def get_batch_per_block(sq, sk, b, np):
+    def get_batch_per_block(sq: int, sk: int, b: int, np: int) -> int:
         """What batches or queries must be a multiple of for the kernel: 1."""
         from apex._legacy import scaled_masked_softmax_cuda
 
@@ -173,13 +182,13 @@ class GenericFusedScaleMaskSoftmax(FusedScaleMaskSoftmax):
 
     def __init__(
         self,
-        input_in_fp16,
-        input_in_bf16,
-        scaled_masked_softmax_fusion,
-        mask_func,
-        softmax_in_fp32,
-        scale,
-    ):
+        input_in_fp16: bool,
+        input_in_bf16: bool,
+        scaled_masked_softmax_fusion: bool,
+        mask_func: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+        softmax_in_fp32: bool,
+        scale: float | None,
+    ) -> None:
         super().__init__(
             input_in_fp16,
             input_in_bf16,

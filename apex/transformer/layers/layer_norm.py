@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from apex import normalization
 from apex.contrib import layer_norm as fast
 
@@ -17,12 +20,12 @@ class FusedLayerNorm(normalization.FusedLayerNorm):
 
     def __init__(
         self,
-        normalized_shape,
+        normalized_shape: int | Sequence[int],
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         *,
         sequence_parallel_enabled: bool = False,
-    ):
+    ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine)
         _mark(self, sequence_parallel_enabled)
 
@@ -30,7 +33,7 @@ class FusedLayerNorm(normalization.FusedLayerNorm):
 class MixedFusedLayerNorm(normalization.MixedFusedLayerNorm):
     """apex.normalization.MixedFusedLayerNorm, marked."""
 
-    def __init__(self, normalized_shape, eps: float = 1e-5, **kwargs) -> None:
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, **kwargs: Any) -> None:
         enabled = kwargs.pop("sequence_parallel_enabled", False)
         super().__init__(normalized_shape, eps, **kwargs)
         _mark(self, enabled)
@@ -39,6 +42,8 @@ class MixedFusedLayerNorm(normalization.MixedFusedLayerNorm):
 class FastLayerNorm(fast.FastLayerNorm):
     """apex.contrib.layer_norm.FastLayerNorm, marked."""
 
-    def __init__(self, hidden_size, eps: float = 1e-5, *, sequence_parallel_enabled: bool = False):
+    def __init__(
+        self, hidden_size: int, eps: float = 1e-5, *, sequence_parallel_enabled: bool = False
+    ) -> None:
         super().__init__(hidden_size, eps)
         _mark(self, sequence_parallel_enabled)
