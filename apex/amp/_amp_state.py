@@ -26,6 +26,8 @@ class AmpState:
         handle: of the functions that were patched last (handle.AmpHandle), or a handle.NoOpHandle.
     """
 
+    loss_scalers: list
+
     def __init__(self):
         self.hard_override = False
         self.allow_incoming_model_not_fp32 = False

@@ -114,7 +114,7 @@ def is_loss(module):
     return isinstance(module, torch.nn.modules.loss._Loss)
 
 
-def convert_module(module, dtype):
+def convert_module(module: torch.nn.Module, dtype: torch.dtype) -> None:
     """Casts the parameters, gradients and buffers that a module holds itself."""
     for param in module.parameters(recurse=False):
         if param.is_floating_point():
@@ -127,7 +127,9 @@ def convert_module(module, dtype):
             buffer.data = buffer.data.to(dtype)  # in place: modules may share it
 
 
-def convert_network(network, dtype, keep_batchnorm=True):
+def convert_network(
+    network: torch.nn.Module, dtype: torch.dtype, keep_batchnorm: bool = True
+) -> torch.nn.Module:
     """Casts a network to dtype, in place, and returns it.
 
     Batch norms with weights stay as they are with keep_batchnorm; those without are cast, as in public apex.

@@ -1,7 +1,11 @@
 """`scale_loss`, `disable_casts`, and the handle of patched functions."""
 
+from __future__ import annotations
+
 import contextlib
 import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -16,7 +20,14 @@ INITIALIZE = 'model, optimizer = amp.initialize(model, optimizer, opt_level="O1"
 
 
 @contextlib.contextmanager
-def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, delay_overflow_check=False):
+def scale_loss(
+    loss: Any,
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    loss_id: int = 0,
+    model: Any = None,
+    delay_unscale: bool = False,
+    delay_overflow_check: bool = False,
+) -> Iterator[torch.Tensor]:
     """Gives the scaled loss to a with statement; on leaving it, gradients are unscaled for optimizer.step().
 
         with amp.scale_loss(loss, optimizer) as scaled_loss:
@@ -193,7 +204,7 @@ def _clear_cache():
 
 
 @contextlib.contextmanager
-def disable_casts():
+def disable_casts() -> Iterator[None]:
     """Inside, patched functions are torch's own. Does nothing where nothing is patched.
 
     torch.compile runs what is around it in eager mode, and raises where a full graph is wanted.

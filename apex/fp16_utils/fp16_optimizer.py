@@ -1,6 +1,10 @@
 """FP16_Optimizer: master weights and loss scaling around an optimizer, for a model that is in half precision."""
 
+from __future__ import annotations
+
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -56,12 +60,12 @@ class FP16_Optimizer:
 
     def __init__(
         self,
-        init_optimizer,
-        static_loss_scale=1.0,
-        dynamic_loss_scale=False,
-        dynamic_loss_args=None,
-        verbose=True,
-    ):
+        init_optimizer: torch.optim.Optimizer,
+        static_loss_scale: float = 1.0,
+        dynamic_loss_scale: bool = False,
+        dynamic_loss_args: dict[str, Any] | None = None,
+        verbose: bool = True,
+    ) -> None:
         warnings.warn(
             'FP16_Optimizer is of old: use apex.amp with opt_level="O2", or torch.amp',
             DeprecationWarning,
@@ -75,12 +79,14 @@ class FP16_Optimizer:
             raise ValueError(f"static_loss_scale must be a number above 0, not {static_loss_scale}")
         self.verbose = verbose
         self.optimizer = init_optimizer
-        self.fp16_groups, self.fp32_from_fp16_groups, self.fp32_from_fp32_groups = [], [], []
+        self.fp16_groups: list[list] = []
+        self.fp32_from_fp16_groups: list[list] = []
+        self.fp32_from_fp32_groups: list[list] = []
         for index, group in enumerate(self.optimizer.param_groups):
             self._adopt(index, group)
-        self.all_fp16_params = sum(self.fp16_groups, [])
-        self.all_fp32_from_fp16_params = sum(self.fp32_from_fp16_groups, [])
-        self.all_fp32_from_fp32_params = sum(self.fp32_from_fp32_groups, [])
+        self.all_fp16_params: list = sum(self.fp16_groups, [])
+        self.all_fp32_from_fp16_params: list = sum(self.fp32_from_fp16_groups, [])
+        self.all_fp32_from_fp32_params: list = sum(self.fp32_from_fp32_groups, [])
         self.optimizer.load_state_dict(self.optimizer.state_dict())  # states get their masters' dtype
 
         self.dynamic_loss_scale = dynamic_loss_scale
@@ -120,7 +126,7 @@ class FP16_Optimizer:
         self.fp32_from_fp16_groups.append(masters)
         self.fp32_from_fp32_groups.append(full)
 
-    def maybe_print(self, msg):
+    def maybe_print(self, msg: str) -> None:
         if self.verbose:
             print(msg)
 
@@ -133,32 +139,32 @@ class FP16_Optimizer:
     # ---- the wrapped optimizer ---------------------------------------------------------------------------
 
     @property
-    def state(self):
+    def state(self) -> Any:
         return self.optimizer.state
 
     @state.setter
-    def state(self, value):
+    def state(self, value: Any) -> Any:
         self.optimizer.state = value
 
     @property
-    def param_groups(self):
+    def param_groups(self) -> Any:
         return self.optimizer.param_groups
 
     @param_groups.setter
-    def param_groups(self, value):
+    def param_groups(self, value: Any) -> Any:
         self.optimizer.param_groups = value
 
     @property
-    def loss_scale(self):
+    def loss_scale(self) -> Any:
         return self.loss_scaler.loss_scale()
 
     @loss_scale.setter
-    def loss_scale(self, value):
+    def loss_scale(self, value: float) -> Any:
         self.loss_scaler._loss_scale = value
 
     # ---- gradients ---------------------------------------------------------------------------------------
 
-    def zero_grad(self, set_grads_to_None=False):
+    def zero_grad(self, set_grads_to_None: bool = False) -> None:
         """Zeroes the gradients of model and masters, or drops them."""
         masters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for param in (*masters, *self.all_fp16_params):
@@ -173,7 +179,9 @@ class FP16_Optimizer:
         self._held_scale = None  # by which the model's gradients are scaled
         self._stash = None  # gradients of full-precision parameters from before the passes under way
 
-    def backward(self, loss, update_master_grads=True, retain_graph=False):
+    def backward(
+        self, loss: torch.Tensor, update_master_grads: bool = True, retain_graph: bool = False
+    ) -> None:
         """Backward pass of the scaled loss, added to what the gradients hold.
 
         Only the masters' gradients are to be read afterwards (see inspect_master_grad_data): those of the
@@ -231,7 +239,7 @@ class FP16_Optimizer:
                 torch._foreach_mul_(grads, scale / held)
         self._held_scale = scale
 
-    def update_master_grads(self):
+    def update_master_grads(self) -> None:
         """Hands the model's gradients, unscaled, to the masters, and looks for an overflow."""
         scaler = self.loss_scaler
         scaler.clear_overflow_state()
@@ -268,7 +276,7 @@ class FP16_Optimizer:
         self.loss_scaler.unscale(fresh, fresh, self.loss_scaler.loss_scale())
         self.loss_scaler.unscale_with_stashed(sums, stashed, sums)
 
-    def inspect_master_grad_data(self):
+    def inspect_master_grad_data(self) -> Any:
         """The masters' gradients: a list for each group, with None where there is none.
 
         None, with a warning, after an overflow.
@@ -281,7 +289,7 @@ class FP16_Optimizer:
             for group in self.optimizer.param_groups
         ]
 
-    def clip_master_grads(self, max_norm, norm_type=2):
+    def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> Any:
         """Clips the masters' gradients together; returns their norm before, or -1 after an overflow."""
         if self.overflow:
             return -1
@@ -290,7 +298,7 @@ class FP16_Optimizer:
 
     # ---- steps -------------------------------------------------------------------------------------------
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the masters and then the model; does nothing after an overflow.
 
         closure: calls zero_grad() and backward(loss) of this object and returns the loss. It is called again,
@@ -333,7 +341,7 @@ class FP16_Optimizer:
 
     # ---- checkpoints -------------------------------------------------------------------------------------
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """Everything that a run needs to go on, beside the model's state dict."""
         scaler = self.loss_scaler
         return {
@@ -345,7 +353,7 @@ class FP16_Optimizer:
             "fp32_from_fp16": [[p.detach() for p in group] for group in self.fp32_from_fp16_groups],
         }
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what state_dict() gave, public apex's too. Load the model's state dict first.
 
         Raises ValueError, before anything changes, if it is another's, or the masters are not of the same number and

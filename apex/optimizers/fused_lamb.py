@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.optim.optimizer import ParamsT
 
 from apex._sharding import local
 from apex.optimizers._amp_c import AmpCFunction
@@ -48,19 +52,19 @@ class FusedLAMB(ModelCopies, FusedOptimizer):
 
     def __init__(
         self,
-        params,
-        lr=1e-3,
-        bias_correction=True,
-        betas=(0.9, 0.999),
-        eps=1e-6,
-        weight_decay=0.01,
-        amsgrad=False,
-        adam_w_mode=True,
-        grad_averaging=True,
-        set_grad_none=True,
-        max_grad_norm=1.0,
-        use_nvlamb=False,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        adam_w_mode: bool = True,
+        grad_averaging: bool = True,
+        set_grad_none: bool = True,
+        max_grad_norm: float = 1.0,
+        use_nvlamb: bool = False,
+    ) -> None:
         bounds = dict(lr=lr, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm or 0.0)
         check_arguments("FusedLAMB", amsgrad=amsgrad, betas=betas, **bounds)
         self.adam_w_mode = 1 if adam_w_mode else 0
@@ -86,7 +90,7 @@ class FusedLAMB(ModelCopies, FusedOptimizer):
 
     @torch._disable_dynamo
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
         norms = self._gradient_norm.measure([p for group in self.param_groups for p in group["params"]])

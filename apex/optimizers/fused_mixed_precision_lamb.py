@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.optim.optimizer import ParamsT
 
 from apex._sharding import is_sharded, local
 from apex.optimizers._amp_c import AmpCFunction
@@ -43,20 +47,20 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
 
     def __init__(
         self,
-        params,
-        lr=1e-3,
-        step=0,
-        bias_correction=True,
-        betas=(0.9, 0.999),
-        eps=1e-6,
-        weight_decay=0.01,
-        amsgrad=False,
-        adam_w_mode=True,
-        grad_averaging=True,
-        max_grad_norm=1.0,
-        use_nvlamb=False,
-        reduced_precision_dtype=None,
-    ):
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        step: int = 0,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        adam_w_mode: bool = True,
+        grad_averaging: bool = True,
+        max_grad_norm: float = 1.0,
+        use_nvlamb: bool = False,
+        reduced_precision_dtype: torch.dtype | None = None,
+    ) -> None:
         bounds = dict(lr=lr, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm or 0.0)
         check_arguments("FusedMixedPrecisionLamb", amsgrad=amsgrad, betas=betas, **bounds)
         self.adam_w_mode = 1 if adam_w_mode else 0
@@ -76,7 +80,7 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
         )
         super().__init__(params, defaults)
 
-    def add_param_group(self, param_group):
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         self._move_scalars_to_device(self.param_groups[-1])
 
@@ -86,7 +90,7 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
         group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device).clone()
         group["step"] = torch.as_tensor(group["step"], dtype=torch.int32, device=device).reshape(1).clone()
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             self._move_scalars_to_device(group)
@@ -98,7 +102,7 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
     # ---- master weights ------------------------------------------------------------------------------
 
     @property
-    def param_groups_full_precision(self):
+    def param_groups_full_precision(self) -> list[dict[str, Any]]:
         """Groups of master weights, paired with param_groups; None for parameters that need none."""
         return [
             {"params": [self.state.get(p, {}).get("master_param") for p in group["params"]]}
@@ -146,7 +150,9 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
 
     @torch._disable_dynamo
     @torch.no_grad()
-    def step(self, closure=None, grad_scaler=None):
+    def step(
+        self, closure: Callable[[], Any] | None = None, grad_scaler: torch.amp.GradScaler | None = None
+    ) -> Any:
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns.
 
         grad_scaler: a torch.amp.GradScaler whose scale and overflow flag are applied on the device (the scaler

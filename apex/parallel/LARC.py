@@ -1,5 +1,10 @@
 """LARC: layer-wise adaptive rates, for any optimizer."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from apex._plain import writable_gradient
@@ -32,7 +37,13 @@ class LARC(torch.optim.Optimizer):
     # Gradients are changed before the wrapped optimizer can read found_inf: a step is skipped from the outside.
     _step_supports_amp_scaling = False
 
-    def __init__(self, optimizer, trust_coefficient=0.02, clip=True, eps=1e-8):
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        trust_coefficient: float = 0.02,
+        clip: bool = True,
+        eps: float = 1e-8,
+    ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"LARC wraps an optimizer of torch, not {type(optimizer).__name__}")
         self.optim = optimizer
@@ -56,34 +67,34 @@ class LARC(torch.optim.Optimizer):
         return repr(self.optim)
 
     @property
-    def state(self):
+    def state(self) -> Any:
         return self.optim.state
 
     @property
-    def defaults(self):
+    def defaults(self) -> Any:
         return self.optim.defaults
 
     @property
-    def param_groups(self):
+    def param_groups(self) -> Any:
         return self.optim.param_groups
 
     @param_groups.setter
-    def param_groups(self, value):
+    def param_groups(self, value: Any) -> Any:
         self.optim.param_groups = value
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return self.optim.state_dict()
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.optim.load_state_dict(state_dict)
 
-    def zero_grad(self, *args, **kwargs):
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         self.optim.zero_grad(*args, **kwargs)
 
-    def add_param_group(self, param_group):
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optim.add_param_group(param_group)
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; closure is called first, and what it returns is returned."""
         loss = None
         if closure is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from apex.parallel import _checks, _status
 from apex.parallel._buckets import by_type
@@ -21,10 +23,10 @@ class Reducer:
             iterables, which are the caller's to keep in step.
     """
 
-    def __init__(self, module_or_grads_list):
+    def __init__(self, module_or_grads_list: nn.Module | Iterable[torch.Tensor]) -> None:
         _checks.check_initialized("Reducer")
         self.module = None
-        self.grads = []
+        self.grads: list[torch.Tensor] = []
         if isinstance(module_or_grads_list, torch.nn.Module):
             self.module = module_or_grads_list
             _checks.broadcast_parameters(self.module)
@@ -32,7 +34,7 @@ class Reducer:
         else:
             extract_tensors(module_or_grads_list, self.grads)
 
-    def reduce(self):
+    def reduce(self) -> None:
         """The mean over ranks, of the module's gradients or of the tensors. Every rank must call it.
 
         A parameter that has a gradient on some ranks only counts as 0 on the others.

@@ -229,7 +229,7 @@ class DistributedDataParallel(torch.nn.Module):
             pairs = torch.tensor(pairs, dtype=torch.int64, device=params[0].device)
             with waiting("the order of gradients"):
                 dist.broadcast(pairs, 0)
-            buckets = {}
+            buckets: dict = {}
             for number, i in pairs.tolist():
                 buckets.setdefault(number, []).append(params[i])
             live.set_buckets(buckets.values(), True)

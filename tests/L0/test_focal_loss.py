@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import lists
 import pytest
 import torch
@@ -12,6 +10,7 @@ from lists import BF16, F16, F32, F64
 from apex._legacy import focal_loss_cuda
 from apex.contrib.focal_loss import focal_loss as module
 from apex.contrib.focal_loss.focal_loss import FocalLoss, focal_loss
+from tests.L0.signatures import signature
 
 DTYPES = [F32, F16, BF16, F64]
 # (logits, real classes): nothing; one; odd; padded; as a detector's; wider than a tile.
@@ -131,7 +130,7 @@ def test_bad_arguments(variant, change, error, text):
 
 def test_public_names():
     wanted = "ctx, cls_output, cls_targets_at_level, num_positives_sum, num_real_classes, alpha, gamma"
-    assert str(inspect.signature(FocalLoss.forward)) == f"({wanted}, label_smoothing=0.0)"
+    assert signature(FocalLoss.forward) == f"({wanted}, label_smoothing=0.0)"
     assert module.FocalLoss is FocalLoss
     logits, targets, n = make((4, 10), 10, F32, "cpu")
     assert torch.equal(

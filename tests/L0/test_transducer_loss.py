@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import math
 
@@ -15,6 +14,7 @@ from lists import BF16, F16, F32, F64
 from apex._legacy import transducer_loss_cuda
 from apex.contrib.transducer import TransducerLoss, _transducer_ref
 from apex.contrib.transducer.transducer import TransducerLossFunc
+from tests.L0.signatures import signature
 
 DTYPES = [F32, F16, BF16, F64]
 BLANK = 2
@@ -345,11 +345,11 @@ def test_transducer_loss_cuda(variant, dtype, packed):
 
 
 def test_public_names():
-    assert str(inspect.signature(TransducerLoss)) == "(fuse_softmax_backward=True, opt=1, packed_input=False)"
-    assert str(inspect.signature(TransducerLoss.forward)) == (
+    assert signature(TransducerLoss) == "(fuse_softmax_backward=True, opt=1, packed_input=False)"
+    assert signature(TransducerLoss.forward) == (
         "(self, x, label, f_len, y_len, blank_idx, batch_offset=None, max_f_len=None, debug_list=None)"
     )
-    assert str(inspect.signature(TransducerLossFunc.forward)) == (
+    assert signature(TransducerLossFunc.forward) == (
         "(ctx, x, label, f_len, y_len, batch_offset, max_f_len, blank_idx, fuse_softmax_backward, debug_list, opt, "
         "packed_input)"
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -44,12 +46,12 @@ class FP16_Optimizer:
 
     def __init__(
         self,
-        init_optimizer,
-        static_loss_scale=1.0,
-        dynamic_loss_scale=False,
-        dynamic_loss_args=None,
-        verbose=True,
-    ):
+        init_optimizer: torch.optim.Optimizer,
+        static_loss_scale: float = 1.0,
+        dynamic_loss_scale: bool = False,
+        dynamic_loss_args: dict[str, Any] | None = None,
+        verbose: bool = True,
+    ) -> None:
         warnings.warn(
             "FP16_Optimizer is of old: use FusedAdam(..., master_weights=True) with torch.amp.GradScaler",
             DeprecationWarning,
@@ -62,7 +64,8 @@ class FP16_Optimizer:
         if not (dynamic_loss_scale or 0.0 < static_loss_scale < float("inf")):
             raise ValueError(f"static_loss_scale must be a number above 0, not {static_loss_scale}")
         self.optimizer = init_optimizer
-        self.fp16_groups, self.fp32_groups = [], []
+        self.fp16_groups: list[list] = []
+        self.fp32_groups: list[list] = []
         for index, group in enumerate(self.optimizer.param_groups):
             self._adopt(index, group)
         self.optimizer.load_state_dict(self.optimizer.state_dict())  # states get their masters' dtype
@@ -87,7 +90,7 @@ class FP16_Optimizer:
         self.fp16_groups.append(params)
         self.fp32_groups.append(masters)
 
-    def zero_grad(self, set_grads_to_None=True):
+    def zero_grad(self, set_grads_to_None: bool = True) -> None:
         """Drops the gradients of the model, or zeroes them. Masters have none between steps."""
         for p in (p for group in self.fp16_groups for p in group):
             if set_grads_to_None:
@@ -95,12 +98,12 @@ class FP16_Optimizer:
             elif p.grad is not None:
                 p.grad = p.grad.detach().zero_()
 
-    def backward(self, loss):
+    def backward(self, loss: torch.Tensor) -> None:
         """Backward pass of the loss (a tensor of one element) times the scale, in float32."""
         (loss.float() * self.cur_scale).backward()
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates masters and model; after an overflow, the scale alone. Raises NotImplementedError for a closure."""
         if closure is not None:
             raise NotImplementedError(
@@ -149,24 +152,24 @@ class FP16_Optimizer:
     # ---- the wrapped optimizer ---------------------------------------------------------------------------
 
     @property
-    def state(self):
+    def state(self) -> Any:
         return self.optimizer.state
 
     @state.setter
-    def state(self, value):
+    def state(self, value: Any) -> Any:
         self.optimizer.state = value
 
     @property
-    def param_groups(self):
+    def param_groups(self) -> Any:
         return self.optimizer.param_groups
 
     @param_groups.setter
-    def param_groups(self, value):
+    def param_groups(self, value: Any) -> Any:
         self.optimizer.param_groups = value
 
     # ---- checkpoints -------------------------------------------------------------------------------------
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """Scale, the optimizer's state and the masters. In public apex's layout."""
         names = (*_SCALE, *(_DYNAMIC if self.dynamic_loss_scale else ()))
         saved = {name: getattr(self, name) for name in names}
@@ -174,7 +177,7 @@ class FP16_Optimizer:
         saved["fp32_groups"] = [[master.detach() for master in group] for group in self.fp32_groups]
         return saved
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what state_dict() gave, public apex's too. Load the model's state dict as well.
 
         Raises ValueError, before anything changes, if it is another's, or of other parameters.
