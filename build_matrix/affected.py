@@ -1,5 +1,7 @@
-"""Which tests look at which sources, by names alone: an op's kernel, launcher, binding, Python face and test bear its
-name, and a test names the modules that it imports. What this does not see, the moving slice runs."""
+"""Which tests look at which sources, by names alone: an op's kernel, launcher, binding, reference, Python face and test
+bear its name, and a test names the modules that it imports. Of a file that no test names, those tests that name what
+imports or includes it, and so on upwards; of one that nothing uses, those that speak of it, or of its folder. What this
+does not see, the moving slice runs."""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from build_matrix import REPOSITORY
 
 SOURCES = ("apex", "csrc", "build_matrix", "tests", "examples", "benchmarks", "ci")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+EXAMPLES = "tests/farm/test_affected.py"  # names sources as examples of what others look at
 MODULES = ("apex/", "build_matrix/", "examples/", "benchmarks/", "ci/")
 
 
@@ -45,18 +48,126 @@ def _includes(path: Path) -> frozenset[str]:
 
 
 def tests(changed: Iterable[str]) -> set[str]:
-    """Files of tests, relative to the checkout, that were changed or that name what was."""
-    changed = list(changed)
-    words = units(changed) | {PurePosixPath(path).stem for path in changed if path.startswith("csrc/")}
-    modules = {name for path in changed if path.endswith(".py") for name in _offers(path)}
-    helpers = {PurePosixPath(p).stem for p in changed if p.startswith("tests/") and p.endswith(".py")}
+    """Files of tests, relative to the checkout, that were changed or that look at what was."""
+    return {test for path in changed for test in _of(path)}
+
+
+@cache
+def _of(path: str) -> frozenset[str]:
+    """Files of tests that look at one file."""
+    seen, level = {path}, {path}
+    while level:
+        if found := frozenset(test for one in level for test in _direct(one)):
+            return found
+        level = {user for one in level for user in _users().get(one, ())} - seen
+        seen |= level
+    readers = [one for one in _readers(path) if one != path]
+    return _mentions(path).union(*map(_direct, readers))
+
+
+def _readers(path: str) -> list[str]:
+    """Modules that name a file of data: build_matrix/skips.py of ci/accepted_skips.toml."""
+    if not path.endswith((".toml", ".txt", ".schemas", ".jinja", ".html")):
+        return []
+    name = PurePosixPath(path).name
+    modules = [one for one in everything() if one.endswith(".py") and one.startswith(MODULES)]
+    return [one for one in modules if f'{name}"' in (REPOSITORY / one).read_text(encoding="utf-8")]
+
+
+@cache
+def _test_files() -> tuple[str, ...]:
+    found = (REPOSITORY / "tests").rglob("test_*.py")
+    return tuple(sorted(path.relative_to(REPOSITORY).as_posix() for path in found))
+
+
+@cache
+def _direct(path: str) -> frozenset[str]:
+    """The file itself where it is of tests; else those that name it, or its op. A conftest.py is of its folder."""
+    pure, files = PurePosixPath(path), _test_files()
+    if path in files:
+        return frozenset([path])
+    if pure.name == "conftest.py":
+        return frozenset(name for name in files if name.startswith(f"{pure.parent}/"))
+    own = pure.stem.strip("_").removesuffix("_cpu")
+    words = {own} if own in _unit_names() else set()
+    if path.startswith("csrc/"):
+        words |= {pure.stem} | units([path])
+        # norm_cpu.cpp is of the ops that include norm.h.
+        shared = _users().get(f"{pure.parent}/{own}.h", ())
+        words |= {PurePosixPath(user).stem for user in shared} & _unit_names()
+    modules = _offers(path) if pure.suffix == ".py" else set()
+    helpers = {pure.stem} if path.startswith("tests/") and pure.suffix == ".py" else set()
     found = set()
-    for path in (REPOSITORY / "tests").rglob("test_*.py"):
-        name = path.relative_to(REPOSITORY).as_posix()
-        said = _says(path)
-        if name in changed or words & said.words or modules & said.imports or helpers & said.imports:
+    for name in files:
+        said = _says(REPOSITORY / name)
+        if (words & said.words and name != EXAMPLES) or modules & said.imports or helpers & said.imports:
             found.add(name)
+    for fixtures in _fixtures_over(path) if helpers else ():
+        found |= _direct(fixtures)
+    return frozenset(found)
+
+
+def _fixtures_over(helper: str) -> set[str]:
+    """Every conftest.py that imports a helper of tests, directly or not."""
+    seen, level = set(), {helper}
+    while level:
+        seen |= level
+        level = {user for one in level for user in _users().get(one, ()) if user.startswith("tests/")} - seen
+    return {one for one in seen if one.endswith("/conftest.py")}
+
+
+@cache
+def _unit_names() -> frozenset[str]:
+    return frozenset(path.stem for path in (REPOSITORY / "csrc/device").glob("*.cu"))
+
+
+@cache
+def _users() -> dict[str, set[str]]:
+    """file -> the files that import or include it."""
+    found: dict[str, set[str]] = {}
+    for path in [*everything(), "noxfile.py", "setup.py"]:
+        for used in _uses(path):
+            found.setdefault(used, set()).add(path)
     return found
+
+
+def _uses(path: str) -> set[str]:
+    """Files of this repository that one imports or includes by itself."""
+    here = REPOSITORY / path
+    if here.suffix in (".cu", ".h", ".cpp"):
+        folders = (
+            here.parent,
+            *(REPOSITORY / "csrc" / name for name in ("", "device", "host", "bindings", "testing")),
+        )
+        names = INCLUDE.findall(here.read_text(encoding="utf-8"))
+        places = [next((f / name for f in folders if (f / name).is_file()), None) for name in names]
+        return {place.resolve().relative_to(REPOSITORY).as_posix() for place in places if place}
+    if here.suffix != ".py":
+        return set()
+    package, found = PurePosixPath(path).parts[:-1], set()
+    for node in ast.walk(ast.parse(here.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
+            module = ".".join(filter(None, (above, node.module)))
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+    # A script and a test import what lies beside them, or in tests/, by its bare name.
+    folders = {"", f"{PurePosixPath(path).parent}/", *(["tests/"] if path.startswith("tests/") else [])}
+    stems = [folder + name.replace(".", "/") for name in found for folder in folders]
+    places = [f"{stem}{end}" for stem in stems for end in (".py", "/__init__.py")]
+    return {place for place in places if place != path and (REPOSITORY / place).is_file()}
+
+
+def _mentions(path: str) -> frozenset[str]:
+    """Files of tests that speak of a file, else of the nearest folder above it that any speaks of, as of a path."""
+    pure = PurePosixPath(path)
+    for one in (pure, *list(pure.parents)[:-1]):
+        whole = re.compile(rf"[\"'/ ]{re.escape(one.name)}[\"'/ :]")
+        said = ((name, _says(REPOSITORY / name).text) for name in _test_files() if name != EXAMPLES)
+        if found := frozenset(name for name, text in said if whole.search(text)):
+            return found
+    return frozenset()
 
 
 def _offers(path: str) -> set[str]:
@@ -76,7 +187,7 @@ class _Said:
     """Words of a test's text, and what it and the helpers beside it import."""
 
     def __init__(self, path: Path):
-        text = path.read_text(encoding="utf-8")
+        self.text = text = path.read_text(encoding="utf-8")
         self.words = frozenset({*re.findall(r"\w+", text), path.stem.removeprefix("test_")})
         self.imports = _imports(path)
 

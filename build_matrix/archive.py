@@ -91,6 +91,8 @@ def _fault(name: str) -> str:
 def wheel(path: Path, limits: Limits = WHEEL) -> Iterator[zipfile.ZipFile]:
     """The zip archive at `path`, all of whose members were checked. Raises Refused, and what zipfile raises for one
     that is damaged."""
+    if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would be waited for, /dev/zero read without end
+        raise Refused("it is no regular file")
     with zipfile.ZipFile(path) as archive:
         check_zip(archive.infolist(), limits)
         yield archive

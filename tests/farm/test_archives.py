@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
 import stat
+import subprocess
+import sys
 import tarfile
 import warnings
 import zipfile
@@ -10,7 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from build_matrix import archive, digest, headers, identity, index, package_index, pins, range_zip, slim_torch
+from build_matrix import (
+    REPOSITORY,
+    archive,
+    digest,
+    headers,
+    identity,
+    index,
+    package_index,
+    pins,
+    range_zip,
+    slim_torch,
+)
 from build_matrix.errors import BuildError, PackageIndexError, PinError
 from build_matrix.farm import release
 from build_matrix.remote import Remote
@@ -242,7 +256,7 @@ def test_the_size_of_a_code_object_is_bounded_by_its_manifest(tmp_path):
         if fits:
             assert WheelFile(path).code("sm_90", "u") == contents
         else:
-            with pytest.raises(BuildError, match="its manifest states 100 bytes"):
+            with pytest.raises(BuildError, match="not the whole of the 100 bytes that its manifest states"):
                 WheelFile(path).code("sm_90", "u")
 
 
@@ -364,3 +378,15 @@ def test_torch_is_installed_by_the_digest_of_its_index(monkeypatch):
     stated = digest.of_bytes(b"torch")
     torch_supply.install(torch_supply.Supply("torch.whl", "https://index.example/torch.whl", 5, stated))
     assert called[0][-1] == f"https://index.example/torch.whl#sha256={stated}"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(kind, tmp_path):
+    path = tmp_path / "apex_cpu-1.10.0+cpu-cp311-cp311-linux_x86_64.whl"
+    make = {"fifo": os.mkfifo, "device": lambda p: p.symlink_to("/dev/zero"), "folder": lambda p: p.mkdir()}
+    make[kind](path)
+    code = f"import pathlib; from build_matrix import archive\nwith archive.wheel(pathlib.Path({str(path)!r})): pass"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, text=True, capture_output=True, timeout=60
+    )
+    assert done.stderr.strip().endswith("Refused: it is no regular file")

@@ -1,0 +1,32 @@
+"""Which tests look at which sources: no source is left to the moving slice alone (build_matrix/affected.py)."""
+
+import pytest
+
+from build_matrix import affected
+
+
+@pytest.mark.parametrize(
+    "source, test",
+    [
+        ("apex/reference/xentropy.py", "tests/L0/test_contrib_xentropy.py"),
+        ("csrc/host/xentropy_cpu.cpp", "tests/L0/test_contrib_xentropy.py"),
+        ("csrc/host/norm_cpu.cpp", "tests/L0/test_layer_norm.py"),
+        ("apex/contrib/optimizers/_gradients.py", "tests/L0/parallel/test_distributed_fused_adam.py"),
+        ("apex/optimizers/_capturable.py", "tests/L0/test_fused_adam.py"),
+        ("apex/_flat.py", "tests/L0/test_combine_tensors.py"),
+        ("apex/_loader/jit/rtc.py", "tests/L0/loader/test_jit.py"),
+        ("tests/simt/executor.py", "tests/simt/test_rope.py"),
+        ("README.md", "tests/farm/test_documents.py"),
+        ("docs/amp.md", "tests/farm/test_documents.py"),
+        ("noxfile.py", "tests/farm/test_sessions.py"),
+        ("ci/accepted_skips.toml", "tests/farm/test_rings.py"),
+    ],
+)
+def test_what_no_test_names_is_looked_at_by_those_that_name_its_users(source, test):
+    assert test in affected.tests([source])
+
+
+def test_every_source_has_tests():
+    """Else a change of it would wait for the moving slice."""
+    alone = [path for path in affected.everything() if not affected.tests([path])]
+    assert alone == []
