@@ -2,6 +2,7 @@
 of a C module cannot be patched one by one."""
 
 import functools
+import types
 
 import torch
 
@@ -10,10 +11,12 @@ from apex.amp import utils, wrap
 RNN_NAMES = ["rnn_relu", "rnn_tanh", "gru", "lstm"]
 
 
-class VariableFunctionsShim:
-    """Has what torch._VF has; the functions of recurrent networks are attributes of its own."""
+class VariableFunctionsShim(types.ModuleType):
+    """Has what torch._VF has; the functions of recurrent networks are attributes of its own. A module: TorchScript
+    takes those alone."""
 
     def __init__(self):
+        super().__init__(torch._VF.__name__)
         for name in RNN_NAMES:
             for function in (name, name + "_cell"):
                 if hasattr(torch._VF, function):

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from apex.amp import _pickling
+from apex.amp import _pickling, _scripting
 from apex.amp._amp_state import _amp_state
 
 
@@ -195,6 +195,7 @@ def set_func_save(handle, mod, fn, new_fn):
     own = not isinstance(mod, type) or fn in vars(mod)
     handle._save_func(mod, fn, get_func(mod, fn) if own else None)
     _pickling.remember(mod, fn, get_func(mod, fn), new_fn)
+    _scripting.remember(get_func(mod, fn), new_fn)
     set_func(mod, fn, new_fn)
 
 
