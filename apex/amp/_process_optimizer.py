@@ -90,6 +90,12 @@ class AmpOptimizerState:
             return [*self.all_fp16_params, *self.all_fp32_params]
         return self.all_fp32_from_fp32_params
 
+    def with_gradients(self):
+        """Parameters that get their gradients by backward passes, and not as parts of flat buffers."""
+        if self.combined is not None:
+            return []
+        return [*self.all_fp16_params, *self._own()] if self.masters() else self._own()
+
     def _make_native(self, own):
         module, masters = bindings.load().module, list(self.masters())
         models = list(self.all_fp16_params) if masters else []

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from apex._plain import writable_gradient
+from apex._gradients import separate_gradients, writable_gradients
 from apex.amp._amp_state import _amp_state, maybe_print
 from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError
 from apex.amp.opt import OptimWrapper
@@ -101,6 +101,7 @@ def scale_loss(
         _amp_state.scaled_passes += 1
         _clear_cache()
 
+    separate_gradients(sum((optimizer._amp_stash.with_gradients() for optimizer in optimizers), []))
     if delay_unscale:
         for optimizer in optimizers:
             optimizer._amp_stash.params_have_scaled_gradients = True
@@ -344,8 +345,7 @@ class NoOpHandle:
 
 def unscale_in_place(scaler, optimizer):
     """Unscales the gradients of a bare optimizer; returns whether its step is to be skipped."""
-    params = (p for group in optimizer.param_groups for p in group["params"])
-    grads = [grad for grad in map(writable_gradient, params) if grad is not None]
+    grads = writable_gradients([p for group in optimizer.param_groups for p in group["params"]])
     scaler.clear_overflow_state()
     scaler.unscale(grads, grads, scaler.loss_scale())
     return scaler.update_scale()

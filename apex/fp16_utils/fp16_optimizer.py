@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from apex._plain import writable_gradient
+from apex._gradients import separate_gradients, writable_gradients
 from apex.amp._convert import HALVES
 from apex.amp._process_optimizer import FULL, dense_gradient, laid_out_as
 from apex.amp._process_optimizer import _copy as copy_tensors
@@ -234,7 +234,7 @@ class FP16_Optimizer:
         held = self._held_scale
         if held is not None and held != scale:
             pending = [*self.all_fp16_params, *self.all_fp32_from_fp32_params]
-            grads = [grad for grad in map(writable_gradient, pending) if grad is not None]
+            grads = writable_gradients(pending)
             if grads:
                 torch._foreach_mul_(grads, scale / held)
         self._held_scale = scale
@@ -262,6 +262,7 @@ class FP16_Optimizer:
     def _unscale_full_precision(self):
         if self._stash is None:  # nothing new
             return
+        separate_gradients(self.all_fp32_from_fp32_params)
         fresh, sums, stashed = [], [], []
         for param, before in zip(self.all_fp32_from_fp32_params, self._stash, strict=True):
             grad = dense_gradient(param)
@@ -392,7 +393,7 @@ class FP16_Optimizer:
 @torch.no_grad()
 def _add(params, before):
     """What a pass gave on top of the gradients from before it, into these."""
-    sums, new = [], []
+    added, new = [], []
     for param, old in zip(params, before, strict=True):
         grad = param.grad
         if old is None:
@@ -403,7 +404,7 @@ def _add(params, before):
         if old.layout != torch.strided or grad.layout != torch.strided:
             param.grad = old + grad
         else:
-            sums.append(writable_gradient(param))
+            added.append(param)
             new.append(grad)
-    if sums:
-        torch._foreach_add_(sums, new)
+    if added:
+        torch._foreach_add_(writable_gradients(added), new)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import local
-from apex.optimizers._scalars import learning_rate
+from apex.optimizers._scalars import learning_rate, rate_on_device
 
 
 def count_step(group, device, found_inf=None, on_device=False):
@@ -14,10 +14,18 @@ def count_step(group, device, found_inf=None, on_device=False):
     if not (on_device or found_inf is not None or isinstance(counted, torch.Tensor)):
         group["step"] = counted + 1
         return
+    count_on(group, device).add_(counted_by(found_inf))
+
+
+def count_on(group, device):
+    """group["step"], int32 of one element on `device`; another number or tensor there is replaced by such a one."""
+    counted = group.get("step")
     if not isinstance(counted, torch.Tensor):
-        counted = torch.full((1,), counted, dtype=torch.int32, device=device)
-    group["step"] = counted.to(device)
-    group["step"] += counted_by(found_inf)
+        counted = torch.full((1,), counted or 0, dtype=torch.int32, device=device)
+    elif counted.device != device or counted.dtype != torch.int32 or counted.dim() != 1:
+        counted = counted.to(device, torch.int32).reshape(1)
+    group["step"] = counted
+    return counted
 
 
 def counted_by(found_inf):
@@ -72,18 +80,12 @@ class Capturable:
             plan.run(op, step=step, **learning_rate(group, device), **scalars)
             group["step"] = step
             return
-        if not isinstance(counted, torch.Tensor):
-            group["step"] = torch.full((1,), counted or 0, dtype=torch.int32, device=device)
-        elif counted.device != device:
-            group["step"] = counted.to(device)
-        if self.capturable and isinstance(group["lr"], torch.Tensor):
-            rate = dict(lr=0.0, lr_tensor=group["lr"])
-        else:
-            rate = learning_rate(group, device)
+        counted = count_on(group, device)
+        rate = (rate_on_device if self.capturable else learning_rate)(group, device)
         found_inf = scalars.get("found_inf")
         if plan.shards:  # a rank may hold none, and must count all the same
-            step = group["step"] + counted_by(found_inf)
+            step = counted + counted_by(found_inf)
             plan.run(op, step=0, step_tensor=step, advance_step=False, **rate, **scalars)
-            group["step"].copy_(step)
-        elif not plan.run(op, step=0, step_tensor=group["step"], advance_step=True, **rate, **scalars):
+            counted.copy_(step)
+        elif not plan.run(op, step=0, step_tensor=counted, advance_step=True, **rate, **scalars):
             count_step(group, device, found_inf)  # no launch, so no kernel that does

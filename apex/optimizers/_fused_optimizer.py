@@ -9,7 +9,8 @@ import warnings
 
 import torch
 
-from apex._plain import plain, writable_gradient
+from apex._gradients import separate_gradients, writable_gradients
+from apex._plain import plain
 from apex._sharding import is_sharded, local, local_gradient
 from apex.optimizers._amp_c import OverflowFlag
 from apex.optimizers._plan import make_plan, refuse_sparse
@@ -166,6 +167,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for p in params:
                 p.grad = None
             return
+        separate_gradients(params)  # autograd adds to them
         grads = [p.grad for p in params if p.grad is not None]
         if {*map(type, grads)} - {torch.Tensor}:  # DTensors among them
             super().zero_grad(set_to_none=False)
@@ -179,9 +181,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             for kind in by_kind.values():
                 torch._foreach_zero_(kind)
         except RuntimeError:  # negative views and zero tensors, which it refuses
-            for grad in map(writable_gradient, params):
-                if grad is not None:
-                    grad.zero_()
+            for grad in writable_gradients(params):
+                grad.zero_()
 
     def add_param_group(self, param_group):
         super().add_param_group(param_group)

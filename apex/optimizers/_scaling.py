@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.amp.grad_scaler import OptState
 
+from apex._gradients import separate_gradients
+
 
 class Scaling:
     """What is in force at one step.
@@ -25,6 +27,8 @@ class Scaling:
             else:
                 found = grad_scaler._check_inf_per_device(optimizer).values()
                 self._scale = grad_scaler._get_scale_async()
+        if self._scale is not None:
+            separate_gradients([p for group in optimizer.param_groups for p in group["params"]])
         # The number 0 is what torch makes of an optimizer without gradients: nothing was found.
         self._found = [flag for flag in found if isinstance(flag, torch.Tensor)]
         self._on = {}

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
+from apex._gradients import separate_gradients
 from apex._sharding import local
 from apex.optimizers._amp_c import AmpCFunction
 from apex.optimizers._arguments import check_arguments, evaluate
@@ -93,7 +94,9 @@ class FusedLAMB(ModelCopies, FusedOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
-        norms = self._gradient_norm.measure([p for group in self.param_groups for p in group["params"]])
+        params = [p for group in self.param_groups for p in group["params"]]
+        separate_gradients(params)  # the update is left in them
+        norms = self._gradient_norm.measure(params)
         for index, group in enumerate(self.param_groups):
             step = group.get("step", 0) + 1
             if group["params"]:

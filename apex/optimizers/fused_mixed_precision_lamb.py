@@ -6,13 +6,15 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
+from apex._gradients import separate_gradients
 from apex._sharding import is_sharded, local
 from apex.optimizers._amp_c import AmpCFunction
 from apex.optimizers._arguments import check_arguments, evaluate
-from apex.optimizers._capturable import count_step
+from apex.optimizers._capturable import count_on, count_step
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._gradient_norm import GradientNorm
 from apex.optimizers._model_copies import ModelCopies
+from apex.optimizers._scalars import rate_on_device
 from apex.optimizers._scaling import Scaling
 
 __all__ = ["FusedMixedPrecisionLamb"]
@@ -160,34 +162,35 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
         """
         loss = evaluate(closure)
         scaling = Scaling(self, grad_scaler)
-        norms = self._gradient_norm.measure([p for group in self.param_groups for p in group["params"]])
+        params = [p for group in self.param_groups for p in group["params"]]
+        separate_gradients(params)  # the update is left in them
+        norms = self._gradient_norm.measure(params)
         for index, group in enumerate(self.param_groups):
             if group["params"]:
                 self._step_group(index, group, norms, scaling)
             else:  # parameters that come later are corrected by what all groups count
-                count_step(group, group["step"].device, scaling.on(group["step"].device).get("found_inf"))
+                device = getattr(group["step"], "device", torch.device("cpu"))
+                count_step(group, device, scaling.on(device).get("found_inf"), on_device=True)
         return loss
 
     def _step_group(self, index, group, norms, scaling):
         device = local(group["params"][0]).device
-        if group["step"].device != device:  # the group had no parameters when it came
-            self._move_scalars_to_device(group)
+        if not isinstance(group["step"], torch.Tensor) or group["step"].device != device:
+            self._move_scalars_to_device(group)  # the group had no parameters when it came
+        counted = count_on(group, device)
         beta1, beta2 = group["betas"]
         limit = group.get("max_grad_norm", self.defaults["max_grad_norm"]) or 0.0
         scalars = dict(max_grad_norm=limit) | scaling.on(device)
         if "inv_scale" in scalars:  # the norm is of scaled gradients, so is the limit
             scalars |= dict(max_grad_norm=0.0, max_grad_norm_tensor=limit / scalars["inv_scale"])
-        lr = group["lr"]
-        tensor_lr = isinstance(lr, torch.Tensor)
         launches = self._plan(index).run(
             "multi_tensor_lamb",
-            lr=0.0 if tensor_lr else float(lr),
-            lr_tensor=lr if tensor_lr else None,
+            **rate_on_device(group, device),
             beta1=beta1,
             beta2=beta2,
             eps=group["eps"],
             step=0,
-            step_tensor=group["step"],
+            step_tensor=counted,
             advance_step=True,
             bias_correction=bool(group["bias_correction"]),
             weight_decay=group["weight_decay"],

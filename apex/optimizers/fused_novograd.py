@@ -149,8 +149,9 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
             first = 0.0 if group["init_zero"] else -1.0
             norms = torch.full((len(params),), first, dtype=torch.float32, device=local(params[0]).device)
             places = {p: i for i, p in enumerate(params)}
-            for i, p in enumerate(known):  # few, and seldom: parameters join one by one at most
-                norms[places[p]] = old[i]
+            for i, p in enumerate(known):  # few, and seldom: parameters join or leave one by one at most
+                if p in places:
+                    norms[places[p]] = old[i]
             self._keep_norms(index, group, params, norms)
         return plan
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from apex._plain import writable_gradient
+from apex._gradients import writable_gradients
 from apex._sharding import is_sharded
 
 
@@ -101,6 +101,7 @@ class LARC(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         decays = [group.get("weight_decay") for group in self.param_groups]
+        writable_gradients([p for group in self.param_groups for p in group["params"]])
         try:
             for group in self.param_groups:
                 self._adapt(group)
@@ -117,9 +118,8 @@ class LARC(torch.optim.Optimizer):
     def _adapt(self, group):
         by_kind = {}
         for p in group["params"]:
-            grad = writable_gradient(p)
-            if grad is not None:
-                by_kind.setdefault((p.dtype, grad.dtype, p.device), []).append(p)
+            if p.grad is not None:
+                by_kind.setdefault((p.dtype, p.grad.dtype, p.device), []).append(p)
         for params in by_kind.values():
             _check_gradients(params)
             grads = [p.grad for p in params]

@@ -3,6 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "gradients.h"
 #include "optimizer_plan.h"
 #include "plain.h"
 #include "python_state_watch.h"
@@ -82,5 +83,8 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "is_dense", [](const at::Tensor& t) { return t.layout() == at::kStrided && t.is_non_overlapping_and_dense(); },
       "Whether the tensor fills its memory: no gaps, no element twice.", py::arg("tensor"));
+  m.def(
+      "separate_gradients", [](std::vector<at::Tensor> owners) { return apex::separate_gradients(owners); },
+      "apex._gradients.separate_gradients; False, and nothing done, if a gradient is a wrapper.", py::arg("owners"));
   for (auto* add : apex::python_ops()) add(m);
 }

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 
 import torch
 
+from apex._gradients import separate_gradients, writable_gradients
 from apex._loader import bindings
-from apex._plain import is_shape_alone, writable_gradient
+from apex._plain import is_shape_alone
 from apex._sharding import combine_norm, local, shard_groups
 
 _FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -41,13 +42,13 @@ def clip_grad_norm_(
     max_norm, norm_type = float(max_norm), float(norm_type)
     if not parameters:
         return torch.zeros((), dtype=torch.float32, device="cpu")
+    separate_gradients(parameters)
     maximum = norm_type == float("inf")
     if not (norm_type == 2.0 or maximum) or not all(map(_is_fused, parameters)):
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
 
     if bindings.load().module is None:
-        for p in parameters:
-            writable_gradient(p)
+        writable_gradients(parameters)
     parts: dict = {}
     for p in parameters:
         key = (local(p.grad).device, shard_groups(p.grad))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from apex._gradients import separate_gradients
 from apex._legacy import amp_C
 from apex.multi_tensor_apply import multi_tensor_applier
 
@@ -101,6 +102,7 @@ class FP16_Optimizer:
     def backward(self, loss: torch.Tensor) -> None:
         """Backward pass of the loss (a tensor of one element) times the scale, in float32."""
         (loss.float() * self.cur_scale).backward()
+        separate_gradients([p for group in self.fp16_groups for p in group])  # to which another pass may add
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
