@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from amp_runs import forget, network
 from torch import nn
 from torch.jit import _builtins
+from torch_defaults import float32_on_cpu
 
 from apex import amp
 
@@ -33,7 +34,7 @@ class Net(nn.Module):
         z, _ = self.gru(y[:, None])
         h, _ = self.cell(y)
         v = torch.cat([y, F.max_pool1d(self.conv(y[:, None]), 2).flatten(1), z[:, 0], h], 1)
-        losses = F.mse_loss(v, v * 2) + F.cross_entropy(v, torch.zeros(v.shape[0], dtype=torch.long))
+        losses = F.mse_loss(v, v * 2) + F.cross_entropy(v, torch.arange(v.shape[0], dtype=torch.int64, device="cpu"))
         return F.softmax(torch.matmul(v, v.t()), -1) + losses + torch.prod(v) + torch.cumsum(v, 0).sum()
 
 
@@ -43,9 +44,9 @@ def under(level):
 
 
 @pytest.mark.parametrize("level", ["O1", "O4"])
+@float32_on_cpu()  # which the script takes for constants
 def test_a_scripted_model(level):
-    with torch.device("cpu"):
-        model = Net().to(F32).eval()
+    model = Net().eval()
     x = torch.randn(5, 6, dtype=F32, device="cpu")
     expected = model(x)
     under(level)
