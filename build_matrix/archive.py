@@ -91,17 +91,27 @@ def _fault(name: str) -> str:
 def wheel(path: Path, limits: Limits = WHEEL) -> Iterator[zipfile.ZipFile]:
     """The zip archive at `path`, all of whose members were checked. Raises Refused, and what zipfile raises for one
     that is damaged."""
-    if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would be waited for, /dev/zero read without end
-        raise Refused("it is no regular file")
-    with zipfile.ZipFile(path) as archive:
-        check_zip(archive.infolist(), limits)
-        yield archive
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would be waited for, /dev/zero read without end
+            raise Refused("it is no regular file")
+        opened = zipfile.ZipFile(path)
+    except (FileNotFoundError, PermissionError):
+        if path.is_symlink():
+            raise Refused("it is a link that leads nowhere") from None
+        raise
+    except OSError as error:  # a link to itself; an archive whose beginning is cut
+        raise Refused(error.strerror or str(error)) from None
+    with opened:
+        check_zip(opened.infolist(), limits)
+        yield opened
 
 
 def check_zip(members: Iterable[zipfile.ZipInfo], limits: Limits) -> None:
     """`check` of the members of a zip archive, and of how they are packed. Raises Refused."""
     members = list(members)
     for member in members:
+        if member.header_offset < 0:
+            raise Refused(f"its beginning is cut: {member.filename!r} would lie before it")
         if member.flag_bits & ENCRYPTED or member.compress_type not in METHODS:
             raise Refused(f"it holds {member.filename!r}, which is encrypted or packed in no usual way")
     # The name as it stands there: zipfile cuts it at a zero byte.

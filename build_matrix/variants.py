@@ -74,6 +74,7 @@ def write(wheels: list[Path], target: Path) -> list[Path]:
     target.mkdir(parents=True, exist_ok=True)
     for path in sorted(wheels):
         built = WheelFile(path)
+        built.check_facts("accelerator", "local", "version")
         described, version = description(built), built.facts["version"]
         text = library.api.make_variant_dist_info(described, info(), expand_aot_plugin_properties=False)
         name = f"{PROJECT}-{version}-{built.tag}-{described.label}.whl"

@@ -25,7 +25,10 @@ class Member:
 
 # What zipfile raises for an archive that is cut, changed, encrypted, or none.
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
-STATED = ("version", "local", "source_sha256", "host_compiler", "toolchains", "torch")
+STATED = {
+    "version": str, "local": str, "source_sha256": str, "host_compiler": dict, "toolchains": list, "torch": list,
+    "accelerator": str, "archs": list,
+}  # fmt: skip
 
 
 class WheelFile:
@@ -48,7 +51,7 @@ class WheelFile:
         """A JSON file of the wheel, parsed. Raises BuildError for one that is not there, or no JSON."""
         try:
             return json.loads(self._contents[name])
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, RecursionError) as error:
             raise BuildError(f"{self.path.name}: {name} is missing, or no JSON: {error}") from None
 
     def only(self, end: str) -> str:
@@ -76,9 +79,9 @@ class WheelFile:
         found = self.json("apex/build.json")
         return found if isinstance(found, dict) else {}
 
-    def check_facts(self) -> None:
-        """Raises BuildError where build.json does not say what the commands read."""
-        if lacking := [name for name in STATED if name not in self.facts]:
+    def check_facts(self, *names: str) -> None:
+        """Raises BuildError where build.json does not say what a command reads: `names`, or all of it."""
+        if lacking := [n for n in names or STATED if not isinstance(self.facts.get(n), STATED[n])]:
             raise BuildError(
                 f"{self.path.name}: its apex/build.json is of another format: no {', '.join(lacking)}"
             )
@@ -91,7 +94,11 @@ class WheelFile:
             for name in self._contents
             if name.startswith("apex/packs/") and name.endswith("/manifest.json")
         ]
-        return {name.split("/")[2]: self.json(name) for name in sorted(names)}
+        found = {name.split("/")[2]: self.json(name) for name in sorted(names)}
+        for arch, manifest in found.items():
+            if not isinstance(manifest, dict) or not isinstance(manifest.get("units"), dict):
+                raise BuildError(f"{self.path.name}: the manifest of its pack {arch} names no units")
+        return found
 
     @cached_property
     def tag(self) -> str:

@@ -92,30 +92,36 @@ def cells(wheels: list[Path]) -> list[dict]:
     found = []
     for path in wheels:
         try:
-            with archive.wheel(path) as opened:
-                facts = json.loads(opened.read("apex/build.json"))
-                bindings = json.loads(opened.read("apex/lib/bindings.json"))
-        except (*DAMAGED, KeyError) as error:
+            found += _cells(path)
+        except (*DAMAGED, KeyError, TypeError, AttributeError) as error:  # or of another format
             raise BuildError(
                 f"{path} is damaged, or no wheel that this farm built ({error}): move it away, and run this again"
             ) from None
-        folders = (receipts.FOLDER, receipts.LOCAL, path.parent / RECEIPTS)
-        known = receipts.counting(identity.wheel(path), [digest.of_file(path)], folders)
-        platform = matrix.platform_of(path.stem.rpartition("-")[2])
-        for entry in bindings:
-            of = entry["torch"], entry["python"], known
-            found.append(
-                {
-                    "wheel": path.name,
-                    "accelerator": facts["accelerator"],
-                    "local": facts["local"],
-                    "platform": platform,
-                    "torch": entry["torch"],
-                    "python": entry["python"],
-                    "binding": receipts.grade(receipts.CPU, *of, entry["grade"], platform),
-                    "packs": {arch: receipts.grade(arch, *of, "built", platform) for arch in facts["archs"]},
-                }
-            )
+    return found
+
+
+def _cells(path: Path) -> list[dict]:
+    with archive.wheel(path) as opened:
+        facts = json.loads(opened.read("apex/build.json"))
+        bindings = json.loads(opened.read("apex/lib/bindings.json"))
+    folders = (receipts.FOLDER, receipts.LOCAL, path.parent / RECEIPTS)
+    known = receipts.counting(identity.wheel(path), [digest.of_file(path)], folders)
+    platform = matrix.platform_of(path.stem.rpartition("-")[2])
+    found = []
+    for entry in bindings:
+        of = entry["torch"], entry["python"], known
+        found.append(
+            {
+                "wheel": path.name,
+                "accelerator": facts["accelerator"],
+                "local": facts["local"],
+                "platform": platform,
+                "torch": entry["torch"],
+                "python": entry["python"],
+                "binding": receipts.grade(receipts.CPU, *of, entry["grade"], platform),
+                "packs": {arch: receipts.grade(arch, *of, "built", platform) for arch in facts["archs"]},
+            }
+        )
     return found
 
 

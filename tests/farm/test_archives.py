@@ -390,3 +390,43 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(kind, tmp_path):
         [sys.executable, "-c", code], cwd=REPOSITORY, text=True, capture_output=True, timeout=60
     )
     assert done.stderr.strip().endswith("Refused: it is no regular file")
+
+
+WRONG = [b"[]", b"{}", b"7", b"null", b"[" * 200_000, b'{"version": 7, "torch": 7, "archs": null}', b"\xff"]
+
+
+@pytest.mark.parametrize("command", ["explain", "diff", "index", "publish", "variants"])
+@pytest.mark.parametrize(
+    "member", ["apex/build.json", "apex/lib/bindings.json", "apex/packs/sm_90/manifest.json"]
+)
+def test_a_wheel_whose_json_is_of_another_shape_is_named(command, member, tmp_path):
+    from build_matrix import __main__ as commands
+
+    head = "Metadata-Version: 2.1\nName: apex-cuda\nVersion: 1\n\n"
+    for at, wrong in enumerate(WRONG):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        path = folder / "apex_cuda-1-cp311-cp311-linux_x86_64.whl"
+        members = {
+            "apex/build.json": "{}",
+            "apex-1.dist-info/METADATA": head,
+            "apex-1.dist-info/WHEEL": "Tag: a-b-c\n",
+        }
+        path.write_bytes(zipped(list((members | {member: wrong}).items())))
+        place = ["--dist", str(folder), "--target", str(folder / "out")]
+        arguments = {"explain": [str(path)], "diff": [str(path)] * 2}.get(command, place)
+        try:
+            commands.main([command, *arguments], standalone_mode=False)
+        except BuildError as error:
+            assert path.name in str(error)
+
+
+@pytest.mark.parametrize("kind", ["loop", "dangling", "cut"])
+def test_a_link_to_nowhere_and_a_cut_beginning_are_refused(kind, tmp_path):
+    path = tmp_path / "apex_cpu-1.whl"
+    if kind == "cut":
+        path.write_bytes(zipped([("a", b"0" * 1000), ("b", "1")])[60:])
+    else:
+        path.symlink_to(path.name if kind == "loop" else "nowhere")
+    with pytest.raises((archive.Refused, zipfile.BadZipFile)), archive.wheel(path):
+        pass
