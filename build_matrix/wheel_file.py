@@ -26,9 +26,10 @@ class Member:
 # What zipfile raises for an archive that is cut, changed, encrypted, or none.
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 STATED = {
-    "version": str, "local": str, "source_sha256": str, "host_compiler": dict, "toolchains": list, "torch": list,
+    "version": str, "local": str, "source_sha256": str, "host_compiler": dict | None, "toolchains": list, "torch": list,
     "accelerator": str, "archs": list,
 }  # fmt: skip
+EXPLAINED = ("version", "local", "source_sha256", "host_compiler", "toolchains", "torch")
 
 
 class WheelFile:
@@ -81,7 +82,9 @@ class WheelFile:
 
     def check_facts(self, *names: str) -> None:
         """Raises BuildError where build.json does not say what a command reads: `names`, or all of it."""
-        if lacking := [n for n in names or STATED if not isinstance(self.facts.get(n), STATED[n])]:
+        if lacking := [
+            n for n in names or EXPLAINED if n not in self.facts or not isinstance(self.facts[n], STATED[n])
+        ]:
             raise BuildError(
                 f"{self.path.name}: its apex/build.json is of another format: no {', '.join(lacking)}"
             )
