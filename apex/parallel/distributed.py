@@ -27,6 +27,7 @@ from apex.parallel._flat import (  # noqa: F401  public apex has them here
 from apex.parallel._live import UNNAMED, BackwardPass, Live, named, weakly
 from apex.parallel._reducer import Reducer, agree_on_change, namer, reduce_all, same, trained  # noqa: F401  Reducer: as in public apex
 from apex.parallel._reduction import HALVES, Averaging, Reduction, waiting
+from apex.parallel.process_groups import timeout_of
 
 
 class DistributedDataParallel(torch.nn.Module):
@@ -240,7 +241,8 @@ class DistributedDataParallel(torch.nn.Module):
         live = self._live
         if live.groups is None:
             count = self.num_allreduce_streams
-            live.groups = [dist.new_group() for _ in range(count)] if count > 1 else [None]
+            timeout = timeout_of()
+            live.groups = [dist.new_group(timeout=timeout) for _ in range(count)] if count > 1 else [None]
 
     # ---- the backward pass -------------------------------------------------------------------------------
 

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
+
+import torch
 import torch.distributed as dist
+
+
+def timeout_of(group: dist.ProcessGroup | None = None) -> datetime.timedelta | None:
+    """How long ranks of a process group (None: all) wait for each other, which torch's new_group would not take over.
+
+    None where the group does not tell: then torch's default serves.
+    """
+    group = dist.group.WORLD if group is None else group
+    for device in filter(None, (torch.device("cpu"), torch.accelerator.current_accelerator())):
+        try:
+            return group._get_backend(device).options._timeout
+        except (AttributeError, RuntimeError):
+            continue
+    return None
 
 
 def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
@@ -35,5 +52,6 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
             "group_size must divide the world size"
         )
     firsts = range(0, world, group_size)
-    groups = [dist.new_group(list(range(first, first + group_size))) for first in firsts]
+    timeout = timeout_of()
+    groups = [dist.new_group(list(range(first, first + group_size)), timeout=timeout) for first in firsts]
     return groups[dist.get_rank() // group_size]

@@ -10,6 +10,8 @@ import zlib
 import torch
 import torch.distributed as dist
 
+from apex.parallel.process_groups import timeout_of
+
 # Newer torch has these under other names, and warns about the old ones.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
 _all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
@@ -212,22 +214,14 @@ def _hosts_of(group):
     store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     try:
-        return dist.ProcessGroupGloo(store, rank, ranks, _timeout_of(group))
+        return dist.ProcessGroupGloo(
+            store, rank, ranks, timeout_of(group) or dist.distributed_c10d.default_pg_timeout
+        )
     except RuntimeError as error:
         raise RuntimeError(
             f"DistributedFusedAdam: the hosts of {ranks} ranks do not reach each other by gloo: every rank of the "
             "process group makes the optimizer; GLOO_SOCKET_IFNAME names the network interface, as eth0"
         ) from error
-
-
-def _timeout_of(group):
-    """The timeout of a process group; gloo's default where it does not tell."""
-    for device in filter(None, (torch.device("cpu"), torch.accelerator.current_accelerator())):
-        try:
-            return group._get_backend(device).options._timeout
-        except (AttributeError, RuntimeError):
-            continue
-    return dist.distributed_c10d.default_pg_timeout
 
 
 def _averages(group, device):

@@ -22,7 +22,8 @@ from ddp_common import (
 from torch import nn
 
 from apex.parallel import DistributedDataParallel as DDP
-from apex.parallel import Reducer, _reduction, _status
+from apex.parallel import Reducer, _reduction, _status, create_syncbn_process_group
+from apex.parallel.process_groups import timeout_of
 
 
 class Expert(nn.Module):
@@ -397,6 +398,15 @@ def _absent(mesh):
             loss.backward()
 
 
+def _groups_of_its_own(mesh):
+    """Groups that are made on the way have the time that the ranks were given, in which an absent one is noticed."""
+    given = timeout_of()
+    assert given not in (None, dist.distributed_c10d.default_pg_timeout)
+    ddp = DDP(network(), 1, num_allreduce_streams=2)
+    assert [timeout_of(group) for group in ddp._live.groups] == [given, given]
+    assert timeout_of(create_syncbn_process_group(dist.get_world_size())) == given
+
+
 def _same_loss_twice(mesh):
     """retain_graph, then backward() of the same loss on one rank after the others: each reduces once."""
     module, whole = network(), network()
@@ -427,4 +437,5 @@ CASES = {
     "defaults": _defaults,
     "same_loss_twice": _same_loss_twice,
     "absent": _absent,
+    "groups_of_its_own": _groups_of_its_own,
 }

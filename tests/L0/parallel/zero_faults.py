@@ -195,6 +195,26 @@ def _in_other_groups(mesh):
     oracle.check()
 
 
+def _several_optimizers(mesh):
+    """Each with a group of its own: a rank reaches one of them alone, or both in another order."""
+    params = [parameters(seed=seed) for seed in (1, 2)]
+    optimizers = [make(each, **TIGHT, process_group=dist.new_group()) for each in params]
+    oracles = [Oracle(each) for each in params]
+    for step in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for i in (1, 0) if rank() == 1 else (0, 1):
+            if rank() or i == step % 2:
+                backward(params[i], step)
+        for i, (optimizer, oracle) in enumerate(zip(optimizers, oracles, strict=True)):
+            _accumulate(oracle, step, lambda r, one=i == step % 2: EVERY if r or one else [])
+            optimizer.step()
+            oracle.optimizer.step()
+            oracle.optimizer.zero_grad()
+    for oracle in oracles:
+        oracle.check()
+
+
 def _raises(mesh):
     """A hook raises on one rank, or on all, early or late in the pass; dropped everywhere, it is run again."""
     for options in ({}, TIGHT, ACCELERATOR):
@@ -366,6 +386,7 @@ CASES = {
     "frozen_on_some_ranks": _frozen_on_some_ranks,
     "dropped_on_some_ranks": _dropped_on_some_ranks,
     "in_other_groups": _in_other_groups,
+    "several_optimizers": _several_optimizers,
     "raises": _raises,
     "raises_and_goes_on_alone": _raises_and_goes_on_alone,
     "step_that_raises": _step_that_raises,
