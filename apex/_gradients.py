@@ -47,7 +47,9 @@ class _Place(NamedTuple):
             return None
         if grad.layout != torch.strided or not torch._C._has_storage(grad):
             return None
-        elements = 1 + sum((size - 1) * stride for size, stride in zip(grad.shape, grad.stride(), strict=True))
+        elements = 1 + sum(
+            (size - 1) * stride for size, stride in zip(grad.shape, grad.stride(), strict=True)
+        )
         begin = grad.storage_offset() * grad.element_size()
         return cls(grad.untyped_storage()._cdata, begin, begin + elements * grad.element_size(), owner)
 

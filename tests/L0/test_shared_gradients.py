@@ -61,7 +61,9 @@ def test_the_default_zero_grad_of_sgd():
     assert_same(found.parameters(), expected.parameters())
 
 
-SCALED = [name for name in OPTIMIZERS if name in ("SGD", "SGD, momentum", "Adam, capturable", "Adagrad", "LARS")]
+SCALED = [
+    name for name in OPTIMIZERS if name in ("SGD", "SGD, momentum", "Adam, capturable", "Adagrad", "LARS")
+]
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -96,7 +98,9 @@ def test_clipping(dtype, norm_type):
 def test_fp16_optimizer(dtype, to_none, held):
     nets = Net(dtype), Net(dtype)
     for net in nets:
-        optimizer = FP16_Optimizer(torch.optim.SGD(net.parameters(), lr=0.1), static_loss_scale=8.0, verbose=False)
+        optimizer = FP16_Optimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1), static_loss_scale=8.0, verbose=False
+        )
         if net is nets[1]:
             for p in net.parameters():
                 p.register_hook(lambda grad: grad.clone())

@@ -34,7 +34,9 @@ class Net(nn.Module):
         z, _ = self.gru(y[:, None])
         h, _ = self.cell(y)
         v = torch.cat([y, F.max_pool1d(self.conv(y[:, None]), 2).flatten(1), z[:, 0], h], 1)
-        losses = F.mse_loss(v, v * 2) + F.cross_entropy(v, torch.arange(v.shape[0], dtype=torch.int64, device="cpu"))
+        losses = F.mse_loss(v, v * 2) + F.cross_entropy(
+            v, torch.arange(v.shape[0], dtype=torch.int64, device="cpu")
+        )
         return F.softmax(torch.matmul(v, v.t()), -1) + losses + torch.prod(v) + torch.cumsum(v, 0).sum()
 
 

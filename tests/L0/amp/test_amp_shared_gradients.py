@@ -25,7 +25,9 @@ def under_amp(level, make, shared, delayed, two):
     forget()
     net = Net()
     lists = [[net.position, net.a], [net.token, net.b]] if two else [list(net.parameters())]
-    net, optimizers = amp.initialize(net, [make(ps) for ps in lists], opt_level=level, loss_scale=8.0, verbosity=0)
+    net, optimizers = amp.initialize(
+        net, [make(ps) for ps in lists], opt_level=level, loss_scale=8.0, verbosity=0
+    )
     params = list(net.parameters())
     if not shared:
         for p in params:
