@@ -93,11 +93,24 @@ class RNNCell(nn.Module):
             param.uniform_(-bound, bound)
 
     def init_hidden(self, bsz):
-        """Zeros for hidden states that are not there, or are for another batch size or device than now."""
+        """Zeros for hidden states that are not there, or are for another batch size or device than now.
+
+        Those of a pass in inference mode go on as copies that autograd can use.
+        """
         for i, state in enumerate(self.hidden):
             if state is None or state.size(0) != bsz or state.device != self.w_ih.device:
                 size = self.output_size if i == 0 else self.hidden_size
                 self.hidden[i] = self.w_ih.new_zeros(bsz, size, requires_grad=False)
+            elif not torch.compiler.is_compiling() and state.is_inference() and torch.is_grad_enabled():
+                self.hidden[i] = state.clone()
+
+    def _apply(self, fn, recurse=True):
+        """Weights of another dtype begin a new sequence."""
+        before = self.w_ih.dtype
+        super()._apply(fn, recurse)
+        if self.w_ih.dtype != before:
+            self.hidden = [None] * self.n_hidden_states
+        return self
 
     def reset_hidden(self, bsz):
         """Begins a new sequence."""

@@ -224,6 +224,33 @@ def test_state_is_kept():
         make("LSTM", IN, H, 1).detach_hidden()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [*TORCH, "mLSTM"])
+def test_weights_of_another_dtype_begin_anew(name, dtype):
+    model = float32_on_cpu()(getattr(RNN, name))(3, 4, 2)
+    fresh = copy.deepcopy(model).to(dtype)
+    inputs = torch.randn(5, 2, 3, dtype=torch.float32, device="cpu")
+    model(inputs)
+    model.to(dtype)
+    found, expected = (net(inputs.to(dtype))[0] for net in (model, fresh))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [*TORCH, "mLSTM"])
+def test_training_goes_on_from_inference_mode(name):
+    model, twin = (float32_on_cpu()(getattr(RNN, name))(3, 4, 2) for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    inputs = torch.randn(5, 2, 3, dtype=torch.float32, device="cpu")
+    with torch.inference_mode():
+        model(inputs)
+    with torch.no_grad():
+        twin(inputs)
+    for net in (model, twin):
+        net(inputs)[0].sum().backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=0)
+
+
 def test_copies_begin_anew():
     model = make("LSTM", IN, H, 1, bidirectional=True)
     x = torch.randn(T, B, IN, dtype=torch.float32, device="cpu")

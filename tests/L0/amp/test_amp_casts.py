@@ -501,6 +501,15 @@ def test_weights_that_change_are_cast_anew():
     assert model(eye).requires_grad
 
 
+def test_a_weight_that_thaws_between_two_calls():
+    model = nn.Linear(3, 3, bias=False, dtype=torch.float32, device="cpu")
+    runs.initialize(model, opt_level="O1")
+    eye = torch.eye(3, dtype=torch.float32, device="cpu")
+    for wanted in (False, True, False):
+        model.weight.requires_grad_(wanted)
+        assert model(eye).requires_grad == wanted
+
+
 def test_evaluation_before_training_keeps_gradients():
     model = nn.Linear(3, 3, dtype=torch.float32, device="cpu")
     runs.initialize(model, opt_level="O1")
