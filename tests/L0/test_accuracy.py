@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 import variants
 from lists import BF16, F16, F32
+from torch_defaults import float32_on_cpu
 
 from apex.contrib.focal_loss.focal_loss import focal_loss
 from apex.contrib.group_norm import GroupNorm
@@ -250,7 +251,8 @@ def of_groups(silu, offset=0.0, last=True, shape=(2, 64, 24, 24)):
 
 
 def batch_norm(x, z, w, b):
-    module = BatchNorm2d_NHWC(w.numel(), fuse_relu=True, torch_channels_last=True).to(x.device)
+    with float32_on_cpu():
+        module = BatchNorm2d_NHWC(w.numel(), fuse_relu=True, torch_channels_last=True).to(x.device)
     del module.weight, module.bias
     module.weight, module.bias = w, b
     return module(x, z)

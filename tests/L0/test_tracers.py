@@ -11,6 +11,7 @@ import pkgutil
 import pytest
 import torch
 from torch import nn
+from torch_defaults import float32_on_cpu
 
 import apex
 from apex import RNN, normalization
@@ -119,7 +120,7 @@ class Model(nn.Module):
 @pytest.mark.parametrize(("made", "inputs"), CASES)
 def test_a_layer_is_a_leaf(made, inputs):
     torch.manual_seed(0)
-    layer = made().eval()
+    layer = float32_on_cpu()(made)().eval()
     twin = copy.deepcopy(layer)
     traced = torch.fx.symbolic_trace(Model(layer, inputs))
     assert [(node.op, node.target) for node in traced.graph.nodes if node.op.startswith("call")] == [
@@ -158,7 +159,7 @@ NORMS = [
 
 @pytest.mark.parametrize("made", NORMS)
 def test_a_norm_that_is_itself_traced(made):
-    layer, x = made(), random(2, 8)
+    layer, x = float32_on_cpu()(made)(), random(2, 8)
     assert torch.equal(torch.fx.symbolic_trace(layer)(x), layer(x))
 
 
@@ -201,13 +202,16 @@ def test_a_function_in_a_traced_model(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("options", [{}, {"act": "silu"}, {"act": "SWISH"}, {"affine": False}])
 def test_a_scripted_group_norm(dtype, options):
-    layer = GroupNorm(2, 8, dtype=None if dtype == torch.bfloat16 else dtype, device="cpu", **options)
+    made = torch.float32 if dtype == torch.bfloat16 else dtype
+    layer = GroupNorm(2, 8, dtype=made, device="cpu", **options)
     run_script(layer, random(2, 8, 5, dtype=torch.float64).to(dtype), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_scripted_fast_layer_norm(dtype):
-    run_script(FastLayerNorm(8).to(dtype), random(4, 8, dtype=torch.float64).to(dtype), dtype)
+    run_script(
+        float32_on_cpu()(FastLayerNorm)(8).to(dtype), random(4, 8, dtype=torch.float64).to(dtype), dtype
+    )
 
 
 def run_script(layer, x, dtype):
