@@ -143,8 +143,8 @@ def defaults():
 @pytest.mark.parametrize(
     "setting, wanted",
     [
-        (("bfloat16", None), (torch.bfloat16, "cpu")),
-        (("float64", None), (torch.float64, "cpu")),
+        (("bfloat16", None), (torch.bfloat16, None)),
+        (("float64", None), (torch.float64, None)),
         ((None, "meta"), (torch.float32, "meta")),
     ],
     ids=str,
@@ -152,6 +152,7 @@ def defaults():
 def test_the_environment_sets_the_defaults(setting, wanted, monkeypatch):
     """Around a test, and no longer."""
     before = defaults()
+    wanted = wanted[0], wanted[1] or before[1]
     monkeypatch.setattr(torch_defaults, "DTYPE", setting[0])
     monkeypatch.setattr(torch_defaults, "DEVICE", setting[1])
     around = torch_defaults.pytest_runtest_protocol()
