@@ -23,6 +23,7 @@ autodoc_default_options = {"members": True, "show-inheritance": True, "member-or
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False  # torch says of forward() what is true of any module
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 python_use_unqualified_type_names = True

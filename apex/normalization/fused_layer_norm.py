@@ -255,6 +255,15 @@ class FusedLayerNorm(_Norm):
             by eps where the weight is nearer to 0 than that, as public apex does: an element with such a weight gives
             too small a gradient of its weight, and too little to the gradient of the input, by the factor
             weight / eps. Weights that start at 0, or may come near it, want memory_efficient=False.
+
+    Shape:
+        input, output: [..., *normalized_shape], any strides; float16, bfloat16, float32 or float64. weight, bias:
+        normalized_shape. Statistics are float32 (float64 for float64).
+
+    Raises:
+        ValueError: the input does not end in normalized_shape, or lies on another device than the weight.
+        TypeError: input and weight differ in dtype, but for a half input with a float32 weight, and under autocast:
+            the output then has the input's dtype.
     """
 
     has_bias = True
@@ -298,7 +307,10 @@ class FusedLayerNorm(_Norm):
 
 
 class FusedRMSNorm(_Norm):
-    """RMS norm over the last dimensions; arguments as FusedLayerNorm's. It has a weight and no bias."""
+    """RMS norm over the last dimensions: x / sqrt(mean(x^2) + eps) * weight, without a bias.
+
+    Arguments, shapes, dtypes and errors as FusedLayerNorm's.
+    """
 
     def __init__(
         self,
@@ -340,7 +352,12 @@ def _always_affine(name, keywords):
 
 
 class MixedFusedLayerNorm(FusedLayerNorm):
-    """FusedLayerNorm whose output has the weight's dtype, whatever the input's. Always with weight and bias."""
+    """FusedLayerNorm whose output has the weight's dtype, whatever the input's. Always with weight and bias.
+
+    Raises:
+        RuntimeError: elementwise_affine=False.
+        ValueError: shapes or devices, as FusedLayerNorm.
+    """
 
     def __init__(
         self,
@@ -379,7 +396,12 @@ class MixedFusedLayerNorm(FusedLayerNorm):
 
 
 class MixedFusedRMSNorm(FusedRMSNorm):
-    """FusedRMSNorm whose output has the weight's dtype, whatever the input's. Always with a weight."""
+    """FusedRMSNorm whose output has the weight's dtype, whatever the input's. Always with a weight.
+
+    Raises:
+        RuntimeError: elementwise_affine=False.
+        ValueError: shapes or devices, as FusedLayerNorm.
+    """
 
     def __init__(
         self,

@@ -71,7 +71,12 @@ def _draw(run: speed.Run, theme: str, path: Path) -> None:
                     time + longest * 0.01, -place - n, f"{row['implementation']}, {time:.0f} µs", va="center"
                 )
             place += len(rows) + 1
-        axes.set(xlim=(0, longest * 1.35), ylim=(-place + 0.4, 0.6), yticks=[], title=run.heading)
+        axes.set(
+            xlim=(0, longest * 1.35),
+            ylim=(-place + 0.4, 0.6),
+            yticks=[],
+            title=f"{run.benchmark}: {run.heading}",
+        )
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.spines["bottom"].set_color(text)
         axes.tick_params(colors=text)

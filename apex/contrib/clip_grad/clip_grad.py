@@ -33,6 +33,9 @@ def clip_grad_norm_(
         error_if_nonfinite: raise RuntimeError, before any gradient changes, if the norm is inf or nan (this
             waits for the device).
 
+    Raises:
+        RuntimeError: the norm is inf or nan, with error_if_nonfinite.
+
     Returns:
         The norm before clipping: a float32 tensor without dimensions; 0 if there are no gradients.
     """

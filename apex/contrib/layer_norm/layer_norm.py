@@ -21,7 +21,21 @@ class FastLayerNormFN(_Function):
 
 
 class FastLayerNorm(torch.nn.Module):
-    """Layer norm over the last dimension, of `hidden_size` elements. memory_efficient: see FusedLayerNorm."""
+    """Layer norm over the last dimension, of `hidden_size` elements, with weight and bias.
+
+    Args:
+        hidden_size: of the last dimension, any number.
+        eps: added to the variance.
+        memory_efficient: see FusedLayerNorm.
+
+    Shape:
+        input, output: [..., hidden_size], any strides; float16, bfloat16, float32 or float64. The output has the
+        weight's dtype.
+
+    Raises:
+        ValueError: the last dimension is not hidden_size, or the input lies on another device than the weight.
+        TypeError: one of input and weight is float64.
+    """
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, memory_efficient: bool = False) -> None:
         super().__init__()

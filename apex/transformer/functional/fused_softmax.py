@@ -67,12 +67,20 @@ class ScaledSoftmax(_Function):
 
 
 def scaled_upper_triang_masked_softmax(inputs: torch.Tensor, _: Any, scale: float) -> torch.Tensor:
-    """Causal softmax of (batch, heads, queries, keys); the second argument, a mask, is not looked at."""
+    """Causal softmax of scale * inputs; the second argument, a mask, is not looked at.
+
+    inputs: (..., queries, keys), float16, bfloat16, float32 or float64; the output has its shape and dtype. Raises
+    ValueError where a dimension is missing, TypeError for another dtype.
+    """
     return ScaledUpperTriangMaskedSoftmax.apply(inputs, scale)
 
 
 def scaled_masked_softmax(inputs: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """softmax(scale * inputs) without the keys where the mask is true; mask may be None."""
+    """softmax(scale * inputs) without the keys where the mask is true; mask may be None.
+
+    inputs: (..., queries, keys), float16, bfloat16, float32 or float64; the output has its shape and dtype. mask: bool
+    or uint8 that broadcasts to inputs. Raises ValueError where shapes, TypeError where dtypes do not fit.
+    """
     return _softmax(inputs, mask, scale, False)
 
 
