@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 
 CODE = re.compile(r"(`+[^`]*`+)")
-# |p| is a norm, clip_grad_norm_ a name, 2**16 a power.
-MARKUP = re.compile(r"\||(?<=\w)_(?!\w)|\*\*(?=[\w(])(?<=[\w)]\*\*)")
+# |p| is a norm, clip_grad_norm_ a name, 2**16 a power, *shape many sizes.
+MARKUP = re.compile(r"\||(?<=\w)_(?!\w)|\*")
 
 
 def convert(lines: list[str]) -> list[str]:
@@ -34,7 +34,4 @@ def convert(lines: list[str]) -> list[str]:
 
 def _escaped(line: str) -> str:
     parts = CODE.split(line)
-    return "".join(
-        part if n % 2 else MARKUP.sub(lambda m: re.sub(r"(.)", r"\\\1", m[0]), part)
-        for n, part in enumerate(parts)
-    )
+    return "".join(part if n % 2 else MARKUP.sub(r"\\\g<0>", part) for n, part in enumerate(parts))

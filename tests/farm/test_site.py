@@ -71,6 +71,7 @@ def test_the_contents_name_every_page_of_docs():
         ("The norm |p| of `a|b`.", "The norm \\|p\\| of `a|b`."),
         ("As clip_grad_norm_ does, `x_` too.", "As clip_grad_norm\\_ does, `x_` too."),
         ("At 2**16 at first.", "At 2\\*\\*16 at first."),
+        ("Of [..., *shape].", "Of [..., \\*shape]."),
         ("Args:\n    x: a tensor\n        of two.\n", "Args:\n    x: a tensor\n        of two.\n"),
         ("Args:\n    x: one.\n\n        deep()\n", "Args:\n    x: one.\n\n    ::\n\n        deep()\n"),
     ],
