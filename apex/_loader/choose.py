@@ -16,7 +16,7 @@ named.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from apex._loader import compatibility
@@ -63,11 +63,11 @@ class Choice:
     refusal: str | None = None
 
     @property
-    def taken(self):
+    def taken(self) -> Candidate | None:
         return next((candidate for candidate in self.candidates if candidate.taken), None)
 
     @property
-    def passed_over(self):
+    def passed_over(self) -> tuple[Candidate, ...]:
         """Better candidates than the taken one."""
         found = []
         for candidate in self.candidates:
@@ -86,7 +86,7 @@ class _Option:
     check: Callable
 
 
-def choose(machine: Machine, packs, unit: str, device: Device) -> Choice:
+def choose(machine: Machine, packs: Iterable, unit: str, device: Device) -> Choice:
     """The Choice for `unit` (a device source's name) on `device`, which need not be among machine.devices.
 
     packs: iterable of Pack; machine.packs for what is installed.
@@ -329,7 +329,7 @@ def _forced(machine, packs, device):
     return None if gpu_of_other_vendor else name
 
 
-def names_a_variant(name):
+def names_a_variant(name: str) -> bool:
     """Whether APEX_VARIANT could mean something by `name`, on some device."""
     return name in ("reference", "cpu", "jit") or bool(_ARCH.fullmatch(name))
 

@@ -8,6 +8,7 @@ user guide (generic processors, code object versions).
 from __future__ import annotations
 
 import re
+from typing import Any
 
 # Chips of the Tegra line have an arch number of their own; binary compatibility never crosses to or from
 # them.
@@ -50,7 +51,7 @@ GENERIC = {
 _CODE_OBJECT_ROCM = {4: (4, 1), 5: (5, 6), 6: (6, 3)}
 
 
-def cubin_serves(built, device):
+def cubin_serves(built: tuple[int, int], device: tuple[int, int]) -> str | None:
     """Why a cubin for capability `built` cannot run on `device`; None if it can. Both are (major, minor)."""
     if built == device:
         return None
@@ -65,25 +66,25 @@ def cubin_serves(built, device):
     return None
 
 
-def toolkit_fits_driver(toolkit, driver):
+def toolkit_fits_driver(toolkit: tuple[int, int], driver: tuple[int, int]) -> str | None:
     """Why the driver cannot load a cubin of this toolkit; None if it can. CUDA as (major, minor)."""
     if toolkit is None or driver is None or toolkit[0] <= driver[0]:
         return None  # within a major, minor version compatibility holds
     return f"made by CUDA {_dotted(toolkit)}, this driver serves CUDA {_dotted(driver)}"
 
 
-def ptx_needs(isa):
+def ptx_needs(isa: tuple[int, int]) -> tuple[int, int]:
     """First CUDA whose driver compiles PTX of this ISA version; versions newer than the table follow its
     pattern."""
     return _PTX_CUDA.get(isa) or (isa[0] + 4, isa[1])
 
 
-def ptx_of(toolkit):
+def ptx_of(toolkit: tuple[int, int]) -> tuple[int, int] | None:
     """PTX ISA version that a CUDA toolkit writes where none is asked for; None for one older than the table."""
     return max((isa for isa in _PTX_CUDA if ptx_needs(isa) <= toolkit), default=None)
 
 
-def ptx_fits_driver(isa, driver):
+def ptx_fits_driver(isa: tuple[int, int], driver: tuple[int, int]) -> str | None:
     """Why the driver cannot compile PTX of ISA version `isa`; None if it can."""
     needed = ptx_needs(isa)
     if driver is None or needed <= driver:
@@ -91,7 +92,7 @@ def ptx_fits_driver(isa, driver):
     return f"PTX {_dotted(isa)} needs a driver for CUDA {_dotted(needed)}, this one serves {_dotted(driver)}"
 
 
-def driver_knows(device, driver):
+def driver_knows(device: tuple[int, int], driver: tuple[int, int]) -> str | None:
     """Why the driver does not know this device at all; None if it does, or if the table has no word on it."""
     needed = _ARCH_CUDA.get(device)
     if needed is None or driver is None or needed <= driver:
@@ -101,7 +102,7 @@ def driver_knows(device, driver):
     )
 
 
-def cuda_of_driver(text):
+def cuda_of_driver(text: str) -> tuple[int, int] | None:
     """CUDA version of a driver given as branch or version ("550", "550.54.15") or as CUDA version ("12.4").
 
     A branch that the table lacks counts as the next lower one it has. Raises ValueError on anything else.
@@ -119,7 +120,7 @@ def cuda_of_driver(text):
     return _BRANCH_CUDA[max(known)]
 
 
-def nvrtc_archs(version):
+def nvrtc_archs(version: tuple[int, int]) -> tuple[str, ...]:
     """Archs that NVRTC of a CUDA version knows, for a machine whose NVRTC cannot be asked.
 
     Read from nvrtcGetSupportedArchs of 12.8 and 13.0; other versions by the toolkits' release notes.
@@ -131,15 +132,15 @@ def nvrtc_archs(version):
     return tuple(f"sm_{major}{minor}" for major, minor in sorted(known))
 
 
-def code_object_fits_runtime(version, rocm):
+def code_object_fits_runtime(version: int | None, rocm: tuple[int, int] | None) -> str | None:
     """Why the HIP runtime cannot load code objects of this version; None if it can, or nobody knows."""
-    needed = _CODE_OBJECT_ROCM.get(version)
+    needed = None if version is None else _CODE_OBJECT_ROCM.get(version)
     if needed is None or rocm is None or needed <= rocm:
         return None
     return f"code object version {version} needs ROCm {_dotted(needed)}, this runtime is {_dotted(rocm)}"
 
 
-def features_fit(wanted, device):
+def features_fit(wanted: tuple[str, ...], device: Any) -> str | None:
     """Why a code object that insists on settings (("xnack-",)) cannot run where the device has others; else
     None."""
     have = {feature[:-1]: feature[-1] for feature in device}

@@ -31,7 +31,7 @@ class Distribution:
     stands_for: str = ""
 
     @property
-    def ours(self):
+    def ours(self) -> bool:
         return self.name in OURS or self.has_loader
 
 
@@ -47,14 +47,14 @@ class Installation:
     intact: bool = True
 
 
-def normal(name):
+def normal(name: str) -> str:
     """A distribution's name in its normal form (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def describe():
+def describe() -> Installation:
     """The Installation that this process sees."""
-    found = {}
+    found: dict = {}
     for distribution in importlib.metadata.distributions():
         described = _describe(distribution)
         if described:  # the first on sys.path is the one that counts

@@ -12,6 +12,7 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 EM_X86_64, EM_AARCH64, EM_CUDA, EM_AMDGPU = 62, 183, 190, 224
 _SHT_SYMTAB, _SHT_NOTE, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 7, 6, 11
@@ -45,7 +46,7 @@ class Symbol:
 class Elf:
     """A parsed file. Everything is read from `data`; a truncated file raises NotElf."""
 
-    def __init__(self, data):
+    def __init__(self, data: bytes | mmap.mmap) -> None:
         self.data = data
         if len(data) < 64:
             raise NotElf(f"{len(data)} bytes are too few for an ELF header")
@@ -81,7 +82,7 @@ class Elf:
     def _of_kind(self, kind):
         return [section for section in self.sections if section.kind == kind]
 
-    def symbols(self, dynamic=False):
+    def symbols(self, dynamic: bool = False) -> Any:
         """The symbols of .symtab, or of .dynsym."""
         found = []
         for table in self._of_kind(_SHT_DYNSYM if dynamic else _SHT_SYMTAB):
@@ -92,11 +93,11 @@ class Elf:
                 found.append(Symbol(self._string(strings + name), info & 15, info >> 4 != 0, section != 0))
         return found
 
-    def notes(self):
+    def notes(self) -> bytes:
         """The bytes of all note sections, joined."""
         return b"".join(self._bytes(section) for section in self._of_kind(_SHT_NOTE))
 
-    def dynamic(self):
+    def dynamic(self) -> tuple[str | None, list[str], list[str]]:
         """(soname or None, needed names, run-path entries) of a shared library."""
         soname, needed, runpath = None, [], []
         for table in self._of_kind(_SHT_DYNAMIC):
@@ -131,7 +132,7 @@ class CodeObject:
     version: int | tuple[int, int] | None = None
 
 
-def read_code_object(data):
+def read_code_object(data: bytes) -> CodeObject:
     """The CodeObject in `data` (bytes of a cubin, hsaco or PTX file). Raises NotElf on anything else."""
     if data[:4] != b"\x7fELF":
         if data[:24] == b"__CLANG_OFFLOAD_BUNDLE__":
@@ -199,7 +200,7 @@ class SharedLibrary:
     runpath: tuple[str, ...]
 
 
-def read_shared_library(path):
+def read_shared_library(path: str | os.PathLike) -> SharedLibrary:
     """The SharedLibrary at `path`. Raises OSError or NotElf."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         elf = Elf(data)  # mapped, because torch's own libraries have hundreds of megabytes
@@ -211,7 +212,7 @@ def read_shared_library(path):
     return SharedLibrary(Path(path), elf.machine, soname, tuple(needed), folders)
 
 
-def library_fault(path):
+def library_fault(path: str | os.PathLike) -> str | None:
     """Why the shared library at `path` must not be opened, or None.
 
     Asked before dlopen, because the loader of the C library takes the process down (SIGBUS) on a file that is

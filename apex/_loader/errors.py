@@ -7,6 +7,9 @@ RuntimeError; errors that are the caller's own are a ValueError or a TypeError t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 
 class ApexError(RuntimeError):
     """Something that apex cannot do here.
@@ -18,7 +21,15 @@ class ApexError(RuntimeError):
     remedy:    one command or one step that mends it
     """
 
-    def __init__(self, what, *, wanted=None, found=None, available=(), remedy=None):
+    def __init__(
+        self,
+        what: str,
+        *,
+        wanted: object = None,
+        found: object = None,
+        available: Iterable[object] = (),
+        remedy: str | None = None,
+    ) -> None:
         super().__init__(what)
         self.what = what
         self.wanted = wanted
@@ -26,7 +37,7 @@ class ApexError(RuntimeError):
         self.available = tuple(available)
         self.remedy = remedy
 
-    def fields(self):
+    def fields(self) -> dict[str, Any]:
         """The error as plain values, for JSON."""
         return {
             "error": type(self).__name__,
@@ -138,7 +149,7 @@ _REMEDIES = {
 }
 
 
-def from_status(status, text):
+def from_status(status: int, text: str) -> ApexError:
     """The exception for a status of the C interface other than OK and USE_REFERENCE.
 
     text: what apex_last_error() said, str.
@@ -146,4 +157,4 @@ def from_status(status, text):
     kind = BY_STATUS.get(status)
     if kind is None:
         return ApexError(f"libapex answered with the unknown status {status}: {text}")
-    return kind(text or kind.__doc__, remedy=_REMEDIES.get(kind))
+    return kind(text or kind.__doc__ or "", remedy=_REMEDIES.get(kind))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from importlib import metadata
+from typing import Any
 
 from apex._loader import bindings, compatibility, packs, registry, tree
 from apex._loader.fit import Torch
@@ -14,7 +16,13 @@ from apex._loader.machine import system as own_system
 UNKNOWN = "unknown"  # the toolkit of a torch whose build nobody named
 
 
-def machine(archs, driver=None, torch=None, python=None, **more):
+def machine(
+    archs: Iterable[str],
+    driver: str | None = None,
+    torch: str | None = None,
+    python: str | None = None,
+    **more: Any,
+) -> Machine:
     """The Machine that the arguments describe (`described`), with what this installation holds. torch: default: the
     release that is installed here, if any, of whichever label. Raises ValueError."""
     from apex._loader import library
@@ -30,8 +38,16 @@ def machine(archs, driver=None, torch=None, python=None, **more):
 
 
 def described(
-    torch, archs=(), *, cuda=None, rocm=None, driver=None, python=None, system=None, git_version=None
-):
+    torch: Any,
+    archs: Iterable[str] = (),
+    *,
+    cuda: str | None = None,
+    rocm: str | None = None,
+    driver: str | None = None,
+    python: str | None = None,
+    system: str | None = None,
+    git_version: str | None = None,
+) -> Machine:
     """A Machine with nothing installed.
 
     torch:  "2.14" or "2.14.0+cu130", or None; the label tells which NVRTC or hipRTC comes with it

@@ -11,9 +11,10 @@ import functools
 import os
 import platform as host
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from apex._loader import bindings, packs, registry, tree
 from apex._loader.fit import Binding, Torch
@@ -46,7 +47,7 @@ class Device:
     features: tuple[str, ...] = ()
 
     @property
-    def capability(self):
+    def capability(self) -> tuple[int, int] | None:
         """(major, minor) of an NVIDIA arch, else None."""
         return capability(self.arch)
 
@@ -108,19 +109,19 @@ class Machine:
     cards: tuple[str, ...] = ()
 
 
-def capability(arch):
+def capability(arch: str) -> tuple[int, int] | None:
     """(9, 0) of "sm_90" or "compute_90a"; None for anything else."""
     found = re.fullmatch(r"(?:sm|compute)_(\d+)(\d)[af]?", arch)
     return (int(found[1]), int(found[2])) if found else None
 
 
-def strip_features(arch):
+def strip_features(arch: str) -> tuple[str, tuple[str, ...]]:
     """("gfx942", ("sramecc+", "xnack-")) of "gfx942:sramecc+:xnack-"."""
     name, *features = arch.split(":")
     return name, tuple(features)
 
 
-def cpu_device(level):
+def cpu_device(level: int) -> Device:
     """The CPU as a device."""
     return Device("cpu", 0, f"x86-64-v{level}" if host.machine() == "x86_64" else host.machine())
 
@@ -132,7 +133,7 @@ _LEVELS = (  # the x86-64 psABI's levels, by the kernel's names of the flags
 )
 
 
-def cpu_level(flags):
+def cpu_level(flags: Set[str]) -> int:
     """x86-64 level, 1 to 4, of a processor with these flags (a set, as /proc/cpuinfo names them)."""
     reached = 1
     for level, needed in _LEVELS:
@@ -153,7 +154,7 @@ def _cpu_flags():
     return set()
 
 
-def cards(root="/dev"):
+def cards(root: str = "/dev") -> tuple[str, ...]:
     """Vendors whose drivers show a card here, by their device nodes: torch does not tell of what it cannot use."""
     nodes = Path(root)
     found = {"cuda": any(re.fullmatch(r"nvidia\d+", node.name) for node in nodes.glob("nvidia*"))}
@@ -161,7 +162,7 @@ def cards(root="/dev"):
     return tuple(vendor for vendor, there in found.items() if there)
 
 
-def torch_devices():
+def torch_devices() -> tuple[Device, ...]:
     """The GPUs that torch sees, in torch's order; () without torch or without a GPU."""
     try:
         import torch
@@ -180,12 +181,12 @@ def torch_devices():
     return tuple(found)
 
 
-def system():
+def system() -> str:
     """ "linux_x86_64": this machine, as wheels say it."""
     return f"{host.system().lower()}_{host.machine()}"
 
 
-def switches(environment):
+def switches(environment: Mapping[str, str]) -> Any:
     """The switches of apex that are set, and variables that look like one: APEX_VARIENT. An empty one is not set."""
     near = {name for name in environment if name.startswith("APEX_") and _misspelt(name)}
     return {name: environment[name] for name in (*SWITCHES, *sorted(near)) if environment.get(name)}
@@ -195,7 +196,7 @@ def _misspelt(name):
     return name not in SWITCHES and bool(difflib.get_close_matches(name, SWITCHES, 1, cutoff=0.85))
 
 
-def describe():
+def describe() -> Machine:
     """This machine, read now. Opens a driver only where torch has a GPU; what is absent never raises."""
     from apex._loader import drivers, jit, library
 
@@ -226,6 +227,6 @@ def describe():
 
 
 @functools.cache
-def here():
+def here() -> Machine:
     """`describe()`, once a process."""
     return describe()

@@ -17,7 +17,7 @@ class _Info(ctypes.Structure):  # struct dl_phdr_info of <link.h>; only the begi
 _Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Info), ctypes.c_size_t, ctypes.c_void_p)
 
 
-def paths():
+def paths() -> list[str]:
     """Absolute paths of the mapped shared libraries, in load order."""
     found = []
 
@@ -33,7 +33,7 @@ def paths():
 
 
 @functools.cache
-def soname(path):
+def soname(path: str) -> str:
     """Soname of the library at `path`; its file name if it has none or cannot be read."""
     try:
         return elf.read_shared_library(path).soname or Path(path).name
@@ -41,7 +41,7 @@ def soname(path):
         return Path(path).name
 
 
-def find(stem):
+def find(stem: str) -> list[str]:
     """Mapped libraries whose soname begins with `stem`, such as "libamdhip64.so", as real paths without
     repeats."""
     found = []

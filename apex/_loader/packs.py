@@ -113,7 +113,7 @@ def _describe(folder, arch, row):
     return Code(path, contents)
 
 
-def read(folder):
+def read(folder: Path) -> Pack:
     """The Pack in `folder`. Damage never raises: it becomes the pack's or a unit's `fault`."""
     folder = Path(folder)
     manifest = tree.read_json(folder / "manifest.json")
@@ -138,7 +138,7 @@ def _vendor(arch):
     return "rocm" if arch.startswith("gfx") else "cuda"
 
 
-def installed():
+def installed() -> tuple[Pack, ...]:
     """All packs of this installation, sorted by arch; empty if it holds none."""
     folder = tree.packs()
     if not folder.is_dir():
@@ -146,7 +146,7 @@ def installed():
     return tuple(read(entry) for entry in sorted(folder.iterdir()) if entry.is_dir())
 
 
-def image(code):
+def image(code: Code) -> bytes:
     """Bytes of a described code object that has no fault. Raises InstallationError if it is gone since."""
     try:
         return _read(code.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from apex._loader import op_model, tree
 from apex._loader.errors import InstallationError
@@ -25,7 +26,7 @@ class Extension:
 
 
 @functools.cache
-def extensions():
+def extensions() -> dict[str, Extension]:
     """name -> Extension, in the registry's order; empty if this installation has no registry."""
     source, built = tree.registry_files()
     data = _toml(source) if source else None
@@ -59,7 +60,7 @@ def _toml(path):
 
 
 @functools.cache
-def schemas():
+def schemas() -> dict[str, Any]:
     """op name -> op_model.Op, in the file's order."""
     path = tree.schemas()
     if path is None:
@@ -74,13 +75,13 @@ def schemas():
     return op_model.parse(path.read_text(encoding="utf-8"))
 
 
-def ops():
+def ops() -> tuple[str, ...]:
     """Names of the ops: a functional op has several schemas."""
     return tuple(dict.fromkeys(schema.unit for schema in schemas().values()))
 
 
 @functools.cache
-def units():
+def units() -> tuple[str, ...]:
     """Names of the device sources: every op that has one, and helpers such as table kernels.
 
     A unit is what is compiled, packed and chosen; most bear the name of an op.

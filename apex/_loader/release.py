@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from apex._loader import compatibility, tree
 from apex._loader.elf import CodeObject
@@ -32,7 +33,7 @@ class Accelerator:
     roots: tuple[str, ...]
 
     @property
-    def distribution(self):
+    def distribution(self) -> str:
         """ "apex-cuda": the name that pip knows."""
         return f"apex-{self.name}"
 
@@ -67,24 +68,24 @@ class Release:
     grades: Mapping[tuple[str, str], str] = field(default_factory=dict)
     index: str = ""
 
-    def accelerator(self, name):
+    def accelerator(self, name: str) -> Accelerator:
         """The Accelerator of that name."""
         return next(found for found in self.accelerators if found.name == name)
 
-    def pythons_for(self, minor):
+    def pythons_for(self, minor: str) -> tuple[str, ...]:
         """Tags whose wheels hold a binding for a torch minor."""
         return tuple(
             tag for tag in self.pythons if minor in self.torch and not self.ruled_out.get((minor, tag))
         )
 
-    def why_no_wheel(self, name, platform):
+    def why_no_wheel(self, name: str, platform: str) -> str | None:
         """Why a platform has no wheel of an accelerator, or None."""
         if platform not in self.platforms:
             return f"no wheel is built for {platform}; there are {', '.join(self.platforms)}"
         accelerators, reason = self.platforms[platform]
         return None if name in accelerators else f"no wheel apex-{name} is built for {platform}: {reason}"
 
-    def why_no_python(self, tag):
+    def why_no_python(self, tag: str) -> str | None:
         """Why no wheel for a Python can be counted on, or None."""
         if tag in self.pythons:
             return None
@@ -92,14 +93,14 @@ class Release:
             return f"no wheel is built for {tag}, but where such an interpreter is found"
         return f"no wheel is built for {tag}; there are {', '.join(self.pythons)}"
 
-    def root(self, accelerator, named=None):
+    def root(self, accelerator: Any, named: str | None = None) -> str:
         """The address of the index root of an accelerator. `named`, else APEX_INDEX, else the release's own; a trailing
         /whl is the same address."""
         base = named or os.environ.get("APEX_INDEX") or self.index or SOMEWHERE
         return f"{re.sub(r'(/whl)?/*$', '', base)}/whl/{accelerator.roots[0]}/"
 
 
-def parse(value):
+def parse(value: Any) -> Release:
     """The Release that release.json says. Raises ValueError for another format."""
     if value.get("format") != FORMAT:
         raise ValueError(f"{FILE} has format {value.get('format')}, this apex reads {FORMAT}")
@@ -141,7 +142,7 @@ def _minor(version):
     return ".".join(version.split(".")[:2])
 
 
-def load():
+def load() -> Release | None:
     """The Release of this checkout or wheel; None where neither says (a source install)."""
     if tree.checkout():
         try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 
-def run(main):
+def run(main: Callable[[], Any]) -> Any:
     """The exit code of `main()`, which prints.
 
     1 where the reader of a pipe went away, 2 with one line where what was printed could not be written.
@@ -33,7 +35,7 @@ def run(main):
     return code
 
 
-def open_closed():
+def open_closed() -> None:
     """Opens /dev/null in the place of standard streams that the caller closed (`>&-`).
 
     Python has None for these; and the next file that anyone opens would get their number, and what C code prints.

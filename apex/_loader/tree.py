@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def checkout():
+def checkout() -> Path | None:
     """Root of the source checkout this package runs from, or None for an installed wheel."""
     root = PACKAGE.parent
     return root if (root / "csrc" / "extensions.toml").is_file() else None
 
 
-def built():
+def built() -> Path:
     """The folder that holds `lib/`, `packs/` and the built data files."""
     named = os.environ.get("APEX_TREE")
     if named:
@@ -41,43 +42,43 @@ def _source(*parts):
     return root.joinpath("csrc", *parts) if root else None
 
 
-def libraries():
+def libraries() -> Path:
     """Folder of libapex.so, bindings.json and the folders of the bindings; it need not exist."""
     return built() / "lib"
 
 
-def packs():
+def packs() -> Path:
     """Folder of the kernel packs, one folder an arch; it need not exist."""
     return built() / "packs"
 
 
-def device_sources():
+def device_sources() -> Path | None:
     """Folder of the device sources (*.cu, *.h), or None."""
     return _first(built() / "device", _source("device"), PACKAGE / "device")
 
 
-def schemas():
+def schemas() -> Path | None:
     """The file of dispatcher schemas, or None. A checkout's own file goes with its Python code."""
     return _first(_source("ops.schemas"), built_schemas())
 
 
-def built_schemas():
+def built_schemas() -> Path | None:
     """The file of dispatcher schemas that the bindings were compiled from, or None."""
     return _first(built() / "ops.schemas")
 
 
-def registry_files():
+def registry_files() -> tuple[Path | None, Path | None]:
     """(extensions.toml or None, extensions.json or None)"""
     built_json = _first(built() / "extensions.json", PACKAGE / "extensions.json")
     return _first(_source("extensions.toml")), built_json
 
 
-def build_facts():
+def build_facts() -> dict[str, Any]:
     """What the build wrote about itself (build.json): version, local label, toolchains; {} without one."""
     return read_json(built() / "build.json") or {}
 
 
-def version():
+def version() -> str:
     """The version of this installation, such as "1.10.0+cu130"; a checkout has no local label."""
     facts = build_facts()
     found, local = facts.get("version"), facts.get("local")
@@ -88,7 +89,7 @@ def version():
     return text.read_text().strip() if text else "0+unknown"
 
 
-def read_json(path):
+def read_json(path: Path) -> Any:
     """The parsed file, or None if it is absent or not JSON."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))

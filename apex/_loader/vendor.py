@@ -27,18 +27,18 @@ class Found:
     is_mapped: bool = False
 
 
-def torch_folder():
+def torch_folder() -> Path | None:
     """Folder of torch's shared libraries without importing torch, or None."""
     module = sys.modules.get("torch")
-    if module is not None and getattr(module, "__file__", None):
-        return Path(module.__file__).parent / "lib"
+    if file := getattr(module, "__file__", None):
+        return Path(file).parent / "lib"
     import importlib.util
 
     spec = importlib.util.find_spec("torch")
     return Path(spec.origin).parent / "lib" if spec and spec.origin else None
 
 
-def find(stem, folder=None):
+def find(stem: str, folder: Path | None = None) -> Found:
     """The library whose soname begins with `stem` ("libnvrtc.so"), a Found.
 
     folder: of torch's libraries; by default the installed torch's.
@@ -77,7 +77,7 @@ def _needed(stem, folder):
     return versioned
 
 
-def open_library(found):
+def open_library(found: Found) -> ctypes.CDLL:
     """The ctypes library of a Found that has a path. Raises OSError."""
     if found.is_mapped:
         return ctypes.CDLL(found.path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)

@@ -7,11 +7,16 @@ meaning of the packs' flags (flags.py), so that it agrees with them bit for bit,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from apex._loader import elf
 from apex._loader.errors import CompileError
 from apex._loader.jit import cache, flags, hiprtc, nvrtc, sources
+
+if TYPE_CHECKING:
+    from apex._loader.choose import JitTarget
+    from apex._loader.machine import Compiler
 
 
 class Compilers(Sequence):
@@ -20,7 +25,7 @@ class Compilers(Sequence):
     They are looked for when the sequence is first read: a process whose packs serve never opens one.
     """
 
-    def __init__(self, torch):
+    def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._found = None
 
@@ -36,7 +41,7 @@ class Compilers(Sequence):
         return len(self._list())
 
 
-def find(torch):
+def find(torch: Any) -> Iterator[Compiler]:
     """Yields the machine.Compiler of each vendor that this build of torch was made for, where it can be
     opened."""
     for backend, version in ((nvrtc, torch and torch.cuda), (hiprtc, torch and torch.hip)):
@@ -49,7 +54,7 @@ def find(torch):
 class Absent(Mapping):
     """vendor -> why there is no run-time compiler for it, for a build of torch; found out when read."""
 
-    def __init__(self, torch):
+    def __init__(self, torch: Any) -> None:
         self._torch = torch
 
     def __getitem__(self, vendor):
@@ -64,7 +69,7 @@ class Absent(Mapping):
         return 2
 
 
-def build(unit, target):
+def build(unit: str, target: JitTarget) -> bytes:
     """Machine code (or PTX) of a unit for a choose.JitTarget, as bytes, from the cache or compiled now.
 
     Raises CompileError, with the compiler's log, when the source does not compile.

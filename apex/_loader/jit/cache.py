@@ -20,7 +20,9 @@ import secrets
 import stat
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 try:
     import fcntl
@@ -33,7 +35,7 @@ _LONGEST_WAIT = 120.0  # seconds; a holder may be stopped in a debugger
 _CAREFUL = 0 if fcntl is None else os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def folder():
+def folder() -> Path | None:
     """Folder of the cache: APEX_CACHE_DIR, else apex/ in the user's cache folder; None without a home."""
     named = os.environ.get("APEX_CACHE_DIR")
     if named:
@@ -45,12 +47,12 @@ def folder():
     return Path(home) / ".cache" / "apex" if os.path.isabs(home) else None
 
 
-def key(**parts):
+def key(**parts: Any) -> str:
     """The name of an entry, from everything that its content depends on."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=list).encode()).hexdigest()
 
 
-def fetch(key, make):
+def fetch(key: str, make: Callable[[], bytes]) -> bytes:
     """The payload of `key`: from disk, or made by `make()` and kept. Only `make` can raise."""
     place = folder()
     with _opened(place, create=True) as (opened, refused):
@@ -73,13 +75,13 @@ def fetch(key, make):
             return found
 
 
-def refusal():
+def refusal() -> str:
     """Why the cache's folder is not trusted, in words; empty when it is, or is not there."""
     with _opened(folder(), create=False) as (_, refused):
         return refused
 
 
-def usable():
+def usable() -> bool:
     """Whether entries can be written to the cache's folder; makes the folder."""
     place = folder()
     with _opened(place, create=True) as (opened, _):

@@ -4,8 +4,13 @@ bit."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 
-def options(target):
+if TYPE_CHECKING:
+    from apex._loader.choose import JitTarget
+
+
+def options(target: JitTarget) -> tuple[str, ...]:
     """Options for a choose.JitTarget, as a tuple of str."""
     if target.kind == "hsaco":
         return (

@@ -5,10 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from apex._loader import vendor
 from apex._loader.jit import rtc
 from apex._loader.machine import Compiler
+
+if TYPE_CHECKING:
+    from apex._loader.choose import JitTarget
 
 STEM = "libhiprtc.so"
 _BEFORE_SPLIT = "libamdhip64.so"  # older ROCm keeps hipRTC inside the runtime
@@ -29,7 +34,7 @@ def _search():
     return found
 
 
-def reason():
+def reason() -> str:
     """Why there is no hipRTC here, in words."""
     found = _search()
     if found.path is None:
@@ -41,7 +46,7 @@ def reason():
     return ""
 
 
-def find(toolkit):
+def find(toolkit: Any) -> Compiler | None:
     """The Compiler that belongs to the torch of this process, or None (then `reason` tells why).
 
     toolkit: torch.version.hip; hiprtcVersion does not tell ROCm's (it says 9.0 under ROCm 7.2).
@@ -56,24 +61,26 @@ def find(toolkit):
     return Compiler("rocm", version(toolkit), None, found.path)
 
 
-def version(toolkit):
+def version(toolkit: str) -> Any:
     """(7, 2) of "7.2.53211"."""
     numbers = re.findall(r"\d+", toolkit or "")
     return (int(numbers[0]), int(numbers[1])) if len(numbers) > 1 else (0, 0)
 
 
 @functools.cache
-def open_library(path):
+def open_library(path: str) -> ctypes.CDLL:
     """The ctypes library at `path` (a path, or a versioned name). Raises OSError."""
     return ctypes.CDLL(path)
 
 
-def identity(compiler):
+def identity(compiler: Compiler) -> Any:
     """What the cache key holds about the compiler."""
     return [compiler.version, rtc.identity(compiler.path, "libhiprtc-builtins.so*", "libamd_comgr.so*")]
 
 
-def compile(target, name, source, headers, options):
+def compile(
+    target: JitTarget, name: str, source: bytes, headers: Mapping[str, bytes], options: Sequence[str]
+) -> bytes:
     """The code object that a choose.JitTarget asks for, as bytes. Raises CompileError."""
     title = f"hipRTC of ROCm {target.compiler.version[0]}.{target.compiler.version[1]}"
     library = open_library(target.compiler.path)

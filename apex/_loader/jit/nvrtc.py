@@ -6,11 +6,16 @@ import contextlib
 import ctypes
 import functools
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from apex._loader import vendor
 from apex._loader.jit import rtc
 from apex._loader.machine import Compiler
+
+if TYPE_CHECKING:
+    from apex._loader.choose import JitTarget
 
 STEM = "libnvrtc.so"
 
@@ -20,7 +25,7 @@ def _search():
     return vendor.find(STEM)
 
 
-def reason():
+def reason() -> str:
     """Why there is no NVRTC here, in words."""
     found = _search()
     if found.path is None:
@@ -32,7 +37,7 @@ def reason():
     return ""
 
 
-def find(_toolkit):
+def find(_toolkit: Any) -> Compiler | None:
     """The Compiler that belongs to the torch of this process, or None (then `reason` tells why)."""
     found = _search()
     if found.path is None:
@@ -44,7 +49,7 @@ def find(_toolkit):
 
 
 @functools.cache
-def open_library(path):
+def open_library(path: str) -> ctypes.CDLL:
     """The ctypes library at `path` (a path, or a versioned name). Raises OSError."""
     # The compiler opens its builtins by name and has no run path of its own; a mapped copy is found by name.
     for companion in sorted(Path(os.path.realpath(path)).parent.glob("libnvrtc-builtins.so.*")):
@@ -54,7 +59,7 @@ def open_library(path):
 
 
 @functools.cache
-def describe(path):
+def describe(path: str) -> Compiler:
     """The Compiler at `path`: its version, and the archs that it says it knows. Raises OSError."""
     library = open_library(path)
     major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
@@ -65,12 +70,14 @@ def describe(path):
     return Compiler("cuda", (major.value, minor.value), tuple(f"sm_{number}" for number in numbers), path)
 
 
-def identity(compiler):
+def identity(compiler: Compiler) -> Any:
     """What the cache key holds about the compiler."""
     return [compiler.version, rtc.identity(compiler.path, "libnvrtc-builtins.so.*")]
 
 
-def compile(target, name, source, headers, options):
+def compile(
+    target: JitTarget, name: str, source: bytes, headers: Mapping[str, bytes], options: Sequence[str]
+) -> bytes:
     """The cubin (or PTX text) that a choose.JitTarget asks for, as bytes. Raises CompileError."""
     title = f"NVRTC {target.compiler.version[0]}.{target.compiler.version[1]}"
     result = "PTX" if target.kind == "ptx" else "CUBIN"

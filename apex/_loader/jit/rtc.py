@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from apex._loader.errors import CompileError
 
 
-def identity(library, *companions):
+def identity(library: str, *companions: Any) -> Any:
     """What tells one build of a compiler from another: real names, sizes and times of its files.
 
     library:    path of the compiler
@@ -26,7 +28,16 @@ def identity(library, *companions):
     return facts
 
 
-def compile(library, prefix, title, name, source, headers, options, result):
+def compile(
+    library: ctypes.CDLL,
+    prefix: str,
+    title: str,
+    name: str,
+    source: bytes,
+    headers: Mapping[str, bytes],
+    options: Sequence[str],
+    result: str,
+) -> bytes:
     """Compiles `source` (bytes) and returns the bytes that `<prefix>Get<result>` gives.
 
     headers: {name: text}, all that `#include` finds

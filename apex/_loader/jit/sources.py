@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 from apex._loader import tree
 from apex._loader.errors import InstallationError
 
 
-def read(unit):
+def read(unit: str) -> tuple[bytes, dict[str, bytes]]:
     """(source of `unit`, {header name: text}), bytes each. Raises InstallationError if they are not
     installed."""
     folder = tree.device_sources()
     file = folder / f"{unit}.cu" if folder else None
-    if file is None or not file.is_file():
+    if folder is None or file is None or not file.is_file():
         raise InstallationError(
             f"the device source of {unit} is not installed",
             wanted=f"{unit}.cu",
@@ -22,7 +23,7 @@ def read(unit):
     return file.read_bytes(), {path.name: path.read_bytes() for path in sorted(folder.glob("*.h"))}
 
 
-def digest(source, headers):
+def digest(source: bytes, headers: Mapping[str, bytes]) -> str:
     """SHA-256, in hex, over the source and all headers with their names."""
     total = hashlib.sha256()
     for name, text in (("", source), *sorted(headers.items())):
