@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch.optim.optimizer import ParamsT
 
 from apex.optimizers._arguments import check_arguments
 from apex.optimizers._combined_optimizer import CombinedOptimizer
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 __all__ = ["CombinedAdam", "CombinedAdamW"]
 

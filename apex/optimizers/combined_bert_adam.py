@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
-from torch.optim.optimizer import ParamsT, required
+from torch.optim.optimizer import required
 
 from apex._flat import gradient_norm
 from apex.optimizers._arguments import check_arguments
 from apex.optimizers._combined_optimizer import CombinedOptimizer
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 __all__ = ["SCHEDULES", "CombinedBertAdam"]
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import ParamsT, required
+from torch.optim.optimizer import required
 
 from apex.optimizers._arguments import check_arguments
 from apex.optimizers._combined_optimizer import CombinedOptimizer
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 __all__ = ["CombinedSGD"]
 

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import ParamsT
 
 from apex._sharding import local
 from apex.optimizers._amp_c import AmpCFunction
@@ -12,6 +11,9 @@ from apex.optimizers._arguments import check_arguments, evaluate
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._scalars import learning_rate
 from apex.optimizers._scaling import Scaling
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 __all__ = ["FusedAdagrad"]
 

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import ParamsT
 
 from apex._sharding import local
 from apex.optimizers._amp_c import AmpCFunction
@@ -14,6 +13,9 @@ from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._model_copies import ModelCopies
 from apex.optimizers._own_steps import OwnSteps
 from apex.optimizers._scaling import Scaling
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 __all__ = ["FusedAdam"]
 

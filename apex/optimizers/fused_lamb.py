@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import ParamsT
 
 from apex._gradients import separate_gradients
 from apex._sharding import local
@@ -14,6 +13,9 @@ from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._gradient_norm import GradientNorm
 from apex.optimizers._model_copies import ModelCopies
 from apex.optimizers._tensor_norms import sharded_norms
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 __all__ = ["FusedLAMB"]
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import ParamsT, required
+from torch.optim.optimizer import required
 
 from apex._sharding import local, local_gradient
 from apex.optimizers._amp_c import AmpCFunction
@@ -14,6 +14,9 @@ from apex.optimizers._model_copies import ModelCopies
 from apex.optimizers._scalars import learning_rate
 from apex.optimizers._scaling import Scaling
 from apex.optimizers._tensor_norms import sharded_norms
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 __all__ = ["FusedLARS"]
 

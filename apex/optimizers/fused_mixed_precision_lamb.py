@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import ParamsT
 
 from apex._gradients import separate_gradients
 from apex._sharding import is_sharded, local
@@ -16,6 +15,9 @@ from apex.optimizers._gradient_norm import GradientNorm
 from apex.optimizers._model_copies import ModelCopies
 from apex.optimizers._scalars import rate_on_device
 from apex.optimizers._scaling import Scaling
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 __all__ = ["FusedMixedPrecisionLamb"]
 

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import ParamsT
 
 from apex._sharding import local, local_gradient
 from apex.optimizers._amp_c import AmpCFunction
@@ -13,6 +12,9 @@ from apex.optimizers._capturable import Capturable, count_step
 from apex.optimizers._fused_optimizer import FusedOptimizer
 from apex.optimizers._scaling import Scaling
 from apex.optimizers._tensor_norms import sharded_norms
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 __all__ = ["FusedNovoGrad"]
 

@@ -7,11 +7,10 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import ParamsT
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from apex import _loader
@@ -26,6 +25,9 @@ from apex.contrib.optimizers._scaling import ScaledGradients
 from apex.contrib.optimizers._states import model_shard, scale_states, store_parameters
 from apex.optimizers._amp_c import OverflowFlag
 from apex.optimizers._arguments import check_arguments, evaluate
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
 
 __all__ = ["DistributedFusedAdam"]
 
