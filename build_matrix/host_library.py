@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, host_compiler, inputs, manylinux, matrix
+from build_matrix import REPOSITORY, digest, host_compiler, inputs, interface, manylinux, matrix
 from build_matrix.host_compiler import HostCompiler
 from build_matrix.store import Store, WorkUnit
 
@@ -73,23 +73,38 @@ def object_unit(source: Path, compiler: HostCompiler, platform: str = matrix.NAT
     )
 
 
+def _compile_interface(
+    compiler: HostCompiler, text: str, folder: Path, platform: str
+) -> tuple[Path, list[str]]:
+    """The object of what the library says of itself (`interface`), and the files that the compiler read."""
+    work = folder / "work"
+    work.mkdir()
+    (work / "interface.cpp").write_text(text, encoding="utf-8")
+    chosen = [*flags(CSRC / "host/interface.cpp", platform), f"-ffile-prefix-map={work}=."]
+    return work / "interface.o", compiler.compile(work / "interface.cpp", work / "interface.o", chosen)
+
+
 def build(store: Store, run=None, platform: str = matrix.NATIVE) -> WorkUnit:
     """The work unit of libapex.so. Its objects are built by `run` on the way, or, without it, where they are missing
     when the library is made."""
     compiler = host_compiler.find(platform)
     units = [object_unit(source, compiler, platform) for source in sources()]
     built = run(units) if run else None
+    described = interface.source()
 
     def make(folder: Path) -> None:
         results = built or [store.build(unit) for unit in units]
         objects = [path for result in results for path in sorted(result.folder.glob("*.o"))]
-        read = compiler.link(objects, folder / "libapex.so", LINK)
+        own, read = _compile_interface(compiler, described, folder, platform)
+        read += compiler.link([*objects, own], folder / "libapex.so", LINK)
         manylinux.check(folder / "libapex.so")
-        linked = inputs.sort(read, {}, [result.folder for result in results])
+        linked = inputs.sort(read, {}, [CSRC, own.parent, *(result.folder for result in results)])
+        shutil.rmtree(own.parent)
         inputs.write(folder, inputs.union([inputs.read(result.folder) for result in results] + [linked]))
 
     of = {
         "objects": [unit.key for unit in units],
+        "interface": described,
         "link": _relative(LINK),
         "script": digest.of_file(CSRC / "host/apex.map"),
     }

@@ -125,6 +125,16 @@ APEX_EXPORT void apex_set_executor(apex_executor executor, uint32_t order);
 typedef void (*apex_range_body)(void* context, int64_t begin, int64_t end);
 typedef void (*apex_parallel_for)(int64_t begin, int64_t end, int64_t grain, apex_range_body body, void* context);
 APEX_EXPORT void apex_set_parallel_for(apex_parallel_for parallel_for);
+/* The threads of torch by its stable C interface: `function` is the address of torch_parallel_for, which
+ * libtorch_cpu.so exports from torch 2.10 on. For callers without C++; null takes them away. */
+APEX_EXPORT void apex_lend_torch_threads(void* function);
+
+/* ---- this interface, for callers without its headers ------------------------------------------------
+ * JSON: {"structs": {name: [[field, code], ...]}, "functions": {name: codes of result and arguments}}. Codes are
+ * those of Python's struct module (P: a pointer, N: size_t, z: text, v: nothing); structs are laid out as C does. */
+APEX_EXPORT const char* apex_interface(void);
+/* SHA-256 of that text, in hexadecimal: what a module that was compiled against the headers compares. */
+APEX_EXPORT const char* apex_interface_digest(void);
 
 #if defined(__cplusplus)
 }
