@@ -4,9 +4,13 @@ A binding is compiled C++: 3a `libapex_torch.so` for one torch minor, 3b `_C` fo
 Python. One built for another minor can load and then run wrongly, so versions are compared before anything is
 opened (fit.py).
 
-`load()` ends in one of two states:
-- native: 3a is loaded and the dispatcher ops `torch.ops.apex.*` are its own;
-- reference: the same ops are defined from Python and run on the reference, and `reason` says why.
+`load()` ends in one of three states, and `reason` says why:
+- exact: 3a is loaded and the dispatcher ops `torch.ops.apex.*` are its own;
+- portable: the ops are defined from Python over libapex's C interface (apex/_portable), for a torch that no compiled
+  binding fits;
+- reference: they are defined from Python and run on the reference.
+
+APEX_BINDING=exact, portable or reference takes that one or raises.
 """
 
 from __future__ import annotations
@@ -31,11 +35,16 @@ LIBRARY = "libapex_torch.so"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `load()` reached. `module` is 3b (`apex._C`) or None; `native` tells whether 3a serves the ops."""
+    """What `load()` reached. `kind`: "exact", "portable" or "reference". `module` is 3b (`apex._C`), what stands for it
+    under the portable binding, or None; `native` tells whether libapex serves the ops."""
 
-    native: bool
+    kind: str
     module: object
     reason: str
+
+    @property
+    def native(self):
+        return self.kind != "reference"
 
 
 def installed():
@@ -119,11 +128,59 @@ def _load():
     reference.register()
     bindings = installed()
     fit = choose(torch, python_tag(), bindings)
-    if fit.library:
+    wanted = forced()
+    if fit.library and wanted in (None, "exact"):
         return _load_native(fit)
-    _explain_mismatch(torch, bindings, fit)
+    why_not = portable_fault()
+    if why_not is None and wanted in (None, "portable"):
+        return _load_portable(fit.reason if not fit.library else f"{FORCED}={wanted}")
+    if wanted in ("exact", "portable"):
+        raise BindingMismatchError(
+            f"{FORCED} asks for the {wanted} binding: {fit.reason if wanted == 'exact' else why_not}",
+            wanted=f"a binding for torch {torch.version}, {python_tag()}",
+            remedy=f"unset {FORCED}, or: {mismatch_remedy(torch, fit)}",
+        )
+    reason = f"{FORCED}={wanted}" if wanted else fit.reason
+    if not wanted:
+        _explain_mismatch(torch, bindings, fit)
     _define_from_python()
-    return Loaded(False, None, fit.reason)
+    return Loaded("reference", None, reason)
+
+
+FORCED = "APEX_BINDING"
+
+
+def forced():
+    """What APEX_BINDING asks for; None if nothing. Raises InstallationError for a word that is none."""
+    word = os.environ.get(FORCED, "").lower() or None
+    if word not in (None, "exact", "portable", "reference"):
+        raise InstallationError(
+            f"{FORCED}={word} names no binding",
+            available=["exact", "portable", "reference"],
+            remedy=f"unset {FORCED}",
+        )
+    return word
+
+
+def portable_fault():
+    """Why the portable binding cannot serve, or None. Opens libapex."""
+    from apex._loader import library
+
+    reason = library.fault()
+    if reason:
+        return f"the host library cannot be used: {reason}"
+    if not hasattr(library.load().c, "apex_interface"):
+        return "the host library is older than the portable binding: it does not describe its interface"
+    return None
+
+
+def _load_portable(reason):
+    global _fallback
+    from apex._portable import module
+
+    found, _fallback = module.load()
+    sys.modules["apex._C"] = found
+    return Loaded("portable", found, reason)
 
 
 def _load_native(fit):
@@ -141,7 +198,7 @@ def _load_native(fit):
     try:
         torch.ops.load_library(str(folder / LIBRARY))
         _define_from_python(missing_only=True)
-        return Loaded(True, module and _load_module(module), fit.reason)
+        return Loaded("exact", module and _load_module(module), fit.reason)
     except (OSError, ImportError) as error:
         raise _damaged(
             f"the binding for torch {fit.binding.torch} cannot be opened: {error}", folder

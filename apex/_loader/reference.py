@@ -86,6 +86,14 @@ def implementation(name):
     return reference
 
 
+def target(name):
+    """Calls the op of `apex_reference`."""
+    import torch
+
+    op = getattr(torch.ops.apex_reference, name).default
+    return lambda *arguments, **keywords: op(*arguments, **keywords)
+
+
 def module(name):
     """The module of `apex.reference` that holds an op, by the op's name."""
     return importlib.import_module(f"apex.reference.{registry.schemas()[name].unit}")
@@ -97,7 +105,7 @@ def record(namespace, library, names):
     For ops that are defined from Python (`define`): 3a does it in C++. A module of functional ops lists its
     pairs as PAIRS, objects with what torch.library.register_autograd takes (see apex/reference/_norm.py).
     """
-    import torch
+    from apex._loader import autograd
 
     units = dict.fromkeys(registry.schemas()[name].unit for name in names if name.endswith("_forward"))
     for unit in units:
@@ -108,9 +116,7 @@ def record(namespace, library, names):
                 ("forward", pair.backward, pair.setup_context),
                 ("backward", pair.double_backward, pair.setup_double_context),
             ):
-                torch.library.register_autograd(
-                    f"{namespace}::{pair.name}_{end}", backward, setup_context=setup, lib=library
-                )
+                autograd.register(library, namespace, f"{pair.name}_{end}", backward, setup)
             for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
                 library.impl(f"{pair.name}_forward", _autocast(namespace, pair, device_type), key)
 

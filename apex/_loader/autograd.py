@@ -1,0 +1,110 @@
+"""Autograd of ops that are defined from Python, at the dispatcher's key Autograd.
+
+torch.library.register_autograd would do, but for three things: forward mode goes on with silent zeros,
+torch.func.grad refuses, and a call takes 70 us more. Here forward mode is refused, and the node is one that
+functorch's own levels take.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from apex._loader import registry
+
+
+def register(library, namespace, name, backward, setup_context):
+    """Makes the op `name` of `library` differentiable.
+
+    backward: (ctx, *gradients of the results) -> gradients of the arguments. setup_context: (ctx, arguments, results)
+    keeps what that needs. Both as torch.library.register_autograd takes them.
+    """
+    library.impl(name, _recording(namespace, name, backward, setup_context), "Autograd", with_keyset=True)
+
+
+def _recording(namespace, name, backward, setup_context):
+    op = registry.schemas()[name]
+    tensors = [i for i, argument in enumerate(op.arguments) if argument.is_tensor]
+    words = name.removesuffix("_forward").removesuffix("_backward")
+
+    @functools.cache
+    def node():
+        import torch
+
+        base = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
+        after = torch._C._after_autograd_keyset
+        overload = getattr(getattr(torch.ops, namespace), name).default
+
+        def below(keys, *arguments):
+            with torch._C._AutoDispatchBelowAutograd():
+                return overload.redispatch(keys & after, *arguments)
+
+        class Node(base):
+            @staticmethod
+            def forward(ctx, keys, *arguments):
+                found = below(keys, *arguments)
+                setup_context(ctx, arguments, found)
+                return found
+
+            @staticmethod
+            def backward(ctx, *gradients):
+                ctx = _Shifted(ctx)
+                made = backward(ctx, *gradients)
+                return None, *(made if isinstance(made, tuple) else (made,))
+
+        return Node, below
+
+    def record(keys, *arguments, **keywords):
+        import torch
+
+        arguments = _complete(op, arguments, keywords)
+        given = [arguments[i] for i in tensors]
+        refuse_forward_mode(words, given)
+        made, below = node()
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
+            with _single_level():
+                return made.apply(keys, *arguments)
+        return below(keys, *arguments)
+
+    return record
+
+
+class _Shifted:
+    """The context as `backward` knows it: without the keys, which the node takes first."""
+
+    def __init__(self, ctx):
+        self._ctx = ctx
+
+    @property
+    def needs_input_grad(self):
+        return self._ctx.needs_input_grad[1:]
+
+    def __getattr__(self, name):
+        return getattr(self._ctx, name)
+
+
+def _complete(op, arguments, keywords):
+    """All arguments in the schema's order: torch leaves those out that have their default and come last."""
+    rest = op.arguments[len(arguments) :]
+    return (*arguments, *(keywords.get(argument.name, argument.default) for argument in rest))
+
+
+def _single_level():
+    """Lets a node be made within torch.func's levels, as functorch itself makes them."""
+    import contextlib
+
+    from torch._functorch import autograd_function
+
+    allowed = getattr(autograd_function, "enable_single_level_autograd_function", None)
+    return allowed() if allowed else contextlib.nullcontext()
+
+
+def refuse_forward_mode(op, given):
+    """Raises NotImplementedError for a dual tensor: a node is backward mode alone, and forward mode would go on with
+    silent zeros."""
+    from torch.autograd import forward_ad
+
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return
+    for tensor in given:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(f"apex {op}: forward-mode automatic differentiation is not implemented")

@@ -1,0 +1,415 @@
+"""The ops of batch norm: csrc/bindings/{channel,batchnorm,reduce_bn,relu_bw,groupbn,welford_*}.h in Python.
+
+They are no functional pairs: between the statistics of a rank and the output lies a collective, so the whole is an
+autograd function in Python (apex/parallel) over these.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from apex._portable import interface, tensors
+from apex._portable.checks import float64_alone, type_, value
+from apex._portable.functional import kernel
+from apex._portable.tensors import F32, F64, address, code_of, contiguous, math_type
+
+_LAST = ((4, torch.channels_last), (5, torch.channels_last_3d))
+_SHAPE = ("channels", "batch", "spatial", "channels_last", "input_type", "weight_type")
+_apply = interface.layout("ChannelApply").packer(
+    *_SHAPE, "input", "grad_output", "z", "mean", "inv_std", "weight", "shift", "output", "relu", "bitmask", "grad_z",
+    "sum_dy", "sum_dy_xmu", "count", "counts", "count_is_int",
+)  # fmt: skip
+_reduce_layout = interface.layout("ChannelReduce")
+_reduce = _reduce_layout.filler(
+    *_SHAPE, "input", "sums", "grad_output", "mean", "inv_std", "bitmask", "grad_weight", "grad_bias"
+)
+
+
+class _Channels(NamedTuple):
+    """Where the channels are: the last dimension, or else the second one, whatever their order in memory."""
+
+    count: int
+    format: torch.memory_format  # of the input as kernels read it, and of outputs
+    last_in_memory: bool
+    math: torch.dtype  # of statistics
+
+
+def _channels_of(op, input, channel_last, nhwc=False):
+    dims = input.dim()
+    value(dims >= 2, "{}: the input has {} dimensions; it must have at least 2, batch and channels", op, dims)
+    code_of(op, input.dtype)
+    last, format = channel_last or dims == 2, torch.contiguous_format
+    count = input.shape[-1 if last else 1]
+    if not last and not input.is_contiguous():
+        for wanted, dense in _LAST:
+            if dims == wanted and input.is_contiguous(memory_format=dense):
+                last, format = True, dense
+    if nhwc and not last:
+        value(
+            dims == 4,
+            "{}: the input has {} dimensions; without channel_last it must have 4, [batch, channels, height, width]",
+            op, dims,
+        )  # fmt: skip
+        last, format = True, torch.channels_last
+    return _Channels(count, format, last, math_type(input.dtype))
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _check_per_channel(op, name, tensor, input, count):
+    value(
+        tensor.dim() == 1 and tensor.shape[0] == count,
+        "{}: {} has shape {} but the input has {} channels", op, name, tensor.shape, count,
+    )  # fmt: skip
+    value(
+        tensor.device == input.device,
+        "{}: {} is on {} but the input is on {}",
+        op,
+        name,
+        tensor.device,
+        input.device,
+    )
+
+
+def _check_given(op, name, tensor):
+    """The dispatcher passes None for a tensor that an op needs, too."""
+    type_(tensor is not None, "{}: {} must be a tensor, not None", op, name)
+
+
+def _check_statistic(op, name, tensor, input, channels):
+    if tensor is None:
+        return
+    _check_per_channel(op, name, tensor, input, channels.count)
+    type_(tensor.dtype is channels.math, "{}: {} must be {}, not {}", op, name, channels.math, tensor.dtype)
+
+
+def _check_affine(op, weight, shift, input, channels):
+    for name, w in (("weight", weight), ("bias", shift)):
+        if w is not None:
+            _check_per_channel(op, name, w, input, channels.count)
+            float64_alone(op, name, w, input, name)
+    type_(
+        weight is None or shift is None or weight.dtype is shift.dtype,
+        "{}: weight and bias must have one dtype",
+        op,
+    )
+
+
+def _check_like_input(op, name, tensor, input):
+    if tensor is None:
+        return
+    value(
+        tensor.shape == input.shape and tensor.device == input.device,
+        "{}: {} has shape {} on {}, not the input's {} on {}",
+        op, name, tensor.shape, tensor.device, input.shape, input.device,
+    )  # fmt: skip
+    type_(
+        tensor.dtype is input.dtype,
+        "{}: {} has dtype {}, not the input's {}",
+        op,
+        name,
+        tensor.dtype,
+        input.dtype,
+    )
+
+
+def _check_gradient(op, grad, input):
+    _check_given(op, "grad_output", grad)
+    _check_like_input(op, "grad_output", grad, input)
+
+
+def _check_statistics(op, input, channels, mean, inv_std):
+    _check_given(op, "mean", mean)
+    _check_given(op, "inv_std", inv_std)
+
+
+def _check_normalization(op, input, channels, z, mean, inv_std, weight, shift):
+    _check_statistics(op, input, channels, mean, inv_std)
+    _check_like_input(op, "z", z, input)
+    _check_statistic(op, "mean", mean, input, channels)
+    _check_statistic(op, "inv_std", inv_std, input, channels)
+    _check_affine(op, weight, shift, input, channels)
+
+
+def _check_bitmask(op, bitmask, input):
+    if bitmask is None:
+        return
+    wanted = (input.numel() + 7) // 8
+    type_(bitmask.dtype is torch.uint8, "{}: bitmask must be uint8, not {}", op, bitmask.dtype)
+    value(
+        bitmask.dim() == 1 and bitmask.shape[0] == wanted and bitmask.device == input.device,
+        "{}: bitmask must hold {} bytes on {}, a bit for each element, not {} on {}",
+        op, wanted, input.device, bitmask.shape, bitmask.device,
+    )  # fmt: skip
+
+
+def _check_sums(op, input, channels, sum_dy, sum_dy_xmu, count):
+    _check_statistic(op, "sum_dy", sum_dy, input, channels)
+    _check_statistic(op, "sum_dy_xmu", sum_dy_xmu, input, channels)
+    value(
+        (sum_dy is None) == (sum_dy_xmu is None) == (count is None),
+        "{}: sum_dy, sum_dy_xmu and count come together, or not at all", op,
+    )  # fmt: skip
+    if count is not None:
+        type_(
+            count.dtype in (torch.int32, channels.math), "{}: count must be int32 or {}, not {}",
+            op, channels.math, count.dtype,
+        )  # fmt: skip
+        value(
+            count.device == input.device,
+            "{}: count is on {} but the input is on {}",
+            op,
+            count.device,
+            input.device,
+        )
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def _shape_of(op, x, channels, weight):
+    """[batch][channels][spatial], or rows of channels: the fields _SHAPE."""
+    count, batch = channels.count, x.shape[0]
+    spatial = x.numel() // (batch * count) if batch and count else 0
+    # One element a channel and image: the same memory either way.
+    last = channels.last_in_memory or spatial == 1
+    if last:
+        batch, spatial = x.numel() // count if count else 0, 1
+    code = code_of(op, x.dtype)
+    return count, batch, spatial, last, code, code if weight is None else code_of(op, weight.dtype)
+
+
+def _in_format(tensor, format):
+    return None if tensor is None else tensor.contiguous(memory_format=format)
+
+
+def _output_like(input, channels):
+    return torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=channels.format)
+
+
+def _run_apply(op, channels, input, mean, inv_std, *, grad=None, z=None, weight=None, shift=None, relu=False,
+               bitmask=None, grad_z=None, sums=(None, None, None)):  # fmt: skip
+    """The output of a pass over all elements; None: the reference must run."""
+    place = tensors.place_of(input)
+    if place is None:
+        return None
+    x = _in_format(input, channels.format)
+    dy, more = _in_format(grad, channels.format), _in_format(z, channels.format)
+    m, r, w, s = contiguous(mean), contiguous(inv_std), contiguous(weight), contiguous(shift)
+    of_dy, of_dy_xmu, count = map(contiguous, sums)
+    output = _output_like(input, channels)
+    packed = _apply(
+        *_shape_of(op, x, channels, w if w is not None else s), x.data_ptr(), address(dy), address(more), m.data_ptr(),
+        r.data_ptr(), address(w), address(s), output.data_ptr(), relu, address(bitmask), address(grad_z),
+        address(of_dy), address(of_dy_xmu), address(count), 0 if count is None else count.numel(),
+        count is not None and count.dtype is torch.int32,
+    )  # fmt: skip
+    status = interface.function(f"apex_{op}")(place, packed)
+    return None if status and tensors.must_use_reference(status, op) else output
+
+
+def _run_reduce(op, place, x, channels, buffer):
+    """Whether the kernels ran: partial sums, counters, the launch."""
+    counters = interface.counter()
+    status = interface.function(f"apex_{op}_prepare")(place, buffer, counters)
+    if status and tensors.must_use_reference(status, op):
+        return False
+    kept, parts = [], _reduce_layout.get(buffer, "parts")
+    if parts > 1 or place[0] == tensors.CPU:  # the CPU variant merges a single part too
+        kept.append(torch.empty((parts, 3, channels.count), dtype=channels.math, device=x.device))
+        _reduce_layout.set(buffer, partials=kept[-1].data_ptr())
+    if counters[0] > 0:
+        kept.append(tensors.ZeroedCounters(place, x.device, counters[0], op))
+        _reduce_layout.set(buffer, counters=kept[-1].address)
+    status = interface.function(f"apex_{op}")(place, buffer)
+    return not (status and tensors.must_use_reference(status, op))
+
+
+# ---- ops -------------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def welford_mean_var(input, channel_last):
+    op = "welford_mean_var"
+    channels, place = _channels_of(op, input, channel_last), tensors.place_of(input)
+    if place is None:
+        return None
+    x = _in_format(input, channels.format)
+    made = torch.empty(2 * channels.count + 1, dtype=channels.math, device=input.device)
+    if x.numel() == 0:
+        return made.zero_()
+    buffer = _reduce(*_shape_of(op, x, channels, None), x.data_ptr(), made.data_ptr(), *(0,) * 6)
+    return made if _run_reduce(op, place, x, channels, buffer) else None
+
+
+@kernel
+def reduce_bn(grad_output, input, mean, inv_std, weight, channel_last, bitmask):
+    op = "reduce_bn"
+    channels = _channels_of(op, input, channel_last, nhwc=bitmask is not None)
+    _check_bitmask(op, bitmask, input)
+    _check_gradient(op, grad_output, input)
+    _check_statistics(op, input, channels, mean, inv_std)
+    _check_statistic(op, "mean", mean, input, channels)
+    _check_statistic(op, "inv_std", inv_std, input, channels)
+    _check_affine(op, weight, None, input, channels)
+    place = tensors.place_of(input)
+    if place is None:
+        return None
+    x, dy = _in_format(input, channels.format), _in_format(grad_output, channels.format)
+    m, r, mask = mean.contiguous(), inv_std.contiguous(), contiguous(bitmask)
+    sums = torch.empty(2 * channels.count, dtype=channels.math, device=x.device)
+    like = sums.new_empty(0) if weight is None else weight.new_empty(channels.count)
+    of_weight, of_bias = like, torch.empty_like(like)
+    if x.numel() == 0:
+        return sums.zero_(), of_weight.zero_(), of_bias.zero_()
+    given = weight is not None
+    buffer = _reduce(
+        *_shape_of(op, x, channels, weight), x.data_ptr(), sums.data_ptr(), dy.data_ptr(), m.data_ptr(), r.data_ptr(),
+        address(mask), of_weight.data_ptr() if given else 0, of_bias.data_ptr() if given else 0,
+    )  # fmt: skip
+    return (sums, of_weight, of_bias) if _run_reduce(op, place, x, channels, buffer) else None
+
+
+@kernel
+def batchnorm_forward(input, z, mean, inv_std, weight, shift, fuse_relu, channel_last):
+    op = "batchnorm_forward"
+    channels = _channels_of(op, input, channel_last)
+    _check_normalization(op, input, channels, z, mean, inv_std, weight, shift)
+    return _run_apply(op, channels, input, mean, inv_std, z=z, weight=weight, shift=shift, relu=fuse_relu)
+
+
+@kernel
+def batchnorm_backward(grad_output, input, mean, inv_std, weight, sum_dy, sum_dy_xmu, count, channel_last):
+    op = "batchnorm_backward"
+    channels = _channels_of(op, input, channel_last)
+    _check_normalization(op, input, channels, None, mean, inv_std, weight, None)
+    _check_gradient(op, grad_output, input)
+    _check_sums(op, input, channels, sum_dy, sum_dy_xmu, count)
+    sums = sum_dy, sum_dy_xmu, count
+    return _run_apply(op, channels, input, mean, inv_std, grad=grad_output, weight=weight, sums=sums)
+
+
+@kernel
+def relu_bw(grad_output, input, z, mean, inv_std, weight, shift, channel_last):
+    op = "relu_bw"
+    channels = _channels_of(op, input, channel_last)
+    _check_normalization(op, input, channels, z, mean, inv_std, weight, shift)
+    _check_gradient(op, grad_output, input)
+    return _run_apply(op, channels, input, mean, inv_std, grad=grad_output, z=z, weight=weight, shift=shift)
+
+
+@kernel
+def groupbn_forward(input, z, mean, inv_std, weight, shift, fuse_relu, make_bitmask, channel_last):
+    op = "groupbn_forward"
+    channels = _channels_of(op, input, channel_last, nhwc=True)
+    _check_normalization(op, input, channels, z, mean, inv_std, weight, shift)
+    value(
+        fuse_relu or not make_bitmask,
+        "groupbn_forward: a bitmask says what a ReLU let through: make_bitmask needs fuse_relu",
+    )
+    size = (input.numel() + 7) // 8 if make_bitmask else 0
+    mask = torch.empty(size, dtype=torch.uint8, device=input.device)
+    output = _run_apply(
+        op, channels, input, mean, inv_std, z=z, weight=weight, shift=shift, relu=fuse_relu,
+        bitmask=mask if make_bitmask else None,
+    )  # fmt: skip
+    return None if output is None else (output, mask)
+
+
+@kernel
+def groupbn_backward(
+    grad_output, input, bitmask, mean, inv_std, weight, sum_dy, sum_dy_xmu, count, of_z, channel_last
+):
+    op = "groupbn_backward"
+    channels = _channels_of(op, input, channel_last, nhwc=True)
+    _check_normalization(op, input, channels, None, mean, inv_std, weight, None)
+    _check_gradient(op, grad_output, input)
+    _check_bitmask(op, bitmask, input)
+    _check_sums(op, input, channels, sum_dy, sum_dy_xmu, count)
+    grad_z = _output_like(input, channels) if of_z else torch.empty(0, dtype=input.dtype, device=input.device)
+    output = _run_apply(
+        op, channels, input, mean, inv_std, grad=grad_output, weight=weight, bitmask=contiguous(bitmask),
+        grad_z=grad_z if of_z else None, sums=(sum_dy, sum_dy_xmu, count),
+    )  # fmt: skip
+    return None if output is None else (output, grad_z)
+
+
+# ---- statistics of several ranks -------------------------------------------------------------------------------------
+
+_merge = interface.layout("WelfordParallel").packer(
+    "mean", "var", "count", "out_mean", "out_var", "out_inv_std", "out_count", "running_mean", "running_var",
+    "running_type", "batches", "ranks", "channels", "mean_stride", "var_stride", "count_stride", "eps", "momentum",
+    "input_type", "count_is_int",
+)  # fmt: skip
+_c_merge = interface.function("apex_welford_parallel")
+
+
+def _check_merge(mean, var_biased, numel, running_mean, running_var, batches):
+    op, kind = "welford_parallel", mean.dtype
+    value(
+        mean.dim() == 2 and var_biased.shape == mean.shape,
+        "{}: mean and var_biased must both be [ranks, channels], not {} and {}", op, mean.shape, var_biased.shape,
+    )  # fmt: skip
+    value(
+        numel.dim() == 1 and numel.shape[0] == mean.shape[0],
+        "{}: numel must hold one count for each of {} ranks; its shape is {}", op, mean.shape[0], numel.shape,
+    )  # fmt: skip
+    type_(
+        kind in (F32, F64) and var_biased.dtype is kind,
+        "{}: mean and var_biased must both be float32 or both float64, not {} and {}", op, kind, var_biased.dtype,
+    )  # fmt: skip
+    type_(numel.dtype in (torch.int32, kind), "{}: numel must be int32 or {}, not {}", op, kind, numel.dtype)
+    value(var_biased.device == mean.device == numel.device, "{}: all arguments must be on one device", op)
+    value(
+        (running_mean is None) == (running_var is None),
+        "{}: running_mean and running_var come together, or not at all", op,
+    )  # fmt: skip
+    if running_mean is None:
+        return
+    for name, running in (("running_mean", running_mean), ("running_var", running_var)):
+        _check_per_channel(op, name, running, mean, mean.shape[1])
+        code_of(op, running.dtype)
+        type_(
+            running.dtype is running_mean.dtype and (running.dtype is F64) == (kind is F64),
+            "{}: running statistics must have one dtype, and be float64 beside float64 alone, not {}",
+            op, running.dtype,
+        )  # fmt: skip
+    if batches is not None:
+        type_(
+            batches.dtype is torch.int64, "{}: num_batches_tracked must be int64, not {}", op, batches.dtype
+        )
+        value(
+            batches.device == mean.device and batches.numel() == 1,
+            "{}: num_batches_tracked must be one number on {}", op, mean.device,
+        )  # fmt: skip
+
+
+@kernel
+def welford_parallel(mean, var_biased, numel, eps, running_mean, running_var, momentum, num_batches_tracked):
+    op = "welford_parallel"
+    _check_merge(mean, var_biased, numel, running_mean, running_var, num_batches_tracked)
+    running = [] if running_mean is None else [running_mean, running_var]
+    for name, one in zip(("running_mean", "running_var"), running, strict=False):
+        tensors.refuse_overlap(one, f"{op}: {name}")
+    place = tensors.place_of(mean)
+    # Kernels write running statistics where they are.
+    if place is None or not all(one.is_contiguous() for one in running):
+        return None
+    m, v = (t if t.shape[1] <= 1 or t.stride(1) == 1 else t.contiguous() for t in (mean, var_biased))
+    made = [torch.empty(mean.shape[1], dtype=mean.dtype, device=mean.device) for _ in range(3)]
+    made.append(torch.empty(1, dtype=mean.dtype, device=mean.device))
+    packed = _merge(
+        m.data_ptr(), v.data_ptr(), numel.data_ptr(), *(t.data_ptr() for t in made), address(running_mean),
+        address(running_var), code_of(op, running_mean.dtype) if running else 0,
+        address(num_batches_tracked) if running else 0, m.shape[0], m.shape[1], m.stride(0), v.stride(0),
+        numel.stride(0), eps, momentum, code_of(op, mean.dtype), numel.dtype is torch.int32,
+    )  # fmt: skip
+    status = _c_merge(place, packed)
+    if status and tensors.must_use_reference(status, op):
+        return None
+    for one in running:
+        tensors.bump_version(one)
+    return tuple(made)

@@ -1,0 +1,144 @@
+"""The object that stands for the compiled module `_C`, and the kernels of torch's dispatcher."""
+
+from __future__ import annotations
+
+import types
+
+from apex._loader import reference, registry
+from apex._portable import (  # noqa: F401 (kernels enter themselves)
+    activation,
+    channels,
+    functional,
+    group_norm,
+    interface,
+    losses,
+    multi_tensor,
+    norms,
+    optimizer_plan,
+    plan,
+    rope,
+    softmax,
+    tensors,
+    transducer,
+)
+
+_SCALE = "update_scale_hysteresis"
+
+
+def implementation(name):
+    """What serves an op in torch's dispatcher: its kernel here, or its reference where there is none yet."""
+    if name in functional.KERNELS:
+        return functional.KERNELS[name]
+    if name in multi_tensor.names():
+        return multi_tensor.op(name).run
+    if name == _SCALE:
+        return activation.update_scale_hysteresis
+    return reference.target(name)
+
+
+def without_kernel():
+    """The ops that have no portable form: they run on their reference."""
+    served = {*functional.KERNELS, *multi_tensor.names(), _SCALE}
+    return tuple(name for name in registry.schemas() if name not in served)
+
+
+def shapes(name):
+    """The op on tensors that are a shape alone: its reference's, which looks at no element of them."""
+    return reference.target(name)
+
+
+def lend_threads():
+    """CPU variants run on torch's own threads, where torch has a C function for that: from 2.10 on."""
+    import ctypes
+
+    from apex._loader import vendor
+
+    folder = vendor.torch_folder()
+    if not folder:
+        return
+    try:
+        of_torch = ctypes.CDLL(f"{folder}/libtorch_cpu.so")
+        found = ctypes.cast(of_torch.torch_parallel_for, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return
+    interface.function("apex_lend_torch_threads")(found)
+
+
+def make():
+    """The module. To be called when torch.ops.apex has its ops."""
+    made = types.ModuleType("apex._C", __doc__)
+    made.OptimizerPlan, made.StateWatch = optimizer_plan.OptimizerPlan, optimizer_plan.StateWatch
+    made.is_plain, made.is_dense = tensors.is_plain, plan.is_dense
+    for name in multi_tensor.names():
+        _add_lists(made, multi_tensor.op(name))
+    for name in functional.KERNELS:
+        op = registry.schemas()[name]
+        if op.differentiable and not name.endswith("_backward"):
+            setattr(made, op.unit if not name.startswith("add_") else f"add_{op.unit}", _entry(name))
+        elif not op.differentiable:  # the ops of batch norm
+            setattr(made, name, functional.Entry(name, None))
+    made.update_scale_hysteresis = activation.update_scale_hysteresis
+    return made
+
+
+def _entry(name):
+    return functional.Entry(name, _pair(name))
+
+
+def _pair(name):
+    module = reference.module(name)
+    return next((p for p in getattr(module, "PAIRS", ()) if f"{p.name}_forward" == name), None)
+
+
+def _add_lists(made, op):
+    if op.name in _SIGNATURES:
+        setattr(made, op.name, _SIGNATURES[op.name](op))
+        return
+    setattr(made, f"{op.name}_call", lambda **keywords: op.call(keywords))
+    setattr(made, op.name, lambda tensor_lists, call: op.entry(tensor_lists, call))
+    setattr(made, f"{op.name}_step", op.step)
+
+
+def _scale(op):
+    def multi_tensor_scale(noop_flag, tensor_lists, scale, scale_tensor=None, skip_one=False):
+        call = dict(noop_flag=noop_flag, scale=scale, scale_tensor=scale_tensor, skip_one=skip_one)
+        op.entry(tensor_lists, call)
+
+    return multi_tensor_scale
+
+
+def _axpby(op):
+    def multi_tensor_axpby(noop_flag, tensor_lists, a, b, arg_to_check=-1, a_tensor=None):
+        op.entry(
+            tensor_lists, dict(noop_flag=noop_flag, a=a, b=b, arg_to_check=arg_to_check, a_tensor=a_tensor)
+        )
+
+    return multi_tensor_axpby
+
+
+def _positional(op):
+    def entry(tensor_lists, *scalars):
+        op.entry(tensor_lists, op.call(dict(zip(op.names, scalars, strict=True))))
+
+    entry.__name__ = op.name
+    return entry
+
+
+_SIGNATURES = {
+    "multi_tensor_scale": _scale,
+    "multi_tensor_axpby": _axpby,
+    "multi_tensor_lamb_stage1": _positional,
+    "multi_tensor_lamb_stage2": _positional,
+}
+
+
+def load():
+    """Defines torch.ops.apex and returns (the module, what keeps the ops alive)."""
+    lend_threads()
+    names = list(registry.schemas())
+    alive = reference.define("apex", implementation, names)
+    for name in functional.KERNELS:
+        if not registry.schemas()[name].returns_nothing:
+            alive.impl(name, shapes(name), "Meta")
+    reference.record("apex", alive, names)
+    return make(), alive

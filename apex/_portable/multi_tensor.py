@@ -1,0 +1,545 @@
+"""Ops over lists of tensors: their checks and how a call's scalars become the C struct.
+
+csrc/ops.schemas says most of it: the lists, which of them the op writes, the struct, how many quantities are reduced,
+which field an argument goes to. What the compiled bindings write by hand (csrc/bindings/multi_tensor_*.h) is here.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import torch
+
+from apex._loader import registry
+from apex._loader.op_model import REQUIRED
+from apex._portable import interface, tensors
+from apex._portable.plan import TensorPlan
+
+_INTEGERS = ("noop_flag", "step_tensor", "growth_tracker", "hysteresis_tracker")
+
+
+def _field(op, argument):
+    name = op.field.get(argument.name, argument.name)
+    if argument.is_tensor and name.endswith("_tensor"):
+        return name.removesuffix("_tensor") + "_on_device"
+    return name
+
+
+class ListOp:
+    """One op. Subclasses say what is not in csrc/ops.schemas."""
+
+    extra = ()  # fields that `more` fills in
+    step_names = None
+
+    def __init__(self, name):
+        self.name, self.unit = name, name.encode()
+        self.model = registry.schemas()[name]
+        self.lists = [argument.name for argument in self.model.lists]
+        self.written = sum(argument.written << k for k, argument in enumerate(self.model.lists))
+        self.reductions = int(self.model.reductions)
+        self.arguments = [argument for argument in self.model.arguments if not argument.is_list]
+        self.defaults = {a.name: a.default for a in self.arguments if a.default is not REQUIRED}
+        self.names = tuple(argument.name for argument in self.arguments)
+        layout = interface.layout(self.model.launch)
+        named = [(a, _field(self.model, a)) for a in self.arguments]
+        named = [(a, field) for a, field in named if field in layout.codes and field not in self.extra]
+        named.sort(key=lambda pair: pair[0].is_tensor)
+        self._scalars = [a.name for a, _ in named if not a.is_tensor]
+        self._pointers = [
+            (a.name, torch.int32 if a.name in _INTEGERS else torch.float32, a.written)
+            for a, _ in named
+            if a.is_tensor
+        ]
+        self._pack = layout.packer(*(field for _, field in named), *self.extra)
+        self.c = interface.function(f"apex_{name}")
+        # The gradients are written by the calls that unscale them; the schema can only say that they may be.
+        if "unscale_grads" in self.names:
+            self.written &= ~1
+
+    def call(self, keywords):
+        """All scalars of a call, by name; raises TypeError as a function of these keywords would."""
+        given = {**self.defaults, **keywords}
+        if len(given) != len(self.names):
+            wrong = sorted(set(given) ^ set(self.names))
+            raise TypeError(f"{self.name}: these arguments are missing, or unknown: {', '.join(wrong)}")
+        return given
+
+    # ---- what ops say by themselves
+
+    def check(self, call):
+        """Raises ValueError for scalars that the op does not take."""
+
+    def more(self, call, launch, kept):
+        """The fields `extra`. kept: memory that must live until the launch is queued."""
+        return ()
+
+    def arguments_of(self, call, launch):
+        """Arguments of the C function after the struct."""
+        return ()
+
+    def after(self, kept):
+        """Called after a launch, or after the reference."""
+        for one in kept:
+            if isinstance(one, PerTensor):
+                one.write_back()
+
+    def before_reference(self, call, launch, kept):
+        """The scalars of the reference of one bucket."""
+        return call
+
+    def place_lists(self, call, lists):
+        """A bucket's lists by the schema's names."""
+        return dict(zip(self.lists, lists, strict=False))
+
+    def chosen(self, call, given):
+        """(names, lists) of what a call takes of all lists; raises ValueError."""
+        names = [name for name in self.lists if name not in self.model.optional or len(given[name])]
+        return names, [given[name] for name in names]
+
+    # ---- running
+
+    def on(self, call):
+        """The op with its scalars, as TensorPlan runs it."""
+        return _Running(self, call)
+
+    def run(self, *arguments, **keywords):
+        """The dispatcher's kernel: arguments as the schema has them."""
+        given = dict(zip((a.name for a in self.model.arguments), arguments, strict=False)) | keywords
+        lists = {name: given.pop(name) for name in self.lists}
+        call = self.call(given)
+        self.check(call)
+        self.run_on(*self.chosen(call, lists), call)
+
+    def run_on(self, names, lists, call):
+        run_once(self.on(call), names, self.written & ((1 << len(lists)) - 1), lists)
+
+    def entry(self, lists, call):
+        """The direct entry over lists: [gradients, parameters, ...]."""
+        self.check_count(lists)
+        given = dict(zip(self.lists, [*lists, *[[]] * (len(self.lists) - len(lists))], strict=True))
+        self.check(call)
+        self.run_on(*self.chosen(call, given), call)
+
+    def check_count(self, lists):
+        """Raises ValueError for a wrong number of lists."""
+        most = len(self.lists)
+        if not self.step_names or not 0 < most - len(lists) <= 1:
+            if len(lists) == most:
+                return
+            if not self.step_names:
+                raise ValueError(f"{self.name}: {most} tensor lists are required, not {len(lists)}")
+            raise ValueError(
+                f"{self.name}: {most - 1} or {most} tensor lists ({self.step_names}) are required, not {len(lists)}"
+            )
+
+    def step(self, plan, call):
+        """The direct entry over an optimizer's plan."""
+        self.check(call)
+        plan.run(self.on(call))
+
+
+class _Running:
+    def __init__(self, op, call):
+        self.op, self.call = op, call
+        self.name, self.unit, self.reductions = op.name, op.unit, op.reductions
+        self.gradients_written = bool(call.get("unscale_grads") and call["inv_scale"] is not None)
+
+    def launch(self, launch):
+        op, call, kept = self.op, self.call, []
+        device = launch.device
+        values = [call[name] for name in op._scalars]
+        if "unscale_grads" in call:
+            values[op._scalars.index("unscale_grads")] = self.gradients_written
+        values += [
+            tensors.scalar(call[name], name, dtype, device, written) for name, dtype, written in op._pointers
+        ]
+        packed = op._pack(*values, *op.more(call, launch, kept))
+        status = op.c(launch.place, launch.lists, packed, *op.arguments_of(call, launch))
+        op.after(kept)
+        return status
+
+    def reference(self, lists, launch):
+        op, kept = self.op, []
+        named = {name: [] for name in op.lists} | op.place_lists(self.call, lists)
+        scalars = op.before_reference(self.call, launch, kept)
+        getattr(torch.ops.apex_reference, op.name)(**named, **scalars)
+        op.after(kept)
+
+
+# ---- plans of lists that are passed anew at every call --------------------------------------------------------------
+
+_remembered, _lock, _most = {}, threading.Lock(), 64
+
+
+def run_once(op, names, written, lists):
+    """Runs an op once on lists that the caller does not keep: plans are remembered by shape, not by tensor."""
+    for k in range(1, len(lists)):
+        if len(lists[k]) != len(lists[0]):
+            raise ValueError(
+                f"{op.name}: {names[k]} holds {len(lists[k])} tensors but {names[0]} holds {len(lists[0])}"
+            )
+    if not lists or not lists[0]:
+        return
+    key = (
+        op.name,
+        written,
+        *(tuple((t.numel(), t.dtype, t.device) for t in column if t is not None) for column in lists),
+    )
+    with _lock:  # taken out while in use: two threads never share one plan
+        plan = _remembered.pop(key, None)
+    if plan is None or plan.tensors != len(lists[0]) or not plan.run(op, lists):
+        plan = TensorPlan(names, written, lists)
+        if not plan.run(op, lists):
+            raise ValueError(f"{op.name}: a tensor's layout cannot be used; pass contiguous tensors")
+    with _lock:
+        _remembered[key] = plan
+        if len(_remembered) > _most:
+            del _remembered[next(iter(_remembered))]
+
+
+# ---- one number for each tensor of a call ----------------------------------------------------------------------------
+
+
+class PerTensor:
+    """One number for each tensor of a call, in a float32 tensor, as a bucket's kernels number their own tensors: where
+    those do not stand side by side, they are copied out, and back by `write_back`."""
+
+    def __init__(self, numbers, launch, name):
+        self.bucket, self._runs, self._all = None, (), numbers
+        if numbers is None:
+            return
+        if numbers.dtype is not torch.float32:
+            raise TypeError(f"{name} must be a float32 tensor, not {tensors.dtype_name(numbers.dtype)}")
+        if numbers.device != launch.device:
+            raise ValueError(f"{name} is on {numbers.device} but the tensors are on {launch.device}")
+        if not tensors.is_plain(numbers):
+            tensors.refuse_unless_plain(numbers, name)
+        if not numbers.is_contiguous():
+            raise ValueError(f"{name} must be contiguous")
+        if numbers.numel() != launch.tensors:
+            raise ValueError(f"{name} holds {numbers.numel()} elements for {launch.tensors} tensors")
+        if len(launch.members) == launch.tensors or launch.check_only:
+            self.bucket = numbers
+            return
+        self._runs = _runs(numbers.view(-1), launch.members)
+        self.bucket = self._runs[0] if len(self._runs) == 1 else torch.cat(self._runs)
+
+    def address(self, written=False):
+        """Of the bucket's numbers; 0 if none were given."""
+        if self.bucket is None:
+            return 0
+        if written:
+            tensors.bump_version(self._all)
+        return self.bucket.data_ptr()
+
+    def write_back(self):
+        """After the launch."""
+        if len(self._runs) < 2:
+            return
+        first = 0
+        for run in self._runs:
+            run.copy_(self.bucket[first : first + run.numel()])
+            first += run.numel()
+
+
+def _runs(row, members):
+    """The parts of `row` that the members are, in order."""
+    found, first = [], 0
+    for last in range(1, len(members) + 1):
+        if last == len(members) or members[last] != members[last - 1] + 1:
+            found.append(row[members[first] : members[last - 1] + 1])
+            first = last
+    return found or [row[:0]]
+
+
+# ---- the ops ---------------------------------------------------------------------------------------------------------
+
+
+def _check_betas(op, call):
+    beta1, beta2 = call["beta1"], call["beta2"]
+    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
+        raise ValueError(f"{op}: betas must lie in [0, 1), not {beta1:g} and {beta2:g}")
+
+
+def _check_mode(op, call):
+    if call["decay_mode"] not in (0, 1):
+        raise ValueError(f"{op}: decay_mode is 0 (L2) or 1 (decoupled), not {call['decay_mode']}")
+
+
+def _check_step(op, call, always=False):
+    counted = always or (call["step_tensor"] is None and call["bias_correction"])
+    if counted and not 1 <= call["step"] < 2**31:
+        raise ValueError(f"{op}: step counts from 1, not {call['step']}")
+
+
+class _Advancing(ListOp):
+    """The step is advanced by the last launch alone, after every other has read it."""
+
+    extra = ("step_offset", "advance_step")
+
+    def more(self, call, launch, kept):
+        advance = call["advance_step"]
+        return advance, advance and launch.last
+
+    def before_reference(self, call, launch, kept):
+        if call["step_tensor"] is None or not call["advance_step"] or launch.last:
+            return call
+        return {**call, "step_tensor": call["step_tensor"] + 1, "advance_step": False}
+
+
+class Adam(_Advancing):
+    extra = (*_Advancing.extra, "blocks_done")
+    step_names = "gradients, parameters, exp_avgs, exp_avg_sqs[, model parameters]"
+
+    def check(self, call):
+        _check_betas(self.name, call)
+        _check_mode(self.name, call)
+        _check_step(self.name, call)
+
+    def more(self, call, launch, kept):
+        offset, advance = super().more(call, launch, kept)
+        if not advance or not launch.table:
+            return offset, advance, 0
+        # What a kernel (no other variant has a table) counts its blocks with.
+        kept.append(tensors.ZeroedCounters(launch.place, launch.device, 1, self.name))
+        return offset, advance, kept[-1].address
+
+
+class Amsgrad(Adam):
+    step_names = None
+
+
+class Lamb(_Advancing):
+    extra = (*_Advancing.extra, "global_grad_norm")
+    step_names = Adam.step_names
+
+    def check(self, call):
+        Adam.check(self, call)
+
+    def more(self, call, launch, kept):
+        norm = _on(call["global_grad_norm"], launch.device)
+        kept.append(norm)
+        address = tensors.scalar(norm, "global_grad_norm", torch.float32, launch.device)
+        return *super().more(call, launch, kept), address
+
+    def before_reference(self, call, launch, kept):
+        call = super().before_reference(call, launch, kept)
+        return {**call, "global_grad_norm": _on(call["global_grad_norm"], launch.device)}
+
+
+def _on(norm, device):
+    """The norm of all gradients was measured on one device; a group may have parameters on others."""
+    return norm if norm is None or norm.device == device else norm.to(device, non_blocking=True)
+
+
+class LambStage1(ListOp):
+    extra = ("mode", "bias_correction", "grad_averaging", "per_tensor_decay")
+
+    def check(self, call):
+        _check_step(self.name, call, always=True)
+
+    def more(self, call, launch, kept):
+        kept.append(PerTensor(call["per_tensor_decay"], launch, "per_tensor_decay"))
+        return 1, 1, 1, kept[-1].address()
+
+    def before_reference(self, call, launch, kept):
+        return {
+            **call,
+            "per_tensor_decay": PerTensor(call["per_tensor_decay"], launch, "per_tensor_decay").bucket,
+        }
+
+
+class LambStage2(ListOp):
+    extra = ("scaled", "parameter_norms", "update_norms")
+    _norms = ("per_tensor_param_norm", "per_tensor_update_norm")
+
+    def more(self, call, launch, kept):
+        norms = [PerTensor(call[name], launch, name) for name in self._norms]
+        kept += norms
+        scaled = call["use_nvlamb"] or call["weight_decay"] != 0
+        return scaled, norms[0].address(), norms[1].address()
+
+    def before_reference(self, call, launch, kept):
+        return call | {name: PerTensor(call[name], launch, name).bucket for name in self._norms}
+
+
+class Lars(ListOp):
+    extra = ("grad_norms", "param_norms")
+    step_names = "gradients, parameters, momentum buffers[, model parameters]"
+
+    def check(self, call):
+        if (call["grad_norms"] is None) != (call["param_norms"] is None):
+            raise ValueError("multi_tensor_lars: norms of gradients and parameters go together")
+
+    def more(self, call, launch, kept):
+        norms = [PerTensor(call[name], launch, name) for name in self.extra]
+        kept += norms
+        return norms[0].address(), norms[1].address()
+
+    def before_reference(self, call, launch, kept):
+        return call | {name: PerTensor(call[name], launch, name).bucket for name in self.extra}
+
+
+class Novograd(_Advancing):
+    extra = (*_Advancing.extra, "one_minus_beta2", "grad_norms")
+
+    def check(self, call):
+        _check_betas(self.name, call)
+        if call["moment_mode"] not in (0, 1):
+            raise ValueError(
+                "multi_tensor_novograd: moment_mode is 0 (decay inside the average) or 1 (decoupled), not "
+                f"{call['moment_mode']}"
+            )
+        if call["norm_type"] not in (0, 2):
+            raise ValueError(
+                f"multi_tensor_novograd: norm_type is 2 (L2) or 0 (largest magnitude), not {call['norm_type']}"
+            )
+        _check_step(self.name, call)
+        if not call["update_norms"] and call["advance_step"]:
+            raise ValueError("multi_tensor_novograd: only a call that updates the norms advances the step")
+
+    def more(self, call, launch, kept):
+        kept.append(PerTensor(call["grad_norms"], launch, "grad_norms"))
+        return *super().more(call, launch, kept), 1.0 - call["beta2"], kept[0].address(written=True)
+
+    def arguments_of(self, call, launch):
+        return call["norm_type"] == 0, call["update_norms"]
+
+    def before_reference(self, call, launch, kept):
+        kept.append(PerTensor(call["grad_norms"], launch, "grad_norms"))
+        return super().before_reference(call, launch, kept) | {"grad_norms": kept[0].bucket}
+
+
+class Sgd(ListOp):
+    step_names = Lars.step_names
+
+    def chosen(self, call, given):
+        names, lists = ["grads", "params"], [given["grads"], given["params"]]
+        if call["momentum"] != 0 or given["model_params"]:  # else the buffers are neither read nor written
+            if not given["momentums"] and given["grads"]:
+                more = " and model parameters" if given["model_params"] else ""
+                raise ValueError(
+                    f"multi_tensor_sgd: momentum buffers are required, for momentum {call['momentum']:g}{more}"
+                )
+            names, lists = [*names, "momentums"], [*lists, given["momentums"]]
+        if given["model_params"]:
+            names, lists = [*names, "model_params"], [*lists, given["model_params"]]
+        return names, lists
+
+
+class Adagrad(ListOp):
+    def check(self, call):
+        _check_mode(self.name, call)
+
+
+class Axpby(ListOp):
+    def check(self, call):
+        if not -1 <= call["arg_to_check"] <= 1:
+            raise ValueError(
+                f"multi_tensor_axpby: arg_to_check is 0 (x), 1 (y) or -1 (both), not {call['arg_to_check']}"
+            )
+
+
+class Rmsprop(ListOp):
+    extra = ("centered",)
+
+    @staticmethod
+    def _centered(call, lists):
+        return lists > (4 if call["momentum"] != 0 else 3)
+
+    def more(self, call, launch, kept):
+        return (self._centered(call, launch.list_count),)
+
+    def place_lists(self, call, lists):
+        named = dict(zip(self.lists[:3], lists, strict=False))
+        if self._centered(call, len(lists)):
+            named["grad_avgs"] = lists[3]
+        if call["momentum"] != 0:
+            named["momentums"] = lists[-1]
+        return named
+
+    def chosen(self, call, given):
+        names = self.lists[:3]
+        if given["grad_avgs"]:
+            names = [*names, "grad_avgs"]
+        if call["momentum"] != 0:  # else the buffers are neither read nor written
+            if not given["momentums"] and given["grads"]:
+                raise ValueError(
+                    f"multi_tensor_rmsprop: momentum buffers are required, for momentum {call['momentum']:g}"
+                )
+            names = [*names, "momentums"]
+        return names, [given[name] for name in names]
+
+
+class L2norm(ListOp):
+    extra = ("first", "last", "per_tensor")
+
+    def more(self, call, launch, kept):
+        kept.append(PerTensor(call["per_tensor"], launch, "per_tensor"))
+        return launch.first, launch.last, kept[-1].address(written=True)
+
+    def arguments_of(self, call, launch):
+        return (call["maximum"],)
+
+    def run_on(self, names, lists, call):
+        if lists[0]:
+            super().run_on(names, lists, call)
+        else:
+            self._of_nothing(call)
+
+    def step(self, plan, call):
+        plan.run(self.on(call))
+        if plan.launches == 0:
+            self._of_nothing(call)
+
+    @staticmethod
+    def _of_nothing(call):
+        """The norm of no tensors at all."""
+        call["total"].zero_()
+        if call["clip_coefficient"] is not None:
+            call["clip_coefficient"].fill_(1.0)
+
+    def on(self, call):
+        return _MeasuringNorm(self, call)
+
+
+class _MeasuringNorm(_Running):
+    def reference(self, lists, launch):
+        call, total, clip = self.call, self.call["total"], self.call["clip_coefficient"]
+        results = PerTensor(call["per_tensor"], launch, "per_tensor")
+        # A raised flag leaves its outputs as they are: the first bucket's is `total` itself, a later one's adds 0.
+        of_bucket = total if launch.first else torch.zeros_like(total)
+        watch = launch.last and not launch.first and clip is not None
+        flag = call["noop_flag"] if watch and call["check_noop"] else None
+        skipped = None if flag is None else flag.ne(0)
+        alone = launch.first and launch.last
+        scalars = call | {
+            "total": of_bucket, "per_tensor": results.bucket, "clip_coefficient": clip if alone else None
+        }  # fmt: skip
+        torch.ops.apex_reference.multi_tensor_l2norm(lists[0], **scalars)
+        results.write_back()
+        if not launch.first:
+            total.copy_(total.maximum(of_bucket) if call["maximum"] else total.hypot(of_bucket))
+        if watch:
+            factor = total.add(1e-6).reciprocal().mul(call["max_norm"]).clamp_max(1.0).view_as(clip)
+            clip.copy_(factor if skipped is None else factor.where(~skipped.view_as(factor), clip))
+
+
+_CLASSES = {
+    "multi_tensor_adam": Adam, "multi_tensor_amsgrad": Amsgrad, "multi_tensor_lamb": Lamb,
+    "multi_tensor_lamb_stage1": LambStage1, "multi_tensor_lamb_stage2": LambStage2, "multi_tensor_lars": Lars,
+    "multi_tensor_novograd": Novograd, "multi_tensor_sgd": Sgd, "multi_tensor_adagrad": Adagrad,
+    "multi_tensor_axpby": Axpby, "multi_tensor_rmsprop": Rmsprop, "multi_tensor_l2norm": L2norm,
+}  # fmt: skip
+
+
+def names():
+    """The ops over lists of tensors."""
+    return [name for name, op in registry.schemas().items() if op.lists and op.launch]
+
+
+@functools.cache
+def op(name):
+    """The ListOp of that name."""
+    return _CLASSES.get(name, ListOp)(name)

@@ -1,0 +1,278 @@
+"""layer_norm and rms_norm, alone and after an addition: csrc/bindings/{norm,layer_norm,rms_norm}.h in Python."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from apex._portable import interface, tensors
+from apex._portable.functional import kernel
+from apex._portable.tensors import CODES, F32, F64, address, code_of, contiguous
+
+_empty_like, _empty = torch.empty_like, torch.empty
+_contiguous = torch.contiguous_format
+_forward = interface.layout("NormForward").packer(
+    "input", "residual", "sum", "weight", "bias", "output", "mean", "rstd", "rows", "hidden", "eps", "input_type",
+    "output_type", "weight_type",
+)  # fmt: skip
+_layout = interface.layout("NormBackward")
+_backward = _layout.filler(
+    "grad_output", "saved", "grad_sum", "mean", "rstd", "weight", "bias", "grad_input", "grad_weight", "grad_bias",
+    "rows", "hidden", "eps", "input_type", "output_type", "weight_type", "from_output",
+)  # fmt: skip
+_plan = interface.layout("NormPlan").buffer
+
+
+def _math(dtype):
+    return F64 if dtype is F64 else F32
+
+
+def _list(shape):
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _check(op, input, shape, weight, bias):
+    """Raises ValueError or TypeError, as the compiled bindings do."""
+    sizes = tuple(input.shape)
+    if not shape:
+        raise ValueError(f"{op}: normalized_shape must have at least one dimension")
+    if sizes[-len(shape) :] != shape:
+        raise ValueError(
+            f"{op}: normalized_shape {_list(shape)} is not how the input's shape {_list(sizes)} ends"
+        )
+    for name, w in (("weight", weight), ("bias", bias)):
+        if w is None:
+            continue
+        if tuple(w.shape) != shape:
+            raise ValueError(
+                f"{op}: {name} has shape {_list(w.shape)} but normalized_shape is {_list(shape)}"
+            )
+        if w.device != input.device:
+            raise ValueError(f"{op}: {name} is on {w.device} but the input is on {input.device}")
+    if weight is not None and bias is not None and weight.dtype != bias.dtype:
+        raise TypeError(f"{op}: weight and bias must have one dtype")
+
+
+def _fits(input, shape, weight, bias):
+    """Whether all is well, in a few comparisons: `_check` says what is not."""
+    if not shape or input.shape[-len(shape) :] != shape:
+        return False
+    index, cpu = input.get_device(), input.is_cpu
+    for w in (weight, bias):
+        if w is not None and (w.shape != shape or w.get_device() != index or w.is_cpu is not cpu):
+            return False
+    return weight is None or bias is None or weight.dtype is bias.dtype
+
+
+def _check_residual(op, input, residual):
+    if residual.shape != input.shape or residual.device != input.device:
+        raise ValueError(
+            f"{op}: the residual must have the input's shape {_list(input.shape)} and be on its device, {input.device}"
+        )
+    if residual.dtype != input.dtype:
+        name = tensors.dtype_name(input.dtype)
+        raise TypeError(f"{op}: the residual must have the input's dtype {name}")
+
+
+class _Norm:
+    """One of the two ops."""
+
+    def __init__(self, name, centered):
+        self.name, self.centered = name, centered
+        self.c_forward = interface.function(f"apex_{name}_forward")
+        self.c_prepare = interface.function(f"apex_{name}_prepare")
+        self.c_backward = interface.function(f"apex_{name}_backward")
+
+    def forward(self, input, residual, shape, weight, bias, eps, dtype):
+        """(output, sum, mean, rstd); None: the reference must."""
+        shape = tuple(shape)
+        if not _fits(input, shape, weight, bias):
+            _check(self.name, input, shape, weight, bias)
+        if residual is not None:
+            _check_residual(self.name, input, residual)
+        place = tensors.place_of(input)
+        if place is None:
+            return None
+        kind = input.dtype
+        x, r, w, b = input.contiguous(), contiguous(residual), contiguous(weight), contiguous(bias)
+        output = _empty_like(x) if dtype is None or dtype is kind else _empty_like(x, dtype=dtype)
+        total = None if r is None else _empty_like(x)
+        hidden = math.prod(shape)
+        rows = x.numel() // hidden if hidden else math.prod(x.shape[: x.dim() - len(shape)])
+        rstd = _empty((rows,), dtype=F64 if kind is F64 else F32, device=x.device)
+        mean = _empty_like(rstd) if self.centered else None
+        like = w if w is not None else b
+        code = CODES.get(kind)
+        if code is None:
+            code = code_of(self.name, kind)
+        packed = _forward(
+            x.data_ptr(), address(r), address(total), address(w), address(b), output.data_ptr(), address(mean),
+            rstd.data_ptr(), rows, hidden, eps, code, code if dtype is None else code_of(self.name, dtype),
+            code if like is None else code_of(self.name, like.dtype),
+        )  # fmt: skip
+        status = self.c_forward(place, packed)
+        if status and tensors.must_use_reference(status, self.name):
+            return None
+        if not hidden:
+            rstd.fill_(math.nan)
+            if mean is not None:
+                mean.fill_(math.nan)
+        return output, total, mean, rstd
+
+    def _check_backward(self, grad, grad_sum, saved, mean, rstd, shape, weight, bias, from_output, dtype):
+        op, name_of = self.name, tensors.dtype_name
+        if not _fits(saved, shape, weight, bias):
+            _check(op, saved, shape, weight, bias)
+        here = saved.device
+        if grad.shape != saved.shape or grad.device != here:
+            raise ValueError(
+                f"{op}: the gradient has shape {_list(grad.shape)} on {grad.device}, not {_list(saved.shape)} on {here}"
+            )
+        wanted = grad.dtype if from_output else dtype
+        if saved.dtype is not wanted:
+            raise TypeError(f"{op}: the saved tensor has dtype {name_of(saved.dtype)}, not {name_of(wanted)}")
+        if grad_sum is not None:
+            if grad_sum.shape != saved.shape or grad_sum.device != here:
+                raise ValueError(
+                    f"{op}: the gradient of the sum has shape {_list(grad_sum.shape)} on {grad_sum.device}, not "
+                    f"{_list(saved.shape)} on {here}"
+                )
+            if grad_sum.dtype is not dtype:
+                raise TypeError(
+                    f"{op}: the gradient of the sum has dtype {name_of(grad_sum.dtype)}, not {name_of(dtype)}"
+                )
+        kind, rows = _math(dtype), math.prod(saved.shape[: saved.dim() - len(shape)])
+        for name, one in (("rstd", rstd), ("mean", mean)):
+            if name == "mean" and (not self.centered or from_output):
+                continue
+            if one is None or one.numel() != rows or one.dtype is not kind or one.device != here:
+                raise ValueError(f"{op}: {name} must hold one {name_of(kind)} for each row, on {here}")
+
+    def backward(
+        self, grad, grad_sum, saved, mean, rstd, shape, weight, bias, eps, from_output, dtype, wanted
+    ):
+        """(gradient of the input, of the weight, of the bias); None: the reference must."""
+        shape, dtype = tuple(shape), saved.dtype if dtype is None else dtype
+        self._check_backward(grad, grad_sum, saved, mean, rstd, shape, weight, bias, from_output, dtype)
+        place = tensors.place_of(saved)
+        if place is None:
+            return None
+        g, x, r = grad.contiguous(), saved.contiguous(), rstd.contiguous()
+        more, w, b = contiguous(grad_sum), contiguous(weight), contiguous(bias)
+        m = contiguous(mean) if self.centered and not from_output else None
+        of_input = _empty_like(x) if dtype is x.dtype else _empty_like(x, dtype=dtype)
+        of_weight = _empty_like(w) if wanted and w is not None else None
+        of_bias = _empty_like(b) if wanted and b is not None else None
+        if of_bias is not None and of_weight is None:
+            raise ValueError(f"{self.name}: a bias needs a weight beside it")
+        hidden, rows, name = math.prod(shape), r.numel(), self.name
+        code = code_of(name, dtype)
+        buffer = _backward(
+            g.data_ptr(), x.data_ptr(), address(more), address(m), r.data_ptr(), address(w), address(b),
+            of_input.data_ptr(), address(of_weight), address(of_bias), rows, hidden, eps, code, code_of(name, g.dtype),
+            code if w is None else code_of(name, w.dtype), bool(from_output),
+        )  # fmt: skip
+        plan = _plan()
+        status = self.c_prepare(place, buffer, plan)
+        if status and tensors.must_use_reference(status, name):
+            return None
+        parts = _layout.get(buffer, "parts")
+        if of_weight is not None and parts > 0:
+            pitch = (hidden + 3) // 4 * 4  # gpu::norm_partials_pitch
+            partials = _empty((2 if self.centered else 1, parts, pitch), dtype=r.dtype, device=x.device)
+            _layout.set(buffer, partials=partials.data_ptr())
+        status = self.c_backward(place, buffer, plan)
+        if status and tensors.must_use_reference(status, name):
+            return None
+        if of_weight is None:
+            of_weight = saved.new_empty(0)
+        return of_input, of_weight, saved.new_empty(0) if self.centered and of_bias is None else of_bias
+
+
+_layer, _rms = _Norm("layer_norm", True), _Norm("rms_norm", False)
+
+
+@kernel
+def layer_norm_forward(input, normalized_shape, weight, bias, eps, memory_efficient, dtype):
+    found = _layer.forward(input, None, normalized_shape, weight, bias, eps, dtype)
+    return found and (found[0], found[2], found[3])
+
+
+@kernel
+def layer_norm_backward(
+    grad_output,
+    saved,
+    mean,
+    rstd,
+    normalized_shape,
+    weight,
+    bias,
+    eps,
+    memory_efficient,
+    dtype,
+    weight_gradients,
+):
+    return _layer.backward(
+        grad_output, None, saved, mean, rstd, normalized_shape, weight, bias, eps, memory_efficient, dtype,
+        weight_gradients,
+    )  # fmt: skip
+
+
+@kernel
+def add_layer_norm_forward(input, residual, normalized_shape, weight, bias, eps, memory_efficient, dtype):
+    return _layer.forward(input, residual, normalized_shape, weight, bias, eps, dtype)
+
+
+@kernel
+def add_layer_norm_backward(
+    grad_output, grad_sum, saved, mean, rstd, normalized_shape, weight, bias, eps, memory_efficient, dtype,
+    weight_gradients,
+):  # fmt: skip
+    return _layer.backward(
+        grad_output, grad_sum, saved, mean, rstd, normalized_shape, weight, bias, eps, memory_efficient, dtype,
+        weight_gradients,
+    )  # fmt: skip
+
+
+@kernel
+def rms_norm_forward(input, normalized_shape, weight, eps, memory_efficient, dtype):
+    found = _rms.forward(input, None, normalized_shape, weight, None, eps, dtype)
+    return found and (found[0], found[3])
+
+
+@kernel
+def rms_norm_backward(
+    grad_output, saved, rstd, normalized_shape, weight, eps, memory_efficient, dtype, weight_gradients
+):
+    found = _rms.backward(
+        grad_output, None, saved, None, rstd, normalized_shape, weight, None, eps, memory_efficient, dtype,
+        weight_gradients,
+    )  # fmt: skip
+    return found and found[:2]
+
+
+@kernel
+def add_rms_norm_forward(input, residual, normalized_shape, weight, eps, memory_efficient, dtype):
+    found = _rms.forward(input, residual, normalized_shape, weight, None, eps, dtype)
+    return found and (found[0], found[1], found[3])
+
+
+@kernel
+def add_rms_norm_backward(
+    grad_output,
+    grad_sum,
+    saved,
+    rstd,
+    normalized_shape,
+    weight,
+    eps,
+    memory_efficient,
+    dtype,
+    weight_gradients,
+):
+    found = _rms.backward(
+        grad_output, grad_sum, saved, None, rstd, normalized_shape, weight, None, eps, memory_efficient, dtype,
+        weight_gradients,
+    )  # fmt: skip
+    return found and found[:2]

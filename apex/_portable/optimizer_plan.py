@@ -1,0 +1,99 @@
+"""The plan that an optimizer keeps, and the watch over its states: csrc/bindings/{optimizer_plan,python_state_watch}.h
+in Python."""
+
+from __future__ import annotations
+
+import operator
+from itertools import chain
+
+import torch
+
+from apex._portable.plan import TensorPlan
+
+_grad = operator.attrgetter("grad")
+_is_contiguous = torch.Tensor.is_contiguous
+
+
+class OptimizerPlan:
+    """Parameters and their states, whose gradients are read anew at every step.
+
+    names begins with the gradients' name; lists hold the others: parameters first, then their states. owners are the
+    tensors whose .grad are the gradients, watched parameters that have no state yet. Bit k of written: the op writes
+    list k (0: gradients).
+    """
+
+    def __init__(self, names, written, lists, owners, watched):
+        if len(names) != len(lists) + 1:
+            raise ValueError("one name a list, gradients first")
+        for name, column in zip(names[1:], lists, strict=True):
+            if len(column) != len(owners):
+                raise ValueError(f"{name} holds {len(column)} tensors for the gradients of {len(owners)}")
+        self._names, self._written = list(names), written
+        self._lists, self._owners = [list(column) for column in lists], list(owners)
+        self._watched, self._gradients, self._plan = list(watched), None, None
+
+    def watched_has_gradient(self):
+        """Whether a watched parameter has received a gradient: its state is to be made, and a new plan."""
+        return any(p.grad is not None for p in self._watched)
+
+    def layouts_differ(self):
+        """Whether a list's tensor no longer lies in memory as the first list's (its parameter's) does."""
+        if all(all(map(_is_contiguous, [t for t in column if t is not None])) for column in self._lists):
+            return False
+        for row in zip(*(self._lists or [self._owners]), strict=True):
+            for other in row[1:]:
+                if other is None or (row[0].is_contiguous() and other.is_contiguous()):
+                    continue
+                if other.numel() > 1 and other.stride() != row[0].stride():
+                    return True
+        return False
+
+    def set_gradients(self, gradients):
+        """Gradients that are not the parameters' own .grad (local shards of a DTensor); None: .grad again."""
+        if gradients is not None and len(gradients) != len(self._owners):
+            raise ValueError(f"one gradient a parameter: {len(gradients)} for {len(self._owners)}")
+        self._gradients = None if gradients is None else list(gradients)
+
+    def run(self, op):
+        """One step of an op that has its scalars."""
+        if not self._owners:
+            return
+        own = self._gradients is None
+        columns = [list(map(_grad, self._owners)) if own else self._gradients, *self._lists]
+        plan = self._plan
+        if plan is not None and (plan.owners is not None) == own and plan.run(op, columns):
+            return
+        self._plan = TensorPlan(self._names, self._written, columns, self._owners if own else None)
+        if not self._plan.run(op, columns):
+            raise ValueError(f"{op.name}: a tensor's layout cannot be used; make it contiguous")
+
+    @property
+    def launches(self):
+        """Of the last run; a bucket without elements needs none."""
+        return self._plan.buckets_with_elements() if self._plan else 0
+
+
+class StateWatch:
+    """Notices that an optimizer's user replaced a state: opt.state[p] = {...}, opt.state[p]["exp_avg"] = tensor."""
+
+    def __init__(self, states, params):
+        self._states, self._params = states, list(params)
+        self._rows = [states[p] for p in self._params if isinstance(states.get(p), dict)]
+        self._values = [value for row in self._rows for value in row.values()]
+        self._complete = len(self._rows) == len({id(p) for p in self._params})
+
+    def holds(self, states):
+        """Whether all of them, in this dict, are the objects they were."""
+        if states is not self._states or not self._complete:
+            return False
+        if len(states) == len(self._rows):  # all are ours: in the dict's own order, or as ours at least
+            same = all(map(operator.is_, states.values(), self._rows)) or self._same_by_key(states)
+        else:
+            same = self._same_by_key(states)
+        if not same:
+            return False
+        now = list(chain.from_iterable(map(dict.values, self._rows)))
+        return len(now) == len(self._values) and all(map(operator.is_, now, self._values))
+
+    def _same_by_key(self, states):
+        return all(states.get(p) is row for p, row in zip(self._params, self._rows, strict=True))
