@@ -77,9 +77,10 @@ def _facts(found, python):
     packs = {candidate.variant: candidate for candidate in taken if candidate.variant in table.toolchains}
     archs = list(packs) or [pack.arch for pack in found.machine.packs]
     toolchains = sorted({table.toolchains[arch] for arch in archs})
-    pins = {f"torch-{table.torch[minor]}": _pin_of_torch(table, minor)}
+    known = table.torch.get(minor)  # none: a torch that the release has no compiled binding for
+    pins = {f"torch-{known}": _pin_of_torch(table, minor)} if known else {}
     pins |= {name: table.pins[name] for name in toolchains if name in table.pins}
-    tags = [found.machine.python] if python else list(table.pythons_for(minor))
+    tags = [found.machine.python] if python else list(table.pythons_for(minor) or table.pythons)
     return {
         "apex": table.version,
         "distribution": found.accelerator.distribution,
@@ -87,7 +88,8 @@ def _facts(found, python):
         "wheel": found.wheel,
         "pythons": tags,
         "index_roots": [f"whl/{root}/" for root in found.accelerator.roots],
-        "torch": table.torch[minor],
+        "torch": known or found.machine.torch.version,
+        "binding": found.fit.kind,
         "pins": pins,
         "packs": [{"arch": choice.device.arch, "runs": choice.taken.variant} for choice in found.choices],
         "grades": {tag: grade for tag in tags if (grade := table.grades.get((minor, tag)))},
@@ -115,6 +117,7 @@ def words(found, prog):
         f"apex {found['apex']} for torch {found['torch']}, Python {pythons}, {found['platform']}",
         f"  wheel   {found['wheel']}",
         f"  install {found['command']}",
+        f"  binding {found['binding']}",
         *(f"  pin     {name} {sha}" for name, sha in found["pins"].items()),
         *(f"  runs    {reason}" for reason in found["reasons"]),
         *(f"  grade   {cell}: {grade}" for cell, grade in found["grades"].items()),

@@ -54,10 +54,11 @@ def installed():
     return tuple(Binding(**{key: value for key, value in row.items() if key in names}) for row in rows)
 
 
-def choose(torch, python, rows):
-    """The fitting.Fit of the best of `rows`, unless the build is older than the sources it lies in."""
-    found = fitting.choose(torch, python, rows)
-    changed = changed_ops() if found.library else ()
+def choose(torch, python, rows, portable=False):
+    """The fitting.Fit of the best of `rows`, unless the build is older than the sources it lies in.
+    portable: whether the portable binding could serve."""
+    found = fitting.choose(torch, python, rows, portable)
+    changed = changed_ops() if found.library or found.portable else ()
     if changed:
         text = f"the build in {tree.built()} is older than csrc/ops.schemas: {', '.join(changed)} changed"
         return fitting.Fit(None, False, False, text, stale=True)
@@ -127,20 +128,21 @@ def _load():
     _refuse_second_copy()
     reference.register()
     bindings = installed()
-    fit = choose(torch, python_tag(), bindings)
     wanted = forced()
-    if fit.library and wanted in (None, "exact"):
-        return _load_native(fit)
-    why_not = portable_fault()
-    if why_not is None and wanted in (None, "portable"):
-        return _load_portable(fit.reason if not fit.library else f"{FORCED}={wanted}")
-    if wanted in ("exact", "portable"):
+    rows = () if wanted in ("portable", "reference") else bindings
+    fit = choose(torch, python_tag(), rows, wanted in (None, "portable") and portable_fault() is None)
+    if wanted in ("exact", "portable") and fit.kind != wanted:
+        why_not = portable_fault() if wanted == "portable" else None
         raise BindingMismatchError(
-            f"{FORCED} asks for the {wanted} binding: {fit.reason if wanted == 'exact' else why_not}",
+            f"{FORCED} asks for the {wanted} binding: {why_not or fit.reason}",
             wanted=f"a binding for torch {torch.version}, {python_tag()}",
             remedy=f"unset {FORCED}, or: {mismatch_remedy(torch, fit)}",
         )
     reason = f"{FORCED}={wanted}" if wanted else fit.reason
+    if fit.kind == "exact":
+        return _load_native(fit)
+    if fit.kind == "portable":
+        return _load_portable(reason)
     if not wanted:
         _explain_mismatch(torch, bindings, fit)
     _define_from_python()

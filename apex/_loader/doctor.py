@@ -93,8 +93,9 @@ def _fitted(described):
     """(machine with the reason why no binding serves, Fit); the Fit is None without torch."""
     if described.torch is None:
         return described, None
-    fit = bindings.choose(described.torch, described.python, described.bindings)
-    return dataclasses.replace(described, binding=None if fit.library else fit.reason), fit
+    portable = bool(described.bindings) and described.library is None
+    fit = bindings.choose(described.torch, described.python, described.bindings, portable)
+    return dataclasses.replace(described, binding=fit.reason if fit.kind == "reference" else None), fit
 
 
 def choices(described):
@@ -143,6 +144,7 @@ def as_json(report):
             "env": dict(described.env),
         },
         "binding": {
+            "kind": facts.fit.kind if facts.fit else "reference",
             "fits": bool(facts.fit and facts.fit.library),
             "reason": facts.fit.reason if facts.fit else "no torch",
         },
@@ -195,7 +197,7 @@ def _heading(report):
     rows = [
         ("torch", f"{torch.version}{commit}" if torch else "not installed"),
         ("python", f"{described.python}, {described.system}"),
-        ("binding", facts.fit.reason if facts.fit else "none"),
+        ("binding", facts.fit.words if facts.fit else "none"),
         ("library", described.library or "libapex.so"),
         ("packs", packs),
     ]

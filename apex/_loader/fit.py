@@ -7,8 +7,11 @@ version alone.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
+
+OLDEST_TORCH = (2, 8)
 
 # Labels that PyTorch's own index gives to builds of a release. Anything else after the + is somebody's own
 # build.
@@ -57,13 +60,24 @@ class Binding:
 @dataclass(frozen=True)
 class Fit:
     """Whether a binding serves. `library`: 3a may be loaded; `module`: 3b too; `reason`: why, or why not;
-    `stale`: what is built is older than the sources it lies in."""
+    `stale`: what is built is older than the sources it lies in; `portable`: the portable binding serves instead."""
 
     binding: Binding | None
     library: bool
     module: bool
     reason: str
     stale: bool = False
+    portable: bool = False
+
+    @property
+    def kind(self):
+        """What serves: "exact", "portable" or "reference"."""
+        return "exact" if self.library else "portable" if self.portable else "reference"
+
+    @property
+    def words(self):
+        """The same as a person reads it."""
+        return f"portable: {self.reason}" if self.kind == "portable" else self.reason
 
 
 def not_a_release(version):
@@ -120,8 +134,23 @@ def _abi(flag):
     return "C++11" if flag else "pre-C++11"
 
 
-def choose(torch, python, bindings):
-    """The best Fit over all bindings: a whole one, else 3a alone, else a Fit whose reason speaks for all."""
+def choose(torch, python, bindings, portable=False):
+    """The best Fit over all bindings: a whole one, else 3a alone, else a Fit whose reason speaks for all.
+
+    portable: whether there is a host library, which the portable binding needs; it takes any torch but an old one.
+    """
+    found = _best(torch, python, bindings)
+    serves = portable and not found.library and not is_older(torch.version, OLDEST_TORCH)
+    return dataclasses.replace(found, portable=True) if serves else found
+
+
+def is_older(version, oldest):
+    """Whether a version of torch, "2.7.1+cu128", is older than a pair of numbers; no for one that cannot be read."""
+    numbers = re.findall(r"\d+", version)
+    return bool(numbers) and tuple(int(number) for number in (*numbers, "0")[:2]) < oldest
+
+
+def _best(torch, python, bindings):
     fits = [match(torch, python, binding) for binding in bindings]
     for good in (lambda fit: fit.module, lambda fit: fit.library):
         for fit in fits:

@@ -16,7 +16,6 @@ from apex._loader import choose, compatibility, distributions, tree
 from apex._loader import fit as fitting
 from apex._loader.release import EVERY, Accelerator, Release, load
 
-OLDEST_TORCH = (2, 8)
 PIP = "python -m pip"
 SOURCE = (
     "build apex against this torch, from its source tree: "
@@ -71,7 +70,14 @@ class Offer:
     @property
     def reasons(self):
         """A sentence for each device: what would run there, and why."""
-        return tuple(dict.fromkeys(_words(self.machine, choice) for choice in self.choices))
+        said = [PORTABLE.format(self.fit.reason)] if self.fit and self.fit.kind == "portable" else []
+        return tuple(dict.fromkeys((*said, *(_words(self.machine, choice) for choice in self.choices))))
+
+
+PORTABLE = (
+    "the portable binding serves, as none was compiled for this torch ({}): kernels and results are the same, a call "
+    "takes the host some microseconds more"
+)
 
 
 def install(offer, others=(), force=False):
@@ -141,7 +147,7 @@ def _with_wheel(machine, release, accelerator):
     there = not release.why_no_wheel(accelerator.name, machine.system)
     bindings = tuple(b for b in release.bindings if there and b.python == machine.python)
     packs = tuple(pack for pack in release.packs if pack.vendor == accelerator.name)
-    fit = fitting.choose(machine.torch, machine.python, bindings) if machine.torch else None
+    fit = fitting.choose(machine.torch, machine.python, bindings, bool(bindings)) if machine.torch else None
     described = dataclasses.replace(
         machine,
         bindings=bindings,
@@ -151,7 +157,7 @@ def _with_wheel(machine, release, accelerator):
         sources=(EVERY,),
         env={},
         failures={},
-        binding=None if fit is None or fit.library else fit.reason,
+        binding=fit.reason if fit and fit.kind == "reference" else None,
     )
     return described, fit
 
@@ -165,7 +171,7 @@ def _faults(machine, release, accelerator, fit, choices, root):
         if fault := check(machine, release, accelerator):
             return [fault]
     upgrade = f"{PIP} install --upgrade --no-deps {accelerator.distribution} --index-url {root}"
-    if not fit.module:
+    if not fit.module and not fit.portable:
         foreign = fitting.not_a_release(machine.torch.version)
         return [(fit.reason, SOURCE if foreign else upgrade)]
     faults = [_of_device(machine, choice, upgrade) for choice in choices]
@@ -208,11 +214,9 @@ def torch_for(accelerator):
 
 def too_old(torch):
     """(why, the command) for a torch older than any that apex supports, else None."""
-    numbers = re.findall(r"\d+", torch.version)
-    pair = tuple(int(number) for number in (*numbers, "0")[:2])
-    if not numbers or pair >= OLDEST_TORCH:
+    if not fitting.is_older(torch.version, fitting.OLDEST_TORCH):
         return None
-    oldest = ".".join(map(str, OLDEST_TORCH))
+    oldest = ".".join(map(str, fitting.OLDEST_TORCH))
     text = f"torch {torch.version} is older than {oldest}, the oldest that apex supports"
     return text, f"{PIP} install 'torch>={oldest}'"
 

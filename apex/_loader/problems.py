@@ -144,6 +144,9 @@ def torch_unsupported(facts):
     torch = facts.machine.torch
     if torch is None or facts.fit is None or facts.fit.library:
         return
+    if facts.fit.portable:
+        yield Problem(NOTE, "portable binding", offers.PORTABLE.format(facts.fit.reason), _mend(facts))
+        return
     old = offers.too_old(torch)
     if old:
         yield Problem(DEGRADED, "unsupported torch", *old)

@@ -8,10 +8,13 @@ itself, out of what csrc/ops.schemas says of the op.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from torch.autograd import forward_ad
 
 from apex._loader import registry
+from apex._loader.op_model import REQUIRED
 from apex._portable import tensors
 
 # ---- who looks at a call ---------------------------------------------------------------------------------------------
@@ -34,6 +37,8 @@ _dispatch_modes, _function_modes = (
 )
 _transforms, _tracing = _private("_functorch.maybe_current_level"), _private("_get_tracing_state")
 _compiling = torch.compiler.is_compiling
+# Its `_current_level` is -1 where there are no dual tensors.
+_forward_mode = forward_ad if hasattr(forward_ad, "_current_level") else SimpleNamespace(_current_level=0)
 
 
 def is_looked_at(given):
@@ -46,46 +51,48 @@ def is_looked_at(given):
         or _function_modes()
         or _transforms() is not None
         or _tracing() is not None
-        or getattr(forward_ad, "_current_level", 0) >= 0
+        or _forward_mode._current_level >= 0
         or _compiling()
     )
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
-_keys, _foreign, _data_ptr = torch._C._dispatch_keys, tensors._FOREIGN, torch.Tensor.data_ptr
-_COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
 KERNELS = {}  # op -> Kernel
 
 
 class Kernel:
-    """An op's kernel, whose tensors are looked at first; `function` is the kernel alone."""
+    """An op's kernel: `run` is its function of the schema's arguments, whose tensors are looked at first."""
 
     def __init__(self, name, function):
         self.op = registry.schemas()[name]
-        self.name, self.function = name, function
-        self.arguments = self.op.arguments
+        self.name, self.arguments = name, self.op.arguments
         self.tensors = tuple(i for i, a in enumerate(self.arguments) if a.is_tensor)
-        self.defaults = tuple(a.default for a in self.arguments)
-        self.reference = getattr(torch.ops.apex_reference, name).default
+        scope = {
+            "function": function, "keys": torch._C._dispatch_keys, "foreign": tensors._FOREIGN,
+            "has_memory": tensors._plain.has_memory, "refuse": self._refuse,
+            "reference": getattr(torch.ops.apex_reference, name).default,
+        }  # fmt: skip
+        self.run = _compile(name, self._source(), scope)
 
-    def __call__(self, *arguments, **keywords):
-        if keywords or len(arguments) < len(self.arguments):
-            arguments = self.complete(arguments, keywords)
-        for i in self.tensors:
-            tensor = arguments[i]
-            if tensor is None:
-                continue
-            if _keys(tensor).raw_repr() & _foreign or tensor.dtype in _COMPLEX or not _has_memory(tensor):
-                self._refuse(tensor, self.arguments[i].name)
-        found = self.function(*arguments)
-        return self.reference(*arguments) if found is None else found
-
-    def complete(self, arguments, keywords):
-        """All arguments in the schema's order: torch leaves those out that have their default and come last."""
-        names = [a.name for a in self.arguments[len(arguments) :]]
-        rest = zip(names, self.defaults[len(arguments) :], strict=True)
-        return (*arguments, *(keywords.get(name, default) for name, default in rest))
+    def _source(self):
+        names = ", ".join(a.name for a in self.arguments)
+        lines = [f"def {self.name}({parameters(self.op)}):"]
+        for argument in self.arguments:
+            if argument.is_tensor:
+                t = argument.name
+                held = f"{t}.untyped_storage().nbytes() < ({t}.storage_offset() + {t}.numel()) * {t}.element_size()"
+                lines += [
+                    f"    if {t} is not None and (",
+                    f"        keys({t}).raw_repr() & foreign or {t}.is_complex()",
+                    f"        or ({t}.numel() and {held} if {t}.is_contiguous() else not has_memory({t}))",
+                    f"    ): refuse({t}, {t!r})",
+                ]
+        lines += [
+            f"    found = function({names})",
+            f"    return reference({names}) if found is None else found",
+        ]
+        return lines
 
     def _refuse(self, tensor, name):
         no_storage = not torch._C._has_storage(tensor) and not tensors.foreign_keys(tensor)
@@ -94,18 +101,16 @@ class Kernel:
         tensors.refuse_unless_plain(tensor, f"apex::{self.name}: {name}")
 
 
-def _has_memory(tensor):
-    """apex._plain.has_memory, for the case that is almost always there in half its time."""
-    if not tensor.is_contiguous():
-        return tensors._plain.has_memory(tensor)
-    numel = tensor.numel()
-    if not numel:
-        return True
-    try:
-        held = tensor.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):
-        return False
-    return held >= (tensor.storage_offset() + numel) * tensor.element_size()
+def parameters(op):
+    """An op's arguments as those of a Python function."""
+    return ", ".join(a.name if a.default is REQUIRED else f"{a.name}={a.default!r}" for a in op.arguments)
+
+
+def _compile(name, lines, scope):
+    """The function of that name that these lines of source define: what is asked at every call is written out, for a
+    loop over an op's arguments takes longer than the kernel."""
+    exec(compile("\n".join(lines), f"<apex {name}>", "exec"), scope)
+    return scope[name]
 
 
 def kernel(function):
@@ -198,8 +203,8 @@ def _node(op, run, call):
 def caller(name):
     """Calls a backward op from a node: its kernel, or the dispatcher's op where its own derivative is wanted or
     something looks."""
-    run, op = KERNELS[name], getattr(torch.ops.apex, name).default
-    positions = run.tensors
+    kernel, op = KERNELS[name], getattr(torch.ops.apex, name).default
+    positions, run = kernel.tensors, kernel.run
 
     def call(*arguments):
         if torch.is_grad_enabled() or is_looked_at([arguments[i] for i in positions]):
@@ -209,54 +214,95 @@ def caller(name):
     return call
 
 
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", None) or getattr(
+    torch, "is_any_autocast_enabled", None
+)
+
+
 class Entry:
-    """The direct entry of an op, by the schema's arguments in their order; it returns what the op's entry returns."""
+    """The direct entry of an op: `function` takes the schema's arguments in their order, and returns what the op's
+    entry returns. pair: its reference's autograd and autocast, or None."""
 
     def __init__(self, name, pair):
-        op = registry.schemas()[name]
-        self.pair, self.run = pair, KERNELS[name]
+        self.op, self.pair, self.kernel = registry.schemas()[name], pair, KERNELS[name]
         self.dispatched = getattr(torch.ops.apex, name).default
-        self.apply = _node(op, self.run, caller(op.backward)).apply if op.backward else None
-        chosen = op.entry or op.history or ((op.results[0].name,) if op.results[0].name else ())
-        self.outputs = (
-            [[r.name for r in op.results].index(name) for name in chosen] if op.results[0].name else None
-        )
-        self.count, self.tensors = len(op.arguments), self.run.tensors
-        self.differentiable = tuple(i for i, a in enumerate(op.arguments) if a.name in op.differentiable)
-        self.first = self.tensors[0]
+        node = _node(self.op, self.kernel.run, caller(self.op.backward)) if self.op.backward else None
+        self.apply = node.apply if node else self._dispatch
+        scope = {
+            "types": frozenset(_PLAIN_TYPES), "dispatch_modes": _dispatch_modes, "function_modes": _function_modes,
+            "transforms": _transforms, "tracing": _tracing, "compiling": _compiling, "forward_mode": _forward_mode,
+            "grad_enabled": torch.is_grad_enabled, "any_autocast": _any_autocast or (lambda: True),
+            "apply": self.apply, "run": self.kernel.run, "dispatch": self._dispatch, "autocast": self._autocast,
+        }  # fmt: skip
+        self.function = _compile(name, self._source(), scope)
 
-    def __call__(self, *arguments, **keywords):
-        if keywords or len(arguments) < self.count:
-            arguments = self.run.complete(arguments, keywords)
-        given = [arguments[i] for i in self.tensors]
-        if is_looked_at(given):
-            return self._select(self.dispatched(*arguments))
-        device_type = given[0].device.type
-        if torch.is_autocast_enabled(device_type):
-            arguments = self._autocast(device_type, arguments)
-            with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_autocast_key(device_type))):
-                return self._recorded(arguments)
-        return self._recorded(arguments)
+    def _outputs(self):
+        """Indices of the results that the entry returns; None: the one result."""
+        results = [r.name for r in self.op.results]
+        if not results[0]:
+            return None
+        chosen = self.op.entry or self.op.history or (results[:1] if self.op.backward else results)
+        return [results.index(name) for name in chosen]
+
+    def _select(self, expression):
+        outputs = self._outputs()
+        if outputs is None:
+            return f"return {expression}"
+        parts = [f"found[{i}]" for i in outputs]
+        return f"found = {expression}; return {parts[0] if len(parts) == 1 else ', '.join(parts)}"
+
+    def _source(self):
+        names = ", ".join(a.name for a in self.op.arguments)
+        tests = {"Tensor": ("{0}",), "Tensor?": ("({1} is None or {0})", "({1} is not None and {0})")}
+        of_type, recorded = [], []
+        for argument in self.op.arguments:
+            if argument.is_tensor:
+                forms, name = tests[argument.type], argument.name
+                of_type.append(forms[0].format(f"type({name}) in types", name))
+                if name in self.op.differentiable:
+                    recorded.append(forms[-1].format(f"{name}.requires_grad", name))
+        nobody = (
+            "not (dispatch_modes() or function_modes() or transforms() is not None or tracing() is not None"
+            " or forward_mode._current_level >= 0 or compiling())"
+        )
+        lines = [
+            f"def {self.op.name}({parameters(self.op)}):",
+            f"    if {' and '.join(of_type)} and {nobody}:",
+        ]
+        lines += ["        if any_autocast():", f"            return autocast({names})"]
+        if recorded:
+            lines += [
+                f"        if grad_enabled() and ({' or '.join(recorded)}):",
+                f"            return apply({names})",
+            ]
+        return [*lines, f"        {self._select(f'run({names})')}", f"    return dispatch({names})"]
+
+    def _dispatch(self, *arguments):
+        found, outputs = self.dispatched(*arguments), self._outputs()
+        if outputs is None:
+            return found
+        return found[outputs[0]] if len(outputs) == 1 else tuple(found[i] for i in outputs)
+
+    def _autocast(self, *arguments):
+        """Under autocast: the arguments as its rule changes them, and then without it."""
+        device_type = arguments[self.kernel.tensors[0]].device.type
+        if self.pair is None or not torch.is_autocast_enabled(device_type):
+            return self._recorded(arguments)
+        changed = self.pair.autocast(device_type, arguments, {})
+        arguments = [changed.get(a.name, v) for a, v in zip(self.op.arguments, arguments, strict=True)]
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_autocast_key(device_type))):
+            return self._recorded(arguments)
 
     def _recorded(self, arguments):
-        if torch.is_grad_enabled():
-            for i in self.differentiable:
-                if arguments[i] is not None and arguments[i].requires_grad:
-                    if self.apply is None:
-                        return self._select(self.dispatched(*arguments))
-                    return self.apply(*arguments)
-        return self._select(self.run(*arguments))
-
-    def _select(self, found):
-        if self.outputs is None:
+        wanted = [
+            v for a, v in zip(self.op.arguments, arguments, strict=True) if a.name in self.op.differentiable
+        ]
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in wanted):
+            return self.apply(*arguments)
+        found, outputs = self.kernel.run(*arguments), self._outputs()
+        if outputs is None:
             return found
-        return found[0] if self.outputs == [0] else tuple(found[i] for i in self.outputs)
-
-    def _autocast(self, device_type, arguments):
-        changed = self.pair.autocast(device_type, arguments, {})
-        return tuple(
-            changed.get(a.name, value) for a, value in zip(self.run.arguments, arguments, strict=True)
-        )
+        return found[outputs[0]] if len(outputs) == 1 else tuple(found[i] for i in outputs)
 
 
 def _autocast_key(device_type):

@@ -28,7 +28,7 @@ _SCALE = "update_scale_hysteresis"
 def implementation(name):
     """What serves an op in torch's dispatcher: its kernel here, or its reference where there is none yet."""
     if name in functional.KERNELS:
-        return functional.KERNELS[name]
+        return functional.KERNELS[name].run
     if name in multi_tensor.names():
         return multi_tensor.op(name).run
     if name == _SCALE:
@@ -76,13 +76,13 @@ def make():
         if op.differentiable and not name.endswith("_backward"):
             setattr(made, op.unit if not name.startswith("add_") else f"add_{op.unit}", _entry(name))
         elif not op.differentiable:  # the ops of batch norm
-            setattr(made, name, functional.Entry(name, None))
+            setattr(made, name, functional.Entry(name, None).function)
     made.update_scale_hysteresis = activation.update_scale_hysteresis
     return made
 
 
 def _entry(name):
-    return functional.Entry(name, _pair(name))
+    return functional.Entry(name, _pair(name)).function
 
 
 def _pair(name):

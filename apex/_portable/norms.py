@@ -10,8 +10,7 @@ from apex._portable import interface, tensors
 from apex._portable.functional import kernel
 from apex._portable.tensors import CODES, F32, F64, address, code_of, contiguous
 
-_empty_like, _empty = torch.empty_like, torch.empty
-_contiguous = torch.contiguous_format
+_empty_like = torch.empty_like
 _forward = interface.layout("NormForward").packer(
     "input", "residual", "sum", "weight", "bias", "output", "mean", "rstd", "rows", "hidden", "eps", "input_type",
     "output_type", "weight_type",
@@ -100,7 +99,7 @@ class _Norm:
         total = None if r is None else _empty_like(x)
         hidden = math.prod(shape)
         rows = x.numel() // hidden if hidden else math.prod(x.shape[: x.dim() - len(shape)])
-        rstd = _empty((rows,), dtype=F64 if kind is F64 else F32, device=x.device)
+        rstd = x.new_empty(rows) if kind is F32 or kind is F64 else x.new_empty(rows, dtype=F32)
         mean = _empty_like(rstd) if self.centered else None
         like = w if w is not None else b
         code = CODES.get(kind)
@@ -119,6 +118,25 @@ class _Norm:
             if mean is not None:
                 mean.fill_(math.nan)
         return output, total, mean, rstd
+
+    def _fits_backward(self, grad, grad_sum, saved, mean, rstd, shape, weight, bias, from_output, dtype):
+        """Whether all is well, in a few comparisons: `_check_backward` says what is not."""
+        math_dtype, index, cpu = F64 if dtype is F64 else F32, saved.get_device(), saved.is_cpu
+        rows = math.prod(saved.shape[: saved.dim() - len(shape)])
+        statistics = (rstd, mean) if self.centered and not from_output else (rstd,)
+        for one in statistics:
+            if one is None or one.dtype is not math_dtype or one.numel() != rows:
+                return False
+            if one.get_device() != index or one.is_cpu is not cpu:
+                return False
+        return (
+            grad_sum is None
+            and grad.shape == saved.shape
+            and grad.get_device() == index
+            and grad.is_cpu is cpu
+            and saved.dtype is (grad.dtype if from_output else dtype)
+            and _fits(saved, shape, weight, bias)
+        )
 
     def _check_backward(self, grad, grad_sum, saved, mean, rstd, shape, weight, bias, from_output, dtype):
         op, name_of = self.name, tensors.dtype_name
@@ -154,7 +172,9 @@ class _Norm:
     ):
         """(gradient of the input, of the weight, of the bias); None: the reference must."""
         shape, dtype = tuple(shape), saved.dtype if dtype is None else dtype
-        self._check_backward(grad, grad_sum, saved, mean, rstd, shape, weight, bias, from_output, dtype)
+        checked = grad, grad_sum, saved, mean, rstd, shape, weight, bias, from_output, dtype
+        if not self._fits_backward(*checked):
+            self._check_backward(*checked)
         place = tensors.place_of(saved)
         if place is None:
             return None
@@ -180,7 +200,7 @@ class _Norm:
         parts = _layout.get(buffer, "parts")
         if of_weight is not None and parts > 0:
             pitch = (hidden + 3) // 4 * 4  # gpu::norm_partials_pitch
-            partials = _empty((2 if self.centered else 1, parts, pitch), dtype=r.dtype, device=x.device)
+            partials = r.new_empty((2 if self.centered else 1) * parts * pitch)
             _layout.set(buffer, partials=partials.data_ptr())
         status = self.c_backward(place, buffer, plan)
         if status and tensors.must_use_reference(status, name):

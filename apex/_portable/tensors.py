@@ -84,7 +84,7 @@ def must_use_reference(status, op):
 # ---- bytes and values ------------------------------------------------------------------------------------------
 
 _keys = torch._C._dispatch_keys
-_FOREIGN = ~_plain._PLAIN_KEYS
+_FOREIGN = ~_plain._PLAIN_KEYS & (2**64 - 1)
 _LAZY = _plain._KEYS_OF_VIEWS
 
 

@@ -99,7 +99,11 @@ class AmpOptimizerState:
     def _make_native(self, own):
         module, masters = bindings.load().module, list(self.masters())
         models = list(self.all_fp16_params) if masters else []
-        if not hasattr(module, "AmpGradients") or self.combined is not None or any(map(is_sharded, (*models, *own))):
+        if (
+            not hasattr(module, "AmpGradients")
+            or self.combined is not None
+            or any(map(is_sharded, (*models, *own)))
+        ):
             return None
         return module.AmpGradients(models, masters, list(own))
 
