@@ -19,8 +19,6 @@ from apex._portable import tensors
 
 # ---- who looks at a call ---------------------------------------------------------------------------------------------
 
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-
 
 def _private(path):
     """A function of torch that has no public name. Where a torch lacks it, one that says that somebody looks: then
@@ -36,24 +34,21 @@ _dispatch_modes, _function_modes = (
     _private("_len_torch_function_stack"),
 )
 _transforms, _tracing = _private("_functorch.maybe_current_level"), _private("_get_tracing_state")
-_compiling = torch.compiler.is_compiling
 # Its `_current_level` is -1 where there are no dual tensors.
 _forward_mode = forward_ad if hasattr(forward_ad, "_current_level") else SimpleNamespace(_current_level=0)
 
 
-def is_looked_at(given):
-    """Whether a subclass, a mode, a transform, forward mode or a tracer has to do with a call of these tensors."""
-    for tensor in given:
-        if tensor is not None and type(tensor) not in _PLAIN_TYPES:
-            return True
-    return bool(
-        _dispatch_modes()
-        or _function_modes()
-        or _transforms() is not None
-        or _tracing() is not None
-        or _forward_mode._current_level >= 0
-        or _compiling()
-    )
+# Source for functions that are compiled at load: whether no mode, transform, forward mode or tracer looks at a call.
+# What types its tensors have is asked beside it.
+_NOBODY = (
+    "not (dispatch_modes() or function_modes() or transforms() is not None or tracing() is not None"
+    " or forward_mode._current_level >= 0 or compiling())"
+)
+_LOOKING = {
+    "types": frozenset((torch.Tensor, torch.nn.Parameter)), "dispatch_modes": _dispatch_modes,
+    "function_modes": _function_modes, "transforms": _transforms, "tracing": _tracing,
+    "forward_mode": _forward_mode, "compiling": torch.compiler.is_compiling, "grad_enabled": torch.is_grad_enabled,
+}  # fmt: skip
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -68,31 +63,30 @@ class Kernel:
         self.op = registry.schemas()[name]
         self.name, self.arguments = name, self.op.arguments
         self.tensors = tuple(i for i, a in enumerate(self.arguments) if a.is_tensor)
-        scope = {
+        self._scope = {
             "function": function, "keys": torch._C._dispatch_keys, "foreign": tensors._FOREIGN,
             "has_memory": tensors._plain.has_memory, "refuse": self._refuse,
             "reference": getattr(torch.ops.apex_reference, name).default,
         }  # fmt: skip
-        self.run = _compile(name, self._source(), scope)
+        self.run = self.trusting(())
 
-    def _source(self):
+    def trusting(self, known):
+        """The same where these arguments, by name, were plain when a node kept them: all that may have happened to them
+        is that their memory was freed."""
         names = ", ".join(a.name for a in self.arguments)
         lines = [f"def {self.name}({parameters(self.op)}):"]
-        for argument in self.arguments:
-            if argument.is_tensor:
-                t = argument.name
-                held = f"{t}.untyped_storage().nbytes() < ({t}.storage_offset() + {t}.numel()) * {t}.element_size()"
-                lines += [
-                    f"    if {t} is not None and (",
-                    f"        keys({t}).raw_repr() & foreign or {t}.is_complex()",
-                    f"        or ({t}.numel() and {held} if {t}.is_contiguous() else not has_memory({t}))",
-                    f"    ): refuse({t}, {t!r})",
-                ]
+        for t in (a.name for a in self.arguments if a.is_tensor):
+            held = (
+                f"{t}.untyped_storage().nbytes() < ({t}.storage_offset() + {t}.numel()) * {t}.element_size()"
+            )
+            values = "" if t in known else f"keys({t}).raw_repr() & foreign or {t}.is_complex() or "
+            memory = f"({t}.numel() and {held} if {t}.is_contiguous() else not has_memory({t}))"
+            lines.append(f"    if {t} is not None and ({values}{memory}): refuse({t}, {t!r})")
         lines += [
             f"    found = function({names})",
             f"    return reference({names}) if found is None else found",
         ]
-        return lines
+        return _compile(self.name, lines, self._scope)
 
     def _refuse(self, tensor, name):
         no_storage = not torch._C._has_storage(tensor) and not tensors.foreign_keys(tensor)
@@ -175,7 +169,15 @@ class _Source:
         for kept, where in ((self.saved, "saved_tensors"), (self.known, "known")):
             if kept:
                 lines.append(f"    {''.join(f'{name}, ' for name, _ in kept)} = ctx.{where}")
-        lines += ["    needs = ctx.needs_input_grad", f"    found = call({', '.join(self.given)})"]
+        given, looked = ", ".join(self.given), [f"type({name}) in types" for name in self.gradients[:1]]
+        looked += [f"({name} is None or type({name}) in types)" for name in self.gradients[1:]]
+        lines += [
+            "    needs = ctx.needs_input_grad",
+            f"    if not grad_enabled() and {' and '.join(looked)} and {_NOBODY}:",
+            f"        found = run({given})",
+            "    else:",
+            f"        found = call({given})",
+        ]
         single = len(self.backward.results) == 1
         of = {a: "found" if single else f"found[{self._gradient_of(a)}]" for a in self.op.differentiable}
         made = [f"{of[a]} if needs[{i}] else None" if a in of else "None" for i, a in enumerate(self.names)]
@@ -192,31 +194,20 @@ class _Source:
         return [f"    if {first} is None:", f"        return {made},"]
 
 
-def _node(op, run, call):
-    """autograd's function of an op: `run` is its kernel, `call` calls its backward op."""
-    scope = {"kernel": run, "call": call}
-    exec(compile(_Source(op).text(), f"<apex {op.name}>", "exec"), scope)
+def _node(op, run):
+    """autograd's function of an op: `run` is its kernel. Its backward calls the backward op's kernel, or the
+    dispatcher's op where its own derivative is wanted or something looks."""
+    source, backward = _Source(op), KERNELS[op.backward]
+    kept = [
+        a.name for a, text in zip(backward.arguments, source.given, strict=True) if text.startswith("of_")
+    ]
+    scope = {
+        **_LOOKING, "kernel": run, "run": backward.trusting(kept),
+        "call": getattr(torch.ops.apex, op.backward).default,
+    }  # fmt: skip
+    exec(compile(source.text(), f"<apex {op.name}>", "exec"), scope)
     members = {"forward": staticmethod(scope["forward"]), "backward": staticmethod(scope["backward"])}
     return type(f"Apex_{op.name.removesuffix('_forward')}", (_Function,), members)
-
-
-def caller(name):
-    """Calls a backward op from a node: its kernel, or the dispatcher's op where its own derivative is wanted or
-    something looks."""
-    kernel, op = KERNELS[name], getattr(torch.ops.apex, name).default
-    positions, run = kernel.tensors, kernel.run
-
-    def call(*arguments):
-        if torch.is_grad_enabled() or is_looked_at([arguments[i] for i in positions]):
-            return op(*arguments)
-        return run(*arguments)
-
-    return call
-
-
-_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", None) or getattr(
-    torch, "is_any_autocast_enabled", None
-)
 
 
 class Entry:
@@ -226,12 +217,10 @@ class Entry:
     def __init__(self, name, pair):
         self.op, self.pair, self.kernel = registry.schemas()[name], pair, KERNELS[name]
         self.dispatched = getattr(torch.ops.apex, name).default
-        node = _node(self.op, self.kernel.run, caller(self.op.backward)) if self.op.backward else None
+        node = _node(self.op, self.kernel.run) if self.op.backward else None
         self.apply = node.apply if node else self._dispatch
         scope = {
-            "types": frozenset(_PLAIN_TYPES), "dispatch_modes": _dispatch_modes, "function_modes": _function_modes,
-            "transforms": _transforms, "tracing": _tracing, "compiling": _compiling, "forward_mode": _forward_mode,
-            "grad_enabled": torch.is_grad_enabled, "any_autocast": _any_autocast or (lambda: True),
+            **_LOOKING, "any_autocast": getattr(torch._C, "_is_any_autocast_enabled", lambda: True),
             "apply": self.apply, "run": self.kernel.run, "dispatch": self._dispatch, "autocast": self._autocast,
         }  # fmt: skip
         self.function = _compile(name, self._source(), scope)
@@ -261,13 +250,9 @@ class Entry:
                 of_type.append(forms[0].format(f"type({name}) in types", name))
                 if name in self.op.differentiable:
                     recorded.append(forms[-1].format(f"{name}.requires_grad", name))
-        nobody = (
-            "not (dispatch_modes() or function_modes() or transforms() is not None or tracing() is not None"
-            " or forward_mode._current_level >= 0 or compiling())"
-        )
         lines = [
             f"def {self.op.name}({parameters(self.op)}):",
-            f"    if {' and '.join(of_type)} and {nobody}:",
+            f"    if {' and '.join(of_type)} and {_NOBODY}:",
         ]
         lines += ["        if any_autocast():", f"            return autocast({names})"]
         if recorded:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from apex._portable import interface, tensors
+from apex._portable import fast, interface, tensors
 from apex._portable.functional import kernel
 from apex._portable.tensors import CODES, F32, F64, address, code_of, contiguous
 
@@ -94,6 +94,10 @@ class _Norm:
         if place is None:
             return None
         kind = input.dtype
+        if fast.module is not None:
+            found = self._fast_forward(input, residual, shape, weight, bias, eps, dtype)
+            if found is not None:
+                return found
         x, r, w, b = input.contiguous(), contiguous(residual), contiguous(weight), contiguous(bias)
         output = _empty_like(x) if dtype is None or dtype is kind else _empty_like(x, dtype=dtype)
         total = None if r is None else _empty_like(x)
@@ -118,6 +122,50 @@ class _Norm:
             if mean is not None:
                 mean.fill_(math.nan)
         return output, total, mean, rstd
+
+    def _fast_forward(self, input, residual, shape, weight, bias, eps, dtype):
+        """forward by the module in C; None: it does not take these tensors, or the reference must run."""
+        hidden = shape[0] if len(shape) == 1 else math.prod(shape)
+        if not hidden or not input.is_contiguous():
+            return None
+        kind = input.dtype
+        output = _empty_like(input) if dtype is None or dtype is kind else _empty_like(input, dtype=dtype)
+        rows = input.numel() // hidden
+        rstd = input.new_empty(rows) if kind is F32 or kind is F64 else input.new_empty(rows, dtype=F32)
+        mean = _empty_like(rstd) if self.centered else None
+        total = None if residual is None else _empty_like(input)
+        status = fast.module.norm_forward(
+            self.centered, hidden, eps, input, residual, weight, bias, output, total, mean, rstd
+        )
+        if status is None or (status and tensors.must_use_reference(status, self.name)):
+            return None
+        return output, total, mean, rstd
+
+    def _fast_backward(
+        self, grad, grad_sum, saved, mean, rstd, shape, weight, bias, eps, from_output, dtype, wanted
+    ):
+        """Likewise."""
+        hidden = shape[0] if len(shape) == 1 else math.prod(shape)
+        if not saved.is_contiguous():
+            return None
+        of_input = _empty_like(saved) if dtype is saved.dtype else _empty_like(saved, dtype=dtype)
+        of_weight = _empty_like(weight) if wanted and weight is not None else None
+        of_bias = _empty_like(bias) if wanted and bias is not None else None
+        if of_bias is not None and of_weight is None:
+            return None
+        status = fast.module.norm_backward(
+            self.centered, bool(from_output), hidden, eps, grad, saved, grad_sum,
+            mean if self.centered and not from_output else None, rstd, weight, bias, of_input, of_weight, of_bias,
+        )  # fmt: skip
+        if status is None or (status and tensors.must_use_reference(status, self.name)):
+            return None
+        return self._gradients(saved, of_input, of_weight, of_bias)
+
+    def _gradients(self, saved, of_input, of_weight, of_bias):
+        """Those of weights that are not there, or not wanted, are empty."""
+        if of_weight is None:
+            of_weight = saved.new_empty(0)
+        return of_input, of_weight, saved.new_empty(0) if self.centered and of_bias is None else of_bias
 
     def _fits_backward(self, grad, grad_sum, saved, mean, rstd, shape, weight, bias, from_output, dtype):
         """Whether all is well, in a few comparisons: `_check_backward` says what is not."""
@@ -178,6 +226,11 @@ class _Norm:
         place = tensors.place_of(saved)
         if place is None:
             return None
+        if fast.module is not None:
+            given = grad, grad_sum, saved, mean, rstd, shape, weight, bias, eps, from_output, dtype, wanted
+            found = self._fast_backward(*given)
+            if found is not None:
+                return found
         g, x, r = grad.contiguous(), saved.contiguous(), rstd.contiguous()
         more, w, b = contiguous(grad_sum), contiguous(weight), contiguous(bias)
         m = contiguous(mean) if self.centered and not from_output else None
@@ -205,9 +258,7 @@ class _Norm:
         status = self.c_backward(place, buffer, plan)
         if status and tensors.must_use_reference(status, name):
             return None
-        if of_weight is None:
-            of_weight = saved.new_empty(0)
-        return of_input, of_weight, saved.new_empty(0) if self.centered and of_bias is None else of_bias
+        return self._gradients(saved, of_input, of_weight, of_bias)
 
 
 _layer, _rms = _Norm("layer_norm", True), _Norm("rms_norm", False)

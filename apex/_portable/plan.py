@@ -17,7 +17,7 @@ import torch
 
 from apex import _plain
 from apex._loader import library
-from apex._portable import interface, tensors
+from apex._portable import fast, interface, tensors
 
 _GPU_CHUNK, _CPU_CHUNK = 8192, 16384  # elements, as the compiled bindings have them
 _TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -85,6 +85,11 @@ class Bucket:
         self.with_chunks = sum(numel > 0 for numel in self.numels)
         self.codes = (ctypes.c_int32 * lists)(*map(tensors.CODES.get, self.kinds))
         self.contiguous = not any(self.strides)
+        self.words = None
+        if fast.module is not None and self.device.type in ("cpu", "cuda"):
+            self.words = (ctypes.c_uint64 * n)()
+            self.words_at = ctypes.addressof(self.words)
+            self.dlpack = (1, 0) if cpu else (10 if torch.version.hip else 2, self.device.index)
         self.addresses = [[0] * n for _ in range(lists)]
 
     def lists(self, table=0, scratch=0, check_only=0):
@@ -93,6 +98,18 @@ class Bucket:
             ctypes.addressof(self.image), table, scratch, len(self.kinds), len(self.members), self.chunk_size,
             self.chunks, self.with_chunks, ctypes.addressof(self.codes), check_only,
         )  # fmt: skip
+
+    def fast_addresses(self, k, column):
+        """As quick_addresses, by the module in C, which reads an address in 40 ns."""
+        present = column if k else [t for t in column if t is not None]
+        if not self.contiguous or any(map(_is_neg, present)):
+            return None
+        n, base = len(self.members), ctypes.addressof(self.image)
+        numels, row = base + len(self.kinds) * n * 8, base + k * n * 8
+        differ = fast.module.addresses(column, self.codes[k], *self.dlpack, numels, row, self.words_at)
+        if differ is None:
+            return None
+        return list(self.words) if differ else self.addresses[k]
 
     def quick_addresses(self, k, column):
         """The addresses of list k's tensors, where none of them needs a closer look; else None."""
@@ -275,10 +292,14 @@ class TensorPlan:
 
     def _read(self, bucket, k, column, written, copies):
         """Reads list k's addresses; False: a new plan is needed."""
+        addresses = None
         try:
-            addresses = bucket.quick_addresses(k, column)
-        except RuntimeError:  # a wrapper or a sparse tensor was asked for its address
-            addresses = None
+            if bucket.words is not None:
+                addresses = bucket.fast_addresses(k, column)
+            if addresses is None:
+                addresses = bucket.quick_addresses(k, column)
+        except (RuntimeError, TypeError):  # a wrapper, a sparse tensor or None was asked for its address
+            pass
         if addresses is None:
             addresses = self._closely(bucket, k, column, written, copies)
             if addresses is None:

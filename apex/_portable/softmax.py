@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from apex._portable import interface, tensors
+from apex._portable import fast, interface, tensors
 from apex._portable.functional import kernel
 from apex._portable.tensors import CODES, address
 from apex.reference.scaled_masked_softmax import _check
@@ -66,6 +66,10 @@ def scaled_masked_softmax_forward(input, mask, scale, causal):
         return None
     x = input.contiguous()
     output = _empty_like(x, memory_format=_contiguous)
+    if mask is None and fast.module is not None:
+        status = fast.module.softmax_forward(bool(causal), scale, x, output)
+        if status is not None:
+            return None if status and tensors.must_use_reference(status, _OP) else output
     rows, heads, queries, keys = _shape(x)
     m, *strides = (None, 0, 0, 0) if mask is None else _mask(mask, x, heads, queries, keys)
     packed = _forward(
@@ -102,6 +106,10 @@ def scaled_masked_softmax_backward(grad_output, output, scale, causal):
         return None
     dy, y = grad_output.contiguous(), output.contiguous()
     found = _empty_like(y, memory_format=_contiguous)
+    if fast.module is not None:
+        status = fast.module.softmax_backward(bool(causal), scale, dy, y, found)
+        if status is not None:
+            return None if status and tensors.must_use_reference(status, _OP) else found
     rows, _, queries, keys = _shape(y)
     packed = _backward(
         dy.data_ptr(), y.data_ptr(), found.data_ptr(), rows, keys, queries, CODES[y.dtype], causal

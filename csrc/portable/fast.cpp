@@ -1,0 +1,302 @@
+// The hot parts of the portable binding (apex/_portable) in C: a module of Python's stable ABI that reaches torch's
+// tensors through DLPack's C exchange interface. No header and no library of torch: one file serves every CPython from
+// 3.10 on and every torch from 2.10 on.
+//
+// It decides nothing: apex/_portable has checked shapes, dtypes and that bytes are values, and has made the outputs.
+// What it does not take (a tensor that is not contiguous, an unknown dtype) it answers with None, and Python does the
+// same by ctypes. Else the answer is libapex's status.
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "dlpack.h"
+#include "host/layer_norm.h"
+#include "host/rms_norm.h"
+#include "host/scaled_masked_softmax.h"
+// after the host's: alone it would do without gpu.h
+#include "device/norm_layout.h"
+
+namespace {
+const DLPackExchangeAPI* api;
+PyObject *tensor_type, *parameter_type;
+
+// ---- one tensor ----------------------------------------------------------------------------------------------------
+
+struct View : DLTensor {
+  bool given = false;
+
+  // False: an exception is set. None is no tensor.
+  bool read(PyObject* object) {
+    given = object != Py_None;
+    if (!given) return true;
+    return api->dltensor_from_py_object_no_sync(object, this) == 0;
+  }
+  gpu::u8* bytes() const { return given ? static_cast<gpu::u8*>(data) + byte_offset : nullptr; }
+  int64_t numel() const {
+    int64_t count = 1;
+    for (int32_t d = 0; d < ndim; ++d) count *= shape[d];
+    return count;
+  }
+  bool is_contiguous() const {
+    if (!strides) return true;
+    int64_t expected = 1;
+    for (int32_t d = ndim; d-- > 0;) {
+      if (shape[d] == 0) return true;
+      if (shape[d] != 1 && strides[d] != expected) return false;
+      expected *= shape[d];
+    }
+    return true;
+  }
+  // apex_dtype, or -1.
+  int32_t code() const {
+    if (dtype.lanes != 1) return -1;
+    if (dtype.code == kDLBfloat) return dtype.bits == 16 ? APEX_BF16 : -1;
+    if (dtype.code != kDLFloat) return -1;
+    return dtype.bits == 32 ? APEX_F32 : dtype.bits == 16 ? APEX_F16 : dtype.bits == 64 ? APEX_F64 : -1;
+  }
+  bool is_usable() const { return !given || (code() >= 0 && is_contiguous() && (data || numel() == 0)); }
+};
+
+// Where the tensor's work runs, on torch's current stream. 0; 1: no place of ours; -1: an exception is set.
+int place_of(const View& tensor, apex_place* place) {
+  const DLDevice device = tensor.device;
+  if (device.device_type == kDLCPU) {
+    *place = {APEX_CPU, 0, nullptr};
+    return 0;
+  }
+  const bool hip = device.device_type == kDLROCM;
+  if (!hip && device.device_type != kDLCUDA) return 1;
+  *place = {hip ? APEX_HIP : APEX_CUDA, device.device_id, nullptr};
+  return api->current_work_stream(device.device_type, device.device_id, &place->stream);
+}
+
+// Views of arguments first .. first + count. 0; 1: Python must do it; -1: an exception is set.
+template <int count> int read_all(PyObject* const* arguments, View (&views)[count]) {
+  for (int i = 0; i < count; ++i) {
+    if (!views[i].read(arguments[i])) return -1;
+    if (!views[i].is_usable()) return 1;
+  }
+  return 0;
+}
+
+PyObject* leave(int answer) {
+  if (answer < 0) return nullptr;
+  Py_RETURN_NONE;
+}
+
+void set_error(void*, const char*, const char* message) { PyErr_SetString(PyExc_RuntimeError, message); }
+
+// Memory of torch's allocator for the time of one call, whose order on the stream makes giving it back safe.
+struct Workspace {
+  DLManagedTensorVersioned* tensor = nullptr;
+  Workspace() = default;
+  Workspace(const Workspace&) = delete;
+  ~Workspace() {
+    if (tensor && tensor->deleter) tensor->deleter(tensor);
+  }
+  bool allocate(const View& like, int64_t count) {
+    DLTensor prototype = like;
+    prototype.ndim = 1;
+    prototype.shape = &count;
+    prototype.strides = nullptr;
+    return api->managed_tensor_allocator(&prototype, &tensor, nullptr, &set_error) == 0;
+  }
+  gpu::u8* bytes() const { return static_cast<gpu::u8*>(tensor->dl_tensor.data) + tensor->dl_tensor.byte_offset; }
+};
+
+// Calls libapex while other threads of Python run: a first launch asks the probe, CPU variants compute for long.
+template <class Call> int32_t unlocked(const Call& call) {
+  PyThreadState* const state = PyEval_SaveThread();
+  const int32_t status = call();
+  PyEval_RestoreThread(state);
+  return status;
+}
+
+// ---- entries -------------------------------------------------------------------------------------------------------
+
+// set_api(capsule, torch.Tensor, torch.nn.Parameter): False where this DLPack is another than is known here.
+PyObject* set_api(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "3 arguments are required");
+  api = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(arguments[0], "dlpack_exchange_api"));
+  if (!api) return nullptr;
+  Py_XDECREF(tensor_type);
+  Py_XDECREF(parameter_type);
+  Py_INCREF(tensor_type = arguments[1]);
+  Py_INCREF(parameter_type = arguments[2]);
+  const bool usable = api->header.version.major == 1 && api->dltensor_from_py_object_no_sync &&
+                      api->current_work_stream && api->managed_tensor_allocator;
+  return PyBool_FromLong(usable);
+}
+
+// addresses(list, dtype, device type, device index, address of numels, address of a row of the image, address of as many
+// words): reads the addresses of a list of contiguous tensors into the words. True: some differ from the row, False: none
+// does, None: one of the tensors needs a closer look.
+PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 7) return PyErr_Format(PyExc_TypeError, "7 arguments are required");
+  const long code = PyLong_AsLong(arguments[1]), type = PyLong_AsLong(arguments[2]);
+  const long index = PyLong_AsLong(arguments[3]);
+  const auto* const numels = static_cast<const uint64_t*>(PyLong_AsVoidPtr(arguments[4]));
+  const auto* const row = static_cast<const uint64_t*>(PyLong_AsVoidPtr(arguments[5]));
+  auto* const found = static_cast<uint64_t*>(PyLong_AsVoidPtr(arguments[6]));
+  const Py_ssize_t tensors = PyList_Size(arguments[0]);
+  if (tensors < 0 || PyErr_Occurred()) return nullptr;
+  bool differ = false;
+  for (Py_ssize_t i = 0; i < tensors; ++i) {
+    PyObject* const object = PyList_GetItem(arguments[0], i);
+    uint64_t address = 0;
+    if (object != Py_None) {
+      PyObject* const of = reinterpret_cast<PyObject*>(Py_TYPE(object));
+      if (of != tensor_type && of != parameter_type) Py_RETURN_NONE;
+      View t;
+      if (!t.read(object)) {
+        PyErr_Clear();  // a sparse tensor, a wrapper: Python says what is wrong
+        Py_RETURN_NONE;
+      }
+      if (t.code() != code || t.device.device_type != type || t.device.device_id != index || !t.data ||
+          uint64_t(t.numel()) != numels[i] || !t.is_contiguous())
+        Py_RETURN_NONE;
+      address = reinterpret_cast<uint64_t>(t.bytes());
+    }
+    differ |= row[i] != address;
+    found[i] = address;
+  }
+  return PyBool_FromLong(differ);
+}
+
+// norm_forward(centered, hidden, eps, input, residual, weight, bias, output, sum, mean, rstd): a status.
+PyObject* norm_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 11) return PyErr_Format(PyExc_TypeError, "11 arguments are required");
+  View views[8];
+  if (const int answer = read_all(arguments + 3, views)) return leave(answer);
+  const auto& [input, residual, weight, bias, output, sum, mean, rstd] = views;
+  apex_place place;
+  if (const int answer = place_of(input, &place)) return leave(answer);
+  gpu::NormForward a{};
+  a.input = input.bytes();
+  a.residual = residual.bytes();
+  a.sum = sum.bytes();
+  a.weight = weight.bytes();
+  a.bias = bias.bytes();
+  a.output = output.bytes();
+  a.mean = mean.bytes();
+  a.rstd = rstd.bytes();
+  a.rows = rstd.numel();
+  a.hidden = PyLong_AsLongLong(arguments[1]);
+  a.eps = PyFloat_AsDouble(arguments[2]);
+  a.input_type = input.code();
+  a.output_type = output.code();
+  a.weight_type = weight.given ? weight.code() : bias.given ? bias.code() : a.input_type;
+  if (PyErr_Occurred()) return nullptr;
+  const auto run = arguments[0] == Py_True ? &apex_layer_norm_forward : &apex_rms_norm_forward;
+  return PyLong_FromLong(unlocked([&] { return run(&place, &a); }));
+}
+
+// norm_backward(centered, from_output, hidden, eps, grad_output, saved, grad_sum, mean, rstd, weight, bias, grad_input,
+// grad_weight, grad_bias): a status.
+PyObject* norm_backward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 14) return PyErr_Format(PyExc_TypeError, "14 arguments are required");
+  View views[10];
+  if (const int answer = read_all(arguments + 4, views)) return leave(answer);
+  const auto& [grad_output, saved, grad_sum, mean, rstd, weight, bias, grad_input, grad_weight, grad_bias] = views;
+  apex_place place;
+  if (const int answer = place_of(saved, &place)) return leave(answer);
+  const bool centered = arguments[0] == Py_True;
+  gpu::NormBackward a{};
+  a.grad_output = grad_output.bytes();
+  a.saved = saved.bytes();
+  a.grad_sum = grad_sum.bytes();
+  a.mean = mean.bytes();
+  a.rstd = rstd.bytes();
+  a.weight = weight.bytes();
+  a.bias = bias.bytes();
+  a.grad_input = grad_input.bytes();
+  a.grad_weight = grad_weight.bytes();
+  a.grad_bias = grad_bias.bytes();
+  a.rows = rstd.numel();
+  a.hidden = PyLong_AsLongLong(arguments[2]);
+  a.eps = PyFloat_AsDouble(arguments[3]);
+  a.input_type = grad_input.code();
+  a.output_type = grad_output.code();
+  a.weight_type = weight.given ? weight.code() : a.input_type;
+  a.from_output = arguments[1] == Py_True;
+  if (PyErr_Occurred()) return nullptr;
+  apex::NormPlan plan;
+  const auto prepare = centered ? &apex_layer_norm_prepare : &apex_rms_norm_prepare;
+  if (const int32_t status = unlocked([&] { return prepare(&place, &a, &plan); })) return PyLong_FromLong(status);
+  Workspace partials;
+  if (a.grad_weight && a.parts > 0) {
+    if (!partials.allocate(rstd, (centered ? 2 : 1) * a.parts * gpu::norm_partials_pitch(a.hidden))) return nullptr;
+    a.partials = partials.bytes();
+  }
+  const auto run = centered ? &apex_layer_norm_backward : &apex_rms_norm_backward;
+  return PyLong_FromLong(unlocked([&] { return run(&place, &a, &plan); }));
+}
+
+// Of a contiguous tensor as batches of heads of queries of keys.
+template <class Arguments> void set_softmax_shape(const View& tensor, Arguments* a) {
+  a->keys = tensor.shape[tensor.ndim - 1];
+  a->rows = 1;
+  for (int32_t d = 0; d + 1 < tensor.ndim; ++d) a->rows *= tensor.shape[d];
+  a->queries = tensor.ndim > 1 ? tensor.shape[tensor.ndim - 2] : 1;
+  a->type = tensor.code();
+}
+
+// softmax_forward(causal, scale, input, output): a status. Without a mask.
+PyObject* softmax_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 4) return PyErr_Format(PyExc_TypeError, "4 arguments are required");
+  View views[2];
+  if (const int answer = read_all(arguments + 2, views)) return leave(answer);
+  const auto& [input, output] = views;
+  apex_place place;
+  if (const int answer = place_of(input, &place)) return leave(answer);
+  gpu::SoftmaxForward a{};
+  set_softmax_shape(input, &a);
+  a.input = input.bytes();
+  a.output = output.bytes();
+  a.heads = input.ndim > 2 ? input.shape[input.ndim - 3] : 1;
+  a.causal = arguments[0] == Py_True;
+  const double scale = PyFloat_AsDouble(arguments[1]);
+  if (PyErr_Occurred()) return nullptr;
+  return PyLong_FromLong(unlocked([&] { return apex_scaled_masked_softmax_forward(&place, &a, scale); }));
+}
+
+// softmax_backward(causal, scale, grad_output, output, grad_input): a status.
+PyObject* softmax_backward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 5) return PyErr_Format(PyExc_TypeError, "5 arguments are required");
+  View views[3];
+  if (const int answer = read_all(arguments + 2, views)) return leave(answer);
+  const auto& [grad_output, output, grad_input] = views;
+  apex_place place;
+  if (const int answer = place_of(output, &place)) return leave(answer);
+  gpu::SoftmaxBackward a{};
+  set_softmax_shape(output, &a);
+  a.grad_output = grad_output.bytes();
+  a.output = output.bytes();
+  a.grad_input = grad_input.bytes();
+  a.causal = arguments[0] == Py_True;
+  const double scale = PyFloat_AsDouble(arguments[1]);
+  if (PyErr_Occurred()) return nullptr;
+  return PyLong_FromLong(unlocked([&] { return apex_scaled_masked_softmax_backward(&place, &a, scale); }));
+}
+
+using Fast = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+PyMethodDef method(const char* name, Fast function) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, nullptr};
+}
+PyMethodDef methods[] = {method("set_api", &set_api),
+                         method("addresses", &addresses),
+                         method("norm_forward", &norm_forward),
+                         method("norm_backward", &norm_backward),
+                         method("softmax_forward", &softmax_forward),
+                         method("softmax_backward", &softmax_backward),
+                         {nullptr, nullptr, 0, nullptr}};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "apex_portable", nullptr, 0, methods, nullptr, nullptr, nullptr,
+                          nullptr};
+}  // namespace
+
+PyMODINIT_FUNC PyInit_apex_portable(void) {
+  PyObject* const module = PyModule_Create(&definition);
+  // Of the headers that this was compiled against: apex/_portable compares it with the library's own.
+  if (module && PyModule_AddStringConstant(module, "interface_digest", APEX_INTERFACE_DIGEST)) return nullptr;
+  return module;
+}
