@@ -77,7 +77,7 @@ def _facts(found, python):
     packs = {candidate.variant: candidate for candidate in taken if candidate.variant in table.toolchains}
     archs = list(packs) or [pack.arch for pack in found.machine.packs]
     toolchains = sorted({table.toolchains[arch] for arch in archs})
-    known = table.torch.get(minor)  # none: a torch that the release has no compiled binding for
+    known = table.torch.get(minor) if found.fit.kind == "exact" else None
     pins = {f"torch-{known}": _pin_of_torch(table, minor)} if known else {}
     pins |= {name: table.pins[name] for name in toolchains if name in table.pins}
     tags = [found.machine.python] if python else list(table.pythons_for(minor) or table.pythons)

@@ -167,7 +167,8 @@ def _with_wheel(machine, release, accelerator):
 
 def _faults(machine, release, accelerator, fit, choices, root):
     """Of the machine as a whole, the first that holds; else those of its devices."""
-    for check in (_no_wheel, _no_torch, _blind_torch, _old_torch, _ruled_out):
+    checks = (_no_wheel, _no_torch, _blind_torch, _old_torch)
+    for check in checks if fit and fit.portable else (*checks, _ruled_out):
         if fault := check(machine, release, accelerator):
             return [fault]
     upgrade = f"{PIP} install --upgrade --no-deps {accelerator.distribution} --index-url {root}"

@@ -86,8 +86,6 @@ def test_a_cell_that_exists_is_answered_with_its_wheel_index_and_pins():
     [
         {"torch": "2.7", "cuda": "13.0", "archs": ["sm_90"]},
         {"torch": "2.13.0+cu130", "archs": ["sm_61"]},  # no pack, and no NVRTC of CUDA 13, knows it
-        {"torch": "2.13.0a0+gitabcdef0", "cuda": "13.0", "archs": ["sm_90"]},
-        {"torch": "2.15", "python": "cp310"},
         {"torch": "3.0", "rocm": "6.0", "archs": ["gfx906"], "python": "cp38"},
         {"torch": "3.0", "cuda": "13.0", "archs": ["sm_61"]},
     ],
@@ -159,7 +157,27 @@ def test_a_load_counts_for_the_sources_that_were_loaded_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("torch", "nearest"), [("3.0", "2.15"), ("1.13", "2.8"), ("2.99", "2.15"), ("2.7", "2.8")]
+    ("question", "nearest"),
+    [
+        ({"torch": "3.0", "rocm": "6.0", "archs": ["gfx906"], "python": "cp38"}, "2.15"),
+        ({"torch": "1.13"}, "2.8"),
+        ({"torch": "2.7"}, "2.8"),
+    ],
 )
-def test_the_nearest_torch_of_another_major_is_next_to_it(torch, nearest):
-    assert compat.answer({"torch": torch})["nearest"][0]["torch"] == nearest
+def test_the_nearest_torch_of_another_major_is_next_to_it(question, nearest):
+    assert compat.answer(question)["nearest"][0]["torch"] == nearest
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"torch": "3.0"},
+        {"torch": "2.99", "rocm": "7.2", "archs": ["gfx942"]},
+        {"torch": "2.13.0a0+gitabcdef0", "cuda": "13.0", "archs": ["sm_90"]},
+        {"torch": "2.15", "python": "cp310"},
+    ],
+)
+def test_a_torch_that_nothing_was_compiled_for_is_served_by_the_portable_binding(question):
+    answer = compat.answer(question)
+    assert answer["found"] and answer["binding"] == "portable" and answer["command"]
+    assert "  binding portable" in ask.words(answer, "compat")

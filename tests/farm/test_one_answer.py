@@ -50,25 +50,26 @@ MACHINES = [
     case(f"{INSTALL} {CPU}", "2.8.0+cpu.cxx11.abi"),
     case(f"{INSTALL} {CUDA}", "2.15.0+cu130", "sm_87"),
     case(f"{INSTALL} {CUDA}", "2.13.0+cu130", "sm_90", "sm_130"),
-    # builds that are no release: served where they are the very build
-    case(offers.SOURCE, "2.13.0a0+git1234567", "sm_90", found=False),
-    case(offers.SOURCE, "2.13.0.dev20260501+cu130", "sm_90", found=False),
-    case(offers.SOURCE, "2.14.0rc1+cu130", "sm_90", found=False),
-    case(offers.SOURCE, "2.13.0+gitabc", "gfx942", found=False),
-    case(offers.SOURCE, "2.13.0a0+81ea7a4.nv25.9", "sm_90", found=False, cuda="13.0"),
-    case(offers.SOURCE, "2.13.0+mine", found=False),
+    # builds that are no release: by their own binding where they are the very build, else by the portable one
+    case(f"{INSTALL} {CUDA}", "2.13.0a0+git1234567", "sm_90"),
+    case(f"{INSTALL} {CUDA}", "2.13.0.dev20260501+cu130", "sm_90"),
+    case(f"{INSTALL} {CUDA}", "2.14.0rc1+cu130", "sm_90"),
+    case(f"{INSTALL} {ROCM}", "2.13.0+gitabc", "gfx942"),
+    case(f"{INSTALL} {CUDA}", "2.13.0a0+81ea7a4.nv25.9", "sm_90", cuda="13.0"),
+    case(f"{INSTALL} {CPU}", "2.13.0+mine"),
     case(f"{INSTALL} {CUDA}", "2.13.0a0+gitcf30153", "sm_90", git_version=GIT),
     case(f"{INSTALL} {CUDA}", "2.13.0+mine", "sm_90", git_version=GIT, cuda="13.0"),
-    case(offers.SOURCE, "2.13.0+mine", "sm_90", git_version="f" * 40, cuda="13.0", found=False),
+    case(f"{INSTALL} {CUDA}", "2.13.0+mine", "sm_90", git_version="f" * 40, cuda="13.0"),
+    # releases that came after the wheel
+    case(f"{INSTALL} {CUDA}", "2.99.0+cu130", "sm_90"),
+    case(f"{INSTALL} {ROCM}", "3.0+rocm7.2", "gfx942"),
     # torch that no wheel is for, or that cannot use the card
     case(f"{INSTALL} 'torch>=2.8'", "2.7.1+cu128", "sm_90", found=False),
     case(f"{INSTALL} 'torch>=2.8'", "1.13", found=False),
-    case(upgrade("cuda"), "2.99.0+cu130", "sm_90", found=False),
-    case(upgrade("rocm"), "3.0+rocm7.2", "gfx942", found=False),
     case(f"{TORCH}/cu130", "2.13.0+cpu", "sm_90", found=False),
     case(f"{TORCH}/rocm7.2", "2.13.0+cpu", "gfx942", found=False),
     # Pythons and platforms
-    case(offers.SOURCE, "2.15.0+cu130", "sm_90", python="cp310", found=False),
+    case(f"{INSTALL} {CUDA}", "2.15.0+cu130", "sm_90", python="cp310"),  # no torch of PyTorch's is: somebody built one
     case(offers.SOURCE, "2.13.0+cpu", python="cp314", found=False),
     case(offers.SOURCE, "2.13.0+cpu", python="cp313t", found=False),
     case("use Python 3.10 or newer", "2.8.0+cpu", python="cp39", found=False),
@@ -130,7 +131,9 @@ def test_every_front_end_gives_the_same_answer(question, found, line, capsys, mo
         code, said = spoken(run, capsys, *options(question))
         assert (code, *verdict(said)) == (0 if found else 2, found, line)
         assert said.get("wheel", offer.wheel) == offer.wheel
-        assert said["found"] == bool(said.get("pins")) and all(said.get("pins", {"-": "-"}).values())
+        assert all(said.get("pins", {"-": "-"}).values())
+        assert said.get("binding") == (offer.fit.kind if found else None)
+        assert bool(said.get("pins")) == found or said["binding"] == "portable"
     _, said = spoken(lambda rest: front.main(["explain", *rest]), capsys, *options(question))
     reasons = list(offer.reasons if found else offer.missing)
     assert said["offer"] == {"found": found, "wheel": offer.wheel, "command": line, "reasons": reasons}
@@ -148,10 +151,10 @@ def test_the_doctor_and_the_loader_agree_with_it(question, found, line, monkeypa
     torch, python = offer.machine.torch, offer.machine.python
     monkeypatch.setattr(bindings, "python_tag", lambda: python)
     monkeypatch.setattr(machine, "system", lambda: question["system"])
-    fit = bindings.fitting.choose(torch, python, offer.machine.bindings)
+    fit = bindings.fitting.choose(torch, python, offer.machine.bindings, bool(offer.machine.bindings))
     of_a_card = ("no kernel for", "cannot use the", "needs a driver")  # a fault that no binding has
     of_the_binding = not found and not any(words in offer.missing[0] for words in of_a_card)
-    assert fit.module != of_the_binding
+    assert (fit.module or fit.portable) != of_the_binding
     if of_the_binding:
         monkeypatch.setattr(bindings.tree, "build_facts", dict)
         assert bindings.mismatch_remedy(torch, fit) == line

@@ -64,6 +64,22 @@ def test_an_environment_that_a_wheel_fits_gets_its_line(described, line, reasons
 
 
 @pytest.mark.parametrize(
+    ("described", "reason", "wheel"),
+    [
+        (machine("cp311", "2.99.0+cu130"), "built for torch 2.8, ", CUDA),
+        (machine("cp311", "2.10.0.dev20250924+cu130"), "is a pre-release, and its git", CUDA),
+        (machine("cp311", "2.13.0a0+81ea7a4", cuda="13.0"), "is a pre-release, and its", CUDA),
+        (machine("cp311", "2.13.0+gitabc"), "is somebody's own build", CPU),
+        (machine("cp310", "2.15.0"), "built for torch 2.8, ", CPU),
+    ],
+)
+def test_a_torch_without_a_compiled_binding_is_served_by_the_portable_one(described, reason, wheel):
+    answer = ask.of_machine(described)
+    assert answer["found"] and answer["command"] == wheel
+    assert any(reason in said and "portable binding" in said for said in answer["reasons"])
+
+
+@pytest.mark.parametrize(
     ("described", "reason", "nearest", "mend"),
     [
         (
@@ -72,18 +88,8 @@ def test_an_environment_that_a_wheel_fits_gets_its_line(described, line, reasons
             CUDA,
             "python -m pip install 'torch>=2.8'",
         ),
-        (machine("cp311", "2.99.0+cu130"), "built for torch 2.8, ", CUDA, UPGRADE),
         (machine("cp311", "2.13.0+cu130", "sm_61"), "no kernel for sm_61: ", CUDA, UPGRADE),
-        (
-            machine("cp310", "2.15.0"),
-            "torch 2.15 and later have no wheel for Python 3.10",
-            CPU,
-            offers.SOURCE,
-        ),
         (machine("cp39", "2.8.0"), "no wheel is built for cp39", CPU, "use Python 3.10 or newer"),
-        (machine("cp311", "2.10.0.dev20250924+cu130"), "is a pre-release, and its git", CUDA, offers.SOURCE),
-        (machine("cp311", "2.13.0a0+81ea7a4", cuda="13.0"), "is a pre-release, and its", CUDA, offers.SOURCE),
-        (machine("cp311", "2.13.0+gitabc"), "is somebody's own build", CPU, offers.SOURCE),
         (machine("cp311"), "no torch is installed", CPU, "python -m pip install torch"),
         (machine("cp39"), "no wheel is built for cp39; there are cp310, ", None, "use Python 3.10 or newer"),
         (machine("cp314"), "no wheel is built for cp314, but where such an", None, offers.SOURCE),
@@ -112,8 +118,9 @@ def test_every_cell_of_the_matrix_has_its_line():
         label = {"cuda": "+cu130", "rocm": "+rocm7.2"}.get(accelerator.name, "+cpu")
         for torch in axes.torch:
             for tag in axes.python:
-                found = ask.of_machine(machine(tag, f"{torch}{label}"))["found"]
-                assert found == (axes.why_not(torch, tag) is None)
+                answer = ask.of_machine(machine(tag, f"{torch}{label}"))
+                portable = any("portable binding" in said for said in answer["reasons"])
+                assert answer["found"] and portable == (axes.why_not(torch, tag) is not None)
 
 
 @pytest.mark.parametrize("index", ["https://x.example/a", "https://x.example/a/", "https://x.example/a/whl/"])

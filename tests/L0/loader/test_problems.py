@@ -28,10 +28,13 @@ def no_index(monkeypatch):
 
 def found(devices=(CPU,), installed=(WHEEL,), intact=True, **changes):
     """name -> Problem for a machine where all is well but for the changes."""
-    own = {name: changes.pop(name) for name in list(changes) if name in Facts.__dataclass_fields__}
+    own = {
+        name: changes.pop(name) for name in list(changes) if name in (*Facts.__dataclass_fields__, "portable")
+    }
     described = machine(**{"bindings": (BINDING,), "devices": devices, "packs": (cubin("sm_90"),), **changes})
-    fitting = described.torch and fit.choose(described.torch, described.python, described.bindings)
-    if fitting and not fitting.library:
+    portable = own.pop("portable", False)
+    fitting = described.torch and fit.choose(described.torch, described.python, described.bindings, portable)
+    if fitting and fitting.kind == "reference":
         described = dataclasses.replace(described, binding=fitting.reason)
     choices = tuple(choose(described, described.packs, UNIT, device) for device in devices)
     there = Installation(tuple(installed), PACKAGE, intact)
@@ -99,15 +102,27 @@ def test_no_torch():
         (
             "2.99.0",
             "built for torch 2.13, running 2.99.0",
-            "python -m pip install --upgrade --no-deps apex-cuda --index-url <index>/whl/cu130/",
+            f"python -m pip install --force-reinstall --no-deps {CUDA}",
         ),
-        ("2.13.0a0+81ea7a4", "pre-release", offers.SOURCE),
+        ("2.13.0a0+81ea7a4", "pre-release", f"python -m pip install --force-reinstall --no-deps {CUDA}"),
         ("2.5.1", "older than 2.8", "python -m pip install 'torch>=2.8'"),
     ],
 )
 def test_unsupported_torch(version, says, remedy):
+    """Where the host library, which the portable binding needs, is not here."""
     problem = found(torch=Torch(version, "another", cuda="13.0"))["unsupported torch"]
     assert problem.severity == DEGRADED and says in problem.text and problem.remedy == remedy
+
+
+@pytest.mark.parametrize("version", ["2.99.0", "2.13.0a0+81ea7a4", "3.0.1+mine"])
+def test_the_portable_binding_is_a_note(version):
+    problems = found(torch=Torch(version, "another", cuda="13.0"), portable=True)
+    assert "unsupported torch" not in problems and problems["portable binding"].severity == NOTE
+    assert "kernels and results are the same" in problems["portable binding"].text
+
+
+def test_the_portable_binding_takes_no_old_torch():
+    assert found(torch=Torch("2.5.1", "another", cuda="13.0"), portable=True)["unsupported torch"]
 
 
 def test_the_abi_is_named():
