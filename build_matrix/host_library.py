@@ -73,15 +73,30 @@ def object_unit(source: Path, compiler: HostCompiler, platform: str = matrix.NAT
     )
 
 
-def _compile_interface(
-    compiler: HostCompiler, text: str, folder: Path, platform: str
-) -> tuple[Path, list[str]]:
+PORTABLE = CSRC / "portable/fast.cpp"
+PORTABLE_MODULE = "apex_portable.abi3.so"
+PORTABLE_LINK = [
+    "-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags", "-Wl,--no-as-needed", "-l:libapex.so", "-Wl,--as-needed",
+]  # fmt: skip
+
+
+def _compile_interface(compiler: HostCompiler, text: str, work: Path, platform: str) -> tuple[Path, list[str]]:
     """The object of what the library says of itself (`interface`), and the files that the compiler read."""
-    work = folder / "work"
-    work.mkdir()
     (work / "interface.cpp").write_text(text, encoding="utf-8")
     chosen = [*flags(CSRC / "host/interface.cpp", platform), f"-ffile-prefix-map={work}=."]
     return work / "interface.o", compiler.compile(work / "interface.cpp", work / "interface.o", chosen)
+
+
+def _build_portable(compiler: HostCompiler, folder: Path, work: Path, platform: str) -> list[str]:
+    """The hot parts of the portable binding, beside libapex.so, of whose C interface they hold the digest. It is a
+    module of Python's stable ABI, whose functions are found when a Python loads it. Returns the files that were read.
+    """
+    known = interface.digest(interface.description())
+    chosen = [*flags(PORTABLE, platform), f'-DAPEX_INTERFACE_DIGEST="{known}"']
+    read = compiler.compile(PORTABLE, work / "fast.o", chosen)
+    read += compiler.link([work / "fast.o"], folder / PORTABLE_MODULE, [f"-L{folder}", *PORTABLE_LINK])
+    manylinux.check(folder / PORTABLE_MODULE)
+    return read
 
 
 def build(store: Store, run=None, platform: str = matrix.NATIVE) -> WorkUnit:
@@ -95,16 +110,20 @@ def build(store: Store, run=None, platform: str = matrix.NATIVE) -> WorkUnit:
     def make(folder: Path) -> None:
         results = built or [store.build(unit) for unit in units]
         objects = [path for result in results for path in sorted(result.folder.glob("*.o"))]
-        own, read = _compile_interface(compiler, described, folder, platform)
+        work = folder / "work"
+        work.mkdir()
+        own, read = _compile_interface(compiler, described, work, platform)
         read += compiler.link([*objects, own], folder / "libapex.so", LINK)
         manylinux.check(folder / "libapex.so")
-        linked = inputs.sort(read, {}, [CSRC, own.parent, *(result.folder for result in results)])
-        shutil.rmtree(own.parent)
+        read += _build_portable(compiler, folder, work, platform)
+        linked = inputs.sort(read, {}, [CSRC, folder, *(result.folder for result in results)])
+        shutil.rmtree(work)
         inputs.write(folder, inputs.union([inputs.read(result.folder) for result in results] + [linked]))
 
     of = {
         "objects": [unit.key for unit in units],
         "interface": described,
+        "portable": [digest.of_source(PORTABLE, [CSRC, CSRC / "host"]), *PORTABLE_LINK],
         "link": _relative(LINK),
         "script": digest.of_file(CSRC / "host/apex.map"),
     }
@@ -112,6 +131,7 @@ def build(store: Store, run=None, platform: str = matrix.NATIVE) -> WorkUnit:
 
 
 def place(folder: Path, target: Path) -> None:
-    """Copies libapex.so out of the store."""
+    """Copies libapex.so, and the module beside it, out of the store."""
     target.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(folder / "libapex.so", target / "libapex.so")
+    for name in ("libapex.so", PORTABLE_MODULE):
+        shutil.copyfile(folder / name, target / name)

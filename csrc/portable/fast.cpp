@@ -5,14 +5,11 @@
 // It decides nothing: apex/_portable has checked shapes, dtypes and that bytes are values, and has made the outputs.
 // What it does not take (a tensor that is not contiguous, an unknown dtype) it answers with None, and Python does the
 // same by ctypes. Else the answer is libapex's status.
-#define Py_LIMITED_API 0x030A0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
 #include "dlpack.h"
 #include "host/layer_norm.h"
 #include "host/rms_norm.h"
 #include "host/scaled_masked_softmax.h"
+#include "python_abi3.h"
 // after the host's: alone it would do without gpu.h
 #include "device/norm_layout.h"
 
@@ -27,7 +24,7 @@ struct View : DLTensor {
 
   // False: an exception is set. None is no tensor.
   bool read(PyObject* object) {
-    given = object != Py_None;
+    given = object != &_Py_NoneStruct;
     if (!given) return true;
     return api->dltensor_from_py_object_no_sync(object, this) == 0;
   }
@@ -79,9 +76,12 @@ template <int count> int read_all(PyObject* const* arguments, View (&views)[coun
   return 0;
 }
 
+PyObject* wrong_count(const char* message) {
+  PyErr_SetString(PyExc_TypeError, message);
+  return nullptr;
+}
 PyObject* leave(int answer) {
-  if (answer < 0) return nullptr;
-  Py_RETURN_NONE;
+  return answer < 0 ? nullptr : none();
 }
 
 void set_error(void*, const char*, const char* message) { PyErr_SetString(PyExc_RuntimeError, message); }
@@ -106,7 +106,7 @@ struct Workspace {
 
 // Calls libapex while other threads of Python run: a first launch asks the probe, CPU variants compute for long.
 template <class Call> int32_t unlocked(const Call& call) {
-  PyThreadState* const state = PyEval_SaveThread();
+  void* const state = PyEval_SaveThread();
   const int32_t status = call();
   PyEval_RestoreThread(state);
   return status;
@@ -116,13 +116,11 @@ template <class Call> int32_t unlocked(const Call& call) {
 
 // set_api(capsule, torch.Tensor, torch.nn.Parameter): False where this DLPack is another than is known here.
 PyObject* set_api(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 3) return PyErr_Format(PyExc_TypeError, "3 arguments are required");
+  if (count != 3) return wrong_count("3 arguments are required");
   api = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(arguments[0], "dlpack_exchange_api"));
   if (!api) return nullptr;
-  Py_XDECREF(tensor_type);
-  Py_XDECREF(parameter_type);
-  Py_INCREF(tensor_type = arguments[1]);
-  Py_INCREF(parameter_type = arguments[2]);
+  Py_IncRef(tensor_type = arguments[1]);  // for ever: types of torch
+  Py_IncRef(parameter_type = arguments[2]);
   const bool usable = api->header.version.major == 1 && api->dltensor_from_py_object_no_sync &&
                       api->current_work_stream && api->managed_tensor_allocator;
   return PyBool_FromLong(usable);
@@ -132,7 +130,7 @@ PyObject* set_api(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 // words): reads the addresses of a list of contiguous tensors into the words. True: some differ from the row, False: none
 // does, None: one of the tensors needs a closer look.
 PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 7) return PyErr_Format(PyExc_TypeError, "7 arguments are required");
+  if (count != 7) return wrong_count("7 arguments are required");
   const long code = PyLong_AsLong(arguments[1]), type = PyLong_AsLong(arguments[2]);
   const long index = PyLong_AsLong(arguments[3]);
   const auto* const numels = static_cast<const uint64_t*>(PyLong_AsVoidPtr(arguments[4]));
@@ -144,17 +142,18 @@ PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < tensors; ++i) {
     PyObject* const object = PyList_GetItem(arguments[0], i);
     uint64_t address = 0;
-    if (object != Py_None) {
-      PyObject* const of = reinterpret_cast<PyObject*>(Py_TYPE(object));
-      if (of != tensor_type && of != parameter_type) Py_RETURN_NONE;
+    if (object != &_Py_NoneStruct) {
+      PyObject* const of = PyObject_Type(object);
+      Py_DecRef(of);  // the object holds it
+      if (of != tensor_type && of != parameter_type) return none();
       View t;
       if (!t.read(object)) {
         PyErr_Clear();  // a sparse tensor, a wrapper: Python says what is wrong
-        Py_RETURN_NONE;
+        return none();
       }
       if (t.code() != code || t.device.device_type != type || t.device.device_id != index || !t.data ||
           uint64_t(t.numel()) != numels[i] || !t.is_contiguous())
-        Py_RETURN_NONE;
+        return none();
       address = reinterpret_cast<uint64_t>(t.bytes());
     }
     differ |= row[i] != address;
@@ -165,7 +164,7 @@ PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 // norm_forward(centered, hidden, eps, input, residual, weight, bias, output, sum, mean, rstd): a status.
 PyObject* norm_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 11) return PyErr_Format(PyExc_TypeError, "11 arguments are required");
+  if (count != 11) return wrong_count("11 arguments are required");
   View views[8];
   if (const int answer = read_all(arguments + 3, views)) return leave(answer);
   const auto& [input, residual, weight, bias, output, sum, mean, rstd] = views;
@@ -187,20 +186,20 @@ PyObject* norm_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   a.output_type = output.code();
   a.weight_type = weight.given ? weight.code() : bias.given ? bias.code() : a.input_type;
   if (PyErr_Occurred()) return nullptr;
-  const auto run = arguments[0] == Py_True ? &apex_layer_norm_forward : &apex_rms_norm_forward;
+  const auto run = arguments[0] == &_Py_TrueStruct ? &apex_layer_norm_forward : &apex_rms_norm_forward;
   return PyLong_FromLong(unlocked([&] { return run(&place, &a); }));
 }
 
 // norm_backward(centered, from_output, hidden, eps, grad_output, saved, grad_sum, mean, rstd, weight, bias, grad_input,
 // grad_weight, grad_bias): a status.
 PyObject* norm_backward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 14) return PyErr_Format(PyExc_TypeError, "14 arguments are required");
+  if (count != 14) return wrong_count("14 arguments are required");
   View views[10];
   if (const int answer = read_all(arguments + 4, views)) return leave(answer);
   const auto& [grad_output, saved, grad_sum, mean, rstd, weight, bias, grad_input, grad_weight, grad_bias] = views;
   apex_place place;
   if (const int answer = place_of(saved, &place)) return leave(answer);
-  const bool centered = arguments[0] == Py_True;
+  const bool centered = arguments[0] == &_Py_TrueStruct;
   gpu::NormBackward a{};
   a.grad_output = grad_output.bytes();
   a.saved = saved.bytes();
@@ -218,7 +217,7 @@ PyObject* norm_backward(PyObject*, PyObject* const* arguments, Py_ssize_t count)
   a.input_type = grad_input.code();
   a.output_type = grad_output.code();
   a.weight_type = weight.given ? weight.code() : a.input_type;
-  a.from_output = arguments[1] == Py_True;
+  a.from_output = arguments[1] == &_Py_TrueStruct;
   if (PyErr_Occurred()) return nullptr;
   apex::NormPlan plan;
   const auto prepare = centered ? &apex_layer_norm_prepare : &apex_rms_norm_prepare;
@@ -243,7 +242,7 @@ template <class Arguments> void set_softmax_shape(const View& tensor, Arguments*
 
 // softmax_forward(causal, scale, input, output): a status. Without a mask.
 PyObject* softmax_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 4) return PyErr_Format(PyExc_TypeError, "4 arguments are required");
+  if (count != 4) return wrong_count("4 arguments are required");
   View views[2];
   if (const int answer = read_all(arguments + 2, views)) return leave(answer);
   const auto& [input, output] = views;
@@ -254,7 +253,7 @@ PyObject* softmax_forward(PyObject*, PyObject* const* arguments, Py_ssize_t coun
   a.input = input.bytes();
   a.output = output.bytes();
   a.heads = input.ndim > 2 ? input.shape[input.ndim - 3] : 1;
-  a.causal = arguments[0] == Py_True;
+  a.causal = arguments[0] == &_Py_TrueStruct;
   const double scale = PyFloat_AsDouble(arguments[1]);
   if (PyErr_Occurred()) return nullptr;
   return PyLong_FromLong(unlocked([&] { return apex_scaled_masked_softmax_forward(&place, &a, scale); }));
@@ -262,7 +261,7 @@ PyObject* softmax_forward(PyObject*, PyObject* const* arguments, Py_ssize_t coun
 
 // softmax_backward(causal, scale, grad_output, output, grad_input): a status.
 PyObject* softmax_backward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 5) return PyErr_Format(PyExc_TypeError, "5 arguments are required");
+  if (count != 5) return wrong_count("5 arguments are required");
   View views[3];
   if (const int answer = read_all(arguments + 2, views)) return leave(answer);
   const auto& [grad_output, output, grad_input] = views;
@@ -273,7 +272,7 @@ PyObject* softmax_backward(PyObject*, PyObject* const* arguments, Py_ssize_t cou
   a.grad_output = grad_output.bytes();
   a.output = output.bytes();
   a.grad_input = grad_input.bytes();
-  a.causal = arguments[0] == Py_True;
+  a.causal = arguments[0] == &_Py_TrueStruct;
   const double scale = PyFloat_AsDouble(arguments[1]);
   if (PyErr_Occurred()) return nullptr;
   return PyLong_FromLong(unlocked([&] { return apex_scaled_masked_softmax_backward(&place, &a, scale); }));
@@ -290,12 +289,12 @@ PyMethodDef methods[] = {method("set_api", &set_api),
                          method("softmax_forward", &softmax_forward),
                          method("softmax_backward", &softmax_backward),
                          {nullptr, nullptr, 0, nullptr}};
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "apex_portable", nullptr, 0, methods, nullptr, nullptr, nullptr,
-                          nullptr};
+PyModuleDef definition = {{{1, nullptr}, nullptr, 0, nullptr}, "apex_portable", nullptr, 0, methods, nullptr, nullptr,
+                          nullptr, nullptr};
 }  // namespace
 
-PyMODINIT_FUNC PyInit_apex_portable(void) {
-  PyObject* const module = PyModule_Create(&definition);
+extern "C" APEX_EXPORT PyObject* PyInit_apex_portable() {
+  PyObject* const module = PyModule_Create2(&definition, python_abi);
   // Of the headers that this was compiled against: apex/_portable compares it with the library's own.
   if (module && PyModule_AddStringConstant(module, "interface_digest", APEX_INTERFACE_DIGEST)) return nullptr;
   return module;
