@@ -102,7 +102,12 @@ def has_plain_copy(tensor, written):
     """Whether a kernel can be given a copy in the tensor's place, which is copied back where it was written."""
     if foreign_keys(tensor) & ~_LAZY or tensor.device.type == "meta" or not torch._C._has_storage(tensor):
         return False
-    return _plain.has_memory(tensor) and not (written and tensor._is_zerotensor())
+    return _has_memory(tensor) and not (written and tensor._is_zerotensor())
+
+
+def _has_memory(tensor):
+    """As the compiled bindings see it: a zero tensor has none, whatever its storage says."""
+    return _plain.has_memory(tensor) and (tensor.data_ptr() != 0 or tensor.numel() == 0)
 
 
 def refuse_unless_plain(tensor, name):
@@ -121,7 +126,7 @@ def refuse_unless_plain(tensor, name):
         raise TypeError(
             f"{name} is a wrapper whose data is elsewhere ({_kind(tensor)}); pass its local tensor"
         )
-    if not _plain.has_memory(tensor):
+    if not _has_memory(tensor):
         raise ValueError(
             f"{name} has no memory: it was freed, or not allocated yet (FSDP frees that of parameters after each use)"
         )

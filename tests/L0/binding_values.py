@@ -58,13 +58,33 @@ def _run(name, arguments):
     return [*results, *_tensors(arguments)]
 
 
+def _run_entry(entry, name, arguments):
+    """The same of the direct entry of a differentiable op: what eager calls take."""
+    schema, leaves = registry.schemas()[name], []
+    for argument in schema.differentiable:
+        if isinstance(tensor := arguments.get(argument), torch.Tensor):
+            leaves.append(tensor.requires_grad_())
+    defaults = {a.name: a.default for a in schema.arguments}
+    found = entry(*({**defaults, **arguments}[a.name] for a in schema.arguments))
+    results = [*_tensors(found)]
+    if results[0].numel():
+        loss = sum(t.double().sum() for t in results if t.requires_grad)
+        results += [t for t in torch.autograd.grad(loss, leaves, allow_unused=True) if t is not None]
+    return results
+
+
 def main():
     torch.set_num_threads(1)
     loaded, digests = bindings.load(), {}
     for name, index in samples():
-        if index is not None:
+        if index is None:
+            continue
+        arguments = SAMPLES[name][index](Values("cpu"))
+        digests[f"{name} {index}"] = [digest(t) for t in _run(name, arguments)]
+        entry = getattr(loaded.module, name.removesuffix("_forward"), None)
+        if entry and name.endswith("_forward") and registry.schemas()[name].differentiable:
             arguments = SAMPLES[name][index](Values("cpu"))
-            digests[f"{name} {index}"] = [digest(t) for t in _run(name, arguments)]
+            digests[f"{name} {index}, entry"] = [digest(t) for t in _run_entry(entry, name, arguments)]
     print(json.dumps({"kind": loaded.kind, "digests": digests}))
 
 

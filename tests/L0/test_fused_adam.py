@@ -145,7 +145,7 @@ def test_without_bias_correction(variant):
 @pytest.mark.parametrize("master_weights", [False, True], ids=["", "masters"])
 def test_without_bindings(monkeypatch, capturable, master_weights):
     """A torch that nothing was compiled for: the same steps, by the reference alone."""
-    monkeypatch.setattr(bindings, "load", lambda: bindings.Loaded(False, None, "none here"))
+    monkeypatch.setattr(bindings, "load", lambda: bindings.Loaded("reference", None, "none here"))
     params = parameters("cpu")
     params.append(torch.nn.Parameter(torch.ones(4, dtype=F32, device="cpu")))
     optimizer = FusedAdam(params, **HYPER, capturable=capturable, master_weights=master_weights)

@@ -1,0 +1,164 @@
+"""The portable binding: that it is chosen where no compiled one fits, and that its results are theirs, bit for bit.
+
+Every test of an op runs on it where APEX_BINDING=portable is set: `APEX_BINDING=portable pytest tests/L0`.
+"""
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from apex._loader import bindings, library, registry, tree
+
+from .described import ROOT, python
+from .test_bindings import LOAD, empty_tree, native, row
+
+VALUES = ROOT / "tests/L0/binding_values.py"
+
+
+def tree_of_another_torch(folder, **changes):
+    """A tree with the host library of this one, whose bindings were compiled for a torch that is not here."""
+    rows = [row(torch="2.99", built_against="2.99.0", git_version="x", **changes)]
+    made = empty_tree(folder, rows)
+    for name in ("libapex.so", "apex_portable.abi3.so"):
+        shutil.copy(tree.libraries() / name, made / "apex" / "lib" / name)
+    return made
+
+
+@functools.cache
+def values(**environment):
+    """What tests/L0/binding_values.py says of a binding."""
+    done = python(f"import runpy; runpy.run_path({str(VALUES)!r}, run_name='__main__')", **environment)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_op_has_a_portable_form():
+    done = python(
+        "from apex._loader import load; load()\nfrom apex._portable import module; print(module.without_kernel())",
+        APEX_BINDING="portable",
+    )
+    assert done.stdout.splitlines()[-1] == "()"
+
+
+@native
+@pytest.mark.parametrize("module", ["0", "1"], ids=["ctypes", "module"])
+def test_every_op_gives_the_bits_of_the_compiled_binding(module):
+    exact, portable = (
+        values(APEX_BINDING="exact"),
+        values(APEX_BINDING="portable", APEX_PORTABLE_MODULE=module),
+    )
+    assert (exact["kind"], portable["kind"]) == ("exact", "portable")
+    ops = {key.split()[0] for key in exact["digests"]}
+    assert ops == set(registry.schemas()) and exact["digests"].keys() == portable["digests"].keys()
+    different = [key for key, digests in exact["digests"].items() if digests != portable["digests"][key]]
+    assert not different
+
+
+@native
+def test_the_next_torch_is_served_by_it_without_a_warning(tmp_path):
+    found = python(LOAD, APEX_TREE=tree_of_another_torch(tmp_path)).stdout
+    assert found.startswith("True True\nbuilt for torch 2.99, running") and "\n0\n" in found
+    assert found.splitlines()[-1] == "[[2.0, 2.0, 2.0], [2.0, 2.0]]"
+
+
+@native
+def test_the_doctor_says_so(tmp_path):
+    place = tree_of_another_torch(tmp_path)
+    done = python(
+        "from apex.__main__ import main; raise SystemExit(main(['--json']))", check=False, APEX_TREE=place
+    )
+    said = json.loads(done.stdout)
+    assert said["binding"]["kind"] == "portable" and "built for torch 2.99" in said["binding"]["reason"]
+    (note,) = [problem for problem in said["problems"] if problem["name"] == "portable binding"]
+    assert note["severity"] == "note" and "microseconds" in note["text"]
+    assert not [c for c in said["choices"] if c["device"] == "cpu:0" and c["taken"] != "cpu"]
+
+
+@native
+def test_strict_mode_takes_it(tmp_path):
+    """Kernels are the same: nothing slower runs."""
+    found = python(LOAD, APEX_TREE=tree_of_another_torch(tmp_path), APEX_STRICT=1).stdout
+    assert found.startswith("True True")
+
+
+def test_a_library_that_does_not_describe_itself_is_not_called(monkeypatch):
+    class Old:
+        c = object()
+
+    monkeypatch.setattr(library, "fault", lambda: None)
+    monkeypatch.setattr(library, "load", Old)
+    assert "older than the portable binding" in bindings.portable_fault()
+
+
+@pytest.mark.parametrize("kind", ["exact", "portable", "reference"])
+def test_a_binding_can_be_asked_for(kind):
+    if kind != "reference" and (library.fault() or not bindings.installed()):
+        pytest.skip("no built bindings in this tree")
+    done = python("from apex._loader import load; print(load().kind)", APEX_BINDING=kind)
+    assert done.stdout.strip() == kind
+
+
+@pytest.mark.parametrize(
+    ("word", "error"),
+    [("exact", "BindingMismatchError"), ("portable", "BindingMismatchError"), ("x", "names no")],
+)
+def test_one_that_is_not_there_is_an_error(tmp_path, word, error):
+    done = python(LOAD, check=False, APEX_TREE=empty_tree(tmp_path), APEX_BINDING=word)
+    assert done.returncode and error in done.stderr
+
+
+FUNC = """
+import torch
+from apex._loader import load
+kind = load().kind
+from apex.normalization import FusedLayerNorm
+from apex.transformer.functional.fused_softmax import _softmax
+torch.manual_seed(0)
+x, tangent = torch.randn(3, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
+
+
+def dual(function):
+    with torch.autograd.forward_ad.dual_level():
+        return function(torch.autograd.forward_ad.make_dual(x, tangent))
+
+
+layer = FusedLayerNorm(8).double()
+for function in (layer, lambda x: _softmax(x.view(1, 1, 3, 8), None, 0.5, False)):
+    leaf = x.clone().requires_grad_()
+    function(leaf).pow(2).sum().backward()
+    torch.testing.assert_close(torch.func.grad(lambda x: function(x).pow(2).sum())(x), leaf.grad)
+    torch.testing.assert_close(torch.func.vjp(function, x)[1](torch.ones_like(function(x)))[0].shape, x.shape)
+    assert torch.autograd.gradgradcheck(lambda x: function(x), x.clone().requires_grad_())
+    for forward in (lambda: torch.func.jvp(function, (x,), (tangent,)), lambda: dual(function)):
+        try:
+            forward()
+        except NotImplementedError as error:
+            assert "forward-mode automatic differentiation is not implemented" in str(error), error
+        else:
+            raise AssertionError("silent zeros")
+print(kind, "right")
+"""
+
+
+@pytest.mark.parametrize("kind", ["exact", "portable", "reference"])
+def test_derivatives_of_torch_func_are_right_or_refused(kind):
+    """torch.library.register_autograd gave silent zeros in forward mode, and refused torch.func.grad."""
+    if kind != "reference" and (library.fault() or not bindings.installed()):
+        pytest.skip("no built bindings in this tree")
+    assert python(FUNC, APEX_BINDING=kind).stdout.strip() == f"{kind} right"
+
+
+def test_the_interface_is_the_headers():
+    """What libapex says of itself is what its headers say now."""
+    if library.fault():
+        pytest.skip("no built bindings in this tree")
+    code = "from build_matrix import interface; print(interface.digest(interface.description()))"
+    here = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
+    code = (
+        "import ctypes\nfrom apex._loader import library\nf = library.load().c.apex_interface_digest\n"
+        "f.restype = ctypes.c_char_p\nprint(f().decode())"
+    )
+    assert python(code).stdout == here.stdout
