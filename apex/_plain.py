@@ -124,6 +124,21 @@ def plain(tensor, what="tensor"):
         return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg().resolve_conj()
 
 
+def layouts_differ(lists):
+    """Whether a tensor of a list lies in memory otherwise than the first list's of the same place, as an optimizer's
+    state beside its parameter. Lists may hold None."""
+    contiguous = torch.Tensor.is_contiguous
+    if all(all(map(contiguous, [t for t in column if t is not None])) for column in lists):
+        return False
+    for first, *others in zip(*lists, strict=True):
+        for other in others:
+            if other is None or (first.is_contiguous() and other.is_contiguous()):
+                continue
+            if other.numel() > 1 and other.stride() != first.stride():
+                return True
+    return False
+
+
 def writable_gradient(owner):
     """owner.grad; a plain copy is put in its place where ops on lists of tensors cannot write it: negative views, zero
     tensors. That goes for torch's own, and for ours where no binding resolves them."""

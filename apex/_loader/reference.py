@@ -155,9 +155,20 @@ def _check_arguments(name, arguments, keywords):
     from apex._plain import check_argument  # it imports torch
 
     tensors = list(_tensors(NAMESPACE, name, arguments, keywords))
+    read = "" if _unscales(name, arguments, keywords) else f"{name}: grads["
     for where, tensor, written in tensors:
-        check_argument(tensor, where, written)
+        check_argument(tensor, where, written and not (read and where.startswith(read)))
     _refuse_meta_beside_others(tensors)
+
+
+def _unscales(name, arguments, keywords):
+    """Whether a call writes its gradients: ops that can unscale them do where they are asked to; others as their schema
+    says."""
+    op = registry.schemas()[name]
+    if op.argument("unscale_grads") is None:
+        return True
+    given = dict(zip((a.name for a in op.arguments), arguments, strict=False)) | keywords
+    return bool(given.get("unscale_grads")) and given.get("inv_scale") is not None
 
 
 def _refuse_meta_beside_others(tensors):

@@ -6,12 +6,10 @@ from __future__ import annotations
 import operator
 from itertools import chain
 
-import torch
-
+from apex._plain import layouts_differ
 from apex._portable.plan import TensorPlan
 
 _grad = operator.attrgetter("grad")
-_is_contiguous = torch.Tensor.is_contiguous
 
 
 class OptimizerPlan:
@@ -38,15 +36,7 @@ class OptimizerPlan:
 
     def layouts_differ(self):
         """Whether a list's tensor no longer lies in memory as the first list's (its parameter's) does."""
-        if all(all(map(_is_contiguous, [t for t in column if t is not None])) for column in self._lists):
-            return False
-        for row in zip(*(self._lists or [self._owners]), strict=True):
-            for other in row[1:]:
-                if other is None or (row[0].is_contiguous() and other.is_contiguous()):
-                    continue
-                if other.numel() > 1 and other.stride() != row[0].stride():
-                    return True
-        return False
+        return bool(self._lists) and layouts_differ(self._lists)
 
     def set_gradients(self, gradients):
         """Gradients that are not the parameters' own .grad (local shards of a DTensor); None: .grad again."""

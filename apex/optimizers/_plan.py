@@ -12,7 +12,7 @@ import functools
 import torch
 
 from apex._loader import bindings, library
-from apex._plain import check, is_shape_alone, writable_gradient
+from apex._plain import check, is_shape_alone, layouts_differ, writable_gradient
 
 
 def make_plan(names, written, lists, owners, watched=(), states=None, params=None):
@@ -97,7 +97,8 @@ class ReferencePlan(_Plan):
         return [] if self._states is None else [dict(self._states.get(p, ())) for p in self._params]
 
     def state_changed(self, states):
-        if states is not self._states:
+        """As NativePlan's."""
+        if states is not self._states or (self._lists and layouts_differ(self._lists)):
             return True
         return any(
             old.keys() != new.keys() or any(old[name] is not new[name] for name in old)

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 import warnings
+from types import SimpleNamespace
 
 import lists
 import pytest
@@ -1038,3 +1039,9 @@ def test_step_in_a_forked_child(variant):
     os.waitpid(child, 0)
     train(params, optimizer, range(2, 4))
     assert answer == params[0].detach().double().sum().numpy().tobytes()
+
+
+@pytest.mark.parametrize("steps", [test_gradients_with_other_strides, test_gradients_and_data_replaced])
+def test_without_bindings_layouts_are_followed_too(monkeypatch, steps):
+    monkeypatch.setattr(bindings, "load", lambda: bindings.Loaded("reference", None, "none here"))
+    steps(SimpleNamespace(device=torch.device("cpu")))
