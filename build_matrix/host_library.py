@@ -76,7 +76,8 @@ def object_unit(source: Path, compiler: HostCompiler, platform: str = matrix.NAT
 PORTABLE = CSRC / "portable/fast.cpp"
 PORTABLE_MODULE = "apex_portable.abi3.so"
 PORTABLE_LINK = [
-    "-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags", "-Wl,--no-as-needed", "-l:libapex.so", "-Wl,--as-needed",
+    "-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags", "-Wl,--no-as-needed", "-l:libapex.so", "-lc",
+    "-Wl,--as-needed",
 ]  # fmt: skip
 
 

@@ -80,9 +80,7 @@ PyObject* wrong_count(const char* message) {
   PyErr_SetString(PyExc_TypeError, message);
   return nullptr;
 }
-PyObject* leave(int answer) {
-  return answer < 0 ? nullptr : none();
-}
+PyObject* leave(int answer) { return answer < 0 ? nullptr : none(); }
 
 void set_error(void*, const char*, const char* message) { PyErr_SetString(PyExc_RuntimeError, message); }
 
@@ -126,9 +124,9 @@ PyObject* set_api(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return PyBool_FromLong(usable);
 }
 
-// addresses(list, dtype, device type, device index, address of numels, address of a row of the image, address of as many
-// words): reads the addresses of a list of contiguous tensors into the words. True: some differ from the row, False: none
-// does, None: one of the tensors needs a closer look.
+// addresses(list, dtype, device type, device index, address of numels, address of a row of the image, address of as
+// many words): reads the addresses of a list of contiguous tensors into the words. True: some differ from the row,
+// False: none does, None: one of the tensors needs a closer look.
 PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 7) return wrong_count("7 arguments are required");
   const long code = PyLong_AsLong(arguments[1]), type = PyLong_AsLong(arguments[2]);
@@ -289,8 +287,8 @@ PyMethodDef methods[] = {method("set_api", &set_api),
                          method("softmax_forward", &softmax_forward),
                          method("softmax_backward", &softmax_backward),
                          {nullptr, nullptr, 0, nullptr}};
-PyModuleDef definition = {{{1, nullptr}, nullptr, 0, nullptr}, "apex_portable", nullptr, 0, methods, nullptr, nullptr,
-                          nullptr, nullptr};
+PyModuleDef definition = {
+    {{1, nullptr}, nullptr, 0, nullptr}, "apex_portable", nullptr, 0, methods, nullptr, nullptr, nullptr, nullptr};
 }  // namespace
 
 extern "C" APEX_EXPORT PyObject* PyInit_apex_portable() {

@@ -1,6 +1,6 @@
-// What is used of CPython's stable ABI (PEP 384, from 3.10 on), declared here: the module is compiled with libapex, by any
-// compiler, for any platform, without the headers of a Python. A free-threaded Python has another layout of objects and is
-// not served.
+// What is used of CPython's stable ABI (PEP 384, from 3.10 on), declared here: the module is compiled with libapex, by
+// any compiler, for any platform, without the headers of a Python. A free-threaded Python has another layout of objects
+// and is not served.
 #pragma once
 #include <cstdint>
 

@@ -14,7 +14,8 @@ STORE = Path(os.environ.get("APEX_STORE") or ROOT / "build" / "store").absolute(
 
 COMPILER = os.environ.get("CXX", "g++")
 COMPILE = ["-std=c++20", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden", "-fPIC"]
-HOST_COMPILE = [*COMPILE, "-include", str(HOST / "compat" / "old_glibc.h"), "-I", str(ROOT / "csrc")]
+INCLUDE = ["-I", str(ROOT / "csrc"), "-I", str(HOST)]
+HOST_COMPILE = [*COMPILE, "-include", str(HOST / "compat" / "old_glibc.h"), *INCLUDE]
 HOST_LINK = [
     "-shared",
     f"-Wl,--version-script={HOST / 'apex.map'}",
@@ -82,9 +83,24 @@ def host_objects(sources: list[Path]) -> list[Path]:
     return [compile_object(source, [*HOST_COMPILE, *level_flags(source)], headers()) for source in sources]
 
 
+def described() -> Path:
+    """The generated source in which the library describes its interface, by content."""
+    sys.path.insert(0, str(ROOT))
+    from build_matrix import interface
+
+    text = interface.source().encode()
+    source = STORE / f"interface-{hashlib.sha256(text).hexdigest()[:20]}" / "interface.cpp"
+    if not source.exists():
+        source.parent.mkdir(parents=True, exist_ok=True)
+        scratch = source.with_name(f"{os.getpid()}.cpp")
+        scratch.write_bytes(text)
+        scratch.replace(source)
+    return source
+
+
 def build_library() -> Path:
     """libapex.so of this tree."""
-    objects = host_objects(host_sources())
+    objects = host_objects([*host_sources(), described()])
     return cached("libapex.so", [*objects, HOST / "apex.map"], [*map(str, objects), *HOST_LINK])
 
 
