@@ -76,12 +76,14 @@ def object_unit(source: Path, compiler: HostCompiler, platform: str = matrix.NAT
 PORTABLE = CSRC / "portable/fast.cpp"
 PORTABLE_MODULE = "apex_portable.abi3.so"
 PORTABLE_LINK = [
-    "-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags", "-Wl,--no-as-needed", "-l:libapex.so", "-lc",
+    "-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags", "-Wl,--no-as-needed", "-l:libapex.so", "-l:libc.so.6",
     "-Wl,--as-needed",
 ]  # fmt: skip
 
 
-def _compile_interface(compiler: HostCompiler, text: str, work: Path, platform: str) -> tuple[Path, list[str]]:
+def _compile_interface(
+    compiler: HostCompiler, text: str, work: Path, platform: str
+) -> tuple[Path, list[str]]:
     """The object of what the library says of itself (`interface`), and the files that the compiler read."""
     (work / "interface.cpp").write_text(text, encoding="utf-8")
     chosen = [*flags(CSRC / "host/interface.cpp", platform), f"-ffile-prefix-map={work}=."]
