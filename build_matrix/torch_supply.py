@@ -39,15 +39,15 @@ class Supply:
 def find() -> Supply:
     """The newest CPU build for this Python; where there is none, the newest build. Raises
     PackageIndexError."""
-    known = _choose(package_index.configured_files("torch"), cpu=True)
-    known = known or _choose(package_index.files_at(f"{PUBLIC}/torch/"), cpu=True)
-    known = known or _choose(package_index.configured_files("torch"), cpu=False)
+    known = _newest(package_index.configured_files("torch"), cpu=True)
+    known = known or _newest(package_index.files_at(f"{PUBLIC}/torch/"), cpu=True)
+    known = known or _newest(package_index.configured_files("torch"), cpu=False)
     if known is None:
         raise PackageIndexError(f"no index holds a torch for {own_tag()}; install torch, then run this again")
     return Supply(known.filename, known.url, package_index.size(known.url), known.sha256)
 
 
-def _choose(files: list[package_index.IndexFile], cpu: bool) -> package_index.IndexFile | None:
+def _newest(files: list[package_index.IndexFile], cpu: bool) -> package_index.IndexFile | None:
     newest = max(matrix.numbers(version) for version in matrix.load().torch)
     fitting = []
     for file in files:

@@ -198,7 +198,7 @@ def _tell(error):
 def answer(platform, device, unit):
     """The enum apex_variant for a unit on a device, with its code object registered. Raises ApexError."""
     while True:
-        choice = _choose(platform, device, unit)
+        choice = _decide(platform, device, unit)
         taken = choice.taken
         if taken is None:
             raise VariantUnavailableError(
@@ -224,7 +224,7 @@ def answer(platform, device, unit):
     return CPU if taken.variant == "cpu" else KERNEL
 
 
-def _choose(platform, index, unit):
+def _decide(platform, index, unit):
     from apex._loader import machine as machines
     from apex._loader.choose import choose
 

@@ -42,8 +42,8 @@ class _Terms:
         exponent = (
             torch.where(self.positive, minus_log_q, minus_log_p) * gamma if gamma else torch.zeros_like(x)
         )
-        self.factor = self._choose(alpha, 1 - alpha) * torch.exp(-exponent)
-        self.target = self._choose(1 - smoothing / 2, smoothing / 2)
+        self.factor = self._select(alpha, 1 - alpha) * torch.exp(-exponent)
+        self.target = self._select(1 - smoothing / 2, smoothing / 2)
         zero = torch.zeros_like(x)
         self.entropy = torch.where(self.target == 1, zero, (1 - self.target) * minus_log_q)
         self.entropy = self.entropy + torch.where(self.target == 0, zero, self.target * minus_log_p)
@@ -53,7 +53,7 @@ class _Terms:
             self.positive, half - self.q, self.p - half
         )  # p - target, which cancels
 
-    def _choose(self, of_positives, of_negatives):
+    def _select(self, of_positives, of_negatives):
         """One number or the other, in full precision: torch.where makes two numbers float32."""
         values = self.p.new_full((), of_positives), self.p.new_full((), of_negatives)
         return torch.where(self.positive, *values)
