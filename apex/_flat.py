@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from apex._loader import bindings
+from apex import _lists
 from apex._sharding import is_sharded
 
 ALIGNMENT, PADDING = 16, 32  # elements
@@ -119,9 +119,5 @@ def gradient_norm(flats, norm_type=2.0):
         norms = torch.stack([torch.linalg.vector_norm(flat.float(), norm_type) for flat in flats])
         return torch.linalg.vector_norm(norms, norm_type).reshape(1)
     norm = torch.empty(1, dtype=torch.float32, device=flats[0].device)
-    native = bindings.load().module
-    if native is None:
-        torch.ops.apex.multi_tensor_l2norm(flats, norm, maximum=maximum)
-    else:
-        native.multi_tensor_l2norm([flats], native.multi_tensor_l2norm_call(total=norm, maximum=maximum))
+    _lists.call("multi_tensor_l2norm", [flats], norm, maximum=maximum)
     return norm

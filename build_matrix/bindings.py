@@ -7,15 +7,13 @@ build them.
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
-from apex._loader.op_model import Op
 from build_matrix import (
     REPOSITORY,
     digest,
+    generator,
     host_compiler,
     inputs,
     manylinux,
@@ -47,12 +45,28 @@ TORCH_SYMBOLS = """{
 PYTHON_SYMBOLS = "{ global: PyInit__C; local: *; };\n"
 
 
-def generated(ops: list[str], schemas: Mapping[str, Op]) -> dict[str, str]:
-    """The files that torch_library.cpp and python_module.cpp include: one line an op, one line a schema."""
-    return {
-        "ops.inc": "".join(f'#include "bindings/{op}.h"\n' for op in ops),
-        "ops_schemas.inc": "".join(f"APEX_SCHEMA({json.dumps(op.text)})\n" for op in schemas.values()),
-    }
+def generated(python: bool) -> dict[str, str]:
+    """The generated files that torch_library.cpp or (`python`) python_module.cpp reach, name -> text."""
+    every = generator.files(Registry.load().ops(), registry.schemas(), BINDINGS)
+    found: dict[str, str] = {}
+    waiting = ["python_ops.inc"] if python else ["ops_schemas.inc", "ops.inc"]
+    while waiting:
+        name = waiting.pop()
+        found[name] = every[name]
+        read = [found[name], *(path.read_text(encoding="utf-8") for path in _included(found[name]))]
+        names = [included for text in read for included in digest.INCLUDE.findall(text)]
+        waiting += [included for included in names if included in every and included not in found]
+    return dict(sorted(found.items()))
+
+
+def _included(text: str) -> list[Path]:
+    """The files of this tree that a generated text includes, and theirs."""
+    found: list[Path] = []
+    for name in digest.INCLUDE.findall(text):
+        for folder in INCLUDE:
+            if (folder / name).is_file():
+                found += digest.closure(folder / name, INCLUDE).values()
+    return found
 
 
 def _sources(python: bool) -> list[Path]:
@@ -63,20 +77,18 @@ def _sources(python: bool) -> list[Path]:
 
 
 def _identity(python: bool) -> dict[str, str]:
-    ops = [BINDINGS / f"{op}.h" for op in Registry.load().ops()]
     found: dict[str, Path] = {}
-    for source in [*_sources(python), *ops, *host_compiler.compat_sources()]:
-        for path in digest.closure(source, INCLUDE).values():
-            found[str(path.relative_to(REPOSITORY))] = path
+    paths = [path for text in generated(python).values() for path in _included(text)]
+    for source in [*_sources(python), *host_compiler.compat_sources()]:
+        paths += digest.closure(source, INCLUDE).values()
+    for path in paths:
+        found[str(path.relative_to(REPOSITORY))] = path
     return {name: digest.of_file(path) for name, path in sorted(found.items())}
 
 
 def source_identity() -> str:
     """Digest of the sources of both bindings and of what they are generated from."""
-    registered = Registry.load()
-    return digest.of_values(
-        [_identity(False), _identity(True), generated(registered.ops(), registry.schemas())]
-    )
+    return digest.of_values([_identity(False), _identity(True), generated(False), generated(True)])
 
 
 def _unit(
@@ -92,12 +104,12 @@ def _unit(
     platform = matrix.load().platform(headers.platform)
     compiler, foreign = host_compiler.find(platform.name), platform.name != matrix.NATIVE
     fixed = [flag.format(baseline=platform.baseline) for flag in FLAGS]
-    inc = generated(Registry.load().ops(), registry.schemas())
+    inc = generated(python is not None)
     forced = ["-include", str(host_compiler.COMPAT / "old_glibc.h")]
 
     def make(folder: Path) -> None:
         work = folder / "work"
-        work.mkdir()
+        (work / "generated").mkdir(parents=True)
         for name, text in inc.items():
             (work / name).write_text(text)
         unit = work / f"{output.partition('.')[0]}.cpp"

@@ -1,10 +1,10 @@
-"""Scaffolds an elementwise multi-tensor op: device source, launcher, binding, Python face, reference, tests,
-registry.
+"""Scaffolds an elementwise multi-tensor op: device source, launcher, Python face, reference, tests, and its lines of
+csrc/ops.schemas, from which the binding is generated, and of the registry.
 
     python scripts/jit_module.py multi_tensor_lerp --inputs x,y --scalars weight --expression "x + weight * (y
     - x)"
 
-Without flags it asks. What it makes builds and passes at once: python -m build_matrix tree, then
+What no flag says it asks, at a terminal. What it makes builds and passes at once: python -m build_matrix tree, then
 python -m pytest tests/simt/test_<name>.py tests/L0/test_<name>.py; on a GPU it is compiled at first use, or packed by
 --arch.
 """
@@ -20,22 +20,24 @@ from pathlib import Path
 from string import Template
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from build_matrix.generator.lists import RESERVED  # noqa: E402
+
 TEMPLATES = Path(__file__).with_name("jit_module_templates")
 TYPES = {"f32": "float", "f16": "gpu::half", "bf16": "gpu::bfloat16"}
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 # What the templates call things of their own.
 TAKEN = {
-    "a", "l", "t", "op", "math", "np", "make", "put", "device", "dtype", "rng", "values", "array", "arrays",
+    "a", "math", "np", "make", "put", "device", "dtype", "rng", "values", "array", "arrays",
     "arguments", "buffers", "table", "found", "wanted", "close", "torch", "pytest", "tensors", "generator", "variant",
     "size",
-}  # fmt: skip
+} | RESERVED  # fmt: skip
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 FILES = {
     "device.h.tmpl": "csrc/device/{}.h",
     "device.cu.tmpl": "csrc/device/{}.cu",
     "host.h.tmpl": "csrc/host/{}.h",
     "host.cpp.tmpl": "csrc/host/{}.cpp",
-    "binding.h.tmpl": "csrc/bindings/{}.h",
     "reference.py.tmpl": "apex/reference/{}.py",
     "face.py.tmpl": "apex/contrib/{}.py",
     "test.py.tmpl": "tests/L0/test_{}.py",
@@ -110,13 +112,6 @@ def fields(name: str, inputs: list[str], output: str, scalars: list[str], expres
             f"{joined([TYPES[t]] * len(lists))})"
             for t in TYPES
         ),
-        "binding_parameters": joined(
-            [*(f"at::TensorList {n}" for n in lists), *(f"double {n}" for n in scalars)]
-        ),
-        "fill_arguments": "\n".join(f"        a.{n} = {n};" for n in scalars),
-        "reference_arguments": joined([*(f"t[{i}]" for i in range(len(lists))), *scalars]),
-        "quoted_lists": joined(f'"{n}"' for n in lists),
-        "list_arguments": joined(lists),
         "parameters": joined([*lists, *scalars]),
         "face_parameters": joined([*lists, *(["*"] if scalars else []), *scalars]),
         "call_arguments": joined([*lists, *scalars]),
@@ -136,7 +131,7 @@ def fields(name: str, inputs: list[str], output: str, scalars: list[str], expres
         "double_expression": outer(render(tree, suffixed, "{}")),
         "one_tensor_each": "\n".join(f"    {n} = [torch.ones(3, device=variant.device)]" for n in inputs),
         "schema": f"{name}({joined([*(f'Tensor[] {n}' for n in inputs), f'Tensor(a!)[] {output}'])}"
-        f"{''.join(f', float {n}' for n in scalars)}) -> ()",
+        f"{''.join(f', float {n}' for n in scalars)}) -> ()\n  launch: {camel(name)}Arguments",
     }
 
 
@@ -180,11 +175,20 @@ def write(values: dict[str, str], root: Path = ROOT) -> list[Path]:
         package.write_text("")
     for file, text in (
         ("csrc/extensions.toml", registry_entry(name)),
-        ("csrc/ops.schemas", values["schema"] + "\n"),
+        ("csrc/ops.schemas", f"\n{values['schema']}\n"),
     ):
         with open(root / file, "a", encoding="utf-8") as out:
             out.write(text)
     return list(paths.values())
+
+
+QUESTIONS = {
+    "name": ("name of the op", "multi_tensor_scaled"),
+    "inputs": ("lists that are read", "x"),
+    "output": ("the list that is written", "out"),
+    "scalars": ("scalars, or none", "alpha"),
+    "expression": ("what an element becomes", "alpha * x"),
+}
 
 
 def ask(question: str, default: str) -> str:
@@ -199,22 +203,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scalars", help="alpha,beta; an empty text for none")
     parser.add_argument("--expression", help='"x + weight * (y - x)": + - * / of inputs, scalars and numbers')
     given = parser.parse_args(arguments)
-    if given.name is None and not sys.stdin.isatty():
-        parser.error("a name is required: python scripts/jit_module.py NAME")
-    asking = given.name is None
-    defaults = {"inputs": "x", "output": "out", "scalars": "alpha", "expression": "alpha * x"}
+    given.output = given.output or ("out" if not sys.stdin.isatty() else None)
+    missing = [key for key in QUESTIONS if getattr(given, key) is None]
+    if missing and not sys.stdin.isatty():
+        words = ", ".join(key if key == "name" else f"--{key}" for key in missing)
+        parser.error(f"there is no terminal to ask at: give {words}")
     try:
-        name = given.name or ask("name of the op", "multi_tensor_scaled")
-        answers = {
-            key: getattr(given, key)
-            if getattr(given, key) is not None
-            else ask(key, default)
-            if asking
-            else default
-            for key, default in defaults.items()
-        }
+        answers = vars(given) | {key: ask(*QUESTIONS[key]) for key in missing}
+        name = answers["name"]
         inputs, scalars = (
-            [n.strip() for n in answers[k].split(",") if n.strip()] for k in ("inputs", "scalars")
+            [n.strip() for n in answers[k].split(",") if n.strip() not in ("", "none")]
+            for k in ("inputs", "scalars")
         )
         written = write(fields(name, inputs, answers["output"], scalars, answers["expression"]))
     except BadAnswer as error:

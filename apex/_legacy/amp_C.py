@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import torch
 
-from apex._loader import bindings
+from apex import _lists
+from apex._loader import bindings, registry
 
-_compiled = bindings.load().module
+bindings.load()  # before anything is traced: loading inside torch.compile would break the graph
+_COUNTS = {name: len(op.lists) for name, op in registry.schemas().items()}
+
 __all__ = [
     "multi_tensor_scale",
     "multi_tensor_axpby",
@@ -37,25 +40,11 @@ __all__ = [
 ]
 
 
-def _module():
-    """The compiled entries, cheaper than the dispatcher's; None without bindings, and where torch traces."""
-    return None if torch.compiler.is_compiling() else _compiled
-
-
-def _call(op, lists, **scalars):
-    """One call of an op whose compiled entry takes lists and a struct of scalars."""
-    module = _module()
-    if module is None:
-        getattr(torch.ops.apex, op)(*lists, **scalars)
-    else:
-        getattr(module, op)(lists, getattr(module, f"{op}_call")(**scalars))
-
-
-def _or_empty(lists, count):
-    """The lists, and empty ones for the dispatcher in the place of those that may lack at the end."""
-    if _module() is None:
-        return [*lists, *[[]] * (count - len(lists))]
-    return lists
+def _call(op, lists, *scalars, **keywords):
+    """One call of an op. Lists that it can do without may lack at the end."""
+    if _lists.module() is None:
+        lists = [*lists, *[[]] * (_COUNTS[op] - len(lists))]
+    _lists.call(op, lists, *scalars, **keywords)
 
 
 # ---- scaling and norms -------------------------------------------------------------------------------------
@@ -68,10 +57,7 @@ def multi_tensor_scale(chunk_size, noop_flag, tensor_lists, scale):
 
 
 def _scale(noop_flag, inputs, outputs, scale, scale_tensor=None, skip_one=False):
-    if (module := _module()) is None:
-        torch.ops.apex.multi_tensor_scale(inputs, outputs, noop_flag, scale, scale_tensor, skip_one)
-    else:
-        module.multi_tensor_scale(noop_flag, [inputs, outputs], scale, scale_tensor, skip_one)
+    _call("multi_tensor_scale", [inputs, outputs], noop_flag, scale, scale_tensor, skip_one)
 
 
 def multi_tensor_axpby(chunk_size, noop_flag, tensor_lists, a, b, arg_to_check):
@@ -79,10 +65,7 @@ def multi_tensor_axpby(chunk_size, noop_flag, tensor_lists, a, b, arg_to_check):
 
     noop_flag becomes 1 at an inf or nan in x (arg_to_check 0), y (1) or either (-1).
     """
-    if (module := _module()) is None:
-        torch.ops.apex.multi_tensor_axpby(*tensor_lists, noop_flag, a, b, arg_to_check)
-    else:
-        module.multi_tensor_axpby(noop_flag, tensor_lists, a, b, arg_to_check)
+    _call("multi_tensor_axpby", tensor_lists, noop_flag, a, b, arg_to_check)
 
 
 def _l2norm(noop_flag, tensors, per_tensor, **options):
@@ -145,7 +128,7 @@ def multi_tensor_sgd(
     """
     _call(
         "multi_tensor_sgd",
-        _or_empty(tensor_lists, 4),
+        tensor_lists,
         weight_decay=wd,
         momentum=momentum,
         dampening=dampening,
@@ -177,7 +160,7 @@ def multi_tensor_adam(
     """
     _call(
         "multi_tensor_adam",
-        _or_empty(tensor_lists, 5),
+        tensor_lists,
         lr=lr,
         beta1=beta1,
         beta2=beta2,
@@ -209,7 +192,7 @@ def multi_tensor_adam_capturable(
     """
     _call(
         "multi_tensor_adam",
-        _or_empty(tensor_lists, 5),
+        tensor_lists,
         lr=0.0,
         beta1=beta1,
         beta2=beta2,
@@ -331,7 +314,7 @@ def multi_tensor_lamb(
     """
     _call(
         "multi_tensor_lamb",
-        _or_empty(tensor_lists, 5),
+        tensor_lists,
         lr=lr,
         beta1=beta1,
         beta2=beta2,
@@ -373,7 +356,7 @@ def multi_tensor_lamb_mp(
     """
     _call(
         "multi_tensor_lamb",
-        _or_empty(tensor_lists, 5),
+        tensor_lists,
         lr=0.0,
         beta1=beta1,
         beta2=beta2,
@@ -413,10 +396,7 @@ def multi_tensor_lamb_stage1_cuda(
     not read.
     """
     scalars = (per_tensor_decay, step, beta1, beta2, epsilon, global_grad_norm, max_global_grad_norm)
-    if (module := _module()) is None:
-        torch.ops.apex.multi_tensor_lamb_stage1(*tensor_lists, *scalars)
-    else:
-        module.multi_tensor_lamb_stage1(tensor_lists, *scalars)
+    _call("multi_tensor_lamb_stage1", tensor_lists, *scalars)
 
 
 def multi_tensor_lamb_stage2_cuda(
@@ -434,10 +414,7 @@ def multi_tensor_lamb_stage2_cuda(
     per_tensor_param_norm, per_tensor_update_norm: float32, one element a tensor. noop_flag is not read.
     """
     scalars = (per_tensor_param_norm, per_tensor_update_norm, lr, weight_decay, bool(use_nvlamb_python))
-    if (module := _module()) is None:
-        torch.ops.apex.multi_tensor_lamb_stage2(*tensor_lists, *scalars)
-    else:
-        module.multi_tensor_lamb_stage2(tensor_lists, *scalars)
+    _call("multi_tensor_lamb_stage2", tensor_lists, *scalars)
 
 
 def multi_tensor_lars(
@@ -466,7 +443,7 @@ def multi_tensor_lars(
     """
     _call(
         "multi_tensor_lars",
-        _or_empty(tensor_lists, 4),
+        tensor_lists,
         lr=lr,
         trust_coefficient=trust_coefficient,
         eps=epsilon,
@@ -494,7 +471,7 @@ def update_scale_hysteresis(
     hysteresis,
 ):
     """Updates the loss scale and its trackers in place, see apex/reference; returns current_scale."""
-    (_module() or torch.ops.apex).update_scale_hysteresis(
+    (_lists.module() or torch.ops.apex).update_scale_hysteresis(
         current_scale,
         growth_tracker,
         hysteresis_tracker,

@@ -20,7 +20,7 @@ differentiable   arguments that get gradients
 backward         the op that computes them
 given            what an argument of the backward op is, where it is not the forward's argument or result of its
                  name, or the gradient of a result (grad_<result>; of a result without name, the first argument).
-                 needed(a, b): whether the gradient of one of these arguments is wanted
+                 `result` is the one without name. needed(a, b): whether the gradient of one of these is wanted
 gradient         which result of the backward op an argument's gradient is, where that is not grad_<argument>
 alone            where only that gradient of a result is known: the backward's result that it is, unchanged
 history          results that are differentiable, where that is not the first alone
@@ -30,6 +30,7 @@ autocast         what an argument becomes under autocast
 double_backward  of a backward op: `formula` (written by hand in torch's ops), or why there is none
 formula_unless   where that holds, a formula cannot serve: double_backward's words after `formula: ` say why
 by_hand          functions that the binding writes itself, where the generator would
+shared           the header of csrc/bindings, and its namespace, that has the op's functions: several ops share them
 launch           of an op over tensor lists: the device's struct of its arguments
 reductions       of an op over tensor lists: how many quantities its kernels reduce
 optional         of an op over tensor lists: a list that may be left out; `name = expression` says when it is there,
@@ -59,7 +60,7 @@ TYPES = (
 )
 LISTS = ("differentiable", "history", "entry", "by_hand")
 TABLES = ("given", "gradient", "alone", "autocast", "optional", "field")
-TEXTS = ("backward", "double_backward", "formula_unless", "launch", "reductions")
+TEXTS = ("shared", "backward", "double_backward", "formula_unless", "launch", "reductions")
 REQUIRED = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()  # the default of what has none
 
 
@@ -100,6 +101,7 @@ class Op:
     autocast: dict[str, str] = dataclasses.field(default_factory=dict)
     optional: dict[str, str] = dataclasses.field(default_factory=dict)
     field: dict[str, str] = dataclasses.field(default_factory=dict)
+    shared: str = ""
     backward: str = ""
     double_backward: str = ""
     formula_unless: str = ""

@@ -9,7 +9,7 @@ import warnings
 
 import torch
 
-from apex._loader import bindings
+from apex import _lists
 from apex._sharding import is_sharded, local, shard_groups
 from apex.amp._amp_state import _amp_state, maybe_print
 from apex.amp._errors import AmpWarning
@@ -378,8 +378,4 @@ def _dense(row):
 
 
 def _op(name, flag, lists, *arguments):
-    native = bindings.load().module
-    if native is not None:
-        getattr(native, name)(flag, lists, *arguments)
-    else:
-        getattr(torch.ops.apex, name)(*lists, flag, *arguments)
+    _lists.call(name, lists, flag, *arguments)

@@ -69,9 +69,8 @@ class NativePlan(_Plan):
 
         Returns the number of buckets: one per device and combination of dtypes.
         """
-        call = getattr(self._module, f"{op}_call")(**scalars)
         try:
-            getattr(self._module, f"{op}_step")(self._plan, call)
+            getattr(self._module, op)(self._plan, **scalars)
         except RuntimeError:
             library.raise_stored()  # the probe's own exception, if it refused to choose
             raise

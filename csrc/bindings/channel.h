@@ -3,21 +3,15 @@
 // They are no functional pairs: between the statistics of a rank and the output lies a collective, so the whole is an
 // autograd function in Python (apex/parallel/optimized_sync_batchnorm_kernel.py) over these.
 #pragma once
-#include "functional.h"
+#include "checks.h"
 
-#if defined(APEX_TORCH_LIBRARY_UNIT)
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include "device/batchnorm_arguments.h"
-#include "place.h"
-#include "reference.h"
-#include "status.h"
 #include "zeroed_counters.h"
 
 namespace apex {
-using OptionalTensor = std::optional<at::Tensor>;
-
 // The tensor's channels are its last dimension, or else the second one, whatever their order in memory.
 struct Channels {
   c10::SymInt count;
@@ -32,7 +26,7 @@ inline Channels channels_of(const char* op, const at::Tensor& input, bool channe
                     " dimensions; it must have at least 2, batch and channels");
   element_type(op, input.scalar_type());
   Channels found{input.sym_size(channel_last || dims == 2 ? dims - 1 : 1), at::MemoryFormat::Contiguous,
-                 channel_last || dims == 2, input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat};
+                 channel_last || dims == 2, math_type(input)};
   if (found.last_in_memory || input.is_contiguous()) return found;
   for (const auto& [wanted, format] :
        {std::pair{4, at::MemoryFormat::ChannelsLast}, std::pair{5, at::MemoryFormat::ChannelsLast3d}}) {
@@ -65,13 +59,6 @@ inline void check_bitmask(const char* op, const OptionalTensor& bitmask, const a
       bitmask->sym_sizes(), " on ", bitmask->device());
 }
 
-inline void check_per_channel(const char* op, const char* name, const at::Tensor& tensor, const at::Tensor& input,
-                              const c10::SymInt& channels) {
-  TORCH_CHECK_VALUE(tensor.dim() == 1 && tensor.sym_size(0) == channels, op, ": ", name, " has shape ",
-                    tensor.sym_sizes(), " but the input has ", channels, " channels");
-  TORCH_CHECK_VALUE(tensor.device() == input.device(), op, ": ", name, " is on ", tensor.device(),
-                    " but the input is on ", input.device());
-}
 // The dispatcher passes None for a tensor that an op needs, too.
 inline void check_given(const char* op, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(tensor.defined(), op, ": ", name, " must be a tensor, not None");
@@ -82,20 +69,6 @@ inline void check_statistic(const char* op, const char* name, const OptionalTens
   check_per_channel(op, name, *tensor, input, channels.count);
   TORCH_CHECK_TYPE(tensor->scalar_type() == channels.math, op, ": ", name, " must be ", channels.math, ", not ",
                    tensor->scalar_type());
-}
-inline void check_affine(const char* op, const OptionalTensor& weight, const OptionalTensor& shift,
-                         const at::Tensor& input, const Channels& channels) {
-  const auto math = [](at::ScalarType type) { return type == at::kDouble; };
-  for (const OptionalTensor* w : {&weight, &shift}) {
-    if (!has_value(*w)) continue;
-    check_per_channel(op, w == &weight ? "weight" : "bias", **w, input, channels.count);
-    element_type(op, (*w)->scalar_type());
-    TORCH_CHECK_TYPE(math((*w)->scalar_type()) == math(input.scalar_type()), op,
-                     ": float64 goes with float64 alone: the input is ", input.scalar_type(), ", the ",
-                     w == &weight ? "weight" : "bias", " ", (*w)->scalar_type());
-  }
-  TORCH_CHECK_TYPE(!has_value(weight) || !has_value(shift) || weight->scalar_type() == shift->scalar_type(), op,
-                   ": weight and bias must have one dtype");
 }
 // Another tensor of the input's shape: a gradient, or what is added.
 inline void check_like_input(const char* op, const char* name, const OptionalTensor& tensor, const at::Tensor& input) {
@@ -111,13 +84,7 @@ inline void check_gradient(const char* op, const at::Tensor& grad_output, const 
   check_like_input(op, "grad_output", grad_output, input);
 }
 
-inline const gpu::u8* const_bytes(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<const gpu::u8*>(tensor.const_data_ptr()) : nullptr;
-}
-inline gpu::u8* bytes_to_write(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<gpu::u8*>(tensor.mutable_data_ptr()) : nullptr;
-}
-inline at::Tensor in_format(const OptionalTensor& tensor, at::MemoryFormat format) {
+inline at::Tensor in_format(const OptionalTensor& tensor, at::MemoryFormat format = at::MemoryFormat::Contiguous) {
   return has_value(tensor) ? tensor->contiguous(format) : at::Tensor();
 }
 inline at::Tensor output_like(const at::Tensor& input, const Channels& channels) {
@@ -153,7 +120,7 @@ inline bool reduce_over_channels(const char* op, const apex_place& place, const 
   if (a->parts > 1 || place.platform == APEX_CPU) {  // the CPU variant merges a single part too
     partials = at::empty({a->parts, 3, a->channels},
                          input.options().dtype(channels.math).memory_format(at::MemoryFormat::Contiguous));
-    a->partials = bytes_to_write(partials);
+    a->partials = mutable_bytes(partials);
   }
   if (count > 0) {
     counters = ZeroedCounters(place, input.device(), count);
@@ -162,12 +129,3 @@ inline bool reduce_over_channels(const char* op, const apex_place& place, const 
   return !use_reference(run(&place, a), op);
 }
 }  // namespace apex
-
-// One kernel for every device (it asks the probe), one for shapes alone.
-#define APEX_CHANNEL_OP(op)                                        \
-  APEX_OP_NAME(op)                                                 \
-  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) {         \
-    m.impl(#op, &apex::Checked<&apex::op, apex::op##_name>::call); \
-  }                                                                \
-  TORCH_LIBRARY_IMPL(apex, Meta, m) { m.impl(#op, &apex::op##_meta); }
-#endif

@@ -1,22 +1,30 @@
 // Functional ops: pairs x_forward / x_backward that return fresh tensors, with autograd written by hand.
 //
 // x_forward is differentiable by itself: its Autograd kernel makes a Node whose apply() calls x_backward through the
-// dispatcher, so that a tracer sees the pair and nothing else. Every kernel of such an op is a function of the op's
-// schema: see norm.h for one of each.
+// dispatcher, so that a tracer sees the pair and nothing else. All of it is generated from csrc/ops.schemas but three
+// functions of the struct of an op's arguments: check, outputs and launch.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
 #include <optional>
+#include <string>
 
 #include "host/apex.h"
 #include "register.h"
 
 namespace apex {
+using OptionalTensor = std::optional<at::Tensor>;
+
 // The dispatcher's op of that name ("apex::rms_norm_forward"); keep it in a static.
 template <class Function> c10::TypedOperatorHandle<Function> dispatcher_op(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<Function>();
+}
+// Likewise, of the struct of its arguments.
+template <class Call> const c10::TypedOperatorHandle<typename Call::Signature>& dispatcher_op() {
+  static const auto op = dispatcher_op<typename Call::Signature>((std::string("apex::") + Call::name).c_str());
+  return op;
 }
 
 // apex_dtype of a tensor's element type. Raises TypeError for those that no kernel takes.
@@ -34,7 +42,35 @@ inline int32_t element_type(const char* op, at::ScalarType type) {
       TORCH_CHECK_TYPE(false, op, " takes float32, float16, bfloat16 and float64, not ", type);
   }
 }
-inline bool has_value(const std::optional<at::Tensor>& tensor) { return tensor && tensor->defined(); }
+// An argument that not all ops of a family have: nothing where `call`, of a template's type, is without.
+inline const OptionalTensor nothing;
+#define APEX_IF_ANY(call, argument)                                  \
+  [&]() -> const OptionalTensor& {                                   \
+    if constexpr (requires { call.argument; }) return call.argument; \
+    else return nothing;                                             \
+  }()
+inline bool has_value(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
+
+// The type that sums are made in.
+inline at::ScalarType math_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
+inline at::ScalarType math_type(const at::Tensor& tensor) { return math_type(tensor.scalar_type()); }
+
+// Null, or undefined, for none.
+inline const uint8_t* bytes(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<const uint8_t*>(tensor.const_data_ptr()) : nullptr;
+}
+inline uint8_t* mutable_bytes(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<uint8_t*>(tensor.mutable_data_ptr()) : nullptr;
+}
+inline at::Tensor contiguous(const OptionalTensor& tensor) {
+  return has_value(tensor) ? tensor->contiguous() : at::Tensor();
+}
+// What was expanded from one element, as the gradients that sum() and mean() hand back.
+inline bool is_one_value(const at::Tensor& tensor) {
+  for (int64_t d = 0; d < tensor.dim(); ++d)
+    if (tensor.stride(d) != 0 && tensor.size(d) != 1) return false;
+  return true;
+}
 }  // namespace apex
 
 #if defined(APEX_TORCH_LIBRARY_UNIT)
@@ -44,7 +80,37 @@ inline bool has_value(const std::optional<at::Tensor>& tensor) { return tensor &
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/version.h>
 
+#include "place.h"
+#include "reference.h"
+#include "status.h"
+
 namespace apex {
+inline const at::Tensor& first_tensor(const at::Tensor& tensor) { return tensor; }
+template <class... Rest> const at::Tensor& first_tensor(const at::Tensor& tensor, const Rest&...) { return tensor; }
+
+// An op's kernels, of the struct of its arguments: one for every device, one for shapes alone.
+template <class Call, class Signature = typename Call::Signature> struct Kernels;
+template <class Call, class Result, class... Arguments> struct Kernels<Call, Result(Arguments...)> {
+  // Runs a variant of ours, or else the reference.
+  static Result run(Arguments... arguments) {
+    if (!are_readable(arguments...)) refuse_unreadable((std::string("apex::") + Call::name).c_str(), arguments...);
+    const Call call{arguments...};
+    call.check();
+    const apex_place place = place_of(first_tensor(arguments...).device());
+    Result made;
+    if (place.platform >= 0 && call.launch(place, made)) return made;
+    return call_reference<Result(Arguments...)>(Call::name, arguments...);
+  }
+  // The op's own words first: they name its arguments.
+  static Result meta(Arguments... arguments) {
+    const Call call{arguments...};
+    call.check();
+    Result made = call.outputs();
+    (each_tensor(&check_meta, arguments), ...);
+    return made;
+  }
+};
+
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
@@ -95,25 +161,50 @@ NodePointer<NoDoubleBackward> no_double_backward(const char* op, const char* why
   return node;
 }
 
+template <class Pointer> void set_history_of(const at::Tensor& made, const Pointer& node) {
+  if (made.defined()) torch::autograd::set_history(made, node);
+}
+template <class... Tensors, class Pointer>
+void set_history_of(const std::tuple<Tensors...>& made, const Pointer& node) {
+  std::apply([&](const auto&... tensor) { (set_history_of(tensor, node), ...); }, made);
+}
+
+// What a Node keeps: a tensor, and a result of its own op, which holds the Node.
+inline SavedVariable keep(const at::Tensor& tensor) { return SavedVariable(tensor, false); }
+inline SavedVariable keep(const OptionalTensor& tensor) { return tensor ? keep(*tensor) : SavedVariable(); }
+inline SavedVariable keep_result(const at::Tensor& tensor) { return SavedVariable(tensor, true); }
+inline OptionalTensor if_any(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+
+// While it lives, ops are called past their autograd kernels, where nothing records and nothing is to be refused.
+class PastAutograd {
+ public:
+  explicit PastAutograd(const variable_list& gradients) {
+    if (at::GradMode::is_enabled()) return;
+    for (const at::Tensor& gradient : gradients)
+      if (gradient.defined() && gradient._fw_grad(0).defined()) return;
+    guard_.emplace();
+  }
+
+ private:
+  std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
+};
+
 // The dtype that autocast asks for on a tensor's device.
 inline at::ScalarType autocast_dtype(const at::Tensor& tensor) {
   return at::autocast::get_autocast_dtype(tensor.device().type());
+}
+// Autocast's rules that csrc/ops.schemas names.
+inline at::Tensor autocast_cast(const at::Tensor& tensor) {
+  const bool casts = tensor.is_floating_point() && tensor.scalar_type() != at::kDouble;
+  return casts ? tensor.to(autocast_dtype(tensor)) : tensor;
+}
+inline at::Tensor promoted(const at::Tensor& tensor, const at::Tensor& other) {
+  return tensor.to(c10::promoteTypes(tensor.scalar_type(), other.scalar_type()));
 }
 inline c10::impl::ExcludeDispatchKeyGuard without_autocast() {
   return c10::impl::ExcludeDispatchKeyGuard(c10::autocast_dispatch_keyset);
 }
 }  // namespace apex
-
-// One kernel for every device (it asks the probe), one for shapes alone, one that records.
-#define APEX_FUNCTIONAL_OP(op)                                                                                \
-  APEX_OP_NAME(op)                                                                                            \
-  TORCH_LIBRARY_IMPL(apex, CompositeExplicitAutograd, m) {                                                    \
-    m.impl(#op, &apex::Checked<&apex::op, apex::op##_name>::call);                                            \
-  }                                                                                                           \
-  TORCH_LIBRARY_IMPL(apex, Meta, m) { m.impl(#op, &apex::Checked<&apex::op##_meta, apex::op##_name>::meta); } \
-  TORCH_LIBRARY_IMPL(apex, Autograd, m) { m.impl(#op, &apex::op##_autograd); }
-// For forward ops: what it does under autocast.
-#define APEX_AUTOCAST_OP(op)                                                      \
-  TORCH_LIBRARY_IMPL(apex, AutocastCPU, m) { m.impl(#op, &apex::op##_autocast); } \
-  TORCH_LIBRARY_IMPL(apex, AutocastCUDA, m) { m.impl(#op, &apex::op##_autocast); }
 #endif

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "multi_tensor_axpby.h"
-#include "multi_tensor_scale.h"
+#include "generated/multi_tensor_scale.h"
 #include "plain.h"
 
 namespace apex {

@@ -3,20 +3,14 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "functional.h"
 #include "gradients.h"
+#include "group_batch_norm_layer.h"
 #include "optimizer_plan.h"
 #include "plain.h"
 #include "python_state_watch.h"
 
-namespace py = pybind11;
-
-namespace apex {
-inline void check_lists(const char* op, const std::vector<std::vector<at::Tensor>>& lists, size_t wanted) {
-  TORCH_CHECK_VALUE(lists.size() == wanted, op, ": ", wanted, " tensor lists are required, not ", lists.size());
-}
-}  // namespace apex
-
-#include "ops.inc"
+#include "python_ops.inc"
 #include "python_amp_gradients.h"
 
 namespace {
@@ -86,5 +80,6 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "separate_gradients", [](std::vector<at::Tensor> owners) { return apex::separate_gradients(owners); },
       "apex._gradients.separate_gradients; False, and nothing done, if a gradient is a wrapper.", py::arg("owners"));
-  for (auto* add : apex::python_ops()) add(m);
+  m.def("group_batch_norm_layer", &apex::group_batch_norm_layer, no_gil());
+  add_ops(m);
 }

@@ -1,17 +1,11 @@
 #pragma once
-#include "functional.h"
-#include "host/scaled_masked_softmax.h"
+#include "generated/scaled_masked_softmax.h"
+#include "checks.h"
 
-#if defined(APEX_TORCH_LIBRARY_UNIT)
 #include <ATen/ops/empty.h>
 
-#include "place.h"
-#include "reference.h"
-#include "status.h"
-
 namespace apex {
-// Throws for input that no variant takes. Works with symbolic sizes.
-inline void check_scaled_masked_softmax(const at::Tensor& input, const std::optional<at::Tensor>& mask, bool causal) {
+inline void check_scaled_masked_softmax(const at::Tensor& input, const OptionalTensor& mask, bool causal) {
   const char* op = "scaled_masked_softmax";
   element_type(op, input.scalar_type());
   TORCH_CHECK_VALUE(input.dim() >= (causal ? 2 : 1), op, ": the input needs a dimension of keys",
@@ -21,8 +15,7 @@ inline void check_scaled_masked_softmax(const at::Tensor& input, const std::opti
                    ": the mask is bool or uint8, true where a key is "
                    "left out, not ",
                    mask->scalar_type(), "; a mask of numbers is added to the input instead");
-  TORCH_CHECK_VALUE(mask->device() == input.device(), op, ": the mask is on ", mask->device(), " but the input is on ",
-                    input.device());
+  check_device(op, "the mask", *mask, input);
   const auto wide = input.sym_sizes(), narrow = mask->sym_sizes();
   bool fits = narrow.size() <= wide.size();
   for (size_t i = 1; fits && i <= narrow.size(); ++i) {
@@ -42,18 +35,13 @@ struct SoftmaxShape {
   }
 };
 
-// ---- scaled_masked_softmax ----
-inline at::Tensor scaled_masked_softmax_forward(const at::Tensor& input, const std::optional<at::Tensor>& mask,
-                                                double scale, bool causal) {
-  check_scaled_masked_softmax(input, mask, causal);
-  const apex_place place = place_of(input.device());
-  const auto reference = [&] {
-    return call_reference<decltype(scaled_masked_softmax_forward)>("scaled_masked_softmax_forward", input, mask, scale,
-                                                                   causal);
-  };
-  if (place.platform < 0) return reference();
-  const at::Tensor x = input.contiguous(),
-                   output = at::empty(input.sizes(), input.options().memory_format(at::MemoryFormat::Contiguous));
+inline void ScaledMaskedSoftmaxForward::check() const { check_scaled_masked_softmax(input, mask, causal); }
+inline at::Tensor ScaledMaskedSoftmaxForward::outputs() const {
+  return at::empty_symint(input.sym_sizes(), input.options().memory_format(at::MemoryFormat::Contiguous));
+}
+inline bool ScaledMaskedSoftmaxForward::launch(const apex_place& place, Result& made) const {
+  const at::Tensor x = input.contiguous();
+  made = outputs();
   const SoftmaxShape shape(x);
   gpu::SoftmaxForward a{};
   at::Tensor m;
@@ -67,25 +55,18 @@ inline at::Tensor scaled_masked_softmax_forward(const at::Tensor& input, const s
     if (m.size(3) != shape.keys || (m.stride(3) != 1 && shape.keys > 1))
       m = m.expand({m.size(0), m.size(1), m.size(2), shape.keys}).contiguous();
     const auto stride = [&](int64_t d) { return m.size(d) == 1 ? 0 : m.stride(d); };
-    a.mask = static_cast<const gpu::u8*>(m.const_data_ptr());
-    a.mask_batch = stride(0);
-    a.mask_head = stride(1);
-    a.mask_query = stride(2);
+    a.mask = bytes(m);
+    a.mask_batch = stride(0), a.mask_head = stride(1), a.mask_query = stride(2);
   }
-  a.input = static_cast<const gpu::u8*>(x.const_data_ptr());
-  a.output = static_cast<gpu::u8*>(output.mutable_data_ptr());
-  a.rows = shape.rows;
-  a.keys = shape.keys;
-  a.heads = shape.heads;
-  a.queries = shape.queries;
-  a.type = element_type("scaled_masked_softmax", x.scalar_type());
+  a.input = bytes(x), a.output = mutable_bytes(made);
+  a.rows = shape.rows, a.keys = shape.keys, a.heads = shape.heads, a.queries = shape.queries;
+  a.type = element_type(unit, x.scalar_type());
   a.causal = causal;
-  if (use_reference(apex_scaled_masked_softmax_forward(&place, &a, scale), "scaled_masked_softmax")) return reference();
-  return output;
+  return !use_reference(apex_scaled_masked_softmax_forward(&place, &a, scale), unit);
 }
 
-inline void check_scaled_masked_softmax_gradient(const at::Tensor& grad_output, const at::Tensor& output, bool causal) {
-  const char* op = "scaled_masked_softmax";
+inline void ScaledMaskedSoftmaxBackward::check() const {
+  const char* op = unit;
   check_scaled_masked_softmax(output, std::nullopt, causal);
   TORCH_CHECK_VALUE(grad_output.sym_sizes() == output.sym_sizes() && grad_output.device() == output.device(), op,
                     ": the gradient must have the output's shape ", output.sym_sizes(), " and be on its device, ",
@@ -93,129 +74,25 @@ inline void check_scaled_masked_softmax_gradient(const at::Tensor& grad_output, 
   TORCH_CHECK_TYPE(grad_output.scalar_type() == output.scalar_type(), op,
                    ": the gradient must have the output's dtype ", output.scalar_type());
 }
-inline at::Tensor scaled_masked_softmax_backward(const at::Tensor& grad_output, const at::Tensor& output, double scale,
-                                                 bool causal) {
-  check_scaled_masked_softmax_gradient(grad_output, output, causal);
-  const apex_place place = place_of(output.device());
-  const auto reference = [&] {
-    return call_reference<decltype(scaled_masked_softmax_backward)>("scaled_masked_softmax_backward", grad_output,
-                                                                    output, scale, causal);
-  };
-  if (place.platform < 0) return reference();
-  const at::Tensor dy = grad_output.contiguous(), y = output.contiguous();
-  const at::Tensor grad_input = at::empty(y.sizes(), y.options().memory_format(at::MemoryFormat::Contiguous));
-  const SoftmaxShape shape(y);
-  gpu::SoftmaxBackward a{};
-  a.grad_output = static_cast<const gpu::u8*>(dy.const_data_ptr());
-  a.output = static_cast<const gpu::u8*>(y.const_data_ptr());
-  a.grad_input = static_cast<gpu::u8*>(grad_input.mutable_data_ptr());
-  a.rows = shape.rows;
-  a.keys = shape.keys;
-  a.queries = shape.queries;
-  a.type = element_type("scaled_masked_softmax", y.scalar_type());
-  a.causal = causal;
-  if (use_reference(apex_scaled_masked_softmax_backward(&place, &a, scale), "scaled_masked_softmax"))
-    return reference();
-  return grad_input;
-}
-
-inline at::Tensor scaled_masked_softmax_forward_meta(const at::Tensor& input, const std::optional<at::Tensor>& mask,
-                                                     double, bool causal) {
-  check_scaled_masked_softmax(input, mask, causal);
-  return at::empty_symint(input.sym_sizes(), input.options().memory_format(at::MemoryFormat::Contiguous));
-}
-inline at::Tensor scaled_masked_softmax_backward_meta(const at::Tensor& grad_output, const at::Tensor& output, double,
-                                                      bool causal) {
-  check_scaled_masked_softmax_gradient(grad_output, output, causal);
+inline at::Tensor ScaledMaskedSoftmaxBackward::outputs() const {
   return at::empty_symint(output.sym_sizes(), output.options().memory_format(at::MemoryFormat::Contiguous));
 }
-
-// Keeps the output alone. Public apex's writes its result over the gradient that it is given; this never does.
-struct ScaledMaskedSoftmaxNode : Node {
-  SavedVariable output;
-  double scale = 1;
-  bool causal = false;
-
-  variable_list apply(variable_list&& gradients) override {
-    static const auto backward =
-        dispatcher_op<decltype(scaled_masked_softmax_backward)>("apex::scaled_masked_softmax_backward");
-    std::lock_guard<std::mutex> lock(mutex_);
-    variable_list found(1);
-    if (gradients[0].defined() && task_should_compute_output(0))
-      found[0] = backward.call(gradients[0], output.unpack(getptr()), scale, causal);
-    return found;
-  }
-  void release_variables() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    output.reset_data();
-  }
-  std::string name() const override { return "ApexScaledMaskedSoftmaxBackward"; }
-};
-
-inline at::Tensor scaled_masked_softmax_forward_autograd(c10::DispatchKeySet keys, const at::Tensor& input,
-                                                         const std::optional<at::Tensor>& mask, double scale,
-                                                         bool causal) {
-  static const auto forward =
-      dispatcher_op<decltype(scaled_masked_softmax_forward)>("apex::scaled_masked_softmax_forward");
-  refuse_forward_mode("scaled_masked_softmax", input);
-  const bool recorded = records(input);
-  at::Tensor output = [&] {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return forward.redispatch(keys & c10::after_autograd_keyset, input, mask, scale, causal);
-  }();
-  if (recorded) {
-    const auto node = make_node<ScaledMaskedSoftmaxNode>();
-    node->set_next_edges(torch::autograd::collect_next_edges(input));
-    node->scale = scale;
-    node->causal = causal;
-    torch::autograd::set_history(output, node);
-    node->output = SavedVariable(output, true);
-  }
-  return output;
+inline bool ScaledMaskedSoftmaxBackward::launch(const apex_place& place, Result& made) const {
+  const at::Tensor dy = grad_output.contiguous(), y = output.contiguous();
+  made = outputs();
+  const SoftmaxShape shape(y);
+  gpu::SoftmaxBackward a{};
+  a.grad_output = bytes(dy), a.output = bytes(y), a.grad_input = mutable_bytes(made);
+  a.rows = shape.rows, a.keys = shape.keys, a.queries = shape.queries;
+  a.type = element_type(unit, y.scalar_type());
+  a.causal = causal;
+  return !use_reference(apex_scaled_masked_softmax_backward(&place, &a, scale), unit);
 }
-// With create_graph=True its own derivative is wanted: the same by torch's differentiable ops.
-inline at::Tensor scaled_masked_softmax_backward_autograd(c10::DispatchKeySet keys, const at::Tensor& grad_output,
-                                                          const at::Tensor& output, double scale, bool causal) {
-  static const auto backward =
-      dispatcher_op<decltype(scaled_masked_softmax_backward)>("apex::scaled_masked_softmax_backward");
-  refuse_forward_mode_of("scaled_masked_softmax", grad_output, output);
-  if (records(grad_output, output)) {
-    check_scaled_masked_softmax_gradient(grad_output, output, causal);
-    const at::ScalarType math = output.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    at::Tensor dy = grad_output.to(math), y = output.to(math);
-    if (causal) dy = dy.tril((output.sym_size(-1) - output.sym_size(-2)).guard_int(__FILE__, __LINE__));
-    return (y * (dy - (y * dy).sum(-1, true)) * scale).to(output.scalar_type());
-  }
-  at::AutoDispatchBelowADInplaceOrView guard;
-  return backward.redispatch(keys & c10::after_autograd_keyset, grad_output, output, scale, causal);
-}
-// As public apex: computed from, and into, autocast's dtype.
-inline at::Tensor scaled_masked_softmax_forward_autocast(const at::Tensor& input, const std::optional<at::Tensor>& mask,
-                                                         double scale, bool causal) {
-  static const auto forward =
-      dispatcher_op<decltype(scaled_masked_softmax_forward)>("apex::scaled_masked_softmax_forward");
-  const auto guard = without_autocast();
-  const bool casts = input.is_floating_point() && input.scalar_type() != at::kDouble;
-  return forward.call(casts ? input.to(autocast_dtype(input)) : input, mask, scale, causal);
+inline at::Tensor ScaledMaskedSoftmaxBackward::formula() const {
+  check();
+  const at::ScalarType math = math_type(output);
+  at::Tensor dy = grad_output.to(math), y = output.to(math);
+  if (causal) dy = dy.tril((output.sym_size(-1) - output.sym_size(-2)).guard_int(__FILE__, __LINE__));
+  return (y * (dy - (y * dy).sum(-1, true)) * scale).to(output.scalar_type());
 }
 }  // namespace apex
-
-APEX_FUNCTIONAL_OP(scaled_masked_softmax_forward)
-APEX_FUNCTIONAL_OP(scaled_masked_softmax_backward)
-APEX_AUTOCAST_OP(scaled_masked_softmax_forward)
-#endif
-
-#if defined(APEX_PYTHON_MODULE_UNIT)
-// The forward past torch.ops: for eager calls.
-APEX_PYTHON_OP(scaled_masked_softmax, m) {
-  m.def(
-      "scaled_masked_softmax",
-      [](const at::Tensor& input, const std::optional<at::Tensor>& mask, double scale, bool causal) {
-        static const auto forward =
-            apex::dispatcher_op<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&, double, bool)>(
-                "apex::scaled_masked_softmax_forward");
-        return forward.call(input, mask, scale, causal);
-      },
-      pybind11::call_guard<pybind11::gil_scoped_release>());
-}
-#endif

@@ -1,37 +1,22 @@
-// The transducer (RNN-T) loss: checks, launches, autograd.
+// The transducer (RNN-T) loss: checks, outputs, launches.
 #pragma once
-#include "functional.h"
-#include "host/transducer_loss.h"
+#include "generated/transducer_loss.h"
+#include "checks.h"
 
-#if defined(APEX_TORCH_LIBRARY_UNIT)
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include "place.h"
-#include "reference.h"
-#include "status.h"
-
 namespace apex {
 namespace transducer {
-using Optional = std::optional<at::Tensor>;
-using Outputs = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 constexpr const char* op = "transducer_loss";
 
-inline at::ScalarType math_type(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-inline bool is_index(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kInt;
-}
-
-// Works with symbolic sizes.
 inline void check(const at::Tensor& x, const at::Tensor& label, const at::Tensor& f_len, const at::Tensor& y_len,
-                  int64_t blank_idx, const Optional& batch_offset, const c10::SymInt& max_f_len) {
+                  int64_t blank_idx, const OptionalTensor& batch_offset, const c10::SymInt& max_f_len) {
   element_type(op, x.scalar_type());
-  TORCH_CHECK_TYPE(is_index(label), op, ": label is int64 or int32, not ", label.scalar_type());
+  check_integers(op, "label", label);
   TORCH_CHECK_VALUE(label.dim() == 2, op, ": label is [batch, labels], not of shape ", label.sym_sizes());
   const auto length = [&](const char* name, const at::Tensor& lengths) {
-    TORCH_CHECK_TYPE(is_index(lengths), op, ": ", name, " is int64 or int32, not ", lengths.scalar_type());
+    check_integers(op, name, lengths);
     TORCH_CHECK_VALUE(lengths.dim() == 1 && lengths.sym_size(0) == label.sym_size(0), op, ": ", name,
                       " has one element for each item of the batch, not the shape ", lengths.sym_sizes());
     TORCH_CHECK_VALUE(lengths.device() == x.device(), op, ": ", name, " is on ", lengths.device(), ", x on ",
@@ -54,7 +39,7 @@ inline void check(const at::Tensor& x, const at::Tensor& label, const at::Tensor
 }
 // A CPU can look before it leaps; elsewhere such an item is nan.
 inline void check_items(const at::Tensor& x, const at::Tensor& label, const at::Tensor& f_len, const at::Tensor& y_len,
-                        const Optional& batch_offset, int64_t frames) {
+                        const OptionalTensor& batch_offset, int64_t frames) {
   if (!f_len.is_cpu()) return;
   const at::Tensor f = f_len.to(at::kLong).contiguous(), y = y_len.to(at::kLong).contiguous(),
                    labels = label.to(at::kLong).contiguous();
@@ -78,7 +63,7 @@ inline void check_items(const at::Tensor& x, const at::Tensor& label, const at::
                       " of the items");
   }
 }
-inline c10::SymInt frames_of(const at::Tensor& x, const Optional& batch_offset, const c10::SymInt& max_f_len) {
+inline c10::SymInt frames_of(const at::Tensor& x, const OptionalTensor& batch_offset, const c10::SymInt& max_f_len) {
   return has_value(batch_offset) ? max_f_len : x.sym_size(1);
 }
 
@@ -88,34 +73,24 @@ inline c10::SymDimVector of_rows(const at::Tensor& x) {
   sizes.emplace_back(2);
   return sizes;
 }
-// loss, alpha, beta, normalizers
-inline Outputs outputs(const at::Tensor& x, const at::Tensor& label, const Optional& batch_offset,
-                       const c10::SymInt& max_f_len, bool log_probs, bool half_to_float) {
-  const auto math = x.options().dtype(math_type(x));
-  const c10::SymDimVector nodes{label.sym_size(0), frames_of(x, batch_offset, max_f_len), label.sym_size(1) + 1, 2};
-  return {at::empty_symint({label.sym_size(0)}, half_to_float ? math : x.options()), at::empty_symint(nodes, math),
-          at::empty_symint(nodes, math), log_probs ? at::empty({0}, math) : at::empty_symint(of_rows(x), math)};
-}
-inline const gpu::u8* data(const at::Tensor& tensor) { return static_cast<const gpu::u8*>(tensor.const_data_ptr()); }
-inline gpu::u8* mutable_data(const at::Tensor& tensor) { return static_cast<gpu::u8*>(tensor.mutable_data_ptr()); }
-
 // Tensors as the kernels take them; they must live as long as the arguments.
 template <class Arguments> struct Call {
   at::Tensor x, label, f_len, y_len, batch_offset;
   Arguments a{};
-  Call(const at::Tensor& x_, const at::Tensor& label_, const at::Tensor& f_len_, const at::Tensor& y_len_,
-       int64_t blank_idx, const Optional& offset, int64_t frames)
-      : x(x_.contiguous()), label(label_.contiguous()), f_len(f_len_.contiguous()), y_len(y_len_.contiguous()) {
+  template <class Op> Call(const Op& op_, int64_t frames)
+      : x(op_.x.contiguous()), label(op_.label.contiguous()), f_len(op_.f_len.contiguous()),
+        y_len(op_.y_len.contiguous()) {
+    const OptionalTensor& offset = op_.batch_offset;
     if (f_len.scalar_type() != y_len.scalar_type()) f_len = f_len.to(at::kLong), y_len = y_len.to(at::kLong);
     if (has_value(offset)) {
       // Of no items it still says that x is packed.
       batch_offset =
           offset->numel() ? offset->to(at::kLong).contiguous() : at::zeros({1}, offset->options().dtype(at::kLong));
-      a.batch_offset = data(batch_offset);
+      a.batch_offset = bytes(batch_offset);
     }
-    a.x = data(x), a.label = data(label), a.f_len = data(f_len), a.g_len = data(y_len);
+    a.x = bytes(x), a.label = bytes(label), a.f_len = bytes(f_len), a.g_len = bytes(y_len);
     a.batch = label.size(0), a.frames = frames, a.labels = label.size(1) + 1, a.classes = x.size(-1),
-    a.blank = blank_idx;
+    a.blank = op_.blank_idx;
     a.rows = batch_offset.defined() ? x.size(0) : a.batch * a.frames * a.labels;
     a.type = element_type(op, x.scalar_type());
     a.wide_labels = label.scalar_type() == at::kLong;
@@ -123,40 +98,38 @@ template <class Arguments> struct Call {
   }
 };
 }  // namespace transducer
+namespace tr = transducer;
 
-inline transducer::Outputs transducer_loss_forward(const at::Tensor& x, const at::Tensor& label,
-                                                   const at::Tensor& f_len, const at::Tensor& y_len, int64_t blank_idx,
-                                                   const transducer::Optional& batch_offset, c10::SymInt max_f_len,
-                                                   bool log_probs, bool half_to_float) {
-  namespace tr = transducer;
+inline void TransducerLossForward::check() const {
   tr::check(x, label, f_len, y_len, blank_idx, batch_offset, max_f_len);
-  const apex_place place = place_of(x.device());
-  if (place.platform >= 0) {
-    const int64_t frames = tr::frames_of(x, batch_offset, max_f_len).guard_int(__FILE__, __LINE__);
-    tr::check_items(x, label, f_len, y_len, batch_offset, frames);
-    tr::Call<gpu::TransducerLossForward> call(x, label, f_len, y_len, blank_idx, batch_offset, frames);
-    auto [loss, alpha, beta, normalizers] = tr::outputs(x, label, batch_offset, max_f_len, log_probs, half_to_float);
-    auto& a = call.a;
-    const at::Tensor emissions = at::empty({a.batch, a.frames + a.labels - 1, a.labels, 2}, alpha.options());
-    a.emissions = tr::mutable_data(emissions), a.alpha = tr::mutable_data(alpha), a.beta = tr::mutable_data(beta),
-    a.loss = tr::mutable_data(loss);
-    if (!log_probs) a.normalizers = tr::mutable_data(normalizers);
-    a.loss_type = element_type(tr::op, loss.scalar_type());
-    if (!use_reference(apex_transducer_loss_forward(&place, &a), tr::op)) return {loss, alpha, beta, normalizers};
-  }
-  return call_reference<decltype(transducer_loss_forward)>("transducer_loss_forward", x, label, f_len, y_len, blank_idx,
-                                                           batch_offset, max_f_len, log_probs, half_to_float);
+}
+inline TransducerLossForward::Result TransducerLossForward::outputs() const {
+  const auto math = x.options().dtype(math_type(x));
+  const c10::SymDimVector nodes{label.sym_size(0), tr::frames_of(x, batch_offset, max_f_len), label.sym_size(1) + 1, 2};
+  return {at::empty_symint({label.sym_size(0)}, half_to_float ? math : x.options()), at::empty_symint(nodes, math),
+          at::empty_symint(nodes, math), log_probs ? at::empty({0}, math) : at::empty_symint(tr::of_rows(x), math)};
+}
+inline bool TransducerLossForward::launch(const apex_place& place, Result& made) const {
+  const int64_t frames = tr::frames_of(x, batch_offset, max_f_len).guard_int(__FILE__, __LINE__);
+  tr::check_items(x, label, f_len, y_len, batch_offset, frames);
+  tr::Call<gpu::TransducerLossForward> call(*this, frames);
+  made = outputs();
+  const auto& [loss, alpha, beta, normalizers] = made;
+  auto& a = call.a;
+  const at::Tensor emissions = at::empty({a.batch, a.frames + a.labels - 1, a.labels, 2}, alpha.options());
+  a.emissions = mutable_bytes(emissions), a.alpha = mutable_bytes(alpha), a.beta = mutable_bytes(beta);
+  a.loss = mutable_bytes(loss);
+  if (!log_probs) a.normalizers = mutable_bytes(normalizers);
+  a.loss_type = element_type(unit, loss.scalar_type());
+  return !use_reference(apex_transducer_loss_forward(&place, &a), unit);
 }
 
-namespace transducer {
-inline void check_backward(const at::Tensor& grad_loss, const at::Tensor& x, const at::Tensor& label,
-                           const at::Tensor& f_len, const at::Tensor& y_len, const at::Tensor& alpha,
-                           const at::Tensor& beta, const Optional& normalizers, int64_t blank_idx,
-                           const Optional& batch_offset, bool of_logits) {
+inline void TransducerLossBackward::check() const {
+  constexpr const char* op = unit;
   TORCH_CHECK_VALUE(alpha.dim() == 4 && beta.dim() == 4, op, ": alpha and beta are not the forward's");
-  check(x, label, f_len, y_len, blank_idx, batch_offset, alpha.sym_size(1));
-  const c10::SymDimVector nodes{label.sym_size(0), frames_of(x, batch_offset, alpha.sym_size(1)), label.sym_size(1) + 1,
-                                2};
+  tr::check(x, label, f_len, y_len, blank_idx, batch_offset, alpha.sym_size(1));
+  const c10::SymDimVector nodes{label.sym_size(0), tr::frames_of(x, batch_offset, alpha.sym_size(1)),
+                                label.sym_size(1) + 1, 2};
   for (const at::Tensor& tensor : {alpha, beta})
     TORCH_CHECK_VALUE(tensor.sym_sizes() == c10::SymIntArrayRef(nodes) && tensor.scalar_type() == math_type(x) &&
                           tensor.device() == x.device(),
@@ -167,164 +140,23 @@ inline void check_backward(const at::Tensor& grad_loss, const at::Tensor& x, con
       ": the gradient of the losses has one element for each item, not the shape ", grad_loss.sym_sizes());
   if (!has_value(normalizers)) return;
   TORCH_CHECK_VALUE(of_logits, op, ": with normalizers the gradient is that of logits");
-  TORCH_CHECK_VALUE(normalizers->sym_sizes() == c10::SymIntArrayRef(of_rows(x)) &&
+  TORCH_CHECK_VALUE(normalizers->sym_sizes() == c10::SymIntArrayRef(tr::of_rows(x)) &&
                         normalizers->scalar_type() == math_type(x) && normalizers->device() == x.device(),
                     op, ": normalizers are two ", math_type(x), " for each row of x, as the forward gives them");
 }
-}  // namespace transducer
-
-inline at::Tensor transducer_loss_backward(const at::Tensor& grad_loss, const at::Tensor& x, const at::Tensor& label,
-                                           const at::Tensor& f_len, const at::Tensor& y_len, const at::Tensor& alpha,
-                                           const at::Tensor& beta, const transducer::Optional& normalizers,
-                                           int64_t blank_idx, const transducer::Optional& batch_offset,
-                                           bool of_logits) {
-  namespace tr = transducer;
-  tr::check_backward(grad_loss, x, label, f_len, y_len, alpha, beta, normalizers, blank_idx, batch_offset, of_logits);
-  const apex_place place = place_of(x.device());
-  if (place.platform >= 0) {
-    tr::check_items(x, label, f_len, y_len, batch_offset, alpha.size(1));
-    tr::Call<gpu::TransducerLossBackward> call(x, label, f_len, y_len, blank_idx, batch_offset, alpha.size(1));
-    // What sum() and mean() hand back is one value for all items.
-    const bool same = grad_loss.stride(0) == 0 || grad_loss.size(0) == 1;
-    const at::Tensor grad = same ? grad_loss : grad_loss.contiguous(), forward = alpha.contiguous(),
-                     onward = beta.contiguous();
-    const at::Tensor sums = has_value(normalizers) ? normalizers->contiguous() : at::Tensor(),
-                     gradient = at::empty(x.sizes(), x.options());
-    auto& a = call.a;
-    a.grad_loss = tr::data(grad), a.grad_stride = same ? 0 : 1, a.grad_type = element_type(tr::op, grad.scalar_type());
-    a.alpha = tr::data(forward), a.beta = tr::data(onward), a.grad_x = tr::mutable_data(gradient);
-    if (sums.defined()) a.normalizers = tr::data(sums);
-    a.of_logits = of_logits;
-    if (!use_reference(apex_transducer_loss_backward(&place, &a), tr::op)) return gradient;
-  }
-  return call_reference<decltype(transducer_loss_backward)>("transducer_loss_backward", grad_loss, x, label, f_len,
-                                                            y_len, alpha, beta, normalizers, blank_idx, batch_offset,
-                                                            of_logits);
-}
-
-inline transducer::Outputs transducer_loss_forward_meta(const at::Tensor& x, const at::Tensor& label,
-                                                        const at::Tensor& f_len, const at::Tensor& y_len,
-                                                        int64_t blank_idx, const transducer::Optional& batch_offset,
-                                                        c10::SymInt max_f_len, bool log_probs, bool half_to_float) {
-  transducer::check(x, label, f_len, y_len, blank_idx, batch_offset, max_f_len);
-  return transducer::outputs(x, label, batch_offset, max_f_len, log_probs, half_to_float);
-}
-inline at::Tensor transducer_loss_backward_meta(const at::Tensor& grad_loss, const at::Tensor& x,
-                                                const at::Tensor& label, const at::Tensor& f_len,
-                                                const at::Tensor& y_len, const at::Tensor& alpha,
-                                                const at::Tensor& beta, const transducer::Optional& normalizers,
-                                                int64_t blank_idx, const transducer::Optional& batch_offset,
-                                                bool of_logits) {
-  transducer::check_backward(grad_loss, x, label, f_len, y_len, alpha, beta, normalizers, blank_idx, batch_offset,
-                             of_logits);
-  return at::empty_symint(x.sym_sizes(), x.options());
-}
-
-struct TransducerLossNode : Node {
-  SavedVariable x, label, f_len, y_len, alpha, beta, normalizers, batch_offset;
-  int64_t blank_idx = 0;
-  bool of_logits = true;
-
-  variable_list apply(variable_list&& grads) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    static const auto backward = dispatcher_op<decltype(transducer_loss_backward)>("apex::transducer_loss_backward");
-    variable_list found(1);
-    if (!grads[0].defined() || !task_should_compute_output(0)) return found;
-    const auto maybe = [](const SavedVariable& saved) {
-      const at::Tensor tensor = saved.unpack();
-      return tensor.defined() ? transducer::Optional(tensor) : std::nullopt;
-    };
-    found[0] = backward.call(grads[0], x.unpack(), label.unpack(), f_len.unpack(), y_len.unpack(), alpha.unpack(),
-                             beta.unpack(), maybe(normalizers), blank_idx, maybe(batch_offset), of_logits);
-    return found;
-  }
-  void release_variables() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (SavedVariable* s : {&x, &label, &f_len, &y_len, &alpha, &beta, &normalizers, &batch_offset}) s->reset_data();
-  }
-  std::string name() const override { return "ApexTransducerLossBackward"; }
-};
-
-inline transducer::Outputs transducer_loss_forward_autograd(c10::DispatchKeySet keys, const at::Tensor& x,
-                                                            const at::Tensor& label, const at::Tensor& f_len,
-                                                            const at::Tensor& y_len, int64_t blank_idx,
-                                                            const transducer::Optional& batch_offset,
-                                                            c10::SymInt max_f_len, bool log_probs, bool half_to_float) {
-  static const auto forward = dispatcher_op<decltype(transducer_loss_forward)>("apex::transducer_loss_forward");
-  refuse_forward_mode(transducer::op, x);
-  NodePointer<TransducerLossNode> node;
-  if (records(x)) {
-    node = make_node<TransducerLossNode>();
-    node->set_next_edges(torch::autograd::collect_next_edges(x));
-    node->x = SavedVariable(x, false);
-    node->label = SavedVariable(label, false);
-    node->f_len = SavedVariable(f_len, false);
-    node->y_len = SavedVariable(y_len, false);
-    if (has_value(batch_offset)) node->batch_offset = SavedVariable(*batch_offset, false);
-    node->blank_idx = blank_idx;
-    node->of_logits = !log_probs;
-  }
-  transducer::Outputs made = [&] {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return forward.redispatch(keys & c10::after_autograd_keyset, x, label, f_len, y_len, blank_idx, batch_offset,
-                              max_f_len, log_probs, half_to_float);
-  }();
-  if (node) {
-    torch::autograd::set_history(std::get<0>(made), node);
-    node->alpha = SavedVariable(std::get<1>(made), false);
-    node->beta = SavedVariable(std::get<2>(made), false);
-    if (!log_probs) node->normalizers = SavedVariable(std::get<3>(made), false);
-  }
-  return made;
-}
-inline at::Tensor transducer_loss_backward_autograd(c10::DispatchKeySet keys, const at::Tensor& grad_loss,
-                                                    const at::Tensor& x, const at::Tensor& label,
-                                                    const at::Tensor& f_len, const at::Tensor& y_len,
-                                                    const at::Tensor& alpha, const at::Tensor& beta,
-                                                    const transducer::Optional& normalizers, int64_t blank_idx,
-                                                    const transducer::Optional& batch_offset, bool of_logits) {
-  static const auto backward = dispatcher_op<decltype(transducer_loss_backward)>("apex::transducer_loss_backward");
-  refuse_forward_mode_of(transducer::op, grad_loss, x);
-  at::Tensor gradient = [&] {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return backward.redispatch(keys & c10::after_autograd_keyset, grad_loss, x, label, f_len, y_len, alpha, beta,
-                               normalizers, blank_idx, batch_offset, of_logits);
-  }();
-  if (records(grad_loss, x))
-    torch::autograd::set_history(gradient, no_double_backward(transducer::op, "is not implemented", grad_loss, x));
-  return gradient;
-}
-// As torch's losses, float32 under autocast; x is read as it is.
-inline transducer::Outputs transducer_loss_forward_autocast(const at::Tensor& x, const at::Tensor& label,
-                                                            const at::Tensor& f_len, const at::Tensor& y_len,
-                                                            int64_t blank_idx, const transducer::Optional& batch_offset,
-                                                            c10::SymInt max_f_len, bool log_probs, bool) {
-  static const auto forward = dispatcher_op<decltype(transducer_loss_forward)>("apex::transducer_loss_forward");
-  const auto guard = without_autocast();
-  return forward.call(x, label, f_len, y_len, blank_idx, batch_offset, max_f_len, log_probs, true);
+inline at::Tensor TransducerLossBackward::outputs() const { return at::empty_symint(x.sym_sizes(), x.options()); }
+inline bool TransducerLossBackward::launch(const apex_place& place, Result& made) const {
+  tr::check_items(x, label, f_len, y_len, batch_offset, alpha.size(1));
+  tr::Call<gpu::TransducerLossBackward> call(*this, alpha.size(1));
+  // What sum() and mean() hand back is one value for all items.
+  const bool same = is_one_value(grad_loss);
+  const at::Tensor grad = same ? grad_loss : grad_loss.contiguous(), forward = alpha.contiguous(),
+                   onward = beta.contiguous(), sums = contiguous(normalizers);
+  made = outputs();
+  auto& a = call.a;
+  a.grad_loss = bytes(grad), a.grad_stride = same ? 0 : 1, a.grad_type = element_type(unit, grad.scalar_type());
+  a.alpha = bytes(forward), a.beta = bytes(onward), a.grad_x = mutable_bytes(made), a.normalizers = bytes(sums);
+  a.of_logits = of_logits;
+  return !use_reference(apex_transducer_loss_backward(&place, &a), unit);
 }
 }  // namespace apex
-
-APEX_FUNCTIONAL_OP(transducer_loss_forward)
-APEX_FUNCTIONAL_OP(transducer_loss_backward)
-APEX_AUTOCAST_OP(transducer_loss_forward)
-#endif
-
-#if defined(APEX_PYTHON_MODULE_UNIT)
-APEX_PYTHON_OP(transducer_loss, m) {
-  m.def(
-      "transducer_loss",
-      [](const at::Tensor& x, const at::Tensor& label, const at::Tensor& f_len, const at::Tensor& y_len,
-         int64_t blank_idx, const std::optional<at::Tensor>& batch_offset, int64_t max_f_len, bool log_probs,
-         bool half_to_float) {
-        using Forward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
-            const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t,
-            const std::optional<at::Tensor>&, c10::SymInt, bool, bool);
-        static const auto forward = apex::dispatcher_op<Forward>("apex::transducer_loss_forward");
-        const auto [loss, alpha, beta, normalizers] =
-            forward.call(x, label, f_len, y_len, blank_idx, batch_offset, max_f_len, log_probs, half_to_float);
-        return std::tuple(loss, alpha, beta);
-      },
-      pybind11::call_guard<pybind11::gil_scoped_release>());
-}
-#endif

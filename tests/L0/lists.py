@@ -40,7 +40,7 @@ def entrances(op):
         module = bindings.load().module
         if module is None:
             pytest.skip(f"no bindings: {bindings.load().reason}")
-        getattr(module, op)(tensors, getattr(module, f"{op}_call")(**options))
+        getattr(module, op)(tensors, **options)
 
     @pytest.fixture(name=op, params=[dispatcher, direct], ids=lambda f: f.__name__)
     def entrance(request):

@@ -34,7 +34,7 @@ def direct(tensors, **options):
     module = bindings.load().module
     if module is None:
         pytest.skip(f"no bindings: {bindings.load().reason}")
-    module.multi_tensor_adam(tensors, module.multi_tensor_adam_call(**options))
+    module.multi_tensor_adam(tensors, **options)
 
 
 @pytest.fixture(params=[dispatcher, direct], ids=lambda f: f.__name__)

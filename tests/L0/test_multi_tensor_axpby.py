@@ -28,7 +28,7 @@ def direct(x, y, outputs, noop_flag, a, b, arg_to_check=BOTH):
     module = bindings.load().module
     if module is None:
         pytest.skip(f"no bindings: {bindings.load().reason}")
-    module.multi_tensor_axpby(noop_flag, [x, y, outputs], a, b, arg_to_check)
+    module.multi_tensor_axpby([x, y, outputs], noop_flag, a, b, arg_to_check)
 
 
 @pytest.fixture(params=[dispatcher, direct], ids=lambda f: f.__name__)

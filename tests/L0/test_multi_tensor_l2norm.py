@@ -25,7 +25,7 @@ def direct(tensors, total, **options):
     module = bindings.load().module
     if module is None:
         pytest.skip(f"no bindings: {bindings.load().reason}")
-    module.multi_tensor_l2norm([tensors], module.multi_tensor_l2norm_call(total=total, **options))
+    module.multi_tensor_l2norm([tensors], total, **options)
 
 
 @pytest.fixture(params=[dispatcher, direct], ids=lambda f: f.__name__)

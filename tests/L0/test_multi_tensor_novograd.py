@@ -32,7 +32,7 @@ def direct(tensors, norms, **options):
     module = bindings.load().module
     if module is None:
         pytest.skip(f"no bindings: {bindings.load().reason}")
-    module.multi_tensor_novograd(tensors, module.multi_tensor_novograd_call(grad_norms=norms, **options))
+    module.multi_tensor_novograd(tensors, norms, **options)
 
 
 @pytest.fixture(params=[dispatcher, direct], ids=lambda f: f.__name__)

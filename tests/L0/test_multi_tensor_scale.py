@@ -22,7 +22,7 @@ def direct(inputs, outputs, noop_flag, scale, scale_tensor=None, skip_one=False)
     module = bindings.load().module
     if module is None:
         pytest.skip(f"no bindings: {bindings.load().reason}")
-    module.multi_tensor_scale(noop_flag, [inputs, outputs], scale, scale_tensor, skip_one)
+    module.multi_tensor_scale([inputs, outputs], noop_flag, scale, scale_tensor, skip_one)
 
 
 @pytest.fixture(params=[dispatcher, direct], ids=lambda f: f.__name__)

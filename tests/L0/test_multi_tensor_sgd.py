@@ -39,7 +39,7 @@ def direct(tensors, **options):
     if module is None:
         pytest.skip(f"no bindings: {bindings.load().reason}")
     tensors = [*tensors, []] if len(tensors) == 2 else tensors
-    module.multi_tensor_sgd(tensors, module.multi_tensor_sgd_call(**options))
+    module.multi_tensor_sgd(tensors, **options)
 
 
 @pytest.fixture(params=[dispatcher, direct], ids=lambda f: f.__name__)

@@ -358,6 +358,6 @@ def test_the_bindings_own_entries_look_too():
         pytest.skip("no binding fits this torch")
     x, y = (torch.ones(3, dtype=F32, device="cpu") for _ in range(2))
     with pytest.raises(TypeError, match=r"inputs\[1\] is a wrapper whose data is elsewhere"):
-        native.multi_tensor_scale(None, [[x, Wrapper(x)], [x, y]], 2.0)
-    native.multi_tensor_scale(None, [[torch._neg_view(x)], [torch._neg_view(y)]], 2.0)
+        native.multi_tensor_scale([[x, Wrapper(x)], [x, y]], None, 2.0)
+    native.multi_tensor_scale([[torch._neg_view(x)], [torch._neg_view(y)]], None, 2.0)
     assert y.tolist() == [2.0, 2.0, 2.0]  # its negative view became -2

@@ -1,5 +1,6 @@
 """scripts/jit_module.py writes an op whose files are whole, and whose kernels pass the SIMT test that it writes."""
 
+import importlib.util
 import os
 import py_compile
 import shutil
@@ -18,7 +19,7 @@ ANSWERS = ["--inputs", "x,y", "--scalars", "weight", "--expression", "x + weight
 def checkout(tmp_path):
     """What the scaffold and the SIMT executor read, without the other ops' kernels: they take minutes to compile."""
     leave = shutil.ignore_patterns("__pycache__", "*.cu", "*.so")
-    for name in ("csrc", "apex/reference", "scripts", "tests/simt", "tests/emulated", "build_matrix"):
+    for name in ("csrc", "apex", "scripts", "tests/simt", "tests/emulated", "build_matrix"):
         shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=leave)
     return tmp_path
 
@@ -26,7 +27,12 @@ def checkout(tmp_path):
 def run(checkout, *command):
     environment = os.environ | {"PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
-        [sys.executable, *command], cwd=checkout, env=environment, text=True, capture_output=True
+        [sys.executable, *command],
+        cwd=checkout,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        capture_output=True,
     )
 
 
@@ -66,7 +72,39 @@ def test_an_op_without_scalars_has_whole_files_too(checkout):
     py_compile.compile(checkout / f"tests/simt/test_{NAME}.py", doraise=True)
 
 
-@pytest.mark.parametrize("name", ["dtype", "device", "values", "math", "class", "X"])
+def test_the_binding_is_generated_from_the_schema(checkout):
+    assert run(checkout, "scripts/jit_module.py", NAME, *ANSWERS).returncode == 0
+    assert not (checkout / f"csrc/bindings/{NAME}.h").exists()
+    done = run(checkout, "-m", "build_matrix.generator", str(checkout / "out"))
+    assert done.returncode == 0, done.stderr
+    text = (checkout / f"out/generated/{NAME}.h").read_text()
+    assert "struct MultiTensorLerp {" in text and "set(fields.weight, weight);" in text
+    assert 'run_once(op(), {"x", "y", "out"}, 0b100, {x, y, out});' in text
+    assert f"apex_{NAME}(&l.place, &l.lists, &a)" in text
+
+
+def test_what_no_flag_says_is_asked_at_a_terminal(monkeypatch):
+    spec = importlib.util.spec_from_file_location("jit_module", REPOSITORY / "scripts/jit_module.py")
+    jit_module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(jit_module)
+    asked, written = [], []
+    monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "")
+    monkeypatch.setattr(jit_module, "write", lambda values: written.append(values) or [])
+    assert jit_module.main([NAME, "--scalars", "none", "--expression", "x + x"]) == 0
+    assert asked == ["lists that are read [x]: ", "the list that is written [out]: "]
+    assert written[0]["name"] == NAME and "float" not in written[0]["schema"]
+    asked.clear()
+    assert jit_module.main([]) == 0
+    assert len(asked) == 5 and written[1]["name"] == "multi_tensor_scaled"
+
+
+def test_without_a_terminal_the_flags_must_say_it(checkout):
+    done = run(checkout, "scripts/jit_module.py", NAME, "--inputs", "x")
+    assert done.returncode == 2 and "no terminal to ask at: give --scalars, --expression" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["dtype", "device", "values", "math", "class", "X", "fields"])
 def test_names_that_the_files_need_themselves_are_refused(checkout, name):
     done = run(
         checkout, "scripts/jit_module.py", NAME, "--inputs", name, "--scalars", "", "--expression", name

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
+from apex import _lists
 from apex._gradients import separate_gradients, writable_gradients
 from apex._loader import bindings
 from apex._plain import is_shape_alone
@@ -99,16 +100,8 @@ def _measure(parts, max_norm, maximum):
 
 def _norm(grads, total, maximum, max_norm=0.0, clip_coefficient=None):
     scalars = dict(maximum=maximum, max_norm=max_norm, clip_coefficient=clip_coefficient)
-    native = bindings.load().module
-    if native is None:
-        torch.ops.apex.multi_tensor_l2norm(grads, total, **scalars)
-    else:
-        native.multi_tensor_l2norm([grads], native.multi_tensor_l2norm_call(total=total, **scalars))
+    _lists.call("multi_tensor_l2norm", [grads], total, **scalars)
 
 
 def _scale(grads, coefficient):
-    native = bindings.load().module
-    if native is None:
-        torch.ops.apex.multi_tensor_scale(grads, grads, None, 1.0, coefficient, True)
-    else:
-        native.multi_tensor_scale(None, [grads, grads], 1.0, coefficient, True)
+    _lists.call("multi_tensor_scale", [grads, grads], None, 1.0, coefficient, True)

@@ -1,0 +1,210 @@
+"""Ops that write their arguments: over lists of tensors, launched by plans, or over single ones."""
+
+from __future__ import annotations
+
+from apex._loader.op_model import Argument, Op
+from build_matrix.generator import cpp
+from build_matrix.generator.cpp import camel, listed
+from build_matrix.generator.functional import python_arguments
+
+# What the generated text calls things of its own.
+RESERVED = {
+    "name", "check", "check_lists", "unscales", "arguments", "launch", "call_reference", "reference", "op", "run",
+    "fields", "t", "l", "names", "lists", "plan", "call", "set", "place", "device", "m", "py", "apex", "gpu", "at",
+    "std",
+}  # fmt: skip
+
+
+def declaration(op: Op) -> str:
+    """The struct of everything but the lists, and the op as C++ calls it."""
+    cpp.refuse_names(op, RESERVED)
+    return _of_lists(op) if op.lists else _of_tensors(op)
+
+
+def _scalars(op: Op) -> list[Argument]:
+    return [argument for argument in op.arguments if not argument.is_list]
+
+
+def _written(op: Op) -> int:
+    """Bit k: the op writes list k. Gradients that are unscaled in place are so at single calls only."""
+    bits = sum(1 << k for k, argument in enumerate(op.lists) if argument.written)
+    return bits & ~1 if op.argument("unscale_grads") else bits
+
+
+def _of_lists(op: Op) -> str:
+    own, by_hand = camel(op.name), op.by_hand
+    lines = ["// Everything but the tensor lists: checked once, given to every launch and to the reference."]
+    lines += [f"struct {own} {{", f'  static constexpr const char* name = "{op.name}";']
+    lines += [listed("  using Signature = void(", [cpp.type_of(a).parameter for a in op.arguments], ");"), ""]
+    lines += [f"  {cpp.type_of(a).kept} {a.name};" for a in _scalars(op)]
+    lines += ["", "  void check() const;" if "check" in by_hand else "  void check() const {}"]
+    if "check_lists" in by_hand:
+        lines.append(listed("  void check_lists(", _list_parameters(op), ") const;"))
+    if op.argument("unscale_grads"):
+        lines.append("  bool unscales() const { return unscale_grads && inv_scale; }")
+    lines += [*_arguments(op), *_launch(op), *_reference(op)]
+    unscales = ", unscales()" if op.argument("unscale_grads") else ""
+    lines += ["  TensorPlan::Op op() const {"]
+    lines.append(
+        f"    return {{name, {op.reductions}, [this](const TensorPlan::Launch& l) {{ return launch(l); }},"
+    )
+    lines.append(
+        "            [this](const TensorPlan::Tensors& t, const TensorPlan::Launch& l) { reference(t, l); }"
+    )
+    lines[-1] += f"{unscales}}};"
+    lines += ["  }", *_run(op), "};", ""]
+    lines.append(listed(f"inline void {op.name}(", cpp.parameters(op), ") {"))
+    call = ", ".join(a.name for a in op.lists)
+    lines.append(listed(f"  const {own} call{{", [a.name for a in _scalars(op)], "};"))
+    return "\n".join([*lines, f"  call.run({call});", "}"])
+
+
+def _list_parameters(op: Op) -> list[str]:
+    return [f"at::TensorList {a.name}" for a in op.lists]
+
+
+def field_of(op: Op, argument: Argument) -> str:
+    """The device struct's field: a scalar that may lie on the device, lr_tensor, is its lr_on_device."""
+    if argument.name in op.field:
+        return op.field[argument.name]
+    of_scalar = argument.is_tensor and argument.name.endswith("_tensor")
+    return argument.name.removesuffix("_tensor") + "_on_device" if of_scalar else argument.name
+
+
+def _fields(op: Op, device: str) -> list[str]:
+    lines = []
+    for argument in _scalars(op):
+        field = field_of(op, argument)
+        if field and argument.is_tensor:
+            lines.append(f'    set(fields.{field}, {argument.name}, "{argument.name}", {device});')
+        elif field:
+            lines.append(f"    set(fields.{field}, {argument.name});")
+    return lines
+
+
+def _arguments(op: Op) -> list[str]:
+    lines = [
+        f"  gpu::{op.launch} arguments(const TensorPlan::Launch& l) const {{",
+        f"    gpu::{op.launch} fields{{}};",
+    ]
+    lines += _fields(op, "l.device")
+    if op.argument("advance_step"):
+        lines.append("    fields.step_offset = advance_step;")
+        lines.append(
+            "    fields.advance_step = advance_step && l.last;  // after every other launch has read it"
+        )
+    if op.argument("unscale_grads"):
+        lines.append("    fields.unscale_grads = unscales();")
+    return [*lines, "    return fields;", "  }"]
+
+
+def _launch(op: Op) -> list[str]:
+    if "launch" in op.by_hand:
+        return ["  int32_t launch(const TensorPlan::Launch& l) const;"]
+    return [
+        "  int32_t launch(const TensorPlan::Launch& l) const {",
+        f"    const gpu::{op.launch} a = arguments(l);",
+        f"    return apex_{op.name}(&l.place, &l.lists, &a);",
+        "  }",
+    ]
+
+
+def _reference(op: Op) -> list[str]:
+    """call_reference with all arguments, and what a plan's bucket gives it."""
+    lines = [listed("  void call_reference(", _list_parameters(op), ") const {")]
+    lines += [listed("    apex::call_reference<Signature>(", ["name", *cpp.names(op)], ");"), "  }"]
+    if "reference" in op.by_hand:
+        return [*lines, "  void reference(const TensorPlan::Tensors& t, const TensorPlan::Launch& l) const;"]
+    lists = [f"list_of(t, {k})" if a.name in op.optional else f"t[{k}]" for k, a in enumerate(op.lists)]
+    steps = bool(op.argument("advance_step"))
+    lines.append(
+        f"  void reference(const TensorPlan::Tensors& t, const TensorPlan::Launch&{' l' * steps}) const {{"
+    )
+    call = f"{'of_bucket(*this, l).' * steps}call_reference("
+    return [*lines, listed(f"    {call}", lists, ");"), "  }"]
+
+
+def _run(op: Op) -> list[str]:
+    """On lists, and on a plan that keeps them."""
+    if "run" in op.by_hand:
+        return [
+            listed("  void run(", _list_parameters(op), ") const;"),
+            "  void run(OptimizerPlan& plan) const;",
+        ]
+    lines = [listed("  void run(", _list_parameters(op), ") const {"), "    check();"]
+    if "check_lists" in op.by_hand:
+        lines.append(listed("    check_lists(", [a.name for a in op.lists], ");"))
+    fixed = [a for a in op.lists if a.name not in op.optional]
+    names, lists = [f'"{a.name}"' for a in fixed], [a.name for a in fixed]
+    written = f"0b{_written(op):b}"
+    if not op.optional:
+        lines.append(listed("    run_once(op(), {", names, f"}}, {written}, {{{', '.join(lists)}}});"))
+    else:
+        lines.append(listed("    std::vector<std::string> names = {", names, "};"))
+        lines.append(listed("    std::vector<at::TensorList> lists = {", lists, "};"))
+        for name, condition in op.optional.items():
+            there = cpp.expression(condition) if condition else f"!{name}.empty()"
+            lines.append(f'    if ({there}) names.push_back("{name}"), lists.push_back({name});')
+        lines.append(f"    run_once(op(), names, {written}, lists);")
+    return [
+        *lines,
+        "  }",
+        "  void run(OptimizerPlan& plan) const {",
+        "    check();",
+        "    plan.run(op());",
+        "  }",
+    ]
+
+
+def _of_tensors(op: Op) -> str:
+    """One launch, on the device of the first tensor."""
+    first = next(a.name for a in op.arguments if a.is_tensor)
+    lines = [listed(f"inline void {op.name}(", cpp.parameters(op), ") {")]
+    lines += [f"    const c10::Device device = {first}.device();", f"    gpu::{op.launch} fields{{}};"]
+    lines += _fields(op, "device")
+    lines += ["    const apex_place place = place_of(device);"]
+    lines += [
+        "    if (place.platform >= 0) {",
+        f"      const int32_t status = apex_{op.name}(&place, &fields);",
+    ]
+    lines += [f'      if (!use_reference(status, "{op.name}")) return;', "    }"]
+    lines.append(listed(f"    call_reference<decltype({op.name})>(", [f'"{op.name}"', *cpp.names(op)], ");"))
+    return "\n".join([line.removeprefix("  ") if line.startswith("    ") else line for line in lines] + ["}"])
+
+
+def registrations(op: Op) -> list[tuple[str, str]]:
+    """(dispatch key, the kernel's address)"""
+    return [
+        ("CompositeExplicitAutograd", f"apex::{op.name}"),
+        ("Meta", f"apex::DoNothing<decltype(apex::{op.name})>::call"),
+    ]
+
+
+def python_entry(op: Op) -> str:
+    """Of lists: on a plan or on lists; everything else by keyword."""
+    scalars = _scalars(op)
+    if not op.lists:
+        arguments = [*python_arguments(op.arguments), "no_gil());"]
+        return listed(f'  m.def("{op.name}", ', [f"&apex::{op.name}", *arguments], "")
+    taken = ["const apex::PlanOrLists& tensors", *(f"{cpp.type_of(a).kept} {a.name}" for a in scalars)]
+    moved = [
+        a.name if cpp.type_of(a).parameter == cpp.type_of(a).kept else f"std::move({a.name})" for a in scalars
+    ]
+    lines = ["  m.def(", listed(f'      "{op.name}", [](', taken, ") {")]
+    lines.append(listed(f"        const apex::{camel(op.name)} call{{", moved, "};"))
+    lines.append(
+        "        if (const auto* plan = std::get_if<apex::OptimizerPlan*>(&tensors)) return call.run(**plan);"
+    )
+    least = len(op.lists) - len(op.optional)
+    named = ", ".join(f"[{a.name}]" if a.name in op.optional else a.name for a in op.lists)
+    sizes = [str(least), str(len(op.lists)), f'"{named}"']
+    lines.append(
+        listed("        const auto& lists = apex::lists_of(", ["tensors", "call.name", *sizes], ");")
+    )
+    passed = [
+        f"apex::list_of(lists, {k})" if a.name in op.optional else f"lists[{k}]"
+        for k, a in enumerate(op.lists)
+    ]
+    lines += [listed("        call.run(", passed, ");"), "      },"]
+    arguments = ['py::arg("tensors").none(false)', *python_arguments(scalars), "no_gil());"]
+    return "\n".join([*lines, listed("      ", arguments, "")])

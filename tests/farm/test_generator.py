@@ -1,0 +1,212 @@
+"""The C++ of the bindings that is generated from csrc/ops.schemas."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from apex._loader import op_model
+from build_matrix import bindings, generator, registry
+from build_matrix.errors import BuildError
+from build_matrix.generator import cpp, functional
+from build_matrix.registry import Registry
+
+PAIR = """
+f_forward(Tensor input, Tensor? weight=None, SymInt[] shape, str kind, SymInt size=0, int? pad=None, float eps=1e-05,
+    bool slim=False, ScalarType? dtype=None) -> (Tensor output, Tensor sum, Tensor mean)
+  differentiable: input, weight
+  backward: f_backward
+  given: saved = output if slim else input
+  given: mean = None if slim and eps > 0 else mean
+  given: width = input.shape[1]
+  given: dtype = input.dtype
+  given: wanted = needed(weight)
+  history: output, sum
+  alone: grad_sum = grad_input
+  autocast: dtype = autocast_dtype(input)
+f_backward(Tensor grad_output, Tensor? grad_sum, Tensor saved, Tensor? mean, Tensor? weight, SymInt width,
+    SymInt[] shape, str kind, int? pad, bool slim, ScalarType? dtype, bool wanted) -> (Tensor grad_input, Tensor grad_weight)
+  differentiable: grad_output, saved
+  double_backward: formula: is not there
+  formula_unless: slim
+"""  # noqa: E501
+LISTS = """
+multi_tensor_f(Tensor[] grads, Tensor(a!)[] params, Tensor(b!)[] copies, float lr, int step, Tensor? lr_tensor=None,
+    Tensor(c!)? step_tensor=None, bool advance_step=False, Tensor? inv_scale=None, bool unscale_grads=False) -> ()
+  launch: FArguments
+  optional: copies = lr > 0 and not copies.empty()
+  field: step = steps
+"""
+
+
+def generated(text, unit, tmp_path):
+    return generator.files([unit], op_model.parse(text), tmp_path)
+
+
+def test_every_type_of_a_schema_has_its_cpp():
+    assert set(cpp.TYPES) == set(op_model.TYPES)
+
+
+def test_an_unknown_type_is_refused_by_name():
+    with pytest.raises(BuildError, match="x: build_matrix/generator/cpp.py has no C.. for the type 'Device'"):
+        cpp.type_of(op_model.Argument("x", "Device"))
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("a and not b or c > 1", "(a && !b) || (c > 1)"),
+        ("x.shape[1] if k == 2 else 1 / (1 - p)", "(k == 2) ? x.sym_size(1) : (1 / (1 - p))"),
+        ("dtype_of(x.dtype, None, True, -1)", "dtype_of(x.scalar_type(), std::nullopt, true, -1)"),
+        ("momentum != 0 or not copies.empty()", "(momentum != 0) || !copies.empty()"),
+    ],
+)
+def test_expressions(text, wanted):
+    assert cpp.expression(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["[1]", "a if", "lambda: 1", "a < b < c", "f(x=1)"])
+def test_what_is_no_expression_here_is_refused(text):
+    with pytest.raises(BuildError, match="has no counterpart|is no expression"):
+        cpp.expression(text)
+
+
+def test_lines_are_broken_at_commas():
+    text = cpp.listed("    call(", [f"argument_{i}" for i in range(30)], ");")
+    lines = text.splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= 120
+    assert re.sub(r"\s+", " ", text).strip() == f"call({', '.join(f'argument_{i}' for i in range(30))});"
+
+
+def test_a_pair(tmp_path):
+    files = generated(PAIR, "f", tmp_path)
+    struct, kernels, python = (files[f"generated/f{end}.h"] for end in ("", "_kernels", "_python"))
+    assert "  const c10::SymInt& size;\n" in struct and "  c10::string_view kind;\n" in struct
+    assert struct.count("Result formula() const") == 1  # of the backward op
+    for line in (
+        "node->saved = slim ? keep_result(output) : keep(input);",
+        "node->mean = slim && (eps > 0) ? SavedVariable() : keep(mean);",
+        "node->width = input.sym_size(1);",
+        "node->dtype = input.scalar_type();",
+        "node->kind = std::string(kind);",
+        "node->shape = shape.vec();",
+        "torch::autograd::set_history(sum, node);",
+        "const at::Tensor kept_saved = saved.unpack(getptr());",
+        "const OptionalTensor kept_mean = if_any(mean.unpack());",
+        "op.call(gradients[0], if_any(gradients[1]), kept_saved, kept_mean,",
+        "if (task_should_compute_output(0)) found[0] = gradients[1];",
+        "if (task_should_compute_output(1)) found[1] = std::get<1>(made);",
+        "if (recorded && !(slim))",
+        'no_double_backward("f", "is not there", grad_output, saved)',
+        'm.impl("f_forward", &apex::f_forward_autocast);',
+    ):
+        assert line in kernels, line
+    assert "torch::autograd::set_history(mean" not in kernels
+    assert 'py::arg("eps") = 1e-05' in python and 'py::arg("pad") = std::nullopt' in python
+    assert "return std::make_tuple(std::get<0>(made), std::get<1>(made));" in python
+    assert "f_backward" not in python
+
+
+def test_an_op_over_lists(tmp_path):
+    files = generated(LISTS, "multi_tensor_f", tmp_path)
+    text = files["generated/multi_tensor_f.h"]
+    for line in (
+        "set(fields.steps, step);",
+        'set(fields.lr_on_device, lr_tensor, "lr_tensor", l.device);',
+        "fields.advance_step = advance_step && l.last;",
+        "fields.unscale_grads = unscales();",
+        'if ((lr > 0) && !copies.empty()) names.push_back("copies"), lists.push_back(copies);',
+        "run_once(op(), names, 0b110, lists);",
+        "of_bucket(*this, l).call_reference(t[0], t[1], list_of(t, 2));",
+        "return apex_multi_tensor_f(&l.place, &l.lists, &a);",
+    ):
+        assert line in text, line
+    assert '2, 3, "grads, params, [copies]"' in files["generated/multi_tensor_f_python.h"]
+    assert files["generated/multi_tensor_f_kernels.h"].count("makeFallthrough") == 3
+
+
+@pytest.mark.parametrize(
+    "text, unit, error",
+    [
+        (
+            PAIR.replace("Tensor input,", "Tensor made,").replace("input", "made"),
+            "f",
+            "cannot be called 'made'",
+        ),
+        (
+            LISTS.replace("float lr,", "float fields,").replace("lr > 0", "step > 0"),
+            "multi_tensor_f",
+            "'fields'",
+        ),
+        (PAIR.replace("output if slim else input", "other if slim else input"), "f", "'other' is neither"),
+        (PAIR.replace("Tensor grad_weight)", "Tensor grad_w)"), "f", "has no result grad_weight"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(text, unit, error, tmp_path):
+    with pytest.raises(BuildError, match=error):
+        generated(text, unit, tmp_path)
+
+
+def test_an_op_needs_no_file_of_its_own(tmp_path):
+    files = generated(LISTS, "multi_tensor_f", tmp_path)
+    assert '#include "generated/multi_tensor_f.h"' in files["ops.inc"]
+    (tmp_path / "multi_tensor_f.h").write_text("")
+    files = generated(LISTS, "multi_tensor_f", tmp_path)
+    assert (
+        '#include "bindings/multi_tensor_f.h"' in files["ops.inc"] and "generated/multi_tensor_f.h" in files
+    )
+
+
+def test_own_ops_within_120_columns_and_each_registered_once():
+    files = generator.files(Registry.load().ops(), registry.schemas(), bindings.BINDINGS)
+    for name, text in files.items():
+        if name.startswith("generated/"):
+            assert max(map(len, text.splitlines())) <= 120, name
+    text = "".join(files.values())
+    for op in registry.schemas().values():
+        kernel = op.name if op.returns_nothing else f"Kernels<apex::{cpp.camel(op.name)}>::run"
+        assert text.count(f'm.impl("{op.name}", &apex::{kernel});') == 1
+
+
+def test_what_is_written_by_hand_repeats_no_signature():
+    """csrc/ops.schemas is the one place where an op's arguments stand."""
+    for path in sorted(bindings.BINDINGS.glob("*.h")):
+        text = path.read_text(encoding="utf-8")
+        for op in registry.schemas().values():
+            assert f"{op.name}_autograd" not in text and f"{op.name}_meta" not in text, path.name
+
+
+COMPILE = """
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+namespace at {{ struct Tensor {{}}; struct TensorList {{}}; enum class ScalarType {{}}; }}
+namespace c10 {{ struct SymInt {{}}; struct SymIntArrayRef {{}}; using string_view = const char*; }}
+struct apex_place;
+namespace apex {{
+{}
+}}
+"""
+
+
+def test_structs_compile_by_themselves(tmp_path):
+    """All types, without torch: the build compiles the whole."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if not compiler:
+        pytest.skip("no C++ compiler")
+    structs = [functional.declaration(op) for op in op_model.parse(PAIR).values()]
+    source = tmp_path / "structs.cpp"
+    source.write_text(COMPILE.format("\n".join(structs)))
+    done = subprocess.run([compiler, "-std=c++20", "-fsyntax-only", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_generated_sources_are_part_of_the_identity(monkeypatch):
+    before = bindings.source_identity()
+    texts = generator.files
+    monkeypatch.setattr(generator, "files", lambda *a: {k: v + "\n" for k, v in texts(*a).items()})
+    assert bindings.source_identity() != before
