@@ -69,8 +69,9 @@ def make():
     made = types.ModuleType("apex._C", __doc__)
     made.OptimizerPlan, made.StateWatch = optimizer_plan.OptimizerPlan, optimizer_plan.StateWatch
     made.is_plain, made.is_dense = tensors.is_plain, plan.is_dense
+    made.separate_gradients = lambda owners: False  # apex/_gradients.py does it
     for name in multi_tensor.names():
-        _add_lists(made, multi_tensor.op(name))
+        setattr(made, name, _lists_entry(multi_tensor.op(name)))
     for name in functional.KERNELS:
         op = registry.schemas()[name]
         if op.differentiable and not name.endswith("_backward"):
@@ -90,46 +91,16 @@ def _pair(name):
     return next((p for p in getattr(module, "PAIRS", ()) if f"{p.name}_forward" == name), None)
 
 
-def _add_lists(made, op):
-    if op.name in _SIGNATURES:
-        setattr(made, op.name, _SIGNATURES[op.name](op))
-        return
-    setattr(made, f"{op.name}_call", lambda **keywords: op.call(keywords))
-    setattr(made, op.name, lambda tensor_lists, call: op.entry(tensor_lists, call))
-    setattr(made, f"{op.name}_step", op.step)
-
-
-def _scale(op):
-    def multi_tensor_scale(noop_flag, tensor_lists, scale, scale_tensor=None, skip_one=False):
-        call = dict(noop_flag=noop_flag, scale=scale, scale_tensor=scale_tensor, skip_one=skip_one)
-        op.entry(tensor_lists, call)
-
-    return multi_tensor_scale
-
-
-def _axpby(op):
-    def multi_tensor_axpby(noop_flag, tensor_lists, a, b, arg_to_check=-1, a_tensor=None):
-        op.entry(
-            tensor_lists, dict(noop_flag=noop_flag, a=a, b=b, arg_to_check=arg_to_check, a_tensor=a_tensor)
-        )
-
-    return multi_tensor_axpby
-
-
-def _positional(op):
-    def entry(tensor_lists, *scalars):
-        op.entry(tensor_lists, op.call(dict(zip(op.names, scalars, strict=True))))
+def _lists_entry(op):
+    def entry(tensors, *scalars, **keywords):
+        call = op.call(dict(zip(op.names, scalars, strict=False)) | keywords)
+        if isinstance(tensors, optimizer_plan.OptimizerPlan):
+            op.step(tensors, call)
+        else:
+            op.entry(tensors, call)
 
     entry.__name__ = op.name
     return entry
-
-
-_SIGNATURES = {
-    "multi_tensor_scale": _scale,
-    "multi_tensor_axpby": _axpby,
-    "multi_tensor_lamb_stage1": _positional,
-    "multi_tensor_lamb_stage2": _positional,
-}
 
 
 def load():

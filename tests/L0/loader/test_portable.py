@@ -162,3 +162,13 @@ def test_the_interface_is_the_headers():
         "f.restype = ctypes.c_char_p\nprint(f().decode())"
     )
     assert python(code).stdout == here.stdout
+
+
+@native
+def test_its_module_has_what_the_compiled_one_has():
+    """Python code calls either by the same names; what is left out has a form in Python beside it."""
+    code = "from apex._loader import bindings; print(*(n for n in dir(bindings.load().module) if n[0] != '_'))"
+    exact, portable = (
+        set(python(code, APEX_BINDING=kind).stdout.splitlines()[-1].split()) for kind in ("exact", "portable")
+    )
+    assert exact - portable == {"AmpGradients", "group_batch_norm_layer"} and portable <= exact
