@@ -167,7 +167,9 @@ def test_the_interface_is_the_headers():
 @native
 def test_its_module_has_what_the_compiled_one_has():
     """Python code calls either by the same names; what is left out has a form in Python beside it."""
-    code = "from apex._loader import bindings; print(*(n for n in dir(bindings.load().module) if n[0] != '_'))"
+    code = (
+        "from apex._loader import bindings; print(*(n for n in dir(bindings.load().module) if n[0] != '_'))"
+    )
     exact, portable = (
         set(python(code, APEX_BINDING=kind).stdout.splitlines()[-1].split()) for kind in ("exact", "portable")
     )
