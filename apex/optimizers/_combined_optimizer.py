@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd.graph import increment_version
 
 from apex._loader.errors import ApexError
 from apex.optimizers._arguments import evaluate
@@ -54,6 +55,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for group, slices in zip(self.param_groups, groups, strict=True):
             if slices is not None:
                 self._update(group, slices, scaling.on(slices.device))
+                # Parameters lie in the slices, but their versions, by which autograd knows of a change, are their own.
+                increment_version([p for owners in slices.owners for p in owners])
         return loss
 
     def _before_groups(self, combined, groups):
@@ -187,7 +190,7 @@ class GroupOfSlices:
     def count_on_device(self, scaling):
         """Counts the step of an op that does not count."""
         found_inf = scaling.get("found_inf")
-        self.step += 1 if found_inf is None else (found_inf == 0).to(torch.int32).reshape(())
+        self.step += 1 if found_inf is None else (found_inf == 0).reshape(())
 
     def counted(self):
         """Keywords of an op that counts its step on the device."""

@@ -291,6 +291,23 @@ def test_options_of_lamb(variant, options):
     training.assert_trained(params, twins, arithmetic=64)
 
 
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("name", NAMES)
+def test_autograd_sees_a_step(variant, name, level):
+    """A graph from before it is refused, as after a step of torch's: its values are gone."""
+    optimizer, params, twins = start(name, variant.device, ({}, {}), level)
+    give(params, twins, 1)
+    optimizer.step()
+    of_states = [t for p in params for t in optimizer.state[p].values()]
+    versions = [t._version for t in of_states]
+    loss = sum(p.square().sum() for p in params)
+    give(params, twins, 2)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    assert all(t._version > before for t, before in zip(of_states, versions, strict=True))
+
+
 def test_weight_norms_of_lamb_are_clamped(variant):
     params = [nn.Parameter(20 * t) for t in lists.random(F32, variant.device, ((100,),))]
     twins = training.twins_of(params)
@@ -338,6 +355,14 @@ def test_bert_adam_clips_by_the_norm_of_all_groups(variant):
             t.grad /= norm
         optimizer.step()
         oracle.step()
+    training.assert_trained(params, twins, steps=2, arithmetic=64)
+
+
+def test_adamps_long_weights():
+    """Of more elements than half precision can count."""
+    options = dict(lr=0.1, betas=BETAS, weight_decay=0.1, delta=3.0)
+    optimizer, params, twins = start("AdamP", "cpu", [options] * 2, shapes=((1, 70_000), (2, 40_000)))
+    train(optimizer, Two("AdamP", twins, 1, [options] * 2), params, twins, steps=2)
     training.assert_trained(params, twins, steps=2, arithmetic=64)
 
 
@@ -513,6 +538,40 @@ def test_continues_torchs_checkpoint(name):
     optimizer.load_state_dict(oracle.state_dict())
     train(optimizer, oracle, params, twins, steps=2, first=3)
     training.assert_trained(params, twins, steps=2, arithmetic=64)
+
+
+def test_continues_a_checkpoint_from_before_options():
+    """Groups without "centered" and "momentum", as torch once saved them: without both."""
+    params = training.parameters(F32, "cpu", SHAPES)
+    twins = training.twins_of(params)
+    oracle = torch.optim.RMSprop(twins, lr=0.1)
+    saved = oracle.state_dict()
+    for option in ("centered", "momentum"):
+        del saved["param_groups"][0][option]
+    optimizer = kind("RMSprop")(params, lr=99.0, momentum=0.9, centered=True)
+    runs.initialize(nn.ParameterList(params), optimizer, opt_level="O1", loss_scale=1.0)
+    optimizer.load_state_dict(saved)
+    train(optimizer, oracle, params, twins)
+    training.assert_trained(params, twins, steps=4, arithmetic=64)
+    assert set(optimizer.state[params[0]]) == {"square_avg", "step"}
+
+
+def test_a_loaded_buffers_negative_zeros_are_values():
+    """In a buffer that holds something; one of -0.0 alone says that no step was taken."""
+    params = training.parameters(F32, "cpu", ((3,), (3,)))
+    optimizer = kind("SGD")(params, lr=0.0, momentum=0.9, dampening=0.5)
+    runs.initialize(nn.ParameterList(params), optimizer, opt_level="O1", loss_scale=1.0)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    for state, first in zip(saved["state"].values(), (1.0, -0.0), strict=True):
+        state["momentum_buffer"] = torch.tensor([first, -0.0, -0.0], dtype=F32, device="cpu")
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+    for p, expected in zip(params, ([1.4, 0.5, 0.5], [1.0, 1.0, 1.0]), strict=True):
+        expected = torch.tensor(expected, dtype=F64, device="cpu")
+        lists.assert_near([optimizer.state[p]["momentum_buffer"]], [expected])
 
 
 @pytest.mark.parametrize("name", NAMES)
