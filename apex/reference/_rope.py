@@ -117,7 +117,7 @@ def _rows(rows, cu_seqlens, places):
     """(row of every place's angles, whether it has none because something is wrong, whether it is padding)"""
     ends, place = cu_seqlens.long(), torch.arange(places, dtype=torch.int64, device=cu_seqlens.device)
     fits = (ends[0] == 0) & (ends[-1] <= places) & (ends.diff() >= 0).all()
-    sequence = (torch.searchsorted(ends, place, right=True) - 1).clamp(0, max(ends.shape[0] - 2, 0))
+    sequence = (torch.searchsorted(ends, place, right=True) - 1).clamp(min=0)
     row, padding = place - ends[sequence], fits & (place >= ends[-1])
     return row.clamp(0, max(rows - 1, 0)), ~padding & (~fits | (row >= rows)), padding
 

@@ -7,6 +7,7 @@ import functools
 
 import torch
 from sharded_adam import _check_same, _models, _train
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from apex.optimizers import (
@@ -37,6 +38,18 @@ def _parity(mesh, kind, oracle, **options):
             state = optimizer.state[p][name]
             assert isinstance(state, DTensor) and state.placements == p.placements
     return optimizer
+
+
+def _clipped_by_all_norms(mesh):
+    """One norm of what is spread over the ranks and of what every rank holds whole."""
+    _, whole = _models(mesh)
+    partly = copy.deepcopy(whole)
+    fully_shard(partly[2], mesh=mesh)
+    for model in (partly, whole):
+        _train(model, FusedLAMB(model.parameters(), max_grad_norm=0.01, eps=1e-3, **LAMB), range(3))
+    for p, q in zip(partly.parameters(), whole.parameters(), strict=True):
+        found = p.full_tensor() if isinstance(p, DTensor) else p
+        torch.testing.assert_close(found, q, rtol=2e-6, atol=2e-6)
 
 
 def _counted(mesh, **options):
@@ -133,6 +146,7 @@ LAMB = dict(lr=0.05, weight_decay=0.1)
 CASES = {
     "lamb": functools.partial(_parity, kind=FusedLAMB, oracle=FusedLAMB, **LAMB),
     "lamb_clipped": functools.partial(_parity, kind=FusedLAMB, oracle=FusedLAMB, max_grad_norm=0.01, **LAMB),
+    "lamb_clipped_by_all_norms": _clipped_by_all_norms,
     "mixed_precision_lamb": _refused,
     "sgd": functools.partial(_parity, kind=FusedSGD, oracle=torch.optim.SGD, **SGD),
     "adagrad": functools.partial(_parity, kind=FusedAdagrad, oracle=torch.optim.Adagrad, lr=0.1),

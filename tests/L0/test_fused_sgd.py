@@ -15,6 +15,7 @@ from lists import BF16, F16, F32, F64, scalar
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from apex.optimizers import FusedSGD
+from apex.optimizers._scalars import learning_rate, rate_on_device
 
 DTYPES = (F32, F16, BF16, F64)
 OPTIONS = [
@@ -375,6 +376,15 @@ def test_a_tensor_as_learning_rate(variant):
     oracle.param_groups[0]["lr"] = 0.5
     training.train(fused, oracle, params, twins)
     training.assert_trained(params, twins, steps=6)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, F16], ids=str)
+def test_a_rate_on_the_device_is_read_there_as_float32(dtype):
+    device = torch.device("meta")
+    for rate in (learning_rate, rate_on_device):
+        scalars = rate({"lr": torch.empty((), dtype=dtype, device=device)}, device)
+        assert scalars["lr"] == 0.0 and scalars["lr_tensor"].dtype == F32
+        assert scalars["lr_tensor"].device == device
 
 
 def test_unscales_on_the_device(variant):

@@ -11,7 +11,8 @@ import torch
 import training
 from lists import BF16, F32, F64
 
-from apex.optimizers import FusedAdam
+from apex.optimizers import FusedAdam, _fused_optimizer
+from apex.optimizers._plan import ReferencePlan
 
 OPTIONS = dict(lr=0.125, betas=(0.8, 0.9), weight_decay=0.1)
 TORCH = {True: torch.optim.AdamW, False: torch.optim.Adam}
@@ -121,6 +122,42 @@ def test_each_parameter_has_its_own_count(variant, how):
     train(ours, theirs, (4, 5))
     assert_same(theirs, params)
     assert sorted(counts(ours)) == sorted(counts(torchs))
+
+
+@pytest.mark.parametrize("plans", ["plan", "reference plan"])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_steps_without_any_gradient_count_once(variant, capturable, plans, monkeypatch):
+    """Where no kernel runs, none advances the count."""
+    if plans == "reference plan":
+        variant.mixed = True
+        monkeypatch.setattr(
+            _fused_optimizer,
+            "make_plan",
+            lambda names, written, lists, *rest: ReferencePlan(names, lists, *rest),
+        )
+    params = training.parameters(F64, variant.device, SHAPES)
+    torchs = unequal(params)
+    before = counts(torchs)
+    ours = FusedAdam(fresh(params), capturable=capturable)
+    ours.load_state_dict(torchs.state_dict())
+    ours.step()
+    ours.step()
+    assert int(ours.param_groups[0]["step"]) == 6
+    assert counts(ours) == [count + 2 for count in before]
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_counts_of_long_runs(variant, capturable):
+    """Beyond 2048, where half precision skips integers; float32, as torch's are."""
+    params = training.parameters(F64, variant.device, SHAPES)
+    saved = unequal(params).state_dict()
+    for state in saved["state"].values():
+        state["step"] += 4095
+    ours = FusedAdam(fresh(params), capturable=capturable)
+    ours.load_state_dict(saved)
+    steps = [state["step"] for state in ours.state_dict()["state"].values()]
+    assert [int(step) for step in steps] == [int(state["step"]) for state in saved["state"].values()]
+    assert {step.dtype for step in steps} == {F32}
 
 
 @pytest.mark.parametrize("copied", ["state_dict", "deepcopy"])

@@ -96,6 +96,21 @@ def test_models_are_roundings_of_masters(level, kind, plans):
     assert {p.dtype for p in model.parameters()} == {torch.float32, LEVELS[level]}
 
 
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_plans_are_kept(level, kind, plans):
+    """Whosever gradients are read, the states that a plan depends on are those of the groups' parameters."""
+    model, optimizer = start(level, kind, [])
+    train(model, optimizer, 1)
+    before = {key: plan for key, (_, plan) in optimizer._plans.items()}
+    train(model, optimizer, 2, first=1)
+    assert all(optimizer._plans[key][1] is plan for key, plan in before.items())
+    for _, plan in optimizer._plans.values():
+        for p in amp.master_params(optimizer):
+            optimizer.state[p] = dict(optimizer.state[p], more=1)
+        assert plan.state_changed(optimizer.state)
+
+
 @pytest.mark.parametrize("kind", ["FusedAdam", "FusedSGD"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_gradient_now_and_then(level, kind, plans):
