@@ -366,13 +366,19 @@ def compat(arguments) -> None:
 @main.command()
 @click.option("--torch", "torches", multiple=True, help="Default: all of the matrix.")
 @click.option("--python", "tags", multiple=True, help="Default: the Python that runs this.")
-def load_test(torches, tags) -> None:
+@click.option(
+    "--portable", is_flag=True, help="The portable binding alone: every op, beside the torch that is here."
+)
+def load_test(torches, tags, portable) -> None:
     """Loads bindings under slim torches (130 MB each) and writes down those that ran."""
     from build_matrix import bindings, report, slim_torch, tree
     from build_matrix.engine import Engine
     from build_matrix.store import Store
 
     store = Store()
+    if portable:
+        _load_portable(torches, tags, store)
+        return
     for python in map(pythons.find, tags_of(tags)):
         for version in torches or matrix.load().torch_for(python.tag):
             target = REPOSITORY / "build/load" / f"{version}-{python.tag}"
@@ -380,6 +386,24 @@ def load_test(torches, tags) -> None:
             tree.fill(request, target, Engine(store, tell=report.tell))
             click.echo(f"{python.tag} {slim_torch.load(version, python, target, store)}")
             slim_torch.receipt(version, python, bindings.source_identity())
+
+
+def _load_portable(torches, tags, store) -> None:
+    """A tree with the host library and no binding, under each torch: every op must give the bits that it gives under
+    the torch of this Python."""
+    from build_matrix import report, slim_torch, tree
+    from build_matrix.engine import Engine
+    from build_matrix.errors import BuildError
+
+    target = REPOSITORY / "build/load/portable"
+    tree.fill(tree.Request(torch=(), pythons=()), target, Engine(store, tell=report.tell))
+    expected = slim_torch.own_values(target)
+    for python in map(pythons.find, tags_of(tags)):
+        for version in torches or matrix.load().torch_for(python.tag):
+            found = slim_torch.portable_values(version, python, target, store)
+            if different := [key for key, digests in expected.items() if found.get(key) != digests]:
+                raise BuildError(f"torch {version}: other bits of {', '.join(different)}")
+            click.echo(f"{python.tag} torch {version}: {len(found)} calls of every op give the same bits")
 
 
 def selection(command):

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import base64
 import csv
+import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from build_matrix import (
@@ -193,6 +195,33 @@ def _patch(path: Path) -> None:
 
 def load(version: str, python: Python, built: Path, store: Store) -> str:
     """Runs PROGRAM with the binding of `built` under a slim torch. Returns its words; raises BuildError."""
+    return _run(version, python, built, store, ["-c", PROGRAM])
+
+
+def portable_values(version: str, python: Python, built: Path, store: Store) -> dict[str, list[str]]:
+    """What every op gives by the portable binding under a slim torch: tests/L0/binding_values.py's digests. Raises
+    BuildError."""
+    program = [str(REPOSITORY / "tests/L0/binding_values.py")]
+    found = json.loads(_run(version, python, built, store, program, APEX_BINDING="portable").splitlines()[-1])
+    return found["digests"]
+
+
+def own_values(built: Path) -> dict[str, list[str]]:
+    """The same under the torch of the Python that runs this."""
+    environment = {
+        **os.environ,
+        "APEX_TREE": str(built),
+        "APEX_BINDING": "portable",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    command = [sys.executable, str(REPOSITORY / "tests/L0/binding_values.py")]
+    done = subprocess.run(command, env=environment, encoding="utf-8", capture_output=True)
+    if done.returncode:
+        raise BuildError(f"the portable binding does not load:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])["digests"]
+
+
+def _run(version: str, python: Python, built: Path, store: Store, program: list[str], **more: str) -> str:
     slim = store.build(unit(version, python)).folder
     lent = store.root / "lent" / python.tag
     lent.mkdir(parents=True, exist_ok=True)
@@ -209,8 +238,9 @@ def load(version: str, python: Python, built: Path, store: Store) -> str:
         "LD_LIBRARY_PATH": str(slim / "torch/lib"),
         "APEX_TREE": str(built),
         "APEX_STRICT": "1",
+        **more,
     }
-    command = [python.program, "-W", "ignore", "-c", PROGRAM]
+    command = [python.program, "-W", "ignore", *program]
     done = subprocess.run(command, env=environment, encoding="utf-8", errors="replace", capture_output=True)
     if done.returncode:
         raise BuildError(

@@ -69,6 +69,11 @@ class Kernel:
             "reference": getattr(torch.ops.apex_reference, name).default,
         }  # fmt: skip
         self.run = self.trusting(())
+        self.checks = _compile(
+            name,
+            [f"def {name}({parameters(self.op)}): function({', '.join(a.name for a in self.arguments)})"],
+            self._scope,
+        )
 
     def trusting(self, known):
         """The same where these arguments, by name, were plain when a node kept them: all that may have happened to them

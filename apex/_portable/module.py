@@ -43,8 +43,19 @@ def without_kernel():
 
 
 def shapes(name):
-    """The op on tensors that are a shape alone: its reference's, which looks at no element of them."""
-    return reference.target(name)
+    """The op on tensors that are a shape alone: its reference's, which looks at no element of them. Beside tensors of
+    another device the op's own words come first: they name its arguments."""
+    target, kernel = reference.target(name), functional.KERNELS[name]
+    positions = kernel.tensors
+
+    def meta(*arguments, **keywords):
+        given = [arguments[i] for i in positions if i < len(arguments) and arguments[i] is not None]
+        if any(t.device.type == "meta" for t in given) and any(t.device.type != "meta" for t in given):
+            with tensors.checks_alone():
+                kernel.checks(*arguments, **keywords)
+        return target(*arguments, **keywords)
+
+    return meta
 
 
 def lend_threads():

@@ -35,6 +35,7 @@ CONTENTS = {
     "Reference": ("api/index",),
     "Inside": (
         "docs/architecture",
+        "docs/portable_binding",
         "docs/adding_an_op",
         "docs/testing",
         "docs/build",
