@@ -88,6 +88,17 @@ def tests_all(session):
     farm(session, "tests", "--all")
 
 
+@nox.session(name="tests-portable")
+def tests_portable(session):
+    """Every test of an op on the portable binding (docs/portable_binding.md); arguments after -- go to pytest."""
+    prepare(session, *TESTING)
+    farm(session, "ensure-torch")
+    farm(session, "tree", "--available")
+    chosen = session.posargs or ["-m", "not executor and not gpu"]
+    command = ["python", "-m", "pytest", "-q", "tests/L0", "--ignore=tests/L0/host", "--ignore=tests/L0/loader"]
+    session.run(*command, *chosen, env={"APEX_BINDING": "portable"})
+
+
 @nox.session
 def toolchain(session):
     """Shows the device compilers; `-- NAME` brings one here, `-- --update` moves the pins."""
