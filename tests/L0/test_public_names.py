@@ -185,6 +185,27 @@ print("done")
     assert done.stdout == "done\n", done.stderr
 
 
+# The compiled modules that the setup.py of public apex builds, NVIDIA's and ROCm's.
+COMPILED = """
+    _apex_gpu_direct_storage _apex_nccl_allocator amp_C apex_C bnp cudnn_gbn_lib distributed_adam_cuda
+    distributed_lamb_cuda fast_bottleneck fast_layer_norm fast_multihead_attn fmhalib focal_loss_cuda fused_adam_cuda
+    fused_bias_swiglu fused_conv_bias_relu fused_dense_cuda fused_index_mul_2d fused_lamb_cuda fused_layer_norm_cuda
+    fused_rotary_positional_embedding fused_weight_gradient_mlp_cuda generic_scaled_masked_softmax_cuda group_norm_cuda
+    group_norm_v2_cuda mlp_cuda nccl_p2p_cuda peer_memory_cuda permutation_search_cuda scaled_masked_softmax_cuda
+    scaled_softmax_cuda scaled_upper_triang_masked_softmax_cuda syncbn transducer_joint_cuda transducer_loss_cuda
+    xentropy_cuda
+"""
+
+
+def test_no_compiled_module_of_public_apex_is_unknown():
+    """Importing one that is not in this build says so, and what to use; never a bare "No module named"."""
+    assert sorted(registry.extensions()) == COMPILED.split()
+    for name, extension in registry.extensions().items():
+        if extension.state == "planned":
+            error = raised_by(f"import {name}")
+            assert "not in this build" in str(error) and "; use " in str(error), name
+
+
 def test_every_planned_extension_names_a_successor_or_none():
     for extension in registry.extensions().values():
         assert extension.state == "planned" or not extension.successor
