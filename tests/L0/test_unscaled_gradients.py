@@ -40,11 +40,11 @@ def parameters(device, *dtypes):
     return params
 
 
-def give_gradients(params, seed):
-    """Scaled ones."""
+def give_gradients(params, seed, as_parameters=False):
+    """Scaled ones. as_parameters: in their layout, as torch's fused optimizers want on a GPU."""
     for i, p in enumerate(params):
         grad = lists.random(p.dtype, p.device, (tuple(p.shape),), seed=100 * seed + i)[0]
-        p.grad = (grad.t().contiguous().t() if p.dim() == 2 else grad).mul_(SCALE)
+        p.grad = (grad.t().contiguous().t() if p.dim() == 2 and not as_parameters else grad).mul_(SCALE)
 
 
 def copies(params):
@@ -158,7 +158,7 @@ def test_no_parameter_has_a_gradient(variant, name):
     idle, twins, busy = (parameters(variant.device, F32) for _ in range(3))
     optimizer, twin, other = (ALL[name](params) for params in (idle, twins, busy))
     scaler, before = scaler_for(variant.device), lists.clones([p.detach() for p in idle])
-    give_gradients(busy, 1)
+    give_gradients(busy, 1, as_parameters=name in TORCH)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         scaler.step(other)  # update() wants to have looked at one gradient
@@ -167,9 +167,7 @@ def test_no_parameter_has_a_gradient(variant, name):
     lists.assert_same_bits(idle, before)
     assert scaler.get_scale() == SCALE
     for params, each in ((idle, optimizer), (twins, twin)):
-        give_gradients(params, 2)
-        for p in params if name in TORCH else ():  # which on a GPU wants them to lie as their parameters do
-            p.grad = torch.empty_like(p).copy_(p.grad)
+        give_gradients(params, 2, as_parameters=name in TORCH)
         step(scaler, each)
     lists.assert_same_bits(idle, twins)
     assert not torch.equal(idle[0], before[0])
