@@ -33,4 +33,4 @@ def reduce_bn(grad_output, input, mean, inv_std, weight=None, channel_last=False
         nothing = [mean.new_empty(0) for _ in range(2)]
         return torch.cat([of_dy, of_dy_xmu]), *nothing
     of_weight = (of_dy_xmu * inv_std).to(weight.dtype)
-    return torch.cat([of_dy, of_dy_xmu]), of_weight, of_dy.to(weight.dtype, copy=True)
+    return torch.cat([of_dy, of_dy_xmu]), of_weight, of_dy.to(weight.dtype)
