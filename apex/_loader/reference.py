@@ -109,6 +109,8 @@ def record(namespace, library, names):
 
     units = dict.fromkeys(registry.schemas()[name].unit for name in names if name.endswith("_forward"))
     for unit in units:
+        for name, shapes in own_shapes(unit).items():
+            library.impl(name, shapes, "Meta")
         for pair in importlib.import_module(f"apex.reference.{unit}").PAIRS:
             if f"{pair.name}_forward" not in names:
                 continue
@@ -119,6 +121,11 @@ def record(namespace, library, names):
                 autograd.register(library, namespace, f"{pair.name}_{end}", backward, setup)
             for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
                 library.impl(f"{pair.name}_forward", _autocast(namespace, pair, device_type), key)
+
+
+def own_shapes(unit):
+    """op -> function of a unit whose reference would not do for tensors that are a shape alone."""
+    return getattr(importlib.import_module(f"apex.reference.{unit}"), "SHAPES", {})
 
 
 def _autocast(namespace, pair, device_type):

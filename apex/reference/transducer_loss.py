@@ -324,3 +324,26 @@ class _Pair:
 
 
 PAIRS = (_Pair(),)
+
+
+# ---- shapes alone, for tracers: the formulas above would bind a compiled graph to one number of frames ----
+
+
+def _shapes_forward(
+    x, label, f_len, y_len, blank_idx, batch_offset=None, max_f_len=0, log_probs=False, half_to_float=False
+):
+    _check(x, label, f_len, y_len, blank_idx, batch_offset, max_f_len)
+    math, frames = _math_dtype(x.dtype), x.shape[1] if batch_offset is None else max_f_len
+    nodes = (label.shape[0], frames, label.shape[1] + 1, 2)
+    loss = x.new_empty(label.shape[0], dtype=math if half_to_float else x.dtype)
+    normalizers = x.new_empty(0 if log_probs else (*x.shape[:-1], 2), dtype=math)
+    return loss, x.new_empty(nodes, dtype=math), x.new_empty(nodes, dtype=math), normalizers
+
+
+def _shapes_backward(
+    grad_loss, x, label, f_len, y_len, alpha, beta, normalizers, blank_idx, batch_offset, of_logits
+):
+    return x.new_empty(x.shape)
+
+
+SHAPES = {"transducer_loss_forward": _shapes_forward, "transducer_loss_backward": _shapes_backward}
