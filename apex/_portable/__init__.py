@@ -7,6 +7,6 @@ interface   structs and functions, as the library itself describes them
 tensors     when a tensor's bytes are its values; places, dtypes, statuses
 functional  pairs of ops: entry in eager mode, autograd
 norms, softmax, ...   what an op checks, and how its arguments become the C struct
-plan, multi_tensor    ops over lists of tensors, the plans that optimizers keep
+plan, list_op, multi_tensor, optimizer_plan    ops over lists of tensors, the plans that optimizers keep
 module      the object that stands for the compiled module `_C`, and the dispatcher's kernels
 """

@@ -12,6 +12,7 @@ from apex._portable import (  # noqa: F401 (kernels enter themselves)
     group_norm,
     interface,
     losses,
+    merge,
     multi_tensor,
     norms,
     optimizer_plan,

@@ -1,0 +1,253 @@
+"""An op over lists of tensors: how a call's scalars become the C struct, plans of lists that are passed anew at every
+call, and one number for each tensor of a call.
+
+csrc/ops.schemas says most of it: the lists, which of them the op writes, the struct, how many quantities are reduced,
+which field an argument goes to. What the compiled bindings write by hand of each op is in multi_tensor.py.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from apex._loader import registry
+from apex._loader.op_model import REQUIRED
+from apex._portable import interface, tensors
+from apex._portable.plan import TensorPlan
+
+_INTEGERS = ("noop_flag", "step_tensor", "growth_tracker", "hysteresis_tracker")
+
+
+def _field(op, argument):
+    name = op.field.get(argument.name, argument.name)
+    if argument.is_tensor and name.endswith("_tensor"):
+        return name.removesuffix("_tensor") + "_on_device"
+    return name
+
+
+class ListOp:
+    """One op. Subclasses say what is not in csrc/ops.schemas."""
+
+    extra = ()  # fields that `more` fills in
+    step_names = None
+
+    def __init__(self, name):
+        self.name, self.unit = name, name.encode()
+        self.model = registry.schemas()[name]
+        self.lists = [argument.name for argument in self.model.lists]
+        self.written = sum(argument.written << k for k, argument in enumerate(self.model.lists))
+        self.reductions = int(self.model.reductions)
+        self.arguments = [argument for argument in self.model.arguments if not argument.is_list]
+        self.defaults = {a.name: a.default for a in self.arguments if a.default is not REQUIRED}
+        self.names = tuple(argument.name for argument in self.arguments)
+        layout = interface.layout(self.model.launch)
+        named = [(a, _field(self.model, a)) for a in self.arguments]
+        named = [(a, field) for a, field in named if field in layout.codes and field not in self.extra]
+        named.sort(key=lambda pair: pair[0].is_tensor)
+        self._scalars = [a.name for a, _ in named if not a.is_tensor]
+        self._pointers = [
+            (a.name, torch.int32 if a.name in _INTEGERS else torch.float32, a.written)
+            for a, _ in named
+            if a.is_tensor
+        ]
+        self._pack = layout.packer(*(field for _, field in named), *self.extra)
+        self.c = interface.function(f"apex_{name}")
+        # The gradients are written by the calls that unscale them; the schema can only say that they may be.
+        if "unscale_grads" in self.names:
+            self.written &= ~1
+
+    def call(self, keywords):
+        """All scalars of a call, by name; raises TypeError as a function of these keywords would."""
+        given = {**self.defaults, **keywords}
+        if len(given) != len(self.names):
+            wrong = sorted(set(given) ^ set(self.names))
+            raise TypeError(f"{self.name}: these arguments are missing, or unknown: {', '.join(wrong)}")
+        return given
+
+    # ---- what ops say by themselves
+
+    def check(self, call):
+        """Raises ValueError for scalars that the op does not take."""
+
+    def more(self, call, launch, kept):
+        """The fields `extra`. kept: memory that must live until the launch is queued."""
+        return ()
+
+    def arguments_of(self, call, launch):
+        """Arguments of the C function after the struct."""
+        return ()
+
+    def after(self, kept):
+        """Called after a launch, or after the reference."""
+        for one in kept:
+            if isinstance(one, PerTensor):
+                one.write_back()
+
+    def before_reference(self, call, launch, kept):
+        """The scalars of the reference of one bucket."""
+        return call
+
+    def place_lists(self, call, lists):
+        """A bucket's lists by the schema's names."""
+        return dict(zip(self.lists, lists, strict=False))
+
+    def chosen(self, call, given):
+        """(names, lists) of what a call takes of all lists; raises ValueError."""
+        names = [name for name in self.lists if name not in self.model.optional or len(given[name])]
+        return names, [given[name] for name in names]
+
+    # ---- running
+
+    def on(self, call):
+        """The op with its scalars, as TensorPlan runs it."""
+        return Running(self, call)
+
+    def run(self, *arguments, **keywords):
+        """The dispatcher's kernel: arguments as the schema has them."""
+        given = dict(zip((a.name for a in self.model.arguments), arguments, strict=False)) | keywords
+        lists = {name: given.pop(name) for name in self.lists}
+        call = self.call(given)
+        self.check(call)
+        self.run_on(*self.chosen(call, lists), call)
+
+    def run_on(self, names, lists, call):
+        run_once(self.on(call), names, self.written & ((1 << len(lists)) - 1), lists)
+
+    def entry(self, lists, call):
+        """The direct entry over lists: [gradients, parameters, ...]."""
+        self.check_count(lists)
+        given = dict(zip(self.lists, [*lists, *[[]] * (len(self.lists) - len(lists))], strict=True))
+        self.check(call)
+        self.run_on(*self.chosen(call, given), call)
+
+    def check_count(self, lists):
+        """Raises ValueError for a wrong number of lists."""
+        most = len(self.lists)
+        if not self.step_names or not 0 < most - len(lists) <= 1:
+            if len(lists) == most:
+                return
+            if not self.step_names:
+                raise ValueError(f"{self.name}: {most} tensor lists are required, not {len(lists)}")
+            raise ValueError(
+                f"{self.name}: {most - 1} or {most} tensor lists ({self.step_names}) are required, not {len(lists)}"
+            )
+
+    def step(self, plan, call):
+        """The direct entry over an optimizer's plan."""
+        self.check(call)
+        plan.run(self.on(call))
+
+
+class Running:
+    def __init__(self, op, call):
+        self.op, self.call = op, call
+        self.name, self.unit, self.reductions = op.name, op.unit, op.reductions
+        self.gradients_written = bool(call.get("unscale_grads") and call["inv_scale"] is not None)
+
+    def launch(self, launch):
+        op, call, kept = self.op, self.call, []
+        device = launch.device
+        values = [call[name] for name in op._scalars]
+        if "unscale_grads" in call:
+            values[op._scalars.index("unscale_grads")] = self.gradients_written
+        values += [
+            tensors.scalar(call[name], name, dtype, device, written) for name, dtype, written in op._pointers
+        ]
+        packed = op._pack(*values, *op.more(call, launch, kept))
+        status = op.c(launch.place, launch.lists, packed, *op.arguments_of(call, launch))
+        op.after(kept)
+        return status
+
+    def reference(self, lists, launch):
+        op, kept = self.op, []
+        named = {name: [] for name in op.lists} | op.place_lists(self.call, lists)
+        scalars = op.before_reference(self.call, launch, kept)
+        getattr(torch.ops.apex_reference, op.name)(**named, **scalars)
+        op.after(kept)
+
+
+# ---- plans of lists that are passed anew at every call --------------------------------------------------------------
+
+_remembered, _lock, _most = {}, threading.Lock(), 64
+
+
+def run_once(op, names, written, lists):
+    """Runs an op once on lists that the caller does not keep: plans are remembered by shape, not by tensor."""
+    for k in range(1, len(lists)):
+        if len(lists[k]) != len(lists[0]):
+            raise ValueError(
+                f"{op.name}: {names[k]} holds {len(lists[k])} tensors but {names[0]} holds {len(lists[0])}"
+            )
+    if not lists or not lists[0]:
+        return
+    key = (
+        op.name,
+        written,
+        *(tuple((t.numel(), t.dtype, t.device) for t in column if t is not None) for column in lists),
+    )
+    with _lock:  # taken out while in use: two threads never share one plan
+        plan = _remembered.pop(key, None)
+    if plan is None or plan.tensors != len(lists[0]) or not plan.run(op, lists):
+        plan = TensorPlan(names, written, lists)
+        if not plan.run(op, lists):
+            raise ValueError(f"{op.name}: a tensor's layout cannot be used; pass contiguous tensors")
+    with _lock:
+        _remembered[key] = plan
+        if len(_remembered) > _most:
+            del _remembered[next(iter(_remembered))]
+
+
+# ---- one number for each tensor of a call ----------------------------------------------------------------------------
+
+
+class PerTensor:
+    """One number for each tensor of a call, in a float32 tensor, as a bucket's kernels number their own tensors: where
+    those do not stand side by side, they are copied out, and back by `write_back`."""
+
+    def __init__(self, numbers, launch, name):
+        self.bucket, self._runs, self._all = None, (), numbers
+        if numbers is None:
+            return
+        if numbers.dtype is not torch.float32:
+            raise TypeError(f"{name} must be a float32 tensor, not {tensors.dtype_name(numbers.dtype)}")
+        if numbers.device != launch.device:
+            raise ValueError(f"{name} is on {numbers.device} but the tensors are on {launch.device}")
+        if not tensors.is_plain(numbers):
+            tensors.refuse_unless_plain(numbers, name)
+        if not numbers.is_contiguous():
+            raise ValueError(f"{name} must be contiguous")
+        if numbers.numel() != launch.tensors:
+            raise ValueError(f"{name} holds {numbers.numel()} elements for {launch.tensors} tensors")
+        if len(launch.members) == launch.tensors or launch.check_only:
+            self.bucket = numbers
+            return
+        self._runs = _runs(numbers.view(-1), launch.members)
+        self.bucket = self._runs[0] if len(self._runs) == 1 else torch.cat(self._runs)
+
+    def address(self, written=False):
+        """Of the bucket's numbers; 0 if none were given."""
+        if self.bucket is None:
+            return 0
+        if written:
+            tensors.bump_version(self._all)
+        return self.bucket.data_ptr()
+
+    def write_back(self):
+        """After the launch."""
+        if len(self._runs) < 2:
+            return
+        first = 0
+        for run in self._runs:
+            run.copy_(self.bucket[first : first + run.numel()])
+            first += run.numel()
+
+
+def _runs(row, members):
+    """The parts of `row` that the members are, in order."""
+    found, first = [], 0
+    for last in range(1, len(members) + 1):
+        if last == len(members) or members[last] != members[last - 1] + 1:
+            found.append(row[members[first] : members[last - 1] + 1])
+            first = last
+    return found or [row[:0]]
