@@ -110,7 +110,7 @@ def record(namespace, library, names):
     units = dict.fromkeys(registry.schemas()[name].unit for name in names if name.endswith("_forward"))
     for unit in units:
         for name, shapes in own_shapes(unit).items():
-            library.impl(name, shapes, "Meta")
+            library.impl(name, _shapes(namespace, name, shapes), "Meta")
         for pair in importlib.import_module(f"apex.reference.{unit}").PAIRS:
             if f"{pair.name}_forward" not in names:
                 continue
@@ -126,6 +126,17 @@ def record(namespace, library, names):
 def own_shapes(unit):
     """op -> function of a unit whose reference would not do for tensors that are a shape alone."""
     return getattr(importlib.import_module(f"apex.reference.{unit}"), "SHAPES", {})
+
+
+def _shapes(namespace, name, function):
+    """The op's own words first: they name its arguments."""
+
+    def shapes(*arguments, **keywords):
+        found = function(*arguments, **keywords)
+        _refuse_meta_beside_others(_tensors(namespace, name, arguments, keywords))
+        return found
+
+    return shapes
 
 
 def _autocast(namespace, pair, device_type):
