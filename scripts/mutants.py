@@ -179,6 +179,10 @@ OTHER_TESTS = {
     "_norm": ("test_layer_norm", "test_rms_norm"),
     "_philox": ("test_transducer_joint",),
     "_rope": ("test_rope",),
+    **{
+        name: (f"test_{name}", "test_losses_without_bindings")
+        for name in ("xentropy", "focal_loss", "index_mul_2d", "transducer_joint", "transducer_loss")
+    },
     "multi_tensor_lamb": ("test_fused_lamb",),
     "multi_tensor_lamb_stage1": ("test_multi_tensor_lamb_stages",),
     "multi_tensor_lamb_stage2": ("test_multi_tensor_lamb_stages",),
