@@ -95,7 +95,15 @@ def tests_portable(session):
     farm(session, "ensure-torch")
     farm(session, "tree", "--available")
     chosen = session.posargs or ["-m", "not executor and not gpu"]
-    command = ["python", "-m", "pytest", "-q", "tests/L0", "--ignore=tests/L0/host", "--ignore=tests/L0/loader"]
+    command = [
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        "tests/L0",
+        "--ignore=tests/L0/host",
+        "--ignore=tests/L0/loader",
+    ]
     session.run(*command, *chosen, env={"APEX_BINDING": "portable"})
 
 

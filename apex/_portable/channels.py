@@ -30,7 +30,7 @@ _reduce = _reduce_layout.filler(
 class _Channels(NamedTuple):
     """Where the channels are: the last dimension, or else the second one, whatever their order in memory."""
 
-    count: int
+    size: int
     format: torch.memory_format  # of the input as kernels read it, and of outputs
     last_in_memory: bool
     math: torch.dtype  # of statistics
@@ -82,14 +82,14 @@ def _check_given(op, name, tensor):
 def _check_statistic(op, name, tensor, input, channels):
     if tensor is None:
         return
-    _check_per_channel(op, name, tensor, input, channels.count)
+    _check_per_channel(op, name, tensor, input, channels.size)
     type_(tensor.dtype is channels.math, "{}: {} must be {}, not {}", op, name, channels.math, tensor.dtype)
 
 
 def _check_affine(op, weight, shift, input, channels):
     for name, w in (("weight", weight), ("bias", shift)):
         if w is not None:
-            _check_per_channel(op, name, w, input, channels.count)
+            _check_per_channel(op, name, w, input, channels.size)
             float64_alone(op, name, w, input, name)
     type_(
         weight is None or shift is None or weight.dtype is shift.dtype,
@@ -172,7 +172,7 @@ def _check_sums(op, input, channels, sum_dy, sum_dy_xmu, count):
 
 def _shape_of(op, x, channels, weight):
     """[batch][channels][spatial], or rows of channels: the fields _SHAPE."""
-    count, batch = channels.count, x.shape[0]
+    count, batch = channels.size, x.shape[0]
     spatial = x.numel() // (batch * count) if batch and count else 0
     # One element a channel and image: the same memory either way.
     last = channels.last_in_memory or spatial == 1
@@ -219,7 +219,7 @@ def _run_reduce(op, place, x, channels, buffer):
         return False
     kept, parts = [], _reduce_layout.get(buffer, "parts")
     if parts > 1 or place[0] == tensors.CPU:  # the CPU variant merges a single part too
-        kept.append(torch.empty((parts, 3, channels.count), dtype=channels.math, device=x.device))
+        kept.append(torch.empty((parts, 3, channels.size), dtype=channels.math, device=x.device))
         _reduce_layout.set(buffer, partials=kept[-1].data_ptr())
     if counters[0] > 0:
         kept.append(tensors.ZeroedCounters(place, x.device, counters[0], op))
@@ -238,7 +238,7 @@ def welford_mean_var(input, channel_last):
     if place is None:
         return None
     x = _in_format(input, channels.format)
-    made = torch.empty(2 * channels.count + 1, dtype=channels.math, device=input.device)
+    made = torch.empty(2 * channels.size + 1, dtype=channels.math, device=input.device)
     if x.numel() == 0:
         return made.zero_()
     buffer = _reduce(*_shape_of(op, x, channels, None), x.data_ptr(), made.data_ptr(), *(0,) * 6)
@@ -260,8 +260,8 @@ def reduce_bn(grad_output, input, mean, inv_std, weight, channel_last, bitmask):
         return None
     x, dy = _in_format(input, channels.format), _in_format(grad_output, channels.format)
     m, r, mask = mean.contiguous(), inv_std.contiguous(), contiguous(bitmask)
-    sums = torch.empty(2 * channels.count, dtype=channels.math, device=x.device)
-    like = sums.new_empty(0) if weight is None else weight.new_empty(channels.count)
+    sums = torch.empty(2 * channels.size, dtype=channels.math, device=x.device)
+    like = sums.new_empty(0) if weight is None else weight.new_empty(channels.size)
     of_weight, of_bias = like, torch.empty_like(like)
     if x.numel() == 0:
         return sums.zero_(), of_weight.zero_(), of_bias.zero_()

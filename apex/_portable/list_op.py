@@ -29,8 +29,8 @@ def _field(op, argument):
 class ListOp:
     """One op. Subclasses say what is not in csrc/ops.schemas."""
 
-    extra = ()  # fields that `more` fills in
-    step_names = None
+    extra: tuple[str, ...] = ()  # fields that `more` fills in
+    step_names: str | None = None
 
     def __init__(self, name):
         self.name, self.unit = name, name.encode()
@@ -169,7 +169,8 @@ class Running:
 
 # ---- plans of lists that are passed anew at every call --------------------------------------------------------------
 
-_remembered, _lock, _most = {}, threading.Lock(), 64
+_remembered: dict = {}  # shapes of lists -> their plan
+_lock, _most = threading.Lock(), 64
 
 
 def run_once(op, names, written, lists):

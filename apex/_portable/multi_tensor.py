@@ -31,7 +31,7 @@ def _check_step(op, call, always=False):
 class _Advancing(ListOp):
     """The step is advanced by the last launch alone, after every other has read it."""
 
-    extra = ("step_offset", "advance_step")
+    extra: tuple[str, ...] = ("step_offset", "advance_step")
 
     def more(self, call, launch, kept):
         advance = call["advance_step"]
@@ -45,7 +45,7 @@ class _Advancing(ListOp):
 
 class Adam(_Advancing):
     extra = (*_Advancing.extra, "blocks_done")
-    step_names = "gradients, parameters, exp_avgs, exp_avg_sqs[, model parameters]"
+    step_names: str | None = "gradients, parameters, exp_avgs, exp_avg_sqs[, model parameters]"
 
     def check(self, call):
         _check_betas(self.name, call)

@@ -121,8 +121,13 @@ inline void check_backward(const Backward& in) {
 }
 
 inline void check(const Backward& in) {
-  // Sizes of meta tensors may be symbols: to compare them would bind a compiled graph to them.
-  if (!in.saved.is_meta()) check_backward(in);
+  // Sizes of meta tensors may be symbols: to compare them would bind a compiled graph to them. Of one among others
+  // check_meta tells.
+  bool meta = false;
+  const auto look = [&](const at::Tensor& tensor) { meta = meta || (tensor.defined() && tensor.is_meta()); };
+  const auto each = [&](const auto&... tensors) { (each_tensor(look, tensors), ...); };
+  each(in.grad_output, in.grad_sum, in.saved, in.mean, in.rstd, in.weight, in.bias);
+  if (!meta) check_backward(in);
 }
 inline void check(const Forward& in) {
   check_shape(in.op, in.input, in.shape, in.weight, in.bias);

@@ -69,7 +69,8 @@ MACHINES = [
     case(f"{TORCH}/cu130", "2.13.0+cpu", "sm_90", found=False),
     case(f"{TORCH}/rocm7.2", "2.13.0+cpu", "gfx942", found=False),
     # Pythons and platforms
-    case(f"{INSTALL} {CUDA}", "2.15.0+cu130", "sm_90", python="cp310"),  # no torch of PyTorch's is: somebody built one
+    # No torch of PyTorch's is for this Python: somebody built one.
+    case(f"{INSTALL} {CUDA}", "2.15.0+cu130", "sm_90", python="cp310"),
     case(offers.SOURCE, "2.13.0+cpu", python="cp314", found=False),
     case(offers.SOURCE, "2.13.0+cpu", python="cp313t", found=False),
     case("use Python 3.10 or newer", "2.8.0+cpu", python="cp39", found=False),
