@@ -144,6 +144,7 @@ UNTOUCHED = (
     "#",
     "import ",
     "from ",
+    "if TYPE_CHECKING",
     "template",
     "using ",
     "static_assert",
@@ -176,12 +177,15 @@ OTHER_TESTS = {
     "_channels": ("test_reduce_bn", "test_batchnorm", "test_welford_mean_var", "test_groupbn"),
     "_masks": ("test_transducer_joint", "test_groupbn"),
     "_multi_tensor": ("test_multi_tensor_sgd", "test_multi_tensor_adam", "test_multi_tensor_scale"),
-    "_norm": ("test_layer_norm", "test_rms_norm"),
+    "_norm": ("test_layer_norm", "test_rms_norm", "test_without_bindings"),
     "_philox": ("test_transducer_joint",),
     "_rope": ("test_rope",),
     **{
-        name: (f"test_{name}", "test_losses_without_bindings")
-        for name in ("xentropy", "focal_loss", "index_mul_2d", "transducer_joint", "transducer_loss")
+        name: (f"test_{name}", "test_without_bindings")
+        for name in (
+            *("xentropy", "focal_loss", "index_mul_2d", "transducer_joint", "transducer_loss"),
+            *("group_norm", "layer_norm"),
+        )
     },
     "multi_tensor_lamb": ("test_fused_lamb",),
     "multi_tensor_lamb_stage1": ("test_multi_tensor_lamb_stages",),

@@ -33,7 +33,7 @@ def _accumulate(oracle, seed, used):
         mine = used(r)
         found = gradients([oracle.params[i] for i in mine], seed, r)
         for i, g in zip(mine, found, strict=True):
-            oracle.copies[i].grad += g.double() / ranks()
+            oracle.copies[i].grad += g.to("cpu", torch.float64) / ranks()
 
 
 EVERY = range(7)

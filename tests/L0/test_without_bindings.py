@@ -1,4 +1,4 @@
-"""xentropy, focal_loss, index_mul_2d and the transducer ops where no binding fits this torch: autograd from Python."""
+"""Losses, norms, index_mul_2d and the transducer ops where no binding fits this torch: autograd from Python."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from lists import BF16, F32, F64
 from apex import _loader
 from apex._loader import reference, registry
 
-NAMESPACE = "apex_losses_test"
+NAMESPACE = "apex_test_without_bindings"
 
 
 @pytest.fixture(scope="module")
 def ops():
     """The pairs as the loader defines them without a binding, in a namespace of their own."""
     _loader.load()
-    begins = ("xentropy_", "focal_loss_", "index_mul_2d_", "transducer_")
+    begins = ("xentropy_", "focal_loss_", "index_mul_2d_", "transducer_", "group_norm_", "layer_norm_")
     names = [n for n in registry.schemas() if n.startswith(begins)]
     library = reference.define(NAMESPACE, reference.implementation, names)
     reference.record(NAMESPACE, library, names)
@@ -117,3 +117,41 @@ def test_transducer_loss(ops, log_probs):
     gradient = ops.transducer_loss_backward(torch.ones(2, dtype=F64, device="cpu"), x, *saved)
     with pytest.raises(NotImplementedError, match="double backward"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize("silu", [False, True])
+def test_group_norm(ops, silu):
+    x, weight, bias = leaf(2, 4, 3), leaf(4, seed=2), leaf(4, seed=3)
+    run = lambda *tensors: ops.group_norm_forward(tensors[0], 2, *tensors[1:], 0.5, silu)[0]  # noqa: E731
+    assert torch.autograd.gradcheck(run, (x, weight, bias))
+    assert torch.autograd.gradgradcheck(run, (x, weight, bias))
+
+
+@pytest.mark.parametrize("only", [0, 1, 2])
+def test_layer_norm_of_one_leaf(ops, only):
+    """Where one of input, weight and bias wants a gradient, that one gets it."""
+    tensors = [leaf(5, 6), leaf(6, seed=2), leaf(6, seed=3)]
+    for i, tensor in enumerate(tensors):
+        tensor.requires_grad_(i == only)
+    assert torch.autograd.gradcheck(lambda x, w, b: ops.layer_norm_forward(x, [6], w, b, 0.5)[0], tensors)
+
+
+class NoGradient(torch.autograd.Function):
+    """Passes values on, and no gradient back."""
+
+    @staticmethod
+    def forward(ctx, input):
+        return input.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+@pytest.mark.parametrize("binding", ["none", "loaded"])
+def test_no_gradient_stays_none(ops, binding):
+    """A loss whose gradient is absent, not zero, gives none, as torch's own losses do."""
+    logits, labels = leaf(5, 7), torch.tensor([0, 1, 2, 3, 4], device="cpu", dtype=torch.int64)
+    op = (ops if binding == "none" else torch.ops.apex).xentropy_forward
+    NoGradient.apply(op(logits, labels, 0.1, 0, False)[0]).sum().backward()
+    assert logits.grad is None
