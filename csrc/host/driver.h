@@ -43,6 +43,9 @@ class Driver {
 
   /* Zeroes memory, in its turn on the stream. */
   virtual int32_t zero(int device, void* stream, void* memory, size_t bytes) = 0;
+
+  /* What `body` of `argument` answers, with the device's context current as at a launch. Allowed during a capture. */
+  virtual int32_t inside(int device, int32_t (*body)(void*), void* argument) = 0;
   virtual int32_t info(int device, apex_device_info* info) = 0;
 
  protected:

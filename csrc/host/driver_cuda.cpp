@@ -149,6 +149,13 @@ class Cuda final : public Driver {
     return code ? refusal("cuMemsetD8Async", device, code) : int32_t{APEX_OK};
   }
 
+  int32_t inside(int device, int32_t (*body)(void*), void* argument) override {
+    const Current current(*this, device);
+    if (current.status) return current.status;
+    const Relaxed relaxed(api_);
+    return body(argument);
+  }
+
   int32_t info(int device, apex_device_info* info) override {
     int handle = 0;
     if (const int32_t status = device_handle(device, &handle)) return status;

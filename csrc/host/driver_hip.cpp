@@ -147,6 +147,13 @@ class Hip final : public Driver {
     return code ? refusal("hipMemsetAsync", device, code) : int32_t{APEX_OK};
   }
 
+  int32_t inside(int device, int32_t (*body)(void*), void* argument) override {
+    const Current current(*this, device);
+    if (current.status) return current.status;
+    const Relaxed relaxed(api_);
+    return body(argument);
+  }
+
   int32_t info(int device, apex_device_info* info) override {
     int version = 0, multiprocessors = 0, warp = 0, l2 = 0, shared = 0;
     alignas(16) char properties[properties_bytes] = {};
