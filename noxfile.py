@@ -15,8 +15,9 @@ import nox
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # the sessions are named after the matrix
-from build_matrix import cards, matrix, toml  # noqa: E402
-from build_matrix import lint as lint_commands  # noqa: E402
+from build_matrix.check import cards  # noqa: E402
+from build_matrix.check import lint as lint_commands  # noqa: E402
+from build_matrix.spec import matrix, toml  # noqa: E402
 
 nox.options.sessions = ["tests"]
 nox.options.default_venv_backend = "none"  # nox would make an environment for each session
@@ -145,7 +146,7 @@ def variants(session):
 
 @nox.session
 def lint(session):
-    """Style, formats, shell scripts and types, of everything: build_matrix/lint.py."""
+    """Style, formats, shell scripts and types, of everything: build_matrix/check/lint.py."""
     prepare(session, "lint")
     session.run("python", *lint_commands.ITSELF[1:], env={"PYTHONPATH": str(ROOT)})
 

@@ -19,9 +19,10 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # PEP 517 front ends run this file without its folder on the path
 
-from build_matrix import source_install, tree  # noqa: E402
 from build_matrix.errors import BuildError  # noqa: E402
-from build_matrix.registry import Registry  # noqa: E402
+from build_matrix.parts import tree  # noqa: E402
+from build_matrix.spec.registry import Registry  # noqa: E402
+from build_matrix.wheels import source_install  # noqa: E402
 
 REGISTRY = Registry.load()
 try:

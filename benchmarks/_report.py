@@ -18,7 +18,7 @@ from _measure import ON_GPU, attempt, copy_bandwidth, graph_seconds, wall_second
 
 import apex
 from apex._loader import tree
-from build_matrix import digest
+from build_matrix.store import digest
 
 FIGURE = 9  # characters of a column of figures
 COMPILE_SECONDS = 20  # for all of a run's compilations together: first come, first measured

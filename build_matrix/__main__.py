@@ -10,13 +10,15 @@ import sys
 import time
 from pathlib import Path
 
-from build_matrix import REPOSITORY, identity, matrix, pythons
+from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError, StoreError
+from build_matrix.spec import identity, matrix
+from build_matrix.toolchains import pythons
 
 try:
     import click
 except ModuleNotFoundError as error:
-    from build_matrix import alone
+    from build_matrix.commands import alone
 
     sys.exit(alone.run(sys.argv[1:], error))
 
@@ -45,7 +47,7 @@ def tags_of(texts: tuple[str, ...]) -> list[str]:
 
 def ours_of(paths: list[Path]) -> list[Path]:
     """The wheels of this project among files; others are named."""
-    from build_matrix import wheel
+    from build_matrix.wheels import wheel
 
     found, others = wheel.ours(paths)
     for words in others:
@@ -84,13 +86,15 @@ def main() -> None:
 )
 def tree(archs, tags, torches, jobs, target, available, units) -> None:
     """Fills build/tree/apex with libraries and packs, for use in a checkout."""
-    from build_matrix import headers, packs, report, tree
-    from build_matrix.engine import Engine
+    from build_matrix.farm import report
+    from build_matrix.parts import tree
     from build_matrix.store import Store
+    from build_matrix.store.engine import Engine
+    from build_matrix.toolchains import by_arch, headers
 
     start = time.monotonic()
     if available:
-        archs = packs.available(archs, lambda why: click.echo(f"left out: {why}", err=True))
+        archs = by_arch.available(archs, lambda why: click.echo(f"left out: {why}", err=True))
     vendors = {matrix.load().pack(arch).arch.vendor for arch in archs}
     torch = torches or tuple(filter(None, [headers.installed_version()]))
     if not torch:
@@ -136,10 +140,11 @@ def wheel(
     it is said which, and how large."""
     if container and platform != matrix.NATIVE:
         raise click.UsageError(f"--container builds for {matrix.NATIVE} only")
-    from build_matrix import build, report, signing
-    from build_matrix.engine import Engine
-    from build_matrix.farm import plan, progress, release
+    from build_matrix.farm import plan, progress, report
+    from build_matrix.serve import publish
     from build_matrix.store import Store
+    from build_matrix.store.engine import Engine
+    from build_matrix.wheels import build, signing
 
     if not container and (engine or image):
         raise click.UsageError("--engine and --image belong to --container")
@@ -157,7 +162,7 @@ def wheel(
     _bring(packs, no_toolchain)
     engine = Engine(Store(), jobs)
     made = plan.make(of, check=False)
-    for words in release.replaced(made.steps, dist):
+    for words in publish.replaced(made.steps, dist):
         click.echo(words, err=True)
     wheels = []
     with progress.of_wheels(made, engine.store, engine.jobs) as engine.tell:
@@ -173,23 +178,25 @@ def wheel(
 
 def _look(archs, no_toolchain, faults) -> None:
     """Names all that a wheel wants and that nobody brings here, before anything large comes."""
-    from build_matrix import build, toolchain_report
     from build_matrix.errors import Incomplete
+    from build_matrix.toolchains import manage
+    from build_matrix.wheels import build
 
-    if found := [*faults, *([] if no_toolchain else toolchain_report.lacking(archs))]:
+    if found := [*faults, *([] if no_toolchain else manage.lacking(archs))]:
         raise Incomplete(found, build.LACKING)
 
 
 def _bring(archs, no_toolchain) -> None:
-    from build_matrix import toolchain_report
+    from build_matrix.toolchains import manage
 
     if not no_toolchain:
-        toolchain_report.bring_missing(archs)
+        manage.bring_missing(archs)
 
 
 def _wheels_in_container(*wanted, packs, engine_name, no_toolchain, **how) -> None:
-    from build_matrix import report, signing
     from build_matrix.containers import engine, wheels
+    from build_matrix.farm import report
+    from build_matrix.wheels import signing
 
     signer, name = signing.asked(), engine.find(engine_name)
     _look(packs, no_toolchain, [])
@@ -208,12 +215,11 @@ def _wheels_in_container(*wanted, packs, engine_name, no_toolchain, **how) -> No
 )
 def index(dist, target) -> None:
     """Writes the static package index of the wheels in dist/, and the page that says what they serve."""
-    from build_matrix import index, page
-    from build_matrix.farm import release
+    from build_matrix.serve import index, page, publish
 
     found = wheels_of(dist)
     try:
-        text = page.render(page.of_wheels(release.cells(found)))
+        text = page.render(page.of_wheels(publish.cells(found)))
     except BuildError as error:
         click.echo(f"no page: {error}", err=True)
         text = ""
@@ -229,11 +235,11 @@ def index(dist, target) -> None:
 def publish(dist, target) -> None:
     """Writes what a farm writes at its end, of the wheels in dist/, whoever laid them there: SHA256SUMS, the
     compatibility table, the index."""
-    from build_matrix.farm import release
+    from build_matrix.serve import publish
 
     wheels_of(dist)
-    built = release.finish(dist, target)
-    for name in (release.SUMS, release.TABLE, release.CELLS, release.PAGE):
+    built = publish.finish(dist, target)
+    for name in (publish.SUMS, publish.TABLE, publish.CELLS, publish.PAGE):
         click.echo(str(dist / name))
     for root, wheels in built.items():
         click.echo(f"whl/{root}/: {len(wheels)} wheels")
@@ -249,7 +255,7 @@ def publish(dist, target) -> None:
 )
 def variants(dist, target) -> None:
     """Writes the wheels of dist/ as variants of one project (PEP 817), with the metadata of an index."""
-    from build_matrix import variants
+    from build_matrix.wheels import variants
 
     for path in variants.write(wheels_of(dist), target):
         click.echo(str(path))
@@ -305,19 +311,19 @@ def bake(accelerator, base, python, torch, torch_index, tag, builder, archive, n
 )
 def serve(port, target) -> None:
     """Serves the index on loopback until interrupted."""
-    from build_matrix import serve
+    from build_matrix.serve import server
 
     if not (target / "whl").is_dir():
         raise BuildError(f"there is no index in {target}. Run: python -m build_matrix index")
-    server = serve.make(target, port)
-    address = f"http://{serve.HOST}:{server.server_address[1]}"
+    running = server.make(target, port)
+    address = f"http://{server.HOST}:{running.server_address[1]}"
     click.echo(f"<index> is {address}; where torch is installed:")
-    for line in serve.lines(target, address):
+    for line in server.lines(target, address):
         click.echo(line)
     try:
-        server.serve_forever()
+        running.serve_forever()
     except KeyboardInterrupt:
-        server.server_close()
+        running.server_close()
 
 
 @main.command()
@@ -325,20 +331,20 @@ def serve(port, target) -> None:
 @click.option("--update", is_flag=True, help="Moves the pins to what is here, or to what the index holds.")
 def toolchain(names, update) -> None:
     """Shows every toolchain of the matrix; with NAMES, brings them here."""
-    from build_matrix import toolchain_report
+    from build_matrix.toolchains import manage
 
     if update:
-        toolchain_report.update()
+        manage.update()
     for name in names:
-        toolchain_report.bring(name)
-    toolchain_report.show()
+        manage.bring(name)
+    manage.show()
 
 
 @main.command()
 @click.option("--jobs", type=COUNT, help="Compilers at once; default: the number of cores.")
 def quickstart(jobs) -> None:
     """Wheel, index, clean environment, pip, probe and training, on the CPU of this machine."""
-    from build_matrix import quickstart
+    from build_matrix.commands import quickstart
 
     quickstart.run(jobs)
 
@@ -346,7 +352,7 @@ def quickstart(jobs) -> None:
 @main.command()
 def ensure_torch() -> None:
     """Installs a CPU build of torch when none is there, and says first which and how large."""
-    from build_matrix import quickstart
+    from build_matrix.commands import quickstart
 
     quickstart.ensure_torch()
 
@@ -358,7 +364,7 @@ PASSED_ON = {"add_help_option": False, "context_settings": {"ignore_unknown_opti
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def compat(arguments) -> None:
     """Which apex serves a machine. Exit code 2 when none does; then the nearest cells are listed."""
-    from build_matrix import compat
+    from build_matrix.serve import compat
 
     raise click.exceptions.Exit(compat.main(list(arguments)))
 
@@ -371,9 +377,11 @@ def compat(arguments) -> None:
 )
 def load_test(torches, tags, portable) -> None:
     """Loads bindings under slim torches (130 MB each) and writes down those that ran."""
-    from build_matrix import bindings, report, slim_torch, tree
-    from build_matrix.engine import Engine
+    from build_matrix.farm import report
+    from build_matrix.parts import bindings, loads, tree
     from build_matrix.store import Store
+    from build_matrix.store.engine import Engine
+    from build_matrix.toolchains import slim_torch
 
     store = Store()
     if portable:
@@ -385,15 +393,17 @@ def load_test(torches, tags, portable) -> None:
             request = tree.Request(torch=(version,), pythons=(python,))
             tree.fill(request, target, Engine(store, tell=report.tell))
             click.echo(f"{python.tag} {slim_torch.load(version, python, target, store)}")
-            slim_torch.receipt(version, python, bindings.source_identity())
+            loads.write(version, python.tag, bindings.source_identity())
 
 
 def _load_portable(torches, tags, store) -> None:
     """A tree with the host library and no binding, under each torch: every op must give the bits that it gives under
     the torch of this Python."""
-    from build_matrix import report, slim_torch, tree
-    from build_matrix.engine import Engine
     from build_matrix.errors import BuildError
+    from build_matrix.farm import report
+    from build_matrix.parts import tree
+    from build_matrix.store.engine import Engine
+    from build_matrix.toolchains import slim_torch
 
     target = REPOSITORY / "build/load/portable"
     tree.fill(tree.Request(torch=(), pythons=()), target, Engine(store, tell=report.tell))
@@ -468,9 +478,11 @@ def farm(
 ) -> None:
     """Builds the whole release: packs, bindings, wheels, index, compatibility table. Goes on where it was
     stopped."""
-    from build_matrix import receipts, report, signing, tiers
-    from build_matrix.farm import cluster, costs, plan, progress, release
+    from build_matrix.check import receipts, tiers
+    from build_matrix.farm import cluster, costs, plan, progress, report
+    from build_matrix.serve import publish
     from build_matrix.store import Store
+    from build_matrix.wheels import signing
 
     if scheduler and jobs:
         raise click.UsageError("--jobs counts workers of this machine, and --scheduler names other ones")
@@ -480,7 +492,7 @@ def farm(
         tiers.here(receipts.L0, arch)
     made = plan.make(chosen, available, check=not scheduler)
     _tell(made)
-    for words in () if only else release.replaced(made.steps, dist):
+    for words in () if only else publish.replaced(made.steps, dist):
         click.echo(words, err=True)
     store = Store.at(place) if place else Store()
     with cluster.existing(scheduler) if scheduler else cluster.local(jobs, offers=tests) as client:
@@ -502,7 +514,7 @@ def farm(
     click.echo(f"steps took {took:.0f} s on {workers} workers, predicted {predicted:.0f} s", err=True)
     if only:
         return
-    built = release.publish(done, store, dist, target, signer)
+    built = publish.publish(done, store, dist, target, signer)
     for path in built.wheels:
         click.echo(str(path))
     for root, wheels in built.index.items():
@@ -532,8 +544,7 @@ def farm(
 def plan(accelerators, archs, torches, tags, platforms, only, available, workers, measure, form) -> None:
     """Shows the steps of a release, what is stored, and how long the rest would take; or the jobs that GitHub
     Actions runs it in."""
-    from build_matrix import report
-    from build_matrix.farm import cluster, costs, plan, workflow
+    from build_matrix.farm import cluster, costs, plan, report, workflow
     from build_matrix.store import Store
 
     chosen = _selected(accelerators, archs, torches, tags, platforms, only)
@@ -558,7 +569,7 @@ def plan(accelerators, archs, torches, tags, platforms, only, available, workers
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def which(arguments) -> None:
     """The one pip line for this interpreter, its torch and its cards."""
-    from build_matrix import which
+    from build_matrix.serve import which
 
     raise click.exceptions.Exit(which.main(list(arguments)))
 
@@ -579,8 +590,9 @@ PUBLIC_KEY = click.option(
 def explain(wheel, arch, key, as_json) -> None:
     """What is inside a wheel: source, compilers, pins, bindings, packs, kernels, sizes; and who signed it. Exit code 13
     when it is not signed by the key that was named."""
-    from build_matrix import report, signing
-    from build_matrix.wheel_file import WheelFile
+    from build_matrix.farm import report
+    from build_matrix.wheels import signing
+    from build_matrix.wheels.wheel_file import WheelFile
 
     about = WheelFile(wheel).about()
     key = signing.trusted(key)
@@ -601,8 +613,8 @@ def explain(wheel, arch, key, as_json) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def diff(old, new, as_json) -> None:
     """How two wheels differ: facts, files, code objects, kernels. Exit code 1 when they do."""
-    from build_matrix import report
-    from build_matrix.wheel_file import WheelFile, difference
+    from build_matrix.farm import report
+    from build_matrix.wheels.wheel_file import WheelFile, difference
 
     found = difference(WheelFile(old), WheelFile(new))
     click.echo(json.dumps(found, indent=1)) if as_json else report.difference(found)
@@ -615,7 +627,7 @@ def diff(old, new, as_json) -> None:
 @click.option("--key", type=FILE, help="A private key (PEM). Default: APEX_SIGNING_KEY.")
 def sign(wheels, key) -> None:
     """Signs wheels: a DSSE envelope of the statement of provenance, beside each."""
-    from build_matrix import signing
+    from build_matrix.wheels import signing
 
     signer = signing.Signer(key) if key else signing.asked()
     if signer is None:
@@ -635,7 +647,9 @@ def verify(wheels, arch, key, jobs) -> None:
     """Builds wheels again from this checkout and the pins, and compares byte for byte. Exit code 5 when one
     differs, 6 when a compiler here is another than made it, 3 when there is none, or no such Python, 13 when it is not
     signed by the key that was named."""
-    from build_matrix import report, signing, verify
+    from build_matrix.check import verify
+    from build_matrix.farm import report
+    from build_matrix.wheels import signing
 
     key = signing.trusted(key)
     with verify.nothing_made() as store:
@@ -648,7 +662,7 @@ def verify(wheels, arch, key, jobs) -> None:
 
 def _units(names: tuple[str, ...]) -> tuple[str, ...] | None:
     """Units that were named, each of them known; None for all."""
-    from build_matrix.registry import device_units
+    from build_matrix.spec.registry import device_units
 
     if unknown := sorted(set(names) - {path.stem for path in device_units()}):
         raise click.BadParameter(f"{unknown[0]} is no unit of csrc/device", param_hint="--unit")
@@ -662,7 +676,7 @@ def _units(names: tuple[str, ...]) -> tuple[str, ...] | None:
 def tests(everything, ci, arguments) -> None:
     """Builds what the tests need, and runs what a change asks for; ARGUMENTS go to pytest. Exit code 1 where one
     failed."""
-    from build_matrix import release_check, rings, skips
+    from build_matrix.check import release_check, rings, skips
 
     if everything:
         _checks(release_check.everything())
@@ -688,7 +702,7 @@ def tests(everything, ci, arguments) -> None:
 def tier(tier, cell, wheel, out, expression, jobs, check) -> None:
     """Runs a tier of the tests in a cell, and writes its receipt. Exit code 3 where the cell's card is not here,
     1 where a test failed."""
-    from build_matrix import receipts, tiers
+    from build_matrix.check import receipts, tiers
 
     if check:
         tiers.here(tier, cell)
@@ -707,7 +721,7 @@ def tier(tier, cell, wheel, out, expression, jobs, check) -> None:
 def release_check(show, only, again) -> None:
     """Everything that a release must pass; goes on where it was stopped. Exit code 1 when a check failed. Receipts go
     to build/receipts, logs to build/release-check."""
-    from build_matrix import release_check
+    from build_matrix.check import release_check
 
     known = release_check.checks()
     chosen = [check for check in known if not only or check.name in only]
@@ -723,7 +737,7 @@ def release_check(show, only, again) -> None:
 
 def _checks(chosen, again: bool = False) -> None:
     """Runs checks of release_check and says how each went. Exit code 1 when one failed."""
-    from build_matrix import release_check
+    from build_matrix.check import release_check
 
     def tell(check, outcome):
         click.echo(f"{outcome.state:<8} {check.name} ({outcome.seconds:.0f} s): {outcome.says}")
@@ -746,8 +760,9 @@ def receipts() -> None:
 def merge(files, into) -> None:
     """Takes receipts of other machines: files, or folders of them. Exit code 12 when any is cut, was changed, is a
     duplicate or none; the others are taken all the same."""
-    from build_matrix import identity, receipts
+    from build_matrix.check import receipts
     from build_matrix.errors import ReceiptError
+    from build_matrix.spec import identity
 
     paths = [path for file in files for path in (sorted(file.glob("*.json")) if file.is_dir() else [file])]
     if not paths:
@@ -765,7 +780,8 @@ def merge(files, into) -> None:
 @receipts.command(name="list")
 def list_receipts() -> None:
     """Every receipt here, and whether it counts for this checkout."""
-    from build_matrix import identity, receipts
+    from build_matrix.check import receipts
+    from build_matrix.spec import identity
 
     found = receipts.load()
     if not found:
@@ -780,7 +796,7 @@ def list_receipts() -> None:
 def changelog(text) -> None:
     """Tells whether the registry or the matrix changed without an entry in release_notes/changes.toml (exit code 5);
     with TEXT, which says what a user gets, writes the entry."""
-    from build_matrix import changes, identity
+    from build_matrix.spec import changes, identity
 
     if text is None:
         changes.check()
@@ -805,7 +821,7 @@ def run() -> None:
         click.echo(f"build_matrix: {error}", err=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
-        from build_matrix import alone
+        from build_matrix.commands import alone
 
         sys.exit(alone.words(sys.argv[1] if sys.argv[1:] else "", error))
     except OSError as error:

@@ -24,8 +24,9 @@ from setuptools.build_meta import (  # noqa: F401  hooks that a front end looks 
     prepare_metadata_for_build_editable,
 )
 
-from build_matrix import REPOSITORY, toml
+from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
+from build_matrix.spec import toml
 
 OPTIONS = ("--build-option", "--global-option")
 Settings = Mapping[str, "str | list[str]"]
@@ -69,7 +70,8 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: S
     wanted = _asked(config_settings)
     if wanted is None:
         return build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
-    from build_matrix import identity, matrix, wheel
+    from build_matrix.spec import identity, matrix
+    from build_matrix.wheels import wheel
 
     accelerator = matrix.load().accelerator(wanted.accelerator)
     version = f"{identity.version()}+{accelerator.label}"
@@ -89,11 +91,13 @@ def build_wheel(
     if wanted is None:
         return build_meta.build_wheel(wheel_directory, _options_apart(config_settings), metadata_directory)
     try:
-        from build_matrix import build, pythons, report
-        from build_matrix.engine import Engine
+        from build_matrix.farm import report
         from build_matrix.store import Store
+        from build_matrix.store.engine import Engine
+        from build_matrix.toolchains import pythons
+        from build_matrix.wheels import build
     except ModuleNotFoundError as error:
-        from build_matrix import alone
+        from build_matrix.commands import alone
 
         sys.exit(alone.needs("pip wheel . -C farm", error))
     try:

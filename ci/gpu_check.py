@@ -29,9 +29,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from build_matrix import identity, receipts  # noqa: E402
+from build_matrix.check import receipts  # noqa: E402
 from build_matrix.errors import ReceiptError  # noqa: E402
-from build_matrix.wheel_file import WheelFile  # noqa: E402
+from build_matrix.spec import identity  # noqa: E402
+from build_matrix.wheels.wheel_file import WheelFile  # noqa: E402
 
 BENCHMARKS = ["optimizers", "norms", "softmax", "rotary", "bias_swiglu", "xentropy"]
 PROBE = Path(__file__).with_name("gpu_check_results.py")

@@ -1,7 +1,7 @@
 """Sphinx's settings; `nox -s docs` runs it (build_matrix/site)."""
 
-from build_matrix import identity
 from build_matrix.site import docstrings
+from build_matrix.spec import identity
 
 project = "apex"
 author = "the apex maintainers"

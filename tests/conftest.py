@@ -36,7 +36,7 @@ def pytest_configure(config):
 # ---- what was left out --------------------------------------------------------------------------------------
 
 DESELECTED = (
-    "deselected"  # a property of JUnit files: {reason: [node ids]}, as build_matrix/junit.py reads it
+    "deselected"  # a property of JUnit files: {reason: [node ids]}, as build_matrix/check/junit.py reads it
 )
 _left_out = collections.defaultdict(list)
 

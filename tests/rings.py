@@ -1,4 +1,5 @@
-"""The ring of tests that runs on a change: build_matrix/rings.py writes the plan, `pytest --ring PLAN` follows it.
+"""The ring of tests that runs on a change: build_matrix/check/rings.py writes the plan, `pytest --ring PLAN` follows
+it.
 
 PLAN, JSON: {"whole": [files of tests that run whole], "slice": [k, n], "cpu_level": 4, "together": [files],
 "durations": {file: CPU seconds}}. What belongs to no later ring (LATER) runs: of files that are whole all of it, of the

@@ -2,7 +2,7 @@
 APEX_TESTS_DEFAULT_DEVICE=meta. What depends on neither passes all the same; tensors of the tests name both.
 
 Everything of tests/L0 that is not LEFT_OUT is marked `defaults` and must pass under each of the settings that
-build_matrix/release_check.py lists.
+build_matrix/check/release_check.py lists.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Reads ELF files: code objects (cubin, hsaco) and shared libraries. Only what the loader asks of them.
+"""Reads ELF files: code objects (cubin, hsaco) and shared libraries. Only what the loader and the farm ask of them.
 
 Sources of the layouts: the ELF64 specification; LLVM's AMDGPU and NVPTX back-end documents; cubins of CUDA
                         12.8 and 13.0, whose headers differ (`_nvidia`).
@@ -12,11 +12,10 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 EM_X86_64, EM_AARCH64, EM_CUDA, EM_AMDGPU = 62, 183, 190, 224
 _SHT_SYMTAB, _SHT_NOTE, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 7, 6, 11
-_STT_FUNC = 2
+STT_FUNC, STB_GLOBAL, STB_WEAK = 2, 1, 2
 _DT_NEEDED, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 14, 15, 29
 _TARGET = re.compile(rb"amdgcn-amd-amdhsa-[a-z]*-(gfx[0-9a-z-]+)((?::\w+[+-])*)")
 _TOOLKIT = re.compile(rb"release (\d+)\.(\d+)")
@@ -28,19 +27,35 @@ class NotElf(ValueError):
 
 @dataclass(frozen=True)
 class Section:
+    """A row of the section table."""
+
     name: str
     kind: int
     offset: int
     size: int
     link: int
+    info: int
 
 
 @dataclass(frozen=True)
 class Symbol:
+    """A row of a symbol table; `section` 0 is one that the file wants from others."""
+
     name: str
     kind: int
-    is_global: bool
-    defined: bool
+    bind: int
+    other: int
+    section: int
+
+    @property
+    def is_global(self) -> bool:
+        """Whether others see it, weak ones included."""
+        return self.bind != 0
+
+    @property
+    def defined(self) -> bool:
+        """Whether this file has it."""
+        return self.section != 0
 
 
 class Elf:
@@ -64,17 +79,27 @@ class Elf:
         rows = [struct.unpack_from("<IIQQQQIIQQ", data, offset + size * k) for k in range(count)]
         strings = rows[names] if names < count else None
         self.sections = []
-        for name, kind, _flags, _address, start, length, link, _info, _align, _entry in rows:
+        for name, kind, _flags, _address, start, length, link, info, _align, _entry in rows:
             if kind != 8 and start + length > len(data):  # 8: SHT_NOBITS takes no room in the file
                 raise NotElf("a section reaches past the end: the file is cut short")
-            text = self._string(strings[4] + name) if strings else ""
-            self.sections.append(Section(text, kind, start, length, link))
+            text = self.text(strings[4] + name) if strings else ""
+            self.sections.append(Section(text, kind, start, length, link, info))
 
-    def _string(self, offset):
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Elf:
+        """The file at `path`. Raises OSError or NotElf."""
+        return cls(Path(path).read_bytes())
+
+    def text(self, offset: int) -> str:
+        """The string that begins at an offset of the file."""
         end = self.data.find(b"\0", offset)
         if end < 0:
             raise NotElf("a string has no end")
         return self.data[offset:end].decode("utf-8", "replace")
+
+    def section(self, name: str) -> bytes:
+        """The contents of the first section of that name; empty where there is none."""
+        return next((self._bytes(section) for section in self.sections if section.name == name), b"")
 
     def _bytes(self, section):
         return self.data[section.offset : section.offset + section.size]
@@ -82,20 +107,32 @@ class Elf:
     def _of_kind(self, kind):
         return [section for section in self.sections if section.kind == kind]
 
-    def symbols(self, dynamic: bool = False) -> Any:
+    def symbols(self, dynamic: bool = False) -> list[Symbol]:
         """The symbols of .symtab, or of .dynsym."""
         found = []
         for table in self._of_kind(_SHT_DYNSYM if dynamic else _SHT_SYMTAB):
             strings = self.sections[table.link].offset
-            for name, info, _other, section, _value, _size in struct.iter_unpack(
+            for name, info, other, section, _value, _size in struct.iter_unpack(
                 "<IBBHQQ", self._bytes(table)
             ):
-                found.append(Symbol(self._string(strings + name), info & 15, info >> 4 != 0, section != 0))
+                found.append(Symbol(self.text(strings + name), info & 15, info >> 4, other, section))
         return found
 
     def notes(self) -> bytes:
         """The bytes of all note sections, joined."""
         return b"".join(self._bytes(section) for section in self._of_kind(_SHT_NOTE))
+
+    def note(self, owner: str, kind: int) -> bytes | None:
+        """The contents of the first note of an owner and a type; None where there is none."""
+        for data in map(self._bytes, self._of_kind(_SHT_NOTE)):
+            at = 0
+            while at + 12 <= len(data):
+                name_size, size, its_kind = struct.unpack_from("<III", data, at)
+                start = at + 12 + (name_size + 3 & ~3)
+                if its_kind == kind and data[at + 12 : at + 12 + name_size].rstrip(b"\0") == owner.encode():
+                    return data[start : start + size]
+                at = start + (size + 3 & ~3)
+        return None
 
     def dynamic(self) -> tuple[str | None, list[str], list[str]]:
         """(soname or None, needed names, run-path entries) of a shared library."""
@@ -104,11 +141,11 @@ class Elf:
             strings = self.sections[table.link].offset
             for tag, value in struct.iter_unpack("<QQ", self._bytes(table)):
                 if tag == _DT_NEEDED:
-                    needed.append(self._string(strings + value))
+                    needed.append(self.text(strings + value))
                 elif tag == _DT_SONAME:
-                    soname = self._string(strings + value)
+                    soname = self.text(strings + value)
                 elif tag in (_DT_RPATH, _DT_RUNPATH):
-                    runpath += self._string(strings + value).split(":")
+                    runpath += self.text(strings + value).split(":")
         return soname, needed, runpath
 
 
@@ -154,7 +191,7 @@ def _nvidia(elf):
     kernels = {
         symbol.name
         for symbol in elf.symbols()
-        if symbol.kind == _STT_FUNC and symbol.is_global and symbol.defined and symbol.name in entries
+        if symbol.kind == STT_FUNC and symbol.is_global and symbol.defined and symbol.name in entries
     }
     note = _TOOLKIT.search(elf.notes())
     toolkit = (int(note[1]), int(note[2])) if note else ((13, 0) if newer else None)

@@ -146,7 +146,8 @@ def load() -> Release | None:
     """The Release of this checkout or wheel; None where neither says (a source install)."""
     if tree.checkout():
         try:
-            from build_matrix import errors, releases  # a checkout's own matrix goes with its Python code
+            from build_matrix import errors
+            from build_matrix.parts import releases  # a checkout's own matrix goes with its Python code
         except ImportError:
             pass
         else:

@@ -13,12 +13,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_matrix import REPOSITORY, identity, index, matrix, package_index, sbom, torch_supply
+from build_matrix import REPOSITORY
 from build_matrix.containers import builder as builders
 from build_matrix.containers import pip_settings
 from build_matrix.containers.wheels import LOCAL_IMAGE
 from build_matrix.errors import BuildError, ContainerError
-from build_matrix.wheel_file import WheelFile
+from build_matrix.serve import index
+from build_matrix.spec import identity, matrix
+from build_matrix.toolchains import package_index, torch_supply
+from build_matrix.wheels import sbom
+from build_matrix.wheels.wheel_file import WheelFile
 
 PLACE = REPOSITORY / "ci/containers"
 TORCH_INDEX = "https://download.pytorch.org/whl"

@@ -15,12 +15,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from build_matrix import REPOSITORY, files, matrix, provenance, wheel
+from build_matrix import REPOSITORY
 from build_matrix.containers import engine, pip_settings
 from build_matrix.errors import BuildError, ContainerError, ToolchainMissing
-from build_matrix.store import default_root
+from build_matrix.spec import matrix
+from build_matrix.store import files
+from build_matrix.store.store import default_root
 from build_matrix.toolchains.base import provisioned_root
-from build_matrix.wheel_file import WheelFile
+from build_matrix.wheels import provenance, wheel
+from build_matrix.wheels.wheel_file import WheelFile
 
 PROJECT, STORE = "/project", "/store"  # in the container; cibuildwheel fixes the first
 SOURCES = (

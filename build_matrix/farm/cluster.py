@@ -20,12 +20,12 @@ from pathlib import Path
 import dask
 from distributed import Client, LocalCluster, WorkerPlugin, as_completed
 
-from build_matrix.engine import jobs_of
 from build_matrix.errors import BuildError, FarmError
 from build_matrix.farm import costs, steps
 from build_matrix.farm.plan import Plan
 from build_matrix.farm.steps import Done
 from build_matrix.store import Store
+from build_matrix.store.engine import jobs_of
 
 PATIENCE = "10s"
 SETTINGS = {

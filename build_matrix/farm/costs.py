@@ -8,11 +8,11 @@ import statistics
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from build_matrix import digest, matrix
 from build_matrix.errors import BuildError
 from build_matrix.farm import steps as steps_of
 from build_matrix.farm.steps import Done, Step
-from build_matrix.store import Store
+from build_matrix.spec import matrix
+from build_matrix.store import Store, digest
 
 # Seconds of a step of a kind that was never made on this machine: the means of a whole release on two cores.
 FIRST = {

@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from build_matrix import REPOSITORY, digest, headers, pythons
+from build_matrix import REPOSITORY
 from build_matrix.errors import GateError
-from build_matrix.store import Store, WorkUnit
+from build_matrix.store import Store, WorkUnit, digest
+from build_matrix.toolchains import headers, pythons
 
 CHECK = REPOSITORY / "ci/gpu_check.py"
 SOURCES = ("ci/gpu_check.py", "ci/gpu_check_results.py", "tests/L0")

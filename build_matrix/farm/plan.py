@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from build_matrix import REPOSITORY, host_compiler, host_library, matrix, packs, pythons
+from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError, Incomplete, PinError, PythonMissing, ToolchainMissing
 from build_matrix.farm.steps import Step
-from build_matrix.registry import device_units
+from build_matrix.parts import host_library
+from build_matrix.spec import matrix
+from build_matrix.spec.registry import device_units
+from build_matrix.toolchains import by_arch, host_compiler, pythons
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def look(selection: Selection) -> tuple[Selection, Faults, Faults]:
             _try(lambda tag=tag: pythons.find(tag), tag, tags, missing)
     for arch in chosen.archs:
         if not selection.only or "packs" in selection.only:
-            _try(lambda arch=arch: packs.toolchain_for(arch), arch, archs, missing)
+            _try(lambda arch=arch: by_arch.toolchain_for(arch), arch, archs, missing)
     for name in chosen.platforms:
         if set(selection.only) != {"packs"}:
             _try(lambda name=name: host_compiler.find(name), name, platforms, missing)

@@ -6,11 +6,13 @@ import time
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from build_matrix import bindings, headers, matrix, pythons, report
-from build_matrix.farm import costs
+from build_matrix.farm import costs, report
 from build_matrix.farm.plan import Plan
 from build_matrix.farm.steps import Done
+from build_matrix.parts import bindings
+from build_matrix.spec import matrix
 from build_matrix.store import Result, Store
+from build_matrix.toolchains import headers, pythons
 
 
 def clock(seconds: float) -> str:

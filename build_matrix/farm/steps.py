@@ -10,24 +10,15 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_matrix import (
-    REPOSITORY,
-    bindings,
-    digest,
-    files,
-    headers,
-    host_compiler,
-    host_library,
-    matrix,
-    packs,
-    pythons,
-    tree,
-    wheel,
-)
-from build_matrix.engine import Engine
+from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
 from build_matrix.farm import gpu_test
-from build_matrix.store import Result, Store, WorkUnit
+from build_matrix.parts import bindings, host_library, packs, tree
+from build_matrix.spec import matrix
+from build_matrix.store import Result, Store, WorkUnit, digest, files
+from build_matrix.store.engine import Engine
+from build_matrix.toolchains import by_arch, headers, host_compiler, pythons
+from build_matrix.wheels import wheel
 
 INPUTS = ("apex", "csrc", "build_matrix", "related_commits", "version.txt", "README.md", "LICENSE")
 
@@ -144,7 +135,7 @@ def _python_module(store: Store, torch: str, tag: str, platform: str = matrix.NA
 
 
 def _code(store: Store, arch: str, source: str) -> WorkUnit:
-    (found,) = packs.units(arch, packs.toolchain_for(arch), [source])
+    (found,) = packs.units(arch, by_arch.toolchain_for(arch), [source])
     return found
 
 

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from build_matrix import REPOSITORY, files, matrix
+from build_matrix import REPOSITORY
 from build_matrix.farm.plan import Selection, resolve
+from build_matrix.spec import matrix
+from build_matrix.store import files
 
 FILE = REPOSITORY / ".github/workflows/release.yml"
 TEMPLATE = Path(__file__).with_name("release.yml.jinja")

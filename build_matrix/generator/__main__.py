@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from build_matrix import bindings
+from build_matrix.parts import bindings
 
 
 def main(folder: Path) -> None:

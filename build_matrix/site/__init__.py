@@ -11,8 +11,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from build_matrix import REPOSITORY, compat, page
+from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
+from build_matrix.serve import compat, page
 from build_matrix.site import api, links, plots
 
 OUTPUT = REPOSITORY / "build/docs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build_matrix import speed
+from build_matrix.site import speed
 
 PLACE = "<!-- begin: speed -->"  # of docs/speed.md: the plots stand before the tables
 # On the page's ground: text and lines, then the bars of apex and of others, which differ in lightness too.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from build_matrix import REPOSITORY
-from build_matrix.archs import Arch
 from build_matrix.errors import CompileError
+from build_matrix.spec.archs import Arch
 
 
 def provisioned_root() -> Path:

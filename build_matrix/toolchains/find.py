@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from functools import cache
 
-from build_matrix import pins
 from build_matrix.errors import PinError, ToolchainMissing
+from build_matrix.spec import pins
 from build_matrix.toolchains import nvcc, nvrtc, rocm
 from build_matrix.toolchains.base import Toolchain
 

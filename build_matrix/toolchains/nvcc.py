@@ -10,10 +10,9 @@ import tempfile
 from functools import cached_property
 from pathlib import Path
 
-from build_matrix import inputs
-from build_matrix.archs import Arch
+from build_matrix.spec.archs import Arch
 from build_matrix.store import DigestCache
-from build_matrix.toolchains import ptxas
+from build_matrix.toolchains import inputs, ptxas
 from build_matrix.toolchains.base import Compiled, Toolchain, provisioned_root, run
 
 

@@ -8,10 +8,9 @@ import os
 from functools import cached_property
 from pathlib import Path
 
-from build_matrix import digest
-from build_matrix.archs import Arch
 from build_matrix.errors import CompileError
-from build_matrix.store import DigestCache
+from build_matrix.spec.archs import Arch
+from build_matrix.store import DigestCache, digest
 from build_matrix.toolchains import ptxas
 from build_matrix.toolchains.base import Compiled, Toolchain, provisioned_root
 

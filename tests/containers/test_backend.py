@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
-from build_matrix import REPOSITORY, backend, identity, toml, wheel
+from build_matrix import REPOSITORY, backend
 from build_matrix.errors import BuildError
+from build_matrix.spec import identity, toml
+from build_matrix.wheels import wheel
 
 FARM = toml.read(REPOSITORY / "pyproject.toml")["dependency-groups"]["farm"]
 

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from build_matrix import REPOSITORY, package_index, pythons
+from build_matrix import REPOSITORY
 from build_matrix.containers import bake, builder
 from build_matrix.errors import BuildError, ContainerError, PythonMissing
-from build_matrix.package_index import IndexFile
+from build_matrix.toolchains import package_index, pythons
+from build_matrix.toolchains.package_index import IndexFile
 from tests.containers.conftest import long
 
 PYTHON = "/opt/python/cp311-cp311/bin/python"

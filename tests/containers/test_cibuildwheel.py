@@ -7,8 +7,9 @@ import zipfile
 
 import pytest
 
-from build_matrix import REPOSITORY, provenance
+from build_matrix import REPOSITORY
 from build_matrix.containers import engine
+from build_matrix.wheels import provenance
 
 pytestmark = [
     pytest.mark.container,

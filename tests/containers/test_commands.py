@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from build_matrix import REPOSITORY, matrix, toml
+from build_matrix import REPOSITORY
 from build_matrix.containers import engine, pip_settings, wheels
 from build_matrix.errors import BuildError, ContainerError, ToolchainMissing
+from build_matrix.spec import matrix, toml
 
 CIBUILDWHEEL = toml.read(REPOSITORY / "pyproject.toml")["tool"]["cibuildwheel"]
 
@@ -159,7 +160,7 @@ def test_the_exported_sources_are_those_of_the_checkout(tmp_path):
     files = [path for path in (tmp_path / "sources").rglob("*") if path.is_file()]
     assert not [path for path in files if path.suffix in (".so", ".o", ".pyc")]
     assert sum(path.stat().st_size for path in files) < 20_000_000
-    ask = "from build_matrix import identity; print(identity.checkout())"
+    ask = "from build_matrix.spec import identity; print(identity.checkout())"
     told = [
         subprocess.run(
             [sys.executable, "-c", ask], cwd=folder, text=True, capture_output=True, check=True

@@ -38,7 +38,9 @@ cd "$WHERE"
 export PATH=$(echo /opt/python/cp3*-cp3*/bin | tr ' ' '\\n' | grep -v cp39-):$PATH
 python -m pip install --quiet 'pip>=25.1'
 python -m pip install --quiet setuptools --group farm
-python -c 'from build_matrix import headers, store; headers.published("2.13.0", store.Store())'
+python -c 'from build_matrix.store import Store
+from build_matrix.toolchains import headers
+headers.published("2.13.0", Store())'
 cat >/run/wrapped
 sh -eu /run/wrapped sh -c 'echo "$(date +%Y) $(nproc) $(umask) ${LC_ALL:-none} $PWD" >&2; exec "$@"' - \\
   python -m pip wheel . --no-deps --no-build-isolation --wheel-dir /output "$@"

@@ -7,6 +7,7 @@ import pytest
 
 from build_matrix.errors import PinError, ToolchainMissing
 from build_matrix.store import Store
+from build_matrix.toolchains import by_arch
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +19,9 @@ def store(tmp_path_factory):
 def wheel_of_tree(tmp_path_factory):
     """A folder with the wheel of the checkout's build/tree and its statement of provenance; tests leave it as it is."""
     pytest.importorskip("auditwheel")
-    from build_matrix import pythons, tree, wheel
+    from build_matrix.parts import tree
+    from build_matrix.toolchains import pythons
+    from build_matrix.wheels import wheel
 
     facts = json.loads((tree.DEFAULT / "apex/build.json").read_text())
     unit = wheel.unit(tree.DEFAULT, facts, pythons.find(pythons.own_tag()))
@@ -31,7 +34,9 @@ def wheel_of_tree(tmp_path_factory):
 @pytest.fixture
 def objects_of_checkout():
     """The host library's objects that lie in the checkout's own store, as this compiler makes them."""
-    from build_matrix import REPOSITORY, host_compiler, host_library
+    from build_matrix import REPOSITORY
+    from build_matrix.parts import host_library
+    from build_matrix.toolchains import host_compiler
 
     store, compiler = Store(REPOSITORY / "build/store"), host_compiler.find()
     folders = {
@@ -49,11 +54,10 @@ def own_store(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def toolchain_of():
     """arch -> its toolchain; skips, saying what to run, where it is not here."""
-    from build_matrix import packs
 
     def find(arch):
         try:
-            return packs.toolchain_for(arch)
+            return by_arch.toolchain_for(arch)
         except (ToolchainMissing, PinError) as error:
             pytest.skip(str(error))
 

@@ -1,8 +1,8 @@
-"""Which tests look at which sources: no source is left to the moving slice alone (build_matrix/affected.py)."""
+"""Which tests look at which sources: no source is left to the moving slice alone (build_matrix/check/affected.py)."""
 
 import pytest
 
-from build_matrix import affected
+from build_matrix.check import affected
 
 
 @pytest.mark.parametrize(

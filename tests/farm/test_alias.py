@@ -11,7 +11,8 @@ from apex._loader import distributions, problems
 from apex._loader.distributions import Distribution, Installation
 from apex._loader.facts import Facts
 from apex._loader.machine import Machine
-from build_matrix import alias, index, wheel
+from build_matrix.serve import index
+from build_matrix.wheels import alias, wheel
 
 VERSIONS = ("1.10.0+cpu", "1.11.0+cpu")
 

@@ -13,23 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from build_matrix import (
-    REPOSITORY,
-    archive,
-    digest,
-    headers,
-    identity,
-    index,
-    package_index,
-    pins,
-    range_zip,
-    slim_torch,
-)
+from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError, PackageIndexError, PinError
-from build_matrix.farm import release
-from build_matrix.remote import Remote
-from build_matrix.store import Store, WorkUnit
-from build_matrix.wheel_file import WheelFile
+from build_matrix.serve import index, publish
+from build_matrix.spec import identity, pins
+from build_matrix.store import Store, WorkUnit, archive, digest
+from build_matrix.store.remote import Remote
+from build_matrix.toolchains import headers, package_index, range_zip, slim_torch
+from build_matrix.wheels.wheel_file import WheelFile
 
 from .test_headers import VERSION_FILE, serving
 
@@ -192,7 +183,7 @@ def test_headers_are_compared_with_their_pin_before_they_are_written(offered, tm
 
 
 def test_every_pinned_torch_has_its_headers_pinned_on_every_platform():
-    from build_matrix import matrix
+    from build_matrix.spec import matrix
 
     for version in pins.torch_versions():
         for platform in matrix.load().platforms:
@@ -233,7 +224,7 @@ def test_a_wheel_that_is_read_is_looked_at_first(tmp_path, case):
     facts = [("apex/build.json", "{}"), ("x.dist-info/METADATA", "Name: x\nVersion: 1\n\n")]
     path = tmp_path / "apex_cpu-1-cp311-cp311-linux_x86_64.whl"
     path.write_bytes(zipped([*facts, ("torch/include/ok.h", ""), (name, "")]))
-    for read in (WheelFile, index.read, lambda p: release.cells([p]), identity.wheel):
+    for read in (WheelFile, index.read, lambda p: publish.cells([p]), identity.wheel):
         with pytest.raises((BuildError, archive.Refused), match=words):
             read(path)
 
@@ -367,7 +358,7 @@ def test_torch_is_installed_by_the_digest_of_its_index(monkeypatch):
     """pip compares the file with the digest in the address."""
     import subprocess
 
-    from build_matrix import torch_supply
+    from build_matrix.toolchains import torch_supply
 
     called = []
     monkeypatch.setattr(
@@ -385,7 +376,8 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(kind, tmp_path):
     path = tmp_path / "apex_cpu-1.10.0+cpu-cp311-cp311-linux_x86_64.whl"
     make = {"fifo": os.mkfifo, "device": lambda p: p.symlink_to("/dev/zero"), "folder": lambda p: p.mkdir()}
     make[kind](path)
-    code = f"import pathlib; from build_matrix import archive\nwith archive.wheel(pathlib.Path({str(path)!r})): pass"
+    opens = f"with archive.wheel(pathlib.Path({str(path)!r})): pass"
+    code = f"import pathlib; from build_matrix.store import archive\n{opens}"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=REPOSITORY, text=True, capture_output=True, timeout=60
     )

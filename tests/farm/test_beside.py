@@ -3,7 +3,8 @@
 import threading
 import types
 
-from build_matrix import build, host_library, tree
+from build_matrix.parts import host_library, tree
+from build_matrix.wheels import build
 
 
 def test_builds_of_one_accelerator_and_python_beside_each_other_keep_to_their_own_tree(tmp_path, monkeypatch):

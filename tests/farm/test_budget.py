@@ -4,10 +4,13 @@ import json
 
 import pytest
 
-from build_matrix import REPOSITORY, ledger, matrix, wheel
+from build_matrix import REPOSITORY
 from build_matrix.errors import GateError
-from build_matrix.registry import device_units
+from build_matrix.parts import ledger
+from build_matrix.spec import matrix
+from build_matrix.spec.registry import device_units
 from build_matrix.store import Store
+from build_matrix.wheels import wheel
 
 AXES = matrix.load()
 LEDGER = REPOSITORY / "build/tree/apex/coverage.json"
@@ -49,7 +52,8 @@ def test_what_is_built_here_is_within_its_budget():
 @pytest.fixture
 def unit(tmp_path, monkeypatch):
     """The work unit of a wheel whose ledger holds one op of that size."""
-    from build_matrix import audit, pythons
+    from build_matrix.toolchains import pythons
+    from build_matrix.wheels import audit
 
     monkeypatch.setattr(audit, "platform_tag", lambda path: "manylinux_2_28_x86_64")
 

@@ -8,24 +8,21 @@ import zipfile
 
 import pytest
 
-from build_matrix import (
-    REPOSITORY,
-    engine,
-    host_compiler,
-    identity,
-    matrix,
-    packs,
-    provision,
-    pythons,
-    quickstart,
-    report,
-    source_install,
-    toolchain_report,
-    torch_supply,
+from build_matrix import REPOSITORY
+from build_matrix.commands import quickstart
+from build_matrix.errors import (
+    BuildError,
+    Incomplete,
+    PackageIndexError,
+    PythonMissing,
+    ToolchainMissing,
 )
-from build_matrix.errors import BuildError, Incomplete, PackageIndexError, PythonMissing, ToolchainMissing
-from build_matrix.farm import plan, progress, release
-from build_matrix.store import Store, WorkUnit
+from build_matrix.farm import plan, progress, report
+from build_matrix.serve import publish
+from build_matrix.spec import identity, matrix
+from build_matrix.store import Store, WorkUnit, engine
+from build_matrix.toolchains import by_arch, host_compiler, manage, provision, pythons, torch_supply
+from build_matrix.wheels import source_install
 
 TAG = pythons.own_tag()
 
@@ -102,13 +99,13 @@ def wheel_in(dist, torches, archs):
 
 def test_a_fuller_wheel_is_not_replaced_without_a_word(tmp_path):
     path = wheel_in(tmp_path, ["2.8.0", "2.13.0", "2.15.0"], ["gfx942", "gfx1100"])
-    (words,) = release.replaced(build_of("2.13.0").steps, tmp_path)
+    (words,) = publish.replaced(build_of("2.13.0").steps, tmp_path)
     assert words == (
         f"{path} has torch 2.8.0, 2.15.0 and packs gfx1100, and one without takes its place: --dist keeps both apart"
     )
-    assert release.replaced(build_of(archs=("gfx942", "gfx1100")).steps, tmp_path) == []
+    assert publish.replaced(build_of(archs=("gfx942", "gfx1100")).steps, tmp_path) == []
     path.write_text("no wheel")
-    assert release.replaced(build_of("2.13.0").steps, tmp_path) == []
+    assert publish.replaced(build_of("2.13.0").steps, tmp_path) == []
 
 
 @pytest.fixture
@@ -119,8 +116,8 @@ def machine(monkeypatch):
     def none(arch):
         raise ToolchainMissing(matrix.load().pack(arch).toolchains[0], "")
 
-    monkeypatch.setattr(packs, "toolchain_for", none)
-    monkeypatch.setattr(toolchain_report, "bring", brought.append)
+    monkeypatch.setattr(by_arch, "toolchain_for", none)
+    monkeypatch.setattr(manage, "bring", brought.append)
     monkeypatch.setattr(provision.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(provision.os, "geteuid", lambda: 0)
     return brought
@@ -131,7 +128,7 @@ def test_a_missing_compiler_is_brought_and_said_first(machine, capsys, monkeypat
     pinned = provision.pins.packages("nvrtc-12.3")[0].partition("sha256:")[2]
     file = provision.package_index.IndexFile("x.whl", "http://index.example/x.whl", pinned)
     monkeypatch.setattr(provision.package_index, "files", lambda project: [file])
-    toolchain_report.bring_missing(["gfx942", "gfx950", "sm_70"])
+    manage.bring_missing(["gfx942", "gfx950", "sm_70"])
     assert machine == ["clang-hip-7.2", "nvrtc-12.3"]
     said = capsys.readouterr().err.splitlines()
     assert said == [
@@ -144,10 +141,10 @@ def test_a_missing_compiler_is_brought_and_said_first(machine, capsys, monkeypat
 def test_whoever_cannot_bring_it_is_told_the_one_command_before_anything_comes(machine, monkeypatch):
     monkeypatch.setattr(provision.os, "geteuid", lambda: 1000)
     with pytest.raises(ToolchainMissing, match=r"Run: sudo .* -m nox -s toolchain -- clang-hip-7.2$"):
-        toolchain_report.bring_missing(["sm_70", "gfx942"])
+        manage.bring_missing(["sm_70", "gfx942"])
     monkeypatch.setattr(provision.shutil, "which", lambda name: None)
     with pytest.raises(ToolchainMissing, match="as root with debootstrap; or name one by APEX_ROCM_ROOT"):
-        toolchain_report.bring_missing(["gfx942"])
+        manage.bring_missing(["gfx942"])
     assert machine == []
 
 
@@ -247,11 +244,12 @@ def test_the_size_is_left_out_where_the_index_does_not_say_it(monkeypatch):
 def test_no_toolchain_refuses(tmp_path):
     """A compiler that is on no machine, by a folder of toolchains that is empty."""
     code = (
-        "import sys, pathlib; from build_matrix import packs, toolchain_report, __main__ as m\n"
+        "import sys, pathlib; from build_matrix.toolchains import by_arch, manage\n"
+        "from build_matrix import __main__ as m\n"
         "from build_matrix.errors import ToolchainMissing\n"
         "def none(arch): raise ToolchainMissing('clang-hip-7.2', 'nox -s toolchain -- clang-hip-7.2')\n"
-        "packs.toolchain_for = none\n"
-        "toolchain_report.bring = lambda name: sys.exit('it was brought')\n"
+        "by_arch.toolchain_for = none\n"
+        "manage.bring = lambda name: sys.exit('it was brought')\n"
         f"sys.argv = ['x', 'wheel', 'rocm', '--arch=gfx942', '--torch=2.13.0', '--dist={tmp_path}', *sys.argv[1:]]\n"
         "m.run()"
     )

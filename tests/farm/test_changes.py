@@ -2,9 +2,9 @@
 
 import pytest
 
-from build_matrix import changes, identity, matrix
 from build_matrix.errors import BuildError, GateError
-from build_matrix.registry import Registry
+from build_matrix.spec import changes, identity, matrix
+from build_matrix.spec.registry import Registry
 
 
 def test_every_change_has_its_entry():

@@ -12,10 +12,12 @@ import time
 
 import pytest
 
-from build_matrix import REPOSITORY, engine, package_index, pins, provision, quickstart, toml, torch_supply
+from build_matrix import REPOSITORY
+from build_matrix.commands import quickstart
 from build_matrix.errors import BuildError, PackageIndexError, PinError, StoreError, ToolchainMissing
-from build_matrix.store import DigestCache, Store
-from build_matrix.toolchains import find
+from build_matrix.spec import pins, toml
+from build_matrix.store import DigestCache, Store, engine
+from build_matrix.toolchains import find, package_index, provision, torch_supply
 
 
 def said(*arguments, **variables):

@@ -15,18 +15,11 @@ import click
 import pytest
 from packaging.requirements import Requirement
 
-from build_matrix import (
-    REPOSITORY,
-    __main__,
-    backend,
-    identity,
-    index,
-    install_line,
-    matrix,
-    serve,
-    source_install,
-)
-from build_matrix.registry import Registry
+from build_matrix import REPOSITORY, __main__, backend
+from build_matrix.serve import index, install_line, server
+from build_matrix.spec import identity, matrix
+from build_matrix.spec.registry import Registry
+from build_matrix.wheels import source_install
 
 pytest.importorskip("nox")
 from nox import registry
@@ -243,7 +236,7 @@ def test_the_install_line_works_as_it_is_printed(clean, wheel_of_tree):
     accelerator = wheel.name.partition("-")[0].removeprefix("apex_")
     index.write([wheel], clean / ".whl")
     (shown,) = [line for page, line in COMMANDS if page == "README.md" and f"apex-{accelerator}==" in line]
-    with serve.background(clean / ".whl") as address:
+    with server.background(clean / ".whl") as address:
         line = shown.replace("<index>", address)
         refused = pip(clean, line)
         assert refused.returncode and "No matching distribution found for torch>=2.8" in refused.stderr

@@ -12,13 +12,14 @@ import pytest
 
 pytest.importorskip("distributed")
 
-from build_matrix import REPOSITORY, host_library
+from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
 from build_matrix.farm import cluster, plan
 from build_matrix.farm.steps import Step
-from build_matrix.host_compiler import find
-from build_matrix.remote import Remote
+from build_matrix.parts import host_library
 from build_matrix.store import Store
+from build_matrix.store.remote import Remote
+from build_matrix.toolchains.host_compiler import find
 from tests.farm.test_farm_run import OBJECTS, SMALL, object_plan
 
 PATIENCE = 60.0

@@ -7,23 +7,14 @@ import pytest
 
 pytest.importorskip("distributed")
 
-from build_matrix import (
-    digest,
-    host_compiler,
-    identity,
-    matrix,
-    package_index,
-    pins,
-    provision,
-    pythons,
-    range_zip,
-    verify,
-    wheel,
-)
+from build_matrix.check import verify
 from build_matrix.errors import FarmError, PythonMissing, StoreError
 from build_matrix.farm import cluster, plan, steps
 from build_matrix.farm.steps import Step
-from build_matrix.store import Store, WorkUnit
+from build_matrix.spec import identity, matrix, pins
+from build_matrix.store import Store, WorkUnit, digest
+from build_matrix.toolchains import host_compiler, package_index, provision, pythons, range_zip
+from build_matrix.wheels import wheel
 from tests.farm.test_farm_run import OBJECTS, object_plan
 from tests.farm.test_headers import Ranges, archive, serving
 

@@ -5,13 +5,16 @@ import pickle
 
 import pytest
 
-from build_matrix import errors, host_compiler, host_library, matrix, packs, pythons, report
+from build_matrix import errors
 from build_matrix.errors import BuildError, PythonMissing, ToolchainMissing
-from build_matrix.farm import costs, plan, progress, steps
+from build_matrix.farm import costs, plan, progress, report, steps
 from build_matrix.farm.plan import Selection
 from build_matrix.farm.steps import Done, Step
-from build_matrix.registry import device_units
+from build_matrix.parts import host_library
+from build_matrix.spec import matrix
+from build_matrix.spec.registry import device_units
 from build_matrix.store import Store
+from build_matrix.toolchains import by_arch, host_compiler, pythons
 
 AXES = matrix.load()
 
@@ -126,7 +129,7 @@ def test_what_is_missing_here_is_all_named_or_left_out(monkeypatch):
         if platform == "linux_aarch64":
             raise ToolchainMissing("g++-aarch64", "nox -s toolchain -- g++-aarch64")
 
-    monkeypatch.setattr(packs, "toolchain_for", toolchain_for)
+    monkeypatch.setattr(by_arch, "toolchain_for", toolchain_for)
     monkeypatch.setattr(pythons, "find", find)
     monkeypatch.setattr(host_compiler, "find", compiler)
     chosen = Selection(archs=("sm_90", "gfx942", "gfx1100"))

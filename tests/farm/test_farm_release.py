@@ -15,10 +15,14 @@ import pytest
 
 pytest.importorskip("distributed")
 
-from build_matrix import REPOSITORY, headers, host_library, provenance, pythons, verify
+from build_matrix import REPOSITORY
+from build_matrix.check import verify
 from build_matrix.errors import PackageIndexError
+from build_matrix.parts import host_library
 from build_matrix.store import Store
-from build_matrix.wheel_file import WheelFile
+from build_matrix.toolchains import headers, pythons
+from build_matrix.wheels import provenance
+from build_matrix.wheels.wheel_file import WheelFile
 from tests.farm.test_farm_run import KILLS
 
 

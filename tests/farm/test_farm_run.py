@@ -13,10 +13,11 @@ import pytest
 
 pytest.importorskip("distributed")
 
-from build_matrix import REPOSITORY, host_library
+from build_matrix import REPOSITORY
 from build_matrix.errors import FarmError
 from build_matrix.farm import cluster, plan, steps
 from build_matrix.farm.steps import Step
+from build_matrix.parts import host_library
 from build_matrix.store import Store, WorkUnit
 
 KILLS = int(os.environ.get("APEX_FARM_KILLS", "5"))  # 50 before a release

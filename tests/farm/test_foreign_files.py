@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from build_matrix import REPOSITORY, wheel
+from build_matrix import REPOSITORY
+from build_matrix.wheels import wheel
 
 FOREIGN = (
     "apex-1.10.0-cp311-cp311-linux_x86_64.whl",

@@ -10,10 +10,12 @@ import pytest
 
 pytest.importorskip("distributed")
 
-from build_matrix import REPOSITORY, index, wheel
+from build_matrix import REPOSITORY
 from build_matrix.errors import FarmError
 from build_matrix.farm import cluster
+from build_matrix.serve import index
 from build_matrix.store import Store
+from build_matrix.wheels import wheel
 from tests.farm.test_farm_run import OBJECTS, object_plan
 from tests.farm.test_index import make
 

@@ -8,10 +8,12 @@ import subprocess
 import pytest
 
 from apex._loader import op_model
-from build_matrix import bindings, generator, registry
+from build_matrix import generator
 from build_matrix.errors import BuildError
 from build_matrix.generator import cpp, functional
-from build_matrix.registry import Registry
+from build_matrix.parts import bindings
+from build_matrix.spec import registry
+from build_matrix.spec.registry import Registry
 
 PAIR = """
 f_forward(Tensor input, Tensor? weight=None, SymInt[] shape, str kind, SymInt size=0, int? pad=None, float eps=1e-05,

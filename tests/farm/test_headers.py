@@ -8,8 +8,9 @@ import zipfile
 
 import pytest
 
-from build_matrix import headers, package_index, pins, range_zip
 from build_matrix.errors import PackageIndexError, PinError
+from build_matrix.spec import pins
+from build_matrix.toolchains import headers, package_index, range_zip
 
 
 class Ranges(http.server.BaseHTTPRequestHandler):

@@ -12,8 +12,9 @@ import zipfile
 
 import pytest
 
-from build_matrix import index, wheel
 from build_matrix.errors import BuildError
+from build_matrix.serve import index
+from build_matrix.wheels import wheel
 
 REASON = "adam & <sgd> step twice"
 

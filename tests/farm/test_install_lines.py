@@ -8,7 +8,10 @@ import urllib.request
 
 import pytest
 
-from build_matrix import REPOSITORY, identity, index, install_line, matrix, readme, serve
+from build_matrix import REPOSITORY
+from build_matrix.serve import index, install_line, server
+from build_matrix.site import readme
+from build_matrix.spec import identity, matrix
 
 ADDRESSES = (
     "http://127.0.0.1:8000",
@@ -49,14 +52,14 @@ def test_every_page_has_the_same_line():
 def served(wheel_of_tree, tmp_path):
     """(address, lines) of the server of an index with one wheel."""
     index.write(sorted(wheel_of_tree.glob("*.whl")), tmp_path / ".whl")
-    server = serve.make(tmp_path / ".whl")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    running = server.make(tmp_path / ".whl")
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
     thread.start()
-    address = f"http://{serve.HOST}:{server.server_address[1]}"
-    yield address, serve.lines(tmp_path / ".whl", address)
-    server.shutdown()
+    address = f"http://{server.HOST}:{running.server_address[1]}"
+    yield address, server.lines(tmp_path / ".whl", address)
+    running.shutdown()
     thread.join()
-    server.server_close()
+    running.server_close()
 
 
 def test_the_server_prints_the_line_of_each_root_that_is_not_empty(served):

@@ -10,8 +10,10 @@ import types
 import pytest
 import yaml
 
-from build_matrix import REPOSITORY, lint, release_check, rings, toml
+from build_matrix import REPOSITORY
+from build_matrix.check import lint, release_check, rings
 from build_matrix.site import api
+from build_matrix.spec import toml
 
 GROUP = toml.read(REPOSITORY / "pyproject.toml")["dependency-groups"]["lint"]
 TOOLS = {"ruff check", "ruff format", "clang-format", "shellcheck", "mypy"}

@@ -9,9 +9,12 @@ import time
 import pytest
 
 from apex._loader import ask, explain, offers, release
-from build_matrix import REPOSITORY, compat, matrix, pins, receipts
+from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
-from build_matrix.toolchain_report import names
+from build_matrix.parts import loads
+from build_matrix.serve import compat
+from build_matrix.spec import matrix, pins
+from build_matrix.toolchains.manage import names
 
 AXES = matrix.load()
 VENDOR = {"sm_": "cuda", "gfx": "rocm"}
@@ -151,9 +154,9 @@ def test_the_command_answers_at_once_and_its_exit_code_tells():
 def test_a_load_counts_for_the_sources_that_were_loaded_only(tmp_path):
     receipt = {"torch": "2.15.0", "python": "cp312", "bindings": "abc", "grade": "loaded (slim torch)"}
     (tmp_path / "torch-2.15.0-cp312.json").write_text(json.dumps(receipt))
-    assert receipts.load_grade("2.15.0", "cp312", "abc", tmp_path) == "loaded (slim torch)"
-    assert receipts.load_grade("2.15.0", "cp312", "changed", tmp_path) is None
-    assert receipts.load_grade("2.15.0", "cp313", "abc", tmp_path) is None
+    assert loads.grade("2.15.0", "cp312", "abc", tmp_path) == "loaded (slim torch)"
+    assert loads.grade("2.15.0", "cp312", "changed", tmp_path) is None
+    assert loads.grade("2.15.0", "cp313", "abc", tmp_path) is None
 
 
 @pytest.mark.parametrize(

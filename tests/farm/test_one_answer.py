@@ -8,7 +8,8 @@ import pytest
 
 from apex import __main__ as front
 from apex._loader import bindings, doctor, explain, machine, offers, registry, release
-from build_matrix import compat, matrix, pins, which
+from build_matrix.serve import compat, which
+from build_matrix.spec import matrix, pins
 
 SYSTEM = matrix.NATIVE
 GIT = pins.torch("2.13.0").sha
@@ -163,7 +164,7 @@ def test_the_doctor_and_the_loader_agree_with_it(question, found, line, monkeypa
 
 def test_the_table_of_a_wheel_is_the_checkout_s(tmp_path, monkeypatch):
     """An installed wheel reads release.json: what it answers is what the checkout answers."""
-    from build_matrix import releases
+    from build_matrix.parts import releases
 
     table = releases.table() | {"grades": []}
     (tmp_path / "apex" / release.FILE).write_text(json.dumps(table))

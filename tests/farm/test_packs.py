@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from build_matrix import gate, matrix, msgpack, packs
-from build_matrix.archs import Arch
-from build_matrix.elf import Elf
+from apex._loader.elf import Elf
 from build_matrix.errors import CompileError, GateError
-from build_matrix.inspect_code import CodeObject, Kernel, inspect
-from build_matrix.registry import device_units
+from build_matrix.parts import gate, msgpack, packs
+from build_matrix.parts.inspect_code import CodeObject, Kernel, inspect
+from build_matrix.spec import matrix
+from build_matrix.spec.archs import Arch
+from build_matrix.spec.registry import device_units
 from build_matrix.toolchains import ptxas
 
 UNIT = "multi_tensor_scale"
@@ -113,7 +114,7 @@ def test_a_compiler_s_own_words_are_kept(toolchain_of, tmp_path):
 
 
 def test_editing_a_header_changes_the_unit_and_nothing_else_does(toolchain_of, tmp_path, monkeypatch):
-    from build_matrix import registry
+    from build_matrix.spec import registry
 
     for path in device_units()[0].parent.glob("*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from build_matrix import index, matrix, page
+from build_matrix.serve import index, page
+from build_matrix.spec import matrix
 
 AXES = matrix.load()
 CELL = {"torch": "2.13", "python": "cp311", "platform": matrix.NATIVE, "binding": "linked", "wheel": "w"}

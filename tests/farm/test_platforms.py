@@ -9,24 +9,22 @@ import subprocess
 import pytest
 
 from apex._loader import ask, explain
-from build_matrix import (
-    bindings,
-    compat,
+from build_matrix.check import receipts
+from build_matrix.errors import BuildError, GateError, PackageIndexError, ToolchainMissing
+from build_matrix.parts import bindings, host_library, loads
+from build_matrix.serve import compat, publish
+from build_matrix.spec import matrix
+from build_matrix.toolchains import (
     headers,
     host_compiler,
-    host_library,
     manylinux,
-    matrix,
     package_index,
     provision,
     python_headers,
     pythons,
-    receipts,
-    wheel,
 )
-from build_matrix.errors import BuildError, GateError, PackageIndexError, ToolchainMissing
-from build_matrix.farm import release
-from build_matrix.wheel_file import WheelFile
+from build_matrix.wheels import wheel
+from build_matrix.wheels.wheel_file import WheelFile
 
 ARM = "linux_aarch64"
 PYTHON = pythons.find(pythons.own_tag())
@@ -183,7 +181,7 @@ def of(platform, tmp_path):
 
 
 def test_a_binding_is_graded_as_what_it_is(cross, tmp_path, monkeypatch):
-    monkeypatch.setattr(receipts, "load_grade", lambda *binding: "loaded (slim torch)")
+    monkeypatch.setattr(loads, "grade", lambda *binding: "loaded (slim torch)")
     assert bindings.entry(of(matrix.NATIVE, tmp_path), PYTHON)["grade"] == "loaded (slim torch)"
     assert bindings.entry(of(ARM, tmp_path), PYTHON)["grade"] == "linked, never loaded"
     unit = bindings.python_module(of(ARM, tmp_path), PYTHON)
@@ -212,7 +210,7 @@ def tiny(folder, on, files=()):
 
 def test_auditwheel_judges_a_wheel_of_another_processor(library, cross, tmp_path):
     pytest.importorskip("auditwheel")
-    from build_matrix import audit
+    from build_matrix.wheels import audit
 
     draft = tiny(tmp_path / "a", ARM, {"apex/lib/libapex.so": library.read_bytes()})
     verdict = audit.platform_tag(draft)
@@ -243,9 +241,9 @@ def test_a_wheel_takes_the_place_of_one_of_its_own_processor_only(tmp_path):
 
 
 def test_the_release_table_has_a_row_a_platform(tmp_path):
-    served = release.cells([tiny(tmp_path, f"manylinux_2_27_{m}") for m in ("aarch64", "x86_64")])
+    served = publish.cells([tiny(tmp_path, f"manylinux_2_27_{m}") for m in ("aarch64", "x86_64")])
     assert {cell["platform"] for cell in served} == {matrix.NATIVE, ARM}
-    rows = release.table(served).splitlines()[2:]
+    rows = publish.table(served).splitlines()[2:]
     assert [row.split(" | ")[:2] for row in rows] == [
         ["| cpu", "apex-cuda"],
         ["| sm_90", "apex-cuda"],

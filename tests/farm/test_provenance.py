@@ -11,11 +11,14 @@ import pytest
 pytest.importorskip("cyclonedx")
 pytest.importorskip("auditwheel")
 
-from build_matrix import REPOSITORY, digest, provenance, pythons, sbom, verify, wheel
-from build_matrix.engine import Engine
+from build_matrix import REPOSITORY
+from build_matrix.check import verify
 from build_matrix.errors import BuildError, GateError, PinError
-from build_matrix.store import Store
-from build_matrix.wheel_file import WheelFile
+from build_matrix.store import Store, digest
+from build_matrix.store.engine import Engine
+from build_matrix.toolchains import pythons
+from build_matrix.wheels import provenance, sbom, wheel
+from build_matrix.wheels.wheel_file import WheelFile
 
 BUILT = REPOSITORY / "build/tree"
 PYTHON = pythons.find(pythons.own_tag())

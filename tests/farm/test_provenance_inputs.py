@@ -5,10 +5,12 @@ import json
 
 import pytest
 
-from build_matrix import REPOSITORY, bindings, digest, host_compiler, host_library, inputs, packs, pythons
+from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
-from build_matrix.headers import TorchHeaders
-from build_matrix.store import Store
+from build_matrix.parts import bindings, host_library, packs
+from build_matrix.store import Store, digest
+from build_matrix.toolchains import host_compiler, inputs, pythons
+from build_matrix.toolchains.headers import TorchHeaders
 
 TORCH = "#pragma once\n#include <vector>\n"
 

@@ -10,7 +10,9 @@ import zipfile
 
 import pytest
 
-from build_matrix import REPOSITORY, alone, pythons
+from build_matrix import REPOSITORY
+from build_matrix.commands import alone
+from build_matrix.toolchains import pythons
 
 ASKED = ["--torch", "2.13.0+cu128", "--arch", "sm_90"]
 

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from build_matrix import REPOSITORY, compat, identity, junit, matrix, receipts, tiers, wheel
+from build_matrix import REPOSITORY
+from build_matrix.check import junit, receipts, tiers
 from build_matrix.errors import BuildError, ReceiptError
-from build_matrix.farm import release
+from build_matrix.parts import loads
+from build_matrix.serve import compat, publish
+from build_matrix.spec import identity, matrix
+from build_matrix.wheels import wheel
 
 HERE = identity.Source("c" * 64, "d" * 64)
 PROBE = {
@@ -302,14 +306,14 @@ def tiny_wheel(tmp_path):
 
 
 def test_a_receipt_beside_a_wheel_counts_in_its_table_until_the_wheel_changes(tiny_wheel, tmp_path):
-    (before,) = release.cells([tiny_wheel])
+    (before,) = publish.cells([tiny_wheel])
     assert (before["packs"], before["binding"]) == ({"sm_90": "built"}, "linked, never loaded")
     found = receipts.make("L0", "sm_90", PROBE, [junit_file(tmp_path / "r.xml")], HERE, tiny_wheel)
     receipts.write(found, tiny_wheel.parent / "receipts" / receipts.name(found))
-    served = release.cells([tiny_wheel])
+    served = publish.cells([tiny_wheel])
     assert served[0]["packs"] == {"sm_90": "L0 on NVIDIA H200"}
-    assert "| sm_90 | apex-cuda | L0 on NVIDIA H200 |" in release.table(served)
-    assert "| cpu | apex-cuda | linked, never loaded |" in release.table(served)
+    assert "| sm_90 | apex-cuda | L0 on NVIDIA H200 |" in publish.table(served)
+    assert "| cpu | apex-cuda | linked, never loaded |" in publish.table(served)
     stale = tiny_wheel.with_name("apex_cuda-1.10.1+cu130-cp311-cp311-linux_x86_64.whl")
     with_more = {"apex/__init__.py": b"changed = 1\n"}
     facts = json.dumps(
@@ -318,7 +322,7 @@ def test_a_receipt_beside_a_wheel_counts_in_its_table_until_the_wheel_changes(ti
     binding = json.dumps([{"torch": "2.13", "python": "cp311", "grade": "linked"}])
     with_more |= {"apex/build.json": facts.encode(), "apex/lib/bindings.json": binding.encode()}
     wheel.write(stale, "apex-cuda", "1.10.1+cu130", "cp311-cp311-linux_x86_64", with_more)
-    assert release.cells([stale])[0]["packs"] == {"sm_90": "built"}
+    assert publish.cells([stale])[0]["packs"] == {"sm_90": "built"}
 
 
 def test_the_table_of_the_checkout_counts_receipts(make, tmp_path, monkeypatch):
@@ -466,7 +470,7 @@ def test_what_is_cut_says_nothing_of_a_binding(tmp_path, caplog):
     file = tmp_path / "torch-2.13.0-cp311.json"
     for text in ("{", "[]", "{}"):
         file.write_text(text)
-        assert receipts.load_grade("2.13.0", "cp311", "identity", tmp_path) is None
+        assert loads.grade("2.13.0", "cp311", "identity", tmp_path) is None
     assert caplog.text.count("does not count") == 3
 
 
@@ -479,4 +483,4 @@ def test_a_foreign_file_in_dist_is_named(tiny_wheel, damage):
     with pytest.raises(
         BuildError, match="other-1-py3-none-any.whl is damaged, or no wheel that this farm built"
     ):
-        release.cells([tiny_wheel, other])
+        publish.cells([tiny_wheel, other])

@@ -3,7 +3,7 @@
 import pytest
 
 from build_matrix.errors import BuildError, NotInThisBuild, UnknownVariable
-from build_matrix.registry import Registry, device_units, schemas
+from build_matrix.spec.registry import Registry, device_units, schemas
 
 REGISTRY = Registry.load()
 

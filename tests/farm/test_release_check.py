@@ -6,8 +6,9 @@ import types
 
 import pytest
 
-from build_matrix import matrix, release_check
-from build_matrix.release_check import FAILED, NOT_RUN, PASSED, Check
+from build_matrix.check import release_check
+from build_matrix.check.release_check import FAILED, NOT_RUN, PASSED, Check
+from build_matrix.spec import matrix
 
 SAY = "import sys; print('first'); print(sys.argv[1]); sys.exit(int(sys.argv[2]))"
 

@@ -12,11 +12,13 @@ import types
 import pytest
 from click.testing import CliRunner
 
-from build_matrix import REPOSITORY, affected, cards, junit, matrix, rings, skips
+from build_matrix import REPOSITORY
 from build_matrix.__main__ import main
+from build_matrix.check import affected, cards, junit, rings, skips
+from build_matrix.check.rings import plan
 from build_matrix.errors import BuildError
-from build_matrix.registry import device_units
-from build_matrix.rings import plan
+from build_matrix.spec import matrix
+from build_matrix.spec.registry import device_units
 from tests.farm import test_provenance
 
 KNOWN = {f"tests/test_{n}.py": [0.0, float(n)] for n in range(1, 11)}  # 55 CPU seconds
@@ -210,8 +212,8 @@ def test_an_op_s_files_lead_to_its_tests():
 
 def test_a_module_leads_to_the_tests_that_import_it():
     assert "tests/L0/test_fused_adam.py" in affected.tests(["apex/optimizers/fused_adam.py"])
-    assert "tests/farm/test_store.py" in affected.tests(["build_matrix/store.py"])
-    assert "tests/L0/test_rope.py" not in affected.tests(["build_matrix/store.py"])
+    assert "tests/farm/test_store.py" in affected.tests(["build_matrix/store/store.py"])
+    assert "tests/L0/test_rope.py" not in affected.tests(["build_matrix/store/store.py"])
     assert "tests/L0/test_layer_norm.py" in affected.tests(["tests/L0/norms.py"])
     assert affected.tests(["tests/L0/test_rope.py"]) == {"tests/L0/test_rope.py"}
 

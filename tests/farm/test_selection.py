@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from build_matrix import REPOSITORY, junit
+from build_matrix import REPOSITORY
+from build_matrix.check import junit
 
 SMALL = """
 import pytest

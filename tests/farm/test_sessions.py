@@ -9,7 +9,8 @@ import types
 
 import pytest
 
-from build_matrix import REPOSITORY, matrix
+from build_matrix import REPOSITORY
+from build_matrix.spec import matrix
 
 pytest.importorskip("nox")
 

@@ -12,12 +12,13 @@ from click.testing import CliRunner
 pytest.importorskip("securesystemslib")
 pytest.importorskip("cryptography")
 
-from build_matrix import REPOSITORY, provenance, signing, wheel
+from build_matrix import REPOSITORY
 from build_matrix.__main__ import main
 from build_matrix.errors import BuildError, GateError, SignatureError
-from build_matrix.farm import release
 from build_matrix.farm.steps import Done
+from build_matrix.serve import publish
 from build_matrix.store import Store
+from build_matrix.wheels import provenance, signing, wheel
 
 FACTS = {
     "version": "1.10.0",
@@ -194,10 +195,10 @@ def test_the_farm_signs_what_it_publishes(built, keys, tmp_path, monkeypatch):
     store, done = Store(tmp_path), Done("wheel", "apex-cpu cp311", "key", 0.0, 0, False)
     monkeypatch.setattr(Store, "output", lambda self, kind, key: built.parent)
     monkeypatch.setenv("APEX_SIGNING_KEY", str(keys["ours"][0]))
-    (path,) = release.publish([done], store, tmp_path / "dist", tmp_path / "index", signing.asked()).wheels
+    (path,) = publish.publish([done], store, tmp_path / "dist", tmp_path / "index", signing.asked()).wheels
     assert signing.verify(path, keys["ours"][1])
     # Published again without a key, the signature of the older file does not stay.
-    (path,) = release.publish([done], store, tmp_path / "dist", tmp_path / "index").wheels
+    (path,) = publish.publish([done], store, tmp_path / "dist", tmp_path / "index").wheels
     assert signing.signers(path) == []
 
 

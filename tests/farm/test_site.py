@@ -8,9 +8,10 @@ from types import ModuleType
 import pytest
 import yaml
 
-from build_matrix import REPOSITORY, page, site, speed
+from build_matrix import REPOSITORY, site
 from build_matrix.farm import workflow
-from build_matrix.site import api, docstrings, links
+from build_matrix.serve import page
+from build_matrix.site import api, docstrings, links, speed
 
 
 @pytest.fixture(scope="module")

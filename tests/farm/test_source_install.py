@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from build_matrix import REPOSITORY, backend, gate, headers, identity, matrix, packs, source_install
-from build_matrix.archs import Arch
+from build_matrix import REPOSITORY, backend
 from build_matrix.errors import BuildError, GateError, RequirementMissing
-from build_matrix.inspect_code import CodeObject, Kernel
-from build_matrix.registry import Registry, device_units
+from build_matrix.parts import gate, packs
+from build_matrix.parts.inspect_code import CodeObject, Kernel
+from build_matrix.spec import identity, matrix
+from build_matrix.spec.archs import Arch
+from build_matrix.spec.registry import Registry, device_units
+from build_matrix.toolchains import headers
+from build_matrix.wheels import source_install
 
 REGISTRY = Registry.load()
 

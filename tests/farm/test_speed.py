@@ -5,7 +5,9 @@ import re
 
 import pytest
 
-from build_matrix import REPOSITORY, digest, speed
+from build_matrix import REPOSITORY
+from build_matrix.site import speed
+from build_matrix.store import digest
 
 
 def row(case, implementation, graph, wall=9e-6):

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
-from build_matrix import pythons, stand_in, tree, wheel
+from build_matrix.parts import tree
 from build_matrix.store import Store
+from build_matrix.toolchains import pythons
+from build_matrix.wheels import stand_in, wheel
 
 TREE = tree.DEFAULT / "apex/build.json"
 pytestmark = pytest.mark.skipif(not TREE.is_file(), reason="no build/tree: run python -m build_matrix tree")

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from build_matrix.engine import Engine
 from build_matrix.errors import StoreError
 from build_matrix.store import Store, WorkUnit
+from build_matrix.store.engine import Engine
 
 
 def unit(inputs, make, name="x"):

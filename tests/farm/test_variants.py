@@ -11,9 +11,10 @@ from variantlib.constants import VALIDATION_WHEEL_NAME_REGEX
 from variantlib.plugins import loader
 from variantlib.variant_dist_info import VariantDistInfo
 
-from build_matrix import ledger, variants, wheel
 from build_matrix.errors import BuildError
-from build_matrix.wheel_file import WheelFile
+from build_matrix.parts import ledger
+from build_matrix.wheels import variants, wheel
+from build_matrix.wheels.wheel_file import WheelFile
 
 KERNEL = {"registers": 32, "spill_bytes": 0}
 LABELS = {"cpu": "cpu", "cuda": "cu130", "rocm": "rocm7.2"}

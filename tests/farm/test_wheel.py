@@ -15,9 +15,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from build_matrix import REPOSITORY, borrow, digest, identity, index, manylinux, pythons, serve, wheel
+from build_matrix import REPOSITORY
 from build_matrix.__main__ import main
 from build_matrix.errors import GateError
+from build_matrix.serve import index, server
+from build_matrix.spec import identity
+from build_matrix.store import digest
+from build_matrix.toolchains import borrow, manylinux, pythons
+from build_matrix.wheels import wheel
 
 BUILT = REPOSITORY / "build/tree"
 pytestmark = pytest.mark.skipif(
@@ -65,8 +70,8 @@ def test_the_manylinux_gate_names_what_is_too_new():
 def test_no_library_needs_a_driver_or_a_path_of_this_machine():
     for path in BUILT.rglob("*.so"):
         elf = manylinux.Elf.read(path)
-        assert set(manylinux.dynamic(elf, manylinux.DT_NEEDED)) <= manylinux.MAY_NEED
-        for runpath in manylinux.dynamic(elf, manylinux.DT_RUNPATH):
+        assert set(elf.dynamic()[1]) <= manylinux.MAY_NEED
+        for runpath in elf.dynamic()[2]:
             assert all(part.startswith("$ORIGIN") for part in runpath.split(":"))
         assert str(REPOSITORY).encode() not in elf.data
 
@@ -98,7 +103,7 @@ def test_metadata_asks_for_torch_by_a_floor_and_for_nothing_else(facts):
 
 
 def test_complete_extensions_have_their_top_level_module_and_no_other(built, facts):
-    from build_matrix.registry import Registry
+    from build_matrix.spec.registry import Registry
 
     with zipfile.ZipFile(built) as archive:
         top = {name for name in archive.namelist() if "/" not in name}
@@ -114,13 +119,13 @@ def fetch(address, accept="*/*"):
 
 def test_the_index_speaks_both_languages(built, published, facts):
     (root,) = [r for r in (published / "whl").iterdir() if (r / facts["distribution"]).is_dir()]
-    with serve.background(published) as address:
+    with server.background(published) as address:
         page = f"{address}/whl/{root.name}/{facts['distribution']}/"
         kind, body = fetch(page)
         assert kind == "text/html" and built.name in body.decode()
         assert "data-core-metadata=" in body.decode() and "#sha256=" in body.decode()
-        kind, body = fetch(page, serve.JSON)
-        assert kind == serve.JSON
+        kind, body = fetch(page, server.JSON)
+        assert kind == server.JSON
         (file,) = json.loads(body)["files"]
         assert file["filename"] == built.name and file["size"] == built.stat().st_size
         # pip 22.3 to 23.0 takes the value of the old name for text, and ends in a TypeError (PEP 714).
@@ -143,7 +148,7 @@ def environment(published, facts, tmp_path_factory):
     subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", "setuptools"], check=True)
     borrow.lend(["torch", "numpy"], place)
     (root,) = [r.name for r in (published / "whl").iterdir() if (r / facts["distribution"]).is_dir()]
-    with serve.background(published) as address:
+    with server.background(published) as address:
         options = ["--isolated", "--no-cache-dir", "--index-url", f"{address}/whl/{root}/"]
         done = subprocess.run(
             [python, "-m", "pip", "install", *options, f"{facts['distribution']}==1.10"],

@@ -10,9 +10,12 @@ import zipfile
 
 import pytest
 
-from build_matrix import REPOSITORY, digest, verify, wheel
+from build_matrix import REPOSITORY
+from build_matrix.check import verify
 from build_matrix.errors import BuildError, GateError
-from build_matrix.wheel_file import WheelFile, difference
+from build_matrix.store import digest
+from build_matrix.wheels import wheel
+from build_matrix.wheels.wheel_file import WheelFile, difference
 
 KERNEL = {"registers": 40, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 128, "wave_size": 32}
 COMPILER = {"name": "nvcc", "version": "13.0.88", "sha256": "c" * 64}
@@ -183,7 +186,7 @@ def test_a_file_that_is_there_twice_is_named(built):
 def test_a_pack_that_lacks_a_kernel_is_not_verified(built, monkeypatch):
     """What the manifest lists is the same, and the rest is not there: that is no verified pack."""
     compiler = types.SimpleNamespace(describe=lambda: COMPILER)
-    monkeypatch.setattr(verify.packs, "toolchain_for", lambda arch: compiler)
+    monkeypatch.setattr(verify.by_arch, "toolchain_for", lambda arch: compiler)
     monkeypatch.setattr(verify.packs, "units", lambda arch, toolchain, names: [])
     monkeypatch.setattr(verify, "_check_source", lambda wheel: None)
     engine = types.SimpleNamespace(run=lambda units: [])

@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from apex._loader import ask, explain, offers
-from build_matrix import REPOSITORY, compat, identity, matrix, which
+from build_matrix import REPOSITORY
+from build_matrix.serve import compat, which
+from build_matrix.spec import identity, matrix
 
 VERSION = identity.version()
 CUDA = f"python -m pip install apex-cuda=={VERSION}+cu130 --index-url <index>/whl/cu130/"

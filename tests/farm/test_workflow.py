@@ -9,11 +9,12 @@ import sys
 import yaml
 from click.testing import CliRunner
 
-from build_matrix import REPOSITORY, matrix
+from build_matrix import REPOSITORY
 from build_matrix.__main__ import farm, main
 from build_matrix.__main__ import plan as plan_command
 from build_matrix.farm import plan, workflow
 from build_matrix.farm.plan import Selection
+from build_matrix.spec import matrix
 
 JOBS = workflow.jobs(plan.resolve(Selection()))
 

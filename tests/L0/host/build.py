@@ -86,7 +86,7 @@ def host_objects(sources: list[Path]) -> list[Path]:
 def described() -> Path:
     """The generated source in which the library describes its interface, by content."""
     sys.path.insert(0, str(ROOT))
-    from build_matrix import interface
+    from build_matrix.parts import interface
 
     text = interface.source().encode()
     source = STORE / f"interface-{hashlib.sha256(text).hexdigest()[:20]}" / "interface.cpp"

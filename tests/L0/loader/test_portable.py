@@ -155,7 +155,7 @@ def test_the_interface_is_the_headers():
     """What libapex says of itself is what its headers say now."""
     if library.fault():
         pytest.skip("no built bindings in this tree")
-    code = "from build_matrix import interface; print(interface.digest(interface.description()))"
+    code = "from build_matrix.parts import interface; print(interface.digest(interface.description()))"
     here = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
     code = (
         "import ctypes\nfrom apex._loader import library\nf = library.load().c.apex_interface_digest\n"

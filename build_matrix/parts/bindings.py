@@ -1,0 +1,221 @@
+"""The bindings of one torch: libapex_torch.so (3a) and, for one Python, _C (3b).
+
+Both are ONE translation unit: torch's headers cost seconds a file, an op next to nothing. They are linked
+against empty libraries that carry the right sonames, so neither torch's nor apex's libraries are needed to
+build them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from apex._loader.elf import Elf
+from build_matrix import REPOSITORY, generator
+from build_matrix.errors import GateError
+from build_matrix.parts import loads
+from build_matrix.spec import matrix, registry
+from build_matrix.spec.registry import Registry
+from build_matrix.store import Result, WorkUnit, digest
+from build_matrix.toolchains import host_compiler, inputs, manylinux, python_headers
+from build_matrix.toolchains.headers import TorchHeaders
+from build_matrix.toolchains.pythons import Python
+
+CSRC = REPOSITORY / "csrc"
+BINDINGS = CSRC / "bindings"
+INCLUDE = [CSRC, BINDINGS]
+TORCH_LIBRARY, PYTHON_MODULE = "libapex_torch.so", "_C"
+# C++20 for every torch: 2.14 and later need it, older ones take it.
+FLAGS = [
+    "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-march={baseline}",
+    "-D_GLIBCXX_USE_CXX11_ABI=1", "-Wall",
+]  # fmt: skip
+TORCH_SYMBOLS = """{
+  global: apex_torch_*; extern "C++" { apex::*; typeinfo?for?apex::*; typeinfo?name?for?apex::*;
+  vtable?for?apex::*; }; local: *;
+};
+"""
+PYTHON_SYMBOLS = "{ global: PyInit__C; local: *; };\n"
+
+
+def generated(python: bool) -> dict[str, str]:
+    """The generated files that torch_library.cpp or (`python`) python_module.cpp reach, name -> text."""
+    every = generator.files(Registry.load().ops(), registry.schemas(), BINDINGS)
+    found: dict[str, str] = {}
+    waiting = ["python_ops.inc"] if python else ["ops_schemas.inc", "ops.inc"]
+    while waiting:
+        name = waiting.pop()
+        found[name] = every[name]
+        read = [found[name], *(path.read_text(encoding="utf-8") for path in _included(found[name]))]
+        names = [included for text in read for included in digest.INCLUDE.findall(text)]
+        waiting += [included for included in names if included in every and included not in found]
+    return dict(sorted(found.items()))
+
+
+def _included(text: str) -> list[Path]:
+    """The files of this tree that a generated text includes, and theirs."""
+    found: list[Path] = []
+    for name in digest.INCLUDE.findall(text):
+        for folder in INCLUDE:
+            if (folder / name).is_file():
+                found += digest.closure(folder / name, INCLUDE).values()
+    return found
+
+
+def _sources(python: bool) -> list[Path]:
+    """3b is what begins with `python`, 3a the rest; torch_library.cpp, which says what unit this is, comes
+    first."""
+    chosen = [path for path in sorted(BINDINGS.glob("*.cpp")) if path.name.startswith("python") == python]
+    return sorted(chosen, key=lambda path: path.name != "torch_library.cpp")
+
+
+def _identity(python: bool) -> dict[str, str]:
+    found: dict[str, Path] = {}
+    paths = [path for text in generated(python).values() for path in _included(text)]
+    for source in [*_sources(python), *host_compiler.compat_sources()]:
+        paths += digest.closure(source, INCLUDE).values()
+    for path in paths:
+        found[str(path.relative_to(REPOSITORY))] = path
+    return {name: digest.of_file(path) for name, path in sorted(found.items())}
+
+
+def source_identity() -> str:
+    """Digest of the sources of both bindings and of what they are generated from."""
+    return digest.of_values([_identity(False), _identity(True), generated(False), generated(True)])
+
+
+def _unit(
+    kind: str,
+    output: str,
+    headers: TorchHeaders,
+    extra: list[str],
+    needed: list[str],
+    link: list[str],
+    symbols: str,
+    python: Python | None = None,
+) -> WorkUnit:
+    platform = matrix.load().platform(headers.platform)
+    compiler, foreign = host_compiler.find(platform.name), platform.name != matrix.NATIVE
+    fixed = [flag.format(baseline=platform.baseline) for flag in FLAGS]
+    inc = generated(python is not None)
+    forced = ["-include", str(host_compiler.COMPAT / "old_glibc.h")]
+
+    def make(folder: Path) -> None:
+        work = folder / "work"
+        (work / "generated").mkdir(parents=True)
+        for name, text in inc.items():
+            (work / name).write_text(text)
+        unit = work / f"{output.partition('.')[0]}.cpp"
+        unit.write_text(
+            "".join(f'#include "bindings/{path.name}"\n' for path in _sources(python is not None))
+        )
+        include = [f"-I{work}", *(f"-I{path}" for path in INCLUDE)]
+        names = {headers.include: "torch/include", folder: "."}
+        parts = {"torch": [headers.include]}
+        if python:
+            own = python.include
+            if foreign:
+                python_headers.lay(python, compiler, own := work / "python")
+            include += ["-isystem", str(own)]
+            names[own] = "python"
+            parts["python"] = [own, *python.also]
+        hidden = [f"-ffile-prefix-map={path}={name}" for path, name in names.items()]
+        flags = [*fixed, *extra, *forced, *include, *headers.flags(), *hidden]
+        objects = [work / "unit.o"]
+        read = compiler.compile(unit, objects[0], flags)
+        for source in host_compiler.compat_sources():
+            objects.append(work / f"{source.stem}.o")
+            read += compiler.compile(
+                source, objects[-1], ["-std=c++20", "-O2", "-fPIC", *forced, f"-I{CSRC}"]
+            )
+        for soname in needed:
+            compiler.stub(soname, work)
+        (work / "symbols.map").write_text(symbols)
+        libraries = ["-Wl,--no-as-needed", *(f"-l:{soname}" for soname in needed), "-Wl,--as-needed"]
+        script = f"-Wl,--version-script={work / 'symbols.map'}"
+        read += compiler.link(objects, folder / output, [f"-L{work}", *libraries, *link, script])
+        manylinux.check(folder / output)
+        inputs.write(folder, inputs.sort(read, parts, [CSRC, work]))
+        shutil.rmtree(work)
+
+    of = {
+        "sources": _identity(python is not None),
+        "generated": inc,
+        "headers": [headers.release, headers.git_version, headers.identity],
+        "flags": [*fixed, *extra],
+        "paths": "mapped",
+        "link": [*needed, *link, symbols],
+        "compiler": compiler.describe(),
+        "python": [python.tag, python.version] if python else [],
+        "beside": inputs.FILE,
+    }
+    if foreign:
+        of["platform"] = platform.name
+    tag = f" {python.tag}" if python else ""
+    return WorkUnit(kind, f"torch {headers.release}{tag}{platform.suffix}", of, make)
+
+
+def torch_library(headers: TorchHeaders) -> WorkUnit:
+    """3a: needs c10 and torch_cpu, and libapex.so one folder up."""
+    needed = ["libapex.so", "libc10.so", "libtorch_cpu.so"]
+    link = [
+        f"-Wl,-soname,{TORCH_LIBRARY}",
+        "-Wl,-rpath,$ORIGIN/..",
+        "-Wl,--enable-new-dtags",
+        "-l:libdl.so.2",
+    ]
+    return _unit("3a", TORCH_LIBRARY, headers, [], needed, link, TORCH_SYMBOLS)
+
+
+def python_module(headers: TorchHeaders, python: Python) -> WorkUnit:
+    """3b: needs 3a beside it, and torch_python."""
+    extra = [f"-DTORCH_EXTENSION_NAME={PYTHON_MODULE}"]
+    needed = [TORCH_LIBRARY, "libapex.so", "libc10.so", "libtorch_cpu.so", "libtorch_python.so"]
+    link = ["-Wl,-rpath,$ORIGIN:$ORIGIN/..", "-Wl,--enable-new-dtags"]
+    output = f"{PYTHON_MODULE}{python.suffix_on(headers.platform)}"
+    return _unit("3b", output, headers, extra, needed, link, PYTHON_SYMBOLS, python)
+
+
+def place(results: list[Result], minor: str, library: Path) -> Path:
+    """Copies what was built into `library`/torch2.13. Returns that folder."""
+    target = library / f"torch{minor}"
+    target.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        for path in result.folder.glob("*.so"):
+            shutil.copyfile(path, target / path.name)
+    return target
+
+
+def entry(headers: TorchHeaders, python: Python) -> dict[str, object]:
+    """A line of bindings.json. The grade says what is known when it was built; receipts raise it."""
+    return {
+        "torch": headers.minor,
+        "built_against": headers.version,
+        "git_version": headers.git_version,
+        "python": python.tag,
+        "cxx11_abi": True,
+        "folder": f"torch{headers.minor}",
+        "grade": _load_grade(headers, python) or "linked, never loaded",
+    }
+
+
+def _load_grade(headers: TorchHeaders, python: Python) -> str | None:
+    """Slim torches are loaded on the farm's own platform only."""
+    if headers.platform != matrix.NATIVE:
+        return None
+    return loads.grade(headers.release, python.tag, source_identity())
+
+
+def check_symbols(libapex: Path, bindings: list[Path]) -> None:
+    """Stubs let anything link: raises GateError where a binding wants what libapex.so does not export."""
+    exported = {s.name for s in Elf.read(libapex).symbols(dynamic=True) if s.defined}
+    for path in bindings:
+        symbols = Elf.read(path).symbols(dynamic=True)
+        wanted = {s.name for s in symbols if not s.defined and s.name.startswith("apex_")}
+        own = {
+            s.name for p in path.parent.glob("*.so") for s in Elf.read(p).symbols(dynamic=True) if s.defined
+        }
+        if missing := sorted(wanted - exported - own):
+            raise GateError(
+                str(path.name), [f"wants {name}, which libapex.so does not export" for name in missing]
+            )

@@ -1,0 +1,227 @@
+"""Fills a folder with every built part of `apex/` (all but Python sources): what the loader finds in a
+checkout under build/tree, and what a wheel holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_matrix import REPOSITORY
+from build_matrix.parts import bindings, gate, host_library, ledger, packs, releases
+from build_matrix.spec import identity
+from build_matrix.spec import matrix as matrix_file
+from build_matrix.spec.registry import Registry, device_units
+from build_matrix.store import Store, WorkUnit, digest, files
+from build_matrix.store.engine import Engine
+from build_matrix.toolchains import Toolchain, by_arch, headers, host_compiler, inputs
+from build_matrix.toolchains.pythons import Python
+
+CSRC = REPOSITORY / "csrc"
+DEFAULT = REPOSITORY / "build/tree"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What goes into a tree: packs of `archs`, bindings of every (torch, python), for the accelerator
+    `name`."""
+
+    accelerator: str = "cpu"
+    archs: tuple[str, ...] = ()
+    torch: tuple[str, ...] = ()
+    pythons: tuple[Python, ...] = ()
+    local: str | None = None  #: local version label; None for the accelerator's
+    version: str = ""  #: empty for version.txt
+    distribution: str = ""  #: empty for apex-<accelerator>
+    units: tuple[str, ...] | None = None  #: device units of the packs; None for all
+    toolchains: Mapping[str, Toolchain] | None = None  #: by arch; None for those of the matrix
+    published: bool = False  #: torch's headers come from the index even where that torch is installed
+    lenient: bool = False  #: spills are told, and stop nothing
+    platform: str = matrix_file.NATIVE  #: what the host library and the bindings are compiled for
+
+
+def label(request: Request) -> str:
+    """The local version label: what was asked for, else the accelerator's in the matrix."""
+    return (
+        request.local
+        if request.local is not None
+        else matrix_file.load().accelerator(request.accelerator).label
+    )
+
+
+def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
+    """Builds what is missing and lays everything under `target`/apex anew. Returns what build.json holds."""
+    toolchains = {
+        arch: (request.toolchains or {}).get(arch) or by_arch.toolchain_for(arch) for arch in request.archs
+    }
+    torches = [_headers(request, torch, engine.store) for torch in request.torch]
+    units = _all_units(request, toolchains, torches)
+    results = dict(zip([unit.key for unit in units], engine.run(units), strict=True))
+    library = engine.one(host_library.build(engine.store, engine.run, request.platform))
+
+    target.mkdir(parents=True, exist_ok=True)
+    with files.lock(target / ".lock"):  # two that fill one tree do so one after the other
+        for left in target.glob(".apex-*"):  # of those that were killed
+            shutil.rmtree(left, ignore_errors=True)
+        root = target / f".apex-{os.getpid()}"
+        host_library.place(library.folder, root / "lib")
+        manifests = _lay_packs(request, toolchains, results, root / "packs")
+        entries = _lay_bindings(torches, request.pythons, results, root / "lib")
+        read = _inputs(request, toolchains, torches, results, library.folder)
+        facts = _facts(request, toolchains, torches, entries, read)
+        _lay_data(root, facts, entries, manifests)
+        _swap(root, target / "apex")
+    return facts
+
+
+def _headers(request: Request, torch: str, store: Store) -> headers.TorchHeaders:
+    if request.published or request.platform != matrix_file.NATIVE:
+        return headers.published(torch, store, request.platform)
+    return headers.obtain(torch, store)
+
+
+def fill_python_only(request: Request, target: Path) -> None:
+    """The data files alone, where nothing can be compiled: the reference needs schemas and registry."""
+    (target / "apex/lib").mkdir(parents=True, exist_ok=True)
+    _lay_data(target / "apex", _facts(request, {}, [], [], {}), [], {})
+
+
+def _swap(new: Path, place: Path) -> None:
+    """Puts a finished tree in its place; a process that has the old libraries mapped keeps them."""
+    old = place.with_name(f"{new.name}-old")
+    if place.exists():
+        place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _all_units(
+    request: Request, toolchains: Mapping[str, Toolchain], torches: list[headers.TorchHeaders]
+) -> list[WorkUnit]:
+    """Long ones first, so that the last thread to finish is not alone with a long one."""
+    units = [bindings.python_module(torch, python) for torch in torches for python in request.pythons]
+    units += [bindings.torch_library(torch) for torch in torches]
+    for arch, toolchain in toolchains.items():
+        units += _code(request, arch, toolchain)
+    return units
+
+
+def _code(request: Request, arch: str, toolchain: Toolchain) -> list[WorkUnit]:
+    return packs.units(arch, toolchain, request.units, request.lenient)
+
+
+def _lay_packs(
+    request: Request, toolchains: Mapping[str, Toolchain], results: dict, target: Path
+) -> dict[str, dict]:
+    manifests = {}
+    for arch, toolchain in toolchains.items():
+        chosen = [results[unit.key] for unit in _code(request, arch, toolchain)]
+        manifests[arch] = packs.assemble(arch, toolchain, chosen, target / arch)
+    kernels = {arch: packs.kernels(manifest) for arch, manifest in manifests.items()}
+    gate.check_same_kernels(kernels, matrix_file.load())
+    return manifests
+
+
+def _lay_bindings(
+    torches: list[headers.TorchHeaders], pythons: tuple[Python, ...], results: dict, library: Path
+) -> list[dict]:
+    entries = []
+    for torch in torches:
+        chosen = [results[bindings.torch_library(torch).key]]
+        chosen += [results[bindings.python_module(torch, python).key] for python in pythons]
+        folder = bindings.place(chosen, torch.minor, library)
+        bindings.check_symbols(library / "libapex.so", sorted(folder.glob("*.so")))
+        entries += [bindings.entry(torch, python) for python in pythons]
+    return entries
+
+
+def _inputs(
+    request: Request,
+    toolchains: Mapping[str, Toolchain],
+    torches: list[headers.TorchHeaders],
+    results: dict,
+    library: Path,
+) -> dict[str, object]:
+    """The digests of what was compiled with: the headers of each torch, each Python (with its version) and each device
+    compiler that has any, and of the system."""
+
+    def read(unit: WorkUnit) -> dict[str, list[str]]:
+        return inputs.read(results[unit.key].folder)
+
+    of_torch = {torch.release: [read(bindings.torch_library(torch))] for torch in torches}
+    of_python: dict[Python, list] = {python: [] for python in request.pythons if torches}
+    for torch in torches:
+        for python, modules in of_python.items():
+            modules.append(read(bindings.python_module(torch, python)))
+            of_torch[torch.release].append(modules[-1])
+    of_compiler: dict[str, list] = {}
+    for arch, toolchain in toolchains.items():
+        if toolchain.headers:
+            name = f"{toolchain.name} {toolchain.version}"
+            units = _code(request, arch, toolchain)
+            of_compiler.setdefault(name, []).extend(read(unit) for unit in units)
+    of_both = [*of_torch.values(), *of_compiler.values()]
+    everything = [inputs.read(library), *(each for units in of_both for each in units)]
+    return {
+        "torch": {name: inputs.of_part(units, "torch") for name, units in of_torch.items()},
+        "python": {
+            python.tag: {"version": python.version, "sha256": inputs.of_part(modules, "python")}
+            for python, modules in of_python.items()
+        },
+        inputs.TOOLKIT: {name: inputs.of_part(units, inputs.TOOLKIT) for name, units in of_compiler.items()},
+        inputs.SYSTEM: inputs.of_part(everything, inputs.SYSTEM),
+    }
+
+
+def _facts(
+    request: Request,
+    toolchains: Mapping[str, Toolchain],
+    torches: list[headers.TorchHeaders],
+    entries: list[dict],
+    read: dict,
+) -> dict[str, object]:
+    compilers = {json.dumps(toolchain.describe(), sort_keys=True) for toolchain in toolchains.values()}
+    return {
+        "format": 1,
+        "version": request.version or identity.version(),
+        "local": label(request),
+        "distribution": request.distribution
+        or matrix_file.load().accelerator(request.accelerator).distribution,
+        "accelerator": request.accelerator,
+        "archs": list(request.archs),
+        "toolchains": [json.loads(compiler) for compiler in sorted(compilers)],
+        "host_compiler": host_compiler.find(request.platform).describe() if torches else None,
+        "torch": [
+            {
+                "release": torch.release,
+                "git_version": torch.git_version,
+                "headers_sha256": read["torch"][torch.release],
+            }
+            for torch in torches
+        ],
+        "headers": {name: read[name] for name in ("python", inputs.TOOLKIT, inputs.SYSTEM) if name in read},
+        "python": sorted({entry["python"] for entry in entries}),
+        "source_sha256": identity.compiled(),
+    }
+
+
+def _lay_data(root: Path, facts: dict, entries: list[dict], manifests: dict[str, dict]) -> None:
+    (root / "device").mkdir(parents=True)
+    for path in sorted((CSRC / "device").glob("*")):
+        if path.suffix in (".cu", ".h"):
+            shutil.copyfile(path, root / "device" / path.name)
+    shutil.copyfile(CSRC / "ops.schemas", root / "ops.schemas")
+    archs = matrix_file.load().archs(facts["accelerator"])
+    sources = {path.stem: digest.of_source(path) for path in device_units()}
+    coverage = ledger.ledger(facts["version"], manifests, archs, sources)
+    for name, value in {
+        "lib/bindings.json": entries,
+        "extensions.json": Registry.load().as_json(),
+        "coverage.json": coverage,
+        "build.json": facts,
+        releases.FILE: releases.table() | {"grades": releases.grades()},
+    }.items():
+        (root / name).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")

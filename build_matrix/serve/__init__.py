@@ -1,0 +1,1 @@
+"""What is served: the index and its server, the compatibility table and page, what `compat` and `which` answer."""

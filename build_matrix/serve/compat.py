@@ -1,0 +1,99 @@
+"""What this checkout knows of the cells of the matrix besides which wheel serves them (`apex._loader.offers`): their
+grades, by receipts. `compat` and the tables of the docs."""
+
+from __future__ import annotations
+
+import sys
+
+from apex._loader import ask
+from build_matrix.check import receipts
+from build_matrix.parts import loads
+from build_matrix.spec import identity, matrix
+
+NOT_THERE = ask.NOT_THERE  # exit code
+
+
+def main(arguments: list[str]) -> int:
+    """The command. Returns the exit code."""
+    if arguments == ["--table"]:
+        sys.stdout.write(table())
+        return 0
+    return ask.compat(arguments, "python -m build_matrix compat", known)
+
+
+def answer(question: dict) -> dict:
+    """What `compat --json` prints: ask.answer, with the grades of this checkout. Raises ValueError."""
+    found = ask.answer(question)
+    return found | known(question, found)
+
+
+def known(question: dict, found: dict) -> dict:
+    """The grades of what was found."""
+    if not found["found"]:
+        return {}
+    packs = [pack["runs"] for pack in found["packs"]]
+    archs = packs or matrix.load().archs(found["distribution"].removeprefix("apex-"))
+    cells = [arch for arch in archs if arch not in ("jit", "reference")] or [receipts.CPU]
+    return {"grades": grades(cells, found["torch"], found["pythons"], found["platform"])}
+
+
+def grades(cells: list[str], release: str, tags: list[str], platform: str = matrix.NATIVE) -> dict[str, str]:
+    """The best that receipts which count for this checkout say of archs (or the CPU) with a release of torch."""
+    known = receipts.counting(identity.checkout())
+    minor = matrix.minor(release)
+    return {
+        cell: receipts.best(
+            {
+                tag: receipts.grade(cell, minor, tag, known, _base(cell, release, tag, platform), platform)
+                for tag in tags
+            }
+        )
+        for cell in cells
+    }
+
+
+def _base(cell: str, release: str, tag: str, platform: str) -> str:
+    """What is known without a run of the tests."""
+    if cell != receipts.CPU:
+        return "built"
+    if platform != matrix.NATIVE:
+        return "linked, never loaded"
+    if not loads.path(release, tag).is_file():
+        return "linked"
+    from build_matrix.parts import bindings  # reads every source of the bindings
+
+    return loads.grade(release, tag, bindings.source_identity()) or "linked"
+
+
+def table() -> str:
+    """The support table of README and release notes, as Markdown: one row an arch, one column a torch. On platforms of
+    a cross compiler the archs of which the same is known share a row."""
+    axes = matrix.load()
+    minors = [matrix.minor(v) for v in axes.torch]
+    rows = {receipts.CPU: "every wheel"} | {p.arch.name: f"apex-{p.arch.vendor}" for p in axes.packs}
+    found = [grades(list(rows), release, axes.python_for(release)) for release in axes.torch]
+    lines = [
+        "| pack | wheel | " + " | ".join(f"torch {m}" for m in minors) + " |",
+        "|---" * (2 + len(minors)) + "|",
+    ]
+    for cell, wheel in rows.items():
+        lines.append(f"| {cell} | {wheel} | " + " | ".join(column[cell] for column in found) + " |")
+    for platform in axes.platforms:
+        if platform.name != matrix.NATIVE:
+            lines += _foreign_rows(platform)
+    return "\n".join(lines) + "\n"
+
+
+def _foreign_rows(platform: matrix.Platform) -> list[str]:
+    axes = matrix.load()
+    wheels = {receipts.CPU: "every wheel"} | {
+        p.arch.name: f"apex-{p.arch.vendor}" for p in axes.packs if p.arch.vendor in platform.accelerators
+    }
+    found = [grades(list(wheels), t, axes.python_for(t), platform.name) for t in axes.torch]
+    rows: dict[tuple, list[str]] = {}
+    for cell, wheel in wheels.items():
+        rows.setdefault((wheel, *(column[cell] for column in found)), []).append(cell)
+    return [
+        f"| {', '.join(cells)} on {platform.name} | " + " | ".join(texts) + " |"
+        for texts, cells in rows.items()
+    ]

@@ -1,0 +1,237 @@
+"""Loads a binding under the torch it was built for, where that torch is not installed.
+
+A *slim torch* is the published wheel without its CUDA libraries: 130 MB by range requests instead of 3 GB
+with its requirements. What those libraries would have defined is a stub, so it imports and runs eagerly on
+the CPU; nothing distributed or compiled works in it. It tells whether a binding loads, registers its ops and
+computes.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from apex._loader.elf import STB_WEAK, Elf
+from build_matrix import REPOSITORY
+from build_matrix.errors import BuildError, PackageIndexError
+from build_matrix.store import Store, WorkUnit, archive, digest
+from build_matrix.toolchains import borrow, headers, host_compiler, package_index
+from build_matrix.toolchains.pythons import Python
+from build_matrix.toolchains.range_zip import RangeZip
+
+LIMITS = archive.Limits(50_000, 1 << 30, 4 << 30)  # of a slim torch: it has 700 MB
+RECORD = ".dist-info/RECORD"
+LEFT_OUT = re.compile(r"torch/(include|bin|share|test)/|.*/libtorch_cuda|.*nvshmem|.*\.a$")
+VENDOR = re.compile(r"lib(cu|nv|nccl|torch_nv|cusparse)")
+SYSTEM = (
+    "libc.so.6",
+    "libm.so.6",
+    "libstdc++.so.6",
+    "libgcc_s.so.1",
+    "ld-linux-x86-64.so.2",
+    "libpthread.so.0",
+)
+INIT = """
+import ctypes as _ct, os as _os
+_ct.CDLL(_os.path.join(_os.path.dirname(__file__), "lib", "libtorch_cuda.so"), _ct.RTLD_GLOBAL)
+"""
+# Modules of torch's extension that need c10d, which the stub cannot stand for.
+DROPPED = "('_c10d_init', '_rpc_init', '_dist_autograd_init', '_faulty_agent_init')"
+PROGRAM = """
+import torch
+from apex._loader import bindings
+from apex.optimizers import FusedAdam
+loaded = bindings.load()
+assert loaded.native and loaded.module is not None, loaded
+torch.manual_seed(0)
+ours = [torch.nn.Parameter(torch.randn(n)) for n in (1, 7, 1024)]
+theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+a = FusedAdam(ours, lr=0.1, weight_decay=0.1)
+b = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.1, foreach=False)
+for _ in range(3):
+    for p, q in zip(ours, theirs):
+        p.grad = torch.randn_like(p)
+        q.grad = p.grad.clone()
+    a.step()
+    b.step()
+worst = max((p - q).abs().max().item() for p, q in zip(ours, theirs))
+assert worst < 1e-5, worst
+print(torch.__version__, "worst difference", worst)
+"""
+
+
+def wheel_of(version: str, python: Python) -> package_index.IndexFile:
+    """The wheel of a release for that very Python. Raises PackageIndexError where there is none."""
+    found = headers.wheels_of(version)
+    if python.tag not in found:
+        raise PackageIndexError(
+            f"no index holds torch {version} for {python.tag}; there are {', '.join(sorted(found))}"
+        )
+    return found[python.tag]
+
+
+def unit(version: str, python: Python) -> WorkUnit:
+    """The slim torch of one release and Python."""
+    wheel = wheel_of(version, python)
+
+    def make(folder: Path) -> None:
+        remote = RangeZip(wheel.url)
+        recorded = _recorded(remote, version)
+        for name, contents in remote.read(_wanted, LIMITS):
+            if name in recorded and digest.of_bytes(contents) != recorded[name]:
+                raise PackageIndexError(f"{wheel.url}: {name} is not what the wheel's RECORD says")
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(contents)
+        _stub(folder / "torch")
+        _patch(folder / "torch/__init__.py")
+        (folder / "torch/bin").mkdir(exist_ok=True)
+        (folder / "torch/bin/torch_shm_manager").touch(mode=0o755)
+
+    return WorkUnit("slim", f"torch {version} {python.tag}", {"wheel": wheel.sha256, "format": 1}, make)
+
+
+def _wanted(name: str) -> bool:
+    return not name.endswith("/") and not LEFT_OUT.match(name)
+
+
+def _recorded(remote: RangeZip, version: str) -> dict[str, str]:
+    """The digests of a wheel's own RECORD, once torch's commit is the pinned one. Nobody vouches for them but whoever
+    serves the wheel: a slim torch is run, and trusted as an installed one is. Raises PinError."""
+    first = dict(remote.read(lambda name: name == headers.VERSION or name.endswith(RECORD), LIMITS))
+    said = headers.say(first.get(headers.VERSION, b"").decode(errors="replace"))
+    headers.check_pin(version, said["git_version"] or "")
+    found = {}
+    for name in first.keys() - {headers.VERSION}:
+        for path, stated, _ in csv.reader(first[name].decode().splitlines()):
+            if stated:
+                found[path] = base64.urlsafe_b64decode(stated.removeprefix("sha256=") + "=").hex()
+    return found
+
+
+def _stub(package: Path) -> None:
+    """libtorch_cuda.so with everything that nothing here defines, and empty libraries for the vendor's
+    sonames."""
+    libraries = [*package.glob("lib/*.so*"), *package.glob("_C*.so")]
+    elves = [Elf.read(path) for path in libraries]
+    symbols = [symbol for elf in elves for symbol in elf.symbols(dynamic=True)]
+    defined = {symbol.name for symbol in symbols if symbol.defined}
+    for name in SYSTEM:
+        for folder in ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64"):
+            if (Path(folder) / name).exists():
+                defined |= {s.name for s in Elf.read(Path(folder) / name).symbols(dynamic=True) if s.defined}
+                break
+    wanted = sorted({s.name for s in symbols if s.name and not s.defined and s.bind != STB_WEAK} - defined)
+    wanted = [name for name in wanted if not name.startswith(("Py", "_Py", "_gfortran", "_quadmath"))]
+    source = package / "lib/stub.s"
+    source.write_text(_assembly(wanted))
+    command = [
+        host_compiler.find().path,
+        "-shared",
+        "-nostartfiles",
+        "-o",
+        str(package / "lib/libtorch_cuda.so"),
+    ]
+    options = ["-Wl,-soname,libtorch_cuda.so", "-Wl,--no-as-needed", "-lstdc++"]
+    subprocess.run([*command, str(source), *options], check=True)
+    needed = {name for elf in elves for name in elf.dynamic()[1]}
+    for name in needed:
+        if VENDOR.match(name) and not (package / "lib" / name).exists():
+            host_compiler.find().stub(name, package / "lib")
+
+
+def _assembly(names: list[str]) -> str:
+    """C++ functions return the address of zeros, C functions 0; type infos are real ones."""
+    lines = [".bss", ".balign 64", "zeros: .skip 65536", ".text"]
+    for name in names:
+        if not name.startswith("_ZTI"):
+            body = "lea zeros(%rip),%rax" if name.startswith("_Z") else "xor %eax,%eax"
+            head = f".balign 16\n.globl {name}\n.type {name},@function"
+            lines.append(f"{head}\n{name}: {body}\n ret\n .skip 48\n.size {name},.-{name}")
+    lines.append('.section .data.rel,"aw"')
+    for name in names:
+        if name.startswith("_ZTI"):
+            head = f".balign 16\n.globl {name}\n.type {name},@object"
+            value = "_ZTVN10__cxxabiv117__class_type_infoE+16"
+            lines.append(f'{head}\n{name}: .quad {value}, 1f\n.size {name},16\n1: .asciz "{name[4:]}"')
+    return "\n".join([*lines, '.section .note.GNU-stack,"",@progbits', ""])
+
+
+def _patch(path: Path) -> None:
+    """torch/__init__.py that opens the stub first and does not reach for c10d."""
+    text = path.read_text(encoding="utf-8")
+    drop = f"import torch._C as _slim\n{{0}}[delattr(_slim, n) for n in {DROPPED} if hasattr(_slim, n)]\n"
+    text = re.sub(
+        r"^( *)from torch\._C import \*.*\n",
+        lambda match: match[0] + match[1] + drop.format(match[1]),
+        text,
+        flags=re.MULTILINE,
+    )
+    text = re.sub(
+        r"^( *)import torch\.distributed\._meta_registrations.*\n", r"\1pass\n", text, flags=re.MULTILINE
+    )
+    text = re.sub(r"^import torch\._native.*\n", "", text, flags=re.MULTILINE)
+    first = text.index("\nimport ")
+    path.write_text(text[:first] + INIT + text[first:], encoding="utf-8")
+
+
+def load(version: str, python: Python, built: Path, store: Store) -> str:
+    """Runs PROGRAM with the binding of `built` under a slim torch. Returns its words; raises BuildError."""
+    return _run(version, python, built, store, ["-c", PROGRAM])
+
+
+def portable_values(version: str, python: Python, built: Path, store: Store) -> dict[str, list[str]]:
+    """What every op gives by the portable binding under a slim torch: tests/L0/binding_values.py's digests. Raises
+    BuildError."""
+    program = [str(REPOSITORY / "tests/L0/binding_values.py")]
+    found = json.loads(_run(version, python, built, store, program, APEX_BINDING="portable").splitlines()[-1])
+    return found["digests"]
+
+
+def own_values(built: Path) -> dict[str, list[str]]:
+    """The same under the torch of the Python that runs this."""
+    environment = {
+        **os.environ,
+        "APEX_TREE": str(built),
+        "APEX_BINDING": "portable",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    command = [sys.executable, str(REPOSITORY / "tests/L0/binding_values.py")]
+    done = subprocess.run(command, env=environment, encoding="utf-8", capture_output=True)
+    if done.returncode:
+        raise BuildError(f"the portable binding does not load:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])["digests"]
+
+
+def _run(version: str, python: Python, built: Path, store: Store, program: list[str], **more: str) -> str:
+    slim = store.build(unit(version, python)).folder
+    lent = store.root / "lent" / python.tag
+    lent.mkdir(parents=True, exist_ok=True)
+    for distribution in borrow.closure(
+        ["typing_extensions", "sympy", "networkx", "jinja2", "fsspec", "filelock"]
+    ).values():
+        for name, path in borrow.top_level(distribution).items():
+            if not (lent / name).exists() and not list(path.glob("**/*.so")):
+                (lent / name).symlink_to(path)
+    paths = [str(REPOSITORY), str(slim), str(lent)]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.pathsep.join(paths),
+        "LD_LIBRARY_PATH": str(slim / "torch/lib"),
+        "APEX_TREE": str(built),
+        "APEX_STRICT": "1",
+        **more,
+    }
+    command = [python.program, "-W", "ignore", *program]
+    done = subprocess.run(command, env=environment, encoding="utf-8", errors="replace", capture_output=True)
+    if done.returncode:
+        raise BuildError(
+            f"the binding of torch {version} for {python.tag} does not load:\n{done.stderr[-3000:]}"
+        )
+    return done.stdout.strip()
