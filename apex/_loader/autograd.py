@@ -21,6 +21,23 @@ def register(library, namespace, name, backward, setup_context):
     library.impl(name, _recording(namespace, name, backward, setup_context), "Autograd", with_keyset=True)
 
 
+@functools.cache
+def function():
+    """The class that nodes which are written in Python derive from: an autograd function that functorch's own levels
+    take, too."""
+    import torch
+
+    base = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
+
+    class Function(base):
+        @staticmethod
+        def _compiled_autograd_key(ctx):
+            """What compiled autograd tells functions apart by; torch.autograd.Function has it, its base has not."""
+            return (ctx._autograd_function_id,)
+
+    return Function
+
+
 def _recording(namespace, name, backward, setup_context):
     op = registry.schemas()[name]
     tensors = [i for i, argument in enumerate(op.arguments) if argument.is_tensor]
@@ -30,7 +47,6 @@ def _recording(namespace, name, backward, setup_context):
     def node():
         import torch
 
-        base = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
         after = torch._C._after_autograd_keyset
         overload = getattr(getattr(torch.ops, namespace), name).default
 
@@ -38,7 +54,7 @@ def _recording(namespace, name, backward, setup_context):
             with torch._C._AutoDispatchBelowAutograd():
                 return overload.redispatch(keys & after, *arguments)
 
-        class Node(base):
+        class Node(function()):
             @staticmethod
             def forward(ctx, keys, *arguments):
                 found = below(keys, *arguments)

@@ -110,7 +110,7 @@ def record(namespace, library, names):
     units = dict.fromkeys(registry.schemas()[name].unit for name in names if name.endswith("_forward"))
     for unit in units:
         for name, shapes in own_shapes(unit).items():
-            library.impl(name, _shapes(namespace, name, shapes), "Meta")
+            library.impl(name, of_shapes(namespace, name, shapes), "Meta")
         for pair in importlib.import_module(f"apex.reference.{unit}").PAIRS:
             if f"{pair.name}_forward" not in names:
                 continue
@@ -128,13 +128,12 @@ def own_shapes(unit):
     return getattr(importlib.import_module(f"apex.reference.{unit}"), "SHAPES", {})
 
 
-def _shapes(namespace, name, function):
-    """The op's own words first: they name its arguments."""
+def of_shapes(namespace, name, function):
+    """The meta kernel of an op: `function`, once every tensor is a meta tensor."""
 
     def shapes(*arguments, **keywords):
-        found = function(*arguments, **keywords)
         _refuse_meta_beside_others(_tensors(namespace, name, arguments, keywords))
-        return found
+        return function(*arguments, **keywords)
 
     return shapes
 
@@ -190,15 +189,16 @@ def _unscales(name, arguments, keywords):
 
 
 def _refuse_meta_beside_others(tensors):
-    tensors = list(tensors)
-    if not any(tensor.device.type == "meta" for _, tensor, _ in tensors):
-        return
+    """Raises ValueError; the words are csrc/bindings/register.h's."""
+    on_meta, elsewhere = [], []
     for where, tensor, _ in tensors:
-        if tensor.device.type != "meta":
-            raise ValueError(
-                f"{where} is on {tensor.device}, others are on the meta device, which has no data: tensors on "
-                f"{tensor.device.type} and on the meta device do not go together"
-            )
+        (on_meta if tensor.device.type == "meta" else elsewhere).append((where, tensor.device))
+    if on_meta and elsewhere:
+        other, device = elsewhere[0]
+        raise ValueError(
+            f"{on_meta[0][0]} is on meta, {other.partition(': ')[2]} is not: tensors on {device} and on the meta "
+            "device, which has no data, do not go together"
+        )
 
 
 def _tensors(namespace, name, arguments, keywords):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 from torch.autograd import forward_ad
 
-from apex._loader import registry
+from apex._loader import autograd, registry
 from apex._loader.op_model import REQUIRED
 from apex._portable import tensors
 
@@ -41,8 +41,8 @@ _forward_mode = forward_ad if hasattr(forward_ad, "_current_level") else SimpleN
 # Source for functions that are compiled at load: whether no mode, transform, forward mode or tracer looks at a call.
 # What types its tensors have is asked beside it.
 _NOBODY = (
-    "not (dispatch_modes() or function_modes() or transforms() is not None or tracing() is not None"
-    " or forward_mode._current_level >= 0 or compiling())"
+    "not (compiling() or dispatch_modes() or function_modes() or transforms() is not None or tracing() is not None"
+    " or forward_mode._current_level >= 0)"
 )
 _LOOKING = {
     "types": frozenset((torch.Tensor, torch.nn.Parameter)), "dispatch_modes": _dispatch_modes,
@@ -69,11 +69,6 @@ class Kernel:
             "reference": getattr(torch.ops.apex_reference, name).default,
         }  # fmt: skip
         self.run = self.trusting(())
-        self.checks = _compile(
-            name,
-            [f"def {name}({parameters(self.op)}): function({', '.join(a.name for a in self.arguments)})"],
-            self._scope,
-        )
 
     def trusting(self, known):
         """The same where these arguments, by name, were plain when a node kept them: all that may have happened to them
@@ -86,7 +81,8 @@ class Kernel:
             )
             values = "" if t in known else f"keys({t}).raw_repr() & foreign or {t}.is_complex() or "
             memory = f"({t}.numel() and {held} if {t}.is_contiguous() else not has_memory({t}))"
-            lines.append(f"    if {t} is not None and ({values}{memory}): refuse({t}, {t!r})")
+            lines.append(f"    if {t} is not None and ({values}{memory}) and refuse({t}, {t!r}):")
+            lines.append(f"        return reference({names})")
         lines += [
             f"    found = function({names})",
             f"    return reference({names}) if found is None else found",
@@ -94,10 +90,16 @@ class Kernel:
         return _compile(self.name, lines, self._scope)
 
     def _refuse(self, tensor, name):
+        """Raises for a tensor that kernels cannot read; True: it is a shape alone, of which the reference knows."""
+        if tensor.device.type == "meta":
+            return True
         no_storage = not torch._C._has_storage(tensor) and not tensors.foreign_keys(tensor)
         if no_storage and not tensor.is_complex() and tensor.device.type not in ("cpu", "cuda"):
-            return  # a device of another kind may have tensors without storage: there the reference runs
+            return (
+                False  # a device of another kind may have tensors without storage: there the reference runs
+            )
         tensors.refuse_unless_plain(tensor, f"apex::{self.name}: {name}")
+        return False
 
 
 def parameters(op):
@@ -119,8 +121,6 @@ def kernel(function):
 
 
 # ---- entries ---------------------------------------------------------------------------------------------------------
-
-_Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
 
 
 class _Source:
@@ -212,7 +212,7 @@ def _node(op, run):
     }  # fmt: skip
     exec(compile(source.text(), f"<apex {op.name}>", "exec"), scope)
     members = {"forward": staticmethod(scope["forward"]), "backward": staticmethod(scope["backward"])}
-    return type(f"Apex_{op.name.removesuffix('_forward')}", (_Function,), members)
+    return type(f"Apex_{op.name.removesuffix('_forward')}", (autograd.function(),), members)
 
 
 class Entry:

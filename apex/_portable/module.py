@@ -43,22 +43,6 @@ def without_kernel():
     return tuple(name for name in registry.schemas() if name not in served)
 
 
-def shapes(name):
-    """The op on tensors that are a shape alone: its reference's, which looks at no element of them. Beside tensors of
-    another device the op's own words come first: they name its arguments."""
-    target, kernel = reference.target(name), functional.KERNELS[name]
-    positions = kernel.tensors
-
-    def meta(*arguments, **keywords):
-        given = [arguments[i] for i in positions if i < len(arguments) and arguments[i] is not None]
-        if any(t.device.type == "meta" for t in given) and any(t.device.type != "meta" for t in given):
-            with tensors.checks_alone():
-                kernel.checks(*arguments, **keywords)
-        return target(*arguments, **keywords)
-
-    return meta
-
-
 def lend_threads():
     """CPU variants run on torch's own threads, where torch has a C function for that: from 2.10 on."""
     import ctypes
@@ -122,6 +106,7 @@ def load():
     alive = reference.define("apex", implementation, names)
     for name in functional.KERNELS:
         if name not in reference.own_shapes(registry.schemas()[name].unit):
-            alive.impl(name, shapes(name), "Meta")
+            # The reference looks at no element of them.
+            alive.impl(name, reference.of_shapes("apex", name, reference.target(name)), "Meta")
     reference.record("apex", alive, names)
     return make(), alive

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import threading
 
 import torch
 
@@ -24,29 +22,8 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
 )
 
 
-_checking, _count_lock = threading.local(), threading.Lock()
-_checkers = 0  # threads that check arguments alone: what others ask is one comparison
-
-
-@contextlib.contextmanager
-def checks_alone():
-    """No place serves this thread meanwhile: kernels check their arguments, and then give up."""
-    global _checkers
-    with _count_lock:
-        _checkers += 1
-    _checking.alone = True
-    try:
-        yield
-    finally:
-        _checking.alone = False
-        with _count_lock:
-            _checkers -= 1
-
-
 def place_of(tensor):
     """The apex_place of a tensor's device on torch's current stream; None where no variant of ours serves it."""
-    if _checkers and getattr(_checking, "alone", False):
-        return None
     if tensor.is_cpu:
         return CPU_PLACE
     return place_of_device(tensor.device) if tensor.is_cuda else None

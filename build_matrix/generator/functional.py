@@ -12,7 +12,7 @@ from build_matrix.generator.cpp import camel, listed
 # What the generated text calls things of its own.
 RESERVED = {
     "name", "unit", "check", "outputs", "launch", "formula", "autograd", "place", "made", "op", "keys", "node", "guard",
-    "recorded", "result", "found", "gradients", "m", "py", "apex", "at", "std", "torch",
+    "recorded", "result", "found", "gradients", "kept", "shown", "wants", "m", "py", "apex", "at", "std", "torch",
 }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ class Recorded:
         needed = cpp.parse(text)
         if isinstance(needed, ast.Call) and getattr(needed.func, "id", "") == "needed":
             edges = [op.differentiable.index(a.id) for a in needed.args if isinstance(a, ast.Name)]
-            return " || ".join(f"task_should_compute_output({edge})" for edge in edges)
+            return " || ".join(f"wants({edge})" for edge in edges)
         if not argument.is_tensor:
             self.kept[name] = cpp.expression(text)
             return name
@@ -215,40 +215,28 @@ class Recorded:
 
     def node(self) -> str:
         op, backward = self.op, self.backward
-        count = len(op.differentiable)
-        lines = [f"struct {camel(op.name)}Node : Node {{"]
+        own, shown = f"{camel(op.name)}Node", camel(op.name.removesuffix("_forward"))
+        lines = [f"struct {own} : OpNode<{own}> {{"]
+        lines.append(f'  static constexpr const char* shown = "Apex{shown}Backward";')
         if self.saved:
             lines.append(listed("  SavedVariable ", self.saved, ";"))
         for name in self.kept:
             argument = backward.argument(name)
             lines.append(f"  {cpp.type_of(argument).kept} {name}{{}};")
         lines += [
+            listed("  auto kept() { return std::tie(", [*self.saved, *self.kept], "); }"),
             "",
-            "  variable_list apply(variable_list&& gradients) override {",
+            "  variable_list gradients(const variable_list& gradients) {",
             f"    const auto& op = dispatcher_op<{camel(backward.name)}>();",
-            "    std::lock_guard<std::mutex> lock(mutex_);",
-            f"    variable_list found({count});",
+            f"    variable_list found({len(op.differentiable)});",
             *self._without_gradient(),
             *map(self._unpacked, self.saved),
             "    const PastAutograd guard(gradients);",
             listed("    const auto made = op.call(", self.passed, ");"),
         ]
         for i, name in enumerate(op.differentiable):
-            lines.append(f"    if (task_should_compute_output({i})) found[{i}] = {self._result_for(name)};")
-        lines += ["    return found;", "  }", "  void release_variables() override {"]
-        lines.append("    std::lock_guard<std::mutex> lock(mutex_);")
-        if self.saved:
-            lines.append(
-                listed(
-                    "    for (SavedVariable* s : {",
-                    [f"&{name}" for name in self.saved],
-                    "}) s->reset_data();",
-                )
-            )
-        lines.append("  }")
-        shown = camel(op.name.removesuffix("_forward"))
-        lines.append(f'  std::string name() const override {{ return "Apex{shown}Backward"; }}')
-        return "\n".join([*lines, "};"])
+            lines.append(f"    if (wants({i})) found[{i}] = {self._result_for(name)};")
+        return "\n".join([*lines, "    return found;", "  }", "};"])
 
     def _unpacked(self, name: str) -> str:
         """A saved tensor, with autograd in force: checkpoints compute it anew when it is unpacked."""
@@ -266,7 +254,7 @@ class Recorded:
             known = f"gradients[{self.result_names.index(gradient.removeprefix('grad_'))}]"
             for i, name in enumerate(self.op.differentiable):
                 if self.op.gradient.get(name, f"grad_{name}") == result:
-                    lines.append(f"      if (task_should_compute_output({i})) found[{i}] = {known};")
+                    lines.append(f"      if (wants({i})) found[{i}] = {known};")
         return [*lines, "      return found;", "    }"]
 
     def _result_for(self, argument: str) -> str:

@@ -159,7 +159,10 @@ def _run(op: Op) -> list[str]:
 def _of_tensors(op: Op) -> str:
     """One launch, on the device of the first tensor."""
     first = next(a.name for a in op.arguments if a.is_tensor)
-    lines = [listed(f"inline void {op.name}(", cpp.parameters(op), ") {")]
+    own = camel(op.name)
+    lines = [f"struct {own} {{", f'    static constexpr const char* name = "{op.name}";']
+    lines += [listed("    using Signature = void(", [cpp.type_of(a).parameter for a in op.arguments], ");"), "};"]
+    lines += [listed(f"inline void {op.name}(", cpp.parameters(op), ") {")]
     lines += [f"    const c10::Device device = {first}.device();", f"    gpu::{op.launch} fields{{}};"]
     lines += _fields(op, "device")
     lines += ["    const apex_place place = place_of(device);"]
@@ -168,7 +171,7 @@ def _of_tensors(op: Op) -> str:
         f"      const int32_t status = apex_{op.name}(&place, &fields);",
     ]
     lines += [f'      if (!use_reference(status, "{op.name}")) return;', "    }"]
-    lines.append(listed(f"    call_reference<decltype({op.name})>(", [f'"{op.name}"', *cpp.names(op)], ");"))
+    lines.append(listed(f"    call_reference<{own}::Signature>(", [f"{own}::name", *cpp.names(op)], ");"))
     return "\n".join([line.removeprefix("  ") if line.startswith("    ") else line for line in lines] + ["}"])
 
 
@@ -176,7 +179,7 @@ def registrations(op: Op) -> list[tuple[str, str]]:
     """(dispatch key, the kernel's address)"""
     return [
         ("CompositeExplicitAutograd", f"apex::{op.name}"),
-        ("Meta", f"apex::DoNothing<decltype(apex::{op.name})>::call"),
+        ("Meta", f"apex::DoNothing<apex::{camel(op.name)}>::call"),
     ]
 
 

@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "host/apex.h"
+#include "dtype.h"
 #include "register.h"
 
 namespace apex {
@@ -27,21 +27,6 @@ template <class Call> const c10::TypedOperatorHandle<typename Call::Signature>& 
   return op;
 }
 
-// apex_dtype of a tensor's element type. Raises TypeError for those that no kernel takes.
-inline int32_t element_type(const char* op, at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return APEX_F32;
-    case at::kHalf:
-      return APEX_F16;
-    case at::kBFloat16:
-      return APEX_BF16;
-    case at::kDouble:
-      return APEX_F64;
-    default:
-      TORCH_CHECK_TYPE(false, op, " takes float32, float16, bfloat16 and float64, not ", type);
-  }
-}
 // An argument that not all ops of a family have: nothing where `call`, of a template's type, is without.
 inline const OptionalTensor nothing;
 #define APEX_IF_ANY(call, argument)                                  \
@@ -50,10 +35,6 @@ inline const OptionalTensor nothing;
     else return nothing;                                             \
   }()
 inline bool has_value(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
-
-// The type that sums are made in.
-inline at::ScalarType math_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
-inline at::ScalarType math_type(const at::Tensor& tensor) { return math_type(tensor.scalar_type()); }
 
 // Null, or undefined, for none.
 inline const uint8_t* bytes(const at::Tensor& tensor) {
@@ -75,11 +56,8 @@ inline bool is_one_value(const at::Tensor& tensor) {
 
 #if defined(APEX_TORCH_LIBRARY_UNIT)
 #include <ATen/autocast_mode.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
-#include <torch/version.h>
 
+#include "autograd.h"
 #include "place.h"
 #include "reference.h"
 #include "status.h"
@@ -93,7 +71,7 @@ template <class Call, class Signature = typename Call::Signature> struct Kernels
 template <class Call, class Result, class... Arguments> struct Kernels<Call, Result(Arguments...)> {
   // Runs a variant of ours, or else the reference.
   static Result run(Arguments... arguments) {
-    if (!are_readable(arguments...)) refuse_unreadable((std::string("apex::") + Call::name).c_str(), arguments...);
+    if (!are_readable(arguments...)) refuse_unreadable(Call::name, arguments...);
     const Call call{arguments...};
     call.check();
     const apex_place place = place_of(first_tensor(arguments...).device());
@@ -101,94 +79,12 @@ template <class Call, class Result, class... Arguments> struct Kernels<Call, Res
     if (place.platform >= 0 && call.launch(place, made)) return made;
     return call_reference<Result(Arguments...)>(Call::name, arguments...);
   }
-  // The op's own words first: they name its arguments.
   static Result meta(Arguments... arguments) {
+    refuse_meta_beside_others(Call::name, arguments...);
     const Call call{arguments...};
     call.check();
-    Result made = call.outputs();
-    (each_tensor(&check_meta, arguments), ...);
-    return made;
+    return call.outputs();
   }
-};
-
-using torch::autograd::Node;
-using torch::autograd::SavedVariable;
-using torch::autograd::variable_list;
-
-// From torch 2.13 a Node counts its own references.
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-template <class T> using NodePointer = c10::intrusive_ptr<T>;
-template <class T> NodePointer<T> make_node() { return c10::make_intrusive<T>(); }
-#else
-template <class T> using NodePointer = std::shared_ptr<T>;
-template <class T> NodePointer<T> make_node() { return NodePointer<T>(new T, torch::autograd::deleteNode); }
-#endif
-
-inline bool requires_grad(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
-inline bool requires_grad(const std::optional<at::Tensor>& tensor) { return tensor && requires_grad(*tensor); }
-// Whether autograd must record an op of these inputs.
-template <class... Inputs> bool records(const Inputs&... inputs) {
-  return at::GradMode::is_enabled() && (requires_grad(inputs) || ...);
-}
-
-// A Node is backward mode alone: forward mode would go on with silent zeros.
-inline void refuse_forward_mode(const char* op, const at::Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!tensor.defined() || !tensor._fw_grad(0).defined(), "apex ", op,
-                              ": forward-mode automatic differentiation is not implemented");
-}
-inline void refuse_forward_mode(const char* op, const std::optional<at::Tensor>& tensor) {
-  if (tensor) refuse_forward_mode(op, *tensor);
-}
-template <class... Inputs> void refuse_forward_mode_of(const char* op, const Inputs&... inputs) {
-  (refuse_forward_mode(op, inputs), ...);
-}
-
-// Stands for the derivative of a backward op that has none: says so when it is asked for.
-struct NoDoubleBackward : Node {
-  const char* op = nullptr;
-  const char* why = "is not implemented";
-  variable_list apply(variable_list&&) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "apex ", op, ": the gradient of its gradient (double backward) ", why);
-  }
-  std::string name() const override { return "ApexNoDoubleBackward"; }
-};
-template <class... Inputs>
-NodePointer<NoDoubleBackward> no_double_backward(const char* op, const char* why, const Inputs&... inputs) {
-  auto node = make_node<NoDoubleBackward>();
-  node->op = op;
-  node->why = why;
-  node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
-  return node;
-}
-
-template <class Pointer> void set_history_of(const at::Tensor& made, const Pointer& node) {
-  if (made.defined()) torch::autograd::set_history(made, node);
-}
-template <class... Tensors, class Pointer>
-void set_history_of(const std::tuple<Tensors...>& made, const Pointer& node) {
-  std::apply([&](const auto&... tensor) { (set_history_of(tensor, node), ...); }, made);
-}
-
-// What a Node keeps: a tensor, and a result of its own op, which holds the Node.
-inline SavedVariable keep(const at::Tensor& tensor) { return SavedVariable(tensor, false); }
-inline SavedVariable keep(const OptionalTensor& tensor) { return tensor ? keep(*tensor) : SavedVariable(); }
-inline SavedVariable keep_result(const at::Tensor& tensor) { return SavedVariable(tensor, true); }
-inline OptionalTensor if_any(const at::Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-}
-
-// While it lives, ops are called past their autograd kernels, where nothing records and nothing is to be refused.
-class PastAutograd {
- public:
-  explicit PastAutograd(const variable_list& gradients) {
-    if (at::GradMode::is_enabled()) return;
-    for (const at::Tensor& gradient : gradients)
-      if (gradient.defined() && gradient._fw_grad(0).defined()) return;
-    guard_.emplace();
-  }
-
- private:
-  std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
 // The dtype that autocast asks for on a tensor's device.

@@ -6,19 +6,21 @@
 #include "generated/welford_parallel.h"
 
 namespace apex {
-struct GroupBatchNormNode : Node {
+struct GroupBatchNormNode : OpNode<GroupBatchNormNode> {
+  static constexpr const char* shown = "ApexGroupBatchNormBackward";
   SavedVariable input, bitmask, weight, bias, mean, inv_std, count;
   bool has_mask = false, use_batch = false, channel_last = false;
+  auto kept() {
+    return std::tie(input, bitmask, weight, bias, mean, inv_std, count, has_mask, use_batch, channel_last);
+  }
 
-  variable_list apply(variable_list&& gradients) override {
-    std::lock_guard<std::mutex> lock(mutex_);
+  variable_list gradients(const variable_list& gradients) {
     const auto& reduce = dispatcher_op<ReduceBn>();
     const auto& backward = dispatcher_op<GroupbnBackward>();
     variable_list found(4);
     const at::Tensor& dy = gradients[0];
     if (!dy.defined()) return found;
-    const bool of_input = task_should_compute_output(0), of_z = task_should_compute_output(1),
-               of_weight = task_should_compute_output(2), of_bias = task_should_compute_output(3);
+    const bool of_input = wants(0), of_z = wants(1), of_weight = wants(2), of_bias = wants(3);
     const at::Tensor x = input.unpack(), m = mean.unpack(), r = inv_std.unpack();
     const OptionalTensor w = weight.unpack(), b = bias.unpack(),
                          mask = has_mask ? OptionalTensor(bitmask.unpack()) : std::nullopt;
@@ -53,11 +55,6 @@ struct GroupBatchNormNode : Node {
     }
     return found;
   }
-  void release_variables() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (SavedVariable* s : {&input, &bitmask, &weight, &bias, &mean, &inv_std, &count}) s->reset_data();
-  }
-  std::string name() const override { return "ApexGroupBatchNormBackward"; }
 };
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> group_batch_norm_layer(

@@ -90,31 +90,26 @@ inline bool IndexMul2dBackward::launch(const apex_place& place, Result& made) co
 
 namespace index_mul {
 // Gradients of (grad_out, in1, in2) from those of the two gradients: products and sums of the same two kinds.
-struct BackwardNode : Node {
+struct BackwardNode : OpNode<BackwardNode> {
+  static constexpr const char* shown = "ApexIndexMul2dBackwardBackward";
   SavedVariable grad_out, in1, in2, index;
+  auto kept() { return std::tie(grad_out, in1, in2, index); }
 
-  variable_list apply(variable_list&& grads) override {
+  variable_list gradients(const variable_list& grads) {
     const auto& product = dispatcher_op<IndexMul2dForward>();
     const auto& gradients = dispatcher_op<IndexMul2dBackward>();
-    std::lock_guard<std::mutex> lock(mutex_);
     variable_list found(3);
     const at::Tensor g = grad_out.unpack(), a = in1.unpack(), b = in2.unpack(), i = index.unpack();
     const at::Tensor &of_first = grads[0], &of_second = grads[1];
-    if (task_should_compute_output(0)) {
+    if (wants(0)) {
       if (of_first.defined()) found[0] = product.call(of_first, b, i);
       if (of_second.defined())
         found[0] = found[0].defined() ? found[0] + product.call(a, of_second, i) : product.call(a, of_second, i);
     }
-    if (task_should_compute_output(1) && of_second.defined())
-      found[1] = std::get<0>(gradients.call(g, a, of_second, i, true, false));
-    if (task_should_compute_output(2) && of_first.defined()) found[2] = product.call(of_first, g, i);
+    if (wants(1) && of_second.defined()) found[1] = std::get<0>(gradients.call(g, a, of_second, i, true, false));
+    if (wants(2) && of_first.defined()) found[2] = product.call(of_first, g, i);
     return found;
   }
-  void release_variables() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (SavedVariable* s : {&grad_out, &in1, &in2, &index}) s->reset_data();
-  }
-  std::string name() const override { return "ApexIndexMul2dBackwardBackward"; }
 };
 }  // namespace index_mul
 

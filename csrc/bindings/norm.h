@@ -93,15 +93,16 @@ inline void check_shape(const char* op, const at::Tensor& input, c10::SymIntArra
   check_one_dtype(op, weight, bias);
 }
 // Throws unless a backward op is given what its forward left: kernels read as much of each tensor as the shape says.
-inline void check_backward(const Backward& in) {
+inline void check(const Backward& in) {
   const char* op = in.op;
   const at::Tensor& saved = in.saved;
   const at::ScalarType output_type = in.grad_output.scalar_type(), math = math_type(in.type);
   check_shape(op, saved, in.shape, in.weight, in.bias);
   const auto beside = [&](const at::Tensor& tensor) { return tensor.device() == saved.device(); };
   const auto check_gradient = [&](const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK_VALUE(tensor.sizes() == saved.sizes() && beside(tensor), op, ": the gradient", name, " has shape ",
-                      tensor.sizes(), " on ", tensor.device(), ", not ", saved.sizes(), " on ", saved.device());
+    TORCH_CHECK_VALUE(tensor.sym_sizes() == saved.sym_sizes() && beside(tensor), op, ": the gradient", name,
+                      " has shape ", tensor.sym_sizes(), " on ", tensor.device(), ", not ", saved.sym_sizes(), " on ",
+                      saved.device());
   };
   check_gradient("", in.grad_output);
   TORCH_CHECK_TYPE(saved.scalar_type() == (in.from_output ? output_type : in.type), op, ": the saved tensor has dtype ",
@@ -111,24 +112,16 @@ inline void check_backward(const Backward& in) {
     TORCH_CHECK_TYPE(in.grad_sum->scalar_type() == in.type, op, ": the gradient of the sum has dtype ",
                      in.grad_sum->scalar_type(), ", not ", in.type);
   }
-  const int64_t rows = rows_of(saved, in.shape).guard_int(__FILE__, __LINE__);
+  const c10::SymInt rows = rows_of(saved, in.shape);
   const auto check_statistic = [&](const char* name, const OptionalTensor& tensor) {
-    TORCH_CHECK_VALUE(has_value(tensor) && tensor->numel() == rows && tensor->scalar_type() == math && beside(*tensor),
-                      op, ": ", name, " must hold one ", math, " for each row, on ", saved.device());
+    TORCH_CHECK_VALUE(
+        has_value(tensor) && tensor->sym_numel() == rows && tensor->scalar_type() == math && beside(*tensor), op, ": ",
+        name, " must hold one ", math, " for each row, on ", saved.device());
   };
   check_statistic("rstd", in.rstd);
   if (in.centered && !in.from_output) check_statistic("mean", in.mean);
 }
 
-inline void check(const Backward& in) {
-  // Sizes of meta tensors may be symbols: to compare them would bind a compiled graph to them. Of one among others
-  // check_meta tells.
-  bool meta = false;
-  const auto look = [&](const at::Tensor& tensor) { meta = meta || (tensor.defined() && tensor.is_meta()); };
-  const auto each = [&](const auto&... tensors) { (each_tensor(look, tensors), ...); };
-  each(in.grad_output, in.grad_sum, in.saved, in.mean, in.rstd, in.weight, in.bias);
-  if (!meta) check_backward(in);
-}
 inline void check(const Forward& in) {
   check_shape(in.op, in.input, in.shape, in.weight, in.bias);
   if (!in.has_residual) return;

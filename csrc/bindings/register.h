@@ -23,10 +23,33 @@ constexpr bool holds_no_tensor =
     std::is_same_v<T, std::optional<at::ScalarType>>;
 template <class Visit, class T> std::enable_if_t<holds_no_tensor<T>> each_tensor(const Visit&, const T&) {}
 
+// What the schema calls the first argument of the op `name` with a tensor that `is` holds of.
+template <class Is, class... Arguments>
+std::string argument_name(const std::string& name, const Is& is, const Arguments&... arguments) {
+  const auto schema = c10::Dispatcher::singleton().findSchemaOrThrow(("apex::" + name).c_str(), "").schema();
+  std::string found;
+  size_t index = 0;
+  const auto look = [&](const at::Tensor& tensor) {
+    if (found.empty() && tensor.defined() && is(tensor)) found = schema.arguments()[index].name();
+  };
+  ((each_tensor(look, arguments), ++index), ...);
+  return found;
+}
+
 // The dispatcher comes to a meta kernel as soon as one tensor is a meta tensor: where such are mixed with others, as by
 // a model that was materialised in part, the others would be left as they are, or a result unset, without a word.
-inline void check_meta(const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(!tensor.defined() || tensor.device().is_meta(), "tensors on ", tensor.device(),
+template <class... Arguments> void refuse_meta_beside_others(const char* name, const Arguments&... arguments) {
+  const at::Tensor* other = nullptr;
+  const auto is_other = [](const at::Tensor& tensor) { return !tensor.is_meta(); };
+  const auto look = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && is_other(tensor)) other = &tensor;
+  };
+  (each_tensor(look, arguments), ...);
+  if (!other) return;
+  const std::string of_meta =
+      argument_name(name, [](const at::Tensor& tensor) { return tensor.is_meta(); }, arguments...);
+  TORCH_CHECK_VALUE(of_meta.empty(), name, ": ", of_meta, " is on meta, ", argument_name(name, is_other, arguments...),
+                    " is not: tensors on ", other->device(),
                     " and on the meta device, which has no data, do not go together");
 }
 // Whether kernels may read a tensor where it lies; none takes complex numbers. A device of another kind may have
@@ -45,17 +68,18 @@ template <class... Arguments> bool are_readable(const Arguments&... arguments) {
 }
 // Throws for the argument that is not.
 template <class... Arguments> void refuse_unreadable(const char* name, const Arguments&... arguments) {
-  const auto schema = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").schema();
-  size_t index = 0;
-  const auto check = [&](const at::Tensor& tensor) {
-    if (!is_readable(tensor)) refuse_unless_plain(tensor, schema.name() + ": " + schema.arguments()[index].name());
+  const auto refuse = [&](const at::Tensor& tensor) {
+    if (is_readable(tensor)) return;
+    const auto same = [&](const at::Tensor& other) { return &other == &tensor; };
+    refuse_unless_plain(tensor, std::string("apex::") + name + ": " + argument_name(name, same, arguments...));
   };
-  ((each_tensor(check, arguments), ++index), ...);
+  (each_tensor(refuse, arguments), ...);
 }
 
-template <class Function> struct DoNothing;
-template <class... Arguments> struct DoNothing<void(Arguments...)> {
-  static void call(Arguments... arguments) { (each_tensor(&check_meta, arguments), ...); }
+// Of an op that returns nothing, on tensors without values. `Call` has its name.
+template <class Call, class Signature = typename Call::Signature> struct DoNothing;
+template <class Call, class... Arguments> struct DoNothing<Call, void(Arguments...)> {
+  static void call(Arguments... arguments) { refuse_meta_beside_others(Call::name, arguments...); }
 };
 }  // namespace apex
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "dtype.h"
 #include "place.h"
 #include "plain.h"
 #include "status.h"
@@ -16,21 +17,6 @@ namespace {
 // Elements a chunk: small enough that the last wave of blocks is short, large enough that finding a chunk
 // costs nothing.
 constexpr uint32_t gpu_chunk_size = 8192, cpu_chunk_size = 16384;
-
-int32_t dtype_code(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return APEX_F32;
-    case at::kHalf:
-      return APEX_F16;
-    case at::kBFloat16:
-      return APEX_BF16;
-    case at::kDouble:
-      return APEX_F64;
-    default:
-      return -1;
-  }
-}
 
 std::vector<int64_t> strides_unless_contiguous(const at::Tensor& tensor) {
   return tensor.is_contiguous() ? std::vector<int64_t>() : tensor.strides().vec();

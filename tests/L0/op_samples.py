@@ -481,11 +481,8 @@ class Call:
         self.places = [i for i, x in enumerate(self.tensors) if isinstance(x, torch.Tensor)]
         self.rest = [None if isinstance(x, torch.Tensor) else x for x in self.tensors]
         self.tensors = [self.tensors[i] for i in self.places]
-        differentiable = torch._C._dispatch_has_kernel_for_dispatch_key(self.op.name(), "Autograd")
-        names = ("input", "residual", "weight", "bias", "logits", "in1", "in2", "f", "g", "x")
-        chosen = (
-            [self.arguments.get(name) for name in names] if differentiable and op.endswith("forward") else []
-        )
+        schema = registry.schemas()[op]
+        chosen = [self.arguments.get(name) for name in schema.differentiable] if schema.backward else []
         self.wanted = [i for i, t in enumerate(self.tensors) if any(t is x for x in chosen)]
 
     def __call__(self, *tensors):

@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 from loader.described import ROOT
+from op_samples import Call, samples
 
-from apex._loader import bindings
+from apex._loader import bindings, registry
 
 if not bindings.load().native:
     pytest.skip("the bindings look at memory; without them torch does", allow_module_level=True)
@@ -102,3 +103,24 @@ def test_meta_tensors_beside_others_are_refused(name):
             backward(*arguments[:i], arguments[i].to("meta"), *arguments[i + 1 :])
     found = backward(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments))
     assert found[0].shape == x.shape and all(gradient.is_meta for gradient in found)
+
+
+FUNCTIONAL = [
+    (op, index)
+    for op, index in samples()
+    if index is not None and not registry.schemas()[op].writes and registry.schemas()[op].entry != ()
+]
+
+
+@pytest.mark.parametrize(("op", "index"), FUNCTIONAL)
+def test_entries_take_shapes_alone(op, index):
+    """Eager calls go past the dispatcher, which knows where a meta tensor belongs."""
+    call = Call(op, index, "cpu")
+    entry = getattr(bindings.load().module, op.removesuffix("_forward"), None)
+    if entry is None:
+        entry = getattr(torch.ops.apex, op)
+    arguments = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), call.arguments)
+    found = torch.utils._pytree.tree_leaves(entry(**arguments))
+    wanted = torch.utils._pytree.tree_leaves(entry(**call.arguments))
+    assert [(t.shape, t.dtype) for t in found] == [(t.shape, t.dtype) for t in wanted]
+    assert all(t.is_meta for t in found)
