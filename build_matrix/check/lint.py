@@ -1,4 +1,4 @@
-"""Lint, which is this list of commands: `python -m build_matrix.check.lint` runs it, and with it `nox -s lint`, the
+"""Lint, which is this list of commands: `python -m build_matrix lint` runs it, and with it `nox -s lint`, the
 tests of a change and the release check. .pre-commit-config.yaml has those of them that look at single files."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from build_matrix import REPOSITORY
 
-ITSELF = (sys.executable, "-m", "build_matrix.check.lint")
+ITSELF = (sys.executable, "-m", "build_matrix", "lint")
 PYTHON = (sys.executable, "-m")
 NATIVE = ("csrc", "tests")  # where C++ stands
 SUFFIXES = (".cpp", ".h", ".cu")
@@ -73,7 +73,3 @@ def run() -> bool:
         print(f"lint: {name} {verdict}, {time.monotonic() - start:.1f} s", file=sys.stderr)
         held &= code == 0
     return held
-
-
-if __name__ == "__main__":
-    sys.exit(not run())

@@ -1,5 +1,5 @@
-"""Where the packages of the farm are missing: the look-ups run on Python alone, and every other command says in one
-line what runs it."""
+"""Where the packages of the farm are missing: the look-ups and lint run without them, and every other command says in
+one line what runs it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import shlex
 from collections.abc import Callable
 
 from build_matrix import REPOSITORY
+from build_matrix.check import lint
 from build_matrix.errors import BuildError
 from build_matrix.serve import compat, which
 from build_matrix.spec import toml
 
-LOOKUPS: dict[str, Callable[[list[str]], int]] = {"which": which.main, "compat": compat.main}
+RUNS: dict[str, Callable[[list[str]], int]] = {
+    "which": which.main,
+    "compat": compat.main,
+    "lint": lambda arguments: not lint.run(),
+}
 SESSIONS = {  # command -> the nox session that brings an environment for it
     "wheel": "build-cpu",
     "index": "serve-index",
@@ -26,18 +31,19 @@ SESSIONS = {  # command -> the nox session that brings an environment for it
     "farm": "farm",
     "plan": "plan",
     "verify": "verify",
+    "tests": "tests",
     "tier": "L0(cpu)",
     "release-check": "release-check",
 }
 
 
 def run(arguments: list[str], missing: ModuleNotFoundError) -> int | str:
-    """What `python -m build_matrix` does without its packages: a look-up's exit code, or the line."""
+    """What `python -m build_matrix` does without its packages: the exit code of what runs, or the line."""
     name = arguments[0] if arguments else ""
-    if name not in LOOKUPS:
+    if name not in RUNS:
         return words(name, missing)
     try:
-        return LOOKUPS[name](arguments[1:])
+        return int(RUNS[name](arguments[1:]))
     except BuildError as error:
         return f"build_matrix: {error}"
 

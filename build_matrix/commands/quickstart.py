@@ -1,5 +1,5 @@
-"""From a checkout to a trained model on the CPU: wheel, index, clean environment, pip, the probe,
-training."""
+"""`python -m build_matrix quickstart`: from a checkout to a trained model on the CPU: wheel, index, clean environment,
+pip, the probe, training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import click
+
 from build_matrix import REPOSITORY
+from build_matrix.commands.options import JOBS
 from build_matrix.errors import BuildError
 from build_matrix.farm import report
 from build_matrix.parts import tree
@@ -23,6 +26,13 @@ from build_matrix.wheels import build
 PLACE = REPOSITORY / "build/quickstart"
 EXAMPLE = REPOSITORY / "examples/digits/train.py"
 BROKEN = 2  # exit code of `python -m apex`
+
+
+@click.command("quickstart")
+@JOBS
+def command(jobs) -> None:
+    """Wheel, index, clean environment, pip, probe and training, on the CPU of this machine."""
+    run(jobs)
 
 
 def run(jobs: int | None = None) -> None:

@@ -169,8 +169,3 @@ def render(page: Path) -> str:
 def write(page: Path) -> None:
     """Writes the page anew."""
     files.write(page, render(page))
-
-
-if __name__ == "__main__":
-    for name in SECTIONS:
-        write(name)

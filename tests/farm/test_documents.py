@@ -99,8 +99,9 @@ def parse(words):
         if arguments[0] in ("--help", "--version"):
             return
         name = arguments.pop(0)
-        assert name in command.commands, f"no command is called {name}"
-        command = command.commands[name]
+        found = command.get_command(None, name)
+        assert found, f"no command is called {name}"
+        command = found
     if "--help" not in arguments and command is not __main__.main:
         command.make_context(command.name, arguments)
 

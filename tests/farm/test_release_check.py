@@ -94,9 +94,8 @@ def test_the_list_has_every_tier_and_cell_and_its_commands_exist():
         assert not each.after or each.after in found
         words = each.command[each.command.index("-m") + 1 :]
         if words[0] == "build_matrix":
-            main.commands[words[1]].make_context(
-                words[1], list(words[2:])
-            )  # raises for what it does not take
+            command = main.get_command(None, words[1])
+            command.make_context(words[1], list(words[2:]))  # raises for what it does not take
 
 
 def test_the_tree_has_what_the_tests_look_at_and_the_packs_of_cards_that_are_here(monkeypatch):

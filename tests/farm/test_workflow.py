@@ -9,9 +9,9 @@ import sys
 import yaml
 from click.testing import CliRunner
 
-from build_matrix import REPOSITORY
-from build_matrix.__main__ import farm, main
-from build_matrix.__main__ import plan as plan_command
+from build_matrix import REPOSITORY, commands
+from build_matrix.commands import farm
+from build_matrix.commands import plan as plan_command
 from build_matrix.farm import plan, workflow
 from build_matrix.farm.plan import Selection
 from build_matrix.spec import matrix
@@ -21,7 +21,7 @@ JOBS = workflow.jobs(plan.resolve(Selection()))
 
 def options(row):
     """What `nox -s farm` would make of a row's options, as a plan."""
-    asked = farm.make_context("farm", shlex.split(row["options"])).params
+    asked = farm.command.make_context("farm", shlex.split(row["options"])).params
     tags = tuple(f"cp{tag.replace('.', '')}" for tag in asked["tags"])
     chosen = Selection(
         *(asked["accelerators"], asked["archs"], asked["torches"], tags, asked["only"]),
@@ -63,17 +63,13 @@ def test_the_command_prints_json_and_nothing_else():
     command = [sys.executable, "-m", "build_matrix", "plan", "--format", "github"]
     done = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
     assert done.returncode == 0 and json.loads(done.stdout) == JOBS
-    part = CliRunner().invoke(plan_command, ["--format", "github", "--arch", "sm_90", "--torch", "2.8.0"])
+    part = CliRunner().invoke(
+        plan_command.command, ["--format", "github", "--arch", "sm_90", "--torch", "2.8.0"]
+    )
     assert [row["name"] for row in json.loads(part.output)["wheels"]["include"]] == [
         "apex-cuda",
         "apex-cuda linux_aarch64",
     ]
-
-
-def workflow_command():
-    from build_matrix.__main__ import plan as command
-
-    return command
 
 
 def test_a_download_may_write_where_root_was_before():
@@ -94,4 +90,4 @@ def test_the_last_job_lays_all_wheels_together():
     names = [row["name"] for row in JOBS["wheels"]["include"]]
     assert names == fnmatch.filter(names, download["pattern"]) and download["merge-multiple"]
     (run,) = [step["run"] for step in said["release"]["steps"] if "run" in step]
-    assert run.endswith("nox -s publish") and "publish" in main.commands
+    assert run.endswith("nox -s publish") and "publish" in commands.NAMES

@@ -1,0 +1,96 @@
+"""Options and arguments that several commands take, and what they stand for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from build_matrix import REPOSITORY
+from build_matrix.errors import BuildError
+from build_matrix.farm import plan
+from build_matrix.spec import matrix
+from build_matrix.toolchains import pythons
+from build_matrix.wheels import wheel
+
+PYTHON = re.compile(r"(?:cp)?3\.?(\d+)")
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+COUNT = click.IntRange(min=1)
+ACCELERATOR = click.argument("accelerator", type=click.Choice(["cpu", "cuda", "rocm"]))
+JOBS = click.option("--jobs", type=COUNT, help="Compilers at once; default: the number of cores.")
+DIST = click.option("--dist", type=PATH, default=REPOSITORY / "dist", help="Default: dist/.")
+INDEX = click.option("--target", type=PATH, default=REPOSITORY / ".whl", help="Default: .whl/.")
+PUBLIC_KEY = click.option(
+    "--key",
+    type=FILE,
+    help="A public key (PEM) by which it must be signed. Default: APEX_TRUSTED_KEY, else any or none will do.",
+)
+PASSED_ON = {"add_help_option": False, "context_settings": {"ignore_unknown_options": True}}
+
+
+def tag_of(text: str) -> str:
+    """cp311 of 3.11, 311 or cp311."""
+    match = PYTHON.fullmatch(text)
+    if not match:
+        raise click.BadParameter(f"{text!r} is no Python; say 3.11")
+    return f"cp3{match[1]}"
+
+
+def tags_of(texts: tuple[str, ...]) -> list[str]:
+    """cp311 of 3.11; of nothing, the Python that runs this. Raises BuildError for one that has no wheel."""
+    axes, tags = matrix.load(), [tag_of(text) for text in texts] or [pythons.own_tag()]
+    known = (*axes.python, *axes.optional_python)
+    for tag in tags:
+        if tag not in known:
+            raise BuildError(f"Python {tag} is not in matrix.toml; there are {', '.join(known)}")
+    return tags
+
+
+def ours_of(paths: list[Path]) -> list[Path]:
+    """The wheels of this project among files; others are named."""
+    found, others = wheel.ours(paths)
+    for words in others:
+        click.echo(words, err=True)
+    return found
+
+
+def wheels_of(dist: Path) -> list[Path]:
+    """The wheels of this project in a folder; others are named. Raises BuildError where there is none."""
+    found = ours_of(list(dist.iterdir()) if dist.is_dir() else [])
+    if not found:
+        raise BuildError(f"there is no wheel in {dist}. Run: nox -s build-cpu, or any other build")
+    return found
+
+
+def selection(command):
+    """The options that choose a part of the matrix; without them it is the whole."""
+    options = [
+        click.option("--accelerator", "accelerators", multiple=True, help="cpu, cuda, rocm. Default: all."),
+        click.option("--arch", "archs", multiple=True, help="sm_90, gfx942, ... Default: all."),
+        click.option("--torch", "torches", multiple=True, help="2.13.0, ... Default: all of the matrix."),
+        click.option("--python", "tags", multiple=True, help="3.11, ... Default: all of the matrix."),
+        click.option(
+            "--platform", "platforms", multiple=True, help="linux_x86_64, linux_aarch64. Default: all."
+        ),
+        click.option("--only", multiple=True, help="library, bindings, packs: no wheels. Default: all."),
+        click.option("--available", is_flag=True, help="Leaves out what cannot be built here, and says so."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def selected(accelerators, archs, torches, tags, platforms, only, tests=()) -> plan.Selection:
+    """What the options of `selection` choose."""
+    tags = tuple(tag_of(tag) for tag in tags)
+    return plan.Selection(accelerators, archs, torches, tags, only, tests, platforms)
+
+
+def tell_left_out(made: plan.Plan) -> None:
+    """Says what a plan leaves out. Raises BuildError where nothing is left."""
+    for why in made.left_out:
+        click.echo(f"left out: {why}", err=True)
+    if not made.steps:
+        raise BuildError("nothing is left to be made: the matrix has no cell of what was chosen")
