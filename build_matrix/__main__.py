@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
     sys.exit(alone.run(sys.argv[1:], error))
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
-INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells have it
+ENDED = 128  # and the number of the signal: exit codes, as shells have them
 
 
 class Commands(click.Group):
@@ -42,13 +42,30 @@ def main() -> None:
     """Builds apex: device packs, host library, bindings, wheels, and the index that serves them."""
 
 
+class Terminated(BaseException):
+    """A signal that ends a process came: raised where it is, so that folders which live as long as a block go."""
+
+
+def _end(number: int, frame: object) -> None:
+    raise Terminated(number)
+
+
 def run() -> None:
     """The entry point: faults that have a name are printed in words, never as a traceback."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores one
+            signal.signal(number, _end)
     try:
         sys.exit(main(standalone_mode=False) or 0)  # click returns the code of an Exit
     except click.Abort:  # what click makes of Ctrl-C
         click.echo("build_matrix: interrupted; the same command goes on from what is stored", err=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(ENDED + signal.SIGINT)
+    except Terminated as error:
+        number = signal.Signals(*error.args)
+        click.echo(
+            f"build_matrix: ended by {number.name}; the same command goes on from what is stored", err=True
+        )
+        sys.exit(ENDED + number)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

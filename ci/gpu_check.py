@@ -23,7 +23,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -32,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 from build_matrix.check import receipts  # noqa: E402
 from build_matrix.errors import ReceiptError  # noqa: E402
 from build_matrix.spec import identity  # noqa: E402
+from build_matrix.store import files  # noqa: E402
 from build_matrix.wheels.wheel_file import WheelFile  # noqa: E402
 
 BENCHMARKS = ["optimizers", "norms", "softmax", "rotary", "bias_swiglu", "xentropy"]
@@ -170,8 +170,8 @@ def main():
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
-        check = Check(arguments.wheel.resolve(), Path(place), out, arguments.tests)
+    with files.temporary("gpu-check") as place:
+        check = Check(arguments.wheel.resolve(), place, out, arguments.tests)
         check.step("install", check.install)
         check.step("probe", check.probe)
         check.step("packs, JIT and PTX agree", check.same_bits)

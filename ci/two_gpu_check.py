@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
-from gpu_check import Check
+from gpu_check import Check, files
 
 
 class TwoGpuCheck(Check):
@@ -44,8 +43,8 @@ def main():
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
-        check = TwoGpuCheck(arguments.wheel.resolve(), Path(place), out, arguments.tests)
+    with files.temporary("gpu-check") as place:
+        check = TwoGpuCheck(arguments.wheel.resolve(), place, out, arguments.tests)
         for name, step in (
             ("install", check.install),
             ("probe", check.probe),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import marshal
@@ -22,7 +23,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +33,9 @@ else:
     import tomli as tomllib
 
 from mutants import KINDS, ROOT, Mutant, Target, device_targets, family, key_of, optimizer_targets, places
+
+sys.path.insert(0, str(ROOT))
+from build_matrix.store import files
 
 ACCEPTED = Path(__file__).with_name("mutants_accepted.toml")
 CAUGHT, SURVIVED, INVALID = "caught", "survived", "invalid"
@@ -45,7 +48,8 @@ class Workspace:
     """A copy of the tree in which one place is changed."""
 
     def __init__(self, language: str, target: Target):
-        self.folder = Path(tempfile.mkdtemp(prefix="apex-mutant-"))
+        self.held = contextlib.ExitStack()
+        self.folder = self.held.enter_context(files.temporary("mutant"))
         for name in (
             "apex",
             "csrc",
@@ -112,7 +116,7 @@ class Workspace:
         return hashlib.sha256(bare.read_bytes()).hexdigest()
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.held.close()
 
 
 def examine(language: str, target: Target, per_kind: int, again: set[str]) -> list[dict]:

@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from build_matrix.check import receipts
 from build_matrix.errors import BuildError
 from build_matrix.parts import tree
 from build_matrix.spec import identity, matrix
+from build_matrix.store import files
 from build_matrix.wheels.wheel_file import WheelFile
 
 TESTS = REPOSITORY / "tests"
@@ -143,8 +143,7 @@ def _site(wheel: Path | None, archs: list[str]) -> Iterator[Site]:
         yield Site(REPOSITORY, TESTS)
         return
     WheelFile(wheel)  # says what is wrong with it
-    with tempfile.TemporaryDirectory(prefix="apex-tier-") as folder:
-        place = Path(folder)
+    with files.temporary("tier") as place:
         options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--target", str(place / "site")]
         done = subprocess.run(
             [sys.executable, "-m", "pip", "install", *options, str(wheel)], capture_output=True, text=True

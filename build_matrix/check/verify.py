@@ -7,14 +7,13 @@ import base64
 import contextlib
 import csv
 import io
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from build_matrix.errors import BuildError, GateError, PinError
 from build_matrix.parts import packs
 from build_matrix.spec import identity, registry
-from build_matrix.store import Result, Store, digest
+from build_matrix.store import Result, Store, digest, files
 from build_matrix.store.engine import Engine
 from build_matrix.toolchains import by_arch, host_compiler, pythons
 from build_matrix.wheels import provenance
@@ -25,8 +24,8 @@ from build_matrix.wheels.wheel_file import WheelFile, difference
 def nothing_made() -> Iterator[Store]:
     """A store in which nothing is, for one run: what was made before is not believed, and what wheels share is made
     once."""
-    with tempfile.TemporaryDirectory(prefix="apex-verify-") as folder:
-        yield Store(Path(folder))
+    with files.temporary("verify") as folder:
+        yield Store(folder)
 
 
 def run(

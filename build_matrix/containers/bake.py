@@ -9,7 +9,6 @@ import json
 import shlex
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from build_matrix.containers.wheels import LOCAL_IMAGE
 from build_matrix.errors import BuildError, ContainerError
 from build_matrix.serve import index
 from build_matrix.spec import identity, matrix
+from build_matrix.store import files
 from build_matrix.toolchains import package_index, torch_supply
 from build_matrix.wheels import sbom
 from build_matrix.wheels.wheel_file import WheelFile
@@ -200,8 +200,8 @@ def bake(
     settings = pip_settings.read()
     variables = dict(settings.variables)
     authority = variables.pop("PIP_CERT", None)
-    with tempfile.TemporaryDirectory(prefix="apex-bake-") as folder:
-        context, secret = Path(folder) / "context", Path(folder) / "pip"
+    with files.temporary("bake") as folder:
+        context, secret = folder / "context", folder / "pip"
         index.write([wheel.path], context / "index")
         shutil.copyfile(PLACE / "install.sh", context / "install.sh")
         secret.write_text("".join(f"export {key}={shlex.quote(value)}\n" for key, value in variables.items()))

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,8 +60,8 @@ def build(
     if image:
         environment["CIBW_MANYLINUX_X86_64_IMAGE"] = image
     default_root().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="apex-cibuildwheel-") as folder:
-        sources, output = Path(folder) / "sources", Path(folder) / "wheels"
+    with files.temporary("cibuildwheel") as folder:
+        sources, output = folder / "sources", folder / "wheels"
         export(sources)
         command = [sys.executable, "-m", "cibuildwheel", "--platform=linux", f"--output-dir={output}"]
         if subprocess.run(command, cwd=sources, env=environment, stdout=sys.stderr).returncode:
@@ -165,7 +164,7 @@ def deliver(path: Path, dist: Path) -> Path:
     `dist`."""
     tag = path.name.split("-")[2]
     provenance.write(path, WheelFile(path).facts, tag)
-    with tempfile.TemporaryDirectory() as folder:
+    with files.temporary("delivery") as folder:
         for file in path.parent.glob(f"{path.name}*"):
-            shutil.copyfile(file, Path(folder) / file.name)
-        return wheel.publish(Path(folder), dist)
+            shutil.copyfile(file, folder / file.name)
+        return wheel.publish(folder, dist)

@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import tempfile
 import threading
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 
 import dask
 from distributed import Client, LocalCluster, WorkerPlugin, as_completed
@@ -24,7 +22,7 @@ from build_matrix.errors import BuildError, FarmError
 from build_matrix.farm import costs, steps
 from build_matrix.farm.plan import Plan
 from build_matrix.farm.steps import Done
-from build_matrix.store import Store
+from build_matrix.store import Store, files
 from build_matrix.store.engine import jobs_of
 
 PATIENCE = "10s"
@@ -147,8 +145,8 @@ def measure(plan: Plan, store: Store, workers: Collection[int]) -> None:
     """Runs a plan from nothing on each of those numbers of this machine's workers, and writes down in `store` what it
     and its units took. What is made goes; nothing of `store` is used."""
     for count in workers:
-        with tempfile.TemporaryDirectory(prefix="apex-measure-") as folder, local(count) as client:
-            elsewhere, begun = Store(Path(folder)), time.monotonic()
+        with files.temporary("measure") as folder, local(count) as client:
+            elsewhere, begun = Store(folder), time.monotonic()
             done = run(plan, client, elsewhere)
             took = time.monotonic() - begun
             for line in elsewhere.journal():

@@ -6,9 +6,7 @@ What a step gives back is small; outputs meet in the store.
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
@@ -151,10 +149,10 @@ def _wheel(
         published=True,
         platform=platform,
     )
-    with tempfile.TemporaryDirectory(prefix="apex-tree-") as folder:
-        facts = tree.fill(request, Path(folder), _Stored(store))
+    with files.temporary("tree") as folder:
+        facts = tree.fill(request, folder, _Stored(store))
         # holds the contents of the tree
-        return wheel.unit(Path(folder), facts, python, platform=platform, store=store)
+        return wheel.unit(folder, facts, python, platform=platform, store=store)
 
 
 UNITS = {

@@ -6,9 +6,12 @@ time is spent in a compiler's own process, so threads are enough.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 from build_matrix.errors import BuildError
 from build_matrix.store import Result, Store, WorkUnit
@@ -23,6 +26,16 @@ def jobs_of(asked: int | None = None) -> int:
     if said and not (said.isdecimal() and int(said)):
         raise BuildError(f"{JOBS}={said} is no number of compilers: say 1 or more, or unset it")
     return asked or int(said or 0) or os.cpu_count() or 1
+
+
+def _end_compilers() -> None:
+    """Ends the processes that threads of this one wait for: Ctrl-C in a terminal reaches them, a signal to this
+    process alone does not."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            _, parent, *_ = stat.read_text().rpartition(")")[2].split()
+            if int(parent) == os.getpid():
+                os.kill(int(stat.parent.name), signal.SIGTERM)
 
 
 class Engine:
@@ -42,9 +55,11 @@ class Engine:
             try:
                 for future in as_completed(futures):
                     self.tell(future.result())
-            except BaseException:
+            except BaseException as error:
                 for future in futures:
                     future.cancel()
+                if not isinstance(error, Exception):  # a signal: a compiler may take minutes more
+                    _end_compilers()
                 raise
         results = [future.result() for future in futures]
         self.finished += results

@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import tarfile
-import tempfile
 import uuid
 import zlib
 from pathlib import Path
 
 from build_matrix.errors import RequirementMissing, StoreError
-from build_matrix.store import archive
+from build_matrix.store import archive, files
 
 # Whoever makes the same unit at the same time writes the same contents: no lock is needed.
 PACKED = ".tar.gz"
@@ -83,8 +82,8 @@ class Remote:
         which is told. Raises StoreError when the place cannot be read."""
         if not self.has(kind, key):
             return False
-        with tempfile.TemporaryDirectory(prefix="apex-store-") as folder:
-            packed = Path(folder) / "output"
+        with files.temporary("store") as folder:
+            packed = folder / "output"
             try:
                 self.system.get_file(self._name(kind, key), str(packed))
             except Exception as error:
@@ -98,8 +97,8 @@ class Remote:
 
     def give(self, kind: str, key: str, folder: Path) -> None:
         """Packs an output and puts it there. Raises StoreError."""
-        with tempfile.TemporaryDirectory(prefix="apex-store-") as place:
-            packed = Path(place) / "output"
+        with files.temporary("store") as place:
+            packed = place / "output"
             # Links become files: `take` takes nothing else.
             with tarfile.open(packed, "w:gz", compresslevel=1, dereference=True) as made:
                 made.add(folder, arcname=".")

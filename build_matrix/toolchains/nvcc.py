@@ -6,12 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from functools import cached_property
 from pathlib import Path
 
 from build_matrix.spec.archs import Arch
-from build_matrix.store import DigestCache
+from build_matrix.store import DigestCache, files
 from build_matrix.toolchains import inputs, ptxas
 from build_matrix.toolchains.base import Compiled, Toolchain, provisioned_root, run
 
@@ -56,8 +55,8 @@ class Nvcc(Toolchain):
         return [kind, f"-arch={arch.name}", "-O3", "-std=c++17", "--fmad=false"]
 
     def compile(self, source: Path, arch: Arch) -> Compiled:
-        with tempfile.TemporaryDirectory(prefix="apex-nvcc-") as folder:
-            output, rule = Path(folder) / f"out{arch.suffix}", Path(folder) / "out.d"
+        with files.temporary("nvcc") as folder:
+            output, rule = folder / f"out{arch.suffix}", folder / "out.d"
             verbose = [] if arch.kind == "ptx" else ["-Xptxas", "-v"]
             # Run beside the source with a relative name, so that no path of this machine can enter the
             # output.

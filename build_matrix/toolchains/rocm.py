@@ -10,12 +10,11 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from functools import cached_property
 from pathlib import Path
 
 from build_matrix.spec.archs import Arch
-from build_matrix.store import DigestCache, digest
+from build_matrix.store import DigestCache, digest, files
 from build_matrix.toolchains.base import Compiled, Toolchain, provisioned_root, run
 
 LIBRARIES = ("libclang-cpp.so*", "libLLVM.so*", "libLLVM-*.so*", "liblld*.so*")
@@ -79,20 +78,20 @@ class ClangHip(Toolchain):
     def compile(self, source: Path, arch: Arch) -> Compiled:
         what = f"{source.name} for {arch.name}"
         if not self.chroot:
-            with tempfile.TemporaryDirectory(prefix="apex-hip-") as folder:
-                output = Path(folder) / "out.co"
+            with files.temporary("hip") as folder:
+                output = folder / "out.co"
                 run(
                     what,
                     self._command([*self.flags(arch), source.name, "-o", str(output)]),
                     cwd=source.parent,
                 )
                 return Compiled(output.read_bytes())
-        with tempfile.TemporaryDirectory(prefix="apex-hip-", dir=self.chroot / "tmp") as folder:
+        with files.temporary("hip", self.chroot / "tmp") as folder:
             for name, path in digest.closure(source).items():
-                shutil.copyfile(path, Path(folder) / name)
-            inside = "/" + str(Path(folder).relative_to(self.chroot))
+                shutil.copyfile(path, folder / name)
+            inside = "/" + str(folder.relative_to(self.chroot))
             run(what, self._command([*self.flags(arch), source.name, "-o", "out.co"], inside))
-            return Compiled((Path(folder) / "out.co").read_bytes())
+            return Compiled((folder / "out.co").read_bytes())
 
 
 def candidates() -> list[tuple[Path, Path | None]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from build_matrix.errors import BuildError, Incomplete, PythonMissing, ToolchainMissing
 from build_matrix.parts import tree
 from build_matrix.spec import matrix
+from build_matrix.store import files
 from build_matrix.store.engine import Engine
 from build_matrix.toolchains import host_compiler, pythons
 from build_matrix.toolchains.pythons import Python
@@ -70,8 +70,7 @@ def request(
 def one_wheel(made: tree.Request, python: Python, engine: Engine, dist: Path) -> Path:
     """Builds the tree and the wheel of one request. Returns the path in `dist`."""
     # A folder of its own: another build of the same accelerator and Python may run beside this one, with other packs.
-    with tempfile.TemporaryDirectory(prefix="apex-tree-") as folder:
-        target = Path(folder)
+    with files.temporary("tree") as target:
         facts = tree.fill(made, target, engine)
         unit = wheel.unit(target, facts, python, platform=made.platform, store=engine.store)
     return wheel.publish(engine.one(unit).folder, dist)
