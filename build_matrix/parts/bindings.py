@@ -8,6 +8,7 @@ build them.
 from __future__ import annotations
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 from apex._loader.elf import Elf
@@ -79,8 +80,10 @@ def _identity(python: bool) -> dict[str, str]:
     return {name: digest.of_file(path) for name, path in sorted(found.items())}
 
 
+@cache
 def source_identity() -> str:
-    """Digest of the sources of both bindings and of what they are generated from."""
+    """Digest of the sources of both bindings and of what they are generated from, as they were when it was first asked
+    for."""
     return digest.of_values([_identity(False), _identity(True), generated(False), generated(True)])
 
 
