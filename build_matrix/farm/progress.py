@@ -106,7 +106,7 @@ def of_wheels(made: Plan, store: Store, jobs: int) -> Live:
         report.console.print(words, highlight=False, soft_wrap=True)
     torches = wheels[0].arguments[2].split() if wheels else []
     if len(torches) > 1:
-        words = f"  a wheel for one torch is made sooner: --torch {torches[-1]}"
+        words = f"  a wheel for one torch is made sooner: --torch {_own_torch(torches)}"
         report.console.print(words, highlight=False)
     stored = costs.stored(made.steps, store) | _of_installed(made, store)
     expected = costs.Costs(store).expected(made.steps, stored)
@@ -115,6 +115,12 @@ def of_wheels(made: Plan, store: Store, jobs: int) -> Live:
     took = clock(costs.simulate(made.steps, expected, jobs))
     report.console.print(f"{len(left.steps)} steps, about {took} on {jobs} cores", highlight=False)
     return Live(Farm(left, expected, jobs))
+
+
+def _own_torch(releases: list[str]) -> str:
+    """Of the releases that a wheel has bindings for, that of the installed torch; the newest where none is of it."""
+    have = matrix.minor(headers.installed_version() or "0.0")
+    return next((release for release in releases if matrix.minor(release) == have), releases[-1])
 
 
 def _of_installed(made: Plan, store: Store) -> set[str]:

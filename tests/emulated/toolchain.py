@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -99,7 +100,7 @@ def _clang(folder: pathlib.Path, arguments: list[str]) -> list[str]:
 
 
 def compile_source(source: pathlib.Path, arch: str) -> pathlib.Path:
-    """Compiles one device source, once for each content.
+    """Compiles one device source, once for each content, whoever else asks for it at the same time.
 
     Returns:
         The code object's path.
@@ -114,6 +115,15 @@ def compile_source(source: pathlib.Path, arch: str) -> pathlib.Path:
     if output.exists():
         return output
     OUTPUT.mkdir(parents=True, exist_ok=True)
+    with open(output.with_suffix(".lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # others that want it wait; who dies lets go
+        if not output.exists():
+            _compile(source, arch, output)
+    return output
+
+
+def _compile(source: pathlib.Path, arch: str, output: pathlib.Path) -> None:
+    """Writes the code object whole, or raises RuntimeError with clang's messages."""
     root = rocm_root()
     inside = _chrooted_clang(root) is not None
     with tempfile.TemporaryDirectory(prefix="emulated-", dir=root / "tmp" if inside else None) as scratch:
@@ -129,4 +139,3 @@ def compile_source(source: pathlib.Path, arch: str) -> pathlib.Path:
         temporary = output.with_suffix(f".{os.getpid()}.tmp")
         shutil.copy(folder / "out.co", temporary)
         temporary.rename(output)
-    return output

@@ -21,7 +21,7 @@ from build_matrix.farm import plan, progress, report
 from build_matrix.serve import publish
 from build_matrix.spec import identity, matrix
 from build_matrix.store import Store, WorkUnit, engine
-from build_matrix.toolchains import by_arch, host_compiler, manage, provision, pythons, torch_supply
+from build_matrix.toolchains import by_arch, headers, host_compiler, manage, provision, pythons, torch_supply
 from build_matrix.wheels import source_install
 
 TAG = pythons.own_tag()
@@ -48,12 +48,24 @@ def test_a_build_says_what_goes_in_and_how_long_it_takes(tmp_path, printed):
     live = progress.of_wheels(build_of(), Store(tmp_path), 2)
     text = printed()
     assert f"apex-rocm {TAG}: torch 2.8.0, " in text and "packs gfx942" in text
-    assert f"--torch {matrix.load().torch_for(TAG)[-1]}" in text and " on 2 cores" in text
+    assert "made sooner: --torch 2." in text and " on 2 cores" in text
     steps = {step.id for step in live.farm.plan.steps}
     assert f"steps, about {progress.clock(live.farm.left)}"[:13] in text and not any(
         "headers" in s for s in steps
     )
     assert live.farm.left > 60  # eight bindings
+
+
+@pytest.mark.parametrize(
+    "installed, said",
+    [("2.13.0+cpu", "2.13.0"), ("2.13.1", "2.13.0"), ("2.99.0", "newest"), (None, "newest")],
+)
+def test_the_torch_that_is_made_sooner_is_the_installed_one(installed, said, tmp_path, printed, monkeypatch):
+    monkeypatch.setattr(headers, "installed_version", lambda: installed)
+    monkeypatch.setattr(progress, "_of_installed", lambda made, store: set())
+    progress.of_wheels(build_of(), Store(tmp_path), 2)
+    newest = matrix.load().torch_for(TAG)[-1]
+    assert f"--torch {newest if said == 'newest' else said}\n" in printed()
 
 
 def test_a_build_of_one_torch_does_not_say_how_to_ask_for_one(tmp_path, printed):
