@@ -8,6 +8,7 @@ build them.
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from build_matrix.spec.registry import Registry
 from build_matrix.store import Result, WorkUnit, digest
 from build_matrix.toolchains import host_compiler, inputs, manylinux, python_headers
 from build_matrix.toolchains.headers import TorchHeaders
+from build_matrix.toolchains.host_compiler import HostCompiler
 from build_matrix.toolchains.pythons import Python
 
 CSRC = REPOSITORY / "csrc"
@@ -87,75 +89,104 @@ def source_identity() -> str:
     return digest.of_values([_identity(False), _identity(True), generated(False), generated(True)])
 
 
-def _unit(
-    kind: str,
-    output: str,
-    headers: TorchHeaders,
-    extra: list[str],
-    needed: list[str],
-    link: list[str],
-    symbols: str,
-    python: Python | None = None,
-) -> WorkUnit:
-    platform = matrix.load().platform(headers.platform)
-    compiler, foreign = host_compiler.find(platform.name), platform.name != matrix.NATIVE
-    fixed = [flag.format(baseline=platform.baseline) for flag in FLAGS]
+@dataclass(frozen=True)
+class _Library:
+    """One of the two: `output` is its file, `extra` flags go to the compiler, `link` to the linker, `needed` are the
+    sonames that it needs, `symbols` the version script."""
+
+    kind: str
+    output: str
+    headers: TorchHeaders
+    extra: list[str]
+    needed: list[str]
+    link: list[str]
+    symbols: str
+    python: Python | None = None
+
+    @property
+    def platform(self) -> matrix.Platform:
+        return matrix.load().platform(self.headers.platform)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether a cross compiler makes it."""
+        return self.platform.name != matrix.NATIVE
+
+    @property
+    def flags(self) -> list[str]:
+        """Those that go into the key."""
+        return [*(flag.format(baseline=self.platform.baseline) for flag in FLAGS), *self.extra]
+
+
+def _unit(library: _Library) -> WorkUnit:
+    platform, headers, python = library.platform, library.headers, library.python
+    compiler = host_compiler.find(platform.name)
     inc = generated(python is not None)
-    forced = ["-include", str(host_compiler.COMPAT / "old_glibc.h")]
+    of = {
+        "sources": _identity(python is not None),
+        "generated": inc,
+        "headers": [headers.release, headers.git_version, headers.identity],
+        "flags": library.flags,
+        "paths": "mapped",
+        "link": [*library.needed, *library.link, library.symbols],
+        "compiler": compiler.describe(),
+        "python": [python.tag, python.version] if python else [],
+        "beside": inputs.FILE,
+    }
+    if library.foreign:
+        of["platform"] = platform.name
+    tag = f" {python.tag}" if python else ""
 
     def make(folder: Path) -> None:
         work = folder / "work"
         (work / "generated").mkdir(parents=True)
         for name, text in inc.items():
             (work / name).write_text(text)
-        unit = work / f"{output.partition('.')[0]}.cpp"
-        unit.write_text(
-            "".join(f'#include "bindings/{path.name}"\n' for path in _sources(python is not None))
-        )
-        include = [f"-I{work}", *(f"-I{path}" for path in INCLUDE)]
-        names = {headers.include: "torch/include", folder: "."}
-        parts = {"torch": [headers.include]}
-        if python:
-            own = python.include
-            if foreign:
-                python_headers.lay(python, compiler, own := work / "python")
-            include += ["-isystem", str(own)]
-            names[own] = "python"
-            parts["python"] = [own, *python.also]
-        hidden = [f"-ffile-prefix-map={path}={name}" for path, name in names.items()]
-        flags = [*fixed, *extra, *forced, *include, *headers.flags(), *hidden]
-        objects = [work / "unit.o"]
-        read = compiler.compile(unit, objects[0], flags)
-        for source in host_compiler.compat_sources():
-            objects.append(work / f"{source.stem}.o")
-            read += compiler.compile(
-                source, objects[-1], ["-std=c++20", "-O2", "-fPIC", *forced, f"-I{CSRC}"]
-            )
-        for soname in needed:
-            compiler.stub(soname, work)
-        (work / "symbols.map").write_text(symbols)
-        libraries = ["-Wl,--no-as-needed", *(f"-l:{soname}" for soname in needed), "-Wl,--as-needed"]
-        script = f"-Wl,--version-script={work / 'symbols.map'}"
-        read += compiler.link(objects, folder / output, [f"-L{work}", *libraries, *link, script])
-        manylinux.check(folder / output)
+        objects, read, parts = _compile(library, compiler, work)
+        read += _link(library, compiler, objects, work)
+        manylinux.check(folder / library.output)
         inputs.write(folder, inputs.sort(read, parts, [CSRC, work]))
         shutil.rmtree(work)
 
-    of = {
-        "sources": _identity(python is not None),
-        "generated": inc,
-        "headers": [headers.release, headers.git_version, headers.identity],
-        "flags": [*fixed, *extra],
-        "paths": "mapped",
-        "link": [*needed, *link, symbols],
-        "compiler": compiler.describe(),
-        "python": [python.tag, python.version] if python else [],
-        "beside": inputs.FILE,
-    }
-    if foreign:
-        of["platform"] = platform.name
-    tag = f" {python.tag}" if python else ""
-    return WorkUnit(kind, f"torch {headers.release}{tag}{platform.suffix}", of, make)
+    return WorkUnit(library.kind, f"torch {headers.release}{tag}{platform.suffix}", of, make)
+
+
+def _compile(library: _Library, compiler: HostCompiler, work: Path) -> tuple[list[Path], list, dict]:
+    """Objects of the one unit and of the sources that old systems lack, what was read for them, and the headers that
+    are not ours by their names in provenance."""
+    headers, python = library.headers, library.python
+    unit = work / f"{library.output.partition('.')[0]}.cpp"
+    unit.write_text("".join(f'#include "bindings/{path.name}"\n' for path in _sources(python is not None)))
+    include = [f"-I{work}", *(f"-I{path}" for path in INCLUDE)]
+    names = {headers.include: "torch/include", work.parent: "."}
+    parts = {"torch": [headers.include]}
+    if python:
+        own = python.include
+        if library.foreign:
+            python_headers.lay(python, compiler, own := work / "python")
+        include += ["-isystem", str(own)]
+        names[own] = "python"
+        parts["python"] = [own, *python.also]
+    hidden = [f"-ffile-prefix-map={path}={name}" for path, name in names.items()]
+    forced = ["-include", str(host_compiler.COMPAT / "old_glibc.h")]
+    objects = [work / "unit.o"]
+    read = compiler.compile(unit, objects[0], [*library.flags, *forced, *include, *headers.flags(), *hidden])
+    for source in host_compiler.compat_sources():
+        objects.append(work / f"{source.stem}.o")
+        read += compiler.compile(source, objects[-1], ["-std=c++20", "-O2", "-fPIC", *forced, f"-I{CSRC}"])
+    return objects, read, parts
+
+
+def _link(library: _Library, compiler: HostCompiler, objects: list[Path], work: Path) -> list:
+    """Links against empty libraries of the right sonames. Returns what was read."""
+    for soname in library.needed:
+        compiler.stub(soname, work)
+    (work / "symbols.map").write_text(library.symbols)
+    libraries = ["-Wl,--no-as-needed", *(f"-l:{soname}" for soname in library.needed), "-Wl,--as-needed"]
+    script = f"-Wl,--version-script={work / 'symbols.map'}"
+    return compiler.link(
+        objects, work.parent / library.output, [f"-L{work}", *libraries, *library.link, script]
+    )
 
 
 def torch_library(headers: TorchHeaders) -> WorkUnit:
@@ -167,7 +198,7 @@ def torch_library(headers: TorchHeaders) -> WorkUnit:
         "-Wl,--enable-new-dtags",
         "-l:libdl.so.2",
     ]
-    return _unit("3a", TORCH_LIBRARY, headers, [], needed, link, TORCH_SYMBOLS)
+    return _unit(_Library("3a", TORCH_LIBRARY, headers, [], needed, link, TORCH_SYMBOLS))
 
 
 def python_module(headers: TorchHeaders, python: Python) -> WorkUnit:
@@ -176,7 +207,7 @@ def python_module(headers: TorchHeaders, python: Python) -> WorkUnit:
     needed = [TORCH_LIBRARY, "libapex.so", "libc10.so", "libtorch_cpu.so", "libtorch_python.so"]
     link = ["-Wl,-rpath,$ORIGIN:$ORIGIN/..", "-Wl,--enable-new-dtags"]
     output = f"{PYTHON_MODULE}{python.suffix_on(headers.platform)}"
-    return _unit("3b", output, headers, extra, needed, link, PYTHON_SYMBOLS, python)
+    return _unit(_Library("3b", output, headers, extra, needed, link, PYTHON_SYMBOLS, python))
 
 
 def place(results: list[Result], minor: str, library: Path) -> Path:
