@@ -52,7 +52,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Verdict:
     """How a check went: PASSED, FAILED or NOT_RUN, and its last words."""
 
     state: str
@@ -129,14 +129,14 @@ def run(
     folder: Path = FOLDER,
     only: tuple[str, ...] = (),
     again: bool = False,
-    tell: Callable[[Check, Outcome], None] = lambda check, outcome: None,
+    tell: Callable[[Check, Verdict], None] = lambda check, outcome: None,
     wanted: list[Check] | None = None,
-) -> dict[str, Outcome]:
-    """Outcome of every check. One that passed for these very sources is not run again unless `again`; what was done is
+) -> dict[str, Verdict]:
+    """Verdict of every check. One that passed for these very sources is not run again unless `again`; what was done is
     written after each, with what was known of the others, so that a list that was stopped goes on."""
     folder.mkdir(parents=True, exist_ok=True)
     of, before = _state(), _before(folder)
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, Verdict] = {}
     for check in checks() if wanted is None else wanted:
         known = before.get(check.name)
         if only and check.name not in only:
@@ -146,7 +146,7 @@ def run(
         if known and known.state == PASSED and not again:
             outcome = known
         elif check.after and (missing := outcomes.get(check.after)) and missing.state != PASSED:
-            outcome = Outcome(NOT_RUN, says=f"{check.after}: {missing.state}")
+            outcome = Verdict(NOT_RUN, says=f"{check.after}: {missing.state}")
         else:
             outcome = _run(check, folder)
         outcomes[check.name] = outcome
@@ -155,7 +155,7 @@ def run(
     return outcomes
 
 
-def _run(check: Check, folder: Path) -> Outcome:
+def _run(check: Check, folder: Path) -> Verdict:
     command = list(_expanded(check.command))
     log = folder / f"{check.name.replace(' ', '-').replace(',', '')}.log"
     outcomes = log.with_suffix(".xml")
@@ -173,17 +173,17 @@ def _run(check: Check, folder: Path) -> Outcome:
     says = lines[-1].strip() if lines else ""
     # pytest, too, ends with 3: when it broke.
     state = {0: PASSED, ABSENT: FAILED if tests else NOT_RUN}.get(done.returncode, FAILED)
-    return Outcome(state, seconds, says)
+    return Verdict(state, seconds, says)
 
 
-def _of_tests(outcomes: Path, seconds: float) -> Outcome:
+def _of_tests(outcomes: Path, seconds: float) -> Verdict:
     """Of a pytest that found no fault: what passed and what did not run, and why; where nothing ran, nothing passed."""
     cases = junit.read(outcomes)
     passed = sum(case.outcome == junit.PASSED for case in cases)
     reasons = junit.reasons(cases)
     skipped = ", ".join(f"{count} not run: {reason}" for reason, count in reasons.items())
     says = "; ".join(filter(None, [f"{passed} passed", skipped]))
-    return Outcome(PASSED if passed else NOT_RUN, seconds, says)
+    return Verdict(PASSED if passed else NOT_RUN, seconds, says)
 
 
 def _expanded(command: tuple[str, ...]) -> Iterator[str]:
@@ -210,15 +210,15 @@ def _state() -> dict[str, str]:
     return identity.checkout().as_json() | {"tests": digest.of_values(named)}
 
 
-def _before(folder: Path) -> dict[str, Outcome]:
-    """Outcomes of an earlier run over the same sources."""
+def _before(folder: Path) -> dict[str, Verdict]:
+    """Verdicts of an earlier run over the same sources."""
     try:
         said = json.loads((folder / RESULT).read_text())
-        return {n: Outcome(**o) for n, o in said["checks"].items()} if said["of"] == _state() else {}
+        return {n: Verdict(**o) for n, o in said["checks"].items()} if said["of"] == _state() else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def _write(folder: Path, of: dict[str, str], outcomes: dict[str, Outcome]) -> None:
+def _write(folder: Path, of: dict[str, str], outcomes: dict[str, Verdict]) -> None:
     text = json.dumps({"of": of, "checks": {n: asdict(o) for n, o in outcomes.items()}}, indent=1)
     files.write(folder / RESULT, text)

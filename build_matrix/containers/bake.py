@@ -60,7 +60,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Torch:
+class TorchFrom:
     """How torch comes into an image; `requirement` is empty where the base has one."""
 
     requirement: str
@@ -104,7 +104,7 @@ def wheel_for(accelerator: str, tag: str, dist: Path) -> WheelFile:
     return WheelFile(found[-1])
 
 
-def torch_for(accelerator: str, wheel: WheelFile, tag: str, base: Contents, wanted: str | None) -> Torch:
+def torch_for(accelerator: str, wheel: WheelFile, tag: str, base: Contents, wanted: str | None) -> TorchFrom:
     """The torch of the base stays; else `wanted` (2.13.0, 2.13.0+cpu), else the newest that the wheel has a binding
     for. Raises BuildError where the base has another than the wanted one."""
     if base.torch:
@@ -112,20 +112,20 @@ def torch_for(accelerator: str, wheel: WheelFile, tag: str, base: Contents, want
             raise BuildError(
                 f"the base has torch {base.torch}, which stays; choose a base without it for {wanted}"
             )
-        return Torch("")
+        return TorchFrom("")
     if wanted and "+" in wanted:
-        return Torch(f"torch=={wanted}")
+        return TorchFrom(f"torch=={wanted}")
     releases = [wanted] if wanted else [torch["release"] for torch in reversed(wheel.facts["torch"])]
     if accelerator == "cuda":
-        return Torch(f"torch=={releases[0]}")  # the package index has a CUDA build
+        return TorchFrom(f"torch=={releases[0]}")  # the package index has a CUDA build
     label = matrix.load().accelerator(accelerator).label
     local = [file.filename for file in package_index.configured_files("torch")]
     for release in releases:
         begin = f"torch-{release}+{label}-{tag}-"
         if any(name.startswith(begin) and name.endswith("x86_64.whl") for name in local):
-            return Torch(f"torch=={release}+{label}")
+            return TorchFrom(f"torch=={release}+{label}")
     there = torch_supply.PUBLIC if accelerator == "cpu" else f"{TORCH_INDEX}/{label}"
-    return Torch(f"torch=={releases[0]}+{label}", there)
+    return TorchFrom(f"torch=={releases[0]}+{label}", there)
 
 
 def labels(wheel: WheelFile, base: str, torch: str, python: str) -> dict[str, str]:

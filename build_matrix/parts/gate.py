@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from apex._loader.elf import Elf
 from build_matrix.errors import GateError
-from build_matrix.parts.inspect_code import CodeObject
+from build_matrix.parts.inspect_code import Inspected
 from build_matrix.spec.archs import AMD_MACHINES, Arch
 from build_matrix.spec.matrix import Matrix
 
 REGISTER_FILE = 65536  # 32-bit registers of an NVIDIA SM that one block can have, sm_70 to sm_121
 
 
-def faults(unit: str, image: bytes, code: CodeObject, arch: Arch, matrix: Matrix) -> list[str]:
+def faults(unit: str, image: bytes, code: Inspected, arch: Arch, matrix: Matrix) -> list[str]:
     """Everything that is wrong with the code object of `unit` for `arch`; empty when it passes."""
     found = []
     if code.arch != arch.name:
@@ -36,7 +36,7 @@ def faults(unit: str, image: bytes, code: CodeObject, arch: Arch, matrix: Matrix
     return found
 
 
-def spills(unit: str, code: CodeObject, arch: Arch, matrix: Matrix) -> list[str]:
+def spills(unit: str, code: Inspected, arch: Arch, matrix: Matrix) -> list[str]:
     """Every kernel of `unit` that spills more than is accepted."""
     accepted = matrix.accepted_spills(unit, arch.name)
     return [
@@ -49,7 +49,7 @@ def spills(unit: str, code: CodeObject, arch: Arch, matrix: Matrix) -> list[str]
 def check(
     unit: str,
     image: bytes,
-    code: CodeObject,
+    code: Inspected,
     arch: Arch,
     matrix: Matrix,
     by: str = "",

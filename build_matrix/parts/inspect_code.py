@@ -33,14 +33,14 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class CodeObject:
+class Inspected:
     """`arch` as the object itself says it: sm_90, compute_80 or gfx942."""
 
     arch: str
     kernels: dict[str, Kernel]
 
 
-def inspect(image: bytes, kind: str, spills: dict[str, int] | None = None) -> CodeObject:
+def inspect(image: bytes, kind: str, spills: dict[str, int] | None = None) -> Inspected:
     """`kind` is cubin, ptx or hsaco; `spills` what the compiler reported. Raises ValueError on another
     format."""
     if kind == "ptx":
@@ -53,13 +53,13 @@ def inspect(image: bytes, kind: str, spills: dict[str, int] | None = None) -> Co
     raise ValueError(f"ELF machine {elf.machine} is not what a {kind} has")
 
 
-def _ptx(text: str) -> CodeObject:
+def _ptx(text: str) -> Inspected:
     target = PTX_TARGET.search(text)
     kernels = {name: Kernel() for name in PTX_ENTRY.findall(text)}
-    return CodeObject(f"compute_{target[1].removeprefix('sm_')}" if target else "none", kernels)
+    return Inspected(f"compute_{target[1].removeprefix('sm_')}" if target else "none", kernels)
 
 
-def _cubin(elf: Elf, spills: dict[str, int]) -> CodeObject:
+def _cubin(elf: Elf, spills: dict[str, int]) -> Inspected:
     # CUDA 13 (ELF ABI 8) moved the arch from the lowest byte of e_flags to the next one.
     number = elf.flags >> 8 & 0xFF if elf.abi_version >= 8 else elf.flags & 0xFF
     symbols = elf.symbols()
@@ -78,7 +78,7 @@ def _cubin(elf: Elf, spills: dict[str, int]) -> CodeObject:
             wave_size=32,
             max_threads=threads[0] * max(threads[1], 1) * max(threads[2], 1),
         )
-    return CodeObject(f"sm_{number}", kernels)
+    return Inspected(f"sm_{number}", kernels)
 
 
 def _shared(elf: Elf, kernel: str) -> int:
@@ -104,7 +104,7 @@ def _of_symbol(attributes: dict[int, list[tuple[int, ...]]], attribute: int, ind
     return next((words[1] for words in attributes.get(attribute, []) if words[0] == index), 0)
 
 
-def _hsaco(elf: Elf) -> CodeObject:
+def _hsaco(elf: Elf) -> Inspected:
     note = elf.note("AMDGPU", AMD_METADATA)
     if note is None:
         raise ValueError("no AMDGPU metadata note")
@@ -120,4 +120,4 @@ def _hsaco(elf: Elf) -> CodeObject:
         )
         for kernel in metadata["amdhsa.kernels"]
     }
-    return CodeObject(metadata["amdhsa.target"].partition("--")[2].partition(":")[0], kernels)
+    return Inspected(metadata["amdhsa.target"].partition("--")[2].partition(":")[0], kernels)

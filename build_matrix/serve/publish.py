@@ -21,7 +21,7 @@ PAGE = "compatibility.html"
 
 
 @dataclass(frozen=True)
-class Release:
+class Published:
     """The wheels of a plan in dist/, and those of every index root."""
 
     wheels: tuple[Path, ...]
@@ -31,7 +31,7 @@ class Release:
 
 def publish(
     done: list[Done], store: Store, dist: Path, target: Path, signer: signing.Signer | None = None
-) -> Release:
+) -> Published:
     """Lays the wheels of `done` into `dist`, each by rename and signed where there is a `signer`, with SHA256SUMS, the
     compatibility table and the receipts of GPU tests, and writes the index of all wheels in `dist` to `target`. Raises
     BuildError for a file among them that this farm did not build; the new wheels lie there then."""
@@ -44,7 +44,7 @@ def publish(
             receipt = receipts.read(folder / "receipt.json")
             receipts.write(receipt, dist / RECEIPTS / receipts.name(receipt))
     by_root = finish(dist, target)
-    return Release(tuple(wheels), by_root, tuple(wheel.ours(dist.iterdir())[1]))
+    return Published(tuple(wheels), by_root, tuple(wheel.ours(dist.iterdir())[1]))
 
 
 def replaced(made: Iterable[Step], dist: Path) -> list[str]:

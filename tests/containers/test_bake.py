@@ -40,21 +40,21 @@ def configured(monkeypatch):
 
 def test_the_torch_of_the_base_stays():
     base = bake.Contents("cp311", "2.13.0+rocm7.2")
-    assert torch_for("rocm", None, base) == torch_for("rocm", "2.13.0", base) == bake.Torch("")
+    assert torch_for("rocm", None, base) == torch_for("rocm", "2.13.0", base) == bake.TorchFrom("")
     with pytest.raises(BuildError, match=r"has torch 2.13.0\+rocm7.2, which stays"):
         torch_for("rocm", "2.14.1", base)
 
 
 def test_a_build_of_the_accelerator_is_looked_for(configured):
-    assert torch_for("cpu") == bake.Torch("torch==2.13.0+cpu")  # the newest that pip's configuration has
-    assert torch_for("cpu", "2.14.1") == bake.Torch(
+    assert torch_for("cpu") == bake.TorchFrom("torch==2.13.0+cpu")  # the newest that pip's configuration has
+    assert torch_for("cpu", "2.14.1") == bake.TorchFrom(
         "torch==2.14.1+cpu", "https://download.pytorch.org/whl/cpu"
     )
-    assert torch_for("rocm") == bake.Torch(
+    assert torch_for("rocm") == bake.TorchFrom(
         "torch==2.14.1+rocm7.2", "https://download.pytorch.org/whl/rocm7.2"
     )
-    assert torch_for("cuda") == bake.Torch("torch==2.14.1")
-    assert torch_for("rocm", "2.13.0+cpu") == bake.Torch("torch==2.13.0+cpu")
+    assert torch_for("cuda") == bake.TorchFrom("torch==2.14.1")
+    assert torch_for("rocm", "2.13.0+cpu") == bake.TorchFrom("torch==2.13.0+cpu")
 
 
 def test_a_missing_wheel_names_the_command_that_builds_it(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from apex._loader.elf import Elf
 from build_matrix.errors import CompileError, GateError
 from build_matrix.parts import gate, msgpack, packs
-from build_matrix.parts.inspect_code import CodeObject, Kernel, inspect
+from build_matrix.parts.inspect_code import Inspected, Kernel, inspect
 from build_matrix.spec import matrix
 from build_matrix.spec.archs import Arch
 from build_matrix.spec.registry import device_units
@@ -90,7 +90,7 @@ def test_the_gate_finds_another_amd_machine(toolchain_of):
 )
 def test_the_gate_names_each_fault(kernels, words):
     with pytest.raises(GateError, match=words):
-        gate.check(UNIT, b"", CodeObject("sm_90", kernels), Arch("sm_90"), matrix.load())
+        gate.check(UNIT, b"", Inspected("sm_90", kernels), Arch("sm_90"), matrix.load())
 
 
 def test_archs_of_one_build_must_agree_on_kernels():

@@ -5,7 +5,7 @@ import graphlib
 from functools import cache
 from pathlib import Path
 
-from build_matrix import REPOSITORY
+from build_matrix import REPOSITORY, commands
 
 # A room may import from those that stand here for it; `errors` and the package itself all may. Imports within functions
 # count.
@@ -102,3 +102,8 @@ def test_the_loader_asks_the_checkout_for_its_release_alone():
     assert [
         name for name, text in named.items() if "from build_matrix" in text or "import build_matrix" in text
     ] == ["release.py"]
+
+
+def test_every_command_has_its_file():
+    files = {path.stem for path in (REPOSITORY / "build_matrix/commands").glob("*.py")}
+    assert files - {"__init__", "alone", "options"} == {name.replace("-", "_") for name in commands.NAMES}

@@ -10,7 +10,7 @@ import pytest
 from build_matrix import REPOSITORY, backend
 from build_matrix.errors import BuildError, GateError, RequirementMissing
 from build_matrix.parts import gate, packs
-from build_matrix.parts.inspect_code import CodeObject, Kernel
+from build_matrix.parts.inspect_code import Inspected, Kernel
 from build_matrix.spec import identity, matrix
 from build_matrix.spec.archs import Arch
 from build_matrix.spec.registry import Registry, device_units
@@ -144,7 +144,7 @@ def test_compilers_are_taken_in_the_order_of_the_matrix(monkeypatch):
 
 
 def test_spills_are_told_in_a_source_install_and_stop_a_release(capsys):
-    kernel = CodeObject(
+    kernel = Inspected(
         "sm_70", {"multi_tensor_adam_f32": Kernel(registers=64, max_threads=512, spill_bytes=8)}
     )
     of = ("multi_tensor_adam", b"", kernel, Arch("sm_70"), matrix.load(), "nvrtc 12.8.93")
