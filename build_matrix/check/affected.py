@@ -17,6 +17,9 @@ SOURCES = ("apex", "csrc", "build_matrix", "tests", "examples", "benchmarks", "c
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 EXAMPLES = "tests/farm/test_affected.py"  # names sources as examples of what others look at
 MODULES = ("apex/", "build_matrix/", "examples/", "benchmarks/", "ci/")
+COMMANDS = (
+    "build_matrix/commands/"  # imported by name, and run so by tests: `python -m build_matrix load-test`
+)
 
 
 def everything() -> list[str]:
@@ -104,7 +107,16 @@ def _direct(path: str) -> frozenset[str]:
             found.add(name)
     for fixtures in _fixtures_over(path) if helpers else ():
         found |= _direct(fixtures)
-    return frozenset(found)
+    return frozenset(found | _that_run(path))
+
+
+def _that_run(path: str) -> set[str]:
+    """Files of tests that name a command of the farm: "load-test", or "load-test --torch 2.13"."""
+    if not path.startswith(COMMANDS) or "def command(" not in (REPOSITORY / path).read_text(encoding="utf-8"):
+        return set()
+    command = re.compile(rf"[\"']{PurePosixPath(path).stem.replace('_', '-')}[\"' ]")
+    texts = {name: _says(REPOSITORY / name).text for name in _test_files() if name != EXAMPLES}
+    return {name for name, text in texts.items() if "build_matrix" in text and command.search(text)}
 
 
 def _fixtures_over(helper: str) -> set[str]:
@@ -145,6 +157,8 @@ def _uses(path: str) -> set[str]:
     if here.suffix != ".py":
         return set()
     package, found = PurePosixPath(path).parts[:-1], set()
+    if path == "build_matrix/__main__.py":
+        found |= {f"build_matrix.commands.{file.stem}" for file in (REPOSITORY / COMMANDS).glob("*.py")}
     for node in ast.walk(ast.parse(here.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}

@@ -65,5 +65,8 @@ def needs(what: str, missing: ModuleNotFoundError, remedy: str = "") -> str:
         raise missing
     if not remedy:
         group = toml.read(REPOSITORY / "pyproject.toml")["dependency-groups"]["farm"]
-        remedy = f"python -m pip install {shlex.join(group)}"
+        quoted = (
+            requirement.replace("'", '"') for requirement in group
+        )  # a marker's, within those of a shell
+        remedy = f"python -m pip install {shlex.join(quoted)}"
     return f"build_matrix: `{what}` needs {package}, which is not installed here. Run: {remedy}"

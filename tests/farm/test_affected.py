@@ -16,6 +16,10 @@ from build_matrix.check import affected
         ("apex/_flat.py", "tests/L0/test_combine_tensors.py"),
         ("apex/_loader/jit/rtc.py", "tests/L0/loader/test_jit.py"),
         ("tests/simt/executor.py", "tests/simt/test_rope.py"),
+        ("build_matrix/store/store.py", "tests/farm/test_store.py"),  # which imports it from the room
+        ("build_matrix/commands/verify.py", "tests/farm/test_signing.py"),
+        ("build_matrix/commands/load_test.py", "tests/farm/test_rings.py"),  # which imports the command line
+        ("build_matrix/commands/options.py", "tests/farm/test_commands.py"),
         ("README.md", "tests/farm/test_documents.py"),
         ("docs/amp.md", "tests/farm/test_documents.py"),
         ("noxfile.py", "tests/farm/test_sessions.py"),

@@ -3,6 +3,7 @@ line what runs it where its packages are missing."""
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from build_matrix import REPOSITORY
 from build_matrix.commands import alone
+from build_matrix.spec import toml
 from build_matrix.toolchains import pythons
 
 ASKED = ["--torch", "2.13.0+cu128", "--arch", "sm_90"]
@@ -82,6 +84,17 @@ def test_every_other_command_says_what_runs_it(command):
         if command in alone.SESSIONS
         else "click>=8" in line
     )
+
+
+def test_the_line_of_pip_is_of_whole_requirements_and_can_be_read():
+    """Each word of it is a requirement of the group, as pip takes it."""
+    requirements = pytest.importorskip("packaging.requirements")
+    line = alone.needs("x", ModuleNotFoundError("no click", name="click"))
+    python, m, pip, install, *words = shlex.split(line.rpartition("Run: ")[2])
+    assert (python, m, pip, install) == ("python", "-m", "pip", "install")
+    group = toml.read(REPOSITORY / "pyproject.toml")["dependency-groups"]["farm"]
+    assert [requirements.Requirement(word) for word in words] == list(map(requirements.Requirement, group))
+    assert "'\"'" not in line
 
 
 def test_the_sessions_that_are_named_exist():
