@@ -14,6 +14,7 @@ from pathlib import Path
 
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
+from build_matrix.store import files
 
 FILE = REPOSITORY / "related_commits"
 HEADERS = "headers"
@@ -86,8 +87,6 @@ def move(project: str, component: str, sha: str, path: Path = FILE) -> bool:
         if len(parts) == len(fields(Pin)) and parts[1:3] == [project, component] and parts[4] != sha:
             lines[index], changed = "|".join(astuple(replace(Pin(*parts), sha=sha))), True
     if changed:
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        partial.replace(path)
+        files.write(path, "\n".join(lines) + "\n")
         load.cache_clear()
     return changed
