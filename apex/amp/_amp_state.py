@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from apex.amp._errors import AmpTypeError, AmpUsageError, AmpWarning
+from apex.amp._errors import AmpTypeError, AmpUsageError, warn
+
+INITIALIZE = 'model, optimizer = amp.initialize(model, optimizer, opt_level="O1")'
 
 
 class AmpState:
@@ -23,10 +25,12 @@ class AmpState:
         cast_devices: device types whose tensors patched functions cast; None: every type.
         scaled_passes: how many times a scaled loss was left, by any optimizers.
         masters: model parameter -> its float32 master weight.
-        handle: of the functions that were patched last (handle.AmpHandle), or a handle.NoOpHandle.
+        handle: of the functions that were patched last (handle.AmpHandle), or no_handle.
+        no_handle: a handle.NoOpHandle, the same for all.
     """
 
     loss_scalers: list
+    no_handle: Any = None  # handle.py, which needs this module, puts it here
 
     def __init__(self):
         self.hard_override = False
@@ -41,11 +45,7 @@ class AmpState:
 
     @property
     def handle(self):
-        if self._handle is None:
-            from apex.amp.handle import NoOpHandle  # which needs this module
-
-            self._handle = NoOpHandle()
-        return self._handle
+        return self.no_handle if self._handle is None else self._handle
 
     @handle.setter
     def handle(self, value):
@@ -59,7 +59,7 @@ def warn_or_err(msg, remedy=None):
     """Raises AmpUsageError; warns only, if `_amp_state.hard_override` is set."""
     if not _amp_state.hard_override:
         raise AmpUsageError(msg, remedy=remedy)
-    warnings.warn(f"{msg}\n  remedy:    {remedy}" if remedy else msg, AmpWarning, stacklevel=3)
+    warn(f"{msg}\n  remedy:    {remedy}" if remedy else msg)
 
 
 def maybe_print(msg, rank0=False):

@@ -1,5 +1,8 @@
 """What amp raises and warns of. Every error names the line that mends it (`remedy`)."""
 
+import sys
+import warnings
+
 from apex._loader.errors import ApexError
 
 
@@ -21,3 +24,14 @@ class AmpWarning(UserWarning):
 
 class MovedFunctionWarning(AmpWarning):
     """This torch lacks a function of amp's lists, so that calls of it are not cast."""
+
+
+_BETWEEN = ("apex.amp", "contextlib", "torch.optim")  # modules between amp's caller and a warning
+
+
+def warn(message, category=AmpWarning):
+    """Warns, naming the line of user code that called amp."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

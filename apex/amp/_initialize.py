@@ -1,17 +1,14 @@
 """What amp.initialize does once its options are known: first every check, then every change."""
 
-import warnings
-
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from apex.amp import _combined_access, _combined_ddp, _convert
-from apex.amp._amp_state import _amp_state, maybe_print, warn_or_err
-from apex.amp._combined import is_fused
+from apex.amp import _combined, _convert, amp
+from apex.amp._amp_state import _amp_state, warn_or_err
 from apex.amp._convert import HALVES, O2StateDictHook, applier, to_type  # noqa: F401  public apex has them here
-from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError, AmpWarning
-from apex.amp._process_optimizer import FULL, _process_optimizer, holds_no_gradient
-from apex.amp.frontend import COMBINING
+from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError, warn
+from apex.amp._policies.gradients import FULL, holds_no_gradient
+from apex.amp._process_optimizer import _process_optimizer
 from apex.amp.scaler import LossScaler
 
 # Models that went through; a model may go through again only in another process.
@@ -41,23 +38,12 @@ def _initialize(
     _check_parameters(optimizers, properties)
     if properties.master_weights:
         _check_own_masters(optimizers)
-    _check_combined(optimizers, properties)
+    _combined.check(optimizers, properties)
 
     _amp_state.verbosity = verbosity
-    if properties.combine_ddp:
-        _combined_ddp.broadcast_models(models)
-    if properties.check_combined_tensors and not (properties.combine_grad or any(map(is_fused, optimizers))):
-        maybe_print(
-            "apex.amp: check_combined_tensors has no effect: nothing is combined without combine_grad", True
-        )
+    _combined.prepare(models, optimizers, properties)
     _amp_state.cast_devices = _device_types(models)
-    originals = WeakIdKeyDictionary()
-    if properties.master_weights:
-        held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-        for model in models:
-            for p in model.parameters():
-                if id(p) in held and p.dtype in FULL:
-                    originals[p] = p.data.float()
+    originals = _originals(models, optimizers, properties)
     _cast_models(models, properties, cast_model_outputs)
     for optimizer in optimizers:
         _process_optimizer(optimizer, properties, originals)
@@ -79,15 +65,11 @@ def _initialize(
 
 def disable(properties, verbosity):
     """What amp.initialize(enabled=False) does: nothing of amp's is in force, of an earlier call neither."""
-    from apex.amp import amp
-
     before = getattr(_amp_state, "opt_properties", None)
     if before is not None and before.enabled:
-        warnings.warn(
+        warn(
             "amp.initialize(enabled=False) after a call that enabled amp: its patches are taken back, and its "
-            "losses are scaled no more",
-            AmpWarning,
-            stacklevel=4,
+            "losses are scaled no more"
         )
     amp.unpatch()
     _amp_state.verbosity, _amp_state.opt_properties = verbosity, properties
@@ -197,11 +179,9 @@ def _check_new(models, optimizers):
         if len({id(o) for o in objects}) < len(objects):
             raise AmpUsageError(f"one {kind} is in the list twice", remedy=f"list each {kind} once")
     if getattr(_amp_state, "opt_properties", None) is not None:
-        warnings.warn(
+        warn(
             "amp.initialize is called again: its loss scalers and patches replace those of the call before, "
-            "for the optimizers of that call too",
-            AmpWarning,
-            stacklevel=5,
+            "for the optimizers of that call too"
         )
 
 
@@ -218,11 +198,7 @@ def _check_belong(models, optimizers):
         raise AmpUsageError(
             "no optimizer holds a parameter of the models: none of them is trained", remedy=remedy
         )
-    warnings.warn(
-        f"optimizer {foreign[0]} holds no parameter of the models; if it is to train them, {remedy}",
-        AmpWarning,
-        stacklevel=5,
-    )
+    warn(f"optimizer {foreign[0]} holds no parameter of the models; if it is to train them, {remedy}")
 
 
 def _check_parameters(optimizers, properties):
@@ -247,51 +223,23 @@ def _check_own_masters(optimizers):
             )
 
 
-def _check_combined(optimizers, properties):
-    """Combined tensors need a level with a float32 optimizer, and parameters of their own."""
-    for optimizer in optimizers:
-        name = type(optimizer).__name__
-        taken = [method for method in _combined_access.METHODS if hasattr(optimizer, method)]
-        if taken:
-            raise AmpUsageError(
-                f"{name} has a method {taken[0]} already, which amp.initialize adds",
-                remedy="rename the optimizer's own",
-            )
-        if is_fused(optimizer) and properties.opt_level not in COMBINING:
-            raise AmpUsageError(
-                f"{name} works on combined tensors, which {properties.opt_level} does not make",
-                remedy='opt_level="O1", "O2", "O4" or "O5"',
-            )
-        if not (properties.combine_grad or is_fused(optimizer)):
-            continue
-        if properties.opt_level in ("O2", "O5") and properties.master_weights is not True:
-            raise AmpUsageError(
-                f"combined tensors under {properties.opt_level} need master weights",
-                found=f"master_weights={properties.master_weights}",
-                remedy="leave master_weights out",
-            )
-        if properties.master_weights and getattr(optimizer, "materialize_master_grads", True) is False:
-            raise AmpUsageError(
-                f"{name}(materialize_master_grads=False) reads the model's gradients one by one",
-                remedy="leave materialize_master_grads=False out, or combine_grad",
-            )
-    if properties.combine_grad or any(map(is_fused, optimizers)):
-        held = [id(p) for o in optimizers for group in o.param_groups for p in group["params"]]
-        if len(set(held)) < len(held):
-            raise AmpUsageError(
-                "two optimizers share a parameter, whose gradient can lie in one buffer only",
-                remedy="leave combine_grad out, or give each parameter to one optimizer",
-            )
-    if properties.combine_ddp:
-        _combined_ddp.check_distributed()
-
-
 def _device_types(models):
     types = {p.device.type for model in models for p in model.parameters()}
     return frozenset(types) or None
 
 
 # ---- changes ---------------------------------------------------------------------------------------------
+
+
+def _originals(models, optimizers, properties):
+    """Parameter -> its data in float32, for those that are to have master weights."""
+    originals = WeakIdKeyDictionary()
+    if properties.master_weights:
+        held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+        for p in (p for model in models for p in model.parameters()):
+            if id(p) in held and p.dtype in FULL:
+                originals[p] = p.data.float()
+    return originals
 
 
 def _cast_models(models, properties, cast_model_outputs):
@@ -308,8 +256,6 @@ def _cast_models(models, properties, cast_model_outputs):
 
 
 def _patch(properties, verbosity):
-    from apex.amp import amp
-
     amp.unpatch()
     if properties.patch_torch_functions:
         half = properties.cast_model_type if properties.cast_model_type in HALVES else torch.float16

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from apex._gradients import separate_gradients, writable_gradients
-from apex.amp._amp_state import _amp_state, maybe_print
-from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError
-from apex.amp.opt import OptimWrapper
+from apex._gradients import separate_gradients
+from apex.amp._amp_state import INITIALIZE, AmpState, _amp_state
+from apex.amp._casts import disable_casts
+from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError, warn
+from apex.amp.opt import OptimWrapper, skip_next_step, unscale_in_place
 from apex.amp.scaler import LossScaler, skipping
 
-INITIALIZE = 'model, optimizer = amp.initialize(model, optimizer, opt_level="O1")'
+__all__ = ["AmpHandle", "NoOpHandle", "disable_casts", "scale_loss"]
 
 
 @contextlib.contextmanager
@@ -65,43 +65,23 @@ def scale_loss(
             f"the loss is no tensor, but {type(loss).__name__}",
             remedy="with amp.scale_loss(loss, optimizer): the loss itself, of which loss.item() is the number",
         )
-    optimizers = _checked(optimizers, loss_id, delay_unscale)
+    optimizers = _checked(optimizers, loss_id)
     scaler = _amp_state.loss_scalers[loss_id]
 
     # What an optimizer needs was settled when it was initialized, maybe under other options than today's.
-    own_gradients = any(o._amp_stash.combined is not None or o._amp_stash.master_weights for o in optimizers)
-    if not (own_gradients or scaler.dynamic or scaler.loss_scale() != 1.0):
+    moves = any(optimizer._amp_stash.policy.moves_gradients for optimizer in optimizers)
+    if not (moves or scaler.dynamic or scaler.loss_scale() != 1.0):
         try:
             yield loss.float()
         finally:
             _clear_cache()
         return
 
-    prepared = []
-    try:
-        for optimizer in optimizers:
-            if not optimizer._amp_stash.params_have_scaled_gradients:
-                optimizer._prepare_amp_backward()
-                prepared.append(optimizer)
-        for optimizer in optimizers:
-            optimizer._amp_stash.open = True
-            if optimizer._amp_stash.combined is not None:
-                optimizer._amp_stash.combined.begin(delay_unscale)
+    with _backward_pass(optimizers, delay_unscale):
         yield scaler.scaled(loss)
-    except BaseException:
-        for optimizer in optimizers:
-            if optimizer._amp_stash.combined is not None:
-                optimizer._amp_stash.combined.stop()
-        for optimizer in prepared:
-            _abandon(optimizer)
-        raise
-    finally:
-        for optimizer in optimizers:
-            optimizer._amp_stash.open = False
-        _amp_state.scaled_passes += 1
-        _clear_cache()
 
-    separate_gradients(sum((optimizer._amp_stash.with_gradients() for optimizer in optimizers), []))
+    policies = [optimizer._amp_stash.policy for optimizer in optimizers]
+    separate_gradients([p for policy in policies for p in policy.written_by_autograd()])
     if delay_unscale:
         for optimizer in optimizers:
             optimizer._amp_stash.params_have_scaled_gradients = True
@@ -113,24 +93,50 @@ def scale_loss(
         _decide(scaler, optimizers, loss_id)
 
 
+@contextlib.contextmanager
+def _backward_pass(optimizers, delayed):
+    """Around what makes gradients; where that raises, gradients are what they were before."""
+    states, prepared = [optimizer._amp_stash for optimizer in optimizers], []
+    try:
+        for optimizer in optimizers:
+            if not optimizer._amp_stash.params_have_scaled_gradients:
+                optimizer._prepare_amp_backward()
+                prepared.append(optimizer)
+        for state in states:
+            state.open = True
+            state.policy.begin(delayed)
+        yield
+    except BaseException:
+        for state in states:
+            state.policy.stop()
+        for optimizer in prepared:
+            optimizer._amp_stash.policy.abandon()
+        raise
+    finally:
+        for state in states:
+            state.open = False
+        _amp_state.scaled_passes += 1
+        _clear_cache()
+
+
 def _unscale(scaler, optimizers):
     """After a backward pass; where that raises, the gradients of what is not done are what they were before it."""
     scaler._taken = set() if len(optimizers) > 1 else None
     waiting = list(optimizers)
     try:
         while waiting:
-            stash = waiting[0]._amp_stash
+            state = waiting[0]._amp_stash
             waiting[0]._post_amp_backward(scaler)
-            stash.params_have_scaled_gradients, stash.scaled_by, stash.unscaled = False, None, True
+            state.params_have_scaled_gradients, state.scaled_by, state.unscaled = False, None, True
             del waiting[0]
     finally:
         scaler._taken = None
         for optimizer in waiting:
             if not optimizer._amp_stash.params_have_scaled_gradients:
-                _abandon(optimizer)
+                optimizer._amp_stash.policy.abandon()
 
 
-def _checked(optimizers, loss_id, delay_unscale):
+def _checked(optimizers, loss_id):
     """The list of optimizers, if all is as it must be."""
     if not isinstance(loss_id, int) or not 0 <= loss_id < len(_amp_state.loss_scalers):
         raise AmpValueError(
@@ -175,22 +181,14 @@ def _check_optimizer(optimizer, loss_id):
         )
 
 
-def _abandon(optimizer):
-    from apex.amp._process_optimizer import abandon_backward
-
-    abandon_backward(optimizer)
-
-
 def _decide(scaler, optimizers, loss_id):
     """Whether the next step of each optimizer is skipped: on the device if all of them read it there."""
-    from apex.amp._process_optimizer import skips_on_device
-
-    if scaler.dynamic and all(map(skips_on_device, optimizers)):
+    if scaler.dynamic and all(optimizer._amp_stash.policy.skips_on_device() for optimizer in optimizers):
         found = scaler.update_scale_on_device().reshape(())  # as torch.amp.GradScaler has it
         for optimizer in optimizers:
-            stash = optimizer._amp_stash
-            before = stash.found_inf
-            stash.found_inf = found if before is None else torch.maximum(before, found)
+            state = optimizer._amp_stash
+            before = state.found_inf
+            state.found_inf = found if before is None else torch.maximum(before, found)
         scaler.tell_of_overflow(loss_id)
     elif scaler.update_scale():
         for optimizer in optimizers:
@@ -202,23 +200,6 @@ def _clear_cache():
     handle = getattr(_amp_state, "handle", None)
     if handle is not None:
         handle._clear_cache()
-
-
-@contextlib.contextmanager
-def disable_casts() -> Iterator[None]:
-    """Inside, patched functions are torch's own. Does nothing where nothing is patched.
-
-    torch.compile runs what is around it in eager mode, and raises where a full graph is wanted.
-    """
-    handle = getattr(_amp_state, "handle", None)
-    if handle is None:
-        yield
-        return
-    if handle.is_active() and torch.compiler.is_dynamo_compiling():
-        # The graph holds calls of patched functions, which ask the handle when what compiles it runs them.
-        torch._dynamo.graph_break(msg="amp.disable_casts() has no effect inside a graph; enter it outside")
-    with handle._disable_casts():
-        yield
 
 
 class AmpHandle:
@@ -256,10 +237,9 @@ class AmpHandle:
     @contextlib.contextmanager
     def scale_loss(self, loss, optimizer):
         """As amp.scale_loss, for a bare optimizer."""
-        warnings.warn(
+        warn(
             f"handle.scale_loss is of old; write: {INITIALIZE}; with amp.scale_loss(loss, optimizer)",
             DeprecationWarning,
-            stacklevel=3,
         )
         if not self.is_active():
             yield loss
@@ -343,23 +323,4 @@ class NoOpHandle:
         pass
 
 
-def unscale_in_place(scaler, optimizer):
-    """Unscales the gradients of a bare optimizer; returns whether its step is to be skipped."""
-    grads = writable_gradients([p for group in optimizer.param_groups for p in group["params"]])
-    scaler.clear_overflow_state()
-    scaler.unscale(grads, grads, scaler.loss_scale())
-    return scaler.update_scale()
-
-
-def skip_next_step(optimizer, message):
-    """The next call of a bare optimizer's step does nothing but print."""
-    own, step = "step" in vars(optimizer), optimizer.step
-
-    def skip_step(closure=None):
-        maybe_print(message)
-        if own:
-            optimizer.step = step
-        else:
-            del optimizer.step
-
-    optimizer.step = skip_step
+AmpState.no_handle = NoOpHandle()

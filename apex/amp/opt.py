@@ -4,7 +4,9 @@ import contextlib
 
 import torch
 
+from apex._gradients import writable_gradients
 from apex.amp._amp_state import maybe_print
+from apex.amp._casts import disable_casts
 from apex.amp._errors import AmpUsageError
 from apex.amp.scaler import LossScaler, skipping
 
@@ -37,8 +39,6 @@ class OptimWrapper:
                 f"more than num_loss={self._num_loss} losses before a step",
                 remedy=f"handle.wrap_optimizer(optimizer, num_loss={self._loss_idx + 1})",
             )
-        from apex.amp.handle import unscale_in_place
-
         params = [p for group in self._optimizer.param_groups for p in group["params"]]
         before = [p.grad for p in params]
         for p in params:
@@ -70,8 +70,6 @@ class OptimWrapper:
             maybe_print(skipping(first, self._loss_scaler[first].loss_scale()))
             self._skip_next = [False] * self._num_loss
             return None
-        from apex.amp.handle import disable_casts
-
         with disable_casts():
             return self._optimizer.step()
 
@@ -94,3 +92,25 @@ class OptimWrapper:
 
     def add_param_group(self, param_group):
         return self._optimizer.add_param_group(param_group)
+
+
+def unscale_in_place(scaler, optimizer):
+    """Unscales the gradients of a bare optimizer; returns whether its step is to be skipped."""
+    grads = writable_gradients([p for group in optimizer.param_groups for p in group["params"]])
+    scaler.clear_overflow_state()
+    scaler.unscale(grads, grads, scaler.loss_scale())
+    return scaler.update_scale()
+
+
+def skip_next_step(optimizer, message):
+    """The next call of a bare optimizer's step does nothing but print."""
+    own, step = "step" in vars(optimizer), optimizer.step
+
+    def skip_step(closure=None):
+        maybe_print(message)
+        if own:
+            optimizer.step = step
+        else:
+            del optimizer.step
+
+    optimizer.step = skip_step

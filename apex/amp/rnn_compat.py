@@ -1,29 +1,11 @@
-"""Recurrent networks: torch.nn.modules.rnn gets an object of ours in the place of torch's _VF, for functions
-of a C module cannot be patched one by one."""
+"""Recurrent networks, and their cells, are patched."""
 
 import functools
-import types
 
 import torch
 
 from apex.amp import utils, wrap
-
-RNN_NAMES = ["rnn_relu", "rnn_tanh", "gru", "lstm"]
-
-
-class VariableFunctionsShim(types.ModuleType):
-    """Has what torch._VF has; the functions of recurrent networks are attributes of its own. A module: TorchScript
-    takes those alone."""
-
-    def __init__(self):
-        super().__init__(torch._VF.__name__)
-        for name in RNN_NAMES:
-            for function in (name, name + "_cell"):
-                if hasattr(torch._VF, function):
-                    setattr(self, function, getattr(torch._VF, function))
-
-    def __getattr__(self, name):
-        return getattr(torch._VF, name)
+from apex.amp._rnn_shim import RNN_NAMES, VariableFunctionsShim
 
 
 def has_old_rnns():

@@ -5,14 +5,12 @@ The scale itself may live on the device as well. As long as it does, nothing her
 the number (`loss_scale`, `amp.state_dict`) pays for the answer.
 """
 
-import warnings
-
 import torch
 
 from apex import _lists
 from apex._sharding import is_sharded, local, shard_groups
 from apex.amp._amp_state import _amp_state, maybe_print
-from apex.amp._errors import AmpWarning
+from apex.amp._errors import warn
 
 # Where a dynamic scale ends if no min_loss_scale is given: below it, float16 holds no gradient of 1.
 SMALLEST_SCALE = 2.0**-24
@@ -302,12 +300,10 @@ class LossScaler:
             self._at_floor = False
         elif lowered and not self._at_floor:
             self._at_floor = True
-            warnings.warn(
+            warn(
                 f"gradients overflowed until the loss scale is {scale}, its floor; steps are skipped until they are "
                 "finite\n  remedy:    look for inf and nan in the loss itself (torch.autograd.detect_anomaly()); "
-                "amp.initialize(..., min_loss_scale=...) moves the floor",
-                AmpWarning,
-                stacklevel=4,
+                "amp.initialize(..., min_loss_scale=...) moves the floor"
             )
 
     def _any_flag(self):

@@ -6,13 +6,13 @@ cast of it would be lost.
 """
 
 import functools
-import warnings
 
 import torch
 
-from apex.amp import rnn_compat, utils
+from apex.amp import utils
 from apex.amp._amp_state import _amp_state
-from apex.amp._errors import MovedFunctionWarning
+from apex.amp._errors import MovedFunctionWarning, warn
+from apex.amp._rnn_shim import VariableFunctionsShim
 
 _HALVES = {torch.float16, torch.bfloat16}
 
@@ -22,11 +22,10 @@ def _present(mod, fn):
     if utils.has_func(mod, fn):
         return True
     name = getattr(mod, "__name__", type(mod).__name__)
-    warnings.warn(
+    warn(
         f"torch {torch.__version__} has no {name}.{fn}: amp does not cast its successor; register that by "
         f"amp.register_half_function or amp.register_float_function before amp.initialize",
         MovedFunctionWarning,
-        stacklevel=4,
     )
     return False
 
@@ -196,7 +195,7 @@ def new_rnn_cast(fn, cast_fn, handle, verbose=False):
     The call is (input, [batch sizes,] hidden, weights, bias?, ...): the one list of tensors is the weights.
     """
     mod, fn = torch.nn.modules.rnn._VF, fn.lower()
-    assert isinstance(mod, rnn_compat.VariableFunctionsShim)
+    assert isinstance(mod, VariableFunctionsShim)
     if not _present(mod, fn):
         return
     orig_fn = utils.get_func(mod, fn)

@@ -10,8 +10,8 @@ import torch
 
 from apex._gradients import separate_gradients, writable_gradients
 from apex.amp._convert import HALVES
-from apex.amp._process_optimizer import FULL, dense_gradient, laid_out_as
-from apex.amp._process_optimizer import _copy as copy_tensors
+from apex.amp._policies.gradients import FULL, dense_gradient, laid_out_as
+from apex.amp._policies.gradients import copy as copy_tensors
 from apex.amp.scaler import LossScaler
 from apex.fp16_utils.fp16util import clip_grad_norm
 

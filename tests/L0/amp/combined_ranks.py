@@ -147,9 +147,9 @@ def overlap(rank):
     """Once the order is known, slices go out while the backward pass runs."""
     model, optimizer = start("O1", loss_scale=8.0)
     reducer = optimizer._amp_stash.combined.reducer
-    from apex.amp import _combined_ddp
+    from apex.amp._combined import ddp
 
-    least, _combined_ddp.LEAST = _combined_ddp.LEAST, 1000
+    least, ddp.LEAST = ddp.LEAST, 1000
     during = []
     try:
         for step in range(4):
@@ -159,7 +159,7 @@ def overlap(rank):
                 during.append(len(getattr(reducer, "_works", ())))
             optimizer.step()
     finally:
-        _combined_ddp.LEAST = least
+        ddp.LEAST = least
     assert len(reducer._slices) >= 4
     # The last one goes out when the pass is known not to have raised.
     assert during[:2] == [0, 0] and during[2] == during[3] == len(reducer._slices) - 1

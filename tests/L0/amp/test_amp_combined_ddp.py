@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.multiprocessing
 
-from apex.amp._combined_ddp import LEAST, plan_slices
+from apex.amp._combined.ddp import LEAST, plan_slices
 
 BIG = LEAST // 2
 

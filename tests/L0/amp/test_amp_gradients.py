@@ -23,7 +23,7 @@ from torch import nn
 
 from apex import amp
 from apex._loader import bindings
-from apex.amp._process_optimizer import AmpOptimizerState
+from apex.amp._policies.base import Policy
 from apex.optimizers import FusedAdam, FusedSGD
 
 needs_binding = pytest.mark.skipif(bindings.load().module is None, reason="no binding fits this torch")
@@ -116,12 +116,12 @@ def test_as_one_by_one(level, make, run, monkeypatch):
     found = []
     for native in (True, False):
         if not native:
-            monkeypatch.setattr(AmpOptimizerState, "_make_native", lambda self, own: None)
+            monkeypatch.setattr(Policy, "_make_native", lambda self, own: None)
         forget()
         torch.manual_seed(1)
         model = network()
         model, optimizer = initialize(model, make(model.parameters()), opt_level=level)
-        assert (optimizer._amp_stash.native() is not None) == native
+        assert (optimizer._amp_stash.policy.native() is not None) == native
         run(model, optimizer)
         gradients = [p.grad for p in (*model.parameters(), *amp.master_params(optimizer))]
         found.append((values(model), values(optimizer), gradients))

@@ -14,7 +14,7 @@ import torch.multiprocessing
 from stream_races import Device, Races
 from torch import nn
 
-from apex.amp import _combined, _combined_ddp
+from apex.amp._combined import ddp, parts
 from apex.contrib.optimizers import DistributedFusedAdam, _ranks
 from apex.parallel import _reduction, distributed
 
@@ -90,16 +90,16 @@ def test_the_recorder_finds_races(races):
 
 
 def test_slices_of_combined_gradients_wait_for_every_stream(races, monkeypatch):
-    monkeypatch.setattr(_combined_ddp, "LEAST", 1)
-    monkeypatch.setattr(_combined_ddp.Reducer, "_check_ranks_agree", lambda self, parts: None)
+    monkeypatch.setattr(ddp, "LEAST", 1)
+    monkeypatch.setattr(ddp.Reducer, "_check_ranks_agree", lambda self, parts: None)
     params = [nn.Parameter(torch.zeros(60, device="meta")) for _ in range(6)]
     sides = _sides(races, 3)
     with races:
-        part = _combined.Part(params, None, [(0, 6)], False)
+        part = parts.Part(params, None, [(0, 6)], False)
         _ends(races, ())
         for side in sides:
             side.wait_stream(races.device.current)
-        reducer = _combined_ddp.Reducer(3, torch.device("meta"))
+        reducer = ddp.Reducer(3, torch.device("meta"))
         reducer.attach([part])
         reducer._ordered = True
         assert len(reducer._slices) == 2

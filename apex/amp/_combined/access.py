@@ -24,7 +24,7 @@ def _parts(self, what, need_fused):
     if reason:
         maybe_print(f"apex.amp: {reason}")
         return None
-    combined.before_step()
+    combined.gather()
     return combined.parts
 
 
