@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from apex.amp import _pickling, rnn_compat, utils, wrap
+from apex.amp import _compiling, _pickling, rnn_compat, utils, wrap
 from apex.amp._amp_state import _amp_state
 from apex.amp._errors import AmpValueError
 from apex.amp.handle import AmpHandle
@@ -139,6 +139,14 @@ def init(
     except BaseException:  # a warning that is an error, say
         handle._deactivate()
         raise
+    lists = [vars(overrides) for overrides in OVERRIDES]
+    lists = [[(k, v) for k, v in names.items() if isinstance(v, list)] for names in lists]
+    own = [(str(where), name, cast.__name__) for (where, name), cast in _USER_CAST_REGISTRY.items()]
+    own += [(str(where), name) for where, name in _USER_PROMOTE_REGISTRY]
+    handle.key = _compiling.key_of(
+        patch_type, allow_banned, user_cast_preferred, lists, own, sorted(_amp_state.cast_devices or ())
+    )
+    _compiling.forget_graphs()
     _amp_state.handle = handle
     return handle
 

@@ -10,6 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from apex._gradients import separate_gradients
+from apex.amp import _compiling
 from apex.amp._amp_state import INITIALIZE, AmpState, _amp_state
 from apex.amp._casts import disable_casts
 from apex.amp._errors import AmpTypeError, AmpUsageError, AmpValueError, warn
@@ -217,8 +218,16 @@ class AmpHandle:
         self._suspended = []  # one element for each _disable_casts that is open, in whatever thread
         self._all_wrappers = []
         self._step_hook = None
+        self.key = ""  # of all that decides about casts
+        self.guards = {}  # whether casts are on -> what makes the guard of a graph; see _compiling
 
     def is_active(self):
+        if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
+            _compiling.note_casts(self)
+        return self.is_active_now()
+
+    def is_active_now(self):
+        """The same, of no consequence for a graph that is being made."""
         return self._is_active and not self._suspended
 
     @contextlib.contextmanager

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import subprocess
+import sys
 
 import amp_runs as runs
 import pytest
@@ -111,3 +115,104 @@ def test_casts_that_are_off_in_a_part_of_a_graph():
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="enter it outside"):
         torch.compile(both, fullgraph=True, backend="aot_eager")(x)
+
+
+# What dynamo puts into the graph by name: methods, operators, and functions that torch is written with itself.
+BY_NAME = {
+    "a method": lambda x, w: x.mm(w),
+    "an operator": lambda x, w: x @ w,
+    "an operator the other way": lambda x, w: 1.0 / x.half().exp() + 0 * w.sum(),
+    "a function of torch's": lambda x, w: torch.nn.functional.multi_head_attention_forward(
+        x[:, None], x[:, None], x[:, None], 4, 1, w.repeat(3, 1), None, None, None, False, 0.0, w, None,
+        need_weights=False, training=False,
+    )[0],
+    "a function and a method": lambda x, w: torch.nn.functional.linear(x, w).mm(w),
+}  # fmt: skip
+
+
+def operands():
+    return torch.ones(4, 4, dtype=torch.float32, device="cpu"), torch.eye(
+        4, dtype=torch.float32, device="cpu"
+    )
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("function", BY_NAME.values(), ids=BY_NAME)
+def test_graphs_are_used_while_casts_are_as_they_were(function, backend):
+    """One graph with casts and one without, and each in its place, whichever was first."""
+    runs.initialize(nn.Linear(3, 3, dtype=torch.float32, device="cpu"), opt_level="O1")
+    with_casts = function(*operands()).dtype
+    with amp.disable_casts():
+        without = function(*operands()).dtype
+    assert with_casts != without
+    for on_first in (True, False):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend(backend)
+        compiled = torch.compile(function, backend=counter, fullgraph=True)
+        for on in (on_first, not on_first, on_first, on_first, not on_first):
+            with contextlib.nullcontext() if on else amp.disable_casts():
+                assert compiled(*operands()).dtype == (with_casts if on else without)
+        assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize("function", BY_NAME.values(), ids=BY_NAME)
+def test_a_graph_from_before_initialize_and_one_from_after_amp(function):
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+
+    def same_as_eager():
+        found, expected = compiled(*operands()), function(*operands())
+        assert found.dtype == expected.dtype
+        return found.dtype
+
+    dtypes = [same_as_eager()]
+    for level in ("O1", "O4", "O1"):
+        runs.forget()
+        runs.initialize(nn.Linear(3, 3, dtype=torch.float32, device="cpu"), opt_level=level)
+        dtypes.append(same_as_eager())
+    amp._amp_state.handle._deactivate()
+    dtypes.append(same_as_eager())
+    assert dtypes[0] == dtypes[-1] != dtypes[1] and dtypes[1] == dtypes[3]
+
+
+CACHED = """
+import sys
+import torch
+from torch._dynamo.utils import counters
+from apex import amp
+if sys.argv[1] != "none":
+    amp.initialize(torch.nn.Linear(3, 3, dtype=torch.float32, device="cpu"), opt_level=sys.argv[1], verbosity=0)
+compiled = torch.compile(lambda x: x @ x)
+found = compiled(torch.ones(4, 4, dtype=torch.float32, device="cpu")).dtype
+print(found, counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler, which inductor needs on the CPU")
+@pytest.mark.parametrize("order", [("none", "O1", "O4", "none"), ("O1", "none", "O1")], ids="-".join)
+def test_torchs_caches_on_disk_tell_casts_apart(order, tmp_path):
+    """Each process finds what a process like it has left there, and nothing else."""
+    dtypes = {"none": "torch.float32", "O1": "torch.float16", "O4": "torch.bfloat16"}
+    environment = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
+    }
+    for i, level in enumerate(order):
+        done = subprocess.run(
+            [sys.executable, "-c", CACHED, level], env=environment, check=True, capture_output=True, text=True
+        )
+        assert done.stdout.split() == [dtypes[level], str(int(level in order[:i]))]
+
+
+def test_the_users_own_tag_of_caches_stays(monkeypatch):
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "mine")
+    compiled = torch.compile(BY_NAME["a method"], backend="aot_eager")
+    compiled(*operands())
+    runs.initialize(nn.Linear(3, 3, dtype=torch.float32, device="cpu"), opt_level="O1")
+    compiled(*operands())
+    tag = torch.compiler.config.cache_key_tag
+    assert tag.startswith("mine apex.amp ")
+    with amp.disable_casts():
+        compiled(*operands())
+    assert torch.compiler.config.cache_key_tag == "mine"

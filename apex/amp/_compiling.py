@@ -1,0 +1,55 @@
+"""torch.compile and casts: a graph is used while casts are as they were when it was made.
+
+Dynamo looks into patched functions. Methods of tensors, operators, and functions that torch itself is written with, it
+puts into the graph by name; their wrappers run when the graph is traced, and the casts of that moment stay in it. So
+wrappers leave a guard then. torch also keeps graphs on disk, and finds them by those names: its key is told of casts.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+
+import torch
+from torch.compiler import config
+
+_PREFIX = " apex.amp "  # in the tag of torch's caches, after what the user has there
+
+
+def note_casts(handle):
+    """Called by wrappers while a graph is traced: it is good as long as `handle` is as active as now."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None:
+        return
+    active = handle.is_active_now()
+    create = handle.guards.setdefault(active, functools.partial(_add_guard, handle, active))
+    source = torch._dynamo.source.GlobalStateSource()
+    context.guards_context.dynamo_guards.add(torch._guards.Guard(source, create))
+    _tell_caches(handle.key if active else None)
+
+
+def _add_guard(handle, active, builder, guard):
+    words = [f"apex.amp casts are {'on' if active else 'off'}"]
+    add = builder.guard_manager.root.add_lambda_guard
+    check = lambda *_: handle.is_active_now() == active  # noqa: E731
+    try:
+        add(check, words, None)
+    except TypeError:  # before torch 2.11
+        add(check, words)
+
+
+def _tell_caches(key):
+    users = config.cache_key_tag.partition(_PREFIX)[0]
+    config.cache_key_tag = users if key is None else f"{users}{_PREFIX}{key}"
+
+
+def key_of(*words):
+    """For AmpHandle.key: of all that decides how functions are cast."""
+    return hashlib.sha256(repr(words).encode()).hexdigest()
+
+
+def forget_graphs():
+    """Functions were patched: graphs that call them by name, and know of no casts, are made anew."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
