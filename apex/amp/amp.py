@@ -139,16 +139,23 @@ def init(
     except BaseException:  # a warning that is an error, say
         handle._deactivate()
         raise
-    lists = [vars(overrides) for overrides in OVERRIDES]
-    lists = [[(k, v) for k, v in names.items() if isinstance(v, list)] for names in lists]
-    own = [(str(where), name, cast.__name__) for (where, name), cast in _USER_CAST_REGISTRY.items()]
-    own += [(str(where), name) for where, name in _USER_PROMOTE_REGISTRY]
-    handle.key = _compiling.key_of(
-        patch_type, allow_banned, user_cast_preferred, lists, own, sorted(_amp_state.cast_devices or ())
-    )
+    handle.key = _compiling.key_of(patch_type, allow_banned, user_cast_preferred, _what_is_patched())
     _compiling.forget_graphs()
     _amp_state.handle = handle
     return handle
+
+
+def _what_is_patched():
+    """Everything else that decides how functions are cast, as text that is the same in every process."""
+    lists = [
+        (name, value)
+        for overrides in OVERRIDES
+        for name, value in vars(overrides).items()
+        if isinstance(value, list)
+    ]
+    casts = [(str(where), name, cast.__name__) for (where, name), cast in _USER_CAST_REGISTRY.items()]
+    promotes = [(str(where), name) for where, name in _USER_PROMOTE_REGISTRY]
+    return repr((lists, casts, promotes, sorted(_amp_state.cast_devices or ())))
 
 
 def _patch(handle, patch_type, verbose, allow_banned, user_cast_preferred):
