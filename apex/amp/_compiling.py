@@ -12,20 +12,21 @@ import hashlib
 import sys
 
 import torch
+from torch._guards import Guard, TracingContext
 from torch.compiler import config
 
 _PREFIX = " apex.amp "  # in the tag of torch's caches, after what the user has there
 
 
 def note_casts(handle):
-    """Called by wrappers while a graph is traced: it is good as long as `handle` is as active as now."""
-    context = torch._guards.TracingContext.try_get()
+    """Called by wrappers. Where a graph is being traced, it is good as long as `handle` is as active as now."""
+    context = TracingContext.try_get()
     if context is None:
         return
     active = handle.is_active_now()
     create = handle.guards.setdefault(active, functools.partial(_add_guard, handle, active))
     source = torch._dynamo.source.GlobalStateSource()
-    context.guards_context.dynamo_guards.add(torch._guards.Guard(source, create))
+    context.guards_context.dynamo_guards.add(Guard(source, create))
     _tell_caches(handle.key if active else None)
 
 
