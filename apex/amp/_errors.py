@@ -26,7 +26,15 @@ class MovedFunctionWarning(AmpWarning):
     """This torch lacks a function of amp's lists, so that calls of it are not cast."""
 
 
-_BETWEEN = ("apex.amp", "contextlib", "torch.optim")  # modules between amp's caller and a warning
+# Modules between user code and a warning.
+_BETWEEN = (
+    "apex.amp",
+    "apex.fp16_utils",
+    "apex.contrib.optimizers",
+    "apex.optimizers",
+    "contextlib",
+    "torch.optim",
+)
 
 
 def warn(message, category=AmpWarning):

@@ -222,7 +222,7 @@ class AmpHandle:
         self.guards = {}  # whether casts are on -> what makes the guard of a graph; see _compiling
 
     def is_active(self):
-        # What traces a graph runs under a mode, which is seen sooner than the tracing itself; dynamo looks in here, too.
+        # A graph is traced under a mode, which is seen sooner than the tracing itself. Dynamo looks in here, too.
         if not torch.compiler.is_dynamo_compiling() and torch._C._len_torch_dispatch_stack():
             _compiling.note_casts(self)
         return self.is_active_now()

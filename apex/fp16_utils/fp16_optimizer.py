@@ -13,6 +13,7 @@ from apex.amp._convert import HALVES
 from apex.amp._policies.gradients import FULL, dense_gradient, laid_out_as
 from apex.amp._policies.gradients import copy as copy_tensors
 from apex.amp.scaler import LossScaler
+from apex.fp16_utils._master_optimizer import MasterOptimizer
 from apex.fp16_utils.fp16util import clip_grad_norm
 
 # What a state dict holds, here and in public apex.
@@ -26,7 +27,7 @@ _STATE = (
 )
 
 
-class FP16_Optimizer:
+class FP16_Optimizer(MasterOptimizer):
     """Keeps float32 master weights of an optimizer's float16 and bfloat16 parameters, and scales losses.
 
         model = network_to_half(Net())
@@ -66,30 +67,20 @@ class FP16_Optimizer:
         dynamic_loss_args: dict[str, Any] | None = None,
         verbose: bool = True,
     ) -> None:
-        warnings.warn(
-            'FP16_Optimizer is of old: use apex.amp with opt_level="O2", or torch.amp',
-            DeprecationWarning,
-            stacklevel=2,
+        super().__init__(
+            init_optimizer,
+            static_loss_scale,
+            dynamic_loss_scale,
+            verbose,
+            'apex.amp with opt_level="O2", or torch.amp',
         )
-        if isinstance(init_optimizer, FP16_Optimizer) or not hasattr(init_optimizer, "param_groups"):
-            raise TypeError(
-                f"FP16_Optimizer wraps an optimizer of torch, not {type(init_optimizer).__name__}"
-            )
-        if not (dynamic_loss_scale or 0.0 < static_loss_scale < float("inf")):
-            raise ValueError(f"static_loss_scale must be a number above 0, not {static_loss_scale}")
-        self.verbose = verbose
-        self.optimizer = init_optimizer
         self.fp16_groups: list[list] = []
         self.fp32_from_fp16_groups: list[list] = []
         self.fp32_from_fp32_groups: list[list] = []
-        for index, group in enumerate(self.optimizer.param_groups):
-            self._adopt(index, group)
+        self._take_masters()
         self.all_fp16_params: list = sum(self.fp16_groups, [])
         self.all_fp32_from_fp16_params: list = sum(self.fp32_from_fp16_groups, [])
         self.all_fp32_from_fp32_params: list = sum(self.fp32_from_fp32_groups, [])
-        self.optimizer.load_state_dict(self.optimizer.state_dict())  # states get their masters' dtype
-
-        self.dynamic_loss_scale = dynamic_loss_scale
         if dynamic_loss_scale:
             self.loss_scaler = LossScaler("dynamic", **(dynamic_loss_args or {}))
         else:
@@ -106,12 +97,9 @@ class FP16_Optimizer:
             if not param.requires_grad:
                 continue
             if param.dtype in HALVES:
-                master = param.detach().clone().float().requires_grad_()
-                params[i] = master
-                if param in self.optimizer.state:
-                    self.optimizer.state[master] = self.optimizer.state.pop(param)
+                params[i] = self._master_of(param)
                 halves.append(param)
-                masters.append(master)
+                masters.append(params[i])
             elif param.dtype in FULL:
                 full.append(param)
             else:
@@ -135,24 +123,6 @@ class FP16_Optimizer:
 
     def __setstate__(self, state):
         raise RuntimeError("FP16_Optimizer cannot be unpickled: use optimizer.load_state_dict(saved)")
-
-    # ---- the wrapped optimizer ---------------------------------------------------------------------------
-
-    @property
-    def state(self) -> Any:
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, value: Any) -> Any:
-        self.optimizer.state = value
-
-    @property
-    def param_groups(self) -> Any:
-        return self.optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, value: Any) -> Any:
-        self.optimizer.param_groups = value
 
     @property
     def loss_scale(self) -> Any:
@@ -360,20 +330,7 @@ class FP16_Optimizer:
         Raises ValueError, before anything changes, if it is another's, or the masters are not of the same number and
         shapes.
         """
-        missing = [key for key in _STATE if key not in state_dict]
-        if missing:
-            raise ValueError(
-                f"this is no state dict of FP16_Optimizer: it lacks {', '.join(missing)}. One of a bare optimizer, of "
-                "master weights, is for FP16_Optimizer(...).optimizer.load_state_dict"
-            )
-        saved_groups = state_dict["fp32_from_fp16"]
-        ours = [[tuple(p.shape) for p in group] for group in self.fp32_from_fp16_groups]
-        saved = [[tuple(p.shape) for p in group] for group in saved_groups]
-        if ours != saved:
-            raise ValueError(
-                "the checkpoint's master weights are another model's: "
-                f"{sum(map(len, saved))} of them in {len(saved)} groups, here {sum(map(len, ours))} in {len(ours)}"
-            )
+        self._check_saved(state_dict, _STATE, "fp32_from_fp16", self.fp32_from_fp16_groups)
         self.optimizer.load_state_dict(state_dict["optimizer_state_dict"])
         self.dynamic_loss_scale = state_dict["dynamic_loss_scale"]
         self.overflow = state_dict["overflow"]
@@ -384,10 +341,7 @@ class FP16_Optimizer:
         self.loss_scaler.dynamic = self.dynamic_loss_scale
         self.loss_scaler._loss_scale = scaler["loss_scale"]
         self.loss_scaler._unskipped = scaler["unskipped"]
-        with torch.no_grad():
-            for group, saved in zip(self.fp32_from_fp16_groups, saved_groups, strict=True):
-                for master, value in zip(group, saved, strict=True):
-                    master.copy_(value)
+        self._load_masters(self.fp32_from_fp16_groups, state_dict["fp32_from_fp16"])
 
 
 @torch.no_grad()

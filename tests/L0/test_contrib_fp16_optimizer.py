@@ -10,6 +10,7 @@ import pytest
 import torch
 from lists import F16, F32
 
+from apex import fp16_utils
 from apex.contrib.optimizers import FP16_Optimizer
 from apex.optimizers import FusedAdam, FusedLAMB, FusedSGD
 
@@ -150,3 +151,12 @@ def test_refusals():
     others = FP16_Optimizer(FusedAdam([torch.nn.Parameter(torch.ones(2, dtype=F32, device="cpu"))]))
     with pytest.raises(ValueError, match="other shapes"):
         optimizer.load_state_dict(others.state_dict())
+
+
+@pytest.mark.parametrize(
+    "inner, outer", [(FP16_Optimizer, fp16_utils.FP16_Optimizer), (fp16_utils.FP16_Optimizer, FP16_Optimizer)]
+)
+def test_neither_kind_wraps_the_other(inner, outer):
+    wrapped = inner(FusedAdam(parameters(F16)))
+    with pytest.raises(TypeError, match="not FP16_Optimizer"):
+        outer(wrapped)

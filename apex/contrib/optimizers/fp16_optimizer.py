@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from apex._gradients import separate_gradients
 from apex._legacy import amp_C
+from apex.fp16_utils._master_optimizer import MasterOptimizer
 from apex.multi_tensor_apply import multi_tensor_applier
 
 __all__ = ["FP16_Optimizer"]
@@ -18,7 +18,7 @@ _SCALE = ("dynamic_loss_scale", "cur_scale", "cur_iter")
 _DYNAMIC = ("last_overflow_iter", "scale_factor", "scale_window")
 
 
-class FP16_Optimizer:
+class FP16_Optimizer(MasterOptimizer):
     """Keeps float32 masters of all parameters of an optimizer, which it updates, and scales losses.
 
         optimizer = FP16_Optimizer(apex.optimizers.FusedAdam(model.parameters()), dynamic_loss_scale=True)
@@ -53,28 +53,21 @@ class FP16_Optimizer:
         dynamic_loss_args: dict[str, Any] | None = None,
         verbose: bool = True,
     ) -> None:
-        warnings.warn(
-            "FP16_Optimizer is of old: use FusedAdam(..., master_weights=True) with torch.amp.GradScaler",
-            DeprecationWarning,
-            stacklevel=2,
+        super().__init__(
+            init_optimizer,
+            static_loss_scale,
+            dynamic_loss_scale,
+            verbose,
+            "FusedAdam(..., master_weights=True) with torch.amp.GradScaler",
         )
-        if isinstance(init_optimizer, FP16_Optimizer) or not hasattr(init_optimizer, "param_groups"):
-            raise TypeError(f"FP16_Optimizer wraps an optimizer, not {type(init_optimizer).__name__}")
         if dynamic_loss_args is not None:
             raise ValueError("FP16_Optimizer takes no dynamic_loss_args; apex.fp16_utils.FP16_Optimizer does")
-        if not (dynamic_loss_scale or 0.0 < static_loss_scale < float("inf")):
-            raise ValueError(f"static_loss_scale must be a number above 0, not {static_loss_scale}")
-        self.optimizer = init_optimizer
         self.fp16_groups: list[list] = []
         self.fp32_groups: list[list] = []
-        for index, group in enumerate(self.optimizer.param_groups):
-            self._adopt(index, group)
-        self.optimizer.load_state_dict(self.optimizer.state_dict())  # states get their masters' dtype
-        self.dynamic_loss_scale = bool(dynamic_loss_scale)
+        self._take_masters()
         self.cur_scale = 2.0**16 if dynamic_loss_scale else static_loss_scale
         self.cur_iter, self.last_overflow_iter = 0, -1
         self.scale_factor, self.scale_window = 2, 1000
-        self.verbose = verbose
 
     def _adopt(self, index, group):
         params = list(group["params"])
@@ -83,11 +76,7 @@ class FP16_Optimizer:
                 raise TypeError(
                     f"FP16_Optimizer: parameter {i} of group {index} is {p.dtype}, no floating-point tensor"
                 )
-        masters = [p.detach().clone().float().requires_grad_() for p in params]
-        for p, master in zip(params, masters, strict=True):
-            if p in self.optimizer.state:
-                self.optimizer.state[master] = self.optimizer.state.pop(p)
-        group["params"] = masters
+        group["params"] = masters = [self._master_of(p) for p in params]
         self.fp16_groups.append(params)
         self.fp32_groups.append(masters)
 
@@ -151,24 +140,6 @@ class FP16_Optimizer:
                 self.cur_scale *= self.scale_factor
         self.cur_iter += 1
 
-    # ---- the wrapped optimizer ---------------------------------------------------------------------------
-
-    @property
-    def state(self) -> Any:
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, value: Any) -> Any:
-        self.optimizer.state = value
-
-    @property
-    def param_groups(self) -> Any:
-        return self.optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, value: Any) -> Any:
-        self.optimizer.param_groups = value
-
     # ---- checkpoints -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,19 +155,11 @@ class FP16_Optimizer:
 
         Raises ValueError, before anything changes, if it is another's, or of other parameters.
         """
-        missing = [key for key in (*_SCALE, "optimizer_state_dict", "fp32_groups") if key not in state_dict]
-        if missing:
-            raise ValueError(
-                f"this is no state dict of contrib's FP16_Optimizer: it lacks {', '.join(missing)}"
-            )
-        saved = [[tuple(t.shape) for t in group] for group in state_dict["fp32_groups"]]
-        if saved != [[tuple(master.shape) for master in group] for group in self.fp32_groups]:
-            raise ValueError("the checkpoint's masters have other shapes than the parameters here")
+        self._check_saved(
+            state_dict, (*_SCALE, "optimizer_state_dict", "fp32_groups"), "fp32_groups", self.fp32_groups
+        )
         self.optimizer.load_state_dict(state_dict["optimizer_state_dict"])
         for name in (*_SCALE, *_DYNAMIC):
             if name in state_dict:
                 setattr(self, name, state_dict[name])
-        with torch.no_grad():
-            for masters, values in zip(self.fp32_groups, state_dict["fp32_groups"], strict=True):
-                for master, value in zip(masters, values, strict=True):
-                    master.copy_(value)
+        self._load_masters(self.fp32_groups, state_dict["fp32_groups"])
