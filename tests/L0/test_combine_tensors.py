@@ -92,6 +92,21 @@ def test_parameters_train_where_they_lie(device):
     assert is_combined_tensor_valid(combined, params)
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_graph_from_before(device, keep):
+    """It goes on with the values that it saved, or is refused, where these are gone."""
+    x = torch.full((5,), 3.0, dtype=F32, device=device, requires_grad=True)
+    loss = (x * x).sum()
+    combined = combine_tensors([x], require_copy_value=keep)
+    if keep:
+        loss.backward(retain_graph=True)
+        assert x.grad.eq(6).all()
+        combined.add_(1)
+        torch.autograd.graph.increment_version([x])  # as the docstring says
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_parts():
     tensors = lists.random(F32, "cpu", ((5,), (3, 7)))
     combined = combine_tensors(tensors)

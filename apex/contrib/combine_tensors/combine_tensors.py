@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.autograd.graph import increment_version
 
 from apex._flat import Layout, alias, check_tensors, slot_size
 
@@ -13,7 +14,9 @@ def combine_tensors(
 ) -> torch.Tensor | None:
     """Moves tensors, in place, into one new buffer, which is returned; each then is a view of its slot there.
 
-    What is done to the buffer is done to the tensors, and the other way round. Tensors lie in the order of the list,
+    What is done to the buffer is done to the tensors, and the other way round. Autograd sees a write to a tensor, and
+    the zeros of require_copy_value=False, but no write to the buffer; where a graph may need a tensor's values from
+    before such a write, say so: torch.autograd.graph.increment_version(tensors). Tensors lie in the order of the list,
     the first at the buffer's beginning, each `get_aligned_storage_size` elements after the one before; what lies
     between them is zero. Shapes stay, and so do the strides of dense tensors.
 
@@ -44,6 +47,8 @@ def combine_tensors(
         torch._foreach_copy_(views, [t.detach() for t in tensors])
     for tensor, view in zip(tensors, views, strict=True):
         alias(tensor, view)
+    if not require_copy_value:
+        increment_version(tensors)  # autograd then refuses graphs that need the values from before
     return combined
 
 
