@@ -78,7 +78,7 @@ def scale_loss(
             _clear_cache()
         return
 
-    with _backward_pass(optimizers, delay_unscale):
+    with _backward_pass(optimizers, delay_unscale, scaler):
         yield scaler.scaled(loss)
 
     policies = [optimizer._amp_stash.policy for optimizer in optimizers]
@@ -87,6 +87,7 @@ def scale_loss(
         for optimizer in optimizers:
             optimizer._amp_stash.params_have_scaled_gradients = True
             optimizer._amp_stash.scaled_by = loss_id
+            optimizer._amp_stash.scaled_with = scaler.present()
         return
     scaler.clear_overflow_state()
     _unscale(scaler, optimizers)
@@ -95,12 +96,14 @@ def scale_loss(
 
 
 @contextlib.contextmanager
-def _backward_pass(optimizers, delayed):
+def _backward_pass(optimizers, delayed, scaler):
     """Around what makes gradients; where that raises, gradients are what they were before."""
     states, prepared = [optimizer._amp_stash for optimizer in optimizers], []
     try:
         for optimizer in optimizers:
-            if not optimizer._amp_stash.params_have_scaled_gradients:
+            if optimizer._amp_stash.params_have_scaled_gradients:
+                _keep_one_scale(optimizer._amp_stash, scaler)
+            else:
                 optimizer._prepare_amp_backward()
                 prepared.append(optimizer)
         for state in states:
@@ -118,6 +121,14 @@ def _backward_pass(optimizers, delayed):
             state.open = False
         _amp_state.scaled_passes += 1
         _clear_cache()
+
+
+def _keep_one_scale(state, scaler):
+    """Gradients that wait to be unscaled get the scale of those that come: another pass may have changed it."""
+    ratio = scaler.ratio_to(state.scaled_with)
+    if isinstance(ratio, torch.Tensor) or ratio != 1.0:
+        state.policy.rescale(ratio)
+    state.scaled_with = scaler.present()
 
 
 def _unscale(scaler, optimizers):

@@ -94,6 +94,7 @@ class LossScaler:
         self._taken = (
             None  # ids of gradients that another optimizer of this pass took; None: there is but one
         )
+        self._updates = 0  # how often the scale may have changed
         self._shown = None  # pinned copy of the scale, to tell of overflows that the host did not wait for
         self._shown_scale = 0.0
 
@@ -111,6 +112,7 @@ class LossScaler:
     @_loss_scale.setter
     def _loss_scale(self, value):
         self._to_host()
+        self._updates += 1
         self._host_scale = float(value)
         if not self._min_loss_scale:
             self._floor = max(min(self._floor, self._host_scale), _LOWEST)
@@ -132,6 +134,17 @@ class LossScaler:
         if self._on_device is None:
             return loss * self._host_scale
         return loss * self._on_device[0].to(loss.device).reshape(())
+
+    def present(self):
+        """(how often the scale may have changed, the scale: a float, or a float32 tensor without dimensions)."""
+        if self._on_device is None:
+            return self._updates, self._host_scale
+        return self._updates, self._on_device[0].reshape(()).clone()
+
+    def ratio_to(self, earlier):
+        """The scale over what it was when `present` gave `earlier`: a float, or a tensor where the device knows it."""
+        updates, scale = self.present()
+        return 1.0 if updates == earlier[0] else scale / earlier[1]
 
     def _to_host(self):
         if self._on_device is not None:
@@ -282,6 +295,7 @@ class LossScaler:
         if self.dynamic and not self._has_overflow:
             self._has_overflow = self._any_flag()
         self._to_host()
+        self._updates += 1
         should_skip = self._has_overflow and self.dynamic
         if should_skip:
             self._host_scale = max(self._floor, self._host_scale * self._backoff)
@@ -314,6 +328,7 @@ class LossScaler:
     def update_scale_on_device(self):
         """`update_scale` without waiting: the answer is a float32 tensor of one element, not 0 for "skip"."""
         found = self._found_inf()
+        self._updates += 1
         scale, unskipped = self._to_device(found.device)
         torch._amp_update_scale_(scale, unskipped, found, self._growth, self._backoff, self._scale_seq_len)
         if self._min_loss_scale:  # the user's counts on overflows only, as in public apex

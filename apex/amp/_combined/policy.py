@@ -6,6 +6,7 @@ import torch
 
 from apex.amp._combined.buffers import Buffers, point
 from apex.amp._policies.base import Policy
+from apex.amp._policies.gradients import rescale
 
 
 class Combined(Policy):
@@ -114,6 +115,13 @@ class Combined(Policy):
         self._delayed = delayed
         if self.parts is not None and self.reducer is not None and not delayed:
             self.reducer.start()
+
+    def rescale(self, ratio):
+        if self.parts is None:
+            self.inside.rescale(ratio)
+            return
+        newcomers = [p.grad for p in self.buffers.left_out if p.grad is not None]
+        rescale([*(part.written for part in self.parts), *newcomers], ratio)
 
     def stop(self):
         if self.reducer is not None and not self._delayed:

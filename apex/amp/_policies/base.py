@@ -6,12 +6,13 @@ import inspect
 
 import torch
 
+from apex._gradients import writable_gradients
 from apex._loader import bindings
 from apex._sharding import is_sharded
 from apex.amp._amp_state import _amp_state
 from apex.amp._convert import HALVES
 from apex.amp._errors import warn
-from apex.amp._policies.gradients import holds_no_gradient, set_aside
+from apex.amp._policies.gradients import holds_no_gradient, rescale, set_aside
 from apex.optimizers._fused_optimizer import FusedOptimizer
 
 
@@ -23,6 +24,7 @@ class Policy:
     | take_in | amp.initialize |
     | before_backward | scale_loss is entered, unless gradients of a pass before wait to be unscaled |
     | begin | after that, each time it is entered |
+    | rescale | before that, where gradients wait to be unscaled and the scale has changed meanwhile |
     | abandon | what is inside raised, or unscaling did: gradients are what they were before |
     | after_backward | scale_loss is left, unless it was given delay_unscale |
     | before_step, after_step | around the optimizer's own step, also where that is skipped on the host |
@@ -75,9 +77,13 @@ class Policy:
             self.optimizer.load_state_dict(self.optimizer.state_dict())
 
     def add_group(self, param_group):
+        self._refuse_known(param_group)
         self.put_back()
         self.state.methods["add_param_group"](param_group)
         self._take_group(self.optimizer.param_groups[-1])
+
+    def _refuse_known(self, param_group):
+        """Raises the ValueError of torch's optimizers, which do not know the parameters behind master weights."""
 
     def masters(self):
         """Master weights of half-precision parameters (state.all_fp16_params), in their order."""
@@ -159,6 +165,10 @@ class Policy:
 
     def begin(self, delayed):
         """delayed: scale_loss got delay_unscale."""
+
+    def rescale(self, ratio):
+        """Multiplies what backward passes have left; ratio: a float, or a tensor without dimensions."""
+        rescale(writable_gradients(self.written_by_autograd()), ratio)
 
     def after_backward(self, scaler):
         raise NotImplementedError

@@ -63,6 +63,22 @@ def copy(sources, targets):
         _op("multi_tensor_scale", None, list(columns), 1.0, None)
 
 
+@torch.no_grad()
+def rescale(grads, ratio):
+    """Multiplies gradients in place; ratio: a float, or a tensor without dimensions on whichever device."""
+    by_device = {}
+    for grad in map(local, grads):
+        by_device.setdefault(grad.device, []).append(grad)
+    for device, found in by_device.items():
+        dense = [grad for grad in found if grad.layout == torch.strided]
+        factor = ratio.to(device) if isinstance(ratio, torch.Tensor) else ratio
+        if dense:
+            torch._foreach_mul_(dense, factor)
+        for grad in found:
+            if grad.layout != torch.strided:
+                grad.mul_(factor)
+
+
 class Gradients:
     """Gradients of a backward pass, sorted; the stash is emptied when all is done.
 

@@ -32,6 +32,15 @@ class Masters(Policy):
         for param in (*self.masters(), *self.own()):
             param.grad = None
 
+    def _refuse_known(self, param_group):
+        params = param_group["params"]
+        if not isinstance(params, (torch.Tensor, set)):
+            params = param_group["params"] = list(params)  # may be a generator
+        given = [params] if isinstance(params, torch.Tensor) else params
+        given = {id(p[1] if isinstance(p, tuple) else p) for p in given}
+        if any(id(p) in given for p in self.state.all_fp16_params):
+            raise ValueError("some parameters appear in more than one parameter group")
+
     def _clear_lists(self):
         state = self.state
         state.fp16_groups, state.fp32_from_fp16_groups, state.fp32_from_fp32_groups = [], [], []

@@ -35,7 +35,8 @@ class AmpOptimizerState:
         lazy_init_called: the lists below are made.
         already_patched: the host decided that the next step is skipped; skipped: the message for it.
         found_inf: device tensor that decides about the next step, or None.
-        params_have_scaled_gradients: a backward pass with delay_unscale was the last; scaled_by: its loss_id.
+        params_have_scaled_gradients: a backward pass with delay_unscale was the last; scaled_by: its loss_id;
+            scaled_with: its scale, as LossScaler.present has it.
         open: inside scale_loss.
         unscaled: gradients went through scale_loss since the last step.
         passes: _amp_state.scaled_passes at the last step or zero_grad.
@@ -59,7 +60,7 @@ class AmpOptimizerState:
         self.skipped = ""
         self.found_inf = None
         self.params_have_scaled_gradients = False
-        self.scaled_by = None
+        self.scaled_by = self.scaled_with = None
         self.open = False
         self.unscaled = False
         self.passes = _amp_state.scaled_passes
