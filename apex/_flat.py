@@ -103,6 +103,7 @@ def _strides(tensor, rows):
     return strides
 
 
+@torch._disable_dynamo
 def alias(tensor, view):
     """Makes `tensor` lie where `view` does, without a copy."""
     tensor.data = view

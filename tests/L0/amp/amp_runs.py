@@ -8,7 +8,7 @@ from torch import nn
 from apex import amp
 from apex.amp import amp as registration
 from apex.amp._amp_state import _amp_state
-from apex.optimizers import FusedAdam, FusedSGD
+from apex.optimizers import CombinedAdam, FusedAdam, FusedSGD
 
 LEVELS = ("O0", "O1", "O2", "O3", "O4", "O5")
 HALF = {
@@ -25,6 +25,31 @@ OPTIMIZERS = {
     "FusedAdam": lambda params: FusedAdam(params, lr=0.01),
     "FusedSGD": lambda params: FusedSGD(params, lr=0.05, momentum=0.9),
 }
+# Each kind of gradient policy: level, optimizer, options of amp.initialize.
+POLICIES = {
+    "plain": ("O1", OPTIMIZERS["sgd"], {}),
+    "masters": ("O2", OPTIMIZERS["sgd"], {}),
+    "masters of a fused optimizer": ("O2", OPTIMIZERS["FusedAdam"], {}),
+    "scaled model": (
+        "O2",
+        lambda ps: FusedSGD(ps, lr=0.05, momentum=0.9, materialize_master_grads=False),
+        {},
+    ),
+    "combined": ("O1", OPTIMIZERS["sgd"], dict(combine_grad=True)),
+    "combined masters": ("O2", OPTIMIZERS["sgd"], dict(combine_grad=True)),
+    "combined optimizer": ("O2", lambda ps: CombinedAdam(ps, lr=0.01), {}),
+}
+
+
+def start(kind, *models, **options):
+    """Models and optimizers with this kind of policy, as in a new process: plain(), or these."""
+    forget()
+    level, make, more = POLICIES[kind]
+    found = list(models) or [plain()]
+    found, optimizers = initialize(
+        found, [make(model.parameters()) for model in found], opt_level=level, **{**more, **options}
+    )
+    return (found, optimizers) if models else (found[0], optimizers[0])
 
 
 def forget():

@@ -216,3 +216,18 @@ def test_the_users_own_tag_of_caches_stays(monkeypatch):
     with amp.disable_casts():
         compiled(*operands())
     assert torch.compiler.config.cache_key_tag == "mine"
+
+
+@pytest.mark.parametrize("kind", runs.POLICIES)
+def test_a_compiled_training_function(kind):
+    """scale_loss, step and zero_grad inside: graphs break there, and what lies in flat buffers goes on lying there."""
+    found = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model, optimizer = runs.start(kind, loss_scale=8.0)
+        step = lambda i, model=model, optimizer=optimizer: runs.train(model, optimizer, 1, first=i)  # noqa: E731
+        if compiled:
+            step = torch.compile(step, backend="aot_eager")
+        losses = [step(i) for i in range(3)]
+        found.append((losses, runs.values(model) + runs.values(optimizer)))
+    assert found[0][0] == found[1][0] and runs.equal(found[0][1], found[1][1])

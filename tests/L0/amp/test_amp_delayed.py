@@ -8,39 +8,8 @@ import torch
 from torch import nn
 
 from apex import amp
-from apex.optimizers import CombinedAdam, FusedSGD
 
-OPTIMIZERS = {
-    **runs.OPTIMIZERS,
-    "unmaterialized": lambda params: FusedSGD(params, lr=0.05, materialize_master_grads=False),
-    "CombinedAdam": lambda params: CombinedAdam(params, lr=0.01),
-}
-KINDS = {
-    "plain": ("O1", "sgd", {}),
-    "masters": ("O2", "sgd", {}),
-    "masters of a fused optimizer": ("O2", "FusedAdam", {}),
-    "scaled model": ("O2", "unmaterialized", {}),
-    "combined": ("O1", "sgd", dict(combine_grad=True)),
-    "combined masters": ("O2", "sgd", dict(combine_grad=True)),
-    "combined optimizer": ("O2", "CombinedAdam", {}),
-}
-
-
-def start(kind, **options):
-    runs.forget()
-    level, name, more = KINDS[kind]
-    model = runs.plain()
-    return runs.initialize(
-        model, OPTIMIZERS[name](model.parameters()), opt_level=level, **{**more, **options}
-    )
-
-
-def start_two(kind):
-    runs.forget()
-    level, name, more = KINDS[kind]
-    models = [runs.plain(), nn.Linear(2, 1, dtype=torch.float32, device="cpu")]
-    optimizers = [OPTIMIZERS[name](m.parameters()) for m in models]
-    return runs.initialize(models, optimizers, opt_level=level, dynamic_init_scale=2.0**8, **more)
+KINDS = list(runs.POLICIES)
 
 
 @pytest.mark.parametrize("first_step", [True, False])
@@ -49,7 +18,10 @@ def test_another_pass_lowers_the_scale(kind, first_step):
     """Another optimizer's gradients overflow: those that wait get the scale of those that come."""
     found = []
     for overflows in (False, True):
-        (model, other), (optimizer, second) = start_two(kind)
+        other = nn.Linear(2, 1, dtype=torch.float32, device="cpu")
+        (model, other), (optimizer, second) = runs.start(
+            kind, runs.plain(), other, loss_scale="dynamic", dynamic_init_scale=2.0**8
+        )
         if not first_step:
             runs.train(model, optimizer, 1)
             optimizer.zero_grad()
@@ -72,7 +44,7 @@ def test_another_pass_lowers_the_scale(kind, first_step):
 def test_a_scale_that_is_set_meanwhile(kind, scale):
     found = []
     for other in (2.0**8, scale):
-        model, optimizer = start(kind, loss_scale=2.0**8)
+        model, optimizer = runs.start(kind, loss_scale=2.0**8)
         runs.backward(runs.loss_of(model, 1), optimizer, delay_unscale=True)
         state = amp.state_dict()
         state["loss_scaler0"]["loss_scale"] = other
@@ -105,7 +77,7 @@ def test_a_parameter_that_is_there_is_not_added_again(kind):
     """As torch refuses it, and before anything changes: the optimizer goes on."""
     found = []
     for add in (False, True):
-        model, optimizer = start(kind, loss_scale=8.0)
+        model, optimizer = runs.start(kind, loss_scale=8.0)
         runs.train(model, optimizer, 1)
         if add:
             for params in (model.parameters(), model[0].weight):
