@@ -33,7 +33,7 @@ _BETWEEN = (
     "apex.contrib.optimizers",
     "apex.optimizers",
     "contextlib",
-    "torch.optim",
+    "torch.",
 )
 
 

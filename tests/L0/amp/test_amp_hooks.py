@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import linecache
+
 import amp_runs as runs
 import pytest
 import torch
 
-from apex import amp
+from apex import amp, fp16_utils
 from apex.amp._combined.policy import Combined
 from apex.amp._policies import Masters, Plain, ScaledModel
+from apex.contrib import optimizers as contrib
 
 METHODS = (
     *("before_backward", "begin", "stop", "abandon", "after_backward"),
@@ -229,3 +232,54 @@ class TestLists:
                 optimizer.zero_grad()
             found.append(runs.values(model) + runs.values(optimizer))
         assert runs.equal(*found)
+
+
+class TestWarnings:
+    """They name the line of the script that called amp, however deep inside it they arise."""
+
+    @staticmethod
+    def check(told, line):
+        (warning,) = told
+        assert warning.filename == __file__ and linecache.getline(__file__, warning.lineno).strip() == line
+
+    @pytest.mark.parametrize("scheduled", [False, True])
+    def test_a_step_without_scale_loss(self, scheduled):
+        model, optimizer = runs.start("masters")
+        if scheduled:
+            torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        runs.loss_of(model).backward()
+        with pytest.warns(amp.AmpWarning, match="updates nothing") as told:
+            optimizer.step()
+        self.check(told, "optimizer.step()")
+
+    def test_a_second_initialize(self):
+        runs.start("plain")
+        model = runs.plain()
+        with pytest.warns(amp.AmpWarning, match="called again") as told:
+            amp.initialize(model, opt_level="O1", verbosity=0)
+        self.check(told, 'amp.initialize(model, opt_level="O1", verbosity=0)')
+
+    def test_a_gradient_that_was_replaced(self):
+        model, optimizer = runs.start("combined")
+        runs.backward(runs.loss_of(model), optimizer)
+        model[0].weight.grad = torch.ones_like(model[0].weight)
+        with pytest.warns(amp.AmpWarning, match="recombined") as told:
+            optimizer.zero_grad()
+        self.check(told, "optimizer.zero_grad()")
+
+    def test_a_gradient_that_was_replaced_inside_scale_loss(self):
+        model, optimizer = runs.start("combined")
+        runs.backward(runs.loss_of(model), optimizer)
+        context = amp.scale_loss(runs.loss_of(model), optimizer)
+        context.__enter__().backward()
+        model[0].weight.grad = torch.ones_like(model[0].weight)
+        with pytest.warns(amp.AmpWarning, match="recombined") as told:
+            context.__exit__(None, None, None)
+        self.check(told, "context.__exit__(None, None, None)")
+
+    @pytest.mark.parametrize("kind", [fp16_utils.FP16_Optimizer, contrib.FP16_Optimizer])
+    def test_a_class_of_old(self, kind):
+        params = [torch.nn.Parameter(torch.ones(2, dtype=torch.float16, device="cpu"))]
+        with pytest.warns(DeprecationWarning, match="is of old") as told:
+            kind(torch.optim.SGD(params, 0.1), verbose=False)
+        self.check(told, "kind(torch.optim.SGD(params, 0.1), verbose=False)")
