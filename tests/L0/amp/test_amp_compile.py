@@ -189,8 +189,8 @@ print(found, counters["aot_autograd"]["autograd_cache_hit"])
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler, which inductor needs on the CPU")
-@pytest.mark.parametrize("order", [("none", "O1", "O4", "none"), ("O1", "none", "O1")], ids="-".join)
-def test_torchs_caches_on_disk_tell_casts_apart(order, tmp_path):
+@pytest.mark.minutes
+def test_torchs_caches_on_disk_tell_casts_apart(tmp_path):
     """Each process finds what a process like it has left there, and nothing else."""
     dtypes = {"none": "torch.float32", "O1": "torch.float16", "O4": "torch.bfloat16"}
     environment = {
@@ -198,6 +198,7 @@ def test_torchs_caches_on_disk_tell_casts_apart(order, tmp_path):
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
     }
+    order = ("none", "O1", "O4", "none", "O1")
     for i, level in enumerate(order):
         done = subprocess.run(
             [sys.executable, "-c", CACHED, level], env=environment, check=True, capture_output=True, text=True
