@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
+import weakref
 
 import torch
 from torch._guards import Guard, TracingContext
 from torch.compiler import config
 
+_guards: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # context of a graph -> its guards
 _PREFIX = " apex.amp "  # in the tag of torch's caches, after what the user has there
 
 
@@ -24,9 +26,13 @@ def note_casts(handle):
     if context is None:
         return
     active = handle.is_active_now()
-    create = handle.guards.setdefault(active, functools.partial(_add_guard, handle, active))
-    source = torch._dynamo.source.GlobalStateSource()
-    context.guards_context.dynamo_guards.add(Guard(source, create))
+    known = _guards.setdefault(context, {})
+    if (handle, active) not in known:
+        source = torch._dynamo.source.GlobalStateSource()
+        known[handle, active] = Guard(source, functools.partial(_add_guard, handle, active))
+    context.guards_context.dynamo_guards.add(
+        known[handle, active]
+    )  # which it may have, or have dropped again
     _tell_caches(handle.key if active else None)
 
 

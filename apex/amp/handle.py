@@ -230,7 +230,6 @@ class AmpHandle:
         self._all_wrappers = []
         self._step_hook = None
         self.key = ""  # of all that decides about casts
-        self.guards = {}  # whether casts are on -> what makes the guard of a graph; see _compiling
 
     def is_active(self):
         # A graph is traced under a mode, which is seen sooner than the tracing itself. Dynamo looks in here, too.

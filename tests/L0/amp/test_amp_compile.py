@@ -15,6 +15,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from apex import amp
+from apex.amp import _compiling
 
 
 class Model(nn.Module):
@@ -153,6 +154,16 @@ def test_graphs_are_used_while_casts_are_as_they_were(function, backend):
             with contextlib.nullcontext() if on else amp.disable_casts():
                 assert compiled(*operands()).dtype == (with_casts if on else without)
         assert counter.frame_count == 2
+
+
+def test_a_graph_has_one_guard(monkeypatch):
+    """However many functions ask: each guard is asked before each call."""
+    made, make = [], _compiling._add_guard
+    monkeypatch.setattr(_compiling, "_add_guard", lambda *arguments: (made.append(1), make(*arguments)))
+    runs.initialize(nn.Linear(3, 3, dtype=torch.float32, device="cpu"), opt_level="O1")
+    compiled = torch.compile(lambda x, w: ((x @ w) @ w).exp().mm(w), backend="aot_eager", fullgraph=True)
+    compiled(*operands())
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("function", BY_NAME.values(), ids=BY_NAME)
