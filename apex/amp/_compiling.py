@@ -33,7 +33,7 @@ def note_casts(handle):
     context.guards_context.dynamo_guards.add(
         known[handle, active]
     )  # which it may have, or have dropped again
-    _tell_caches(handle.key if active else None)
+    tell_caches(handle.key if active else None)
 
 
 def _add_guard(handle, active, builder, guard):
@@ -46,7 +46,8 @@ def _add_guard(handle, active, builder, guard):
         add(check, words)
 
 
-def _tell_caches(key):
+def tell_caches(key):
+    """key: AmpHandle.key, or None where functions are torch's own."""
     users = config.cache_key_tag.partition(_PREFIX)[0]
     config.cache_key_tag = users if key is None else f"{users}{_PREFIX}{key}"
 

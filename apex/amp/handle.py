@@ -297,6 +297,7 @@ class AmpHandle:
             self._step_hook.remove()
         self._is_active = False
         self._clear_cache()
+        _compiling.tell_caches(None)
 
     @property
     def has_cache(self):

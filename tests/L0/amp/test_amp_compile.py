@@ -228,6 +228,11 @@ def test_the_users_own_tag_of_caches_stays(monkeypatch):
     with amp.disable_casts():
         compiled(*operands())
     assert torch.compiler.config.cache_key_tag == "mine"
+    torch._dynamo.reset()
+    compiled(*operands())
+    assert torch.compiler.config.cache_key_tag == tag
+    amp._amp_state.handle._deactivate()  # what is compiled from now on has no wrappers that would tell
+    assert torch.compiler.config.cache_key_tag == "mine"
 
 
 @pytest.mark.parametrize("kind", runs.POLICIES)
