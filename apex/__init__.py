@@ -33,9 +33,9 @@ _OF_TORCH_BUILD = ("check_if_rocm_pytorch", "check_cudnn_version_and_warn", "IS_
 
 def __getattr__(name):
     if name == "__version__":
-        from apex._loader import tree
+        from apex._loader import layout
 
-        return globals().setdefault("__version__", tree.version())
+        return globals().setdefault("__version__", layout.version())
     if name in _SUBPACKAGES:
         try:
             return importlib.import_module(f"apex.{name}")

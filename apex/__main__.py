@@ -50,9 +50,9 @@ def main(arguments=None):
     explain.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     options = parser.parse_args(arguments)
     if options.version:
-        from apex._loader import tree
+        from apex._loader import layout
 
-        print(tree.version())
+        print(layout.version())
         return 0
 
     from apex._loader import doctor

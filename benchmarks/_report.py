@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # last: an apex that 
 from _measure import ON_GPU, attempt, copy_bandwidth, graph_seconds, wall_seconds
 
 import apex
-from apex._loader import tree
+from apex._loader import layout
 from build_matrix.store import digest
 
 FIGURE = 9  # characters of a column of figures
@@ -56,7 +56,7 @@ def device_name() -> str:
 def source() -> dict:
     """What is measured: {"units": digest of each device source with its headers, "python": of the modules of apex}, of
     the apex that is imported."""
-    package, device = Path(apex.__file__).parent, tree.device_sources()
+    package, device = Path(apex.__file__).parent, layout.device_sources()
     modules = {p.relative_to(package).as_posix(): digest.of_file(p) for p in sorted(package.rglob("*.py"))}
     units = {path.stem: digest.of_source(path) for path in sorted(device.glob("*.cu"))} if device else {}
     return {"units": units, "python": digest.of_values(modules)}

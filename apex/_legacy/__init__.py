@@ -21,12 +21,12 @@ def module_text(name):
 def message(name):
     """What an import of the absent extension `name` says, or None if the registry does not hold it."""
     from apex._legacy import public_names
-    from apex._loader import registry, tree
+    from apex._loader import layout, registry
 
     extension = registry.extensions().get(name)
     if extension is None:
         return None
-    version = tree.version()
+    version = layout.version()
     if extension.state == "complete":
         return (
             f"No module named {name!r}: it belongs to apex {version} but is not installed; "

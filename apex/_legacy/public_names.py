@@ -54,7 +54,7 @@ def message(name):
 
 def not_in_this_build(what, successor):
     """`what`, the reason, and what to use."""
-    from apex._loader import tree
+    from apex._loader import layout
 
     use = f"; use {successor}" if successor else ""
-    return f"{what}: it is not in this build (apex {tree.version()}){use}"
+    return f"{what}: it is not in this build (apex {layout.version()}){use}"

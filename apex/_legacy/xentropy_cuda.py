@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from apex._legacy import _checks
-from apex._loader import bindings, tree
+from apex._loader import bindings, layout
 
 bindings.load()
 __all__ = ["__version__", "backward", "forward"]
-__version__ = tree.version()
+__version__ = layout.version()
 
 
 @torch.no_grad()

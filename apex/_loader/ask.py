@@ -10,9 +10,13 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
-from apex._loader import explain, offers, release
-from apex._loader import machine as machines
+from apex._loader import explain, offers, probe, release
+from apex._loader.machine import Machine
+from apex._loader.offers import Offer
+from apex._loader.release import Accelerator, Release
 
 FOUND, SENSELESS, NOT_THERE = 0, 1, 2  # exit codes
 NAMES = {"torch": "torch", "cuda": "CUDA", "rocm": "ROCm", "python": "Python"}
@@ -21,13 +25,13 @@ NAMES = {"torch": "torch", "cuda": "CUDA", "rocm": "ROCm", "python": "Python"}
 class Parser(argparse.ArgumentParser):
     """Ends with SENSELESS: 2 says that no wheel serves."""
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         """What argparse calls on wrong usage."""
         self.print_usage(sys.stderr)
         self.exit(SENSELESS, f"{self.prog}: {message}\n")
 
 
-def known():
+def known() -> Release:
     """The release.Release here. Raises LookupError where this installation has none."""
     found = release.load()
     if found is None:
@@ -35,7 +39,7 @@ def known():
     return found
 
 
-def spoken(key, value):
+def spoken(key: str, value: str) -> str:
     """3.11 of cp311, 13.0 of cu130, 7.2 of rocm7.2: as the options take it."""
     if key == "python":
         return f"{value[2]}.{value[3:]}"
@@ -47,7 +51,7 @@ def spoken(key, value):
 # ---- compat: a machine that is written down ----------------------------------------------------------------
 
 
-def answer(question, index=None):
+def answer(question: Mapping[str, Any], index: str | None = None) -> dict[str, Any]:
     """What `compat --json` prints. `question`: keywords of explain.described, `torch` and `archs` among them. Without
     `python`, of any that serves. Raises ValueError for a question that makes no sense."""
     table, asked = known(), dict(question)
@@ -65,42 +69,49 @@ def answer(question, index=None):
     return base | {"command": found.command} | _facts(found, asked.get("python"))
 
 
-def _some_python(table, described):
+def _some_python(table: Release, described: Machine) -> str:
     """This Python, where it has a wheel with a binding for that torch; else the newest that has."""
-    tags = table.pythons_for(described.torch.minor if described.torch else "") or table.pythons
+    tags = table.pythons_for(_minor(described)) or table.pythons
     return described.python if described.python in tags else tags[-1]
 
 
-def _facts(found, python):
-    table, minor = found.release, found.machine.torch.minor
-    taken = [choice.taken for choice in found.choices]
-    packs = {candidate.variant: candidate for candidate in taken if candidate.variant in table.toolchains}
-    archs = list(packs) or [pack.arch for pack in found.machine.packs]
+def _minor(described: Machine) -> str:
+    return (described.torch.minor if described.torch else None) or ""
+
+
+def _facts(found: Offer, python: str | None) -> dict[str, Any]:
+    """Of an offer that serves: it has a torch, a fit, and what is taken on each device."""
+    table, minor, machine = found.release, _minor(found.machine), found.machine
+    runs = [(choice.device.arch, choice.taken.variant) for choice in found.choices if choice.taken]
+    archs = [variant for _, variant in runs if variant in table.toolchains] or [
+        pack.arch for pack in machine.packs
+    ]
     toolchains = sorted({table.toolchains[arch] for arch in archs})
-    known = table.torch.get(minor) if found.fit.kind == "exact" else None
+    binding = found.fit.kind if found.fit else ""
+    known = table.torch.get(minor) if binding == "exact" else None
     pins = {f"torch-{known}": _pin_of_torch(table, minor)} if known else {}
     pins |= {name: table.pins[name] for name in toolchains if name in table.pins}
-    tags = [found.machine.python] if python else list(table.pythons_for(minor) or table.pythons)
+    tags = [machine.python] if python else list(table.pythons_for(minor) or table.pythons)
     return {
         "apex": table.version,
         "distribution": found.accelerator.distribution,
-        "platform": found.machine.system,
+        "platform": machine.system,
         "wheel": found.wheel,
         "pythons": tags,
         "index_roots": [f"whl/{root}/" for root in found.accelerator.roots],
-        "torch": known or found.machine.torch.version,
-        "binding": found.fit.kind,
+        "torch": known or (machine.torch.version if machine.torch else None),
+        "binding": binding,
         "pins": pins,
-        "packs": [{"arch": choice.device.arch, "runs": choice.taken.variant} for choice in found.choices],
+        "packs": [{"arch": arch, "runs": variant} for arch, variant in runs],
         "grades": {tag: grade for tag in tags if (grade := table.grades.get((minor, tag)))},
     }
 
 
-def _pin_of_torch(table, minor):
+def _pin_of_torch(table: Release, minor: str) -> str | None:
     return next((row.git_version for row in table.bindings if row.torch == minor), None)
 
 
-def words(found, prog):
+def words(found: Mapping[str, Any], prog: str) -> str:
     """The answer as a person reads it."""
     if not found["found"]:
         lines = [
@@ -125,7 +136,7 @@ def words(found, prog):
     return "\n".join(lines)
 
 
-def compat_parser(prog):
+def compat_parser(prog: str) -> Parser:
     """The options of `compat`."""
     parser = Parser(
         prog=prog,
@@ -147,7 +158,11 @@ def compat_parser(prog):
     return parser
 
 
-def compat(arguments, prog, more=lambda question, found: {}):
+def compat(
+    arguments: Sequence[str],
+    prog: str,
+    more: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda question, found: {},
+) -> int:
     """The command. `more`(question, found): what a checkout knows besides. Returns the exit code."""
     parser = compat_parser(prog)
     asked = parser.parse_args(arguments)
@@ -175,7 +190,7 @@ def compat(arguments, prog, more=lambda question, found: {}):
 # ---- which: this machine -----------------------------------------------------------------------------------
 
 
-def of_machine(described, index=None):
+def of_machine(described: Machine, index: str | None = None) -> dict[str, Any]:
     """What `which --json` prints of a Machine. `found`: whether `command` is the line for it; `reasons` say why, or why
     not, `mend` what helps, `nearest` are the cells that exist, each with its own line."""
     table = known()
@@ -193,7 +208,7 @@ def of_machine(described, index=None):
     if found.found:
         return base | {"command": found.command, "reasons": list(found.reasons)}
     near = [(found.accelerator, _cell(cell)) for cell in offers.nearest(found)]
-    lines = {}
+    lines: dict[str, str] = {}
     for accelerator, cell in _without_torch(described, table) if torch is None else near:
         offered = dataclasses.replace(found, accelerator=accelerator, index=table.root(accelerator, index))
         lines.setdefault(offers.install(offered), cell)
@@ -201,7 +216,7 @@ def of_machine(described, index=None):
     return base | {"reasons": list(found.missing), "mend": found.mend, "nearest": nearest}
 
 
-def _without_torch(described, table):
+def _without_torch(described: Machine, table: Release) -> list[tuple[Accelerator, str]]:
     """The newest torch that this Python can have, for each accelerator; nothing where the Python has no wheel."""
     minors = [minor for minor in table.torch if described.python in table.pythons_for(minor)]
     return [
@@ -211,13 +226,13 @@ def _without_torch(described, table):
     ]
 
 
-def _cell(cell):
+def _cell(cell: Mapping[str, str]) -> str:
     """ "torch 2.13, CUDA 13.0, sm_90, Python 3.11" """
     of = {k: spoken(k, v) for k, v in cell.items() if k != "platform"}
     return ", ".join(f"{NAMES.get(key, '')} {value}".strip() for key, value in of.items())
 
 
-def spoken_machine(described):
+def spoken_machine(described: Machine) -> str:
     """ "Python 3.11, torch 2.13.0 for CUDA 13.0, sm_90" """
     torch, native = described.torch, next(iter(known().platforms))
     named = [("CUDA", torch.cuda), ("ROCm", torch.hip)] if torch else []
@@ -228,7 +243,7 @@ def spoken_machine(described):
     return f"Python {spoken('python', described.python)}, {said}, {cards}{on}"
 
 
-def which(arguments, prog):
+def which(arguments: Sequence[str], prog: str) -> int:
     """The command. Prints the line, and nothing else, to standard output; returns the exit code."""
     parser = Parser(
         prog=prog,
@@ -240,7 +255,7 @@ def which(arguments, prog):
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     asked = parser.parse_args(arguments)
-    described = machines.describe()
+    described = probe.describe()
     try:
         found = of_machine(described, asked.index)
     except LookupError as error:

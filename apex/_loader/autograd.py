@@ -7,12 +7,18 @@ functorch's own levels take.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from apex._loader import registry
+from apex._loader.op_model import Op
+
+Function = Callable[..., Any]
 
 
-def register(library, namespace, name, backward, setup_context):
+def register(library: Any, namespace: str, name: str, backward: Function, setup_context: Function) -> None:
     """Makes the op `name` of `library` differentiable.
 
     backward: (ctx, *gradients of the results) -> gradients of the arguments. setup_context: (ctx, arguments, results)
@@ -22,54 +28,54 @@ def register(library, namespace, name, backward, setup_context):
 
 
 @functools.cache
-def function():
+def function() -> Any:
     """The class that nodes which are written in Python derive from: an autograd function that functorch's own levels
     take, too."""
     import torch
 
     base = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
 
-    class Function(base):
+    class Node(base):  # type: ignore[misc, valid-type]
         @staticmethod
-        def _compiled_autograd_key(ctx):
+        def _compiled_autograd_key(ctx: Any) -> Any:
             """What compiled autograd tells functions apart by; torch.autograd.Function has it, its base has not."""
             return (ctx._autograd_function_id,)
 
-    return Function
+    return Node
 
 
-def _recording(namespace, name, backward, setup_context):
+def _recording(namespace: str, name: str, backward: Function, setup_context: Function) -> Function:
     op = registry.schemas()[name]
     tensors = [i for i, argument in enumerate(op.arguments) if argument.is_tensor]
     words = name.removesuffix("_forward").removesuffix("_backward")
 
     @functools.cache
-    def node():
+    def node() -> tuple[Any, Function]:
         import torch
 
         after = torch._C._after_autograd_keyset
         overload = getattr(getattr(torch.ops, namespace), name).default
 
-        def below(keys, *arguments):
+        def below(keys: Any, *arguments: Any) -> Any:
             with torch._C._AutoDispatchBelowAutograd():
                 return overload.redispatch(keys & after, *arguments)
 
-        class Node(function()):
+        class Node(function()):  # type: ignore[misc]
             @staticmethod
-            def forward(ctx, keys, *arguments):
+            def forward(ctx: Any, keys: Any, *arguments: Any) -> Any:
                 found = below(keys, *arguments)
                 setup_context(ctx, arguments, found)
                 return found
 
             @staticmethod
-            def backward(ctx, *gradients):
+            def backward(ctx: Any, *gradients: Any) -> Any:
                 ctx = _Shifted(ctx)
                 made = backward(ctx, *gradients)
                 return None, *(made if isinstance(made, tuple) else (made,))
 
         return Node, below
 
-    def record(keys, *arguments, **keywords):
+    def record(keys: Any, *arguments: Any, **keywords: Any) -> Any:
         import torch
 
         arguments = _complete(op, arguments, keywords)
@@ -87,34 +93,32 @@ def _recording(namespace, name, backward, setup_context):
 class _Shifted:
     """The context as `backward` knows it: without the keys, which the node takes first."""
 
-    def __init__(self, ctx):
+    def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
 
     @property
-    def needs_input_grad(self):
+    def needs_input_grad(self) -> Any:
         return self._ctx.needs_input_grad[1:]
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._ctx, name)
 
 
-def _complete(op, arguments, keywords):
+def _complete(op: Op, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
     """All arguments in the schema's order: torch leaves those out that have their default and come last."""
     rest = op.arguments[len(arguments) :]
     return (*arguments, *(keywords.get(argument.name, argument.default) for argument in rest))
 
 
-def _single_level():
+def _single_level() -> contextlib.AbstractContextManager[Any]:
     """Lets a node be made within torch.func's levels, as functorch itself makes them."""
-    import contextlib
-
     from torch._functorch import autograd_function
 
     allowed = getattr(autograd_function, "enable_single_level_autograd_function", None)
     return allowed() if allowed else contextlib.nullcontext()
 
 
-def refuse_forward_mode(op, given):
+def refuse_forward_mode(op: str, given: Iterable[Any]) -> None:
     """Raises NotImplementedError for a dual tensor: a node is backward mode alone, and forward mode would go on with
     silent zeros."""
     from torch.autograd import forward_ad

@@ -23,11 +23,30 @@ import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from apex._loader import elf, op_model, reference, registry, tree
-from apex._loader import fit as fitting
-from apex._loader.errors import BindingMismatchError, InstallationError, SlowPathWarning, TwoCopiesError
-from apex._loader.fit import Binding, Torch
+from apex._loader import (
+    elf,
+    environment,
+    layout,
+    library,
+    mapped,
+    offers,
+    probe,
+    reference,
+    registry,
+    remedies,
+)
+from apex._loader.errors import (
+    ApexError,
+    BindingMismatchError,
+    InstallationError,
+    SlowPathWarning,
+    TwoCopiesError,
+)
+from apex._loader.fit import Fit, fit
+from apex._loader.machine import Machine
 
 NAMESPACE = "apex"
 LIBRARY = "libapex_torch.so"
@@ -39,68 +58,20 @@ class Loaded:
     under the portable binding, or None; `native` tells whether libapex serves the ops."""
 
     kind: str
-    module: object
+    module: Any
     reason: str
 
     @property
-    def native(self):
+    def native(self) -> bool:
         return self.kind != "reference"
 
 
-def installed():
-    """The bindings that bindings.json lists, as a tuple; empty if the file is not there."""
-    rows = tree.read_json(tree.libraries() / "bindings.json") or ()
-    names = Binding.__dataclass_fields__
-    return tuple(Binding(**{key: value for key, value in row.items() if key in names}) for row in rows)
-
-
-def choose(torch, python, rows, portable=False):
-    """The fitting.Fit of the best of `rows`, unless the build is older than the sources it lies in.
-    portable: whether the portable binding could serve."""
-    found = fitting.choose(torch, python, rows, portable)
-    changed = changed_ops() if found.library or found.portable else ()
-    if changed:
-        text = f"the build in {tree.built()} is older than csrc/ops.schemas: {', '.join(changed)} changed"
-        return fitting.Fit(None, False, False, text, stale=True)
-    return found
-
-
-def changed_ops():
-    """Ops whose schema is not what the bindings were compiled from; empty for a wheel.
-
-    torch does not notice: a call with other arguments than the compiled ones ends the process.
-    """
-    path = tree.built_schemas()
-    compiled = op_model.parse(path.read_text(encoding="utf-8")) if path else {}
-    now = registry.schemas()
-    return tuple(name for name in compiled if name not in now or now[name].text != compiled[name].text)
-
-
-def python_tag():
-    """ "cp311" for CPython 3.11; a free-threaded build adds its "t"."""
-    free_threaded = "t" if "t" in getattr(sys, "abiflags", "") else ""
-    return f"cp{sys.version_info.major}{sys.version_info.minor}{free_threaded}"
-
-
-def running_torch():
-    """The Torch of this process; imports torch."""
-    import torch
-
-    return Torch(
-        version=str(torch.__version__),
-        git_version=getattr(torch.version, "git_version", None),
-        cuda=torch.version.cuda,
-        hip=torch.version.hip,
-        cxx11_abi=bool(torch.compiled_with_cxx11_abi()),
-    )
-
-
 _lock = threading.RLock()
-_loaded = None
-_fallback = None  # keeps the Python-defined ops alive
+_loaded: Loaded | None = None
+_fallback: Any = None  # keeps the Python-defined ops alive
 
 
-def load():
+def load() -> Loaded:
     """Brings the dispatcher ops to life, once a process, and returns what was reached (`Loaded`).
 
     Imports torch first: the bindings find its libraries only when they are mapped. Never opens a GPU driver.
@@ -115,7 +86,7 @@ def load():
     return _loaded
 
 
-def _fresh_lock():
+def _fresh_lock() -> None:
     global _lock
     _lock = threading.RLock()  # a thread that held it does not exist in the child
 
@@ -123,60 +94,37 @@ def _fresh_lock():
 os.register_at_fork(after_in_child=_fresh_lock)
 
 
-def _load():
-    torch = running_torch()
+def _load() -> Loaded:
+    import torch  # noqa: F401  raises where there is none
+
     _refuse_second_copy()
     reference.register()
-    bindings = installed()
-    wanted = forced()
-    rows = () if wanted in ("portable", "reference") else bindings
-    fit = choose(torch, python_tag(), rows, wanted in (None, "portable") and portable_fault() is None)
-    if wanted in ("exact", "portable") and fit.kind != wanted:
-        why_not = portable_fault() if wanted == "portable" else None
-        raise BindingMismatchError(
-            f"{FORCED} asks for the {wanted} binding: {why_not or fit.reason}",
-            wanted=f"a binding for torch {torch.version}, {python_tag()}",
-            remedy=f"unset {FORCED}, or: {mismatch_remedy(torch, fit)}",
-        )
-    reason = f"{FORCED}={wanted}" if wanted else fit.reason
-    if fit.kind == "exact":
-        return _load_native(fit)
-    if fit.kind == "portable":
-        return _load_portable(reason)
-    if not wanted:
-        _explain_mismatch(torch, bindings, fit)
+    forced = environment.forced_binding()
+    machine = probe.for_bindings()
+    found = fit(machine)
+    assert found is not None
+    if forced and found.kind != forced:
+        raise _not_there(forced, machine, found)
+    if found.kind == "exact":
+        return _load_native(found)
+    if found.kind == "portable":
+        return _load_portable(found.reason)
+    if not forced:
+        _explain_mismatch(machine, found)
     _define_from_python()
-    return Loaded("reference", None, reason)
+    return Loaded("reference", None, found.reason)
 
 
-FORCED = "APEX_BINDING"
+def _not_there(forced: str, machine: Machine, found: Fit) -> ApexError:
+    why = (machine.portable if forced == "portable" else None) or found.reason
+    return BindingMismatchError(
+        f"{environment.BINDING} asks for the {forced} binding: {why}",
+        wanted=_wanted(machine),
+        remedy=f"unset {environment.BINDING}, or: {mismatch_remedy(machine, found)}",
+    )
 
 
-def forced():
-    """What APEX_BINDING asks for; None if nothing. Raises InstallationError for a word that is none."""
-    word = os.environ.get(FORCED, "").lower() or None
-    if word not in (None, "exact", "portable", "reference"):
-        raise InstallationError(
-            f"{FORCED}={word} names no binding",
-            available=["exact", "portable", "reference"],
-            remedy=f"unset {FORCED}",
-        )
-    return word
-
-
-def portable_fault():
-    """Why the portable binding cannot serve, or None. Opens libapex."""
-    from apex._loader import library
-
-    reason = library.fault()
-    if reason:
-        return f"the host library cannot be used: {reason}"
-    if not hasattr(library.load().c, "apex_interface"):
-        return "the host library is older than the portable binding: it does not describe its interface"
-    return None
-
-
-def _load_portable(reason):
+def _load_portable(reason: str) -> Loaded:
     global _fallback
     from apex._portable import module
 
@@ -185,35 +133,34 @@ def _load_portable(reason):
     return Loaded("portable", found, reason)
 
 
-def _load_native(fit):
+def _load_native(found: Fit) -> Loaded:
     import torch
 
-    from apex._loader import library
-
-    folder = tree.libraries() / fit.binding.folder
-    module = _module_path(folder) if fit.module else None
+    assert found.binding is not None
+    folder, name = layout.libraries() / found.binding.folder, f"the binding for torch {found.binding.torch}"
+    module = _module_path(folder) if found.module else None
     for path in filter(None, (folder / LIBRARY, module)):
         fault = elf.library_fault(path)
         if fault:
-            raise _damaged(f"the binding for torch {fit.binding.torch} cannot be used: {fault}", path)
+            raise _damaged(f"{name} cannot be used: {fault}", path)
     library.load()  # sets the resolver before an op of 3a can ask it
     try:
         torch.ops.load_library(str(folder / LIBRARY))
         _define_from_python(missing_only=True)
-        return Loaded("exact", module and _load_module(module), fit.reason)
+        return Loaded("exact", module and _load_module(module), found.reason)
     except (OSError, ImportError) as error:
-        raise _damaged(
-            f"the binding for torch {fit.binding.torch} cannot be opened: {error}", folder
-        ) from error
+        raise _damaged(f"{name} cannot be opened: {error}", folder) from error
 
 
-def _module_path(folder):
+def _module_path(folder: Path) -> Path:
     found = [folder / f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
     return next((path for path in found if path.is_file()), found[0])
 
 
-def _load_module(path):
+def _load_module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("apex._C", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no extension module")
     module = importlib.util.module_from_spec(spec)
     sys.modules["apex._C"] = module
     try:
@@ -224,19 +171,15 @@ def _load_module(path):
     return module
 
 
-def _damaged(what, path):
-    from apex._loader import offers
-
-    return InstallationError(what, wanted=str(path), remedy=offers.reinstall())
+def _damaged(what: str, path: Path) -> InstallationError:
+    return InstallationError(what, wanted=str(path), remedy=remedies.reinstall())
 
 
-def _refuse_second_copy():
+def _refuse_second_copy() -> None:
     """A second 3a would die inside torch on the duplicate namespace, with a C++ backtrace for a message."""
     import torch
 
-    from apex._loader import mapped
-
-    ours = tree.libraries().resolve()
+    ours = layout.libraries().resolve()
     for path in mapped.paths():
         name = Path(path).name
         if name in (LIBRARY, "libapex.so") and ours not in Path(path).resolve().parents:
@@ -248,66 +191,50 @@ def _refuse_second_copy():
         raise _two_copies(f"the dispatcher already holds {taken[0]}")
 
 
-def _two_copies(found):
+def _two_copies(found: str) -> TwoCopiesError:
     return TwoCopiesError(
         "two apex are loaded in this process",
-        wanted=f"the one in {tree.PACKAGE}",
-        found=str(found),
+        wanted=f"the one in {layout.PACKAGE}",
+        found=found,
         remedy="keep one: `python -m apex` lists the apex distributions that are installed",
     )
 
 
-def _explain_mismatch(torch, bindings, fit):
-    if not bindings and not strict():
+def _explain_mismatch(machine: Machine, found: Fit) -> None:
+    strict = environment.is_on(machine.env, "APEX_STRICT")
+    if not machine.bindings and not strict:
         return  # a Python-only installation is no surprise; `python -m apex` says so
     error = BindingMismatchError(
-        f"apex runs on its PyTorch reference: {fit.reason}",
-        wanted=f"a binding for torch {torch.version}, {python_tag()}",
-        available=[f"torch {b.torch} {b.python} ({b.built_against})" for b in bindings],
-        remedy=mismatch_remedy(torch, fit),
+        f"apex runs on its PyTorch reference: {found.reason}",
+        wanted=_wanted(machine),
+        available=[f"torch {b.torch} {b.python} ({b.built_against})" for b in machine.bindings],
+        remedy=mismatch_remedy(machine, found),
     )
-    if strict():
+    if strict:
         raise error
     warnings.warn(str(error), SlowPathWarning, stacklevel=5)
 
 
-def mismatch_remedy(torch, fit):
-    """The command that brings a binding for this torch: the one that the doctor and `which` name."""
-    if fit.stale:
+def _wanted(machine: Machine) -> str:
+    return f"a binding for torch {machine.torch.version if machine.torch else 'none'}, {machine.python}"
+
+
+def mismatch_remedy(machine: Machine, found: Fit) -> str:
+    """The command that brings a binding for this machine: the one that the doctor and `which` name."""
+    if found.stale:
         return "python -m build_matrix tree"
-    from apex._loader import machine, offers
-
-    described = machine.Machine(
-        torch=torch, python=python_tag(), system=machine.system(), cards=machine.cards()
-    )
-    own = (tree.build_facts().get("distribution"), tree.version())
-    return offers.line(described, [] if tree.checkout() or not own[0] else [own])
+    own = layout.build_facts().get("distribution")
+    return offers.line(machine, [] if layout.checkout() or not own else [(own, layout.version())])
 
 
-def strict():
-    """Whether APEX_STRICT asks for an error where a slower variant would run."""
-    return os.environ.get("APEX_STRICT", "0").lower() not in ("", "0", "false", "no", "off")
-
-
-def _define_from_python(missing_only=False):
+def _define_from_python(missing_only: bool = False) -> None:
     """The ops of namespace `apex` on the reference: all of them, or those that 3a was built without."""
     global _fallback
-
-    def forward(name):
-        import torch
-
-        target = getattr(torch.ops.apex_reference, name).default
-        return lambda *arguments, **keywords: target(*arguments, **keywords)
-
     import torch
 
     there = set(torch._C._dispatch_get_all_op_names()) if missing_only else ()
     names = [name for name in registry.schemas() if f"{NAMESPACE}::{name}" not in there]
     if names:
-        _fallback = reference.define(NAMESPACE, forward, names, kind="FRAGMENT" if missing_only else "DEF")
+        kind = "FRAGMENT" if missing_only else "DEF"
+        _fallback = reference.define(NAMESPACE, reference.target, names, kind=kind)
         reference.record(NAMESPACE, _fallback, names)
-
-
-def ops():
-    """Names of the dispatcher ops that `load()` makes available as torch.ops.apex.<name>."""
-    return tuple(registry.schemas())

@@ -1,4 +1,4 @@
-"""Which variant serves a unit on a device: one pure function of a described machine.
+"""Which variant serves a unit on a device, and what runs on a machine: pure functions of a described machine.
 
 The order, best first:
 1. the kernel pack of exactly this arch;
@@ -15,29 +15,23 @@ named.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from apex._loader import compatibility
-from apex._loader.machine import Compiler, Device, Machine, capability
-from apex._loader.packs import Code
+from apex._loader.elf import CodeObject
+from apex._loader.environment import is_on
+from apex._loader.fit import Fit, fit
+from apex._loader.machine import Code, Compiler, Device, JitTarget, Machine, Pack, capability
 
 # Ranks of a variant; a choice with a higher one costs more at the first call or at every call.
 EXACT, FAMILY, PTX, JIT, CPU, REFERENCE = "exact pack", "family pack", "PTX", "JIT", "CPU", "reference"
 _VENDOR = {"cuda": "cuda", "hip": "rocm"}
 # sm_90, sm_90a, compute_80, gfx942, gfx9-4-generic
 _ARCH = re.compile(r"(?:sm|compute)_\d{2,}[af]?|gfx(?:\d{1,2}(?:-\d+)?-generic|[0-9a-f]{3,})")
-_OFF = ("0", "false", "no", "off")
-
-
-@dataclass(frozen=True)
-class JitTarget:
-    """What to ask a run-time compiler for: `kind` "cubin", "ptx" or "hsaco" of `arch`."""
-
-    compiler: Compiler
-    kind: str
-    arch: str
 
 
 @dataclass(frozen=True)
@@ -78,27 +72,66 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What runs on a machine: `machine`, which knows why no binding serves it if none does; the Fit of its bindings, or
+    None without torch; a Choice for each unit on each device."""
+
+    machine: Machine
+    fit: Fit | None
+    choices: tuple[Choice, ...]
+
+
+class _Answer(NamedTuple):
+    """Whether a variant can run, and why or why not; with what it would run."""
+
+    able: bool
+    reason: str
+    code: Code | None = None
+    target: JitTarget | None = None
+
+
+@dataclass(frozen=True)
 class _Option:
-    """A candidate before it is known whether a better one serves: `check` -> (able, reason, code, target)."""
+    """A candidate before it is known whether a better one serves."""
 
     variant: str
     rank: str
-    check: Callable
+    check: Callable[[], _Answer]
 
 
-def choose(machine: Machine, packs: Iterable, unit: str, device: Device) -> Choice:
-    """The Choice for `unit` (a device source's name) on `device`, which need not be among machine.devices.
+def outcome(
+    machine: Machine,
+    units: Sequence[str],
+    helpers: Sequence[str] = (),
+    devices: Iterable[Device] | None = None,
+) -> Outcome:
+    """The Outcome of a described machine. The loader, the doctor, `which`, `compat` and `explain` all ask this.
 
-    packs: iterable of Pack; machine.packs for what is installed.
+    units: what is asked about on every device; `helpers` on GPUs alone. devices: by default the machine's.
     """
-    options = [*_pack_options(machine, packs, unit, device), *_jit_options(machine, unit, device)]
+    found = fit(machine)
+    if found:
+        machine = dataclasses.replace(machine, binding=found.reason if found.kind == "reference" else None)
+    choices = [
+        choose(machine, unit, device)
+        for device in (machine.devices if devices is None else devices)
+        for unit in (*units, *(helpers if device.platform != "cpu" else ()))
+    ]
+    return Outcome(machine, found, tuple(choices))
+
+
+def choose(machine: Machine, unit: str, device: Device) -> Choice:
+    """The Choice for `unit` (a device source's name) on `device`, which need not be among machine.devices."""
+    packs = machine.packs
+    options = [*_pack_options(machine, unit, device), *_jit_options(machine, unit, device)]
     if device.platform == "cpu":
         options.append(_Option("cpu", CPU, lambda: _check_cpu(machine, unit)))
     options.append(_Option("reference", REFERENCE, lambda: _able("it runs on any device")))
 
-    forced = _forced(machine, packs, device)
-    strict = machine.env.get("APEX_STRICT", "0").lower() not in ("", *_OFF)
-    candidates, taken = [], None
+    forced = _forced(machine, device)
+    strict = is_on(machine.env, "APEX_STRICT")
+    candidates: list[Candidate] = []
+    taken: Candidate | None = None
     for option in options:
         candidate = _judge(machine, unit, device, option, taken, forced, strict)
         taken = taken or (candidate if candidate.taken else None)
@@ -110,8 +143,16 @@ def choose(machine: Machine, packs: Iterable, unit: str, device: Device) -> Choi
     )
 
 
-def _judge(machine, unit, device, option, taken, forced, strict):
-    def passed(reason):
+def _judge(
+    machine: Machine,
+    unit: str,
+    device: Device,
+    option: _Option,
+    taken: Candidate | None,
+    forced: str | None,
+    strict: bool,
+) -> Candidate:
+    def passed(reason: str) -> Candidate:
         return Candidate(option.variant, option.rank, False, reason)
 
     if taken:
@@ -125,25 +166,26 @@ def _judge(machine, unit, device, option, taken, forced, strict):
     failed = machine.failures.get((device.platform, device.index, unit, option.variant))
     if failed:
         return passed(failed)
-    able, reason, code, target = option.check()
-    return Candidate(option.variant, option.rank, able, reason, code, target) if able else passed(reason)
+    answer = option.check()
+    return Candidate(option.variant, option.rank, *answer) if answer.able else passed(answer.reason)
 
 
-def _able(reason, code=None, target=None):
-    return True, reason, code, target
+def _able(reason: str, code: Code | None = None, target: JitTarget | None = None) -> _Answer:
+    return _Answer(True, reason, code, target)
 
 
-def _unable(reason):
-    return False, reason, None, None
+def _unable(reason: str) -> _Answer:
+    return _Answer(False, reason)
 
 
 # ---- packs -------------------------------------------------------------------------------------------------
 
 
-def _pack_options(machine, packs, unit, device):
+def _pack_options(machine: Machine, unit: str, device: Device) -> list[_Option]:
     """Exact pack, family packs, PTX, and packs that cannot serve, each once, in this order."""
     if device.platform not in _VENDOR:
         return []
+    packs = machine.packs
     mine = [pack for pack in packs if pack.vendor == _VENDOR[device.platform]]
     others = sorted({pack.vendor for pack in packs} - {_VENDOR[device.platform]})
     exact = [pack for pack in mine if pack.arch == device.arch]
@@ -167,10 +209,10 @@ def _pack_options(machine, packs, unit, device):
     return options
 
 
-def _nearest(device):
+def _nearest(device: Device) -> Callable[[Pack], Any]:
     """Sorts packs that can serve before those that cannot, the highest arch first."""
 
-    def key(pack):
+    def key(pack: Pack) -> Any:
         built = capability(pack.arch)
         serves = _arch_serves(pack, device) is None
         return (not serves, [-part for part in built] if built else [], pack.arch)
@@ -178,18 +220,20 @@ def _nearest(device):
     return key
 
 
-def _pack_option(machine, unit, device, pack, rank):
+def _pack_option(machine: Machine, unit: str, device: Device, pack: Pack, rank: str) -> _Option:
     return _Option(pack.arch, rank, lambda: _check_pack(machine, unit, device, pack))
 
 
-def _check_pack(machine, unit, device, pack):
+def _check_pack(machine: Machine, unit: str, device: Device, pack: Pack) -> _Answer:
     fault = _arch_serves(pack, device) or pack.fault or _driver_fault(machine, device)
     if fault:
         return _unable(fault)
     code = pack.units.get(unit)
     if code is None:
         return _unable(f"the pack has no code for {unit}")
-    fault = code.fault or _object_fits(machine, device, pack, code.contents)
+    if code.fault or code.contents is None:
+        return _unable(code.fault or "nothing is known of its code")
+    fault = _object_fits(machine, device, pack, code.contents)
     if fault:
         return _unable(fault)
     how = (
@@ -200,7 +244,7 @@ def _check_pack(machine, unit, device, pack):
     return _able(how, code=code)
 
 
-def _arch_serves(pack, device):
+def _arch_serves(pack: Pack, device: Device) -> str | None:
     """Why code of the pack's arch cannot run on the device's; None if it can."""
     if pack.arch == device.arch:
         return None
@@ -222,40 +266,40 @@ def _arch_serves(pack, device):
     return compatibility.cubin_serves(built, device.capability)
 
 
-def _driver_fault(machine, device):
+def _driver_fault(machine: Machine, device: Device) -> str | None:
     if device.platform != "cuda":
         return None
     return compatibility.driver_knows(device.capability, machine.cuda_driver)
 
 
-def _object_fits(machine, device, pack, contents):
+def _object_fits(machine: Machine, device: Device, pack: Pack, contents: CodeObject) -> str | None:
     """Why this machine's driver or runtime cannot load the object; None if it can."""
     if contents.kind == "cubin":
         toolkit = contents.toolkit or _toolkit(pack)  # cubins of older toolkits do not name theirs
         return compatibility.toolkit_fits_driver(toolkit, machine.cuda_driver)
-    if contents.kind == "ptx":
-        return compatibility.ptx_fits_driver(contents.version, machine.cuda_driver)
-    return compatibility.code_object_fits_runtime(
-        contents.version, machine.hip_runtime
-    ) or compatibility.features_fit(contents.features, device.features)
+    version = contents.version
+    if isinstance(version, tuple):
+        return compatibility.ptx_fits_driver(version, machine.cuda_driver)
+    fault = compatibility.code_object_fits_runtime(version, machine.hip_runtime)
+    return fault or compatibility.features_fit(contents.features, device.features)
 
 
-def _toolkit(pack):
-    numbers = pack.compiler[1].split(".")
-    return (int(numbers[0]), int(numbers[1])) if len(numbers) > 1 and numbers[0].isdigit() else None
+def _toolkit(pack: Pack) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", pack.compiler[1])
+    return (int(found[1]), int(found[2])) if found else None
 
 
 # ---- JIT ---------------------------------------------------------------------------------------------------
 
 
-def _jit_options(machine, unit, device):
+def _jit_options(machine: Machine, unit: str, device: Device) -> list[_Option]:
     if device.platform not in _VENDOR:
         return []
     return [_Option("jit", JIT, lambda: _check_jit(machine, unit, device))]
 
 
-def _check_jit(machine, unit, device):
-    if machine.env.get("APEX_JIT", "1").lower() in _OFF:
+def _check_jit(machine: Machine, unit: str, device: Device) -> _Answer:
+    if not is_on(machine.env, "APEX_JIT", "1"):
         return _unable("APEX_JIT=0")
     if unit not in machine.sources:
         return _unable(f"the device source {unit}.cu is not installed")
@@ -275,33 +319,33 @@ def _check_jit(machine, unit, device):
     return _unable("; ".join(reasons) or machine.no_compiler.get(vendor) or f"torch brings no {name} here")
 
 
-def jit_target(machine, device, compiler):
+def jit_target(machine: Machine, device: Device, compiler: Compiler) -> tuple[JitTarget | None, str]:
     """(JitTarget, how) that `compiler` can make for `device`, or (None, why not)."""
     version = ".".join(map(str, compiler.version))
     if device.platform == "hip":
         return JitTarget(compiler, "hsaco", device.arch), f"hipRTC of ROCm {version}".rstrip()
-    known = {capability(arch) for arch in compiler.archs or ()} - {None}
+    known = {built for arch in compiler.archs or () if (built := capability(arch))}
+    wanted = device.capability
     unloadable = compatibility.toolkit_fits_driver(compiler.version, machine.cuda_driver)
     if unloadable:
         return None, f"NVRTC {version}: code {unloadable}"
     for built in sorted(known, reverse=True):
-        if compatibility.cubin_serves(built, device.capability) is None:
+        if wanted and compatibility.cubin_serves(built, wanted) is None:
             arch = f"sm_{built[0]}{built[1]}"
             return JitTarget(compiler, "cubin", arch), f"NVRTC {version} compiles for {arch}"
-    lower = [built for built in known if built < device.capability and built not in compatibility.TEGRA]
+    lower = [built for built in known if wanted and built < wanted and built not in compatibility.TEGRA]
     if lower:  # an arch newer than the compiler: PTX, if the driver knows how to go on
         built = max(lower)
         arch = f"compute_{built[0]}{built[1]}"
-        return JitTarget(
-            compiler, "ptx", arch
-        ), f"NVRTC {version} does not know {device.arch} but makes PTX {arch}"
+        how = f"NVRTC {version} does not know {device.arch} but makes PTX {arch}"
+        return JitTarget(compiler, "ptx", arch), how
     return None, f"NVRTC {version} knows no arch that serves {device.arch}"
 
 
 # ---- the others --------------------------------------------------------------------------------------------
 
 
-def _check_cpu(machine, unit):
+def _check_cpu(machine: Machine, unit: str) -> _Answer:
     if machine.library:
         return _unable(machine.library)
     if unit not in machine.cpu_units:
@@ -309,7 +353,7 @@ def _check_cpu(machine, unit):
     return _able(f"x86-64-v{machine.cpu_level}" if "x86_64" in machine.system else "portable")
 
 
-def _forced(machine, packs, device):
+def _forced(machine: Machine, device: Device) -> str | None:
     """The variant that APEX_VARIANT asks for on this device, or None.
 
     A name that belongs to another kind of device ("sm_80" for a CPU tensor, "cpu" for a GPU's) has no say
@@ -334,12 +378,12 @@ def names_a_variant(name: str) -> bool:
     return name in ("reference", "cpu", "jit") or bool(_ARCH.fullmatch(name))
 
 
-def _no_such(packs, name):
+def _no_such(packs: Iterable[Pack], name: str) -> str:
     have = ", ".join(sorted(pack.arch for pack in packs)) or "none"
     return f"there is no variant of this name (reference, cpu, jit, or a pack: {have})"
 
 
-def _refusal(candidates, forced, unit, device):
+def _refusal(candidates: Sequence[Candidate], forced: str | None, unit: str, device: Device) -> str:
     if forced:
         reason = next(candidate.reason for candidate in candidates if candidate.variant == forced)
         return f"APEX_VARIANT={forced} cannot serve {unit} on {device.arch}: {reason}"

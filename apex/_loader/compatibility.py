@@ -8,7 +8,7 @@ user guide (generic processors, code object versions).
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable
 
 # Chips of the Tegra line have an arch number of their own; binary compatibility never crosses to or from
 # them.
@@ -66,7 +66,7 @@ def cubin_serves(built: tuple[int, int], device: tuple[int, int]) -> str | None:
     return None
 
 
-def toolkit_fits_driver(toolkit: tuple[int, int], driver: tuple[int, int]) -> str | None:
+def toolkit_fits_driver(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> str | None:
     """Why the driver cannot load a cubin of this toolkit; None if it can. CUDA as (major, minor)."""
     if toolkit is None or driver is None or toolkit[0] <= driver[0]:
         return None  # within a major, minor version compatibility holds
@@ -84,7 +84,7 @@ def ptx_of(toolkit: tuple[int, int]) -> tuple[int, int] | None:
     return max((isa for isa in _PTX_CUDA if ptx_needs(isa) <= toolkit), default=None)
 
 
-def ptx_fits_driver(isa: tuple[int, int], driver: tuple[int, int]) -> str | None:
+def ptx_fits_driver(isa: tuple[int, int], driver: tuple[int, int] | None) -> str | None:
     """Why the driver cannot compile PTX of ISA version `isa`; None if it can."""
     needed = ptx_needs(isa)
     if driver is None or needed <= driver:
@@ -92,10 +92,10 @@ def ptx_fits_driver(isa: tuple[int, int], driver: tuple[int, int]) -> str | None
     return f"PTX {_dotted(isa)} needs a driver for CUDA {_dotted(needed)}, this one serves {_dotted(driver)}"
 
 
-def driver_knows(device: tuple[int, int], driver: tuple[int, int]) -> str | None:
+def driver_knows(device: tuple[int, int] | None, driver: tuple[int, int] | None) -> str | None:
     """Why the driver does not know this device at all; None if it does, or if the table has no word on it."""
-    needed = _ARCH_CUDA.get(device)
-    if needed is None or driver is None or needed <= driver:
+    needed = _ARCH_CUDA.get(device) if device else None
+    if device is None or needed is None or driver is None or needed <= driver:
         return None
     return (
         f"a device {_dotted(device)} needs a driver for CUDA {_dotted(needed)}, this serves {_dotted(driver)}"
@@ -140,7 +140,7 @@ def code_object_fits_runtime(version: int | None, rocm: tuple[int, int] | None) 
     return f"code object version {version} needs ROCm {_dotted(needed)}, this runtime is {_dotted(rocm)}"
 
 
-def features_fit(wanted: tuple[str, ...], device: Any) -> str | None:
+def features_fit(wanted: tuple[str, ...], device: Iterable[str]) -> str | None:
     """Why a code object that insists on settings (("xnack-",)) cannot run where the device has others; else
     None."""
     have = {feature[:-1]: feature[-1] for feature in device}
@@ -151,5 +151,5 @@ def features_fit(wanted: tuple[str, ...], device: Any) -> str | None:
     return None
 
 
-def _dotted(version):
+def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

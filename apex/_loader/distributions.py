@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from apex._loader import tree
+from apex._loader import layout
 
 OURS = ("apex-cuda", "apex-rocm", "apex-cpu")
 
@@ -54,21 +54,23 @@ def normal(name: str) -> str:
 
 def describe() -> Installation:
     """The Installation that this process sees."""
-    found: dict = {}
+    found: dict[str, Distribution] = {}
     for distribution in importlib.metadata.distributions():
         described = _describe(distribution)
         if described:  # the first on sys.path is the one that counts
             found.setdefault(described.name, described)
-    return Installation(tuple(found.values()), str(tree.PACKAGE), _intact())
+    return Installation(tuple(found.values()), str(layout.PACKAGE), _intact())
 
 
-def _describe(distribution):
+def _describe(distribution: importlib.metadata.Distribution) -> Distribution | None:
     name = normal(distribution.metadata["Name"] or "")
     files = distribution.files or ()
     own = [file for file in files if file.parts[:1] == ("apex",)]
     if not own and name not in (*OURS, "apex"):
         return None
-    missing = tuple(str(file) for file in files if file.suffix != ".pyc" and not file.locate().exists())
+    missing = tuple(
+        str(file) for file in files if file.suffix != ".pyc" and not Path(str(file.locate())).exists()
+    )
     return Distribution(
         name,
         distribution.version,
@@ -80,13 +82,13 @@ def _describe(distribution):
     )
 
 
-def _stands_for(distribution):
+def _stands_for(distribution: importlib.metadata.Distribution) -> str:
     required = (normal(re.split(r"[^\w.-]", text, maxsplit=1)[0]) for text in distribution.requires or ())
     return next((name for name in required if name in OURS), "")
 
 
-def _intact():
+def _intact() -> bool:
     try:
-        return "_SUBPACKAGES" in (tree.PACKAGE / "__init__.py").read_text(encoding="utf-8")
+        return "_SUBPACKAGES" in (layout.PACKAGE / "__init__.py").read_text(encoding="utf-8")
     except OSError:
         return False

@@ -6,21 +6,25 @@ import dataclasses
 import json
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 from apex._loader import (
     bindings,
     choose,
     distributions,
-    machine,
+    layout,
     mapped,
     offers,
+    probe,
     problems,
     registry,
     release,
-    tree,
 )
+from apex._loader.choose import Choice
 from apex._loader.facts import BROKEN, DEGRADED, NOTE, Facts, Problem
 from apex._loader.jit import cache
+from apex._loader.machine import Machine
+from apex._loader.offers import Offer
 
 EXIT = {"fine": 0, DEGRADED: 1, BROKEN: 2}
 
@@ -33,38 +37,50 @@ class Report:
     problems: tuple[Problem, ...]
 
     @property
-    def state(self):
+    def state(self) -> str:
         """ "fine", "degraded" or "broken": the worst of the problems."""
         worst = [problem.severity for problem in self.problems if problem.severity != NOTE]
         return worst[0] if worst else "fine"
 
     @property
-    def exit_code(self):
+    def exit_code(self) -> int:
         return EXIT[self.state]
 
 
-def examine():
+def examine() -> Report:
     """The Report of this machine. Loads the binding, to know that it loads."""
-    described = machine.describe()
-    described, fit = _fitted(described)
-    error = _try_to_load() if fit else None
+    facts = _facts(probe.describe())
     stems = ("libamdhip64.so", "libcudart.so")
-    facts = Facts(
-        machine=described,
-        choices=choices(described),
-        fit=fit,
-        load_error=error,
+    facts = dataclasses.replace(
+        facts,
+        load_error=_try_to_load() if facts.fit else None,
         installation=distributions.describe(),
         mapped={stem: tuple(mapped.find(stem)) for stem in stems},
         cache_writable=cache.usable(),
         cache_refused=cache.refusal(),
-        threads=cpu_threads() if fit else None,
-        offer=_offer(described),
+        threads=cpu_threads() if facts.fit else None,
     )
     return Report(facts, problems.find(facts))
 
 
-def cpu_threads():
+def assume(described: Machine) -> Report:
+    """The Report of a machine that is written down and is not this one."""
+    facts = dataclasses.replace(_facts(described), assumed=True)
+    return Report(facts, problems.find(facts))
+
+
+def _facts(described: Machine) -> Facts:
+    """What any machine's description tells, this one's or another's."""
+    ops = registry.ops()
+    helpers = tuple(unit for unit in registry.units() if unit not in ops)
+    found, known = choose.outcome(described, ops, helpers), release.load()
+    offer = (
+        offers.offer(described, known) if known else None
+    )  # None: this installation does not know its release
+    return Facts(machine=found.machine, choices=found.choices, fit=found.fit, offer=offer)
+
+
+def cpu_threads() -> str:
     """How many of torch's threads work on CPU tensors, in words."""
     import torch
 
@@ -74,42 +90,7 @@ def cpu_threads():
     return f"{torch.get_num_threads()} of torch's own ({pool})"
 
 
-def assume(described):
-    """The Report of a machine that is written down and is not this one."""
-    described, fit = _fitted(described)
-    facts = Facts(
-        machine=described, choices=choices(described), fit=fit, assumed=True, offer=_offer(described)
-    )
-    return Report(facts, problems.find(facts))
-
-
-def _offer(described):
-    """What the release has for a machine; None where this installation does not know its release."""
-    known = release.load()
-    return offers.offer(described, known) if known else None
-
-
-def _fitted(described):
-    """(machine with the reason why no binding serves, Fit); the Fit is None without torch."""
-    if described.torch is None:
-        return described, None
-    portable = bool(described.bindings) and described.library is None
-    fit = bindings.choose(described.torch, described.python, described.bindings, portable)
-    return dataclasses.replace(described, binding=fit.reason if fit.kind == "reference" else None), fit
-
-
-def choices(described):
-    """The Choice of every op on every device, and on GPUs of the helper units too."""
-    ops = registry.ops()
-    helpers = tuple(unit for unit in registry.units() if unit not in ops)
-    found = []
-    for device in described.devices:
-        for unit in ops + (helpers if device.platform != "cpu" else ()):
-            found.append(choose.choose(described, described.packs, unit, device))
-    return tuple(found)
-
-
-def _try_to_load():
+def _try_to_load() -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -122,12 +103,12 @@ def _try_to_load():
 # ---- for programs -----------------------------------------------------------------------------------------
 
 
-def as_json(report):
+def as_json(report: Report) -> str:
     """The report as JSON text; keys are stable."""
     facts, described = report.facts, report.facts.machine
     installation = facts.installation
     value = {
-        "apex": tree.version(),
+        "apex": layout.version(),
         "state": report.state,
         "exit_code": report.exit_code,
         "machine": {
@@ -156,7 +137,7 @@ def as_json(report):
     return json.dumps(value, indent=2)
 
 
-def _offered(offer):
+def _offered(offer: Offer | None) -> dict[str, Any] | None:
     """The verdict of `which` and `compat` on this machine."""
     if offer is None:
         return None
@@ -164,7 +145,7 @@ def _offered(offer):
     return said | {"reasons": list(offer.reasons if offer.found else offer.missing)}
 
 
-def _choice(choice):
+def _choice(choice: Choice) -> dict[str, Any]:
     return {
         "unit": choice.unit,
         "device": f"{choice.device.platform}:{choice.device.index}",
@@ -177,19 +158,19 @@ def _choice(choice):
     }
 
 
-def _dotted(version):
+def _dotted(version: tuple[int, ...] | None) -> str | None:
     return ".".join(map(str, version)) if version else None
 
 
 # ---- for people -------------------------------------------------------------------------------------------
 
 
-def as_text(report):
+def as_text(report: Report) -> str:
     """The report as one screen of plain text."""
     return "\n".join((*_heading(report), "", *_table(report), *_trouble(report)))
 
 
-def _heading(report):
+def _heading(report: Report) -> list[str]:
     facts, described = report.facts, report.facts.machine
     torch = described.torch
     commit = f" (git {torch.git_version[:10]})" if torch and torch.git_version else ""
@@ -210,19 +191,19 @@ def _heading(report):
     if described.cuda_driver:
         rows.append(("driver", f"serves CUDA {_dotted(described.cuda_driver)}"))
     if described.hip_runtime:
-        rows.append(("HIP", _dotted(described.hip_runtime)))
+        rows.append(("HIP", f"{_dotted(described.hip_runtime)}"))
     for device in described.devices:
         name = f"  {device.name}" if device.name else ""
         rows.append((f"{device.platform}:{device.index}", f"{device.arch}{name}"))
     if facts.threads:
         rows.append(("threads", facts.threads))
-    title = f"apex {tree.version()}: {report.state}"
+    title = f"apex {layout.version()}: {report.state}"
     return [title, *(f"  {key:<9} {value}" for key, value in rows)]
 
 
-def _table(report):
+def _table(report: Report) -> list[str]:
     """What runs, with ops of one outcome on one line, and below why better variants were passed over."""
-    groups = {}
+    groups: dict[tuple[Any, ...], dict[str, None]] = {}
     for choice in report.facts.choices:
         taken = (choice.taken.variant, choice.taken.reason) if choice.taken else ("nothing", choice.refusal)
         why = tuple((c.variant, c.reason) for c in choice.passed_over)
@@ -236,7 +217,7 @@ def _table(report):
     return lines
 
 
-def _trouble(report):
+def _trouble(report: Report) -> list[str]:
     lines = []
     for problem in report.problems:
         lines += ["", f"{problem.severity}: {problem.name}", f"  {problem.text}"]
@@ -244,11 +225,11 @@ def _trouble(report):
     return [*lines, "", f"to mend it: {mend}"] if mend else lines
 
 
-def _counts(problem):
+def _counts(problem: Problem) -> bool:
     return problem.severity != NOTE
 
 
-def show(report):
+def show(report: Report) -> None:
     """Prints the screen, in colour where rich is installed and the output is a terminal."""
     text = as_text(report)
     try:

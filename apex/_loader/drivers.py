@@ -7,7 +7,7 @@ import ctypes
 from apex._loader import vendor
 
 
-def _ask(library, function):
+def _ask(library: ctypes.CDLL, function: str) -> int | None:
     number = ctypes.c_int()
     try:
         status = getattr(library, function)(ctypes.byref(number))
@@ -16,7 +16,7 @@ def _ask(library, function):
     return number.value if status == 0 else None
 
 
-def cuda_version():
+def cuda_version() -> tuple[int, int] | None:
     """Newest CUDA that the NVIDIA driver serves, as (12, 4), or None. Opens libcuda.so.1 but no device."""
     try:
         number = _ask(ctypes.CDLL("libcuda.so.1"), "cuDriverGetVersion")
@@ -25,7 +25,7 @@ def cuda_version():
     return (number // 1000, number % 1000 // 10) if number else None
 
 
-def hip_version():
+def hip_version() -> tuple[int, int] | None:
     """Version of the HIP runtime that torch uses, as (7, 2), or None."""
     found = vendor.find("libamdhip64.so")
     if found.path is None:

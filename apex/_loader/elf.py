@@ -101,10 +101,10 @@ class Elf:
         """The contents of the first section of that name; empty where there is none."""
         return next((self._bytes(section) for section in self.sections if section.name == name), b"")
 
-    def _bytes(self, section):
+    def _bytes(self, section: Section) -> bytes:
         return self.data[section.offset : section.offset + section.size]
 
-    def _of_kind(self, kind):
+    def _of_kind(self, kind: int) -> list[Section]:
         return [section for section in self.sections if section.kind == kind]
 
     def symbols(self, dynamic: bool = False) -> list[Symbol]:
@@ -183,7 +183,7 @@ def read_code_object(data: bytes) -> CodeObject:
     raise NotElf(f"an ELF file for machine {elf.machine}, not a GPU code object")
 
 
-def _nvidia(elf):
+def _nvidia(elf: Elf) -> CodeObject:
     # ABI version 7 (CUDA 12) keeps the arch in the lowest byte of the flags, 8 (CUDA 13) in the next.
     newer = elf.abi_version >= 8
     number = (elf.flags >> 8 if newer else elf.flags) & 0xFF
@@ -198,7 +198,7 @@ def _nvidia(elf):
     return CodeObject("cubin", f"sm_{number}", tuple(sorted(kernels)), toolkit=toolkit)
 
 
-def _amd(elf):
+def _amd(elf: Elf) -> CodeObject:
     target = _TARGET.search(elf.notes())
     if target is None:
         raise NotElf("an AMD code object without its target note")
@@ -210,7 +210,7 @@ def _amd(elf):
     )
 
 
-def _ptx(data):
+def _ptx(data: bytes) -> CodeObject:
     text = data.rstrip(b"\0").decode("utf-8", "replace")
     isa = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", text, re.M)
     target = re.search(r"^\s*\.target\s+sm_(\w+)", text, re.M)
@@ -237,7 +237,7 @@ class SharedLibrary:
     runpath: tuple[str, ...]
 
 
-def read_shared_library(path: str | os.PathLike) -> SharedLibrary:
+def read_shared_library(path: str | os.PathLike[str]) -> SharedLibrary:
     """The SharedLibrary at `path`. Raises OSError or NotElf."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         elf = Elf(data)  # mapped, because torch's own libraries have hundreds of megabytes
@@ -249,7 +249,7 @@ def read_shared_library(path: str | os.PathLike) -> SharedLibrary:
     return SharedLibrary(Path(path), elf.machine, soname, tuple(needed), folders)
 
 
-def library_fault(path: str | os.PathLike) -> str | None:
+def library_fault(path: str | os.PathLike[str]) -> str | None:
     """Why the shared library at `path` must not be opened, or None.
 
     Asked before dlopen, because the loader of the C library takes the process down (SIGBUS) on a file that is

@@ -48,7 +48,7 @@ class ApexError(RuntimeError):
             "remedy": self.remedy,
         }
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = [self.what]
         if self.wanted:
             lines.append(f"  wanted:    {self.wanted}")
@@ -60,11 +60,18 @@ class ApexError(RuntimeError):
             lines.append(f"  remedy:    {self.remedy}")
         return "\n".join(lines)
 
-    def __reduce__(self):  # the default would lose the fields when a worker process sends the error home
+    def __reduce__(self) -> tuple[Any, ...]:  # else the fields were lost on the way from a worker process
         return _rebuild, (type(self), self.what, self.wanted, self.found, self.available, self.remedy)
 
 
-def _rebuild(kind, what, wanted, found, available, remedy):
+def _rebuild(
+    kind: type[ApexError],
+    what: str,
+    wanted: object,
+    found: object,
+    available: Iterable[object],
+    remedy: str | None,
+) -> ApexError:
     return kind(what, wanted=wanted, found=found, available=available, remedy=remedy)
 
 

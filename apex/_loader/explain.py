@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
-from apex._loader import bindings, compatibility, packs, registry, tree
-from apex._loader.fit import Torch
-from apex._loader.machine import Compiler, Device, Machine, capability, cpu_device, strip_features
-from apex._loader.machine import system as own_system
+from apex._loader import compatibility, environment, installed
+from apex._loader.machine import Compiler, Device, Machine, Torch, capability, strip_features
 
+NOTHING = "libapex.so is not installed"
 UNKNOWN = "unknown"  # the toolkit of a torch whose build nobody named
 
 
@@ -25,16 +23,8 @@ def machine(
 ) -> Machine:
     """The Machine that the arguments describe (`described`), with what this installation holds. torch: default: the
     release that is installed here, if any, of whichever label. Raises ValueError."""
-    from apex._loader import library
-
-    return dataclasses.replace(
-        described(torch or _installed_torch(), archs or ["cpu"], driver=driver, python=python, **more),
-        cpu_units=library.cpu_units(),
-        library=library.fault(),
-        packs=packs.installed(),
-        bindings=bindings.installed(),
-        sources=registry.units() if tree.device_sources() else (),
-    )
+    written = described(torch or _installed_torch(), archs or ["cpu"], driver=driver, python=python, **more)
+    return installed.on(written)
 
 
 def described(
@@ -64,20 +54,22 @@ def described(
     return Machine(
         torch=build,
         python=_python(python),
-        system=system or own_system(),
+        system=system or environment.system(),
         devices=devices,
         cuda_driver=compatibility.cuda_of_driver(driver) if driver else None,
         hip_runtime=_pair(build.hip) if build else None,
         cpu_level=3,
+        library=NOTHING,
+        portable=NOTHING,
         compilers=_compilers(build),
         no_compiler=_no_compiler(build),
     )
 
 
-def _device(text, index):
+def _device(text: str, index: int) -> Device:
     arch, features = strip_features(text)
     if arch == "cpu":
-        return cpu_device(3)
+        return environment.cpu_device(3)
     if re.fullmatch(r"(sm|compute)_\d+", arch) and capability(arch):
         return Device("cuda", index, arch)
     if re.fullmatch(r"gfx[0-9a-f]+|gfx\d+(-\d+)?-generic", arch):
@@ -85,14 +77,16 @@ def _device(text, index):
     raise ValueError(f"{text!r} is no arch; say sm_90 or gfx942, or cpu")
 
 
-def _installed_torch():
+def _installed_torch() -> str | None:
     try:
         return metadata.version("torch").partition("+")[0]  # another machine has a build of its own
     except metadata.PackageNotFoundError:
         return None
 
 
-def _torch(text, cuda, rocm, git_version, platforms):
+def _torch(
+    text: str, cuda: str | None, rocm: str | None, git_version: str | None, platforms: set[str]
+) -> Torch:
     """A Torch of a version that may lack its last number or label. What its label leaves open is what was named, else
     some build for the cards."""
     found = re.fullmatch(r"(\d+\.\d+)(\.\d+)?([^+]*)(?:\+(.+))?", text)
@@ -116,30 +110,30 @@ def _torch(text, cuda, rocm, git_version, platforms):
     return Torch(version, git_version, cuda=said["cuda"] or None, hip=said["rocm"] or None)
 
 
-def _python(text):
+def _python(text: str | None) -> str:
     if not text:
-        return bindings.python_tag()
+        return environment.python_tag()
     found = re.fullmatch(r"(?:cp)?(\d)\.?(\d+)(t?)", text)
     if not found:
         raise ValueError(f"{text!r} is no Python; say 3.12 or cp312")
     return f"cp{found[1]}{found[2]}{found[3]}"
 
 
-def _pair(text):
+def _pair(text: str | None) -> tuple[int, int] | None:
     """(13, 0) of "13.0"; (13, 0) of "13" too; None where no number is."""
     numbers = [int(number) for number in re.findall(r"\d+", text or "")]
-    return tuple((*numbers, 0)[:2]) if numbers else None
+    return (numbers[0], (*numbers, 0)[1]) if numbers else None
 
 
-def _compilers(torch):
+def _compilers(torch: Torch | None) -> tuple[Compiler, ...]:
     if torch and (version := _pair(torch.cuda)):
         return (Compiler("cuda", version, compatibility.nvrtc_archs(version)),)
     if torch and torch.hip:
-        return (Compiler("rocm", _pair(torch.hip) or ()),)  # hipRTC compiles for any arch
+        return (Compiler("rocm", _pair(torch.hip) or (0, 0)),)  # hipRTC compiles for any arch
     return ()
 
 
-def _no_compiler(torch):
+def _no_compiler(torch: Torch | None) -> dict[str, str]:
     hint = "give the build, as in --torch {}".format(
         f"{torch.version.split('+')[0]}+cu130" if torch else "2.14.0+cu130"
     )

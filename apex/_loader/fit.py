@@ -1,4 +1,4 @@
-"""Whether a compiled binding fits a build of torch: pure comparisons, no import of torch.
+"""Which binding serves a described machine: pure comparisons, no import of torch.
 
 A release of PyTorch is matched by its minor, as its symbols do not change within one. Pre-releases,
 nightlies, vendor alphas and local builds carry a release's number with other symbols: they match by git
@@ -9,52 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from apex._loader.environment import BINDING
+from apex._loader.machine import VERSION, Binding, Machine, Torch
 
 OLDEST_TORCH = (2, 8)
 
 # Labels that PyTorch's own index gives to builds of a release. Anything else after the + is somebody's own
 # build.
 _RELEASE_LABEL = re.compile(r"(?:cpu|xpu|cu\d+|rocm\d+(?:\.\d+)*)(?:\.cxx11\.abi|\.with\.pypi\.cudnn)?")
-_VERSION = re.compile(
-    r"(\d+)\.(\d+)(?:\.(\d+))?(?P<pre>(?:a|b|rc|\.?dev)\d*|)(?:\.?post\d+)?(?:\+(?P<local>.+))?"
-)
-
-
-@dataclass(frozen=True)
-class Torch:
-    """A build of torch: what its version.py and its C++ ABI flag say.
-
-    version:     as torch prints it, "2.13.0+cu130"
-    git_version: commit it was built from, or None
-    cuda, hip:   toolkit versions, "13.0" / "7.2.53211", or None
-    cxx11_abi:   the C++ standard library ABI; False only for old builds
-    """
-
-    version: str
-    git_version: str | None = None
-    cuda: str | None = None
-    hip: str | None = None
-    cxx11_abi: bool = True
-
-    @property
-    def minor(self):
-        """ "2.13" of "2.13.0+cu130", or None if the version cannot be read."""
-        found = _VERSION.fullmatch(self.version)
-        return f"{int(found[1])}.{int(found[2])}" if found else None
-
-
-@dataclass(frozen=True)
-class Binding:
-    """A row of bindings.json: what a binding was built against, and its folder under `lib/`."""
-
-    torch: str
-    folder: str
-    built_against: str = ""
-    git_version: str | None = None
-    python: str | None = None
-    cxx11_abi: bool = True
-    grade: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,22 +35,22 @@ class Fit:
     portable: bool = False
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         """What serves: "exact", "portable" or "reference"."""
         return "exact" if self.library else "portable" if self.portable else "reference"
 
     @property
-    def words(self):
+    def words(self) -> str:
         """The same as a person reads it."""
         return f"portable: {self.reason}" if self.kind == "portable" else self.reason
 
 
-def not_a_release(version):
+def not_a_release(version: str) -> str | None:
     """Why a torch version string is not a release of PyTorch, in words; None if it is one.
 
     Only a release can be matched by its minor: alphas, nightlies and local builds have other symbols.
     """
-    found = _VERSION.fullmatch(version)
+    found = VERSION.fullmatch(version)
     if found is None:
         return f"the version {version!r} cannot be read"
     if found["pre"]:
@@ -95,7 +60,7 @@ def not_a_release(version):
     return None
 
 
-def match(torch, python, binding):
+def match(torch: Torch, python: str, binding: Binding) -> Fit:
     """Whether `binding` serves this torch and python tag ("cp311"); a Fit. Pure."""
     same_build = _known(torch.git_version) and torch.git_version == binding.git_version
     if torch.minor != binding.torch:
@@ -122,48 +87,55 @@ def match(torch, python, binding):
     return Fit(binding, True, True, how)
 
 
-def _no(binding, reason):
+def _no(binding: Binding, reason: str) -> Fit:
     return Fit(binding, False, False, reason)
 
 
-def _known(git_version):
+def _known(git_version: str | None) -> bool:
     return bool(git_version) and git_version != "Unknown"
 
 
-def _abi(flag):
+def _abi(flag: bool) -> str:
     return "C++11" if flag else "pre-C++11"
 
 
-def choose(torch, python, bindings, portable=False):
-    """The best Fit over all bindings: a whole one, else 3a alone, else a Fit whose reason speaks for all.
+def fit(machine: Machine) -> Fit | None:
+    """Which binding serves a described machine; None where it has no torch. Pure.
 
-    portable: whether there is a host library, which the portable binding needs; it takes any torch but an old one.
+    A whole one is best, then 3a alone, then the portable binding, which takes any torch but an old one. Else the Fit's
+    reason speaks for all. APEX_BINDING takes away all but the one that it names.
     """
-    found = _best(torch, python, bindings)
-    serves = portable and not found.library and not is_older(torch.version, OLDEST_TORCH)
-    return dataclasses.replace(found, portable=True) if serves else found
+    torch, forced = machine.torch, machine.env.get(BINDING, "").lower()
+    if torch is None:
+        return None
+    found = _best(torch, machine.python, () if forced in ("portable", "reference") else machine.bindings)
+    serves = machine.portable is None and forced not in ("exact", "reference")
+    if serves and not found.library and not is_older(torch.version, OLDEST_TORCH):
+        found = dataclasses.replace(found, portable=True)
+    if machine.stale and found.kind != "reference":
+        return Fit(None, False, False, machine.stale, stale=True)
+    return dataclasses.replace(found, reason=f"{BINDING}={forced}") if forced == found.kind else found
 
 
-def is_older(version, oldest):
+def is_older(version: str, oldest: tuple[int, int]) -> bool:
     """Whether a version of torch, "2.7.1+cu128", is older than a pair of numbers; no for one that cannot be read."""
     numbers = re.findall(r"\d+", version)
     return bool(numbers) and tuple(int(number) for number in (*numbers, "0")[:2]) < oldest
 
 
-def _best(torch, python, bindings):
+def _best(torch: Torch, python: str, bindings: Sequence[Binding]) -> Fit:
     fits = [match(torch, python, binding) for binding in bindings]
-    for good in (lambda fit: fit.module, lambda fit: fit.library):
-        for fit in fits:
-            if good(fit):
-                return fit
+    whole = [fit for fit in fits if fit.module]
+    if serving := [*whole, *(fit for fit in fits if fit.library)]:
+        return serving[0]
     if not fits:
         return Fit(None, False, False, "this installation has no compiled bindings")
-    near = [fit for fit in fits if fit.binding.torch == torch.minor]
+    near = [fit for fit in fits if fit.binding and fit.binding.torch == torch.minor]
     if near:
         return Fit(None, False, False, near[0].reason)
     have = ", ".join(sorted({binding.torch for binding in bindings}, key=_order))
     return Fit(None, False, False, f"built for torch {have}, running {torch.version}")
 
 
-def _order(minor):
+def _order(minor: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", minor))

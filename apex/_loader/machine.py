@@ -1,32 +1,17 @@
-"""A machine as data: what the choice of a variant depends on.
+"""A machine as data: what the choice of a binding and of a variant depends on.
 
-The loader describes the machine it runs on; tests and `python -m apex explain` write one down. Every function
-that decides takes a `Machine` and asks nothing else.
+The probe describes the machine it runs on (probe.py); tests and `python -m apex explain` write one down
+(explain.py). Every function that decides takes a `Machine` and asks nothing else.
 """
 
 from __future__ import annotations
 
-import difflib
-import functools
-import os
-import platform as host
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from apex._loader import bindings, packs, registry, tree
-from apex._loader.fit import Binding, Torch
-
-SWITCHES = (
-    "APEX_VARIANT",
-    "APEX_STRICT",
-    "APEX_JIT",
-    "APEX_CACHE_DIR",
-    "APEX_TREE",
-    "HSA_OVERRIDE_GFX_VERSION",
-)
+from apex._loader.elf import CodeObject
 
 
 @dataclass(frozen=True)
@@ -53,6 +38,80 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Torch:
+    """A build of torch: what its version.py and its C++ ABI flag say.
+
+    version:     as torch prints it, "2.13.0+cu130"
+    git_version: commit it was built from, or None
+    cuda, hip:   toolkit versions, "13.0" / "7.2.53211", or None
+    cxx11_abi:   the C++ standard library ABI; False only for old builds
+    """
+
+    version: str
+    git_version: str | None = None
+    cuda: str | None = None
+    hip: str | None = None
+    cxx11_abi: bool = True
+
+    @property
+    def minor(self) -> str | None:
+        """ "2.13" of "2.13.0+cu130", or None if the version cannot be read."""
+        found = VERSION.fullmatch(self.version)
+        return f"{int(found[1])}.{int(found[2])}" if found else None
+
+
+VERSION = re.compile(
+    r"(\d+)\.(\d+)(?:\.(\d+))?(?P<pre>(?:a|b|rc|\.?dev)\d*|)(?:\.?post\d+)?(?:\+(?P<local>.+))?"
+)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A row of bindings.json: what a binding was built against, and its folder under `lib/`."""
+
+    torch: str
+    folder: str
+    built_against: str = ""
+    git_version: str | None = None
+    python: str | None = None
+    cxx11_abi: bool = True
+    grade: str = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A unit's code object as described: `contents` says what it holds, or `fault` why it cannot be used. `path` is
+    None where it is known from a table alone."""
+
+    path: Path | None
+    contents: CodeObject | None = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Code objects of one arch.
+
+    arch:     "sm_90", "compute_80" (PTX), "gfx942", "gfx9-4-generic"
+    vendor:   "cuda" or "rocm"
+    kind:     "cubin", "ptx" or "hsaco"
+    compiler: (name, version), such as ("nvcc", "13.0.88")
+    units:    unit name -> Code; a unit that is absent was not built for this arch
+    fault:    why the whole pack cannot be used, or None
+    """
+
+    arch: str
+    vendor: str
+    kind: str
+    compiler: tuple[str, str] = ("", "")
+    units: Mapping[str, Code] = field(default_factory=dict)
+    fault: str | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.arch, self.vendor, self.kind))
+
+
+@dataclass(frozen=True)
 class Compiler:
     """A run-time compiler.
 
@@ -69,17 +128,29 @@ class Compiler:
 
 
 @dataclass(frozen=True)
+class JitTarget:
+    """What to ask a run-time compiler for: `kind` "cubin", "ptx" or "hsaco" of `arch`."""
+
+    compiler: Compiler
+    kind: str
+    arch: str
+
+
+@dataclass(frozen=True)
 class Machine:
     """Everything that the choice depends on.
 
     torch:       None where it is not installed
     python:      tag such as "cp311"
+    system:      "linux_x86_64"
     cuda_driver: newest CUDA that the NVIDIA driver serves, as (12, 4), or None
     hip_runtime: version of the HIP runtime, as (7, 2), or None
     cpu_level:   x86-64 level 1 to 4
     cpu_units:   units that libapex.so has a CPU variant of
     library:     why libapex.so cannot be used, or None
+    portable:    why the portable binding cannot serve any torch, or None
     packs, bindings: what is installed
+    stale:       why the bindings, which are older than their sources, are not loaded; else None
     compilers:   run-time compilers, asked for only if nothing better serves
     no_compiler: vendor -> why there is none
     sources:     units whose device source is here
@@ -87,6 +158,7 @@ class Machine:
     binding:     why no binding serves this torch, or None; then no native variant can be reached
     failures:    (platform, index, unit, variant) -> why that variant was tried here and failed
     cards:       vendors ("cuda", "rocm") whose cards this process could open, whatever torch can use
+    vendor:      "cuda", "rocm" or "cpu": what this installation was built for, by its build.json; else ""
     """
 
     torch: Torch | None = None
@@ -98,8 +170,10 @@ class Machine:
     cpu_level: int = 1
     cpu_units: tuple[str, ...] = ()
     library: str | None = None
-    packs: tuple[packs.Pack, ...] = ()
+    portable: str | None = None
+    packs: tuple[Pack, ...] = ()
     bindings: tuple[Binding, ...] = ()
+    stale: str | None = None
     compilers: Sequence[Compiler] = ()
     no_compiler: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
@@ -107,6 +181,12 @@ class Machine:
     binding: str | None = None
     failures: Mapping[tuple[str, int, str, str], str] = field(default_factory=dict)
     cards: tuple[str, ...] = ()
+    vendor: str = ""
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """Its devices but for the CPU."""
+        return tuple(device for device in self.devices if device.platform != "cpu")
 
 
 def capability(arch: str) -> tuple[int, int] | None:
@@ -119,114 +199,3 @@ def strip_features(arch: str) -> tuple[str, tuple[str, ...]]:
     """("gfx942", ("sramecc+", "xnack-")) of "gfx942:sramecc+:xnack-"."""
     name, *features = arch.split(":")
     return name, tuple(features)
-
-
-def cpu_device(level: int) -> Device:
-    """The CPU as a device."""
-    return Device("cpu", 0, f"x86-64-v{level}" if host.machine() == "x86_64" else host.machine())
-
-
-_LEVELS = (  # the x86-64 psABI's levels, by the kernel's names of the flags
-    (2, {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}),
-    (3, {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}),
-    (4, {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
-)
-
-
-def cpu_level(flags: Set[str]) -> int:
-    """x86-64 level, 1 to 4, of a processor with these flags (a set, as /proc/cpuinfo names them)."""
-    reached = 1
-    for level, needed in _LEVELS:
-        if not needed <= flags:
-            break
-        reached = level
-    return reached
-
-
-def _cpu_flags():
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith("flags"):
-                    return set(line.split(":", 1)[1].split())
-    except OSError:
-        pass
-    return set()
-
-
-def cards(root: str = "/dev") -> tuple[str, ...]:
-    """Vendors whose drivers show a card here, by their device nodes: torch does not tell of what it cannot use."""
-    nodes = Path(root)
-    found = {"cuda": any(re.fullmatch(r"nvidia\d+", node.name) for node in nodes.glob("nvidia*"))}
-    found["rocm"] = (nodes / "kfd").exists() and any(nodes.glob("dri/renderD*"))
-    return tuple(vendor for vendor, there in found.items() if there)
-
-
-def torch_devices() -> tuple[Device, ...]:
-    """The GPUs that torch sees, in torch's order; () without torch or without a GPU."""
-    try:
-        import torch
-    except ImportError:
-        return ()
-    if not torch.cuda.is_available():
-        return ()
-    found = []
-    for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
-        if torch.version.hip:
-            arch, features = strip_features(facts.gcnArchName)
-            found.append(Device("hip", index, arch, facts.name, features))
-        else:
-            found.append(Device("cuda", index, f"sm_{facts.major}{facts.minor}", facts.name))
-    return tuple(found)
-
-
-def system() -> str:
-    """ "linux_x86_64": this machine, as wheels say it."""
-    return f"{host.system().lower()}_{host.machine()}"
-
-
-def switches(environment: Mapping[str, str]) -> Any:
-    """The switches of apex that are set, and variables that look like one: APEX_VARIENT. An empty one is not set."""
-    near = {name for name in environment if name.startswith("APEX_") and _misspelt(name)}
-    return {name: environment[name] for name in (*SWITCHES, *sorted(near)) if environment.get(name)}
-
-
-def _misspelt(name):
-    return name not in SWITCHES and bool(difflib.get_close_matches(name, SWITCHES, 1, cutoff=0.85))
-
-
-def describe() -> Machine:
-    """This machine, read now. Opens a driver only where torch has a GPU; what is absent never raises."""
-    from apex._loader import drivers, jit, library
-
-    try:
-        torch = bindings.running_torch()
-    except ImportError:
-        torch = None
-    level = cpu_level(_cpu_flags())
-    gpus = torch_devices()
-    return Machine(
-        torch=torch,
-        python=bindings.python_tag(),
-        system=system(),
-        devices=(*gpus, cpu_device(level)),
-        cuda_driver=drivers.cuda_version() if any(gpu.platform == "cuda" for gpu in gpus) else None,
-        hip_runtime=drivers.hip_version() if any(gpu.platform == "hip" for gpu in gpus) else None,
-        cpu_level=level,
-        cpu_units=library.cpu_units(),
-        library=library.fault(),
-        packs=packs.installed(),
-        bindings=bindings.installed(),
-        compilers=jit.Compilers(torch),
-        no_compiler=jit.Absent(torch),
-        sources=registry.units() if tree.device_sources() else (),
-        env=switches(os.environ),
-        cards=cards(),
-    )
-
-
-@functools.cache
-def here() -> Machine:
-    """`describe()`, once a process."""
-    return describe()

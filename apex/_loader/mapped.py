@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 from apex._loader import elf
 
@@ -21,7 +22,7 @@ def paths() -> list[str]:
     """Absolute paths of the mapped shared libraries, in load order."""
     found = []
 
-    def visit(info, _size, _data):
+    def visit(info: Any, _size: int, _data: Any) -> int:
         name = info.contents.name
         if name and name.startswith(b"/"):
             found.append(os.fsdecode(name))

@@ -10,13 +10,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from apex._loader import choose, compatibility, distributions, tree
+from apex._loader import choose, compatibility, release
 from apex._loader import fit as fitting
-from apex._loader.release import EVERY, Accelerator, Release, load
+from apex._loader.choose import Candidate, Choice
+from apex._loader.machine import Device, Machine, Torch
+from apex._loader.release import EVERY, Accelerator, Release
+from apex._loader.remedies import PIP
 
-PIP = "python -m pip"
 SOURCE = (
     "build apex against this torch, from its source tree: "
     f"APEX_BUILD_CPP_OPS=1 {PIP} install --no-build-isolation ."
@@ -38,37 +41,37 @@ class Offer:
     index:    the address of the wheel's index root
     """
 
-    machine: object
+    machine: Machine
     release: Release
     accelerator: Accelerator
     fit: fitting.Fit | None
-    choices: tuple[choose.Choice, ...]
+    choices: tuple[Choice, ...]
     missing: tuple[str, ...]
     mend: str
     index: str
 
     @property
-    def found(self):
+    def found(self) -> bool:
         """Whether a wheel serves: its binding fits this torch and Python, and every card has native code."""
         return not self.missing
 
     @property
-    def version(self):
+    def version(self) -> str:
         """1.10.0+cu130"""
         return f"{self.release.version}+{self.accelerator.label}"
 
     @property
-    def wheel(self):
+    def wheel(self) -> str:
         """apex_cuda-1.10.0+cu130: what the wheel's name begins with."""
         return f"{self.accelerator.distribution.replace('-', '_')}-{self.version}"
 
     @property
-    def command(self):
+    def command(self) -> str:
         """The one line: what installs the wheel, or mends what keeps it from serving."""
         return self.mend or install(self)
 
     @property
-    def reasons(self):
+    def reasons(self) -> tuple[str, ...]:
         """A sentence for each device: what would run there, and why."""
         said = [PORTABLE.format(self.fit.reason)] if self.fit and self.fit.kind == "portable" else []
         return tuple(dict.fromkeys((*said, *(_words(self.machine, choice) for choice in self.choices))))
@@ -80,60 +83,44 @@ PORTABLE = (
 )
 
 
-def install(offer, others=(), force=False):
+def install(offer: Offer, others: Collection[str] = (), force: bool = False) -> str:
     """The line that installs the wheel: in place of `others` (distributions); with `force`, over a damaged one."""
     away = f"{PIP} uninstall -y {' '.join(sorted(others))} && " if others else ""
     how = "--force-reinstall --no-deps " if force else ""
     return f"{away}{PIP} install {how}{offer.accelerator.distribution}=={offer.version} --index-url {offer.index}"
 
 
-def reinstall(name=None, version=None):
-    """The line that lays a distribution anew over a damaged one: its own index, its own version.
-    Default: the one that runs. One that was built from source has no index."""
-    facts = tree.build_facts()
-    name = name or facts.get("distribution") or "apex-cpu"
-    version = version or (tree.version() if facts.get("distribution") == name else None)
-    if name not in distributions.OURS:
-        return f"from its source tree: {PIP} install --force-reinstall --no-deps --no-build-isolation ."
-    pin = f"=={version}" if version else ""
-    known = load()
-    root = f" --index-url {known.root(known.accelerator(name.removeprefix('apex-')))}" if known else ""
-    return f"{PIP} install --force-reinstall --no-deps {name}{pin}{root}"
-
-
-def swap(found, installed=()):
+def swap(found: Offer, installed: Sequence[tuple[str, str]] = ()) -> str:
     """The line that puts the wheel of an Offer in the place of what is installed, [(distribution, version)]. The same
     wheel is laid anew: pip would leave one of that version as it is."""
     wheel = (found.accelerator.distribution, found.version)
     return install(found, [name for name, _ in installed if name != wheel[0]], force=wheel in installed)
 
 
-def line(machine, installed=()):
+def line(machine: Machine, installed: Sequence[tuple[str, str]] = ()) -> str:
     """The one line for a Machine, of the release here."""
-    known = load()
+    known = release.load()
     if known is None:
         return f"{PIP} install --upgrade --no-deps apex-{wanted(machine)}"
     found = offer(machine, known)
     return found.mend or swap(found, installed)
 
 
-def offer(machine, release, index=None):
-    """The Offer for a Machine. `index`: where the release is served (release.root). Pure but for APEX_INDEX."""
-    accelerator = release.accelerator(wanted(machine))
-    described, fit = _with_wheel(machine, release, accelerator)
-    gpus = dict.fromkeys(
-        dataclasses.replace(d, index=0, name="") for d in machine.devices if d.platform != "cpu"
-    )
-    choices = tuple(choose.choose(described, described.packs, EVERY, device) for device in gpus)
-    root = release.root(accelerator, index)
+def offer(machine: Machine, table: Release, index: str | None = None) -> Offer:
+    """The Offer for a Machine. `index`: where the release is served (Release.root). Pure but for APEX_INDEX."""
+    accelerator = table.accelerator(wanted(machine))
+    gpus = dict.fromkeys(dataclasses.replace(gpu, index=0, name="") for gpu in machine.gpus)
+    found = choose.outcome(_with_wheel(machine, table, accelerator), (EVERY,), devices=gpus)
+    root = table.root(accelerator, index)
     missing, mend = [], ""
-    for reason, command in _faults(described, release, accelerator, fit, choices, root):
+    for reason, command in _faults(found, table, accelerator, root):
         missing.append(reason)
         mend = mend or command
-    return Offer(described, release, accelerator, fit, choices, tuple(dict.fromkeys(missing)), mend, root)
+    unique = tuple(dict.fromkeys(missing))
+    return Offer(found.machine, table, accelerator, found.fit, found.choices, unique, mend, root)
 
 
-def wanted(machine):
+def wanted(machine: Machine) -> str:
     """cuda, rocm or cpu: the accelerator of the machine's torch; of a torch that is for none, that of its cards."""
     torch = machine.torch
     if torch and (torch.hip or torch.cuda):
@@ -142,78 +129,70 @@ def wanted(machine):
     return next((vendor for vendor in (*found, *machine.cards) if vendor in _CARD), "cpu")
 
 
-def _with_wheel(machine, release, accelerator):
-    """(the machine as the wheel leaves it, Fit)"""
-    there = not release.why_no_wheel(accelerator.name, machine.system)
-    bindings = tuple(b for b in release.bindings if there and b.python == machine.python)
-    packs = tuple(pack for pack in release.packs if pack.vendor == accelerator.name)
-    fit = fitting.choose(machine.torch, machine.python, bindings, bool(bindings)) if machine.torch else None
-    described = dataclasses.replace(
+def _with_wheel(machine: Machine, table: Release, accelerator: Accelerator) -> Machine:
+    """The machine as the wheel leaves it."""
+    reason = table.why_no_wheel(accelerator.name, machine.system)
+    bindings = () if reason else tuple(b for b in table.bindings if b.python == machine.python)
+    return dataclasses.replace(
         machine,
         bindings=bindings,
-        packs=packs,
+        packs=tuple(pack for pack in table.packs if pack.vendor == accelerator.name),
+        vendor=accelerator.name,
         library=None,
+        portable=None if bindings else reason or "no wheel is for this Python",
+        stale=None,
         cpu_units=(EVERY,),
         sources=(EVERY,),
         env={},
         failures={},
-        binding=fit.reason if fit and fit.kind == "reference" else None,
     )
-    return described, fit
 
 
 # ---- what stands in the way: (why, the command) ------------------------------------------------------------
 
+Fault = tuple[str, str]
 
-def _faults(machine, release, accelerator, fit, choices, root):
+
+def _faults(found: choose.Outcome, table: Release, accelerator: Accelerator, root: str) -> list[Fault]:
     """Of the machine as a whole, the first that holds; else those of its devices."""
-    checks = (_no_wheel, _no_torch, _blind_torch, _old_torch)
-    for check in checks if fit and fit.portable else (*checks, _ruled_out):
-        if fault := check(machine, release, accelerator):
-            return [fault]
+    machine, fit = found.machine, found.fit
+    if fault := _no_wheel(machine, table, accelerator):
+        return [fault]
+    if machine.torch is None or fit is None:
+        why = "no torch is installed for this Python, and which wheel is right depends on it"
+        return [(why, f"{PIP} install torch")]
+    if text := blindness(machine):
+        return [(text, torch_for(accelerator))]
+    if fault := too_old(machine.torch):
+        return [fault]
+    if not fit.portable and (reason := table.ruled_out.get((machine.torch.minor or "", machine.python))):
+        return [(reason, SOURCE)]
     upgrade = f"{PIP} install --upgrade --no-deps {accelerator.distribution} --index-url {root}"
     if not fit.module and not fit.portable:
         foreign = fitting.not_a_release(machine.torch.version)
         return [(fit.reason, SOURCE if foreign else upgrade)]
-    faults = [_of_device(machine, choice, upgrade) for choice in choices]
+    faults = [_of_device(machine, choice, upgrade) for choice in found.choices]
     return [fault for fault in faults if fault]
 
 
-def _no_torch(machine, release, accelerator):
-    if machine.torch is None:
-        return (
-            "no torch is installed for this Python, and which wheel is right depends on it",
-            f"{PIP} install torch",
-        )
-    return None
-
-
-def blind(machine):
-    """Vendor of a card that the machine has and that its torch is not built for; None where all is well."""
+def blindness(machine: Machine) -> str | None:
+    """In words, that the torch of a machine is not built for the cards that are there; None where all is well."""
     torch = machine.torch
     vendor = wanted(machine)
-    return vendor if torch and not torch.cuda and not torch.hip and vendor in _CARD else None
-
-
-def blindness(machine):
-    """The same in words, for a machine of which `blind` names a vendor."""
-    vendor = blind(machine)
+    if torch is None or torch.cuda or torch.hip or vendor not in _CARD:
+        return None
     return (
-        f"torch {machine.torch.version} is built without {_TOOLKIT[vendor]}: it cannot use the {_CARD[vendor]} card "
-        f"that is here, and no pack for {vendor} ever runs under it"
+        f"torch {torch.version} is built without {_TOOLKIT[vendor]}: it cannot use the {_CARD[vendor]} card that is "
+        f"here, and no pack for {vendor} ever runs under it"
     )
 
 
-def _blind_torch(machine, release, accelerator):
-    return (blindness(machine), torch_for(accelerator)) if blind(machine) else None
-
-
-def torch_for(accelerator):
+def torch_for(accelerator: Accelerator) -> str:
     """The line that brings a torch for the cards of an accelerator, from PyTorch's own index."""
     return f"{PIP} install --force-reinstall torch --index-url https://download.pytorch.org/whl/{accelerator.label}"
 
 
-def too_old(torch):
+def too_old(torch: Torch) -> Fault | None:
     """(why, the command) for a torch older than any that apex supports, else None."""
     if not fitting.is_older(torch.version, fitting.OLDEST_TORCH):
         return None
@@ -222,32 +201,23 @@ def too_old(torch):
     return text, f"{PIP} install 'torch>={oldest}'"
 
 
-def _old_torch(machine, release, accelerator):
-    return too_old(machine.torch)
-
-
-def _no_wheel(machine, release, accelerator):
+def _no_wheel(machine: Machine, table: Release, accelerator: Accelerator) -> Fault | None:
     """A platform or a Python without a wheel: a build from source may serve there."""
-    reason = release.why_no_wheel(accelerator.name, machine.system)
-    if reason and machine.system not in release.platforms:
-        return reason, f"use one of {', '.join(release.platforms)}"
-    oldest = min(release.pythons, key=_age)
-    if not reason and _age(machine.python) < _age(oldest):
-        return release.why_no_python(machine.python), f"use Python {oldest[2]}.{oldest[3:]} or newer"
-    reason = reason or release.why_no_python(machine.python)
+    reason = table.why_no_wheel(accelerator.name, machine.system)
+    if reason and machine.system not in table.platforms:
+        return reason, f"use one of {', '.join(table.platforms)}"
+    no_python, oldest = table.why_no_python(machine.python), min(table.pythons, key=_age)
+    if not reason and no_python and _age(machine.python) < _age(oldest):
+        return no_python, f"use Python {oldest[2]}.{oldest[3:]} or newer"
+    reason = reason or no_python
     return (reason, SOURCE) if reason else None
 
 
-def _ruled_out(machine, release, accelerator):
-    reason = release.ruled_out.get((machine.torch.minor, machine.python))
-    return (reason, SOURCE) if reason else None
-
-
-def _age(tag):
+def _age(tag: str) -> int:
     return int(re.sub(r"\D", "", tag[3:]) or 0)
 
 
-def _of_device(machine, choice, upgrade):
+def _of_device(machine: Machine, choice: Choice, upgrade: str) -> Fault | None:
     """Why a device would run the reference, or nothing."""
     device = choice.device
     if device.platform == "cuda":
@@ -263,7 +233,7 @@ def _of_device(machine, choice, upgrade):
     return f"no kernel for {device.arch}: {said}", DRIVER if old else upgrade
 
 
-def _near(candidate, device):
+def _near(candidate: Candidate, device: Device) -> bool:
     """Whether a candidate is worth a word: packs of other families are not."""
     return (
         candidate.variant in ("jit", device.arch)
@@ -279,18 +249,19 @@ _HOW = {
 }
 
 
-def _words(machine, choice):
+def _words(machine: Machine, choice: Choice) -> str:
     """ "sm_90: a pack of exactly this arch"; with what a driver no newer than torch's CUDA would run instead."""
     taken = choice.taken
-    text = (
-        f"{taken.variant if taken.rank in _HOW else choice.device.arch}: {_HOW.get(taken.rank, taken.reason)}"
-    )
+    if taken is None:
+        return f"{choice.device.arch}: {choice.refusal}"
+    name = taken.variant if taken.rank in _HOW else choice.device.arch
+    text = f"{name}: {_HOW.get(taken.rank, taken.reason)}"
     cuda = re.findall(r"\d+", machine.torch.cuda or "") if machine.torch else []
     if machine.cuda_driver is None and len(cuda) > 1:
         driver = (int(cuda[0]), int(cuda[1]))
         older = dataclasses.replace(machine, cuda_driver=driver)
-        other = choose.choose(older, machine.packs, EVERY, choice.device).taken
-        if other.variant != taken.variant:
+        other = choose.choose(older, EVERY, choice.device).taken
+        if other and other.variant != taken.variant:
             served = ".".join(map(str, driver))
             text += f"; with a driver for CUDA {served} {other.variant}: {_HOW.get(other.rank, other.reason)}"
     return text
@@ -301,47 +272,47 @@ def _words(machine, choice):
 FAR = 1000  # between majors of torch: 2.15 is nearer to 3.0 than 2.8 is
 
 
-def nearest(found):
+def nearest(found: Offer) -> list[dict[str, str]]:
     """Cells that exist, nearest first, at most three: [{"torch": "2.15", "cuda": "cu130", "python": "cp312"}, ...].
     Empty where the machine's platform has no wheel of its accelerator: other platforms are other machines."""
-    release, machine, accelerator = found.release, found.machine, found.accelerator
-    if release.why_no_wheel(accelerator.name, machine.system):
+    table, machine, accelerator = found.release, found.machine, found.accelerator
+    if table.why_no_wheel(accelerator.name, machine.system):
         return []
     cells = []
-    for minor in _near_torches(release, machine):
-        tags = release.pythons_for(minor)
+    for minor in _near_torches(table, machine):
+        tags = table.pythons_for(minor)
         tag = machine.python if machine.python in tags else tags[-1]
         for arch in _near_archs(found):
             cell = {"torch": minor, accelerator.name: accelerator.label, "arch": arch, "python": tag}
-            if machine.system != next(iter(release.platforms)):
+            if machine.system != next(iter(table.platforms)):
                 cell["platform"] = machine.system
             cells.append({key: value for key, value in cell.items() if value})
     return cells[:3]
 
 
-def _near_torches(release, machine):
+def _near_torches(table: Release, machine: Machine) -> list[str]:
     if machine.torch is None:
-        fitting_here = [minor for minor in release.torch if machine.python in release.pythons_for(minor)]
+        fitting_here = [minor for minor in table.torch if machine.python in table.pythons_for(minor)]
         return fitting_here[-1:]
-    minor = machine.torch.minor
-    if minor in release.torch:
+    minor = machine.torch.minor or "0.0"
+    if minor in table.torch:
         return [minor]
-    at = _place(minor or "0.0")
-    return sorted(release.torch, key=lambda known: (abs(_place(known) - at), -_place(known)))[:2]
+    at = _place(minor)
+    return sorted(table.torch, key=lambda known: (abs(_place(known) - at), -_place(known)))[:2]
 
 
-def _place(minor):
+def _place(minor: str) -> int:
     major, number = (int(part) for part in minor.split("."))
     return major * FAR + number
 
 
-def _near_archs(found):
+def _near_archs(found: Offer) -> list[str]:
     """The arch that is asked about, where a wheel serves it; else those whose names begin alike."""
     if not found.choices:
         return [""]
     bound = dataclasses.replace(found.machine, binding=None)
-    again = [choose.choose(bound, bound.packs, EVERY, choice.device) for choice in found.choices]
-    unserved = [choice.device.arch for choice in again if choice.taken.variant == "reference"]
+    again = [choose.choose(bound, EVERY, choice.device) for choice in found.choices]
+    unserved = [c.device.arch for c in again if c.taken and c.taken.variant == "reference"]
     if not unserved:
         return [found.choices[0].device.arch]
     packs = [pack.arch for pack in bound.packs if pack.kind != "ptx"]

@@ -43,7 +43,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 TYPES = (
     "Tensor",
@@ -74,12 +76,12 @@ class Argument:
     written: bool = False
 
     @property
-    def is_tensor(self):
+    def is_tensor(self) -> bool:
         """One tensor, or None where the type ends in `?`."""
         return self.type in ("Tensor", "Tensor?")
 
     @property
-    def is_list(self):
+    def is_list(self) -> bool:
         return self.type == "Tensor[]"
 
 
@@ -109,36 +111,36 @@ class Op:
     reductions: str = "0"
 
     @property
-    def returns_nothing(self):
+    def returns_nothing(self) -> bool:
         return not self.results
 
     @property
-    def writes(self):
+    def writes(self) -> bool:
         """Whether the op writes any of its arguments."""
         return any(argument.written for argument in self.arguments)
 
     @property
-    def unit(self):
+    def unit(self) -> str:
         """The op whose files it lies in: layer_norm for add_layer_norm_backward."""
         return re.sub(r"^add_|_(forward|backward)$", "", self.name)
 
     @property
-    def lists(self):
+    def lists(self) -> tuple[Argument, ...]:
         """The arguments that are lists of tensors."""
         return tuple(argument for argument in self.arguments if argument.is_list)
 
-    def argument(self, name):
+    def argument(self, name: str) -> Argument | None:
         """The argument of that name, or None."""
         return next((argument for argument in self.arguments if argument.name == name), None)
 
-    def result(self, name):
+    def result(self, name: str) -> int | None:
         """The index of the result of that name, or None."""
         return next((i for i, result in enumerate(self.results) if result.name == name), None)
 
 
-def parse(text):
+def parse(text: str) -> dict[str, Op]:
     """op name -> Op, in the order of the text. Raises ValueError, which quotes what cannot be read."""
-    found = {}
+    found: dict[str, Op] = {}
     for schema, directives in _entries(text):
         op = _op(schema, directives)
         if op.name in found:
@@ -149,15 +151,15 @@ def parse(text):
     return found
 
 
-def _entries(text):
+def _entries(text: str) -> list[tuple[str, list[tuple[str, str]]]]:
     """(the schema in one line, [(word, value)]) of each op."""
-    entries = []
+    entries: list[tuple[list[str], list[list[str]]]] = []  # of a schema, its parts
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         directive = re.match(r"\s+(\w+):\s+(.*)", line)
         if line[0] != " ":
-            entries.append([line.strip(), []])
+            entries.append(([line.strip()], []))
         elif not entries:
             raise ValueError(f"belongs to no op: {line!r}")
         elif directive:
@@ -165,17 +167,17 @@ def _entries(text):
         elif entries[-1][1]:
             entries[-1][1][-1][1] += f" {line.strip()}"
         else:
-            entries[-1][0] += f" {line.strip()}"
-    return entries
+            entries[-1][0].append(line.strip())
+    return [(" ".join(schema), [(word, value) for word, value in rest]) for schema, rest in entries]
 
 
-def _op(schema, directives):
+def _op(schema: str, directives: list[tuple[str, str]]) -> Op:
     match = re.fullmatch(r"(\w+)\((.*)\) -> (.*)", schema)
     if not match:
         raise ValueError(f"not a schema: {schema!r}")
     name, arguments, results = match.groups()
     results = results[1:-1] if results.startswith("(") else results
-    fields = {key: {} for key in TABLES}
+    fields: dict[str, Any] = {key: {} for key in TABLES}
     for word, value in directives:
         if word in LISTS:
             fields[word] = () if value == "none" else tuple(part.strip() for part in value.split(","))
@@ -195,11 +197,11 @@ def _op(schema, directives):
     )
 
 
-def _split(text):
+def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(", ")] if text else []
 
 
-def _argument(op, text):
+def _argument(op: str, text: str) -> Argument:
     """`Tensor(a!)[] params`, `float eps=1e-05`; of a result the name may lack."""
     match = re.fullmatch(r"(\w+)(\(\w+!\))?(\[\])?(\?)?(?: (\w+)(?:=(\S+))?)?", text)
     if not match:
@@ -212,7 +214,7 @@ def _argument(op, text):
     return Argument(name or "", kind, value, alias is not None)
 
 
-def _check(op, ops):
+def _check(op: Op, ops: Mapping[str, Op]) -> None:
     """Raises ValueError for a directive that names what is not there."""
     arguments = {argument.name for argument in op.arguments}
     results = {result.name for result in op.results}

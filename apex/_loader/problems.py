@@ -7,143 +7,46 @@ from __future__ import annotations
 
 import difflib
 import re
-from pathlib import Path
+from collections.abc import Iterator
 
-from apex._loader import compatibility, offers
-from apex._loader.facts import BROKEN, DEGRADED, NOTE, Problem
-from apex._loader.machine import SWITCHES, capability
+from apex._loader import compatibility, offers, owners, remedies
+from apex._loader.choose import Choice
+from apex._loader.environment import BINDING, SWITCHES
+from apex._loader.facts import BROKEN, DEGRADED, NOTE, Facts, Problem
+from apex._loader.machine import Torch, capability
 
 BUILD_AGAIN = "python -m build_matrix tree"
 
 
-def find(facts):
+def find(facts: Facts) -> tuple[Problem, ...]:
     """All problems, the worst first."""
     found = [problem for check in CHECKS for problem in check(facts)]
     return tuple(sorted(found, key=lambda problem: (BROKEN, DEGRADED, NOTE).index(problem.severity)))
 
 
-def _ours(facts):
-    """This project's distributions that are installed."""
-    installed = facts.installation.distributions if facts.installation else ()
-    return [distribution for distribution in installed if distribution.ours]
-
-
-def _reinstall(facts):
-    """The line that lays the installed distribution anew, or the one that would suit."""
-    ours = _ours(facts)
-    if ours:
-        return offers.reinstall(ours[0].name, ours[0].version)
-    return offers.install(facts.offer, force=True) if facts.offer else offers.reinstall()
-
-
-def _mend(facts):
+def _mend(facts: Facts) -> str:
     """The line that brings the wheel for this machine, in place of what is installed; or that mends what keeps any
     wheel from serving it. The same that `which`, `compat` and `explain` name."""
-    installed = [(distribution.name, distribution.version) for distribution in _ours(facts)]
+    installed = [(distribution.name, distribution.version) for distribution in owners.ours(facts)]
     if facts.offer is None:
         return offers.line(facts.machine, installed)
     return facts.offer.mend or offers.swap(facts.offer, installed)
 
 
-# ---- who owns the package ---------------------------------------------------------------------------------
-
-
-def foreign_package(facts):
-    """The unrelated `apex` of PyPI, or a build of the public apex, which own the same package."""
-    for distribution in facts.installation.distributions if facts.installation else ():
-        if distribution.ours or distribution.stands_for:
-            continue
-        what = "another distribution owns the package apex"
-        if distribution.version.startswith("0.9"):
-            what = "the unrelated PyPI package `apex` (a Pyramid web toolkit) owns the same package"
-        harm = BROKEN if not facts.installation.intact else DEGRADED
-        yield Problem(
-            harm,
-            "foreign apex",
-            f"{what}: {distribution.name} {distribution.version} in {distribution.location}",
-            f"{offers.PIP} uninstall -y {distribution.name} && {_reinstall(facts)}",
-        )
-
-
-def alias_of_another(facts):
-    """The alias `apex`, whose version programs read, stands for a distribution or version that is not here."""
-    distributions = facts.installation.distributions if facts.installation else ()
-    here = {d.name: d.version for d in distributions if d.ours}
-    for alias in distributions:
-        if alias.stands_for and here.get(alias.stands_for) != alias.version:
-            has = ", ".join(f"{name} {version}" for name, version in here.items()) or "none of apex"
-            yield Problem(
-                NOTE,
-                "alias of another apex",
-                f"the distribution apex {alias.version} stands for {alias.stands_for}; installed: {has}",
-                f"{offers.PIP} uninstall -y apex",
-            )
-
-
-def half_deleted(facts):
-    """Files of our distribution are gone, as after uninstalling a distribution that shares the package."""
-    installation = facts.installation
-    if installation is None:
-        return
-    gone = [
-        distribution
-        for distribution in installation.distributions
-        if distribution.ours and distribution.missing
-    ]
-    for distribution in gone:
-        yield Problem(
-            BROKEN,
-            "half-deleted apex",
-            f"{len(distribution.missing)} files of {distribution.name} {distribution.version} are gone, "
-            f"{distribution.missing[0]} among them",
-            offers.reinstall(distribution.name, distribution.version),
-        )
-    if not installation.intact and not gone:
-        yield Problem(
-            BROKEN,
-            "half-deleted apex",
-            f"{Path(installation.package) / '__init__.py'} is not this project's",
-            _reinstall(facts),
-        )
-
-
-def two_distributions(facts):
-    """apex-cuda, apex-rocm and apex-cpu are one package; two of them overwrite each other's files, and uninstalling
-    one takes the other's away."""
-    names = sorted(distribution.name for distribution in _ours(facts))
-    if len(names) > 1:
-        keep = offers.install(facts.offer, names) if facts.offer else offers.reinstall(names[0])
-        text = f"{' and '.join(names)} are installed; they hold the same files, and who uninstalls one breaks the other"
-        yield Problem(DEGRADED, "two apex distributions", text, keep)
-
-
-def shadowed(facts):
-    """An installed wheel, and a package that is imported from elsewhere."""
-    installation = facts.installation
-    for distribution in installation.distributions if installation else ():
-        here = Path(installation.package).resolve().parent
-        if distribution.ours and here != Path(distribution.location):
-            yield Problem(
-                NOTE,
-                "shadowed wheel",
-                f"{distribution.name} is installed in {distribution.location}, apex is imported from {here}",
-            )
-
-
 # ---- torch and the bindings -------------------------------------------------------------------------------
 
 
-def torch_missing(facts):
+def torch_missing(facts: Facts) -> Iterator[Problem]:
     if facts.machine.torch is None:
         yield Problem(
-            BROKEN, "no torch", "PyTorch is not installed for this Python", f"{offers.PIP} install torch"
+            BROKEN, "no torch", "PyTorch is not installed for this Python", f"{remedies.PIP} install torch"
         )
 
 
-def torch_unsupported(facts):
+def torch_unsupported(facts: Facts) -> Iterator[Problem]:
     torch = facts.machine.torch
-    if torch is None or facts.fit is None or facts.fit.library:
-        return
+    if torch is None or facts.fit is None or facts.fit.library or facts.machine.env.get(BINDING):
+        return  # what APEX_BINDING asks for is a note (switches), or cannot be had (loading_failed)
     if facts.fit.portable:
         yield Problem(NOTE, "portable binding", offers.PORTABLE.format(facts.fit.reason), _mend(facts))
         return
@@ -162,50 +65,54 @@ def torch_unsupported(facts):
         yield Problem(DEGRADED, name, text, BUILD_AGAIN if facts.fit.stale else _mend(facts))
 
 
-def binding_half(facts):
+def binding_half(facts: Facts) -> Iterator[Problem]:
     if facts.fit and facts.fit.library and not facts.fit.module:
         yield Problem(DEGRADED, "wrong Python", facts.fit.reason, _mend(facts))
 
 
-def unused_card(facts):
+def unused_card(facts: Facts) -> Iterator[Problem]:
     """A card, and a torch that cannot use it."""
-    vendor = offers.blind(facts.machine)
-    if vendor:
-        yield Problem(DEGRADED, "unused card", offers.blindness(facts.machine), _mend(facts))
+    if text := offers.blindness(facts.machine):
+        yield Problem(DEGRADED, "unused card", text, _mend(facts))
 
 
-def wrong_vendor(facts):
-    """Packs that never run under this torch, whatever device is here."""
-    torch, vendors = facts.machine.torch, sorted({pack.vendor for pack in facts.machine.packs})
-    if not _foreign_packs(facts):
+def wrong_vendor(facts: Facts) -> Iterator[Problem]:
+    """Kernels that never run under this torch, whatever device is here."""
+    torch, vendor = facts.machine.torch, _foreign_vendor(facts)
+    if torch is None or vendor is None:
         return
-    of = next((d.platform for d in facts.machine.devices if d.platform in _VENDOR), None)
-    needs = (
-        f"the device needs {_VENDOR[of]}"
-        if of
-        else f"torch {torch.version} is built for neither CUDA nor ROCm"
-    )
-    if of is None and (torch.cuda or torch.hip):
-        needs = f"torch {torch.version} is built for {'ROCm' if torch.hip else 'CUDA'}"
-    text = f"the installed kernel packs are for {vendors[0]}, {needs}: they can never run here"
+    of = next((gpu.platform for gpu in facts.machine.gpus if gpu.platform in _VENDOR), None)
+    needs = f"torch {torch.version} is built for {_BUILT_FOR[torch_vendor(torch)]}"
+    if of:
+        needs = f"the device needs {_VENDOR[of]}"
+    text = f"the installed kernel packs are for {vendor}, {needs}: they can never run here"
     yield Problem(DEGRADED, "wrong vendor", text, _mend(facts))
 
 
 _VENDOR = {"cuda": "cuda", "hip": "rocm"}
+_BUILT_FOR = {"cuda": "CUDA", "rocm": "ROCm", None: "neither CUDA nor ROCm"}
 
 
-def _foreign_packs(facts):
-    torch, vendors = facts.machine.torch, {pack.vendor for pack in facts.machine.packs}
+def torch_vendor(torch: Torch) -> str | None:
+    """Whose cards a torch can use."""
+    return "rocm" if torch.hip else "cuda" if torch.cuda else None
+
+
+def _foreign_vendor(facts: Facts) -> str | None:
+    """The vendor of the wheel (build.json) and of its packs, where this torch is for another; else None."""
+    machine = facts.machine
+    vendors = {pack.vendor for pack in machine.packs} or {machine.vendor} & set(_VENDOR.values())
     if (
-        torch is None
-        or len(vendors) != 1  # of both vendors in a checkout alone, for tests; no wheel is made so
-        or (facts.assumed and not (torch.cuda or torch.hip or "+" in torch.version))
-    ):
-        return False  # a build that nobody named
-    return ("rocm" if torch.hip else "cuda" if torch.cuda else None) not in vendors
+        machine.torch is None or len(vendors) != 1
+    ):  # of both in a checkout alone, for tests; no wheel is made so
+        return None
+    if facts.assumed and not (torch_vendor(machine.torch) or "+" in machine.torch.version):
+        return None  # a build that nobody named
+    (vendor,) = vendors
+    return None if vendor == torch_vendor(machine.torch) else vendor
 
 
-def packs_elsewhere(facts):
+def packs_elsewhere(facts: Facts) -> Iterator[Problem]:
     """A wheel without packs on a machine for whose cards there are some: compilation at run time stands in."""
     gpus = [device.arch for device in facts.machine.devices if device.platform in _VENDOR]
     if gpus and facts.machine.bindings and not facts.machine.packs and facts.offer and facts.offer.found:
@@ -213,21 +120,23 @@ def packs_elsewhere(facts):
         yield Problem(NOTE, "packs elsewhere", text, _mend(facts))
 
 
-def loading_failed(facts):
+def loading_failed(facts: Facts) -> Iterator[Problem]:
     if facts.load_error:
-        yield Problem(BROKEN, "cannot load", facts.load_error, _reinstall(facts))
+        asked = facts.machine.env.get(BINDING)
+        remedy = f"unset {BINDING}" if asked and BINDING in facts.load_error else owners.reinstall(facts)
+        yield Problem(BROKEN, "cannot load", facts.load_error, remedy)
 
 
-def host_library(facts):
+def host_library(facts: Facts) -> Iterator[Problem]:
     fault = facts.machine.library
     if fault and facts.machine.bindings:
-        yield Problem(BROKEN, "host library", fault, _reinstall(facts))
+        yield Problem(BROKEN, "host library", fault, owners.reinstall(facts))
 
 
 # ---- devices ----------------------------------------------------------------------------------------------
 
 
-def unknown_device(facts):
+def unknown_device(facts: Facts) -> Iterator[Problem]:
     """A GPU that the driver does not know: torch cannot use it either."""
     for device in dict.fromkeys(choice.device for choice in facts.choices):
         if device.platform == "cuda":
@@ -237,10 +146,11 @@ def unknown_device(facts):
                 yield Problem(BROKEN, "old driver", text, offers.DRIVER)
 
 
-def slow_devices(facts):
+def slow_devices(facts: Facts) -> Iterator[Problem]:
     """GPUs on which the reference would run, one problem an arch."""
-    machine, by_arch = facts.machine, {}
-    if machine.binding or _foreign_packs(facts) or machine.env.get("APEX_VARIANT"):
+    machine = facts.machine
+    by_arch: dict[str, list[Choice]] = {}
+    if machine.binding or _foreign_vendor(facts) or machine.env.get("APEX_VARIANT"):
         return  # said by torch_unsupported or wrong_vendor, or asked for
     for choice in facts.choices:
         if choice.device.platform in ("cuda", "hip") and choice.taken and choice.taken.variant == "reference":
@@ -253,7 +163,7 @@ def slow_devices(facts):
             yield Problem(DEGRADED, name, f"{arch}: {reason} (no native code for {units})", remedy)
 
 
-def _why_slow(facts, choice):
+def _why_slow(facts: Facts, choice: Choice) -> tuple[str, str, str]:
     """(name, reason, remedy) of a choice that ended at the reference on a GPU."""
     reasons = [f"{candidate.variant}: {candidate.reason}" for candidate in choice.passed_over]
     said = "; ".join(dict.fromkeys(reasons))
@@ -263,12 +173,12 @@ def _why_slow(facts, choice):
     return name, said, _mend(facts)
 
 
-def refused(facts):
+def refused(facts: Facts) -> Iterator[Problem]:
     for text in dict.fromkeys(choice.refusal for choice in facts.choices if choice.refusal):
         yield Problem(BROKEN, "forbidden", text, "unset APEX_VARIANT APEX_STRICT")
 
 
-def damaged_packs(facts):
+def damaged_packs(facts: Facts) -> Iterator[Problem]:
     """Code objects that could serve a device but are damaged, even where another variant stands in."""
     archs = {candidate.variant for choice in facts.choices for candidate in choice.candidates}
     for pack in facts.machine.packs:
@@ -278,10 +188,12 @@ def damaged_packs(facts):
         faults += [code.fault for code in pack.units.values() if code.fault]
         if faults:
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-            yield Problem(DEGRADED, "damaged pack", f"pack {pack.arch}: {faults[0]}{more}", _reinstall(facts))
+            yield Problem(
+                DEGRADED, "damaged pack", f"pack {pack.arch}: {faults[0]}{more}", owners.reinstall(facts)
+            )
 
 
-def overridden_arch(facts):
+def overridden_arch(facts: Facts) -> Iterator[Problem]:
     override = facts.machine.env.get("HSA_OVERRIDE_GFX_VERSION")
     if override:
         yield Problem(
@@ -293,7 +205,7 @@ def overridden_arch(facts):
         )
 
 
-def no_gpu(facts):
+def no_gpu(facts: Facts) -> Iterator[Problem]:
     torch = facts.machine.torch
     gpus = [device for device in facts.machine.devices if device.platform != "cpu"]
     if torch and (torch.cuda or torch.hip) and not gpus:
@@ -304,7 +216,7 @@ def no_gpu(facts):
 # ---- libraries in this process ----------------------------------------------------------------------------
 
 
-def two_hip_runtimes(facts):
+def two_hip_runtimes(facts: Facts) -> Iterator[Problem]:
     copies = facts.mapped.get("libamdhip64.so", ())
     if len(copies) > 1:
         text = (
@@ -313,7 +225,7 @@ def two_hip_runtimes(facts):
         yield Problem(BROKEN, "two HIP runtimes", text, "unset LD_LIBRARY_PATH LD_PRELOAD")
 
 
-def cudart_mismatch(facts):
+def cudart_mismatch(facts: Facts) -> Iterator[Problem]:
     torch = facts.machine.torch
     majors = {}
     for path in facts.mapped.get("libcudart.so", ()):
@@ -327,7 +239,7 @@ def cudart_mismatch(facts):
             yield Problem(DEGRADED, "CUDA runtime mismatch", text, "unset LD_LIBRARY_PATH LD_PRELOAD")
 
 
-def read_only_cache(facts):
+def read_only_cache(facts: Facts) -> Iterator[Problem]:
     jitted = any(choice.taken and choice.taken.variant == "jit" for choice in facts.choices)
     if jitted and not facts.cache_writable:
         why = facts.cache_refused or "the cache folder cannot be written"
@@ -335,15 +247,17 @@ def read_only_cache(facts):
         yield Problem(NOTE, "no cache", text, "export APEX_CACHE_DIR=<a folder that only you can write>")
 
 
-def switches(facts):
+def switches(facts: Facts) -> Iterator[Problem]:
     set_here = [
-        f"{k}={v}" for k, v in facts.machine.env.items() if k in ("APEX_VARIANT", "APEX_STRICT", "APEX_JIT")
+        f"{k}={v}"
+        for k, v in facts.machine.env.items()
+        if k in ("APEX_VARIANT", BINDING, "APEX_STRICT", "APEX_JIT")
     ]
     if set_here:
         yield Problem(NOTE, "switches", f"set in the environment: {', '.join(set_here)}")
 
 
-def mistyped_switch(facts):
+def mistyped_switch(facts: Facts) -> Iterator[Problem]:
     """A variable that is no switch of apex and reads like one, and a variant that no device here could be."""
     for name in facts.machine.env:
         if name not in SWITCHES:
@@ -359,11 +273,7 @@ def mistyped_switch(facts):
 
 
 CHECKS = (
-    foreign_package,
-    alias_of_another,
-    half_deleted,
-    two_distributions,
-    shadowed,
+    *owners.CHECKS,
     torch_missing,
     torch_unsupported,
     binding_half,

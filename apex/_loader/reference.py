@@ -10,15 +10,22 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
 from apex._loader import registry
 
 NAMESPACE = "apex_reference"
+Kernel = Callable[..., Any]
+Arguments = Sequence[Any]
+Keywords = Mapping[str, Any]
+Given = tuple[str, Any, bool]  # what errors call a tensor, the tensor, whether it is written
 _lock = threading.Lock()
-_library = None
+_library: Any = None
 
 
-def register():
+def register() -> Any:
     """Defines the ops, once a process. Imports torch; raises InstallationError without ops.schemas."""
     global _library
     with _lock:
@@ -27,7 +34,12 @@ def register():
     return _library
 
 
-def define(namespace, implementation, names=None, kind="DEF"):
+def define(
+    namespace: str,
+    implementation: Callable[[str], Kernel],
+    names: Iterable[str] | None = None,
+    kind: str = "DEF",
+) -> Any:
     """Defines ops of ops.schemas in `namespace` and returns the library that keeps them alive.
 
     implementation: op name -> callable, registered for every device
@@ -62,20 +74,20 @@ def call(namespace, kind):
 """
 
 
-def _make_library(namespace, kind):
-    scope = {}
+def _make_library(namespace: str, kind: str) -> Any:
+    scope: dict[str, Any] = {}
     exec(compile(_MAKER, "apex/_loader/reference.py", "exec"), scope)
     return scope["call"](namespace, kind)
 
 
-def implementation(name):
+def implementation(name: str) -> Kernel:
     """The callable that imports the reference's module when it is first called."""
 
     @functools.cache
-    def function():
+    def function() -> Kernel:
         return getattr(module(name), name)
 
-    def reference(*arguments, **keywords):
+    def reference(*arguments: Any, **keywords: Any) -> Any:
         import torch
 
         _check_arguments(name, arguments, keywords)
@@ -86,7 +98,7 @@ def implementation(name):
     return reference
 
 
-def target(name):
+def target(name: str) -> Kernel:
     """Calls the op of `apex_reference`."""
     import torch
 
@@ -94,12 +106,12 @@ def target(name):
     return lambda *arguments, **keywords: op(*arguments, **keywords)
 
 
-def module(name):
+def module(name: str) -> ModuleType:
     """The module of `apex.reference` that holds an op, by the op's name."""
     return importlib.import_module(f"apex.reference.{registry.schemas()[name].unit}")
 
 
-def record(namespace, library, names):
+def record(namespace: str, library: Any, names: Iterable[str]) -> None:
     """Makes the functional pairs among `names` differentiable, and gives them their autocast rule.
 
     For ops that are defined from Python (`define`): 3a does it in C++. A module of functional ops lists its
@@ -123,23 +135,23 @@ def record(namespace, library, names):
                 library.impl(f"{pair.name}_forward", _autocast(namespace, pair, device_type), key)
 
 
-def own_shapes(unit):
+def own_shapes(unit: str) -> dict[str, Kernel]:
     """op -> function of a unit whose reference would not do for tensors that are a shape alone."""
     return getattr(importlib.import_module(f"apex.reference.{unit}"), "SHAPES", {})
 
 
-def of_shapes(namespace, name, function):
+def of_shapes(namespace: str, name: str, function: Kernel) -> Kernel:
     """The meta kernel of an op: `function`, once every tensor is a meta tensor."""
 
-    def shapes(*arguments, **keywords):
+    def shapes(*arguments: Any, **keywords: Any) -> Any:
         _refuse_meta_beside_others(_tensors(namespace, name, arguments, keywords))
         return function(*arguments, **keywords)
 
     return shapes
 
 
-def _autocast(namespace, pair, device_type):
-    def forward(*arguments, **keywords):
+def _autocast(namespace: str, pair: Any, device_type: str) -> Kernel:
+    def forward(*arguments: Any, **keywords: Any) -> Any:
         import torch
 
         op = getattr(getattr(torch.ops, namespace), f"{pair.name}_forward")
@@ -150,25 +162,25 @@ def _autocast(namespace, pair, device_type):
     return forward
 
 
-def _autocast_key(device_type):
+def _autocast_key(device_type: str) -> Any:
     import torch
 
     return torch._C.DispatchKey.AutocastCPU if device_type == "cpu" else torch._C.DispatchKey.AutocastCUDA
 
 
-def _nothing(namespace, name):
+def _nothing(namespace: str, name: str) -> Kernel:
     """The meta kernel of an op that writes its arguments.
 
     torch comes to it where one is a meta tensor: where others are not, they would be left as they are without a word.
     """
 
-    def nothing(*arguments, **keywords):
+    def nothing(*arguments: Any, **keywords: Any) -> None:
         _refuse_meta_beside_others(_tensors(namespace, name, arguments, keywords))
 
     return nothing
 
 
-def _check_arguments(name, arguments, keywords):
+def _check_arguments(name: str, arguments: Arguments, keywords: Keywords) -> None:
     from apex._plain import check_argument  # it imports torch
 
     tensors = list(_tensors(NAMESPACE, name, arguments, keywords))
@@ -178,19 +190,20 @@ def _check_arguments(name, arguments, keywords):
     _refuse_meta_beside_others(tensors)
 
 
-def _unscales(name, arguments, keywords):
+def _unscales(name: str, arguments: Arguments, keywords: Keywords) -> bool:
     """Whether a call writes its gradients: ops that can unscale them do where they are asked to; others as their schema
     says."""
     op = registry.schemas()[name]
     if op.argument("unscale_grads") is None:
         return True
-    given = dict(zip((a.name for a in op.arguments), arguments, strict=False)) | keywords
+    given = {**dict(zip((a.name for a in op.arguments), arguments, strict=False)), **keywords}
     return bool(given.get("unscale_grads")) and given.get("inv_scale") is not None
 
 
-def _refuse_meta_beside_others(tensors):
+def _refuse_meta_beside_others(tensors: Iterable[Given]) -> None:
     """Raises ValueError; the words are csrc/bindings/register.h's."""
-    on_meta, elsewhere = [], []
+    on_meta: list[tuple[str, Any]] = []
+    elsewhere: list[tuple[str, Any]] = []
     for where, tensor, _ in tensors:
         (on_meta if tensor.device.type == "meta" else elsewhere).append((where, tensor.device))
     if on_meta and elsewhere:
@@ -201,7 +214,7 @@ def _refuse_meta_beside_others(tensors):
         )
 
 
-def _tensors(namespace, name, arguments, keywords):
+def _tensors(namespace: str, name: str, arguments: Arguments, keywords: Keywords) -> Iterator[Given]:
     """(what errors call it, the tensor, whether it is written) for each tensor that an op is given."""
     import torch
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from apex._loader import op_model, tree
+from apex._loader import layout, op_model, remedies
 from apex._loader.errors import InstallationError
+from apex._loader.op_model import Op
 
 
 @dataclass(frozen=True)
@@ -25,18 +28,21 @@ class Extension:
     successor: str = ""
 
 
-@functools.cache
 def extensions() -> dict[str, Extension]:
     """name -> Extension, in the registry's order; empty if this installation has no registry."""
-    source, built = tree.registry_files()
-    data = _toml(source) if source else None
+    return _extensions(*layout.registry_files())
+
+
+@functools.cache
+def _extensions(source: Path | None, built: Path | None) -> dict[str, Extension]:
+    data: Any = _toml(source) if source else None
     if data is None:
-        data = tree.read_json(built) if built else {}
+        data = layout.read_json(built, object) if built else {}
     rows = data if isinstance(data, list) else (data or {}).get("extension", [])
     return {row["name"]: _extension(row) for row in rows}
 
 
-def _extension(row):
+def _extension(row: Mapping[str, Any]) -> Extension:
     return Extension(
         name=row["name"],
         group=row.get("group", ""),
@@ -47,7 +53,7 @@ def _extension(row):
     )
 
 
-def _toml(path):
+def _toml(path: Path) -> dict[str, Any] | None:
     """The parsed file, or None where no TOML reader is: Python 3.10 without tomli, whose wheels hold JSON."""
     try:
         import tomllib
@@ -59,20 +65,25 @@ def _toml(path):
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-@functools.cache
-def schemas() -> dict[str, Any]:
-    """op name -> op_model.Op, in the file's order."""
-    path = tree.schemas()
-    if path is None:
-        from apex._loader import offers
+def schemas() -> dict[str, Op]:
+    """op name -> op_model.Op, in the file's order. Raises InstallationError where the file is missing or damaged."""
+    return _schemas(layout.schemas())
 
-        raise InstallationError(
-            "apex is not whole: its list of ops is missing",
-            wanted="ops.schemas",
-            found=f"no such file in {tree.built()}",
-            remedy=offers.reinstall(),
-        )
-    return op_model.parse(path.read_text(encoding="utf-8"))
+
+@functools.cache
+def _schemas(path: Path | None) -> dict[str, Op]:
+    try:
+        if path is not None:
+            return op_model.parse(layout.read_bytes(path).decode("utf-8"))
+        fault, found = "missing", f"no such file in {layout.built()}"
+    except (OSError, ValueError) as error:
+        fault, found = "damaged", str(error)
+    raise InstallationError(
+        f"apex is not whole: its list of ops is {fault}",
+        wanted="ops.schemas",
+        found=found,
+        remedy=remedies.reinstall(),
+    )
 
 
 def ops() -> tuple[str, ...]:
@@ -80,13 +91,15 @@ def ops() -> tuple[str, ...]:
     return tuple(dict.fromkeys(schema.unit for schema in schemas().values()))
 
 
-@functools.cache
 def units() -> tuple[str, ...]:
     """Names of the device sources: every op that has one, and helpers such as table kernels.
 
     A unit is what is compiled, packed and chosen; most bear the name of an op.
     """
-    folder = tree.device_sources()
-    if folder is None:
-        return ops()
+    folder = layout.device_sources()
+    return ops() if folder is None else _units(folder)
+
+
+@functools.cache
+def _units(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("*.cu")))

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from apex._loader import compatibility, tree
+from apex._loader import compatibility, layout
 from apex._loader.elf import CodeObject
-from apex._loader.fit import Binding
-from apex._loader.packs import Code, Pack
+from apex._loader.machine import Binding, Code, Pack
 
 FORMAT = 1
 FILE = "release.json"
@@ -93,7 +92,7 @@ class Release:
             return f"no wheel is built for {tag}, but where such an interpreter is found"
         return f"no wheel is built for {tag}; there are {', '.join(self.pythons)}"
 
-    def root(self, accelerator: Any, named: str | None = None) -> str:
+    def root(self, accelerator: Accelerator, named: str | None = None) -> str:
         """The address of the index root of an accelerator. `named`, else APEX_INDEX, else the release's own; a trailing
         /whl is the same address."""
         base = named or os.environ.get("APEX_INDEX") or self.index or SOMEWHERE
@@ -128,9 +127,10 @@ def parse(value: Any) -> Release:
     )
 
 
-def _pack(row):
+def _pack(row: Mapping[str, Any]) -> Pack:
     arch, compiler = row["arch"], tuple(row["compiler"])
-    toolkit = tuple(int(number) for number in re.findall(r"\d+", compiler[1])[:2])
+    numbers = [int(number) for number in re.findall(r"\d+", compiler[1])]
+    toolkit = (numbers[0], (*numbers, 0)[1])
     kind, vendor = row["kind"], "rocm" if arch.startswith("gfx") else "cuda"
     version = {"cubin": None, "ptx": compatibility.ptx_of(toolkit), "hsaco": row.get("code_object")}[kind]
     made_by = toolkit if vendor == "cuda" else None
@@ -138,13 +138,13 @@ def _pack(row):
     return Pack(arch, vendor, kind, compiler, {EVERY: Code(None, contents)})
 
 
-def _minor(version):
+def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
 def load() -> Release | None:
     """The Release of this checkout or wheel; None where neither says (a source install)."""
-    if tree.checkout():
+    if layout.checkout():
         try:
             from build_matrix import errors
             from build_matrix.parts import releases  # a checkout's own matrix goes with its Python code
@@ -153,5 +153,5 @@ def load() -> Release | None:
         else:
             with contextlib.suppress(errors.BuildError):  # this Python reads no TOML
                 return parse(releases.table())
-    value = tree.read_json(tree.built() / FILE)
+    value = layout.read_json(layout.built() / FILE, dict)
     return parse(value) if value else None

@@ -49,6 +49,6 @@ def open_closed() -> None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  stays open
 
 
-def _drop_output():
+def _drop_output() -> None:
     """What is still to be written goes nowhere: the interpreter would try again at exit, and complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -56,7 +56,7 @@ def find(stem: str, folder: Path | None = None) -> Found:
     return Found(None, f"no {stem} is mapped, and {where}")
 
 
-def _needed(stem, folder):
+def _needed(stem: str, folder: Path) -> str | None:
     """Path, or failing that the versioned soname, of what the libraries in `folder` need."""
     versioned = None
     for path in sorted(folder.glob("lib*.so*")):

@@ -14,7 +14,7 @@ import sysconfig
 
 import torch
 
-from apex._loader import library, tree
+from apex._loader import layout, library
 
 NAME = "apex_portable"
 FILE = f"{NAME}.abi3.so"
@@ -29,7 +29,7 @@ def why_not():
         return "a free-threaded Python has another C interface"
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         return f"torch {torch.__version__} has no C exchange interface of DLPack: 2.10 is the first that has"
-    if not (tree.libraries() / FILE).is_file():
+    if not (layout.libraries() / FILE).is_file():
         return f"{FILE} is not installed"
     return None
 
@@ -39,7 +39,7 @@ def _open():
         return None
     digest = library.load().c.apex_interface_digest
     digest.restype, digest.argtypes = ctypes.c_char_p, []
-    spec = importlib.util.spec_from_file_location(NAME, tree.libraries() / FILE)
+    spec = importlib.util.spec_from_file_location(NAME, layout.libraries() / FILE)
     try:
         made = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(made)

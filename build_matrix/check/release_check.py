@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from apex._loader.machine import torch_devices
+from apex._loader.probe import torch_devices
 from build_matrix import REPOSITORY
 from build_matrix.check import junit, lint, receipts
 from build_matrix.spec import identity, matrix

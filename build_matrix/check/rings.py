@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from apex._loader.machine import torch_devices
+from apex._loader.probe import torch_devices
 from build_matrix import REPOSITORY
 from build_matrix.check import affected, junit, lint, receipts, skips
 from build_matrix.errors import BuildError

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from apex import __main__ as front
-from apex._loader import bindings, doctor, explain, machine, offers, registry, release
+from apex._loader import bindings, doctor, explain, offers, probe, registry, release
+from apex._loader.fit import fit
 from build_matrix.serve import compat, which
 from build_matrix.spec import matrix, pins
 
@@ -123,7 +124,7 @@ def test_every_front_end_gives_the_same_answer(question, found, line, capsys, mo
     offer = offers.offer(described, release.load())
     assert (offer.found, offer.command) == (found, line), offer.missing
 
-    monkeypatch.setattr(machine, "describe", lambda: described)
+    monkeypatch.setattr(probe, "describe", lambda: described)
     for run in (which.main, lambda rest: front.main(["which", *rest])):
         code, said = spoken(run, capsys)
         assert (code, *verdict(said)) == (0 if found else 2, found, line)
@@ -150,16 +151,13 @@ def test_the_doctor_and_the_loader_agree_with_it(question, found, line, monkeypa
     assert next(p.remedy for p in before.problems if p.severity != "note") == line
     if question["torch"] is None:
         return
-    torch, python = offer.machine.torch, offer.machine.python
-    monkeypatch.setattr(bindings, "python_tag", lambda: python)
-    monkeypatch.setattr(machine, "system", lambda: question["system"])
-    fit = bindings.fitting.choose(torch, python, offer.machine.bindings, bool(offer.machine.bindings))
+    binding = fit(offer.machine)
     of_a_card = ("no kernel for", "cannot use the", "needs a driver")  # a fault that no binding has
     of_the_binding = not found and not any(words in offer.missing[0] for words in of_a_card)
-    assert (fit.module or fit.portable) != of_the_binding
+    assert (binding.module or binding.portable) != of_the_binding
     if of_the_binding:
-        monkeypatch.setattr(bindings.tree, "build_facts", dict)
-        assert bindings.mismatch_remedy(torch, fit) == line
+        monkeypatch.setattr(bindings.layout, "build_facts", dict)
+        assert bindings.mismatch_remedy(offer.machine, binding) == line
 
 
 def test_the_table_of_a_wheel_is_the_checkout_s(tmp_path, monkeypatch):
@@ -169,7 +167,7 @@ def test_the_table_of_a_wheel_is_the_checkout_s(tmp_path, monkeypatch):
     table = releases.table() | {"grades": []}
     (tmp_path / "apex" / release.FILE).write_text(json.dumps(table))
     of_checkout = release.load()
-    monkeypatch.setattr(release.tree, "checkout", lambda: None)
+    monkeypatch.setattr(release.layout, "checkout", lambda: None)
     assert release.load() == of_checkout
     assert (releases.FILE, releases.FORMAT) == (release.FILE, release.FORMAT)
     (tmp_path / "apex" / release.FILE).write_text(json.dumps(table | {"format": 9}))
@@ -184,15 +182,15 @@ def test_the_index_that_wheels_recommend_is_the_matrix_s():
 
 
 def test_cards_are_seen_whatever_torch_can_use(tmp_path):
-    assert machine.cards(tmp_path) == ()
+    assert probe.cards(tmp_path) == ()
     (tmp_path / "nvidiactl").touch()
-    assert machine.cards(tmp_path) == ()
+    assert probe.cards(tmp_path) == ()
     (tmp_path / "nvidia0").touch()
     (tmp_path / "kfd").touch()
-    assert machine.cards(tmp_path) == ("cuda",)
+    assert probe.cards(tmp_path) == ("cuda",)
     (tmp_path / "dri").mkdir()
     (tmp_path / "dri" / "renderD128").touch()
-    assert machine.cards(tmp_path) == ("cuda", "rocm")
+    assert probe.cards(tmp_path) == ("cuda", "rocm")
 
 
 def test_a_card_that_torch_cannot_use_is_said_by_which_and_the_doctor():

@@ -8,40 +8,37 @@ meaning of the packs' flags (flags.py), so that it agrees with them bit for bit,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from apex._loader import elf
 from apex._loader.errors import CompileError
 from apex._loader.jit import cache, flags, hiprtc, nvrtc, sources
-
-if TYPE_CHECKING:
-    from apex._loader.choose import JitTarget
-    from apex._loader.machine import Compiler
+from apex._loader.machine import Compiler, JitTarget, Torch
 
 
-class Compilers(Sequence):
-    """The run-time compilers that belong to a build of torch (a fit.Torch or None).
+class Compilers(Sequence[Compiler]):
+    """The run-time compilers that belong to a build of torch (a machine.Torch or None).
 
     They are looked for when the sequence is first read: a process whose packs serve never opens one.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Torch | None) -> None:
         self._torch = torch
-        self._found = None
+        self._found: tuple[Compiler, ...] | None = None
 
-    def _list(self):
+    def _list(self) -> tuple[Compiler, ...]:
         if self._found is None:
             self._found = tuple(find(self._torch))
         return self._found
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         return self._list()[index]
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._list())
 
 
-def find(torch: Any) -> Iterator[Compiler]:
+def find(torch: Torch | None) -> Iterator[Compiler]:
     """Yields the machine.Compiler of each vendor that this build of torch was made for, where it can be
     opened."""
     for backend, version in ((nvrtc, torch and torch.cuda), (hiprtc, torch and torch.hip)):
@@ -51,26 +48,28 @@ def find(torch: Any) -> Iterator[Compiler]:
                 yield compiler
 
 
-class Absent(Mapping):
+class Absent(Mapping[str, str]):
     """vendor -> why there is no run-time compiler for it, for a build of torch; found out when read."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Torch | None) -> None:
         self._torch = torch
 
-    def __getitem__(self, vendor):
+    def __getitem__(self, vendor: str) -> str:
         backend, name = {"cuda": (nvrtc, "CUDA"), "rocm": (hiprtc, "ROCm")}[vendor]
         toolkit = getattr(self._torch, "cuda" if vendor == "cuda" else "hip", None)
         return backend.reason() if toolkit else f"this torch is not built for {name}"
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(("cuda", "rocm"))
 
-    def __len__(self):
+    def __len__(self) -> int:
         return 2
 
 
-def build(unit: str, target: JitTarget) -> bytes:
-    """Machine code (or PTX) of a unit for a choose.JitTarget, as bytes, from the cache or compiled now.
+def build(unit: str, target: JitTarget, driver: tuple[int, int] | None = None) -> bytes:
+    """Machine code (or PTX) of a unit for a machine.JitTarget, as bytes, from the cache or compiled now.
+
+    driver: newest CUDA that the driver serves: PTX is kept for it alone.
 
     Raises CompileError, with the compiler's log, when the source does not compile.
     """
@@ -84,12 +83,19 @@ def build(unit: str, target: JitTarget) -> bytes:
         kind=target.kind,
         options=options,
         compiler=backend.identity(target.compiler),
-        driver=_driver() if target.kind == "ptx" else None,
+        driver=driver if target.kind == "ptx" else None,
     )
     return cache.fetch(key, lambda: _compile(backend, unit, target, source, headers, options))
 
 
-def _compile(backend, unit, target, source, headers, options):
+def _compile(
+    backend: Any,
+    unit: str,
+    target: JitTarget,
+    source: bytes,
+    headers: Mapping[str, bytes],
+    options: Sequence[str],
+) -> bytes:
     image = backend.compile(target, f"{unit}.cu", source, headers, options)
     try:
         contents = elf.read_code_object(image)
@@ -98,9 +104,3 @@ def _compile(backend, unit, target, source, headers, options):
     if not contents.kernels:
         raise CompileError(f"the run-time compiler gave an object without kernels for {unit}")
     return image
-
-
-def _driver():
-    from apex._loader import machine
-
-    return machine.here().cuda_driver

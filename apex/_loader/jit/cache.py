@@ -20,7 +20,7 @@ import secrets
 import stat
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def fetch(key: str, make: Callable[[], bytes]) -> bytes:
     with _opened(place, create=True) as (opened, refused):
         if refused:
             _warn(refused)
-        if opened is None:
+        if place is None or opened is None:
             return make()
         found = _read(place, opened, key)
         if found is not None:
@@ -66,9 +66,7 @@ def fetch(key: str, make: Callable[[], bytes]) -> bytes:
         if not _writable(opened):
             return make()
         with _lock(opened, f"{key}.lock"):
-            found = _read(
-                place, opened, key
-            )  # another process or thread may have made it while this one waited
+            found = _read(place, opened, key)  # another process or thread may have made it meanwhile
             if found is None:
                 found = make()
                 _write(opened, key, found)
@@ -89,7 +87,7 @@ def usable() -> bool:
 
 
 @contextlib.contextmanager
-def _opened(place, create):
+def _opened(place: Path | None, create: bool) -> Iterator[tuple[int | None, str]]:
     """(descriptor of the folder or None, why it is refused). Entries are opened by way of the descriptor, so that they
     are of the folder that was looked at."""
     opened, refused = None, ""
@@ -110,22 +108,22 @@ def _opened(place, create):
             os.close(opened)
 
 
-def _fault(found):
+def _fault(found: os.stat_result) -> str:
     """Why another user could have written what has this os.stat_result; empty where none could."""
     if found.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {found.st_uid}"
     return "can be written by other users" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
-def _writable(opened):
+def _writable(opened: int) -> bool:
     return os.access(".", os.W_OK | os.X_OK, dir_fd=opened)
 
 
-def _warn(text):
+def _warn(text: str) -> None:
     warnings.warn(f"apex: {text}", RuntimeWarning, stacklevel=2)
 
 
-def _read(place, opened, key):
+def _read(place: Path, opened: int, key: str) -> bytes | None:
     """The verified payload, or None."""
     try:
         entry = os.open(key, os.O_RDONLY | _CAREFUL, dir_fd=opened)
@@ -150,7 +148,7 @@ def _read(place, opened, key):
     return payload if good else None
 
 
-def _write(opened, key, payload):
+def _write(opened: int, key: str, payload: bytes) -> None:
     partial = f".partial-{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFUL
     with contextlib.suppress(OSError):
@@ -163,7 +161,7 @@ def _write(opened, key, payload):
     _remove_abandoned(opened)
 
 
-def _remove_abandoned(opened):
+def _remove_abandoned(opened: int) -> None:
     """Deletes partial files that a killed process left an hour ago or earlier."""
     old = time.time() - 3600
     for name in os.listdir(opened):
@@ -174,7 +172,7 @@ def _remove_abandoned(opened):
 
 
 @contextlib.contextmanager
-def _lock(opened, name):
+def _lock(opened: int, name: str) -> Iterator[None]:
     """Holds the lock `name`, against threads too, if it can be had in time; else goes on without it."""
     try:
         lock = os.open(name, os.O_RDWR | os.O_CREAT | _CAREFUL, 0o600, dir_fd=opened)
@@ -187,7 +185,7 @@ def _lock(opened, name):
         yield
 
 
-def _wait_for(lock):
+def _wait_for(lock: int) -> None:
     end = time.monotonic() + _LONGEST_WAIT
     pause = 0.002
     while True:

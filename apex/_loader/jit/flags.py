@@ -4,14 +4,11 @@ bit."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from apex._loader.choose import JitTarget
+from apex._loader.machine import JitTarget
 
 
 def options(target: JitTarget) -> tuple[str, ...]:
-    """Options for a choose.JitTarget, as a tuple of str."""
+    """Options for a machine.JitTarget, as a tuple of str."""
     if target.kind == "hsaco":
         return (
             f"--offload-arch={target.arch}",

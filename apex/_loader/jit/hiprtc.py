@@ -6,21 +6,18 @@ import ctypes
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from apex._loader import vendor
 from apex._loader.jit import rtc
-from apex._loader.machine import Compiler
-
-if TYPE_CHECKING:
-    from apex._loader.choose import JitTarget
+from apex._loader.machine import Compiler, JitTarget
 
 STEM = "libhiprtc.so"
 _BEFORE_SPLIT = "libamdhip64.so"  # older ROCm keeps hipRTC inside the runtime
 
 
 @functools.cache
-def _search():
+def _search() -> vendor.Found:
     found = vendor.find(STEM)
     if found.path:
         return found
@@ -81,7 +78,7 @@ def identity(compiler: Compiler) -> Any:
 def compile(
     target: JitTarget, name: str, source: bytes, headers: Mapping[str, bytes], options: Sequence[str]
 ) -> bytes:
-    """The code object that a choose.JitTarget asks for, as bytes. Raises CompileError."""
+    """The code object that a machine.JitTarget asks for, as bytes. Raises CompileError."""
     title = f"hipRTC of ROCm {target.compiler.version[0]}.{target.compiler.version[1]}"
     library = open_library(target.compiler.path)
     return rtc.compile(library, "hiprtc", title, name, source, headers, options, "Code")

@@ -8,20 +8,17 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from apex._loader import vendor
 from apex._loader.jit import rtc
-from apex._loader.machine import Compiler
-
-if TYPE_CHECKING:
-    from apex._loader.choose import JitTarget
+from apex._loader.machine import Compiler, JitTarget
 
 STEM = "libnvrtc.so"
 
 
 @functools.cache
-def _search():
+def _search() -> vendor.Found:
     return vendor.find(STEM)
 
 
@@ -78,7 +75,7 @@ def identity(compiler: Compiler) -> Any:
 def compile(
     target: JitTarget, name: str, source: bytes, headers: Mapping[str, bytes], options: Sequence[str]
 ) -> bytes:
-    """The cubin (or PTX text) that a choose.JitTarget asks for, as bytes. Raises CompileError."""
+    """The cubin (or PTX text) that a machine.JitTarget asks for, as bytes. Raises CompileError."""
     title = f"NVRTC {target.compiler.version[0]}.{target.compiler.version[1]}"
     result = "PTX" if target.kind == "ptx" else "CUBIN"
     library = open_library(target.compiler.path)

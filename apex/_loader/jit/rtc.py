@@ -71,23 +71,23 @@ class _Caller:
     """Calls functions of one compiler and turns failures into CompileError. ctypes releases the GIL
     meanwhile."""
 
-    def __init__(self, library, prefix, title):
+    def __init__(self, library: ctypes.CDLL, prefix: str, title: str) -> None:
         self._library, self._prefix, self._title = library, prefix, title
 
-    def status(self, function, *arguments):
+    def status(self, function: str, *arguments: Any) -> int:
         return getattr(self._library, self._prefix + function)(*arguments)
 
-    def text(self, status):
+    def text(self, status: int) -> str:
         function = getattr(self._library, self._prefix + "GetErrorString")
         function.restype = ctypes.c_char_p
         return (function(status) or b"").decode() or f"code {status}"
 
-    def __call__(self, function, *arguments):
+    def __call__(self, function: str, *arguments: Any) -> None:
         status = self.status(function, *arguments)
         if status:
             raise CompileError(f"{self._title} failed in {self._prefix}{function}: {self.text(status)}")
 
-    def bytes(self, program, size_function, function):
+    def bytes(self, program: Any, size_function: str, function: str) -> Any:
         size = ctypes.c_size_t()
         self(size_function, program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)

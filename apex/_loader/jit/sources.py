@@ -5,22 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from apex._loader import tree
+from apex._loader import layout
 from apex._loader.errors import InstallationError
 
 
 def read(unit: str) -> tuple[bytes, dict[str, bytes]]:
     """(source of `unit`, {header name: text}), bytes each. Raises InstallationError if they are not
     installed."""
-    folder = tree.device_sources()
+    folder = layout.device_sources()
     file = folder / f"{unit}.cu" if folder else None
     if folder is None or file is None or not file.is_file():
         raise InstallationError(
             f"the device source of {unit} is not installed",
             wanted=f"{unit}.cu",
-            found=str(folder or tree.built()),
+            found=str(folder or layout.built()),
         )
-    return file.read_bytes(), {path.name: path.read_bytes() for path in sorted(folder.glob("*.h"))}
+    return layout.read_bytes(file), {
+        path.name: layout.read_bytes(path) for path in sorted(folder.glob("*.h"))
+    }
 
 
 def digest(source: bytes, headers: Mapping[str, bytes]) -> str:

@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 from apex._loader.elf import CodeObject
-from apex._loader.fit import Binding, Torch
-from apex._loader.machine import Compiler, Device, Machine
-from apex._loader.packs import Code, Pack
+from apex._loader.machine import Binding, Code, Compiler, Device, Machine, Pack, Torch
 
 ROOT = Path(__file__).resolve().parents[3]
 UNIT = "multi_tensor_scale"

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from apex._loader import bindings, library, tree
+from apex._loader import environment, installed, layout, probe
+from apex._loader.fit import fit
 
 from .described import python
 
@@ -25,7 +26,7 @@ torch.ops.apex.multi_tensor_scale([torch.ones(3), torch.ones(2)], out, flag, 2.0
 print([t.tolist() for t in out])
 """
 native = pytest.mark.skipif(
-    library.fault() is not None or not bindings.installed(), reason="no built bindings in this tree"
+    installed.library_fault() is not None or not installed.bindings(), reason="no built bindings in this tree"
 )
 
 
@@ -38,10 +39,10 @@ def empty_tree(folder, rows=None):
 
 
 def row(**changes):
-    torch = bindings.running_torch()
+    torch = environment.running_torch()
     return {
         "torch": torch.minor, "git_version": torch.git_version, "built_against": torch.version,
-        "python": bindings.python_tag(), "cxx11_abi": torch.cxx11_abi, "folder": "torchX", **changes,
+        "python": environment.python_tag(), "cxx11_abi": torch.cxx11_abi, "folder": "torchX", **changes,
     }  # fmt: skip
 
 
@@ -74,13 +75,13 @@ def test_a_listed_library_that_is_missing(tmp_path):
 @native
 def test_native():
     lines = python(LOAD).stdout.splitlines()
-    fits = bindings.fitting.choose(bindings.running_torch(), bindings.python_tag(), bindings.installed())
+    fits = fit(probe.for_bindings())
     assert lines[0] == f"{fits.library} {fits.module}"
     assert lines[-1] == "[[2.0, 2.0, 2.0], [2.0, 2.0]]"
 
 
 def copy_of_tree(folder):
-    shutil.copytree(tree.built(), folder / "apex", symlinks=True)
+    shutil.copytree(layout.built(), folder / "apex", symlinks=True)
     return folder
 
 
@@ -125,9 +126,7 @@ loader.load()
 def test_a_library_that_is_cut_short(tmp_path, file, length):
     """dlopen would end the process with SIGBUS."""
     copy = copy_of_tree(tmp_path)
-    torch = bindings.running_torch()
-    fit = bindings.fitting.choose(torch, bindings.python_tag(), bindings.installed())
-    if not fit.module:
+    if not fit(probe.for_bindings()).module:
         pytest.skip("the built binding is for another torch or Python")
     path = next((copy / "apex" / "lib").rglob(file))
     path.write_bytes(path.read_bytes()[:length])
@@ -151,7 +150,7 @@ print(len(set(map(id, found))), len(found))
 @native
 def test_a_choice_that_failed_reaches_the_caller_of_an_op():
     """Else APEX_STRICT and a wrong APEX_VARIANT would be silent wherever an op is called."""
-    if not bindings.choose(bindings.running_torch(), bindings.python_tag(), bindings.installed()).library:
+    if not fit(probe.for_bindings()).library:
         pytest.skip("the built binding is for another torch")
     code = """
 import torch
@@ -159,7 +158,7 @@ from apex._loader import library, load
 load()
 def answer(*arguments):
     raise ValueError("boom")
-library.answer = answer
+library.load().resolver.answer = answer
 flag = torch.zeros(1, dtype=torch.int32)
 torch.ops.apex.multi_tensor_scale([torch.ones(3)], [torch.empty(3)], flag, 2.0)
 """
@@ -169,7 +168,7 @@ torch.ops.apex.multi_tensor_scale([torch.ones(3)], [torch.empty(3)], flag, 2.0)
 def old_build(folder, change):
     """A copy of the built tree whose ops.schemas went through `change`."""
     copy = copy_of_tree(folder)
-    (copy / "apex" / "ops.schemas").write_text(change(tree.schemas().read_text()))
+    (copy / "apex" / "ops.schemas").write_text(change(layout.schemas().read_text()))
     return copy
 
 

@@ -9,12 +9,14 @@ from .described import CPU, HIPRTC, NVRTC_128, NVRTC_130, UNIT, cubin, gpu, hsac
 
 
 def taken(device, packs=(), unit=UNIT, **facts):
-    choice = choose(machine(**facts), packs, unit, device)
+    choice = choose(machine(packs=tuple(packs), **facts), unit, device)
     return choice.taken.variant if choice.taken else None
 
 
 def reasons(device, packs=(), unit=UNIT, **facts):
-    return {c.variant: c.reason for c in choose(machine(**facts), packs, unit, device).candidates}
+    return {
+        c.variant: c.reason for c in choose(machine(packs=tuple(packs), **facts), unit, device).candidates
+    }
 
 
 NVIDIA = [cubin("sm_75"), cubin("sm_80"), cubin("sm_90"), cubin("sm_100"), cubin("sm_120"), ptx("compute_80")]
@@ -145,7 +147,7 @@ def test_settings_that_an_object_insists_on():
     ],
 )
 def test_jit_targets(arch, compilers, driver, kind, target):
-    choice = choose(machine(compilers=compilers, cuda_driver=driver), (), UNIT, gpu(arch))
+    choice = choose(machine(compilers=compilers, cuda_driver=driver), UNIT, gpu(arch))
     assert (choice.taken.variant, choice.taken.target.kind, choice.taken.target.arch) == ("jit", kind, target)
 
 
@@ -188,7 +190,7 @@ def test_cpu():
     assert taken(CPU, NVIDIA) == "cpu"
     assert taken(CPU, cpu_units=()) == "reference"
     assert taken(CPU, library="libapex.so is not installed") == "reference"
-    assert [c.variant for c in choose(machine(), NVIDIA, UNIT, CPU).candidates] == ["cpu", "reference"]
+    assert [c.variant for c in choose(machine(packs=NVIDIA), UNIT, CPU).candidates] == ["cpu", "reference"]
 
 
 def test_other_devices_run_the_reference():
@@ -222,10 +224,10 @@ def test_forced_variant(name, on_gpu, on_cpu):
 
 
 def test_a_forced_variant_that_cannot_run_says_why():
-    choice = choose(machine(env={"APEX_VARIANT": "sm_90"}), NVIDIA, UNIT, gpu("sm_86"))
+    choice = choose(machine(env={"APEX_VARIANT": "sm_90"}, packs=NVIDIA), UNIT, gpu("sm_86"))
     assert choice.taken is None
     assert choice.refusal.startswith("APEX_VARIANT=sm_90 cannot serve") and "own major" in choice.refusal
-    choice = choose(machine(env={"APEX_VARIANT": "banana"}), NVIDIA, UNIT, gpu("sm_86"))
+    choice = choose(machine(env={"APEX_VARIANT": "banana"}, packs=NVIDIA), UNIT, gpu("sm_86"))
     assert "there is no variant of this name" in choice.refusal
 
 
@@ -235,7 +237,7 @@ def test_a_forced_variant_that_cannot_run_says_why():
 def test_a_mistyped_variant_is_refused_on_every_device(name):
     """Else the CPU variant would be taken for what was asked."""
     for device in (CPU, gpu("sm_86"), gpu("gfx942"), Device("xpu", 0, "pvc")):
-        choice = choose(machine(env={"APEX_VARIANT": name}), NVIDIA, UNIT, device)
+        choice = choose(machine(env={"APEX_VARIANT": name}, packs=NVIDIA), UNIT, device)
         assert choice.taken is None and "there is no variant of this name" in choice.refusal
 
 
@@ -263,7 +265,7 @@ def test_what_failed_before_is_passed_over_with_its_reason():
 
 
 def test_every_pack_is_listed_once_with_a_reason():
-    choice = choose(machine(), NVIDIA, UNIT, gpu("sm_86"))
+    choice = choose(machine(packs=NVIDIA), UNIT, gpu("sm_86"))
     assert sorted(c.variant for c in choice.candidates) == sorted(
         ["sm_86", "sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "compute_80", "jit", "reference"]
     )

@@ -3,7 +3,8 @@
 import pytest
 
 from apex._loader import compatibility
-from apex._loader.machine import capability, cpu_level, strip_features
+from apex._loader.machine import capability, strip_features
+from apex._loader.probe import cpu_level
 
 
 @pytest.mark.parametrize(

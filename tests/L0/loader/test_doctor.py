@@ -10,8 +10,9 @@ from unittest import mock
 
 import pytest
 
-from apex._loader import bindings, library, tree
+from apex._loader import installed, layout, probe
 from apex._loader.doctor import cpu_threads
+from apex._loader.fit import fit
 
 from .described import ROOT
 
@@ -31,8 +32,8 @@ def no_parts(tmp_path):
 
 
 def test_fine():
-    fits = bindings.fitting.choose(bindings.running_torch(), bindings.python_tag(), bindings.installed())
-    if library.fault() or not fits.module:
+    fits = fit(probe.for_bindings())
+    if installed.library_fault() or not fits.module:
         pytest.skip("this tree has no binding for this torch and Python")
     done = doctor()
     assert done.returncode == 0 and ": fine" in done.stdout.splitlines()[0], done.stdout + done.stderr
@@ -98,10 +99,10 @@ def test_one_screen(no_parts):
 
 
 def test_a_damaged_library_is_broken_in_words(tmp_path):
-    fits = bindings.fitting.choose(bindings.running_torch(), bindings.python_tag(), bindings.installed())
+    fits = fit(probe.for_bindings())
     if not fits.library:
         pytest.skip("this tree has no binding for this torch")
-    shutil.copytree(tree.built(), tmp_path / "apex")
+    shutil.copytree(layout.built(), tmp_path / "apex")
     file = tmp_path / "apex" / "lib" / "libapex.so"
     file.write_bytes(file.read_bytes()[:1000])
     done = doctor(APEX_TREE=tmp_path)
@@ -185,13 +186,13 @@ def site(tmp_path):
     """A site-packages with this package installed as apex-cpu, as a wheel would be."""
     site = tmp_path / "site"
     shutil.copytree(ROOT / "apex", site / "apex", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, source in (("ops.schemas", tree.schemas()), ("build.json", None)):
+    for name, source in (("ops.schemas", layout.schemas()), ("build.json", None)):
         target = site / "apex" / name
         if source:
             shutil.copy(source, target)
         else:
             target.write_text('{"version": "1.10.0+cpu", "distribution": "apex-cpu"}')
-    shutil.copytree(tree.device_sources(), site / "apex" / "device")
+    shutil.copytree(layout.device_sources(), site / "apex" / "device")
     distribution(site, "apex_cpu", "1.10.0+cpu", [p for p in (site / "apex").rglob("*") if p.is_file()])
     return site
 

@@ -5,9 +5,14 @@ import dataclasses
 import pytest
 
 from apex._loader import fit
-from apex._loader.fit import Binding, Torch
+from apex._loader.machine import Binding, Torch
 
-from .described import BINDING
+from .described import BINDING, machine
+
+
+def best(torch, *rows, **facts):
+    """The Fit where the portable binding cannot serve."""
+    return fit.fit(machine(**{"torch": torch, "bindings": rows, "portable": "no host library", **facts}))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,7 @@ def test_a_release_fits_by_its_minor():
 
 
 def test_another_minor_never_fits_and_is_named():
-    found = fit.choose(Torch("2.14.0", "another"), "cp311", [BINDING])
+    found = best(Torch("2.14.0", "another"), BINDING)
     assert not found.library and found.reason == "built for torch 2.13, running 2.14.0"
 
 
@@ -89,12 +94,45 @@ def test_the_python_tag_concerns_the_python_module_only(tag):
 
 def test_the_best_of_several():
     other_python = dataclasses.replace(BINDING, python="cp312")
-    assert fit.choose(Torch("2.13.0"), "cp311", [other_python, BINDING]).binding == BINDING
-    assert "no compiled bindings" in fit.choose(Torch("2.13.0"), "cp311", []).reason
+    assert best(Torch("2.13.0"), other_python, BINDING).binding == BINDING
+    assert "no compiled bindings" in best(Torch("2.13.0")).reason
 
 
 def test_all_minors_are_listed_in_order():
     rows = [dataclasses.replace(BINDING, torch=minor) for minor in ("2.13", "2.8", "2.11")]
+    assert best(Torch("2.15.0"), *rows).reason == "built for torch 2.8, 2.11, 2.13, running 2.15.0"
+
+
+def test_a_machine_without_torch_has_no_fit():
+    assert best(None, BINDING) is None
+
+
+def test_the_portable_binding_serves_where_no_compiled_one_fits():
+    assert best(Torch("2.13.0"), BINDING, portable=None).kind == "exact"
+    assert best(Torch("2.99.0"), BINDING, portable=None).kind == "portable"
+    assert best(Torch("2.99.0"), portable=None).kind == "portable"  # a host library alone is enough
+    assert best(Torch("2.7.1"), BINDING, portable=None).kind == "reference"
+
+
+@pytest.mark.parametrize(
+    ("forced", "kind"), [(k, k) for k in ("exact", "portable", "reference")] + [("EXACT", "exact")]
+)
+def test_apex_binding_takes_away_the_others(forced, kind):
+    found = best(Torch("2.13.0"), BINDING, portable=None, env={"APEX_BINDING": forced})
+    assert (found.kind, found.reason) == (kind, f"APEX_BINDING={kind}")
+
+
+def test_what_apex_binding_asks_for_and_is_not_there_has_its_own_reason():
+    env = {"APEX_BINDING": "exact"}
     assert (
-        fit.choose(Torch("2.15.0"), "cp311", rows).reason == "built for torch 2.8, 2.11, 2.13, running 2.15.0"
+        best(Torch("2.99.0"), BINDING, portable=None, env=env).reason
+        == "built for torch 2.13, running 2.99.0"
     )
+    env = {"APEX_BINDING": "portable"}
+    assert best(Torch("2.13.0"), BINDING, env=env).kind == "reference"
+
+
+@pytest.mark.parametrize("portable", [None, "no host library"])
+def test_a_build_older_than_its_sources_serves_nothing(portable):
+    found = best(Torch("2.13.0"), BINDING, portable=portable, stale="old")
+    assert (found.kind, found.stale, found.reason) == ("reference", True, "old")

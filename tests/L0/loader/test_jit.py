@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from apex._loader import compatibility, elf, errors, jit, registry, tree
+from apex._loader import compatibility, elf, errors, jit, layout, registry
 from apex._loader.choose import JitTarget, jit_target
 from apex._loader.jit import flags, nvrtc, sources
 from apex._loader.machine import Compiler, capability
@@ -81,7 +81,7 @@ def test_jit_and_the_packs_compiler_agree_on_arithmetic(nvrtc_130, nvcc, kept_ca
         pytest.skip("nvcc is not of the toolkit that NVRTC here belongs to (13.0.88)")
     target = JitTarget(nvrtc.describe(nvrtc_130), "ptx", "compute_90")
     out = tmp_path / f"{unit}.ptx"
-    source = tree.device_sources() / f"{unit}.cu"
+    source = layout.device_sources() / f"{unit}.cu"
     run(nvcc, "-ptx", "-arch=compute_90", "-O3", "-std=c++17", "--fmad=false", source, "-o", out)
     prebuilt, compiled = arithmetic(out.read_text()), arithmetic(jit.build(unit, target).decode())
     assert prebuilt.keys() == compiled.keys() and prebuilt
@@ -137,8 +137,8 @@ def test_the_second_time_comes_from_the_cache(nvrtc_130, monkeypatch):
 
 def test_a_changed_header_compiles_again(nvrtc_130, tmp_path, monkeypatch):
     folder = tmp_path / "device"
-    shutil.copytree(tree.device_sources(), folder)
-    monkeypatch.setattr(tree, "device_sources", lambda: folder)
+    shutil.copytree(layout.device_sources(), folder)
+    monkeypatch.setattr(layout, "device_sources", lambda: folder)
     unit = "multi_tensor_table"
     before = sources.digest(*sources.read(unit))
     with open(folder / "gpu.h", "a") as file:
@@ -148,7 +148,7 @@ def test_a_changed_header_compiles_again(nvrtc_130, tmp_path, monkeypatch):
 
 def test_a_source_that_does_not_compile(nvrtc_130, tmp_path, monkeypatch):
     (tmp_path / "broken.cu").write_text('#include "absent.h"\n')
-    monkeypatch.setattr(tree, "device_sources", lambda: tmp_path)
+    monkeypatch.setattr(layout, "device_sources", lambda: tmp_path)
     with pytest.raises(errors.CompileError, match="NVRTC 13.0 cannot compile broken.cu") as caught:
         jit.build("broken", JitTarget(nvrtc.describe(nvrtc_130), "cubin", "sm_90"))
     assert "absent.h" in caught.value.found and "--gpu-architecture=sm_90" in caught.value.wanted
@@ -166,7 +166,7 @@ def test_headers_come_from_memory_only(nvrtc_130, tmp_path, monkeypatch):
     trap.mkdir()
     (trap / "mine.h").write_text("#error wrong header\n")
     monkeypatch.chdir(trap)
-    monkeypatch.setattr(tree, "device_sources", lambda: device)
+    monkeypatch.setattr(layout, "device_sources", lambda: device)
     image = jit.build("one", JitTarget(nvrtc.describe(nvrtc_130), "cubin", "sm_90"))
     assert elf.read_code_object(image).kernels == ("one",)
 
@@ -182,7 +182,7 @@ def test_contraction_is_off_everywhere():
 def test_a_cpu_torch_has_no_compiler():
     code = """
 from apex._loader import jit
-from apex._loader.fit import Torch
+from apex._loader.machine import Torch
 print(len(jit.Compilers(Torch("2.13.0+cpu"))), jit.Absent(Torch("2.13.0+cpu"))["cuda"])
 print(jit.Absent(Torch("2.13.0+cu130", cuda="13.0"))["cuda"])
 """
@@ -200,7 +200,7 @@ def test_nvrtc_that_torch_s_package_holds(nvrtc_130, shared_library, tmp_path):
 from apex._loader import vendor
 vendor.torch_folder = lambda: __import__("pathlib").Path({str(library.parent)!r})
 from apex._loader import jit
-from apex._loader.fit import Torch
+from apex._loader.machine import Torch
 print([c.version for c in jit.Compilers(Torch("2.13.0+cu130", cuda="13.0"))])
 """
     assert python(code).stdout.strip() == "[(13, 0)]"
@@ -233,8 +233,8 @@ def in_the_chroot(rocm_root):
     with tempfile.TemporaryDirectory(prefix="apex_test-", dir=rocm_root / "tmp") as place:
         folder = Path(place)
         shutil.copytree(ROOT / "apex", folder / "apex", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copytree(tree.device_sources(), folder / "apex" / "device", dirs_exist_ok=True)
-        shutil.copy(tree.schemas(), folder / "apex" / "ops.schemas")
+        shutil.copytree(layout.device_sources(), folder / "apex" / "device", dirs_exist_ok=True)
+        shutil.copy(layout.schemas(), folder / "apex" / "ops.schemas")
         code = HIPRTC.replace("/apex_test", f"/tmp/{folder.name}", 1)
 
         def compile(unit, arch):

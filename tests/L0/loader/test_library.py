@@ -11,12 +11,12 @@ import warnings
 
 import pytest
 
-from apex._loader import errors, library, machine, packs
+from apex._loader import environment, errors, installed, library, machine, pack_files, probe
 
 from .described import NVRTC_130, UNIT, gpu, python
 
 pytestmark = pytest.mark.skipif(
-    library.fault() is not None, reason=f"no host library here: {library.fault()}"
+    installed.library_fault() is not None, reason=f"no host library here: {installed.library_fault()}"
 )
 
 
@@ -25,19 +25,15 @@ def described(monkeypatch):
     """Sets the machine that the resolver sees; everything is forgotten afterwards."""
 
     def use(**facts):
-        facts = {"devices": (machine.cpu_device(3),), "cpu_units": (UNIT,), "sources": (UNIT,), **facts}
-        monkeypatch.setattr(machine, "here", lambda: machine.Machine(**facts))
-        monkeypatch.setattr(library, "_warned", set())
+        facts = {"devices": (environment.cpu_device(3),), "cpu_units": (UNIT,), "sources": (UNIT,), **facts}
+        monkeypatch.setattr(probe, "here", lambda: machine.Machine(**facts))
         lib = library.load()
-        lib.c.apex_forget_choices()
-        library._choices.clear()
-        library._failures.clear()
+        monkeypatch.setattr(lib.resolver, "_warned", set())
+        library.forget()
         return lib
 
     yield use
-    library._choices.clear()
-    library._failures.clear()
-    library.load().c.apex_forget_choices()
+    library.forget()
 
 
 def pack_on_disk(folder, arch, data, unit=UNIT):
@@ -49,13 +45,13 @@ def pack_on_disk(folder, arch, data, unit=UNIT):
     kind = "ptx" if arch.startswith("compute") else "cubin"
     manifest = {"format": 1, "arch": arch, "vendor": "cuda", "kind": kind, "units": {unit: row}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    return packs.read(folder)
+    return pack_files.read(folder)
 
 
 def test_cpu_units_are_the_exported_ones():
-    exported = ctypes.CDLL(str(library.path()))
-    assert {"multi_tensor_adam", "layer_norm"} <= set(library.cpu_units())
-    for unit in library.cpu_units():
+    exported = ctypes.CDLL(str(installed.library()))
+    assert {"multi_tensor_adam", "layer_norm"} <= set(installed.cpu_units())
+    for unit in installed.cpu_units():
         assert hasattr(exported, f"apex_{unit}") or hasattr(exported, f"apex_{unit}_forward"), unit
 
 
@@ -103,7 +99,7 @@ def test_an_exception_is_stored_and_raised_not_printed(described, capfd):
 
 def test_any_exception_keeps_its_cause(described, monkeypatch, capfd):
     lib = described()
-    monkeypatch.setattr(library, "answer", lambda *a: 1 // 0)
+    monkeypatch.setattr(lib.resolver, "answer", lambda *a: 1 // 0)
     with pytest.raises(errors.ResolverError) as caught:
         lib.resolve("cpu", 0, UNIT)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -120,7 +116,7 @@ def test_strict(described):
 def test_a_compiler_that_fails_gives_way_to_the_next_variant(described, monkeypatch):
     from apex._loader import jit
 
-    def fail(unit, target):
+    def fail(unit, target, driver):
         raise errors.CompileError("NVRTC cannot compile it")
 
     monkeypatch.setattr(jit, "build", fail)
@@ -168,7 +164,7 @@ def test_errors_belong_to_their_thread(described, monkeypatch):
     def answer(platform, device, unit):
         raise RuntimeError(threading.current_thread().name)
 
-    monkeypatch.setattr(library, "answer", answer)
+    monkeypatch.setattr(lib.resolver, "answer", answer)
     seen = {}
 
     def ask():
@@ -216,8 +212,8 @@ print(lib.resolve("cpu", 0, {UNIT!r}))
 
 def test_no_gpu_library_is_a_hard_dependency():
     """Report 10: importing must not need the driver, so no library lists it."""
-    from apex._loader import elf, tree
+    from apex._loader import elf, layout
 
-    for path in tree.libraries().rglob("*.so*"):
+    for path in layout.libraries().rglob("*.so*"):
         needed = elf.read_shared_library(path).needed
         assert not [name for name in needed if "cuda" in name or "amdhip" in name or "nvrtc" in name], path

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from apex._loader import packs
+from apex._loader import pack_files
 from apex._loader.errors import InstallationError
 
 
@@ -30,7 +30,7 @@ def pack(tmp_path, cubin):
 
     def write(**changes):
         (folder / "manifest.json").write_text(json.dumps({**manifest, **changes}))
-        return packs.read(folder)
+        return pack_files.read(folder)
 
     write.folder, write.row = folder, row
     return write
@@ -41,7 +41,7 @@ def test_a_good_pack(pack):
     assert (found.arch, found.vendor, found.kind, found.fault) == ("sm_90", "cuda", "cubin", None)
     code = found.units["unit_one"]
     assert code.fault is None and code.contents.kernels == ("unit_one_f16", "unit_one_f32")
-    assert packs.image(code) == (pack.folder / "unit_one.cubin").read_bytes()
+    assert pack_files.image(code) == (pack.folder / "unit_one.cubin").read_bytes()
     assert found.units.get("unit_two") is None
 
 
@@ -66,7 +66,7 @@ def compressed(pack):
 def test_a_compressed_code_object(compressed, cubin):
     _, read = compressed
     code = read().units["unit_one"]
-    assert code.fault is None and packs.image(code) == cubin("sm_90")
+    assert code.fault is None and pack_files.image(code) == cubin("sm_90")
 
 
 def test_a_compressed_code_object_that_is_damaged(compressed):
@@ -78,7 +78,7 @@ def test_a_compressed_code_object_that_is_damaged(compressed):
         fault = read().units["unit_one"].fault
         assert fault.startswith("unit_one.cubin.xz is damaged: it cannot be decompressed")
         with pytest.raises(InstallationError, match="vanished after it was chosen"):
-            packs.image(good)
+            pack_files.image(good)
 
 
 def test_a_python_without_lzma_is_told(compressed, monkeypatch):
@@ -116,7 +116,7 @@ def test_a_bad_manifest(pack, text):
     file = pack.folder / "manifest.json"
     if text is not None:
         file.write_text(text)
-    assert packs.read(pack.folder).fault
+    assert pack_files.read(pack.folder).fault
 
 
 def test_only_what_is_asked_for_is_opened(pack):

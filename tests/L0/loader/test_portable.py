@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from apex._loader import bindings, library, registry, tree
+from apex._loader import installed, layout, registry
 
 from .described import ROOT, python
 from .test_bindings import LOAD, empty_tree, native, row
@@ -24,7 +24,7 @@ def tree_of_another_torch(folder, **changes):
     rows = [row(torch="2.99", built_against="2.99.0", git_version="x", **changes)]
     made = empty_tree(folder, rows)
     for name in ("libapex.so", "apex_portable.abi3.so"):
-        shutil.copy(tree.libraries() / name, made / "apex" / "lib" / name)
+        shutil.copy(layout.libraries() / name, made / "apex" / "lib" / name)
     return made
 
 
@@ -84,18 +84,16 @@ def test_strict_mode_takes_it(tmp_path):
     assert found.startswith("True True")
 
 
-def test_a_library_that_does_not_describe_itself_is_not_called(monkeypatch):
-    class Old:
-        c = object()
-
-    monkeypatch.setattr(library, "fault", lambda: None)
-    monkeypatch.setattr(library, "load", Old)
-    assert "older than the portable binding" in bindings.portable_fault()
+def test_a_library_that_does_not_describe_itself_is_not_called(shared_library, monkeypatch, tmp_path):
+    shared_library("apex/lib/libapex.so", "libapex.so")
+    monkeypatch.setenv("APEX_TREE", str(tmp_path))
+    assert installed.library_fault() is None
+    assert "older than the portable binding" in installed.portable_fault()
 
 
 @pytest.mark.parametrize("kind", ["exact", "portable", "reference"])
 def test_a_binding_can_be_asked_for(kind):
-    if kind != "reference" and (library.fault() or not bindings.installed()):
+    if kind != "reference" and (installed.library_fault() or not installed.bindings()):
         pytest.skip("no built bindings in this tree")
     done = python("from apex._loader import load; print(load().kind)", APEX_BINDING=kind)
     assert done.stdout.strip() == kind
@@ -146,14 +144,14 @@ print(kind, "right")
 @pytest.mark.parametrize("kind", ["exact", "portable", "reference"])
 def test_derivatives_of_torch_func_are_right_or_refused(kind):
     """torch.library.register_autograd gave silent zeros in forward mode, and refused torch.func.grad."""
-    if kind != "reference" and (library.fault() or not bindings.installed()):
+    if kind != "reference" and (installed.library_fault() or not installed.bindings()):
         pytest.skip("no built bindings in this tree")
     assert python(FUNC, APEX_BINDING=kind).stdout.strip() == f"{kind} right"
 
 
 def test_the_interface_is_the_headers():
     """What libapex says of itself is what its headers say now."""
-    if library.fault():
+    if installed.library_fault():
         pytest.skip("no built bindings in this tree")
     code = "from build_matrix.parts import interface; print(interface.digest(interface.description()))"
     here = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)

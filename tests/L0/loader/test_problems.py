@@ -4,12 +4,13 @@ import dataclasses
 
 import pytest
 
-from apex._loader import fit, offers, problems, release
-from apex._loader.choose import choose
+from apex._loader import offers, problems, release
+from apex._loader.choose import outcome
 from apex._loader.distributions import Distribution, Installation
+from apex._loader.environment import switches
 from apex._loader.facts import BROKEN, DEGRADED, NOTE, Facts
-from apex._loader.fit import Torch
-from apex._loader.machine import switches
+from apex._loader.fit import Fit
+from apex._loader.machine import Torch
 
 from .described import BINDING, CPU, NVRTC_130, UNIT, cubin, gpu, hsaco, machine, ptx
 
@@ -31,15 +32,12 @@ def found(devices=(CPU,), installed=(WHEEL,), intact=True, **changes):
     own = {
         name: changes.pop(name) for name in list(changes) if name in (*Facts.__dataclass_fields__, "portable")
     }
-    described = machine(**{"bindings": (BINDING,), "devices": devices, "packs": (cubin("sm_90"),), **changes})
-    portable = own.pop("portable", False)
-    fitting = described.torch and fit.choose(described.torch, described.python, described.bindings, portable)
-    if fitting and fitting.kind == "reference":
-        described = dataclasses.replace(described, binding=fitting.reason)
-    choices = tuple(choose(described, described.packs, UNIT, device) for device in devices)
+    portable = None if own.pop("portable", False) else "no host library"
+    given = {"bindings": (BINDING,), "devices": devices, "packs": (cubin("sm_90"),), "portable": portable}
+    seen = outcome(machine(**{**given, **changes}), (UNIT,))
     there = Installation(tuple(installed), PACKAGE, intact)
-    own = {"offer": offers.offer(described, RELEASE), **own}
-    facts = Facts(described, choices, fitting, installation=there, **own)
+    own = {"offer": offers.offer(seen.machine, RELEASE), **own}
+    facts = Facts(seen.machine, seen.choices, seen.fit, installation=there, **own)
     return {problem.name: problem for problem in problems.find(facts)}
 
 
@@ -303,7 +301,15 @@ def test_every_remedy_is_one_line():
 
 
 def test_an_old_build_is_named():
-    stale = fit.Fit(None, False, False, "the build is older than csrc/ops.schemas: f changed", stale=True)
+    stale = Fit(None, False, False, "the build is older than csrc/ops.schemas: f changed", stale=True)
     described = machine(bindings=(BINDING,), devices=(CPU,), binding=stale.reason)
     problem = next(iter(problems.torch_unsupported(Facts(described, fit=stale))))
     assert (problem.name, problem.remedy) == ("old build", "python -m build_matrix tree")
+
+
+def test_a_wheel_without_packs_is_known_by_its_build_json():
+    """apex-rocm under a CUDA torch: hipRTC, which would compile for it, never comes."""
+    problem = found([gpu("sm_90")], packs=(), vendor="rocm")["wrong vendor"]
+    assert "are for rocm" in problem.text and problem.remedy.endswith(CUDA)
+    assert "wrong vendor" not in found([gpu("sm_90")], packs=(), vendor="cuda")
+    assert "wrong vendor" not in found(packs=(), vendor="cpu")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from apex._loader import tree
+from apex._loader import layout
 
 from .described import ROOT
 
@@ -70,9 +70,9 @@ def elsewhere(request, tmp_path_factory):
     root = os.fsencode(tmp_path_factory.mktemp("names")) + b"/" + request.param
     os.mkdir(root)
     for source, target in (
-        (tree.PACKAGE, b"apex"),
+        (layout.PACKAGE, b"apex"),
         (ROOT / "csrc", b"csrc"),
-        (tree.built(), b"build/tree/apex"),
+        (layout.built(), b"build/tree/apex"),
     ):
         if source.exists():
             shutil.copytree(

@@ -8,65 +8,36 @@ covered, for a reason that names the file.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from apex._loader import elf, tree
+from apex._loader import elf, layout
 from apex._loader.errors import InstallationError
+from apex._loader.machine import Code, Pack
 
 FORMAT = 1
 COMPRESSED = ".xz"  # of code objects in wheels; those of a checkout are plain
+Row = Mapping[str, Any]  # of a manifest
 
 
-@dataclass(frozen=True)
-class Code:
-    """A unit's code object as described: `contents` says what it holds, or `fault` why it cannot be used."""
-
-    path: Path | None
-    contents: elf.CodeObject | None = None
-    fault: str | None = None
-
-
-@dataclass(frozen=True)
-class Pack:
-    """Code objects of one arch.
-
-    arch:     "sm_90", "compute_80" (PTX), "gfx942", "gfx9-4-generic"
-    vendor:   "cuda" or "rocm"
-    kind:     "cubin", "ptx" or "hsaco"
-    compiler: (name, version), such as ("nvcc", "13.0.88")
-    units:    unit name -> Code; a unit that is absent was not built for this arch
-    fault:    why the whole pack cannot be used, or None
-    """
-
-    arch: str
-    vendor: str
-    kind: str
-    compiler: tuple[str, str] = ("", "")
-    units: Mapping[str, Code] = field(default_factory=dict)
-    fault: str | None = None
-
-    def __hash__(self):
-        return hash((self.arch, self.vendor, self.kind))
-
-
-class _Units(Mapping):
+class _Units(Mapping[str, Code]):
     """Describes a unit when it is asked for: a process opens the objects it uses, not the whole wheel."""
 
-    def __init__(self, folder, arch, rows):
-        self._folder, self._arch, self._rows, self._known = folder, arch, rows, {}
+    def __init__(self, folder: Path, arch: str, rows: Mapping[str, Row]) -> None:
+        self._folder, self._arch, self._rows = folder, arch, rows
+        self._known: dict[str, Code] = {}
 
-    def __getitem__(self, unit):
+    def __getitem__(self, unit: str) -> Code:
         row = self._rows[unit]
         if unit not in self._known:
             self._known[unit] = _describe(self._folder, self._arch, row)
         return self._known[unit]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._rows)
 
 
@@ -74,9 +45,9 @@ class _Damaged(Exception):
     """A file whose bytes are not what was written; says why."""
 
 
-def _read(path):
+def _read(path: Path) -> bytes:
     """Bytes of a code object. Raises OSError, or _Damaged where they cannot be decompressed."""
-    data = path.read_bytes()
+    data = layout.read_bytes(path)
     if path.suffix != COMPRESSED:
         return data
     try:
@@ -89,8 +60,8 @@ def _read(path):
         raise _Damaged(f"{path.name} is damaged: it cannot be decompressed ({error})") from error
 
 
-def _describe(folder, arch, row):
-    path = folder / row.get("file", "")
+def _describe(folder: Path, arch: str, row: Row) -> Code:
+    path = folder / row["file"]
     try:
         data = _read(path)
     except OSError as error:
@@ -116,39 +87,49 @@ def _describe(folder, arch, row):
 def read(folder: Path) -> Pack:
     """The Pack in `folder`. Damage never raises: it becomes the pack's or a unit's `fault`."""
     folder = Path(folder)
-    manifest = tree.read_json(folder / "manifest.json")
+    manifest = layout.read_json(folder / "manifest.json", dict)
     if manifest is None:
-        return Pack(
-            folder.name, _vendor(folder.name), "", fault="its manifest.json is missing or cannot be read"
-        )
+        return _unusable(folder, "its manifest.json is missing or cannot be read")
     if manifest.get("format") != FORMAT:
-        fault = f"its manifest has format {manifest.get('format')}, this apex reads {FORMAT}"
-        return Pack(folder.name, _vendor(folder.name), "", fault=fault)
+        return _unusable(
+            folder, f"its manifest has format {manifest.get('format')}, this apex reads {FORMAT}"
+        )
+    try:
+        return _parse(folder, manifest)
+    except (KeyError, TypeError, AttributeError) as error:
+        return _unusable(folder, f"its manifest.json is damaged: {type(error).__name__} {error}")
+
+
+def _unusable(folder: Path, fault: str) -> Pack:
+    return Pack(folder.name, _vendor(folder.name), "", fault=fault)
+
+
+def _parse(folder: Path, manifest: Row) -> Pack:
+    """The Pack that a manifest tells of. Raises KeyError, TypeError or AttributeError for one of another shape."""
     compiler = manifest.get("compiler") or {}
-    return Pack(
-        arch=manifest["arch"],
-        vendor=manifest["vendor"],
-        kind=manifest["kind"],
-        compiler=(compiler.get("name", ""), compiler.get("version", "")),
-        units=_Units(folder, manifest["arch"], manifest.get("units", {})),
-    )
+    arch, vendor, kind = (_text(manifest[key]) for key in ("arch", "vendor", "kind"))
+    rows = manifest.get("units", {})
+    for row in rows.values():
+        _text(row["file"])
+    made_by = (_text(compiler.get("name", "")), _text(compiler.get("version", "")))
+    return Pack(arch, vendor, kind, made_by, _Units(folder, arch, rows))
 
 
-def _vendor(arch):
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _vendor(arch: str) -> str:
     return "rocm" if arch.startswith("gfx") else "cuda"
-
-
-def installed() -> tuple[Pack, ...]:
-    """All packs of this installation, sorted by arch; empty if it holds none."""
-    folder = tree.packs()
-    if not folder.is_dir():
-        return ()
-    return tuple(read(entry) for entry in sorted(folder.iterdir()) if entry.is_dir())
 
 
 def image(code: Code) -> bytes:
     """Bytes of a described code object that has no fault. Raises InstallationError if it is gone since."""
     try:
+        if code.path is None:
+            raise _Damaged("it is known from a table alone")
         return _read(code.path)
     except (OSError, _Damaged) as error:
         found = getattr(error, "strerror", None) or str(error)

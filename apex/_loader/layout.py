@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -30,14 +33,14 @@ def built() -> Path:
     return root / "build" / "tree" / "apex" if root else PACKAGE
 
 
-def _first(*candidates):
+def _first(*candidates: Path | None) -> Path | None:
     for path in candidates:
         if path is not None and path.exists():
             return path
     return None
 
 
-def _source(*parts):
+def _source(*parts: str) -> Path | None:
     root = checkout()
     return root.joinpath("csrc", *parts) if root else None
 
@@ -75,7 +78,7 @@ def registry_files() -> tuple[Path | None, Path | None]:
 
 def build_facts() -> dict[str, Any]:
     """What the build wrote about itself (build.json): version, local label, toolchains; {} without one."""
-    return read_json(built() / "build.json") or {}
+    return read_json(built() / "build.json", dict) or {}
 
 
 def version() -> str:
@@ -89,9 +92,20 @@ def version() -> str:
     return text.read_text().strip() if text else "0+unknown"
 
 
-def read_json(path: Path) -> Any:
-    """The parsed file, or None if it is absent or not JSON."""
+def read_bytes(path: Path) -> bytes:
+    """What a regular file holds. Raises OSError, for a FIFO, a device or a folder too: none of them is waited for."""
+    with open(
+        os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)), "rb"
+    ) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(0, "it is no regular file", str(path))
+        return file.read()
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """The parsed file, or None if it is absent, is not JSON, or holds something else than a `kind` (dict, list)."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(read_bytes(path).decode("utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
+    return found if isinstance(found, kind) else None

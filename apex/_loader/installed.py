@@ -1,0 +1,113 @@
+"""What this installation holds: the host library, bindings, kernel packs, device sources. Opens nothing with dlopen.
+
+Files do not change while a process runs; what is found out is kept, by the path of the file, as APEX_TREE can name
+another folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+from apex._loader import elf, layout, op_model, pack_files, registry
+from apex._loader.machine import Binding, Machine, Pack
+
+LIBRARY = "libapex.so"
+
+
+def on(machine: Machine) -> Machine:
+    """The machine with what this installation holds."""
+    return dataclasses.replace(
+        on_for_bindings(machine),
+        cpu_units=cpu_units(),
+        packs=packs(),
+        vendor=layout.build_facts().get("accelerator", ""),
+        sources=registry.units() if layout.device_sources() else (),
+    )
+
+
+def on_for_bindings(machine: Machine) -> Machine:
+    """The machine with what the choice of a binding depends on (fit.py), which is less to read."""
+    return dataclasses.replace(
+        machine,
+        library=library_fault(),
+        portable=portable_fault(),
+        bindings=bindings(),
+        stale=staleness(),
+    )
+
+
+# ---- the host library --------------------------------------------------------------------------------------
+
+
+def library() -> Path:
+    """Where libapex.so should be."""
+    return layout.libraries() / LIBRARY
+
+
+def library_fault() -> str | None:
+    """Why libapex.so cannot be used on this machine, or None."""
+    return _library_fault(library())
+
+
+def portable_fault() -> str | None:
+    """Why the portable binding cannot serve, or None."""
+    if reason := library_fault():
+        return f"the host library cannot be used: {reason}"
+    if "apex_interface" not in _exported(library()):
+        return "the host library is older than the portable binding: it does not describe its interface"
+    return None
+
+
+def cpu_units() -> tuple[str, ...]:
+    """Units that libapex.so has a CPU variant of, by its exported names: apex_<unit>, apex_<unit>_forward."""
+    if library_fault():
+        return ()
+    exported = _exported(library())
+    return tuple(unit for unit in registry.units() if exported & {f"apex_{unit}", f"apex_{unit}_forward"})
+
+
+@functools.cache
+def _library_fault(path: Path) -> str | None:
+    return elf.library_fault(path)
+
+
+@functools.cache
+def _exported(path: Path) -> frozenset[str]:
+    symbols = elf.Elf(layout.read_bytes(path)).symbols(dynamic=True)
+    return frozenset(symbol.name for symbol in symbols if symbol.defined)
+
+
+# ---- bindings ----------------------------------------------------------------------------------------------
+
+
+def bindings() -> tuple[Binding, ...]:
+    """The bindings that bindings.json lists; empty if the file is not there."""
+    rows = layout.read_json(layout.libraries() / "bindings.json", list) or []
+    names = Binding.__dataclass_fields__
+    return tuple(Binding(**{key: value for key, value in row.items() if key in names}) for row in rows)
+
+
+def staleness() -> str | None:
+    """Why the bindings, which were compiled from other schemas than those that are here, must not be loaded; or None.
+
+    torch does not notice: a call with other arguments than the compiled ones ends the process.
+    """
+    path, now = layout.built_schemas(), registry.schemas()
+    compiled = op_model.parse(layout.read_bytes(path).decode("utf-8")) if path else {}
+    changed = [name for name in compiled if name not in now or now[name].text != compiled[name].text]
+    if not changed:
+        return None
+    return f"the build in {layout.built()} is older than csrc/ops.schemas: {', '.join(changed)} changed"
+
+
+# ---- kernel packs ------------------------------------------------------------------------------------------
+
+
+def packs() -> tuple[Pack, ...]:
+    """All kernel packs, sorted by arch; empty if there are none."""
+    folder = layout.packs()
+    if not folder.is_dir():
+        return ()
+    return tuple(pack_files.read(entry) for entry in sorted(folder.iterdir()) if entry.is_dir())

@@ -1,0 +1,138 @@
+"""Describes the machine that this process runs on (machine.py): what is installed, and what hardware is here.
+
+Opens a driver only where torch has a GPU; what is absent never raises.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Set
+from pathlib import Path
+
+from apex._loader import drivers, environment, installed, jit
+from apex._loader.machine import Device, Machine, Torch, strip_features
+
+
+def describe() -> Machine:
+    """This machine, read now."""
+    torch = _torch()
+    level = cpu_level(_cpu_flags())
+    gpus = torch_devices()
+    described = Machine(
+        torch=torch,
+        python=environment.python_tag(),
+        system=environment.system(),
+        devices=(*gpus, environment.cpu_device(level)),
+        cuda_driver=drivers.cuda_version() if any(gpu.platform == "cuda" for gpu in gpus) else None,
+        hip_runtime=drivers.hip_version() if any(gpu.platform == "hip" for gpu in gpus) else None,
+        cpu_level=level,
+        compilers=jit.Compilers(torch),
+        no_compiler=jit.Absent(torch),
+        env=environment.switches(),
+        cards=cards(),
+    )
+    return installed.on(described)
+
+
+def for_bindings() -> Machine:
+    """What the choice of a binding depends on, of this machine: no device is asked for."""
+    described = Machine(
+        torch=_torch(),
+        python=environment.python_tag(),
+        system=environment.system(),
+        env=environment.switches(),
+        cards=cards(),
+    )
+    return installed.on_for_bindings(described)
+
+
+_lock = threading.RLock()
+_here: Machine | None = None
+
+
+def here() -> Machine:
+    """`describe()`, once a process, however many threads ask."""
+    global _here
+    if _here is None:
+        with _lock:
+            if _here is None:
+                _here = describe()
+    return _here
+
+
+def forget() -> None:
+    """What `here` knows, so that it describes the machine anew."""
+    global _here
+    _here = None
+
+
+def _fresh_lock() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that held it does not exist in the child
+
+
+os.register_at_fork(after_in_child=_fresh_lock)
+
+
+def _torch() -> Torch | None:
+    try:
+        return environment.running_torch()
+    except ImportError:
+        return None
+
+
+_LEVELS: tuple[tuple[int, set[str]], ...] = (  # the x86-64 psABI's levels, by the kernel's names of the flags
+    (2, {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}),
+    (3, {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}),
+    (4, {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
+)
+
+
+def cpu_level(flags: Set[str]) -> int:
+    """x86-64 level, 1 to 4, of a processor with these flags (a set, as /proc/cpuinfo names them)."""
+    reached = 1
+    for level, needed in _LEVELS:
+        if not needed <= flags:
+            break
+        reached = level
+    return reached
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                if line.startswith("flags"):
+                    return set(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return set()
+
+
+def cards(root: str | Path = "/dev") -> tuple[str, ...]:
+    """Vendors whose drivers show a card here, by their device nodes: torch does not tell of what it cannot use."""
+    nodes = Path(root)
+    found = {"cuda": any(re.fullmatch(r"nvidia\d+", node.name) for node in nodes.glob("nvidia*"))}
+    found["rocm"] = (nodes / "kfd").exists() and any(nodes.glob("dri/renderD*"))
+    return tuple(vendor for vendor, there in found.items() if there)
+
+
+def torch_devices() -> tuple[Device, ...]:
+    """The GPUs that torch sees, in torch's order; () without torch or without a GPU."""
+    try:
+        import torch
+    except ImportError:
+        return ()
+    if not torch.cuda.is_available():
+        return ()
+    found = []
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        if torch.version.hip:
+            arch, features = strip_features(facts.gcnArchName)
+            found.append(Device("hip", index, arch, facts.name, features))
+        else:
+            found.append(Device("cuda", index, f"sm_{facts.major}{facts.minor}", facts.name))
+    return tuple(found)
