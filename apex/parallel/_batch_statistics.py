@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 import torch.distributed as dist
 
 from apex import _functional
 from apex._loader import bindings
-from apex.parallel._reduction import waiting
+from apex.parallel._waiting import waiting
 
 bindings.load()
 
@@ -23,6 +25,53 @@ def others_in(process_group):
         return None
     group = dist.group.WORLD if process_group is None else process_group
     return group if dist.get_world_size(group) > 1 else None
+
+
+_agreed: weakref.WeakKeyDictionary = (
+    weakref.WeakKeyDictionary()
+)  # layer -> (its group, weakly; channels; math)
+
+
+def agree(layer, group, channels, input):
+    """Before a layer's first batch, or its first in another group or dtype: all ranks must have the same channels.
+
+    Statistics of different lengths would be gathered into what is nobody's, or never come. It is one message of two
+    numbers, which the host waits for; nothing while something is traced or captured, where hosts cannot wait.
+
+    Args:
+        layer: the module, the same on all ranks.
+        group: the ranks that share statistics; None: nobody else.
+        channels: of this rank.
+        input: its batch.
+
+    Raises:
+        ValueError: on every rank of the group, that not all have the same.
+    """
+    if group is None or torch.compiler.is_compiling() or _captures(input.device):
+        return
+    math = "float64" if input.dtype == torch.float64 else "float32"
+    known = _agreed.get(layer)
+    if known is not None and known[0]() is group and known[1:] == (channels, math):
+        return
+    mine = torch.tensor([channels, math == "float64"], dtype=torch.int64, device=input.device)
+    found = mine.new_empty(dist.get_world_size(group), 2)
+    with waiting("a batch norm's statistics"):
+        _gather_into(found, mine, group)
+    rows = found.tolist()
+    if any(row != rows[0] for row in rows):
+        said = ", ".join(
+            f"rank {dist.get_global_rank(group, i)} has {count}{', float64' if double else ''}"
+            for i, (count, double) in enumerate(rows)
+        )
+        raise ValueError(
+            f"{type(layer).__name__}: ranks that share statistics must have as many channels, and float64 on all or on "
+            f"none: {said}. Build the same module on every rank, or give process groups of ranks that have"
+        )
+    _agreed[layer] = (weakref.ref(group), channels, math)
+
+
+def _captures(device):
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _gather(statistics, group):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from apex.parallel._flat import flat_dist_call
+from apex.parallel._waiting import CALLS, waiting
 
 
 def check_initialized(who):
@@ -73,13 +74,19 @@ def check_parameters(module):
             )
 
 
-def check_same_on_all_ranks(kinds, device, what):
-    """Raises RuntimeError, on every rank, unless all ranks have the same `kinds`, anything that has a repr."""
+def check_same_on_all_ranks(kinds, device, what, advice=""):
+    """Raises RuntimeError, on every rank, unless all ranks have the same `kinds`, anything that has a repr.
+
+    advice: how `what` differs and what to do, at the end of the sentence.
+    """
     checksum = zlib.crc32(repr(kinds).encode())
     largest = torch.tensor([checksum, -checksum], dtype=torch.int64, device=device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    with waiting("what is compared over ranks", CALLS):
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     if largest[0] != -largest[1]:
-        raise RuntimeError(f"{what} of rank {dist.get_rank()} ({len(kinds)}) differ from another rank's")
+        raise RuntimeError(
+            f"{what} of rank {dist.get_rank()} ({len(kinds)}) differ from another rank's{advice}"
+        )
 
 
 def broadcast_parameters(module):
@@ -91,12 +98,8 @@ def broadcast_parameters(module):
         return
     masters = [master for master in map(_amp_state.masters.get, params) if master is not None]
     kinds = [(p.dtype, tuple(p.shape), p.requires_grad) for p in (*params, *masters)]
-    try:
-        check_same_on_all_ranks(kinds, params[0].device, "the parameters")
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"{error} in number, shape, dtype or requires_grad: build the same module on every rank"
-        ) from None
+    advice = " in number, shape, dtype or requires_grad: build the same module on every rank"
+    check_same_on_all_ranks(kinds, params[0].device, "the parameters", advice)
     flat_dist_call([p.data for p in params], dist.broadcast, (0,))
     if masters:
         flat_dist_call([p.detach() for p in masters], dist.broadcast, (0,))

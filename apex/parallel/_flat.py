@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 from apex._legacy import apex_C
+from apex.parallel._waiting import CALLS, waiting
 
 
 def import_flatten_impl():
@@ -31,7 +32,8 @@ def apply_flat_dist_call(bucket, call, extra_args=None):
     if not bucket:
         return
     coalesced = torch.cat([tensor.reshape(-1) for tensor in bucket])  # a copy, of a single tensor too
-    call(coalesced, *(extra_args or ()))
+    with waiting("tensors that all ranks have", CALLS):
+        call(coalesced, *(extra_args or ()))
     if call is dist.all_reduce:
         coalesced /= dist.get_world_size()
     for tensor, synced in zip(bucket, unflatten(coalesced, bucket), strict=True):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import re
 
 import torch
 import torch.distributed as dist
@@ -13,9 +11,10 @@ from apex._legacy import amp_C
 from apex._plain import is_plain
 from apex.parallel import _status
 from apex.parallel._flat import flatten, unflatten
+from apex.parallel._waiting import waiting
 
 HALVES = (torch.float16, torch.bfloat16)
-_LOST = re.compile("gloo/|[Tt]imed out|[Tt]imeout|Connection ")  # gloo raises plain RuntimeErrors
+MEAN = "a mean of gradients"
 _DENSE, _OVERLAPS = 0, 1  # of torch's debug_has_internal_overlap; 2: it does not know
 _SCALED_AS_COPIED = (*HALVES, torch.float32, torch.float64)  # what multi_tensor_scale takes
 
@@ -36,22 +35,6 @@ class Averaging:
     def factor(self):
         """What the sum is multiplied by."""
         return self.predivide / dist.get_world_size() if self.average else 1.0
-
-
-@contextlib.contextmanager
-def waiting(what):
-    """Says of a collective that failed, by its timeout or by the end of another process, what it was for. Errors of
-    another kind, such as a group without a backend for these tensors, pass through."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
-            raise
-        raise RuntimeError(
-            f"rank {dist.get_rank()} waited in vain for the other ranks' part of {what}: a rank ended, or ran no such "
-            "pass. Every rank runs as many forward and backward passes as the others; one without a batch takes part "
-            "by DistributedDataParallel.empty_backward(), or with a batch of 0 rows"
-        ) from error
 
 
 class Reduction:
@@ -94,12 +77,13 @@ class Reduction:
         if averaging.predivide != 1.0:
             self._flat.mul_(1.0 / averaging.predivide)
         self._home = None if first.device.type == "cpu" else _current(first.device)
-        self._work = dist.all_reduce(self._flat, group=group, async_op=True)
+        with waiting(MEAN):
+            self._work = dist.all_reduce(self._flat, group=group, async_op=True)
 
     def wait(self):
         """On the CPU the host waits for the all-reduce, on an accelerator the current stream does."""
         if self._work is not None:
-            with waiting("a mean of gradients"):
+            with waiting(MEAN):
                 self._work.wait()
             self._work = None
 

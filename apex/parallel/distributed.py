@@ -26,7 +26,8 @@ from apex.parallel._flat import (  # noqa: F401  public apex has them here
 )
 from apex.parallel._live import UNNAMED, BackwardPass, Live, named, weakly
 from apex.parallel._reducer import Reducer, agree_on_change, namer, reduce_all, same, trained  # noqa: F401  Reducer: as in public apex
-from apex.parallel._reduction import HALVES, Averaging, Reduction, waiting
+from apex.parallel._reduction import HALVES, Averaging, Reduction
+from apex.parallel._waiting import CALLS, waiting
 from apex.parallel.process_groups import timeout_of
 
 
@@ -242,7 +243,8 @@ class DistributedDataParallel(torch.nn.Module):
         if live.groups is None:
             count = self.num_allreduce_streams
             timeout = timeout_of()
-            live.groups = [dist.new_group(timeout=timeout) for _ in range(count)] if count > 1 else [None]
+            with waiting("process groups for num_allreduce_streams"):
+                live.groups = [dist.new_group(timeout=timeout) for _ in range(count)] if count > 1 else [None]
 
     # ---- the backward pass -------------------------------------------------------------------------------
 
@@ -436,7 +438,8 @@ class DistributedDataParallel(torch.nn.Module):
         summed = flat.float() if averaging.always_float32 and flat.dtype in HALVES else flat
         if averaging.predivide != 1.0:
             summed.mul_(1.0 / averaging.predivide)
-        dist.all_reduce(summed, group=None if force_default_stream else groups[bucket_idx % len(groups)])
+        with waiting("a bucket of gradients", CALLS):
+            dist.all_reduce(summed, group=None if force_default_stream else groups[bucket_idx % len(groups)])
         flat.copy_(summed.mul_(averaging.factor))
         if not self.retain_allreduce_buffers:
             torch._foreach_copy_(list(bucket), list(unflatten(flat, bucket)))

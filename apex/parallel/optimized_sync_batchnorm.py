@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from apex import _symbolic as symbolic
+from apex.parallel._batch_statistics import agree, others_in
 from apex.parallel.optimized_sync_batchnorm_kernel import SyncBatchnormFunction
 
 
@@ -83,7 +84,8 @@ class SyncBatchNorm(_BatchNorm):
         """Normalizes the input, adds z if given, and takes the ReLU if fuse_relu.
 
         Raises:
-            ValueError: shapes do not fit; one value a channel in training, and no other rank.
+            ValueError: shapes do not fit; one value a channel in training, and no other rank; another rank has
+                another number of channels.
             TypeError: dtypes do not fit.
         """
         if not torch.jit.is_scripting():
@@ -91,6 +93,8 @@ class SyncBatchNorm(_BatchNorm):
             if node is not None:
                 return node
         self._check(input, z)
+        if not torch.jit.is_scripting() and self.training:
+            agree(self, others_in(self.process_group), self.num_features, input)
         channel_last = self.channel_last or input.dim() == 2
         uses_batch = self.training or self.running_mean is None
         plain = not self.fuse_relu and z is None and (not self.channel_last or input.dim() == 2)

@@ -7,6 +7,8 @@ import datetime
 import torch
 import torch.distributed as dist
 
+from apex.parallel._waiting import CALLS, waiting
+
 
 def timeout_of(group: dist.ProcessGroup | None = None) -> datetime.timedelta | None:
     """How long ranks of a process group (None: all) wait for each other, which torch's new_group would not take over.
@@ -53,5 +55,6 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
         )
     firsts = range(0, world, group_size)
     timeout = timeout_of()
-    groups = [dist.new_group(list(range(first, first + group_size)), timeout=timeout) for first in firsts]
+    with waiting("groups of a batch norm", CALLS):
+        groups = [dist.new_group(list(range(first, first + group_size)), timeout=timeout) for first in firsts]
     return groups[dist.get_rank() // group_size]

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from apex.contrib.cudnn_gbn import GroupBatchNorm2d
 from apex.parallel import ReduceOp, SyncBatchNorm, convert_syncbn_model, create_syncbn_process_group
 from apex.parallel.sync_batchnorm_kernel import SyncBatchnormFunction
 
@@ -167,7 +168,8 @@ def _like_one_process(
             gradient = gradients[ranks.index(rank)]
             y.backward(gradient.movedim(1, -1) if last else gradient)
         alone = group == 1
-        assert (counted.gathered, before, counted.reduced) == ((0, 0, 0) if alone else (1, 0, 1))
+        gathers = 1 if step else 2  # before its first batch a layer asks for the others' channels
+        assert (counted.gathered, before, counted.reduced) == ((0, 0, 0) if alone else (gathers, 0, 1))
         expected = theirs(whole[0])
         expected = expected + whole[1] if z else expected
         expected = expected.relu() if relu else expected
@@ -236,7 +238,7 @@ def _frozen_input(mesh):
         x.requires_grad_(rank in needs)
         with counted.watch():
             layer(x).backward(gradients[rank])
-        assert (counted.gathered, counted.reduced) == (1, 1)
+        assert (counted.gathered, counted.reduced) == (2, 1)
         whole = torch.cat(samples).double().requires_grad_()
         other = torch.nn.BatchNorm1d(3, affine=affine).double()
         other(whole).backward(torch.cat(gradients).double())
@@ -258,6 +260,40 @@ def _absent(mesh):
             layer(_random((2, 3, 4), torch.float32, 0))
         for name in ("running_mean", "running_var"):
             assert torch.equal(layer.state_dict()[name], before[name])
+
+
+def _other_channels(mesh):
+    """Another number of channels, or float64, on one rank: every rank raises, and nothing is counted; then it goes on.
+
+    Statistics of different lengths are gathered into what is nobody's, or wait for each other for ever.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    odd = rank == world - 1
+    for channels, dtype, said in (
+        (4 if odd else 3, torch.float32, f"rank 0 has 3, .*rank {world - 1} has 4"),
+        (3, torch.float64 if odd else torch.float32, f"rank 0 has 3, .*rank {world - 1} has 3, float64"),
+    ):
+        layers = [SyncBatchNorm(channels), SyncBatchNorm(channels, fuse_relu=True, channel_last=True)]
+        layers.append(GroupBatchNorm2d(channels, group_size=world))
+        for layer in layers:
+            layer.to(HOME, dtype)
+            before = copy.deepcopy(layer.state_dict())
+            last = getattr(layer, "channel_last", False)
+            shape = (2, 5, 5, channels) if last else (2, channels, 5, 5)
+            for _ in range(2):  # after it was refused, too
+                with pytest.raises(ValueError, match=said):
+                    layer(_random(shape, dtype, rank))
+            for name, value in before.items():
+                assert torch.equal(layer.state_dict()[name], value), name
+    _like_one_process(mesh, shape=(5, 4), batches=_batches(False, world))
+
+
+def _channels_of_groups(mesh):
+    """Groups may differ from each other."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    size = world // 2
+    layer = SyncBatchNorm(3 + rank // size, process_group=create_syncbn_process_group(size))
+    layer(_random((2, layer.num_features, 4), torch.float32, rank)).sum().backward()
 
 
 def _defaults(mesh):
@@ -404,6 +440,8 @@ CASES = {
     "eval_speaks_to_nobody": _eval_speaks_to_nobody,
     "frozen_input": _frozen_input,
     "absent": _absent,
+    "other_channels": _other_channels,
+    "channels_of_groups": _channels_of_groups,
     "defaults": _defaults,
     "whole_model": _whole_model,
     "compiled": _compiled,

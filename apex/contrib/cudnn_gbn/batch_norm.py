@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from apex import _symbolic as symbolic
 from apex._functional import is_autocast_enabled
+from apex.parallel._batch_statistics import agree
 from apex.parallel._group_batch_norm import layer
 from apex.parallel._neighbours import group_of
 
@@ -81,6 +82,8 @@ class GroupBatchNorm2d(_BatchNorm):
         device_type = input.device.type
         if is_autocast_enabled(device_type):
             input = input.to(torch.get_autocast_dtype(device_type))
+        group = group_of(self.group_size) if self.training else None
+        agree(self, group, self.num_features, input)
         running_mean, running_var = self.running_mean, self.running_var
         batches = None
         if self.training and self.track_running_stats:
@@ -99,7 +102,7 @@ class GroupBatchNorm2d(_BatchNorm):
             False,
             self.training or running_mean is None,
             False,
-            group_of(self.group_size) if self.training else None,
+            group,
             batches,
         )
         if self.training:

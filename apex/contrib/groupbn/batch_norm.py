@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from apex import _symbolic as symbolic
 from apex._legacy import bnp
 from apex._torch_build import check_if_rocm_pytorch  # noqa: F401  a public name of this module
+from apex.parallel._batch_statistics import agree
 from apex.parallel._group_batch_norm import is_channel_last, layer
 from apex.parallel._neighbours import group_of
 
@@ -202,6 +203,8 @@ class BatchNorm2d_NHWC(_BatchNorm):
             return node
         self._check_input_dim(x)
         channel_last = is_channel_last("BatchNorm2d_NHWC", x, self.num_features, self.torch_channels_last)
+        group = group_of(self.bn_group) if self.training else None
+        agree(self, group, self.num_features, x)
         use_batch = self.training or self.running_mean is None
         batches = None
         if self.training and self.momentum is None:
@@ -219,7 +222,7 @@ class BatchNorm2d_NHWC(_BatchNorm):
             self.fuse_relu,
             use_batch,
             channel_last,
-            group_of(self.bn_group) if self.training else None,
+            group,
             batches,
         )
         if self.training:

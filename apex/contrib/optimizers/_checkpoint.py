@@ -11,6 +11,7 @@ import torch.distributed as dist
 from apex.contrib.optimizers import _states
 from apex.contrib.optimizers._buckets import ParameterFragment, StateBucket
 from apex.contrib.optimizers._flat import flat, flat_like
+from apex.contrib.optimizers._ranks import waiting_for_ranks
 
 NAMES = ("param", *_states.MOMENTS)
 torch.serialization.add_safe_globals([StateBucket, ParameterFragment])  # format 1 has them in it
@@ -140,7 +141,8 @@ def gather_bytes(state_dict, ranks):
     torch.save(state_dict, buffer)
     root = dist.get_global_rank(ranks.distributed, 0)
     found = [None] * ranks.shards if ranks.rank == 0 else None
-    dist.gather_object(buffer.getvalue(), found, dst=root, group=ranks.distributed)
+    with waiting_for_ranks("a checkpoint"):
+        dist.gather_object(buffer.getvalue(), found, dst=root, group=ranks.distributed)
     if dist.get_rank() != ranks.root:
         return None
     return {"gathered_states": [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in found]}

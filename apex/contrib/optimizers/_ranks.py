@@ -10,12 +10,14 @@ import zlib
 import torch
 import torch.distributed as dist
 
+from apex.parallel._waiting import is_of_ranks, waiting
 from apex.parallel.process_groups import timeout_of
 
 # Newer torch has these under other names, and warns about the old ones.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
 _all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
+REDUCTION, PARAMETERS = "a reduction of gradients", "the parameters of a step"
 DROP, SYNC = "zero_grad()", "a step, or what measures or clips gradients"
 
 
@@ -33,17 +35,14 @@ class Agreement(typing.NamedTuple):
     problem: str | None
 
 
-@contextlib.contextmanager
 def waiting_for_ranks(what):
-    """Says of a collective that failed, by its timeout or by the end of another process, what it was for."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"DistributedFusedAdam: rank {dist.get_rank()} waited in vain for the other ranks' part of {what}: a rank "
-            "ended, or did not call what this one called. Every rank calls step(), zero_grad(), grad_sync(), "
-            "grad_norm(), clip_grad_norm(), unscale_grads() and state_dict() alike"
-        ) from error
+    """`waiting`, in the words of DistributedFusedAdam."""
+    return waiting(
+        what,
+        "a rank ended, or did not call what this one called. Every rank calls step(), zero_grad(), grad_sync(), "
+        "grad_norm(), clip_grad_norm(), unscale_grads() and state_dict() alike",
+        "DistributedFusedAdam",
+    )
 
 
 class Ranks:
@@ -84,10 +83,11 @@ class Ranks:
     def broadcast(self, tensors):
         """Gives each tensor, contiguous, the values of the first rank."""
         if self.count > 1:
-            for work in [
-                dist.broadcast(t, src=self.root, group=self.everyone, async_op=True) for t in tensors
-            ]:
-                work.wait()
+            with waiting_for_ranks("the parameters at the start"):
+                for work in [
+                    dist.broadcast(t, src=self.root, group=self.everyone, async_op=True) for t in tensors
+                ]:
+                    work.wait()
 
     def ask(self, purpose, late=False, *, started, opened, trained):
         """Starts to agree on what all ranks are about to do. Every rank must call it.
@@ -129,11 +129,15 @@ class Ranks:
             operation = dist.ReduceOp.AVG
         elif average:
             whole.mul_(1 / self.count)  # before the sum, so that float16 stays in range
-        work = _reduce_scatter(shard, whole, op=operation, group=self.distributed, async_op=True)
+        with waiting_for_ranks(REDUCTION):
+            work = _reduce_scatter(shard, whole, op=operation, group=self.distributed, async_op=True)
         if self.copies > 1:
-            work = _Both(
-                work, lambda: dist.all_reduce(shard, op=operation, group=self.redundant, async_op=True)
-            )
+
+            def over_copies():
+                with waiting_for_ranks(REDUCTION):
+                    return dist.all_reduce(shard, op=operation, group=self.redundant, async_op=True)
+
+            work = _Both(work, over_copies)
             if shard.device.type != "cpu":
                 work.start_second()
         return work
@@ -144,7 +148,8 @@ class Ranks:
             if whole.data_ptr() != shard.data_ptr():
                 whole.copy_(shard)
             return None
-        return _all_gather(whole, shard, group=self.distributed, async_op=True)
+        with waiting_for_ranks(PARAMETERS):
+            return _all_gather(whole, shard, group=self.distributed, async_op=True)
 
     def sum_over_shards(self, tensor):
         """Sums a tensor over the ranks that hold different shards, in place."""
@@ -218,6 +223,8 @@ def _hosts_of(group):
             store, rank, ranks, timeout_of(group) or dist.distributed_c10d.default_pg_timeout
         )
     except RuntimeError as error:
+        if not is_of_ranks(error):
+            raise
         raise RuntimeError(
             f"DistributedFusedAdam: the hosts of {ranks} ranks do not reach each other by gloo: every rank of the "
             "process group makes the optimizer; GLOO_SOCKET_IFNAME names the network interface, as eth0"
