@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from apex import _loader
-from apex.contrib.optimizers import _checkpoint, _contiguous, _options, _pending
+from apex.contrib.optimizers import _contiguous, _options, _pending
 from apex.contrib.optimizers._buckets import Layout, ParameterFragment, StateBucket
 from apex.contrib.optimizers._flat import copy_lists, flat
 from apex.contrib.optimizers._gradients import GradientBucket, Gradients
+from apex.contrib.optimizers._listening import Listening
 from apex.contrib.optimizers._local_step import LocalStep, runs_of
-from apex.contrib.optimizers._parameters import ParameterBucket, Parameters, Places
+from apex.contrib.optimizers._parameters import ParameterBucket, Parameters
+from apex.contrib.optimizers._placement import Placement, name_of
 from apex.contrib.optimizers._ranks import Ranks
+from apex.contrib.optimizers._saving import Saving
 from apex.contrib.optimizers._scaling import ScaledGradients
-from apex.contrib.optimizers._states import model_shard, scale_states, store_parameters
 from apex.optimizers._amp_c import OverflowFlag
 from apex.optimizers._arguments import check_arguments, evaluate
 
@@ -31,10 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedFusedAdam"]
 
-_hooks = WeakTensorKeyDictionary()  # parameter -> (reference to its optimizer, handle of the hook)
 
-
-class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
+class DistributedFusedAdam(Placement, Listening, ScaledGradients, Saving, torch.optim.Optimizer):
     """Adam and AdamW with gradients and state sharded over data-parallel ranks (ZeRO-2).
 
         torch.distributed.init_process_group("nccl")             # or "gloo", on CPUs
@@ -215,7 +211,7 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         """Takes the parameters of a group: checks them, and listens to them."""
         group = self.param_groups[index]
         for place, p in enumerate(group["params"]):
-            _options.check_parameter(_name(index, place), p, self.device)
+            _options.check_parameter(name_of(index, place), p, self.device)
         self._complete = False
         for place, p in enumerate(group["params"]):
             self._place[p] = index, place
@@ -231,46 +227,6 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
         """{(group, place): whether that parameter requires a gradient}."""
         return {key: p.requires_grad for p, key in self._place.items()}
 
-    def _listen(self):
-        """Hooks on all parameters, frozen ones too: they may thaw. Those of an earlier optimizer are removed."""
-        for p, (index, place) in self._place.items():
-            owner, handle = _hooks.get(p, (lambda: None, None))
-            if owner() is self:
-                continue
-            if handle is not None:
-                handle.remove()
-            frozen = not p.requires_grad
-            p.requires_grad_(True)  # torch takes hooks on such parameters alone
-            try:
-                handle = self._register(p, self._make_post_backward_hook(p, index, place))
-            finally:
-                p.requires_grad_(not frozen)
-            _hooks[p] = weakref.ref(self), handle
-
-    def _register(self, p, hook):
-        if not self.contiguous_grad_buffer:
-            return p.register_post_accumulate_grad_hook(hook)
-        # Kernels that write into the buffer leave autograd without a gradient: only the node knows of the pass.
-        with torch.enable_grad():
-            node = p.expand_as(p).grad_fn.next_functions[0][0]
-        self._nodes.append(node)
-        return node.register_hook(hook)
-
-    def _make_post_backward_hook(self, param, param_group_id, param_id):
-        me = weakref.ref(self)
-
-        def post_backward_hook(*unused):
-            self = me()
-            if self is None:
-                return
-            with self._lock:
-                if self.greedy_grad_copy:
-                    self._grad_copy(param)
-                    if self.overlap_grad_sync:
-                        self._try_start_bucket_grad_sync(params=[param])
-
-        return post_backward_hook
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self.device is not None:
             self._gradients.settle()
@@ -284,174 +240,6 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
             "DistributedFusedAdam belongs to its ranks and cannot be copied: make another one, and give it "
             "state_dict() of this one"
         )
-
-    # ---- where parameters lie ------------------------------------------------------------------------
-
-    def parameters(self) -> Iterator[torch.Tensor]:
-        """An iterator over the parameters of all groups."""
-        return itertools.chain.from_iterable(group["params"] for group in self.param_groups)
-
-    def parameter(self, *args: Any) -> torch.Tensor:
-        """The parameter of a ParameterFragment; or of two ints: the group, and the place in the group."""
-        if len(args) == 1 and isinstance(args[0], ParameterFragment):
-            args = args[0].param_group_id, args[0].param_id
-        if len(args) != 2 or not all(isinstance(arg, int) for arg in args):
-            raise TypeError(
-                "parameter() takes a ParameterFragment, or two ints, not "
-                f"{', '.join(type(arg).__name__ for arg in args)}"
-            )
-        return self.param_groups[args[0]]["params"][args[1]]
-
-    def init_params(
-        self,
-        params: Iterable[torch.Tensor] | None = None,
-        dtype: torch.dtype | None = None,
-        grad_sync_dtype: torch.dtype | None = None,
-        param_sync_dtype: torch.dtype | None = None,
-    ) -> None:
-        """Places parameters in buckets, in this order; those that have their place already are left out.
-
-        Without it, the first gradient places all of them, the last ones first: as gradients come. When the last
-        parameter has its place, the optimizer takes the values that all have.
-
-        params: parameters, or one; None: all. dtype, grad_sync_dtype, param_sync_dtype: of these parameters, in
-        the place of the optimizer's; dtype must be that. Every rank must call it alike.
-        """
-        if params is None:
-            params = reversed(list(self.parameters()))
-        for p in [params] if isinstance(params, torch.Tensor) else params:
-            if p in self._place and "fragments" not in self.state[p]:
-                group, place = self._place[p]
-                self._init_param_state(
-                    p,
-                    group,
-                    place,
-                    dtype=dtype,
-                    grad_sync_dtype=grad_sync_dtype,
-                    param_sync_dtype=param_sync_dtype,
-                )
-        if all("fragments" in self.state[p] for p in self._place):
-            self._allocate()
-
-    def init_params_bucket(
-        self,
-        params: Iterable[torch.Tensor],
-        dtype: torch.dtype | None = None,
-        grad_sync_dtype: torch.dtype | None = None,
-        param_sync_dtype: torch.dtype | None = None,
-    ) -> None:
-        """Places parameters in buckets of their own, which are reduced together when all have their gradients.
-
-        Arguments are those of `init_params`.
-        """
-        params = [params] if isinstance(params, torch.Tensor) else list(params)
-        params = [p for p in params if p in self._place and "fragments" not in self.state[p]]
-        with self._layout.together([self._place[p] for p in params]):
-            self.init_params(
-                params, dtype=dtype, grad_sync_dtype=grad_sync_dtype, param_sync_dtype=param_sync_dtype
-            )
-
-    def _init_param_state(
-        self, param, param_group_id, param_id, dtype=None, grad_sync_dtype=None, param_sync_dtype=None
-    ):
-        dtypes = (
-            dtype or self.dtype,
-            grad_sync_dtype or self.grad_sync_dtype,
-            param_sync_dtype or self.param_sync_dtype,
-        )
-        _options.check_placement(_name(param_group_id, param_id), param, self, dtypes)
-        usual = dtypes[2] == self.param_sync_dtype
-        self.state[param]["fragments"] = self._layout.place(
-            param_group_id,
-            param_id,
-            param.numel(),
-            dtypes,
-            store_params=self.store_params or not usual,
-            store_param_remainders=self.store_param_remainders and usual,
-        )
-
-    def _materialize(self):
-        """Every parameter has its place, and its state is there."""
-        if not self._complete:
-            self.init_params()
-            self._allocate()
-
-    @torch.no_grad()
-    def _allocate(self):
-        """Makes the state of the buckets that have none."""
-        if self._complete:
-            return
-        self._complete = True
-        self._listen()
-        _loader.load()
-        self._check_strides()
-        self._strides.update((p, p.stride()) for p in self._place)
-        new = self._layout.close()
-        parts = [None] * len(new)
-        if self.contiguous_grad_buffer:
-            buffers, parts = _contiguous.gradient_buffers(new, self.device)
-            self._grad_buffers += buffers
-        for bucket in new:
-            bucket.allocate(self.device)
-            if self.with_scaled_states:
-                scale_states(bucket, self.device)
-            store_parameters(bucket, model_shard(bucket, self.parameter, torch.float32))
-            self._places.append(Places(bucket, [*map(self.parameter, bucket.fragments)]))
-        self._gradients.append(
-            [GradientBucket(bucket, bucket.waits_for, part) for bucket, part in zip(new, parts, strict=True)],
-            self._gradient_order(),
-        )
-
-    def _check_strides(self):
-        """Elements lie in buckets as they lay in memory: raises RuntimeError where they lie otherwise by now."""
-        for p, strides in self._strides.items():
-            if p.stride() != strides:
-                raise RuntimeError(
-                    f"{_name(*self._place[p])} had strides {strides} when its state was made and has {p.stride()}: "
-                    "change memory formats before that, or make another optimizer and give it state_dict() of this "
-                    "one from before the change"
-                )
-
-    def _gradient_order(self):
-        """Numbers of the buckets as gradients come: those of the last parameters first, the same on all ranks."""
-        number = {place: i for i, place in enumerate(self._place.values())}
-        last = [max(number[place] for place in bucket.waits_for) for bucket in self.state["buckets"]]
-        return sorted(range(len(last)), key=lambda i: (-last[i], i))
-
-    # ---- contiguous buffers ----------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def init_param_buffer(self) -> None:
-        """Makes parameters views of large buffers, as contiguous_param_buffer=True does at the first step.
-
-        Raises RuntimeError where a parameter's dtype is not that in which it is gathered.
-        """
-        self.contiguous_param_buffer = True
-        self._materialize()
-        self.param_sync()
-        firsts = [(p, *self.state[p]["fragments"][:1]) for p in self._place if p.numel()]
-        buckets = self.state["buckets"]
-        for p, first in firsts:
-            _contiguous.check_can_move(p, buckets[first.bucket_id])
-        self._param_buffers = _contiguous.parameter_buffers(buckets, self.device)
-        for p, first in firsts:
-            _contiguous.move(p, first, _contiguous.part_of(self._param_buffers, buckets[first.bucket_id]))
-
-    def grad_buffer_view(self, param: torch.Tensor) -> torch.Tensor:
-        """The part of the contiguous gradient buffer that holds a parameter's gradient, shaped like it.
-
-        What is written there is reduced with the parameter's bucket. Raises RuntimeError without
-        contiguous_grad_buffer.
-        """
-        if not self.contiguous_grad_buffer:
-            raise RuntimeError(
-                "DistributedFusedAdam: there is no gradient buffer to view: pass contiguous_grad_buffer=True"
-            )
-        self._materialize()
-        if not param.numel():
-            return torch.empty_like(param, dtype=self.grad_sync_dtype, requires_grad=False)
-        first = self.state[param]["fragments"][0]
-        return _contiguous.view_of(self._gradients.buckets[first.bucket_id].buffer, first, param)
 
     # ---- gradients -------------------------------------------------------------------------------------
 
@@ -623,86 +411,6 @@ class DistributedFusedAdam(ScaledGradients, torch.optim.Optimizer):
     def _own(self, part):
         """This rank's shard of a bucket."""
         return None if part is None else part.chunk(self.distributed_size)[self.distributed_rank]
-
-    # ---- checkpoints -----------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def state_dict(
-        self, *, state_dict_format: int | None = None, gather_on_root: bool | None = None
-    ) -> dict[str, Any] | None:
-        """The optimizer's state. Every rank must call it.
-
-        state_dict_format: 2 (None): the same dict on every rank, with each parameter's "param", "exp_avg" and
-        "exp_avg_sq" whole, shaped like it, on the CPU: fits any number of ranks and any options. 1: what this
-        rank keeps, as it is; gather_on_root (None: True): all ranks' on the first one, None on the others.
-        """
-        if state_dict_format not in (None, 1, 2):
-            raise ValueError(
-                f"DistributedFusedAdam: there is no state dict format {state_dict_format}: 1 or 2"
-            )
-        if gather_on_root is not None and state_dict_format != 1:
-            raise ValueError("gather_on_root belongs to state_dict_format=1: format 2 is whole on every rank")
-        self._materialize()
-        self.grad_sync()
-        self.param_sync()
-        self._check_strides()
-        state_dict = super().state_dict()
-        if state_dict_format == 1:
-            if gather_on_root is None or gather_on_root:
-                state_dict = _checkpoint.gather_bytes(state_dict, self._ranks)
-            if state_dict is not None:
-                state_dict["format"] = 1
-            return state_dict
-        params = list(self.parameters())
-        whole = _checkpoint.gather(
-            self.state["buckets"],
-            params,
-            self.parameter,
-            self._ranks,
-            torch.float32 if self.with_scaled_states else self.dtype,
-        )
-        keys = _checkpoint.check_groups(state_dict, self.param_groups)
-        state_dict["state"] = {"step": self.state["step"], **dict(zip(keys, whole, strict=True))}
-        return {**_checkpoint.without_aliases(state_dict), "format": 2}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what state_dict() returned: format 2 into any number of ranks and options, format 1 as saved.
-
-        Parameters get their values, too (format 2). Every rank must call it, and nothing is changed if one of
-        these is raised:
-
-        ValueError: the checkpoint is another optimizer's, or of other parameters. RuntimeError: format 1, saved
-        with another number of ranks or other options.
-        """
-        form = state_dict.get("format")
-        if form is None:
-            form = 1 if "gathered_states" in state_dict or "buckets" in state_dict["state"] else 2
-        if form not in (1, 2):
-            raise ValueError(f"DistributedFusedAdam: there is no state dict format {form}: 1 or 2")
-        if form == 1:
-            state_dict = _checkpoint.shard_of(state_dict, self._ranks)
-            _checkpoint.check_groups(state_dict, self.param_groups)
-        else:
-            states = _checkpoint.check_whole(state_dict, self.param_groups)
-        self._materialize()
-        self.grad_sync()
-        self.param_sync()
-        self._check_strides()
-        if form == 1:
-            _checkpoint.load_shard(state_dict, self.state["buckets"])
-        else:
-            _checkpoint.scatter(states, self.state["buckets"], list(self.parameters()), self.parameter)
-        _checkpoint.load_options(state_dict["param_groups"], self.param_groups)
-        step = state_dict["state"]["step"]
-        if self.capturable:
-            self.state["step"].copy_(torch.as_tensor(step, dtype=torch.int32, device=self.device))
-        else:
-            self.state["step"] = int(step)
-
-
-def _name(group, place):
-    return f"DistributedFusedAdam: parameter {place} of group {group}"
 
 
 # ---- names that subclasses of public apex's optimizer import ------------------------------------------------
