@@ -10,6 +10,8 @@ write it by torch's ops: both give it memory of its own first.
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 _BACKENDS = ("CPU", "CUDA", "HIP", "XLA", "MPS", "XPU", "HPU", "MTIA", "MAIA", "PrivateUse1")
@@ -137,6 +139,25 @@ def layouts_differ(lists):
             if other.numel() > 1 and other.stride() != first.stride():
                 return True
     return False
+
+
+class Dtypes:
+    """Notices that parameters have other dtypes than they had, as after model.double().
+
+    owners: the tensors whose .grad are the gradients. lists: an optimizer's; of these the first, of parameters or their
+    masters, is looked at.
+    """
+
+    def __init__(self, owners, lists):
+        firsts = [t for t, owner in zip(lists[0], owners, strict=True) if t is not owner] if lists else []
+        self._tensors = [*owners, *firsts]
+        self._known = list(map(_dtype, self._tensors))
+
+    def changed(self):
+        return self._known != list(map(_dtype, self._tensors))
+
+
+_dtype = operator.attrgetter("dtype")
 
 
 def writable_gradient(owner):

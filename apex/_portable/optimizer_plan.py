@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from itertools import chain
 
-from apex._plain import layouts_differ
+from apex._plain import Dtypes, layouts_differ
 from apex._portable.plan import TensorPlan
 
 _grad = operator.attrgetter("grad")
@@ -29,14 +29,16 @@ class OptimizerPlan:
         self._names, self._written = list(names), written
         self._lists, self._owners = [list(column) for column in lists], list(owners)
         self._watched, self._gradients, self._plan = list(watched), None, None
+        self._dtypes = Dtypes(self._owners, self._lists)
 
     def watched_has_gradient(self):
         """Whether a watched parameter has received a gradient: its state is to be made, and a new plan."""
         return any(p.grad is not None for p in self._watched)
 
-    def layouts_differ(self):
-        """Whether a list's tensor no longer lies in memory as the first list's (its parameter's) does."""
-        return bool(self._lists) and layouts_differ(self._lists)
+    def is_outdated(self):
+        """Whether a list's tensor no longer lies in memory as the first list's (its parameter's) does, or a parameter
+        has another dtype than it had: states and a new plan are to be made."""
+        return self._dtypes.changed() or (bool(self._lists) and layouts_differ(self._lists))
 
     def set_gradients(self, gradients):
         """Gradients that are not the parameters' own .grad (local shards of a DTensor); None: .grad again."""

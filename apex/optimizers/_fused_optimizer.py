@@ -131,8 +131,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             if name not in state:
                 state[name] = self._new_state(p)
         for name in self._float_states():
-            if name in state and local(state[name]).stride() != local(p).stride():
-                laid_out = torch.empty_like(p, dtype=state[name].dtype, requires_grad=False)
+            if name not in state:
+                continue
+            dtype = self._kept_dtype(p, state[name].dtype)
+            if dtype != state[name].dtype or local(state[name]).stride() != local(p).stride():
+                laid_out = torch.empty_like(p, dtype=dtype, requires_grad=False)
                 state[name] = laid_out.copy_(state[name])
 
     def _new_state(self, p):
@@ -140,6 +143,12 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _state_dtype(self, p):
         return full_precision(p.dtype)
+
+    def _kept_dtype(self, p, dtype):
+        """The dtype of a state that was made in another, as before model.double() or .half(): it stays where it serves
+        this parameter, else it gets full precision."""
+        full = full_precision(p.dtype)
+        return dtype if dtype in (full, self._state_dtype(p)) else full
 
     def _check_parameters(self, index, params):
         kinds = {local(p).device.type for p in params}

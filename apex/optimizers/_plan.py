@@ -12,7 +12,7 @@ import functools
 import torch
 
 from apex._loader import bindings, library
-from apex._plain import check, is_shape_alone, layouts_differ, writable_gradient
+from apex._plain import Dtypes, check, is_shape_alone, layouts_differ, writable_gradient
 
 
 def make_plan(names, written, lists, owners, watched=(), states=None, params=None):
@@ -61,8 +61,9 @@ class NativePlan(_Plan):
         self.set_gradients = plan.set_gradients
 
     def state_changed(self, states):
-        """Whether a state is not what the plan was made of, or not laid out as its parameter is."""
-        return self._plan.layouts_differ() or (self._watch is not None and not self._watch.holds(states))
+        """Whether a state is not what the plan was made of, or not laid out as its parameter is, whose dtype may have
+        changed, too: model.double()."""
+        return self._plan.is_outdated() or (self._watch is not None and not self._watch.holds(states))
 
     def run(self, op, **scalars):
         """One step of `op` (multi_tensor_adam, ...); scalars are the op's, by the names of its schema.
@@ -91,13 +92,16 @@ class ReferencePlan(_Plan):
         self._states = states
         self._params = owners if params is None else params
         self._entries = self._state_entries()
+        self._dtypes = Dtypes(owners, lists)
 
     def _state_entries(self):
         return [] if self._states is None else [dict(self._states.get(p, ())) for p in self._params]
 
     def state_changed(self, states):
         """As NativePlan's."""
-        if states is not self._states or (self._lists and layouts_differ(self._lists)):
+        if states is not self._states or self._dtypes.changed():
+            return True
+        if self._lists and layouts_differ(self._lists):
             return True
         return any(
             old.keys() != new.keys() or any(old[name] is not new[name] for name in old)

@@ -117,6 +117,8 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
         return self.reduced_precision_dtype is not None and p.dtype == self.reduced_precision_dtype
 
     def _init_state(self, p, group):
+        if not self._has_masters(p):
+            self.state[p].pop("master_param", None)  # of a dtype before: it would come back with old values
         super()._init_state(p, group)
         if self._has_masters(p) and "master_param" not in self.state[p]:
             self.state[p]["master_param"] = p.detach().clone().to(full_precision(p.dtype))

@@ -10,6 +10,8 @@ OptimizerPlan::OptimizerPlan(std::vector<std::string> names, uint32_t written,
   for (size_t k = 0; k < lists_.size(); ++k)
     TORCH_CHECK_VALUE(lists_[k].size() == owners_.size(), names_[k + 1], " holds ", lists_[k].size(),
                       " tensors for the gradients of ", owners_.size());
+  for (const auto* list : {&owners_, &firsts()})
+    for (const at::Tensor& tensor : *list) types_.push_back(tensor.scalar_type());
 }
 
 TensorSource OptimizerPlan::source() const {
@@ -31,9 +33,10 @@ bool OptimizerPlan::watched_has_gradient() const {
   return false;
 }
 
-bool OptimizerPlan::layouts_differ() const {
+bool OptimizerPlan::is_outdated() const {
   for (size_t i = 0; i < owners_.size(); ++i) {
-    const at::Tensor& first = lists_.empty() ? owners_[i] : lists_[0][i];
+    const at::Tensor& first = firsts()[i];
+    if (owners_[i].scalar_type() != types_[i] || first.scalar_type() != types_[owners_.size() + i]) return true;
     const bool contiguous = first.is_contiguous();
     for (size_t k = 1; k < lists_.size(); ++k) {
       const at::Tensor& other = lists_[k][i];

@@ -18,8 +18,9 @@ class APEX_TORCH_API OptimizerPlan {
   // Whether a watched parameter has received a gradient: its state is to be made, and a new plan.
   bool watched_has_gradient() const;
 
-  // Whether a list's tensor no longer lies in memory as the first list's (its parameter's) does.
-  bool layouts_differ() const;
+  // Whether a list's tensor no longer lies in memory as the first list's (its parameter's) does, or a parameter has
+  // another dtype than it had: states and a new plan are to be made.
+  bool is_outdated() const;
 
   // Gradients that are not the parameters' own .grad (local shards of a DTensor); none: .grad again.
   void set_gradients(std::optional<std::vector<at::Tensor>> gradients);
@@ -31,11 +32,13 @@ class APEX_TORCH_API OptimizerPlan {
 
  private:
   TensorSource source() const;
+  const std::vector<at::Tensor>& firsts() const { return lists_.empty() ? owners_ : lists_[0]; }
 
   std::vector<std::string> names_;
   uint32_t written_;
   std::vector<std::vector<at::Tensor>> lists_;
   std::vector<at::Tensor> owners_, watched_;
+  std::vector<at::ScalarType> types_;  // of owners, then of the first list, when the plan was made
   std::optional<std::vector<at::Tensor>> gradients_;
   std::unique_ptr<TensorPlan> plan_;
 };

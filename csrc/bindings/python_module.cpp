@@ -55,7 +55,7 @@ PYBIND11_MODULE(_C, m) {
             plan.set_gradients(std::move(tensors));
           },
           "None among them: that parameter has no gradient.", py::arg("gradients"))
-      .def("layouts_differ", &apex::OptimizerPlan::layouts_differ)
+      .def("is_outdated", &apex::OptimizerPlan::is_outdated)
       .def_property_readonly("launches", &apex::OptimizerPlan::launches);
   py::class_<apex::StateWatch>(m, "StateWatch")
       .def(py::init<py::dict, std::vector<py::object>>(), py::arg("states"), py::arg("params"))
