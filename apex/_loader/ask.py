@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def known() -> Release:
-    """The release.Release here. Raises LookupError where this installation has none."""
+    """The release.Release here. Raises LookupError where this installation has none, ValueError where it is damaged."""
     found = release.load()
     if found is None:
         raise LookupError("this installation does not say what its release holds: release.json is missing")
@@ -258,7 +258,7 @@ def which(arguments: Sequence[str], prog: str) -> int:
     described = probe.describe()
     try:
         found = of_machine(described, asked.index)
-    except LookupError as error:
+    except (ValueError, LookupError) as error:
         parser.error(str(error))
     if asked.json:
         print(json.dumps(found, indent=1))

@@ -12,6 +12,7 @@ from apex._loader import (
     bindings,
     choose,
     distributions,
+    installed,
     layout,
     mapped,
     offers,
@@ -55,6 +56,7 @@ def examine() -> Report:
         facts,
         load_error=_try_to_load() if facts.fit else None,
         installation=distributions.describe(),
+        damage=installed.damage(),
         mapped={stem: tuple(mapped.find(stem)) for stem in stems},
         cache_writable=cache.usable(),
         cache_refused=cache.refusal(),
@@ -73,7 +75,7 @@ def _facts(described: Machine) -> Facts:
     """What any machine's description tells, this one's or another's."""
     ops = registry.ops()
     helpers = tuple(unit for unit in registry.units() if unit not in ops)
-    found, known = choose.outcome(described, ops, helpers), release.load()
+    found, known = choose.outcome(described, ops, helpers), release.known()
     offer = (
         offers.offer(described, known) if known else None
     )  # None: this installation does not know its release

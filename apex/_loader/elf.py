@@ -10,8 +10,10 @@ import mmap
 import os
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 EM_X86_64, EM_AARCH64, EM_CUDA, EM_AMDGPU = 62, 183, 190, 224
 _SHT_SYMTAB, _SHT_NOTE, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 7, 6, 11
@@ -74,6 +76,8 @@ class Elf:
         self.machine, self.flags = header[1], header[6]
         offset, size, count, names = header[5], header[10], header[11], header[12]
         segments_end = header[4] + header[8] * header[9] if header[9] else 0  # cubins end with this table
+        if count and size != 64:
+            raise NotElf(f"a row of the section table has {size} bytes, not 64")
         if max(offset + size * count, segments_end) > len(data):
             raise NotElf("a table of the header reaches past the end: the file is cut short")
         rows = [struct.unpack_from("<IIQQQQIIQQ", data, offset + size * k) for k in range(count)]
@@ -107,14 +111,23 @@ class Elf:
     def _of_kind(self, kind: int) -> list[Section]:
         return [section for section in self.sections if section.kind == kind]
 
+    def _rows(self, table: Section, form: str) -> Iterator[tuple[Any, ...]]:
+        if table.size % struct.calcsize(form):
+            raise NotElf("a table ends within a row: the file is damaged")
+        return struct.iter_unpack(form, self._bytes(table))
+
+    def _strings_of(self, table: Section) -> int:
+        """Where the strings of a table begin."""
+        if table.link >= len(self.sections):
+            raise NotElf("a table names strings that are not there: the file is damaged")
+        return self.sections[table.link].offset
+
     def symbols(self, dynamic: bool = False) -> list[Symbol]:
         """The symbols of .symtab, or of .dynsym."""
         found = []
         for table in self._of_kind(_SHT_DYNSYM if dynamic else _SHT_SYMTAB):
-            strings = self.sections[table.link].offset
-            for name, info, other, section, _value, _size in struct.iter_unpack(
-                "<IBBHQQ", self._bytes(table)
-            ):
+            strings = self._strings_of(table)
+            for name, info, other, section, _value, _size in self._rows(table, "<IBBHQQ"):
                 found.append(Symbol(self.text(strings + name), info & 15, info >> 4, other, section))
         return found
 
@@ -138,8 +151,8 @@ class Elf:
         """(soname or None, needed names, run-path entries) of a shared library."""
         soname, needed, runpath = None, [], []
         for table in self._of_kind(_SHT_DYNAMIC):
-            strings = self.sections[table.link].offset
-            for tag, value in struct.iter_unpack("<QQ", self._bytes(table)):
+            strings = self._strings_of(table)
+            for tag, value in self._rows(table, "<QQ"):
                 if tag == _DT_NEEDED:
                     needed.append(self.text(strings + value))
                 elif tag == _DT_SONAME:

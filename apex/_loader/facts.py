@@ -34,6 +34,7 @@ class Facts:
     mapped:   stem -> paths of that vendor library in this process
     threads:  how many threads of torch work on CPU tensors, in words; None without torch
     assumed:  the machine is described, not this one
+    damage:   data files of the installation that cannot be read, each with why
     offer:    what the release has for this machine, or None where this installation does not know its release
     """
 
@@ -48,3 +49,4 @@ class Facts:
     threads: str | None = None
     assumed: bool = False
     offer: offers.Offer | None = None
+    damage: tuple[str, ...] = ()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from pathlib import Path
 
-from apex._loader import elf, layout, op_model, pack_files, registry
+from apex._loader import elf, layout, op_model, pack_files, registry, release
 from apex._loader.machine import Binding, Machine, Pack
 
 LIBRARY = "libapex.so"
@@ -70,7 +71,13 @@ def cpu_units() -> tuple[str, ...]:
 
 @functools.cache
 def _library_fault(path: Path) -> str | None:
-    return elf.library_fault(path)
+    if fault := elf.library_fault(path):
+        return fault
+    try:
+        _exported(path)
+    except (OSError, ValueError) as error:
+        return f"{path.name} is damaged: {error}"
+    return None
 
 
 @functools.cache
@@ -84,9 +91,20 @@ def _exported(path: Path) -> frozenset[str]:
 
 def bindings() -> tuple[Binding, ...]:
     """The bindings that bindings.json lists; empty if the file is not there."""
-    rows = layout.read_json(layout.libraries() / "bindings.json", list) or []
+    try:
+        return _bindings()
+    except (TypeError, AttributeError):  # `damage` says so
+        return ()
+
+
+def _bindings() -> tuple[Binding, ...]:
+    rows = layout.read_json(_bindings_file(), list) or []
     names = Binding.__dataclass_fields__
     return tuple(Binding(**{key: value for key, value in row.items() if key in names}) for row in rows)
+
+
+def _bindings_file() -> Path:
+    return layout.libraries() / "bindings.json"
 
 
 def staleness() -> str | None:
@@ -100,6 +118,31 @@ def staleness() -> str | None:
     if not changed:
         return None
     return f"the build in {layout.built()} is older than csrc/ops.schemas: {', '.join(changed)} changed"
+
+
+# ---- data files --------------------------------------------------------------------------------------------
+
+
+def damage() -> tuple[str, ...]:
+    """Data files that are there and cannot be read, each with why. Without them apex goes on, with less to say."""
+    _, extensions = layout.registry_files()
+    kinds = {_bindings_file(): list, layout.built() / "build.json": dict, layout.built() / release.FILE: dict}
+    if extensions:
+        kinds[extensions] = list
+    found = {path: "it is no whole JSON" for path, kind in kinds.items() if not _readable(path, kind)}
+    checks = ((_bindings_file(), _bindings), (layout.built() / release.FILE, release.load))
+    for path, check in checks:
+        try:
+            check()
+        except (TypeError, AttributeError, ValueError) as error:
+            found.setdefault(path, str(error))
+    if extensions and not registry.extensions():
+        found.setdefault(extensions, "it names no extension")
+    return tuple(f"{path.name}: {why}" for path, why in found.items())
+
+
+def _readable(path: Path, kind: type) -> bool:
+    return not os.path.lexists(path) or layout.read_json(path, kind) is not None
 
 
 # ---- kernel packs ------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def swap(found: Offer, installed: Sequence[tuple[str, str]] = ()) -> str:
 
 def line(machine: Machine, installed: Sequence[tuple[str, str]] = ()) -> str:
     """The one line for a Machine, of the release here."""
-    known = release.load()
+    known = release.known()
     if known is None:
         return f"{PIP} install --upgrade --no-deps apex-{wanted(machine)}"
     found = offer(machine, known)

@@ -110,7 +110,9 @@ def _parse(folder: Path, manifest: Row) -> Pack:
     arch, vendor, kind = (_text(manifest[key]) for key in ("arch", "vendor", "kind"))
     rows = manifest.get("units", {})
     for row in rows.values():
-        _text(row["file"])
+        name = _text(row["file"])
+        if name in ("", "..") or name != Path(name).name:
+            return _unusable(folder, f"its manifest names {name!r}, which is no file of its folder")
     made_by = (_text(compiler.get("name", "")), _text(compiler.get("version", "")))
     return Pack(arch, vendor, kind, made_by, _Units(folder, arch, rows))
 

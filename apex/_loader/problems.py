@@ -193,6 +193,12 @@ def damaged_packs(facts: Facts) -> Iterator[Problem]:
             )
 
 
+def damaged_files(facts: Facts) -> Iterator[Problem]:
+    """Data files of the installation. apex goes on without them; whoever damaged these may have damaged more."""
+    if facts.damage:
+        yield Problem(DEGRADED, "damaged files", "; ".join(facts.damage), owners.reinstall(facts))
+
+
 def overridden_arch(facts: Facts) -> Iterator[Problem]:
     override = facts.machine.env.get("HSA_OVERRIDE_GFX_VERSION")
     if override:
@@ -286,6 +292,7 @@ CHECKS = (
     slow_devices,
     refused,
     damaged_packs,
+    damaged_files,
     overridden_arch,
     no_gpu,
     two_hip_runtimes,

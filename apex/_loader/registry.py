@@ -38,8 +38,11 @@ def _extensions(source: Path | None, built: Path | None) -> dict[str, Extension]
     data: Any = _toml(source) if source else None
     if data is None:
         data = layout.read_json(built, object) if built else {}
-    rows = data if isinstance(data, list) else (data or {}).get("extension", [])
-    return {row["name"]: _extension(row) for row in rows}
+    rows = data.get("extension", []) if isinstance(data, dict) else data
+    try:
+        return {row["name"]: _extension(row) for row in rows}
+    except (KeyError, TypeError, AttributeError):  # damaged: installed.damage() says so
+        return {}
 
 
 def _extension(row: Mapping[str, Any]) -> Extension:

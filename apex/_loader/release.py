@@ -100,9 +100,16 @@ class Release:
 
 
 def parse(value: Any) -> Release:
-    """The Release that release.json says. Raises ValueError for another format."""
+    """The Release that release.json says. Raises ValueError for another format, and for what is damaged."""
     if value.get("format") != FORMAT:
         raise ValueError(f"{FILE} has format {value.get('format')}, this apex reads {FORMAT}")
+    try:
+        return _parse(value)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{FILE} is damaged: {type(error).__name__} {error}") from error
+
+
+def _parse(value: Any) -> Release:
     torch = {_minor(row["release"]): row for row in value["torch"]}
     return Release(
         version=value["version"],
@@ -142,8 +149,17 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
+def known() -> Release | None:
+    """`load()`, and None where it cannot be read: what is damaged keeps nobody from hearing what mends it."""
+    try:
+        return load()
+    except ValueError:
+        return None
+
+
 def load() -> Release | None:
-    """The Release of this checkout or wheel; None where neither says (a source install)."""
+    """The Release of this checkout or wheel; None where neither says (a source install). Raises ValueError where what
+    says it is damaged."""
     if layout.checkout():
         try:
             from build_matrix import errors

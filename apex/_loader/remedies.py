@@ -16,9 +16,6 @@ def reinstall(name: str | None = None, version: str | None = None) -> str:
     if name not in distributions.OURS:
         return f"from its source tree: {PIP} install --force-reinstall --no-deps --no-build-isolation ."
     pin = f"=={version}" if version else ""
-    try:
-        known = release.load()
-    except ValueError:  # what is damaged shall not keep anybody from hearing what mends it
-        known = None
+    known = release.known()
     root = f" --index-url {known.root(known.accelerator(name.removeprefix('apex-')))}" if known else ""
     return f"{PIP} install --force-reinstall --no-deps {name}{pin}{root}"

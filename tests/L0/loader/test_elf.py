@@ -1,5 +1,8 @@
 """Reading code objects and shared libraries, on files that the real compilers made."""
 
+import random
+import struct
+
 import pytest
 
 from apex._loader import elf
@@ -67,3 +70,51 @@ def test_dynamic_section(shared_library):
     assert found.runpath == (f"{path.parent}/lib",)
     names = {symbol.name for symbol in elf.Elf(path.read_bytes()).symbols(dynamic=True) if symbol.defined}
     assert "marker" in names
+
+
+def _with_section(data, number, offset, form, value):
+    """The file with one field of one row of its section table changed."""
+    changed = bytearray(data)
+    table, size = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<H", data, 58)[0]
+    struct.pack_into(form, changed, table + size * number + offset, value)
+    return bytes(changed)
+
+
+def test_tables_that_are_damaged_are_refused_by_name(shared_library):
+    """struct.error and IndexError went through everything that describes a machine."""
+    data = shared_library("libx.so", "libx.so").read_bytes()
+    sections = struct.unpack_from("<H", data, 60)[0]
+    told = 0
+    for number in range(sections):
+        size = struct.unpack_from("<Q", data, struct.unpack_from("<Q", data, 40)[0] + 64 * number + 32)[0]
+        for offset, form, value in (
+            (32, "<Q", max(size - 1, 0)),
+            (40, "<I", 9999),
+            (24, "<Q", 3),
+            (32, "<Q", 2**60),
+        ):
+            try:
+                file = elf.Elf(_with_section(data, number, offset, form, value))
+                file.symbols(), file.symbols(dynamic=True), file.dynamic(), file.notes()
+            except elf.NotElf:
+                told += 1
+    assert told > sections  # every reach past the end, and what is wrong with tables that are read
+    odd = bytearray(data)
+    struct.pack_into("<H", odd, 58, 1)
+    with pytest.raises(elf.NotElf, match="has 1 bytes"):
+        elf.Elf(bytes(odd))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "compute_80"])
+def test_random_damage_is_refused_or_read(cubin, arch):
+    whole, generator = cubin(arch), random.Random(0)
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(generator.choice((1, 4, 30))):
+            data[generator.randrange(min(len(data), generator.choice((64, 4096, len(data)))))] = (
+                generator.randrange(256)
+            )
+        try:
+            elf.read_code_object(bytes(data))
+        except elf.NotElf as error:
+            assert str(error)
