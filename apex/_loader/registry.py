@@ -81,6 +81,12 @@ def _schemas(path: Path | None) -> dict[str, Op]:
         fault, found = "missing", f"no such file in {layout.built()}"
     except (OSError, ValueError) as error:
         fault, found = "damaged", str(error)
+    if not layout.PACKAGE.is_dir():
+        raise InstallationError(
+            "apex is imported from an archive, whose libraries and data files cannot be opened",
+            found=str(layout.PACKAGE),
+            remedy="unpack the archive, and put the folder that holds `apex` on sys.path",
+        )
     raise InstallationError(
         f"apex is not whole: its list of ops is {fault}",
         wanted="ops.schemas",

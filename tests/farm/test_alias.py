@@ -78,7 +78,7 @@ def test_programs_find_the_version_of_apex(published, tmp_path):
 def told(*installed):
     machine = Machine(python="cp311")
     facts = Facts(machine, installation=Installation(installed, "/site/apex"))
-    checks = (problems.foreign_package, problems.alias_of_another, problems.two_distributions)
+    checks = (owners.foreign_package, owners.alias_of_another, problems.two_distributions)
     return [problem.name for check in checks for problem in check(facts)]
 
 
