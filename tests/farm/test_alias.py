@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from apex._loader import distributions, problems
+from apex._loader import distributions, owners, problems
 from apex._loader.distributions import Distribution, Installation
 from apex._loader.facts import Facts
 from apex._loader.machine import Machine
