@@ -10,8 +10,11 @@ OptimizerPlan::OptimizerPlan(std::vector<std::string> names, uint32_t written,
   for (size_t k = 0; k < lists_.size(); ++k)
     TORCH_CHECK_VALUE(lists_[k].size() == owners_.size(), names_[k + 1], " holds ", lists_[k].size(),
                       " tensors for the gradients of ", owners_.size());
-  for (const auto* list : {&owners_, &firsts()})
-    for (const at::Tensor& tensor : *list) types_.push_back(tensor.scalar_type());
+  const auto note_types = [this](const std::vector<at::Tensor>& tensors) {
+    for (const at::Tensor& tensor : tensors) types_.push_back(tensor.scalar_type());
+  };
+  note_types(owners_);
+  note_types(firsts());
 }
 
 TensorSource OptimizerPlan::source() const {

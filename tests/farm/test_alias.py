@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from apex._loader import distributions, owners, problems
+from apex._loader import distributions, owners
 from apex._loader.distributions import Distribution, Installation
 from apex._loader.facts import Facts
 from apex._loader.machine import Machine
@@ -78,7 +78,7 @@ def test_programs_find_the_version_of_apex(published, tmp_path):
 def told(*installed):
     machine = Machine(python="cp311")
     facts = Facts(machine, installation=Installation(installed, "/site/apex"))
-    checks = (owners.foreign_package, owners.alias_of_another, problems.two_distributions)
+    checks = (owners.foreign_package, owners.alias_of_another, owners.two_distributions)
     return [problem.name for check in checks for problem in check(facts)]
 
 
