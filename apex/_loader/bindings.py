@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import os
 import sys
-import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +45,7 @@ from apex._loader.errors import (
 )
 from apex._loader.fit import Fit, fit
 from apex._loader.machine import Machine
+from apex._loader.once import Once
 
 NAMESPACE = "apex"
 LIBRARY = "libapex_torch.so"
@@ -66,11 +65,10 @@ class Loaded:
         return self.kind != "reference"
 
 
-_lock = threading.RLock()
-_loaded: Loaded | None = None
 _fallback: Any = None  # keeps the Python-defined ops alive
 
 
+@Once
 def load() -> Loaded:
     """Brings the dispatcher ops to life, once a process, and returns what was reached (`Loaded`).
 
@@ -78,23 +76,6 @@ def load() -> Loaded:
     Raises TwoCopiesError when another copy of apex is loaded already, InstallationError when a listed file is
     missing or cannot be opened, and BindingMismatchError when none fits and APEX_STRICT is set.
     """
-    global _loaded
-    if _loaded is None:
-        with _lock:
-            if _loaded is None:
-                _loaded = _load()
-    return _loaded
-
-
-def _fresh_lock() -> None:
-    global _lock
-    _lock = threading.RLock()  # a thread that held it does not exist in the child
-
-
-os.register_at_fork(after_in_child=_fresh_lock)
-
-
-def _load() -> Loaded:
     import torch  # noqa: F401  raises where there is none
 
     _refuse_second_copy()

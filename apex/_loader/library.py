@@ -15,6 +15,7 @@ from pathlib import Path
 from apex._loader import installed, probe, vendor
 from apex._loader.choose import Choice
 from apex._loader.errors import ApexError, InstallationError, ResolverError, from_status
+from apex._loader.once import Once
 from apex._loader.resolver import CPU, KERNEL, PLATFORMS, REFERENCE, UNKNOWN, Resolver
 
 __all__ = [
@@ -124,24 +125,12 @@ def raise_stored() -> None:
     raise ResolverError(f"choosing a variant failed: {error!r}") from error
 
 
-_lock = threading.RLock()
-_library: Library | None = None
-
-
+@Once
 def load() -> Library:
     """The Library of this process, loaded and with its resolver set. Thread-safe.
 
     Raises InstallationError when it is missing, damaged or for another processor.
     """
-    global _library
-    if _library is None:
-        with _lock:
-            if _library is None:
-                _library = _load()
-    return _library
-
-
-def _load() -> Library:
     path = installed.library()
     reason = installed.library_fault()
     if reason:
@@ -154,21 +143,13 @@ def _load() -> Library:
 
 def choices() -> dict[tuple[str, int, str], Choice]:
     """What was chosen so far: {(platform, device, unit): Choice}."""
-    return dict(_library.resolver.choices) if _library else {}
+    loaded = load.made()
+    return dict(loaded.resolver.choices) if loaded else {}
 
 
 def forget() -> None:
     """Drops every choice, so that a changed environment (APEX_VARIANT) is read again. For tests and tools."""
-    probe.forget()
-    if _library is not None:
-        with _lock:
-            _library.resolver.forget()
-            _library.c.apex_forget_choices()
-
-
-def _fresh_locks() -> None:
-    global _lock
-    _lock = threading.RLock()  # a thread that held it does not exist in the child
-
-
-os.register_at_fork(after_in_child=_fresh_locks)
+    probe.here.forget()
+    if loaded := load.made():
+        loaded.resolver.forget()
+        loaded.c.apex_forget_choices()

@@ -5,14 +5,13 @@ Opens a driver only where torch has a GPU; what is absent never raises.
 
 from __future__ import annotations
 
-import os
 import re
-import threading
 from collections.abc import Set
 from pathlib import Path
 
 from apex._loader import drivers, environment, installed, jit
 from apex._loader.machine import Device, Machine, Torch, strip_features
+from apex._loader.once import Once
 
 
 def describe() -> Machine:
@@ -48,32 +47,10 @@ def for_bindings() -> Machine:
     return installed.on_for_bindings(described)
 
 
-_lock = threading.RLock()
-_here: Machine | None = None
-
-
+@Once
 def here() -> Machine:
-    """`describe()`, once a process, however many threads ask."""
-    global _here
-    if _here is None:
-        with _lock:
-            if _here is None:
-                _here = describe()
-    return _here
-
-
-def forget() -> None:
-    """What `here` knows, so that it describes the machine anew."""
-    global _here
-    _here = None
-
-
-def _fresh_lock() -> None:
-    global _lock
-    _lock = threading.RLock()  # a thread that held it does not exist in the child
-
-
-os.register_at_fork(after_in_child=_fresh_lock)
+    """`describe()`, once a process."""
+    return describe()
 
 
 def _torch() -> Torch | None:

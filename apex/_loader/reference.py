@@ -9,29 +9,24 @@ from __future__ import annotations
 
 import functools
 import importlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from apex._loader import registry
+from apex._loader.once import Once
 
 NAMESPACE = "apex_reference"
 Kernel = Callable[..., Any]
 Arguments = Sequence[Any]
 Keywords = Mapping[str, Any]
 Given = tuple[str, Any, bool]  # what errors call a tensor, the tensor, whether it is written
-_lock = threading.Lock()
-_library: Any = None
 
 
+@Once
 def register() -> Any:
     """Defines the ops, once a process. Imports torch; raises InstallationError without ops.schemas."""
-    global _library
-    with _lock:
-        if _library is None:
-            _library = define(NAMESPACE, implementation)
-    return _library
+    return define(NAMESPACE, implementation)
 
 
 def define(

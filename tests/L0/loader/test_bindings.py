@@ -94,7 +94,7 @@ from apex._loader import bindings
 first = bindings.load()
 if not first.native:
     raise SystemExit("skip")
-bindings._loaded = None
+bindings.load.forget()
 os.environ["APEX_TREE"] = {str(copy)!r}
 from apex._loader import errors
 try:

@@ -157,13 +157,13 @@ def test_sixteen_threads_describe_the_machine_once(monkeypatch):
         return machine.Machine()
 
     monkeypatch.setattr(probe, "describe", describe)
-    probe.forget()
+    probe.here.forget()
     threads = [threading.Thread(target=lambda: seen.append(probe.here())) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    probe.forget()
+    probe.here.forget()
     assert len(calls) == 1 and len(set(map(id, seen))) == 1
 
 
@@ -177,3 +177,87 @@ def test_switches_of_yes_and_no(name):
 def test_types_of_the_machine_are_its_own():
     """Those who read files make them, and do not define them."""
     assert pack_files.Pack is machine.Pack and isinstance(BINDING, Binding)
+
+
+FORK = """
+import os, signal, threading
+import torch
+from apex._loader import bindings, library, probe, reference
+held, done = threading.Event(), threading.Event()
+def hold():
+    with bindings.load._lock, library.load._lock, probe.here._lock, reference.register._lock:
+        held.set()
+        done.wait(30)
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    bindings.load()
+    flag, out = torch.zeros(1, dtype=torch.int32), [torch.empty(3)]
+    torch.ops.apex.multi_tensor_scale([torch.ones(3)], out, flag, 2.0)
+    os._exit(0 if out[0].tolist() == [2.0] * 3 else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+done.set()
+print("child ended with", code)
+"""
+
+
+@pytest.mark.parametrize("kind", ["exact", "portable", "reference"])
+def test_a_child_that_was_forked_while_another_thread_loads(kind):
+    """A lock of a thread that the child has not would be waited for in vain; that of the references was."""
+    if kind != "reference" and (installed.library_fault() or not installed.bindings()):
+        pytest.skip("no built bindings in this tree")
+    assert python(FORK, APEX_BINDING=kind, OMP_NUM_THREADS=1).stdout == "child ended with 0\n"
+
+
+THREADS = """
+import threading
+import torch
+gate, found = threading.Barrier(16), []
+def first():
+    gate.wait()
+    from apex import _loader
+    from apex.normalization import FusedLayerNorm
+    from apex.optimizers import FusedAdam
+    kind = _loader.load().kind
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(FusedLayerNorm(8)(x), torch.nn.functional.layer_norm(x, (8,)))
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    FusedAdam([p], lr=0.1).step()
+    found.append((kind, round(p[0].item(), 4)))
+threads = [threading.Thread(target=first) for _ in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(found), *sorted(set(found)))
+"""
+
+
+@pytest.mark.parametrize("kind", ["exact", "portable", "reference"])
+def test_sixteen_threads_whose_first_call_it_is(kind):
+    if kind != "reference" and (installed.library_fault() or not installed.bindings()):
+        pytest.skip("no built bindings in this tree")
+    assert python(THREADS, APEX_BINDING=kind, OMP_NUM_THREADS=1).stdout == f"16 ('{kind}', 0.9)\n"
+
+
+def test_once_runs_again_after_it_raised():
+    from apex._loader.once import Once
+
+    calls = []
+
+    @Once
+    def made():
+        """Says what it is."""
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("not yet")
+        return len(calls)
+
+    assert made.made() is None and made.__doc__ == "Says what it is."
+    with pytest.raises(ValueError, match="not yet"):
+        made()
+    assert made() == made() == made.made() == 2
+    made.forget()
+    assert made() == 3
