@@ -93,7 +93,11 @@ class FusedAdam(OwnSteps, Capturable, ModelCopies, FusedOptimizer):
         ]
 
     def _master(self, p):
+        """What the step updates; a float64 parameter is its own master."""
         state = self.state[p]
+        if p.dtype == torch.float64:
+            state.pop("master_param", None)  # of a dtype before
+            return p
         if "master_param" not in state:
             state["master_param"] = p.detach().clone().to(full_precision(p.dtype))
         return state["master_param"]
@@ -103,7 +107,10 @@ class FusedAdam(OwnSteps, Capturable, ModelCopies, FusedOptimizer):
         return [[self._master(p) for p in params], *lists[1:]] if self.master_weights else lists
 
     def _models(self, params, group):
-        return params if self.master_weights else super()._models(params, group)
+        if not self.master_weights:
+            return super()._models(params, group)
+        models = [None if p.dtype == torch.float64 else p for p in params]
+        return models if any(model is not None for model in models) else None
 
     def _float_states(self):
         return (*self.state_names, "master_param")

@@ -89,7 +89,7 @@ def test_states_are_float64_exactly_where_parameters_are(name):
         steps(model, optimizer, (1, 2))
         for p in model.parameters():
             for state in ("exp_avg", "exp_avg_sq", "sum", "momentum_buffer", "master_param"):
-                tensor = optimizer.state[p].get(state)
+                tensor = optimizer.state[p].get(state)  # a float64 parameter is its own master
                 assert tensor is None or (tensor.dtype == F64) == (dtype == F64), (state, dtype, tensor.dtype)
 
 

@@ -26,7 +26,7 @@ def described(monkeypatch):
 
     def use(**facts):
         facts = {"devices": (environment.cpu_device(3),), "cpu_units": (UNIT,), "sources": (UNIT,), **facts}
-        monkeypatch.setattr(probe, "here", lambda: machine.Machine(**facts))
+        monkeypatch.setattr(probe, "describe", lambda: machine.Machine(**facts))
         lib = library.load()
         monkeypatch.setattr(lib.resolver, "_warned", set())
         library.forget()
