@@ -50,8 +50,8 @@ def call(name, forward, outputs, arguments):
         return found[0] if outputs == 1 else found[:outputs]
     try:
         return getattr(_module, name)(*arguments)
-    except RuntimeError:
-        library.raise_stored()  # the probe's own exception, if it refused to choose
+    except RuntimeError as error:
+        library.raise_stored(error)  # the probe's own exception, if it refused to choose
         raise
 
 

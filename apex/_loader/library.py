@@ -78,7 +78,7 @@ class Library:
     def check(self, status: int) -> int:
         """Raises the exception of a status that is neither OK nor "use the reference"; returns the status."""
         if status not in (0, 1):
-            raise_stored()
+            raise_stored(self.last_error())
             raise from_status(status, self.last_error())
         return status
 
@@ -113,10 +113,14 @@ class Library:
             self.c.apex_set_last_error(str(error).encode(errors="backslashreplace"))
 
 
-def raise_stored() -> None:
-    """Raises the exception that the last choice on this thread ended in, if there is one, and forgets it."""
+def raise_stored(said: object = None) -> None:
+    """Raises the exception that the last choice on this thread ended in, if there is one, and forgets it.
+
+    said: what C++ raised, or the text of its failure. An exception that this does not speak of is of an earlier call,
+    whose caller never came here, and does not take its place.
+    """
     error, _stored.error = getattr(_stored, "error", None), None
-    if error is None:
+    if error is None or (said is not None and (str(error).splitlines() or [""])[0][:200] not in str(said)):
         return
     if isinstance(error, ApexError) or not isinstance(
         error, Exception

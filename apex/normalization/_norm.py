@@ -31,8 +31,8 @@ def eager_layer_norm(input, normalized_shape, weight, bias, eps, memory_efficien
         )[0]
     try:
         return _layer_norm(input, normalized_shape, weight, bias, eps, memory_efficient, dtype)
-    except RuntimeError:
-        library.raise_stored()  # the probe's own exception, if it refused to choose
+    except RuntimeError as error:
+        library.raise_stored(error)  # the probe's own exception, if it refused to choose
         raise
 
 
@@ -50,8 +50,8 @@ def eager_rms_norm(input, normalized_shape, weight, eps, memory_efficient, dtype
         return _ops.rms_norm_forward.default(input, normalized_shape, weight, eps, memory_efficient, dtype)[0]
     try:
         return _rms_norm(input, normalized_shape, weight, eps, memory_efficient, dtype)
-    except RuntimeError:
-        library.raise_stored()
+    except RuntimeError as error:
+        library.raise_stored(error)
         raise
 
 

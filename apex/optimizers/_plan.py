@@ -72,8 +72,8 @@ class NativePlan(_Plan):
         """
         try:
             getattr(self._module, op)(self._plan, **scalars)
-        except RuntimeError:
-            library.raise_stored()  # the probe's own exception, if it refused to choose
+        except RuntimeError as error:
+            library.raise_stored(error)  # the probe's own exception, if it refused to choose
             raise
         except TypeError:
             self.refuse_sparse()

@@ -229,6 +229,6 @@ def layer(
         )
     try:
         return _layer(*tensors, batches, momentum, eps, fuse_relu, use_batch, channel_last)
-    except RuntimeError:
-        library.raise_stored()  # the probe's own exception, if it refused to choose
+    except RuntimeError as error:
+        library.raise_stored(error)  # the probe's own exception, if it refused to choose
         raise

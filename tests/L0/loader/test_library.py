@@ -181,6 +181,49 @@ def test_errors_belong_to_their_thread(described, monkeypatch):
     assert seen == {f"t{k}": f"t{k}" for k in range(8)}
 
 
+def test_an_old_refusal_does_not_take_another_error_s_place():
+    """Whoever calls an op of torch.ops gets C++'s error; the exception behind it stayed, and came up at the next one."""
+    code = """
+import torch
+from apex import _loader
+from apex._loader import library
+from apex.normalization import FusedLayerNorm
+if _loader.load().kind != "exact":
+    raise SystemExit("skip")
+def refuse(*arguments):
+    raise ValueError("refused")
+resolver, answer = library.load().resolver, library.load().resolver.answer
+resolver.answer = refuse
+try:
+    flag = torch.zeros(1, dtype=torch.int32)
+    torch.ops.apex.multi_tensor_scale([torch.ones(3)], [torch.empty(3)], flag, 2.0)
+except RuntimeError as error:
+    assert "refused" in str(error), error
+resolver.answer = answer
+try:
+    FusedLayerNorm(8)(torch.ones(3, 7))
+except Exception as error:
+    print(type(error).__name__, "refused" in str(error))
+"""
+    done = python(code, check=False)
+    if "skip" in done.stderr:
+        pytest.skip("the built binding is for another torch")
+    assert done.stdout.endswith("False\n") and done.stdout != "ResolverError False\n", (
+        done.stdout + done.stderr
+    )
+
+
+def test_what_is_stored_is_raised_where_it_is_spoken_of():
+    for said, raised in (("op: no such variant", True), (None, True), ("out of memory", False)):
+        library._stored.error = errors.VariantUnavailableError("no such variant", remedy="another")
+        if raised:
+            with pytest.raises(errors.VariantUnavailableError):
+                library.raise_stored(said)
+        else:
+            library.raise_stored(said)
+        assert library._stored.error is None
+
+
 def test_a_forked_child_can_ask(described):
     import os
 
