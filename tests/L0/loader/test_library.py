@@ -182,7 +182,7 @@ def test_errors_belong_to_their_thread(described, monkeypatch):
 
 
 def test_an_old_refusal_does_not_take_another_error_s_place():
-    """Whoever calls an op of torch.ops gets C++'s error; the exception behind it stayed, and came up at the next one."""
+    """Whoever calls an op of torch.ops gets C++'s error; the exception behind it stayed, and came up at the next."""
     code = """
 import torch
 from apex import _loader
