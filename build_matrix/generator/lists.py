@@ -161,7 +161,10 @@ def _of_tensors(op: Op) -> str:
     first = next(a.name for a in op.arguments if a.is_tensor)
     own = camel(op.name)
     lines = [f"struct {own} {{", f'    static constexpr const char* name = "{op.name}";']
-    lines += [listed("    using Signature = void(", [cpp.type_of(a).parameter for a in op.arguments], ");"), "};"]
+    lines += [
+        listed("    using Signature = void(", [cpp.type_of(a).parameter for a in op.arguments], ");"),
+        "};",
+    ]
     lines += [listed(f"inline void {op.name}(", cpp.parameters(op), ") {")]
     lines += [f"    const c10::Device device = {first}.device();", f"    gpu::{op.launch} fields{{}};"]
     lines += _fields(op, "device")

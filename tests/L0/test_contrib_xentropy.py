@@ -139,7 +139,9 @@ def test_meta_and_fake_tensors():
     logits = torch.empty(4, 10, dtype=BF16, device="meta")
     labels = torch.empty(4, dtype=torch.int64, device="meta")
     assert loss(logits, labels, half_to_float=True).shape == (4,)
-    with pytest.raises(ValueError, match="logits is on meta, labels is not: tensors on cpu and on the meta device"):
+    with pytest.raises(
+        ValueError, match="logits is on meta, labels is not: tensors on cpu and on the meta device"
+    ):
         torch.ops.apex.xentropy_forward(logits, labels.new_zeros(4, device="cpu"))
 
 
