@@ -103,12 +103,20 @@ def _facts(found: Offer, python: str | None) -> dict[str, Any]:
         "binding": binding,
         "pins": pins,
         "packs": [{"arch": arch, "runs": variant} for arch, variant in runs],
-        "grades": {tag: grade for tag in tags if (grade := table.grades.get((minor, tag)))},
+        "binding_grades": {tag: grade for tag in tags if (grade := table.grades.get((minor, tag)))},
     }
 
 
 def _pin_of_torch(table: Release, minor: str) -> str | None:
     return next((row.git_version for row in table.bindings if row.torch == minor), None)
+
+
+def _spoken_grades(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How far what serves was tried: the binding of each Python, and, as a checkout knows it, each arch."""
+    bindings = {
+        f"binding of Python {spoken('python', t)}": grade for t, grade in found["binding_grades"].items()
+    }
+    return [*bindings.items(), *found.get("grades", {}).items()]
 
 
 def words(found: Mapping[str, Any], prog: str) -> str:
@@ -131,7 +139,7 @@ def words(found: Mapping[str, Any], prog: str) -> str:
         f"  binding {found['binding']}",
         *(f"  pin     {name} {sha}" for name, sha in found["pins"].items()),
         *(f"  runs    {reason}" for reason in found["reasons"]),
-        *(f"  grade   {cell}: {grade}" for cell, grade in found["grades"].items()),
+        *(f"  grade   {what}: {grade}" for what, grade in _spoken_grades(found)),
     ]
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from apex._loader import choose, compatibility, release
+from apex._loader import choose, compatibility, release, remedies
 from apex._loader import fit as fitting
 from apex._loader.choose import Candidate, Choice
 from apex._loader.machine import Device, Machine, Torch
@@ -86,8 +86,8 @@ PORTABLE = (
 def install(offer: Offer, others: Collection[str] = (), force: bool = False) -> str:
     """The line that installs the wheel: in place of `others` (distributions); with `force`, over a damaged one."""
     away = f"{PIP} uninstall -y {' '.join(sorted(others))} && " if others else ""
-    how = "--force-reinstall --no-deps " if force else ""
-    return f"{away}{PIP} install {how}{offer.accelerator.distribution}=={offer.version} --index-url {offer.index}"
+    how = remedies.ANEW if force else ""
+    return away + remedies.install(offer.accelerator.distribution, offer.version, offer.index, how)
 
 
 def swap(found: Offer, installed: Sequence[tuple[str, str]] = ()) -> str:
@@ -189,7 +189,7 @@ def blindness(machine: Machine) -> str | None:
 
 def torch_for(accelerator: Accelerator) -> str:
     """The line that brings a torch for the cards of an accelerator, from PyTorch's own index."""
-    return f"{PIP} install --force-reinstall torch --index-url https://download.pytorch.org/whl/{accelerator.label}"
+    return remedies.torch(accelerator.label, "--force-reinstall ")
 
 
 def too_old(torch: Torch) -> Fault | None:

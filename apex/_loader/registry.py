@@ -15,17 +15,24 @@ from apex._loader.op_model import Op
 
 @dataclass(frozen=True)
 class Extension:
-    """One import name of public apex, such as amp_C. `state` is "complete" or "planned".
+    """One import name of public apex, such as amp_C, and what makes it up, as csrc/extensions.toml says.
 
-    successor: what serves in the place of a planned one, or "".
+    state:         "complete", or "planned" for `release`, in whose place `successor` serves
+    host_ops:      ops without a device source
+    group, variable, option, aliases, minimum_torch: how a build from source asks for it, and what for
     """
 
     name: str
     group: str
     ops: tuple[str, ...]
     state: str
-    release: str | None
+    release: str = ""
     successor: str = ""
+    host_ops: tuple[str, ...] = ()
+    variable: str = ""
+    option: str = ""
+    minimum_torch: str = ""
+    aliases: tuple[str, ...] = ()
 
 
 def extensions() -> dict[str, Extension]:
@@ -40,20 +47,15 @@ def _extensions(source: Path | None, built: Path | None) -> dict[str, Extension]
         data = layout.read_json(built, object) if built else {}
     rows = data.get("extension", []) if isinstance(data, dict) else data
     try:
-        return {row["name"]: _extension(row) for row in rows}
+        return {row["name"]: of_table(row) for row in rows}
     except (KeyError, TypeError, AttributeError):  # damaged: installed.damage() says so
         return {}
 
 
-def _extension(row: Mapping[str, Any]) -> Extension:
-    return Extension(
-        name=row["name"],
-        group=row.get("group", ""),
-        ops=tuple(row.get("ops", ())),
-        state=row.get("state", "planned"),
-        release=row.get("release"),
-        successor=row.get("successor", ""),
-    )
+def of_table(row: Mapping[str, Any]) -> Extension:
+    """The Extension of a table of the file. Raises TypeError for a field that is unknown or missing."""
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+    return Extension(**values)
 
 
 def _toml(path: Path) -> dict[str, Any] | None:

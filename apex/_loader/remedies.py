@@ -5,6 +5,23 @@ from __future__ import annotations
 from apex._loader import distributions, layout, release
 
 PIP = "python -m pip"
+TORCH = "https://download.pytorch.org/whl"
+ANEW = "--force-reinstall --no-deps "
+
+
+def install(distribution: str, version: str, root: str, how: str = "") -> str:
+    """The line that installs a wheel of a release from an index root; with `how` ANEW over a damaged one."""
+    return f"{PIP} install {how}{distribution}=={version} --index-url {root}"
+
+
+def of_source() -> str:
+    """The line that lays a build from source anew."""
+    return f"from its source tree: {PIP} install {ANEW}--no-build-isolation ."
+
+
+def torch(label: str, how: str = "") -> str:
+    """The line that installs a build of torch from PyTorch's own index: for cpu, cu130, rocm7.2."""
+    return f"{PIP} install {how}torch --index-url {TORCH}/{label}"
 
 
 def reinstall(name: str | None = None, version: str | None = None) -> str:
@@ -14,8 +31,10 @@ def reinstall(name: str | None = None, version: str | None = None) -> str:
     name = name or facts.get("distribution") or "apex-cpu"
     version = version or (layout.version() if facts.get("distribution") == name else None)
     if name not in distributions.OURS:
-        return f"from its source tree: {PIP} install --force-reinstall --no-deps --no-build-isolation ."
-    pin = f"=={version}" if version else ""
+        return of_source()
     known = release.known()
-    root = f" --index-url {known.root(known.accelerator(name.removeprefix('apex-')))}" if known else ""
-    return f"{PIP} install --force-reinstall --no-deps {name}{pin}{root}"
+    root = known.root(known.accelerator(name.removeprefix("apex-"))) if known else ""
+    if version and root:
+        return install(name, version, root, ANEW)
+    pin, index = f"=={version}" if version else "", f" --index-url {root}" if root else ""
+    return f"{PIP} install {ANEW}{name}{pin}{index}"

@@ -58,15 +58,18 @@ def _pack(rule: matrix.PackRule) -> dict[str, object]:
 
 def grades() -> list[dict[str, str]]:
     """How far the binding of each torch and Python was tried, by the loads that are kept with these sources."""
-    from build_matrix.parts import bindings  # reads every source of the bindings
-
-    axes, sources = matrix.load(), bindings.source_identity()
+    axes = matrix.load()
     return [
-        {
-            "torch": matrix.minor(torch),
-            "python": tag,
-            "grade": loads.grade(torch, tag, sources) or "linked, never loaded",
-        }
+        {"torch": matrix.minor(torch), "python": tag, "grade": _grade(torch, tag)}
         for torch in axes.torch
         for tag in axes.python_for(torch)
     ]
+
+
+def _grade(torch: str, tag: str) -> str:
+    known = None
+    if loads.path(torch, tag).is_file():
+        from build_matrix.parts import bindings  # reads every source of the bindings
+
+        known = loads.grade(torch, tag, bindings.source_identity())
+    return known or "linked, never loaded"

@@ -7,7 +7,7 @@ import sys
 
 from apex._loader import ask
 from build_matrix.check import receipts
-from build_matrix.parts import loads
+from build_matrix.parts import loads, releases
 from build_matrix.spec import identity, matrix
 
 NOT_THERE = ask.NOT_THERE  # exit code
@@ -28,13 +28,19 @@ def answer(question: dict) -> dict:
 
 
 def known(question: dict, found: dict) -> dict:
-    """The grades of what was found."""
+    """The grades of what was found: `grades` of its packs (or the CPU), `binding_grades` as a wheel knows them too."""
     if not found["found"]:
         return {}
+    of_bindings = {}
+    if found["binding"] == "exact":
+        minor, tags = matrix.minor(found["torch"]), found["pythons"]
+        rows = {row["python"]: row["grade"] for row in releases.grades() if row["torch"] == minor}
+        of_bindings = {tag: rows[tag] for tag in tags if tag in rows}
     packs = [pack["runs"] for pack in found["packs"]]
     archs = packs or matrix.load().archs(found["distribution"].removeprefix("apex-"))
     cells = [arch for arch in archs if arch not in ("jit", "reference")] or [receipts.CPU]
-    return {"grades": grades(cells, found["torch"], found["pythons"], found["platform"])}
+    of_cells = grades(cells, found["torch"], found["pythons"], found["platform"])
+    return {"grades": of_cells, "binding_grades": of_bindings}
 
 
 def grades(cells: list[str], release: str, tags: list[str], platform: str = matrix.NATIVE) -> dict[str, str]:

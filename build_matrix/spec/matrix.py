@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
+from apex._loader.release import Accelerator
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
 from build_matrix.spec import toml
@@ -15,21 +16,6 @@ from build_matrix.spec.archs import Arch
 
 FILE = REPOSITORY / "build_matrix/matrix.toml"
 OPERATORS = (">=", "<=", "==", ">", "<")
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """A build of torch that wheels are for: cpu, cuda or rocm. `label` is the local version of its wheels, `roots` are
-    those of the index that list them."""
-
-    name: str
-    label: str
-    roots: tuple[str, ...]
-
-    @property
-    def distribution(self) -> str:
-        """apex-cuda: the name that pip knows."""
-        return f"apex-{self.name}"
 
 
 NATIVE = "linux_x86_64"  # the platform that the farm runs on

@@ -1,43 +1,22 @@
-"""The registry of extensions (csrc/extensions.toml) and the schemas (csrc/ops.schemas), read and checked."""
+"""The registry of extensions (csrc/extensions.toml), checked as a build needs it; the loader's reader reads it, and the
+schemas (csrc/ops.schemas)."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
-from apex._loader import op_model
-from apex._loader.op_model import Op
+from apex._loader.registry import Extension, of_table, schemas
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError, NotInThisBuild, UnknownVariable
 from build_matrix.spec import toml
 
+__all__ = ["Extension", "Registry", "device_units", "schemas"]
 GROUPS = {"cpp": ("APEX_BUILD_CPP_OPS", "APEX_BUILD_CPU_OPS"), "cuda": ("APEX_BUILD_CUDA_OPS",)}
 STATES = ("complete", "planned")
-
-
-@dataclass(frozen=True)
-class Extension:
-    """One import name of public apex, and the ops that make it up."""
-
-    name: str
-    variable: str
-    group: str
-    option: str
-    ops: tuple[str, ...]
-    minimum_torch: str
-    state: str
-    host_ops: tuple[str, ...] = ()
-    release: str = ""
-    successor: str = ""
-    aliases: tuple[str, ...] = field(default=())
-
-    def __post_init__(self) -> None:
-        if self.group not in GROUPS:
-            raise BuildError(f"extension {self.name}: group {self.group!r} is none of {', '.join(GROUPS)}")
-        if self.state not in STATES:
-            raise BuildError(f"extension {self.name}: state {self.state!r} is none of {', '.join(STATES)}")
+NEEDED = ("variable", "option", "minimum_torch")  # by a build, and not by who runs apex
 
 
 class Registry:
@@ -54,14 +33,7 @@ class Registry:
     def load(cls, path: Path | None = None) -> Registry:
         """Raises BuildError naming the extension that breaks a rule, or has a field that is unknown or missing."""
         path = path or REPOSITORY / "csrc/extensions.toml"
-        extensions = []
-        for table in toml.read(path).get("extension", []):
-            lists = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
-            try:
-                extensions.append(Extension(**lists))
-            except TypeError as error:
-                raise BuildError(f"{path.name}: extension {table.get('name', '?')}: {error}") from None
-        return cls(extensions)
+        return cls([_checked(table, path.name) for table in toml.read(path).get("extension", [])])
 
     def ops(self) -> list[str]:
         """Every op with a binding, each once, in the order of the file."""
@@ -129,9 +101,20 @@ class Registry:
         return names
 
 
-def schemas() -> dict[str, Op]:
-    """op name -> Op, from csrc/ops.schemas."""
-    return op_model.parse((REPOSITORY / "csrc/ops.schemas").read_text(encoding="utf-8"))
+def _checked(table: dict, file: str) -> Extension:
+    """The Extension of a table of the file, or BuildError."""
+    about = f"{file}: extension {table.get('name', '?')}"
+    try:
+        found = of_table(table)
+    except TypeError as error:
+        raise BuildError(f"{about}: {error}") from None
+    if missing := [name for name in NEEDED if not getattr(found, name)]:
+        raise BuildError(f"{about}: {missing[0]} is missing")
+    if found.group not in GROUPS:
+        raise BuildError(f"{about}: group {found.group!r} is none of {', '.join(GROUPS)}")
+    if found.state not in STATES:
+        raise BuildError(f"{about}: state {found.state!r} is none of {', '.join(STATES)}")
+    return found
 
 
 def device_units() -> list[Path]:

@@ -5,6 +5,7 @@ folder to the end of sys.path, and in it an `apex` that is only found where the 
 
 from __future__ import annotations
 
+from apex._loader import release, remedies
 from build_matrix.spec import matrix
 
 TEXT = '''"""Stands in for the package apex where its files are gone: {name} {version} is installed, and another
@@ -43,8 +44,8 @@ def files(distribution: str, version: str) -> dict[str, bytes]:
 
 
 def _mend(distribution: str, version: str) -> str:
-    how = "python -m pip install --force-reinstall --no-deps"
     for accelerator in matrix.load().accelerators:
         if accelerator.distribution == distribution:
-            return f"{how} {distribution}=={version} --index-url <index>/whl/{accelerator.roots[0]}/"
-    return f"from its source tree: {how} --no-build-isolation ."
+            root = f"{release.SOMEWHERE}/whl/{accelerator.roots[0]}/"
+            return remedies.install(distribution, version, root, remedies.ANEW)
+    return remedies.of_source()

@@ -120,6 +120,8 @@ def check(words, session):
         assert rest == ["-l"]
     elif rest[:2] == ["-m", "build_matrix"]:
         parse(rest[2:])
+    elif rest[:2] == ["-m", "pip"]:
+        check_pip(rest[2:])
     elif program == "python" and rest[0] == "-m":
         module = rest[1].partition(".")[0]
         assert module in ("apex", "pytest", "build_matrix", "build")

@@ -25,7 +25,7 @@ ADDRESSES = (
 def test_an_address_may_be_given_with_its_whl(address):
     line = install_line.line("cuda", address)
     pin = f"apex-cuda=={identity.version()}+cu130"
-    assert line == f"pip install {pin} --index-url http://127.0.0.1:8000/whl/cu130/"
+    assert line == f"python -m pip install {pin} --index-url http://127.0.0.1:8000/whl/cu130/"
 
 
 @pytest.mark.parametrize("index", ["<index>", "http://127.0.0.1:8000/whl"])
@@ -65,10 +65,12 @@ def served(wheel_of_tree, tmp_path):
 def test_the_server_prints_the_line_of_each_root_that_is_not_empty(served):
     """And the line finds the wheel, with the pip that ships with Python."""
     address, (line,) = served
-    assert re.fullmatch(rf"pip install apex-(cpu|cuda|rocm)==\S+ --index-url {address}/whl/\S+/", line)
+    assert re.fullmatch(
+        rf"python -m pip install apex-(cpu|cuda|rocm)==\S+ --index-url {address}/whl/\S+/", line
+    )
     root = line.rpartition(" ")[2]
     assert urllib.request.urlopen(root).status == 200
-    command = [sys.executable, "-m", "pip", "--isolated", "install", *line.split()[2:]]
+    command = [sys.executable, "-m", "pip", "--isolated", *line.split()[3:]]
     # What is here is not looked at, and torch, which the line wants to be here, is not on this index.
     options = ["--dry-run", "--no-deps", "--ignore-installed"]
     done = subprocess.run([*command, *options], text=True, capture_output=True, cwd="/")
