@@ -15,6 +15,9 @@ from apex.amp._errors import warn
 from apex.amp._policies.gradients import holds_no_gradient, rescale, set_aside
 from apex.optimizers._fused_optimizer import FusedOptimizer
 
+_NAMES = ("all_fp16", "all_fp32", "all_fp32_from_fp32")
+_STASHES = [(f"{name}_params", f"{name}_grad_stash") for name in _NAMES]
+
 
 class Policy:
     """What amp does to the gradients of one optimizer.
@@ -124,15 +127,18 @@ class Policy:
 
     def stashes(self):
         """[(parameters, stash of their gradients)]."""
-        names = ("all_fp16", "all_fp32", "all_fp32_from_fp32")
-        pairs = ((name + "_params", name + "_grad_stash") for name in names)
-        return [(getattr(self.state, p), getattr(self.state, g)) for p, g in pairs if hasattr(self.state, g)]
+        self.put_back()
+        return self._stashes()
+
+    def _stashes(self):
+        lists = vars(self.state)  # past what calls put_back
+        return [(lists[params], lists[grads]) for params, grads in _STASHES if grads in lists]
 
     def put_back(self):
         """What C++ keeps aside goes to the stashes."""
         if self._aside is not None:
             kept, self._aside = iter(self._aside.take_stash()), None
-            for params, grads in self.stashes():
+            for params, grads in self._stashes():
                 if params is not self.state.all_fp16_params or not self.masters():
                     for i, grad in zip(range(len(grads)), kept, strict=False):
                         grads[i] = grad
