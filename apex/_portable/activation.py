@@ -103,14 +103,15 @@ def bias_activation_backward(grad_output, input, bias, activation, gated, bias_g
     of_input, wanted = input.new_empty(input.shape), bias is not None and bias_gradient
     of_bias = bias.new_empty(bias.shape) if wanted else input.new_empty(0)
     buffer = _arguments(x, b, activation, gated, of_input, g, of_bias if wanted else None)
-    status = _c_prepare(place, buffer)
+    variant = interface.variant()
+    status = _c_prepare(place, buffer, variant)
     if status and tensors.must_use_reference(status, _OP):
         return None
     parts = _layout.get(buffer, "parts")
     if wanted and parts > 0:
         partials = x.new_empty((parts, x.shape[-1]), dtype=math_type(x.dtype))
         _layout.set(buffer, partials=partials.data_ptr())
-    status = _c_backward(place, buffer)
+    status = _c_backward(place, buffer, variant[0])
     return None if status and tensors.must_use_reference(status, _OP) else (of_input, of_bias)
 
 

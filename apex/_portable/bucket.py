@@ -30,6 +30,7 @@ _lists = interface.layout("apex_tensor_lists").packer(
     "tensors_with_chunks",
     "dtypes",
     "check_only",
+    "variant",
 )
 
 
@@ -68,11 +69,11 @@ class Bucket:
             self.dlpack = (1, 0) if cpu else (10 if torch.version.hip else 2, self.device.index)
         self.addresses = [[0] * n for _ in range(lists)]
 
-    def lists(self, table=0, scratch=0, check_only=0):
-        """The apex_tensor_lists of a launch, as bytes."""
+    def lists(self, table=0, scratch=0, check_only=0, variant=0):
+        """The apex_tensor_lists of a launch, as bytes. variant: an apex_variant, or 0: it is looked up."""
         return _lists(
             ctypes.addressof(self.image), table, scratch, len(self.kinds), len(self.members), self.chunk_size,
-            self.chunks, self.with_chunks, ctypes.addressof(self.codes), check_only,
+            self.chunks, self.with_chunks, ctypes.addressof(self.codes), check_only, variant,
         )  # fmt: skip
 
     def fast_addresses(self, k, column):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from apex._loader import library
 from apex._portable import interface, tensors
 from apex._portable.checks import float64_alone, type_, value
 from apex._portable.functional import kernel
@@ -213,18 +214,18 @@ def _run_apply(op, channels, input, mean, inv_std, *, grad=None, z=None, weight=
 
 def _run_reduce(op, place, x, channels, buffer):
     """Whether the kernels ran: partial sums, counters, the launch."""
-    counters = interface.counter()
-    status = interface.function(f"apex_{op}_prepare")(place, buffer, counters)
+    counters, variant = interface.counter(), interface.variant()
+    status = interface.function(f"apex_{op}_prepare")(place, buffer, counters, variant)
     if status and tensors.must_use_reference(status, op):
         return False
     kept, parts = [], _reduce_layout.get(buffer, "parts")
-    if parts > 1 or place[0] == tensors.CPU:  # the CPU variant merges a single part too
+    if parts > 1 or variant[0] == library.CPU:  # the CPU variant merges a single part too
         kept.append(torch.empty((parts, 3, channels.size), dtype=channels.math, device=x.device))
         _reduce_layout.set(buffer, partials=kept[-1].data_ptr())
     if counters[0] > 0:
         kept.append(tensors.ZeroedCounters(place, x.device, counters[0], op))
         _reduce_layout.set(buffer, counters=kept[-1].address)
-    status = interface.function(f"apex_{op}")(place, buffer)
+    status = interface.function(f"apex_{op}")(place, buffer, variant[0])
     return not (status and tensors.must_use_reference(status, op))
 
 

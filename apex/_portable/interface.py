@@ -97,3 +97,8 @@ def layout(name):
 def counter():
     """One 64-bit number that a C function writes: `counter()[0]`."""
     return (ctypes.c_int64 * 1)()
+
+
+def variant():
+    """An apex_variant that a C function writes: `variant()[0]`."""
+    return (ctypes.c_int32 * 1)()

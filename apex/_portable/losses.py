@@ -92,14 +92,15 @@ def xentropy_forward(logits, labels, smoothing, padding_idx, half_to_float):
     losses = logits.new_empty(labels.shape, dtype=math if half_to_float else logits.dtype)
     normalizers = logits.new_empty((*labels.shape, 2), dtype=math)
     buffer = _forward(*common, losses.data_ptr(), normalizers.data_ptr(), code_of("xentropy", losses.dtype))
-    status = _c_prepare(place, buffer)
+    variant = interface.variant()
+    status = _c_prepare(place, buffer, variant)
     if status and tensors.must_use_reference(status, "xentropy"):
         return None
     splits = _forward_layout.get(buffer, "splits")
     if splits > 1:
         partials = normalizers.new_empty((common[2], splits, 3))
         _forward_layout.set(buffer, partials=partials.data_ptr())
-    status = _c_forward(place, buffer)
+    status = _c_forward(place, buffer, variant[0])
     del kept
     return None if status and tensors.must_use_reference(status, "xentropy") else (losses, normalizers)
 
@@ -200,14 +201,15 @@ def focal_loss_forward(logits, targets, num_positives, num_real_classes, alpha, 
     if place is None:
         return None
     buffer, kept = _focal_call(logits, targets, num_positives, num_real_classes, alpha, gamma, smoothing)
-    status = _focal_prepare(place, buffer)
+    variant = interface.variant()
+    status = _focal_prepare(place, buffer, variant)
     if status and tensors.must_use_reference(status, "focal_loss"):
         return None
     math = math_type(logits.dtype)
     loss = logits.new_empty((), dtype=math)
     partials = logits.new_empty((_focal_layout.get(buffer, "blocks"),), dtype=math)
     _focal_layout.set(buffer, result=loss.data_ptr(), partials=partials.data_ptr())
-    status = _focal_forward(place, buffer)
+    status = _focal_forward(place, buffer, variant[0])
     del kept
     return None if status and tensors.must_use_reference(status, "focal_loss") else loss
 

@@ -69,7 +69,8 @@ def code_of(op, dtype):
 
 # ---- statuses --------------------------------------------------------------------------------------------------
 
-USE_REFERENCE, ARGUMENT = 1, 2  # enum apex_status
+USE_REFERENCE = 1  # enum apex_status
+_ERRORS = {2: TypeError, 10: ValueError}  # likewise: a dtype, a size; others are no fault of the caller's
 
 
 def must_use_reference(status, op):
@@ -78,7 +79,7 @@ def must_use_reference(status, op):
         return True
     library.raise_stored()  # the probe's own exception, if it refused to choose
     text = library.load().last_error()
-    raise TypeError(text) if status == ARGUMENT else RuntimeError(f"{op}: {text}")
+    raise _ERRORS[status](text) if status in _ERRORS else RuntimeError(f"{op}: {text}")
 
 
 # ---- bytes and values ------------------------------------------------------------------------------------------

@@ -172,7 +172,8 @@ def transducer_joint_backward(
         grad_f.data_ptr(), grad_g.data_ptr(), batch, max_f_len, max_g_len, hidden, rows, scale, code,
         lengths.dtype is torch.int64,
     )  # fmt: skip
-    status = _c_joint_prepare(place, buffer)
+    variant = interface.variant()
+    status = _c_joint_prepare(place, buffer, variant)
     if status and tensors.must_use_reference(status, _JOINT):
         return None
     splits, kept = _joint_layout.get(buffer, "splits"), []
@@ -181,7 +182,7 @@ def transducer_joint_backward(
         kept.append(grad.new_empty((splits, batch, max_g_len, hidden), dtype=math))
         kept.append(tensors.ZeroedCounters(place, grad.device, batch * hidden, _JOINT))
         _joint_layout.set(buffer, partials=kept[0].data_ptr(), counters=kept[1].address)
-    status = _c_joint_back(place, buffer)
+    status = _c_joint_back(place, buffer, variant[0])
     return None if status and tensors.must_use_reference(status, _JOINT) else (grad_f, grad_g)
 
 

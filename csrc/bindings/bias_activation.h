@@ -85,11 +85,12 @@ inline bool BiasActivationBackward::launch(const apex_place& place, Result& made
   gpu::BiasActivation a = act::arguments_of(x, b, act::function_of(activation), gated);
   a.grad_output = bytes(g), a.output = mutable_bytes(std::get<0>(made));
   if (b.defined() && bias_gradient) a.grad_bias = mutable_bytes(std::get<1>(made));
-  if (use_reference(apex_bias_activation_prepare(&place, &a), unit)) return false;
+  int32_t variant;
+  if (use_reference(apex_bias_activation_prepare(&place, &a, &variant), unit)) return false;
   at::Tensor partials;
   if (a.grad_bias && a.parts > 0) partials = at::empty({a.parts, x.size(-1)}, x.options().dtype(math_type(x)));
   a.partials = mutable_bytes(partials);
-  return !use_reference(apex_bias_activation_backward(&place, &a), unit);
+  return !use_reference(apex_bias_activation_backward(&place, &a, variant), unit);
 }
 inline BiasActivationBackward::Result BiasActivationBackward::formula() const {
   const act::Function f = act::function_of(activation);

@@ -8,7 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include "device/batchnorm_arguments.h"
+#include "host/reduce_bn.h"
 #include "zeroed_counters.h"
 
 namespace apex {
@@ -111,13 +111,13 @@ template <class Arguments> void set_shape(const char* op, const at::Tensor& inpu
 // A reduction: its partial sums and counters, and the launch. False: the reference must run.
 inline bool reduce_over_channels(const char* op, const apex_place& place, const at::Tensor& input,
                                  const Channels& channels, gpu::ChannelReduce* a,
-                                 int32_t (*prepare)(const apex_place*, gpu::ChannelReduce*, int64_t*),
-                                 int32_t (*run)(const apex_place*, const gpu::ChannelReduce*)) {
+                                 decltype(&apex_reduce_bn_prepare) prepare, decltype(&apex_reduce_bn) run) {
   int64_t count = 0;
-  if (use_reference(prepare(&place, a, &count), op)) return false;
+  int32_t variant;
+  if (use_reference(prepare(&place, a, &count, &variant), op)) return false;
   at::Tensor partials;
   ZeroedCounters counters;
-  if (a->parts > 1 || place.platform == APEX_CPU) {  // the CPU variant merges a single part too
+  if (a->parts > 1 || variant == APEX_VARIANT_CPU) {  // which merges a single part too
     partials = at::empty({a->parts, 3, a->channels},
                          input.options().dtype(channels.math).memory_format(at::MemoryFormat::Contiguous));
     a->partials = mutable_bytes(partials);
@@ -126,6 +126,6 @@ inline bool reduce_over_channels(const char* op, const apex_place& place, const 
     counters = ZeroedCounters(place, input.device(), count);
     a->counters = counters.data();
   }
-  return !use_reference(run(&place, a), op);
+  return !use_reference(run(&place, a, variant), op);
 }
 }  // namespace apex

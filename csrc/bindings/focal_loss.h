@@ -50,11 +50,12 @@ inline void FocalLossForward::check() const { focal::check(*this); }
 inline at::Tensor FocalLossForward::outputs() const { return at::empty({}, logits.options().dtype(math_type(logits))); }
 inline bool FocalLossForward::launch(const apex_place& place, Result& made) const {
   focal::Tensors call(*this);
-  if (use_reference(apex_focal_loss_prepare(&place, &call.a), unit)) return false;
+  int32_t variant;
+  if (use_reference(apex_focal_loss_prepare(&place, &call.a, &variant), unit)) return false;
   made = outputs();
   const at::Tensor partials = at::empty({call.a.blocks}, made.options());
   call.a.result = mutable_bytes(made), call.a.partials = mutable_bytes(partials);
-  return !use_reference(apex_focal_loss_forward(&place, &call.a), unit);
+  return !use_reference(apex_focal_loss_forward(&place, &call.a, variant), unit);
 }
 
 inline void FocalLossBackward::check() const {

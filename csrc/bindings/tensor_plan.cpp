@@ -311,7 +311,7 @@ void TensorPlan::run_bucket(const Call& call, size_t turn) {
   at::Tensor table, scratch;            // live until the launch is queued: the allocator is stream-ordered
   bool has_table = true;
   if (place.platform >= 0) {
-    const int32_t variant = apex_resolve(place.platform, place.device, op.unit);
+    const int32_t variant = l.lists.variant = apex_resolve(place.platform, place.device, op.unit);
     if (variant == APEX_VARIANT_KERNEL || variant == APEX_VARIANT_CPU) {
       l.capturing = apex_is_capturing(&place);
       if (l.capturing < 0) use_reference(-l.capturing, op.unit);

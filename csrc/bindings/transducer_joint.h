@@ -164,7 +164,8 @@ inline bool TransducerJointBackward::launch(const apex_place& place, Result& mad
   else if (x.defined()) a.f = bytes(x), a.g = bytes(y);
   a.scale = scale;
   a.type = element_type(unit, grad.scalar_type());
-  if (use_reference(apex_transducer_joint_prepare(&place, &a), unit)) return false;
+  int32_t variant;
+  if (use_reference(apex_transducer_joint_prepare(&place, &a, &variant), unit)) return false;
   at::Tensor partials;
   ZeroedCounters counters;
   if (a.splits > 1) {
@@ -172,6 +173,6 @@ inline bool TransducerJointBackward::launch(const apex_place& place, Result& mad
     counters = ZeroedCounters(place, grad.device(), a.batch * a.hidden);
     a.partials = mutable_bytes(partials), a.counters = reinterpret_cast<gpu::u8*>(counters.data());
   }
-  return !use_reference(apex_transducer_joint_backward(&place, &a), unit);
+  return !use_reference(apex_transducer_joint_backward(&place, &a, variant), unit);
 }
 }  // namespace apex

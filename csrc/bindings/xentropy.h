@@ -77,11 +77,12 @@ inline bool XentropyForward::launch(const apex_place& place, Result& made) const
   const auto& [losses, normalizers] = made;
   a.losses = mutable_bytes(losses), a.normalizers = mutable_bytes(normalizers);
   a.loss_type = element_type(unit, losses.scalar_type());
-  if (use_reference(apex_xentropy_prepare(&place, &a), unit)) return false;
+  int32_t variant;
+  if (use_reference(apex_xentropy_prepare(&place, &a, &variant), unit)) return false;
   at::Tensor partials;
   if (a.splits > 1) partials = at::empty({a.rows, a.splits, 3}, normalizers.options());
   a.partials = mutable_bytes(partials);
-  return !use_reference(apex_xentropy_forward(&place, &a), unit);
+  return !use_reference(apex_xentropy_forward(&place, &a, variant), unit);
 }
 
 inline void XentropyBackward::check() const {

@@ -14,15 +14,16 @@ extern "C" {
 
 typedef enum apex_status {
   APEX_OK = 0,
-  APEX_USE_REFERENCE = 1,   /* no variant of this library serves the op here: call the reference */
-  APEX_ERROR_ARGUMENT = 2,  /* the caller's fault: apex_last_error() names the argument */
-  APEX_ERROR_DRIVER = 3,    /* the vendor's driver refused; the text holds its code and name */
-  APEX_ERROR_NO_DRIVER = 4, /* the vendor's library is not here */
-  APEX_ERROR_NO_KERNEL = 5, /* a code object was registered but lacks the kernel */
-  APEX_ERROR_FORKED = 6,    /* the driver was opened before fork() */
-  APEX_ERROR_EXECUTOR = 7,  /* the SIMT executor (a test tool) reported a fault */
-  APEX_ERROR_MEMORY = 8,    /* out of host memory */
-  APEX_ERROR_NO_VARIANT = 9 /* the resolver gave no answer: a variant was forbidden, or it failed */
+  APEX_USE_REFERENCE = 1,    /* no variant of this library serves the op here: call the reference */
+  APEX_ERROR_ARGUMENT = 2,   /* the caller's fault, a dtype or a pointer: apex_last_error() names the argument */
+  APEX_ERROR_DRIVER = 3,     /* the vendor's driver refused; the text holds its code and name */
+  APEX_ERROR_NO_DRIVER = 4,  /* the vendor's library is not here */
+  APEX_ERROR_NO_KERNEL = 5,  /* a code object was registered but lacks the kernel */
+  APEX_ERROR_FORKED = 6,     /* the driver was opened before fork() */
+  APEX_ERROR_EXECUTOR = 7,   /* the SIMT executor (a test tool) reported a fault */
+  APEX_ERROR_MEMORY = 8,     /* out of host memory */
+  APEX_ERROR_NO_VARIANT = 9, /* the resolver gave no answer: a variant was forbidden, or it failed */
+  APEX_ERROR_VALUE = 10      /* the caller's fault, a size or a number: apex_last_error() says which */
 } apex_status;
 
 /* Text of the last failure on this thread; valid until the next failing call on this thread. */

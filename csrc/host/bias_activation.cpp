@@ -44,18 +44,15 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uin
 // Of the CPU variant: as many parts whatever the number of threads, so that the sums stay the same.
 int64_t cpu_parts(int64_t rows) { return rows == 0 ? 0 : std::clamp<int64_t>(rows / 16, 1, 64); }
 
-// APEX_OK: one of the two is to run.
-int32_t resolve(const apex_place* place, const gpu::BiasActivation& a, int32_t* variant) {
+int32_t choose(const apex_place* place, const gpu::BiasActivation& a, int32_t* variant) {
   if (a.bias && (a.type == APEX_F64) != (a.bias_type == APEX_F64))
     return fail(APEX_ERROR_ARGUMENT, "bias_activation: float64 goes with float64 alone: input and bias alike");
-  *variant = apex_resolve(place->platform, place->device, unit);
-  if (*variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  return *variant == APEX_VARIANT_REFERENCE ? APEX_USE_REFERENCE : APEX_OK;
+  return choose_variant(*place, unit, variant);
 }
 
 int32_t run_forward(const apex_place* place, gpu::BiasActivation a) {
-  int32_t variant = APEX_VARIANT_UNKNOWN;
-  if (const int32_t status = resolve(place, a, &variant)) return status;
+  int32_t variant;
+  if (const int32_t status = choose(place, a, &variant)) return status;
   if (a.rows == 0 || a.hidden == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
     a.parts = std::min<int64_t>(a.rows, 1024);  // nothing is summed: any number does
@@ -67,10 +64,9 @@ int32_t run_forward(const apex_place* place, gpu::BiasActivation a) {
   const Kind kind = lay_out(a, limits, false);
   return launch(place, forward_kernels[a.gated][kind], a.column_blocks * a.parts, gpu::bias_activation_threads, a);
 }
-int32_t prepare(const apex_place* place, gpu::BiasActivation* a) {
-  int32_t variant = APEX_VARIANT_UNKNOWN;
-  if (const int32_t status = resolve(place, *a, &variant)) return status;
-  if (variant == APEX_VARIANT_CPU) {
+int32_t prepare(const apex_place* place, gpu::BiasActivation* a, int32_t* variant) {
+  if (const int32_t status = choose(place, *a, variant)) return status;
+  if (*variant == APEX_VARIANT_CPU) {
     a->parts = cpu_parts(a->rows);
     return APEX_OK;
   }
@@ -79,9 +75,7 @@ int32_t prepare(const apex_place* place, gpu::BiasActivation* a) {
   if (a->hidden > 0) lay_out(*a, limits, a->grad_bias);
   return APEX_OK;
 }
-int32_t run_backward(const apex_place* place, gpu::BiasActivation a) {
-  int32_t variant = APEX_VARIANT_UNKNOWN;
-  if (const int32_t status = resolve(place, a, &variant)) return status;
+int32_t run_backward(const apex_place* place, gpu::BiasActivation a, int32_t variant) {
   if (a.hidden == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
     bias_activation_backward_cpu(a);
@@ -106,9 +100,11 @@ int32_t run_backward(const apex_place* place, gpu::BiasActivation a) {
 extern "C" int32_t apex_bias_activation_forward(const apex_place* place, const gpu::BiasActivation* arguments) {
   return apex::run_forward(place, *arguments);
 }
-extern "C" int32_t apex_bias_activation_prepare(const apex_place* place, gpu::BiasActivation* arguments) {
-  return apex::prepare(place, arguments);
+extern "C" int32_t apex_bias_activation_prepare(const apex_place* place, gpu::BiasActivation* arguments,
+                                                int32_t* variant) {
+  return apex::prepare(place, arguments, variant);
 }
-extern "C" int32_t apex_bias_activation_backward(const apex_place* place, const gpu::BiasActivation* arguments) {
-  return apex::run_backward(place, *arguments);
+extern "C" int32_t apex_bias_activation_backward(const apex_place* place, const gpu::BiasActivation* arguments,
+                                                 int32_t variant) {
+  return apex::run_backward(place, *arguments, variant);
 }

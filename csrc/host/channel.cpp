@@ -83,14 +83,13 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uin
 }
 }  // namespace
 
-int32_t prepare_channel_reduce(const ChannelReduceOp& op, const apex_place* place, gpu::ChannelReduce* a) {
+int32_t prepare_channel_reduce(const ChannelReduceOp& op, const apex_place* place, gpu::ChannelReduce* a,
+                               int32_t* variant) {
   if (const int32_t status = check(op.unit, a->input_type, a->weight_type)) return status;
-  const int32_t variant = apex_resolve(place->platform, place->device, op.unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  if (variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
+  if (const int32_t status = choose_variant(*place, op.unit, variant)) return status;
   a->parts = 1;
   if (a->batch == 0 || a->channels == 0 || a->spatial == 0) return APEX_OK;
-  if (variant == APEX_VARIANT_CPU) {  // as many parts whatever the number of threads: the sums stay the same
+  if (*variant == APEX_VARIANT_CPU) {  // as many parts whatever the number of threads: the sums stay the same
     if (a->channels_last) a->parts = uint32_t(std::clamp<int64_t>(a->batch / 64, 1, 64));
     return APEX_OK;
   }
@@ -104,10 +103,7 @@ int32_t prepare_channel_reduce(const ChannelReduceOp& op, const apex_place* plac
   return APEX_OK;
 }
 
-int32_t run_channel_reduce(ChannelReduceOp& op, const apex_place* place, const gpu::ChannelReduce& a) {
-  const int32_t variant = apex_resolve(place->platform, place->device, op.unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  if (variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
+int32_t run_channel_reduce(ChannelReduceOp& op, const apex_place* place, const gpu::ChannelReduce& a, int32_t variant) {
   if (a.batch == 0 || a.channels == 0 || a.spatial == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
     op.cpu(a);
@@ -120,9 +116,8 @@ int32_t run_channel_reduce(ChannelReduceOp& op, const apex_place* place, const g
 
 int32_t run_channel_apply(ChannelApplyOp& op, const apex_place* place, gpu::ChannelApply a) {
   if (const int32_t status = check(op.unit, a.input_type, a.weight_type)) return status;
-  const int32_t variant = apex_resolve(place->platform, place->device, op.unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  if (variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
+  int32_t variant;
+  if (const int32_t status = choose_variant(*place, op.unit, &variant)) return status;
   if (a.batch == 0 || a.channels == 0 || a.spatial == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
     op.cpu(a);

@@ -30,17 +30,8 @@ int32_t check(const gpu::FocalLoss& a) {
   if (a.type < APEX_F32 || a.type > APEX_F64)
     return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
   if (a.classes > 0x7fffffff)
-    return fail(APEX_ERROR_ARGUMENT, "%s: %lld classes are more than 2^31 - 1", unit, (long long)a.classes);
+    return fail(APEX_ERROR_VALUE, "%s: %lld classes are more than 2^31 - 1", unit, (long long)a.classes);
   return APEX_OK;
-}
-
-// Sets *cpu where the CPU variant serves, else *limits.
-int32_t resolve(const apex_place* place, bool* cpu, DeviceLimits* limits) {
-  const int32_t variant = apex_resolve(place->platform, place->device, unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  if (variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
-  *cpu = variant == APEX_VARIANT_CPU;
-  return *cpu ? int32_t(APEX_OK) : device_limits(*place, limits);
 }
 
 int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, const gpu::FocalLoss& a) {
@@ -52,23 +43,22 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, con
 
 using namespace apex;
 
-int32_t apex_focal_loss_prepare(const apex_place* place, gpu::FocalLoss* a) {
+int32_t apex_focal_loss_prepare(const apex_place* place, gpu::FocalLoss* a, int32_t* variant) {
   if (const int32_t status = check(*a)) return status;
-  bool cpu = false;
+  if (const int32_t status = choose_variant(*place, unit, variant)) return status;
+  if (*variant == APEX_VARIANT_CPU) {  // as many parts whatever the number of threads: the sums stay the same
+    a->blocks = int32_t(
+        std::clamp<int64_t>(a->rows * a->classes / 16384, 1, std::max<int64_t>(1, std::min<int64_t>(a->rows, 256))));
+    return APEX_OK;
+  }
   DeviceLimits limits;
-  if (const int32_t status = resolve(place, &cpu, &limits)) return status;
-  // On a CPU as many parts whatever the number of threads: the sums stay the same.
-  a->blocks = cpu ? int32_t(std::clamp<int64_t>(a->rows * a->classes / 16384, 1,
-                                                std::max<int64_t>(1, std::min<int64_t>(a->rows, 256))))
-                  : int32_t(blocks_of(*a, limits));
+  if (const int32_t status = device_limits(*place, &limits)) return status;
+  a->blocks = int32_t(blocks_of(*a, limits));
   return APEX_OK;
 }
 
-int32_t apex_focal_loss_forward(const apex_place* place, const gpu::FocalLoss* a) {
-  bool cpu = false;
-  DeviceLimits limits;
-  if (const int32_t status = resolve(place, &cpu, &limits)) return status;
-  if (cpu) {
+int32_t apex_focal_loss_forward(const apex_place* place, const gpu::FocalLoss* a, int32_t variant) {
+  if (variant == APEX_VARIANT_CPU) {
     focal_loss_forward_cpu(*a);
     return APEX_OK;
   }
@@ -78,13 +68,14 @@ int32_t apex_focal_loss_forward(const apex_place* place, const gpu::FocalLoss* a
 
 int32_t apex_focal_loss_backward(const apex_place* place, const gpu::FocalLoss* a) {
   if (const int32_t status = check(*a)) return status;
-  bool cpu = false;
-  DeviceLimits limits;
-  if (const int32_t status = resolve(place, &cpu, &limits)) return status;
+  int32_t variant;
+  if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
   if (a->rows == 0 || a->classes == 0) return APEX_OK;
-  if (cpu) {
+  if (variant == APEX_VARIANT_CPU) {
     focal_loss_backward_cpu(*a);
     return APEX_OK;
   }
+  DeviceLimits limits;
+  if (const int32_t status = device_limits(*place, &limits)) return status;
   return launch(place, backward_kernels[a->type], blocks_of(*a, limits), *a);
 }

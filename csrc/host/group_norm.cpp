@@ -163,12 +163,10 @@ int32_t apex_group_norm_prepare(const apex_place* place, gpu::GroupNorm* argumen
   if ((a.input_type == APEX_F64) != (a.weight_type == APEX_F64))
     return fail(APEX_ERROR_ARGUMENT, "%s: float64 goes with float64 alone: input, weight and bias alike", unit);
   if (a.groups < 1 || a.channels % a.groups != 0)
-    return fail(APEX_ERROR_ARGUMENT, "%s: %lld channels cannot be parted into %lld groups", unit, (long long)a.channels,
+    return fail(APEX_ERROR_VALUE, "%s: %lld channels cannot be parted into %lld groups", unit, (long long)a.channels,
                 (long long)a.groups);
   *plan = {};
-  plan->variant = apex_resolve(place->platform, place->device, unit);
-  if (plan->variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  if (plan->variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
+  if (const int32_t status = choose_variant(*place, unit, &plan->variant)) return status;
   if (empty(a)) return APEX_OK;
   a.parts = a.slots = 1;
   if (plan->variant == APEX_VARIANT_CPU) {

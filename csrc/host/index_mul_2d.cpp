@@ -22,9 +22,8 @@ int32_t run(const apex_place* place, apex_kernel* kernels, int64_t rows, gpu::In
             void (*cpu)(const gpu::IndexMul2d&)) {
   if (a.type < APEX_F32 || a.type > APEX_F64)
     return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
-  const int32_t variant = apex_resolve(place->platform, place->device, unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  if (variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
+  int32_t variant;
+  if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
   if (rows == 0 || a.features == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
     cpu(a);

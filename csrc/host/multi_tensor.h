@@ -22,6 +22,7 @@ typedef struct apex_tensor_lists {
   uint32_t tensors_with_chunks; /* tensors of more than 0 elements */
   const int32_t* dtypes;        /* [lists], apex_dtype: all tensors of a list agree */
   uint32_t check_only;          /* 1: nothing runs; the status says whether these lists could be taken */
+  int32_t variant;              /* apex_variant that table and scratch were made for; UNKNOWN: it is looked up */
 } apex_tensor_lists;
 
 /* Device memory that an operation with that many reductions needs between its blocks. */

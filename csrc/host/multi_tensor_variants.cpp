@@ -69,16 +69,11 @@ int32_t run_multi_tensor(MultiTensorVariant* variants, size_t count, const apex_
   }
   if (lists->check_only) return APEX_OK;
   if (lists->chunks == 0 && variant->reductions == 0) return APEX_OK;  // a reduction still has results to write
-  switch (apex_resolve(place->platform, place->device, variant->kernel.unit)) {
-    case APEX_VARIANT_KERNEL:
-      return launch(*variant, place, *lists, arguments);
-    case APEX_VARIANT_CPU:
-      variant->cpu(lists, arguments);
-      return APEX_OK;
-    case APEX_VARIANT_REFERENCE:
-      return APEX_USE_REFERENCE;
-    default:
-      return APEX_ERROR_NO_VARIANT;  // the resolver left its reason in apex_last_error
-  }
+  int32_t chosen = lists->variant;
+  if (chosen != APEX_VARIANT_KERNEL && chosen != APEX_VARIANT_CPU)
+    if (const int32_t status = choose_variant(*place, variant->kernel.unit, &chosen)) return status;
+  if (chosen == APEX_VARIANT_KERNEL) return launch(*variant, place, *lists, arguments);
+  variant->cpu(lists, arguments);
+  return APEX_OK;
 }
 }  // namespace apex

@@ -203,20 +203,12 @@ int32_t check(const NormOp& op, int32_t input, int32_t output, int32_t weight, b
     return fail(APEX_ERROR_ARGUMENT, "%s: float64 goes with float64 alone: input, weight and output alike", op.unit);
   return APEX_OK;
 }
-
-// APEX_OK: go on; what a variant other than a kernel means is the caller's.
-int32_t resolve(const NormOp& op, const apex_place* place, int32_t* variant) {
-  *variant = apex_resolve(place->platform, place->device, op.unit);
-  return *variant == APEX_VARIANT_UNKNOWN     ? APEX_ERROR_NO_VARIANT
-         : *variant == APEX_VARIANT_REFERENCE ? APEX_USE_REFERENCE
-                                              : APEX_OK;
-}
 }  // namespace
 
 int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a) {
   int32_t variant;
   if (const int32_t status = check(op, a.input_type, a.output_type, a.weight_type, a.weight)) return status;
-  if (const int32_t status = resolve(op, place, &variant)) return status;
+  if (const int32_t status = choose_variant(*place, op.unit, &variant)) return status;
   if (a.rows == 0 || a.hidden == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
     norm_forward_cpu(op.centered, a);
@@ -254,7 +246,7 @@ int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a
 int32_t prepare_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward* a, NormPlan* plan) {
   *plan = {};
   if (const int32_t status = check(op, a->input_type, a->output_type, a->weight_type, a->weight)) return status;
-  if (const int32_t status = resolve(op, place, &plan->variant)) return status;
+  if (const int32_t status = choose_variant(*place, op.unit, &plan->variant)) return status;
   if (a->hidden == 0) return APEX_OK;
   if (plan->variant == APEX_VARIANT_CPU) {  // as many parts whatever the number of threads: the sums stay the same
     a->parts = a->rows == 0 ? 0 : std::clamp<int64_t>(a->rows / 16, 1, 64);

@@ -81,7 +81,7 @@ int32_t launch(const apex_place* place, gpu::Rope a) {
   }
   a.positions = int32_t(positions);
   if (blocks > most)
-    return fail(APEX_ERROR_ARGUMENT, "rope: a tensor of more than 2^31 blocks of %lld heads", (long long)wanted);
+    return fail(APEX_ERROR_VALUE, "rope: a tensor of more than 2^31 blocks of %lld heads", (long long)wanted);
   a.chunks = uint32_t(chunks);
   a.chunk_rows = ceil_divide(rows, chunks);
   a.blocks = uint32_t(blocks);
@@ -95,16 +95,15 @@ int32_t launch(const apex_place* place, gpu::Rope a) {
 }
 
 int32_t run(const apex_place* place, const gpu::Rope& a) {
-  const int32_t variant = apex_resolve(place->platform, place->device, "rope");
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  if (variant == APEX_VARIANT_REFERENCE) return APEX_USE_REFERENCE;
+  int32_t variant;
+  if (const int32_t status = choose_variant(*place, "rope", &variant)) return status;
   if (a.height == 0 || a.width == 0 || a.batch == 0 || a.heads == 0 || a.dim == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
     rope_cpu(a);
     return APEX_OK;
   }
   if (a.batch > most / a.heads || (a.height > 1 && a.height > most / a.width))
-    return fail(APEX_ERROR_ARGUMENT, "rope: batch times heads, and the places of an image, must each stay below 2^31");
+    return fail(APEX_ERROR_VALUE, "rope: batch times heads, and the places of an image, must each stay below 2^31");
   return launch(place, a);
 }
 }  // namespace

@@ -186,7 +186,7 @@ int32_t check(int64_t rows, int64_t keys, int32_t type) {
   if (type < APEX_F32 || type > APEX_F64)
     return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
   if (rows < 0 || keys < 0)
-    return fail(APEX_ERROR_ARGUMENT, "%s: %lld rows of %lld keys", unit, (long long)rows, (long long)keys);
+    return fail(APEX_ERROR_VALUE, "%s: %lld rows of %lld keys", unit, (long long)rows, (long long)keys);
   return APEX_OK;
 }
 
@@ -203,10 +203,10 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, const Layout& layou
 
 // Answers APEX_OK with *cpu or not, or what the caller must answer.
 int32_t resolve(const apex_place* place, int64_t keys, bool* cpu) {
-  const int32_t variant = apex_resolve(place->platform, place->device, unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
+  int32_t variant;
+  if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
   *cpu = variant == APEX_VARIANT_CPU;
-  return variant == APEX_VARIANT_REFERENCE || keys > most_keys ? APEX_USE_REFERENCE : APEX_OK;
+  return keys > most_keys ? APEX_USE_REFERENCE : APEX_OK;
 }
 }  // namespace
 }  // namespace apex

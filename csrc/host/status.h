@@ -22,6 +22,13 @@ int32_t guarded(Body&& body) {
   } catch (const std::exception& error) { return fail(APEX_ERROR_MEMORY, "the C++ library failed: %s", error.what()); }
 }
 
+/* Which variant of a unit is to run. APEX_OK: a kernel or the CPU's; else what the caller answers. */
+inline int32_t choose_variant(const apex_place& place, const char* unit, int32_t* variant) {
+  *variant = apex_resolve(place.platform, place.device, unit);
+  if (*variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;  // the resolver left its reason
+  return *variant == APEX_VARIANT_REFERENCE ? APEX_USE_REFERENCE : APEX_OK;
+}
+
 /* "cuda", "hip", "cpu": the words used in texts. */
 const char* platform_name(int32_t platform);
 

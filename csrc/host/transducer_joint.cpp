@@ -33,18 +33,14 @@ template <class... Tensors> bool rows_in_vectors(int64_t hidden, int64_t width, 
   return hidden % width == 0 && ((reinterpret_cast<uintptr_t>(tensors) | ...) % 16) == 0;
 }
 
-// Sets *cpu where the CPU variant serves.
-template <class Arguments> int32_t resolve(const apex_place* place, const Arguments& a, bool* cpu) {
+template <class Arguments> int32_t choose(const apex_place* place, const Arguments& a, int32_t* variant) {
   if (a.type < APEX_F32 || a.type > APEX_F64)
     return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
   if (a.frames > 0x3fffffff || a.labels > 0x3fffffff || a.hidden > 0xffffff)
-    return fail(APEX_ERROR_ARGUMENT,
+    return fail(APEX_ERROR_VALUE,
                 "%s: %lld frames, %lld labels, %lld columns: 2^30 - 1, 2^30 - 1 and 2^24 - 1 are the most", unit,
                 (long long)a.frames, (long long)a.labels, (long long)a.hidden);
-  const int32_t variant = apex_resolve(place->platform, place->device, unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  *cpu = variant == APEX_VARIANT_CPU;
-  return variant == APEX_VARIANT_REFERENCE ? APEX_USE_REFERENCE : APEX_OK;
+  return choose_variant(*place, unit, variant);
 }
 
 // Of 64 threads or fewer, those side by side on a row that leave the fewest of them idle at its end.
@@ -103,10 +99,10 @@ using namespace apex;
 
 int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::TransducerJointForward* arguments) {
   gpu::TransducerJointForward a = *arguments;
-  bool cpu = false;
-  if (const int32_t status = resolve(place, a, &cpu)) return status;
+  int32_t variant;
+  if (const int32_t status = choose(place, a, &variant)) return status;
   if (a.rows == 0 || a.hidden == 0) return APEX_OK;
-  if (cpu) {
+  if (variant == APEX_VARIANT_CPU) {
     transducer_joint_forward_cpu(a);
     return APEX_OK;
   }
@@ -124,12 +120,12 @@ int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::Transd
                      {gpu::joint_forward_threads, 1, 1}, 0, parameters);
 }
 
-int32_t apex_transducer_joint_prepare(const apex_place* place, gpu::TransducerJointBackward* a) {
-  bool cpu = false;
-  if (const int32_t status = resolve(place, *a, &cpu)) return status;
+int32_t apex_transducer_joint_prepare(const apex_place* place, gpu::TransducerJointBackward* a, int32_t* variant) {
+  if (const int32_t status = choose(place, *a, variant)) return status;
   a->splits = 1;
   a->tile_frames = int32_t(std::max<int64_t>(1, a->frames));
-  if (cpu || a->batch == 0 || a->frames == 0 || a->labels == 0 || a->hidden == 0) return APEX_OK;
+  if (*variant == APEX_VARIANT_CPU || a->batch == 0 || a->frames == 0 || a->labels == 0 || a->hidden == 0)
+    return APEX_OK;
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const Backward backward = backward_of(place, *a, limits);
@@ -157,12 +153,11 @@ int32_t apex_transducer_joint_prepare(const apex_place* place, gpu::TransducerJo
   return APEX_OK;
 }
 
-int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::TransducerJointBackward* arguments) {
+int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::TransducerJointBackward* arguments,
+                                       int32_t variant) {
   gpu::TransducerJointBackward a = *arguments;
-  bool cpu = false;
-  if (const int32_t status = resolve(place, a, &cpu)) return status;
   if (a.batch == 0 || a.hidden == 0) return APEX_OK;
-  if (cpu) {
+  if (variant == APEX_VARIANT_CPU) {
     transducer_joint_backward_cpu(a);
     return APEX_OK;
   }

@@ -28,12 +28,12 @@ template <class Arguments> int32_t resolve(const apex_place* place, const Argume
                 "%s: element types are float32, float16, bfloat16 and float64, and float64 goes with float64 alone",
                 unit);
   if (a.frames > 0x3fffffff || a.labels > 0x3fffffff || a.classes > 0x3fffffff)
-    return fail(APEX_ERROR_ARGUMENT, "%s: %lld frames, %lld labels, %lld classes: 2^30 - 1 are the most", unit,
+    return fail(APEX_ERROR_VALUE, "%s: %lld frames, %lld labels, %lld classes: 2^30 - 1 are the most", unit,
                 (long long)a.frames, (long long)a.labels, (long long)a.classes);
-  const int32_t variant = apex_resolve(place->platform, place->device, unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
+  int32_t variant;
+  const int32_t status = choose_variant(*place, unit, &variant);
   *cpu = variant == APEX_VARIANT_CPU;
-  return variant == APEX_VARIANT_REFERENCE ? APEX_USE_REFERENCE : APEX_OK;
+  return status;
 }
 
 // A kernel whose rows are a warp's each, where four vectors a lane hold one, or a block's.

@@ -13,22 +13,17 @@ extern "C" int32_t apex_welford_parallel(const apex_place* place, const gpu::Wel
     return apex::fail(
         APEX_ERROR_ARGUMENT,
         "welford_parallel: statistics are float32 or float64; running statistics are float64 beside float64 alone");
-  switch (apex_resolve(place->platform, place->device, "welford_parallel")) {
-    case APEX_VARIANT_KERNEL: {
-      void* parameters[] = {const_cast<gpu::WelfordParallel*>(arguments)};
-      const uint32_t threads = 128;
-      const auto blocks = uint32_t((a.channels + threads - 1) / threads);
-      return apex_launch(place, &kernels[doubles], {blocks, 1, 1}, {threads, 1, 1}, 0, parameters);
-    }
-    case APEX_VARIANT_CPU:
-      apex::parallel_for(0, a.channels, 4096, [&](int64_t begin, int64_t end) {
-        for (int64_t channel = begin; channel < end; ++channel)
-          doubles ? gpu::welford_parallel<double>(a, channel) : gpu::welford_parallel<float>(a, channel);
-      });
-      return APEX_OK;
-    case APEX_VARIANT_REFERENCE:
-      return APEX_USE_REFERENCE;
-    default:
-      return APEX_ERROR_NO_VARIANT;  // the resolver left its reason in apex_last_error
+  int32_t variant;
+  if (const int32_t status = apex::choose_variant(*place, "welford_parallel", &variant)) return status;
+  if (variant == APEX_VARIANT_CPU) {
+    apex::parallel_for(0, a.channels, 4096, [&](int64_t begin, int64_t end) {
+      for (int64_t channel = begin; channel < end; ++channel)
+        doubles ? gpu::welford_parallel<double>(a, channel) : gpu::welford_parallel<float>(a, channel);
+    });
+    return APEX_OK;
   }
+  void* parameters[] = {const_cast<gpu::WelfordParallel*>(arguments)};
+  const uint32_t threads = 128;
+  const auto blocks = uint32_t((a.channels + threads - 1) / threads);
+  return apex_launch(place, &kernels[doubles], {blocks, 1, 1}, {threads, 1, 1}, 0, parameters);
 }

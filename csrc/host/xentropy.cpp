@@ -66,7 +66,7 @@ Layout choose(int64_t rows, int64_t classes, int32_t type, bool whole, const Dev
 
 int32_t check(int32_t logits_type, int32_t other_type, int64_t classes) {
   if (classes > 0x7fffffff)
-    return fail(APEX_ERROR_ARGUMENT, "%s: %lld classes are more than 2^31 - 1", unit, (long long)classes);
+    return fail(APEX_ERROR_VALUE, "%s: %lld classes are more than 2^31 - 1", unit, (long long)classes);
   const auto known = [](int32_t type) { return type >= APEX_F32 && type <= APEX_F64; };
   if (!known(logits_type) || !known(other_type))
     return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
@@ -81,25 +81,16 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uin
   return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_threads / threads)), 1, 1}, {threads, 1, 1}, 0,
                      parameters);
 }
-
-// Sets *cpu where the CPU variant serves.
-int32_t resolve(const apex_place* place, bool* cpu) {
-  const int32_t variant = apex_resolve(place->platform, place->device, unit);
-  if (variant == APEX_VARIANT_UNKNOWN) return APEX_ERROR_NO_VARIANT;
-  *cpu = variant == APEX_VARIANT_CPU;
-  return variant == APEX_VARIANT_REFERENCE ? APEX_USE_REFERENCE : APEX_OK;
-}
 }  // namespace
 }  // namespace apex
 
 using namespace apex;
 
-int32_t apex_xentropy_prepare(const apex_place* place, gpu::XentropyForward* a) {
+int32_t apex_xentropy_prepare(const apex_place* place, gpu::XentropyForward* a, int32_t* variant) {
   if (const int32_t status = check(a->logits_type, a->loss_type, a->classes)) return status;
-  bool cpu = false;
-  if (const int32_t status = resolve(place, &cpu)) return status;
+  if (const int32_t status = choose_variant(*place, unit, variant)) return status;
   a->splits = 1;
-  if (cpu || a->rows == 0) return APEX_OK;
+  if (*variant == APEX_VARIANT_CPU || a->rows == 0) return APEX_OK;
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const Layout layout = choose(a->rows, a->classes, a->logits_type, false, limits);
@@ -108,12 +99,10 @@ int32_t apex_xentropy_prepare(const apex_place* place, gpu::XentropyForward* a) 
   return APEX_OK;
 }
 
-int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForward* prepared) {
+int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForward* prepared, int32_t variant) {
   gpu::XentropyForward a = *prepared;
-  bool cpu = false;
-  if (const int32_t status = resolve(place, &cpu)) return status;
   if (a.rows == 0) return APEX_OK;
-  if (cpu) {
+  if (variant == APEX_VARIANT_CPU) {
     xentropy_forward_cpu(a);
     return APEX_OK;
   }
@@ -132,10 +121,10 @@ int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForwar
 
 int32_t apex_xentropy_backward(const apex_place* place, const gpu::XentropyBackward* arguments) {
   if (const int32_t status = check(arguments->logits_type, arguments->grad_type, arguments->classes)) return status;
-  bool cpu = false;
-  if (const int32_t status = resolve(place, &cpu)) return status;
+  int32_t variant;
+  if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
   if (arguments->rows == 0) return APEX_OK;
-  if (cpu) {
+  if (variant == APEX_VARIANT_CPU) {
     xentropy_backward_cpu(*arguments);
     return APEX_OK;
   }

@@ -172,3 +172,93 @@ def test_its_module_has_what_the_compiled_one_has():
         set(python(code, APEX_BINDING=kind).stdout.splitlines()[-1].split()) for kind in ("exact", "portable")
     )
     assert exact - portable == {"AmpGradients", "group_batch_norm_layer"} and portable <= exact
+
+
+CHANGES = """
+import ctypes, sys
+sys.path[:0] = {paths!r}
+import torch
+from op_samples import SAMPLES, Values
+from apex._loader import library, load, registry
+from apex._loader.op_model import REQUIRED
+load()
+from apex._portable import activation, channels, functional, interface, losses, plan, transducer
+
+of = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p)
+resolvers = {{variant: of(lambda *place, variant=variant: variant) for variant in (library.CPU, library.REFERENCE)}}
+
+
+def answer(variant):
+    library.load().c.apex_set_resolver(resolvers[variant])
+
+
+def then_changes(function):
+    def call(*arguments):
+        found = function(*arguments)
+        answer(library.REFERENCE)
+        return found
+    return call
+
+
+for module in (activation, losses, transducer):
+    for name, value in list(vars(module).items()):
+        if getattr(value, "__name__", "").endswith("_prepare"):
+            setattr(module, name, then_changes(value))
+function = interface.function
+interface.function = lambda name: then_changes(function(name)) if name.endswith("_prepare") else function(name)
+plan._resolve = then_changes(plan._resolve)
+plan.TensorPlan._run_reference = None  # calling it is an error
+
+ran = []
+for name in {names}:
+    answer(library.CPU)
+    given = {{a.name: a.default for a in registry.schemas()[name].arguments if a.default is not REQUIRED}}
+    given |= SAMPLES[name][0](Values("cpu"))
+    if name in functional.KERNELS:
+        answer(library.CPU)  # samples of a backward call their forward
+        kernel = functional.KERNELS[name]._scope["function"]
+        assert kernel(*(given[a.name] for a in registry.schemas()[name].arguments)) is not None, name
+    else:
+        getattr(torch.ops.apex, name)(**given)
+    ran.append(name)
+print(*ran)
+"""
+
+
+@native
+def test_a_choice_that_changes_within_a_call():
+    """An op of two calls to libapex, or of a look at the choice and a call, runs what the first of them found: memory is
+    made for that."""
+    names = (
+        "bias_activation_backward", "xentropy_forward", "focal_loss_forward", "transducer_joint_backward",
+        "welford_mean_var", "reduce_bn", "multi_tensor_adam", "multi_tensor_lamb",
+    )  # fmt: skip
+    paths = [str(ROOT / "tests/L0"), str(ROOT / "tests")]
+    code = CHANGES.format(paths=paths, names=names)
+    assert python(code, APEX_BINDING="portable").stdout.split() == list(names)
+
+
+def test_statuses_tell_types_from_values():
+    """libapex's own words for a dtype and for a size, through either kind of status."""
+    code = """
+import ctypes
+from apex._loader import load
+load()
+from apex._portable import group_norm, interface, tensors
+layout = interface.layout("GroupNorm")
+for fields in (dict(input_type=9), dict(groups=3, channels=8)):
+    buffer = layout.buffer()
+    layout.set(buffer, **fields)
+    status = group_norm._c_prepare(tensors.CPU_PLACE, buffer, 0, interface.layout("GroupNormPlan").buffer())
+    try:
+        tensors.must_use_reference(status, "group_norm")
+    except (TypeError, ValueError) as error:
+        print(type(error).__name__, error)
+"""
+    if library.fault():
+        pytest.skip("no built bindings in this tree")
+    lines = python(code, APEX_BINDING="portable").stdout.splitlines()
+    assert lines == [
+        "TypeError group_norm: element types are float32, float16, bfloat16 and float64",
+        "ValueError group_norm: 8 channels cannot be parted into 3 groups",
+    ]
