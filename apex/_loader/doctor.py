@@ -52,9 +52,11 @@ def examine() -> Report:
     """The Report of this machine. Loads the binding, to know that it loads."""
     facts = _facts(probe.describe())
     stems = ("libamdhip64.so", "libcudart.so")
+    error = _try_to_load() if facts.fit else None
     facts = dataclasses.replace(
         facts,
-        load_error=_try_to_load() if facts.fit else None,
+        load_error=error,
+        unserved=_unserved() if facts.fit and not error else (),
         installation=distributions.describe(),
         damage=installed.damage(),
         mapped={stem: tuple(mapped.find(stem)) for stem in stems},
@@ -80,6 +82,15 @@ def _facts(described: Machine) -> Facts:
         offers.offer(described, known) if known else None
     )  # None: this installation does not know its release
     return Facts(machine=found.machine, choices=found.choices, fit=found.fit, offer=offer)
+
+
+def _unserved() -> tuple[str, ...]:
+    """The ops that the portable binding, if it is the one that was loaded, leaves to their reference."""
+    if bindings.load().kind != "portable":
+        return ()
+    from apex._portable import module
+
+    return module.without_kernel()
 
 
 def cpu_threads() -> str:

@@ -31,6 +31,7 @@ class Facts:
     choices:  the Choice of every unit on every device
     fit:      the fitting.Fit of the bindings, or None without torch
     load_error: what loading the binding raised, as text, or None
+    unserved: ops that have no form in the portable binding, where that serves
     mapped:   stem -> paths of that vendor library in this process
     threads:  how many threads of torch work on CPU tensors, in words; None without torch
     assumed:  the machine is described, not this one
@@ -42,6 +43,7 @@ class Facts:
     choices: tuple[Choice, ...] = ()
     fit: fitting.Fit | None = None
     load_error: str | None = None
+    unserved: tuple[str, ...] = ()
     installation: Installation | None = None
     mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     cache_writable: bool = True

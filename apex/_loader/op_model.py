@@ -29,13 +29,18 @@ entry            results that the direct entry for Python returns, where these a
 autocast         what an argument becomes under autocast
 double_backward  of a backward op: `formula` (written by hand in torch's ops), or why there is none
 formula_unless   where that holds, a formula cannot serve: double_backward's words after `formula: ` say why
-by_hand          functions that the binding writes itself, where the generator would
+by_hand          functions that the binding writes itself, where the generator would; of `check` and `checks`, beside it
 shared           the header of csrc/bindings, and its namespace, that has the op's functions: several ops share them
 launch           of an op over tensor lists: the device's struct of its arguments
 reductions       of an op over tensor lists: how many quantities its kernels reduce
 optional         of an op over tensor lists: a list that may be left out; `name = expression` says when it is there,
                  else that it is not empty does
 field            the struct's field that an argument goes to, where it has another name; none: it is set by hand
+set              a field that is worked out of several arguments
+per_tensor       an argument with one number for each tensor, and its field: a bucket's kernels number their own
+counter          a field that points to a counter of blocks, where the last launch of a kernel advances the step
+call             what the C function is given after the struct
+checks           of an op over tensor lists: betas, decay_mode, step: whether these arguments lie in their ranges
 """
 
 from __future__ import annotations
@@ -60,9 +65,10 @@ TYPES = (
     "SymInt[]",
     "ScalarType?",
 )
-LISTS = ("differentiable", "history", "entry", "by_hand")
-TABLES = ("given", "gradient", "alone", "autocast", "optional", "field")
-TEXTS = ("shared", "backward", "double_backward", "formula_unless", "launch", "reductions")
+LISTS = ("differentiable", "history", "entry", "by_hand", "call", "checks")
+TABLES = ("given", "gradient", "alone", "autocast", "optional", "field", "set", "per_tensor")
+TEXTS = ("shared", "backward", "double_backward", "formula_unless", "launch", "reductions", "counter")
+CHECKS = ("betas", "decay_mode", "step")
 REQUIRED = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()  # the default of what has none
 
 
@@ -97,12 +103,17 @@ class Op:
     history: tuple[str, ...] = ()
     entry: tuple[str, ...] | None = None
     by_hand: tuple[str, ...] = ()
+    call: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
     given: dict[str, str] = dataclasses.field(default_factory=dict)
     gradient: dict[str, str] = dataclasses.field(default_factory=dict)
     alone: dict[str, str] = dataclasses.field(default_factory=dict)
     autocast: dict[str, str] = dataclasses.field(default_factory=dict)
     optional: dict[str, str] = dataclasses.field(default_factory=dict)
     field: dict[str, str] = dataclasses.field(default_factory=dict)
+    set: dict[str, str] = dataclasses.field(default_factory=dict)
+    per_tensor: dict[str, str] = dataclasses.field(default_factory=dict)
+    counter: str = ""
     shared: str = ""
     backward: str = ""
     double_backward: str = ""
@@ -220,6 +231,7 @@ def _check(op: Op, ops: Mapping[str, Op]) -> None:
     results = {result.name for result in op.results}
     named = [("differentiable", op.differentiable, arguments), ("autocast", op.autocast, arguments)]
     named += [("optional", op.optional, arguments), ("field", op.field, arguments)]
+    named += [("per_tensor", op.per_tensor, arguments), ("checks", op.checks, set(CHECKS))]
     named += [
         ("gradient", op.gradient, arguments),
         ("history", op.history, results),

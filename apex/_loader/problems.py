@@ -65,6 +65,14 @@ def torch_unsupported(facts: Facts) -> Iterator[Problem]:
         yield Problem(DEGRADED, name, text, BUILD_AGAIN if facts.fit.stale else _mend(facts))
 
 
+def unserved(facts: Facts) -> Iterator[Problem]:
+    """What the choices cannot know: they are libapex's, which the portable binding calls for the other ops."""
+    if facts.unserved:
+        named = ", ".join(facts.unserved)
+        text = f"the portable binding has no form of {named}: {len(facts.unserved)} of its ops run on the reference"
+        yield Problem(DEGRADED, "no portable form", text, _mend(facts))
+
+
 def binding_half(facts: Facts) -> Iterator[Problem]:
     if facts.fit and facts.fit.library and not facts.fit.module:
         yield Problem(DEGRADED, "wrong Python", facts.fit.reason, _mend(facts))
@@ -282,6 +290,7 @@ CHECKS = (
     *owners.CHECKS,
     torch_missing,
     torch_unsupported,
+    unserved,
     binding_half,
     unused_card,
     wrong_vendor,

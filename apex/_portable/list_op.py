@@ -26,11 +26,33 @@ def _field(op, argument):
     return name
 
 
+def _check_betas(op, call):
+    beta1, beta2 = call["beta1"], call["beta2"]
+    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
+        raise ValueError(f"{op}: betas must lie in [0, 1), not {beta1:g} and {beta2:g}")
+
+
+def _check_mode(op, call):
+    if call["decay_mode"] not in (0, 1):
+        raise ValueError(f"{op}: decay_mode is 0 (L2) or 1 (decoupled), not {call['decay_mode']}")
+
+
+def _check_step(op, call):
+    if (
+        call.get("step_tensor") is None
+        and call.get("bias_correction", True)
+        and not 1 <= call["step"] < 2**31
+    ):
+        raise ValueError(f"{op}: step counts from 1, not {call['step']}")
+
+
+_CHECKS = {"betas": _check_betas, "decay_mode": _check_mode, "step": _check_step}
+
+
 class ListOp:
     """One op. Subclasses say what is not in csrc/ops.schemas."""
 
     extra: tuple[str, ...] = ()  # fields that `more` fills in
-    step_names: str | None = None
 
     def __init__(self, name):
         self.name, self.unit = name, name.encode()
@@ -41,9 +63,27 @@ class ListOp:
         self.arguments = [argument for argument in self.model.arguments if not argument.is_list]
         self.defaults = {a.name: a.default for a in self.arguments if a.default is not REQUIRED}
         self.names = tuple(argument.name for argument in self.arguments)
-        layout = interface.layout(self.model.launch)
-        named = [(a, _field(self.model, a)) for a in self.arguments]
-        named = [(a, field) for a, field in named if field in layout.codes and field not in self.extra]
+        self._checks = [_CHECKS[what] for what in self.model.checks]
+        self._set = [compile(text, field, "eval") for field, text in self.model.set.items()]
+        self._more = [compile(text, name, "eval") for text in self.model.call]
+        self._per_tensor = [(a.name, a.written) for a in self.arguments if a.name in self.model.per_tensor]
+        self._advances = "advance_step" in self.names
+        self._layout()
+        self.c = interface.function(f"apex_{name}")
+        # The gradients are written by the calls that unscale them; the schema can only say that they may be.
+        if "unscale_grads" in self.names:
+            self.written &= ~1
+
+    def _layout(self):
+        """How the struct is packed: scalars, pointers, what `_derived` works out, and what `more` does."""
+        layout, model = interface.layout(self.model.launch), self.model
+        derived = ["step_offset", "advance_step"] * self._advances + [*model.set]
+        derived += [model.per_tensor[name] for name, _ in self._per_tensor] + [model.counter] * bool(
+            model.counter
+        )
+        others = {*derived, *self.extra}
+        named = [(a, _field(model, a)) for a in self.arguments]
+        named = [(a, field) for a, field in named if field in layout.codes and field not in others]
         named.sort(key=lambda pair: pair[0].is_tensor)
         self._scalars = [a.name for a, _ in named if not a.is_tensor]
         self._pointers = [
@@ -51,11 +91,23 @@ class ListOp:
             for a, _ in named
             if a.is_tensor
         ]
-        self._pack = layout.packer(*(field for _, field in named), *self.extra)
-        self.c = interface.function(f"apex_{name}")
-        # The gradients are written by the calls that unscale them; the schema can only say that they may be.
-        if "unscale_grads" in self.names:
-            self.written &= ~1
+        self._pack = layout.packer(*(field for _, field in named), *derived, *self.extra)
+
+    def _derived(self, call, launch, kept):
+        """The fields that several arguments or the launch make."""
+        values, advance = [], self._advances and call["advance_step"]
+        if self._advances:  # by the last launch alone, after every other has read it
+            values += [advance, advance and launch.last]
+        values += [eval(code, {}, call) for code in self._set]
+        for name, written in self._per_tensor:
+            kept.append(PerTensor(call[name], launch, name))
+            values.append(kept[-1].address(written))
+        if self.model.counter:
+            counts = advance and launch.last and launch.table  # kernels alone have a table
+            if counts:
+                kept.append(tensors.ZeroedCounters(launch.place, launch.device, 1, self.name))
+            values.append(kept[-1].address if counts else 0)
+        return values
 
     def call(self, keywords):
         """All scalars of a call, by name; raises TypeError as a function of these keywords would."""
@@ -65,18 +117,24 @@ class ListOp:
             raise TypeError(f"{self.name}: these arguments are missing, or unknown: {', '.join(wrong)}")
         return given
 
-    # ---- what ops say by themselves
-
     def check(self, call):
         """Raises ValueError for scalars that the op does not take."""
+        for check in self._checks:
+            check(self.name, call)
+        self.check_more(call)
+
+    # ---- what ops say by themselves
+
+    def check_more(self, call):
+        """Checks of this op alone."""
 
     def more(self, call, launch, kept):
         """The fields `extra`. kept: memory that must live until the launch is queued."""
         return ()
 
-    def arguments_of(self, call, launch):
+    def arguments_of(self, call):
         """Arguments of the C function after the struct."""
-        return ()
+        return [eval(code, {}, call) for code in self._more]
 
     def after(self, kept):
         """Called after a launch, or after the reference."""
@@ -86,7 +144,13 @@ class ListOp:
 
     def before_reference(self, call, launch, kept):
         """The scalars of the reference of one bucket."""
-        return call
+        changed = {}
+        if self._advances and call["step_tensor"] is not None and call["advance_step"] and not launch.last:
+            changed |= {"step_tensor": call["step_tensor"] + 1, "advance_step": False}
+        for name, _ in self._per_tensor:
+            kept.append(PerTensor(call[name], launch, name))
+            changed[name] = kept[-1].bucket
+        return call | changed
 
     def place_lists(self, call, lists):
         """A bucket's lists by the schema's names."""
@@ -123,15 +187,13 @@ class ListOp:
 
     def check_count(self, lists):
         """Raises ValueError for a wrong number of lists."""
-        most = len(self.lists)
-        if not self.step_names or not 0 < most - len(lists) <= 1:
-            if len(lists) == most:
-                return
-            if not self.step_names:
-                raise ValueError(f"{self.name}: {most} tensor lists are required, not {len(lists)}")
-            raise ValueError(
-                f"{self.name}: {most - 1} or {most} tensor lists ({self.step_names}) are required, not {len(lists)}"
-            )
+        most, optional = len(self.lists), self.model.optional
+        least = most - len(optional)
+        if least <= len(lists) <= most:
+            return
+        wanted = "" if least == most else f"{least} to " if most - least > 1 else f"{least} or "
+        named = ", ".join(f"[{name}]" if name in optional else name for name in self.lists)
+        raise ValueError(f"{self.name}: {wanted}{most} tensor lists ({named}) are required, not {len(lists)}")
 
     def step(self, plan, call):
         """The direct entry over an optimizer's plan."""
@@ -154,8 +216,8 @@ class Running:
         values += [
             tensors.scalar(call[name], name, dtype, device, written) for name, dtype, written in op._pointers
         ]
-        packed = op._pack(*values, *op.more(call, launch, kept))
-        status = op.c(launch.place, launch.lists, packed, *op.arguments_of(call, launch))
+        packed = op._pack(*values, *op._derived(call, launch, kept), *op.more(call, launch, kept))
+        status = op.c(launch.place, launch.lists, packed, *op.arguments_of(call))
         op.after(kept)
         return status
 

@@ -11,72 +11,13 @@ from apex._portable import tensors
 from apex._portable.list_op import ListOp, PerTensor, Running
 
 
-def _check_betas(op, call):
-    beta1, beta2 = call["beta1"], call["beta2"]
-    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
-        raise ValueError(f"{op}: betas must lie in [0, 1), not {beta1:g} and {beta2:g}")
-
-
-def _check_mode(op, call):
-    if call["decay_mode"] not in (0, 1):
-        raise ValueError(f"{op}: decay_mode is 0 (L2) or 1 (decoupled), not {call['decay_mode']}")
-
-
-def _check_step(op, call, always=False):
-    counted = always or (call["step_tensor"] is None and call["bias_correction"])
-    if counted and not 1 <= call["step"] < 2**31:
-        raise ValueError(f"{op}: step counts from 1, not {call['step']}")
-
-
-class _Advancing(ListOp):
-    """The step is advanced by the last launch alone, after every other has read it."""
-
-    extra: tuple[str, ...] = ("step_offset", "advance_step")
-
-    def more(self, call, launch, kept):
-        advance = call["advance_step"]
-        return advance, advance and launch.last
-
-    def before_reference(self, call, launch, kept):
-        if call["step_tensor"] is None or not call["advance_step"] or launch.last:
-            return call
-        return {**call, "step_tensor": call["step_tensor"] + 1, "advance_step": False}
-
-
-class Adam(_Advancing):
-    extra = (*_Advancing.extra, "blocks_done")
-    step_names: str | None = "gradients, parameters, exp_avgs, exp_avg_sqs[, model parameters]"
-
-    def check(self, call):
-        _check_betas(self.name, call)
-        _check_mode(self.name, call)
-        _check_step(self.name, call)
-
-    def more(self, call, launch, kept):
-        offset, advance = super().more(call, launch, kept)
-        if not advance or not launch.table:
-            return offset, advance, 0
-        # What a kernel (no other variant has a table) counts its blocks with.
-        kept.append(tensors.ZeroedCounters(launch.place, launch.device, 1, self.name))
-        return offset, advance, kept[-1].address
-
-
-class Amsgrad(Adam):
-    step_names = None
-
-
-class Lamb(_Advancing):
-    extra = (*_Advancing.extra, "global_grad_norm")
-    step_names = Adam.step_names
-
-    def check(self, call):
-        Adam.check(self, call)
+class Lamb(ListOp):
+    extra = ("global_grad_norm",)
 
     def more(self, call, launch, kept):
         norm = _on(call["global_grad_norm"], launch.device)
         kept.append(norm)
-        address = tensors.scalar(norm, "global_grad_norm", torch.float32, launch.device)
-        return *super().more(call, launch, kept), address
+        return (tensors.scalar(norm, "global_grad_norm", torch.float32, launch.device),)
 
     def before_reference(self, call, launch, kept):
         call = super().before_reference(call, launch, kept)
@@ -88,59 +29,14 @@ def _on(norm, device):
     return norm if norm is None or norm.device == device else norm.to(device, non_blocking=True)
 
 
-class LambStage1(ListOp):
-    extra = ("mode", "bias_correction", "grad_averaging", "per_tensor_decay")
-
-    def check(self, call):
-        _check_step(self.name, call, always=True)
-
-    def more(self, call, launch, kept):
-        kept.append(PerTensor(call["per_tensor_decay"], launch, "per_tensor_decay"))
-        return 1, 1, 1, kept[-1].address()
-
-    def before_reference(self, call, launch, kept):
-        return {
-            **call,
-            "per_tensor_decay": PerTensor(call["per_tensor_decay"], launch, "per_tensor_decay").bucket,
-        }
-
-
-class LambStage2(ListOp):
-    extra = ("scaled", "parameter_norms", "update_norms")
-    _norms = ("per_tensor_param_norm", "per_tensor_update_norm")
-
-    def more(self, call, launch, kept):
-        norms = [PerTensor(call[name], launch, name) for name in self._norms]
-        kept += norms
-        scaled = call["use_nvlamb"] or call["weight_decay"] != 0
-        return scaled, norms[0].address(), norms[1].address()
-
-    def before_reference(self, call, launch, kept):
-        return call | {name: PerTensor(call[name], launch, name).bucket for name in self._norms}
-
-
 class Lars(ListOp):
-    extra = ("grad_norms", "param_norms")
-    step_names = "gradients, parameters, momentum buffers[, model parameters]"
-
-    def check(self, call):
+    def check_more(self, call):
         if (call["grad_norms"] is None) != (call["param_norms"] is None):
             raise ValueError("multi_tensor_lars: norms of gradients and parameters go together")
 
-    def more(self, call, launch, kept):
-        norms = [PerTensor(call[name], launch, name) for name in self.extra]
-        kept += norms
-        return norms[0].address(), norms[1].address()
 
-    def before_reference(self, call, launch, kept):
-        return call | {name: PerTensor(call[name], launch, name).bucket for name in self.extra}
-
-
-class Novograd(_Advancing):
-    extra = (*_Advancing.extra, "one_minus_beta2", "grad_norms")
-
-    def check(self, call):
-        _check_betas(self.name, call)
+class Novograd(ListOp):
+    def check_more(self, call):
         if call["moment_mode"] not in (0, 1):
             raise ValueError(
                 "multi_tensor_novograd: moment_mode is 0 (decay inside the average) or 1 (decoupled), not "
@@ -150,25 +46,11 @@ class Novograd(_Advancing):
             raise ValueError(
                 f"multi_tensor_novograd: norm_type is 2 (L2) or 0 (largest magnitude), not {call['norm_type']}"
             )
-        _check_step(self.name, call)
         if not call["update_norms"] and call["advance_step"]:
             raise ValueError("multi_tensor_novograd: only a call that updates the norms advances the step")
 
-    def more(self, call, launch, kept):
-        kept.append(PerTensor(call["grad_norms"], launch, "grad_norms"))
-        return *super().more(call, launch, kept), 1.0 - call["beta2"], kept[0].address(written=True)
-
-    def arguments_of(self, call, launch):
-        return call["norm_type"] == 0, call["update_norms"]
-
-    def before_reference(self, call, launch, kept):
-        kept.append(PerTensor(call["grad_norms"], launch, "grad_norms"))
-        return super().before_reference(call, launch, kept) | {"grad_norms": kept[0].bucket}
-
 
 class Sgd(ListOp):
-    step_names = Lars.step_names
-
     def chosen(self, call, given):
         names, lists = ["grads", "params"], [given["grads"], given["params"]]
         if call["momentum"] != 0 or given["model_params"]:  # else the buffers are neither read nor written
@@ -183,13 +65,8 @@ class Sgd(ListOp):
         return names, lists
 
 
-class Adagrad(ListOp):
-    def check(self, call):
-        _check_mode(self.name, call)
-
-
 class Axpby(ListOp):
-    def check(self, call):
+    def check_more(self, call):
         if not -1 <= call["arg_to_check"] <= 1:
             raise ValueError(
                 f"multi_tensor_axpby: arg_to_check is 0 (x), 1 (y) or -1 (both), not {call['arg_to_check']}"
@@ -233,9 +110,6 @@ class L2norm(ListOp):
     def more(self, call, launch, kept):
         kept.append(PerTensor(call["per_tensor"], launch, "per_tensor"))
         return launch.first, launch.last, kept[-1].address(written=True)
-
-    def arguments_of(self, call, launch):
-        return (call["maximum"],)
 
     def run_on(self, names, lists, call):
         if lists[0]:
@@ -282,10 +156,9 @@ class _MeasuringNorm(Running):
 
 
 _CLASSES = {
-    "multi_tensor_adam": Adam, "multi_tensor_amsgrad": Amsgrad, "multi_tensor_lamb": Lamb,
-    "multi_tensor_lamb_stage1": LambStage1, "multi_tensor_lamb_stage2": LambStage2, "multi_tensor_lars": Lars,
-    "multi_tensor_novograd": Novograd, "multi_tensor_sgd": Sgd, "multi_tensor_adagrad": Adagrad,
-    "multi_tensor_axpby": Axpby, "multi_tensor_rmsprop": Rmsprop, "multi_tensor_l2norm": L2norm,
+    "multi_tensor_lamb": Lamb, "multi_tensor_lars": Lars,
+    "multi_tensor_novograd": Novograd, "multi_tensor_sgd": Sgd, "multi_tensor_axpby": Axpby,
+    "multi_tensor_rmsprop": Rmsprop, "multi_tensor_l2norm": L2norm,
 }  # fmt: skip
 
 

@@ -282,7 +282,9 @@ class TensorPlan:
                     return None
             if op.reductions:
                 scratch = self._scratch(op, bucket, place, capturing, kept)
-        return Launch(bucket, self.tensors, table=bool(table), lists=bucket.lists(table, scratch, variant=variant))
+        return Launch(
+            bucket, self.tensors, table=bool(table), lists=bucket.lists(table, scratch, variant=variant)
+        )
 
     def _table(self, bucket, place, capturing, kept):
         """The address of the device's copy of the image, brought up to date; 0: it cannot be written here. Inside a

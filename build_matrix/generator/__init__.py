@@ -4,6 +4,7 @@ By hand, in csrc/bindings/<op>.h, are an op's checks, the shapes of its outputs 
 that are declared here. Files:
 
 generated/<op>.h          the structs of its arguments
+generated/shared_<name>.h the arguments and results of all ops whose functions are in the header of that name
 generated/<op>_kernels.h  of the dispatcher library: autograd's Nodes, autocast, registrations
 generated/<op>_python.h   of the Python module: entries with names and defaults
 ops.inc, python_ops.inc   all of them, in the order of the registry
@@ -30,7 +31,10 @@ def files(units: list[str], ops: Mapping[str, Op], by_hand: Path) -> dict[str, s
     library, kernels, module = [], [], []
     for unit in units:
         own = [op for op in ops.values() if op.unit == unit]
-        found[f"generated/{unit}.h"] = _declarations(unit, own)
+        together = [op for op in ops.values() if op.shared and op.shared == own[0].shared]
+        found[f"generated/{unit}.h"] = _declarations(unit, own, together)
+        if together:
+            found[f"generated/shared_{own[0].shared}.h"] = f"{HEAD}{functional.shared(together)}"
         found[f"generated/{unit}_kernels.h"] = _kernels(own, dict(ops))
         found[f"generated/{unit}_python.h"] = _python(unit, own)
         has_own = (by_hand / f"{unit}.h").exists() and not own[0].shared
@@ -48,10 +52,12 @@ def _includes(names: list[str]) -> str:
     return "".join(f'#include "{name}"\n' for name in names)
 
 
-def _declarations(unit: str, ops: list[Op]) -> str:
+def _declarations(unit: str, ops: list[Op], together: list[Op]) -> str:
     shared = f"bindings/{ops[0].shared}.h" if ops[0].shared else "functional.h"
     includes = [f"host/{unit}.h", "lists_op.h" if ops[0].returns_nothing else shared]
-    structs = [(lists if op.returns_nothing else functional).declaration(op) for op in ops]
+    structs = [
+        lists.declaration(op) if op.returns_nothing else functional.declaration(op, together) for op in ops
+    ]
     return (
         f"{HEAD}{_includes(includes)}\nnamespace apex {{\n"
         + "\n\n".join(structs)

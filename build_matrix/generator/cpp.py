@@ -51,6 +51,14 @@ TYPES = {
     ),
 }
 
+# A member that is left out where an op has no such argument.
+ABSENT = {
+    "Tensor": "const at::Tensor& {} = no_tensor", "Tensor?": "const OptionalTensor& {} = nothing",
+    "float": "double {} = 0", "int": "int64_t {} = 0", "int?": "std::optional<int64_t> {} = std::nullopt",
+    "bool": "bool {} = false", "str": "c10::string_view {} = {{}}", "SymInt": "c10::SymInt {} = 0",
+    "SymInt[]": "c10::SymIntArrayRef {} = {{}}", "ScalarType?": "std::optional<at::ScalarType> {} = std::nullopt",
+}  # fmt: skip
+
 
 def type_of(argument: Argument) -> Type:
     """Raises BuildError, which names it, for a type that the generator has no C++ for."""

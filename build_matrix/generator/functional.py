@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from apex._loader.op_model import REQUIRED, Argument, Op
 from build_matrix.errors import BuildError
@@ -16,8 +17,8 @@ RESERVED = {
 }  # fmt: skip
 
 
-def declaration(op: Op) -> str:
-    """The struct whose functions the binding writes."""
+def declaration(op: Op, together: Sequence[Op] = ()) -> str:
+    """The struct whose functions the binding writes. together: all ops that share its header."""
     cpp.refuse_names(op, RESERVED)
     members = [(cpp.type_of(a).borrowed or cpp.type_of(a).parameter, a.name) for a in op.arguments]
     lines = [
@@ -29,32 +30,72 @@ def declaration(op: Op) -> str:
         *(f"  {kind} {name};" for kind, name in members),
         "",
     ]
-    for result, function, taken, passed, comment in _functions(op):
-        body = f"{{ return {op.shared}::{function}({', '.join(['*this', *passed])}); }}" if op.shared else ";"
-        space = " " if op.shared else ""
-        lines += [f"  // {comment}", f"  {result} {function}({taken}) const{space}{body}"]
-    return "\n".join([*lines, "};"])
+    for declared, comment in _functions(op):
+        lines += [] if op.shared else [f"  // {comment}", f"  {declared} const;"]
+    return "\n".join([*lines, *(_by_shared(op, together) if op.shared else []), "};"])
 
 
-def _functions(op: Op) -> list[tuple[str, str, str, list[str], str]]:
-    """(result, name, parameters, arguments, what it does) of the functions that are written by hand."""
+def _functions(op: Op) -> list[tuple[str, str]]:
+    """(declaration, what it does) of the functions that are written by hand."""
     found = [
-        ("void", "check", "", [], "Throws for arguments that do not fit. Sizes may be symbols."),
-        ("Result", "outputs", "", [], "The results without their values. Sizes may be symbols."),
-        (
-            "bool", "launch", "const apex_place& place, Result& made", ["place", "made"],
-            "False: the reference must run.",
-        ),
-    ]  # fmt: skip
+        ("void check()", "Throws for arguments that do not fit. Sizes may be symbols."),
+        ("Result outputs()", "The results without their values. Sizes may be symbols."),
+        ("bool launch(const apex_place& place, Result& made)", "False: the reference must run."),
+    ]
     if op.double_backward.startswith("formula"):
-        found.append(
-            ("Result", "formula", "", [], "The same by torch's ops, which can be differentiated again.")
-        )
+        found.append(("Result formula()", "The same by torch's ops, which can be differentiated again."))
     if "autograd" in op.by_hand:
-        found.append(
-            ("Result", "autograd", "c10::DispatchKeySet keys", ["keys"], "The kernel that autograd records.")
-        )
+        found.append(("Result autograd(c10::DispatchKeySet keys)", "The kernel that autograd records."))
     return found
+
+
+def _by_shared(op: Op, together: Sequence[Op]) -> list[str]:
+    """Likewise, by the functions of all ops of the header."""
+    own = op.shared
+    given = [f".is_forward = {str(op.name.endswith('_forward')).lower()}"]
+    ordered = [name for name in _kinds(together) if op.argument(name)]
+    given += [f".{name} = {name}" for name in ("name", "unit", *ordered)]
+    made = [f"std::move(made.{result.name or 'output'})" for result in op.results]
+    lines = [
+        listed(f"  {own}::Arguments arguments() const {{ return {{", given, "}; }"),
+        listed(f"  static Result results({own}::Results&& made) {{ return {{", made, "}; }"),
+        f"  void check() const {{ {own}::check(arguments()); }}",
+        f"  Result outputs() const {{ return results({own}::outputs(arguments())); }}",
+        "  bool launch(const apex_place& place, Result& made) const {",
+        f"    {own}::Results found;",
+        f"    if (!{own}::launch(arguments(), place, found)) return false;",
+        "    made = results(std::move(found));",
+        "    return true;",
+        "  }",
+    ]
+    if op.double_backward.startswith("formula"):
+        lines.append(f"  Result formula() const {{ return results({own}::formula(arguments())); }}")
+    return lines
+
+
+def _kinds(ops: Sequence[Op]) -> dict[str, str]:
+    """name -> type of all arguments of these ops, in the order in which they come."""
+    kinds: dict[str, str] = {}
+    for op in ops:
+        for argument in op.arguments:
+            if kinds.setdefault(argument.name, argument.type) != argument.type:
+                raise BuildError(
+                    f"{op.name}: {argument.name} has another type in an op that shares {op.shared}.h"
+                )
+    return kinds
+
+
+def shared(ops: list[Op]) -> str:
+    """The arguments of several ops as one struct, and their results as another."""
+    kinds = _kinds(ops)
+    members = [f"  {cpp.ABSENT[kind].format(name)};" for name, kind in kinds.items()]
+    results = list(dict.fromkeys(result.name or "output" for op in ops for result in op.results))
+    return "\n".join([
+        '#include "functional.h"', "", f"namespace apex::{ops[0].shared} {{",
+        "// Of any of these ops: empty, false or 0 what one is without.", "struct Arguments {",
+        "  bool is_forward;", "  const char *name, *unit;", *members, "};",
+        listed("struct Results { at::Tensor ", results, "; };"), f"}}  // namespace apex::{ops[0].shared}", "",
+    ])  # fmt: skip
 
 
 def _parameter_types(op: Op) -> list[str]:

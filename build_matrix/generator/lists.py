@@ -9,9 +9,9 @@ from build_matrix.generator.functional import python_arguments
 
 # What the generated text calls things of its own.
 RESERVED = {
-    "name", "check", "check_lists", "unscales", "arguments", "launch", "call_reference", "reference", "op", "run",
-    "fields", "t", "l", "names", "lists", "plan", "call", "set", "place", "device", "m", "py", "apex", "gpu", "at",
-    "std",
+    "name", "check", "check_lists", "check_more", "unscales", "arguments", "launch", "call_reference", "reference",
+    "op", "run", "fields", "blocks", "status", "of_this", "t", "l", "names", "lists", "plan", "call", "set", "place",
+    "device", "m", "py", "apex", "gpu", "at", "std",
 }  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def _of_lists(op: Op) -> str:
     lines += [f"struct {own} {{", f'  static constexpr const char* name = "{op.name}";']
     lines += [listed("  using Signature = void(", [cpp.type_of(a).parameter for a in op.arguments], ");"), ""]
     lines += [f"  {cpp.type_of(a).kept} {a.name};" for a in _scalars(op)]
-    lines += ["", "  void check() const;" if "check" in by_hand else "  void check() const {}"]
+    lines += ["", *_check(op)]
     if "check_lists" in by_hand:
         lines.append(listed("  void check_lists(", _list_parameters(op), ") const;"))
     if op.argument("unscale_grads"):
@@ -59,12 +59,27 @@ def _of_lists(op: Op) -> str:
     return "\n".join([*lines, f"  call.run({call});", "}"])
 
 
+def _check(op: Op) -> list[str]:
+    by_hand = "check" in op.by_hand
+    if by_hand and not op.checks:
+        return ["  void check() const;"]
+    calls = [f"check_{what}(*this);" for what in op.checks] + ["check_more();"] * by_hand
+    declared = ["  void check_more() const;"] * by_hand
+    return [
+        *declared,
+        f"  void check() const {{ {' '.join(calls)} }}" if calls else "  void check() const {}",
+    ]
+
+
 def _list_parameters(op: Op) -> list[str]:
     return [f"at::TensorList {a.name}" for a in op.lists]
 
 
 def field_of(op: Op, argument: Argument) -> str:
-    """The device struct's field: a scalar that may lie on the device, lr_tensor, is its lr_on_device."""
+    """The device struct's field: a scalar that may lie on the device, lr_tensor, is its lr_on_device. "": it is not set
+    from the argument alone."""
+    if argument.name in op.per_tensor:
+        return ""
     if argument.name in op.field:
         return op.field[argument.name]
     of_scalar = argument.is_tensor and argument.name.endswith("_tensor")
@@ -95,18 +110,39 @@ def _arguments(op: Op) -> list[str]:
         )
     if op.argument("unscale_grads"):
         lines.append("    fields.unscale_grads = unscales();")
+    lines += [f"    set(fields.{field}, {cpp.expression(text)});" for field, text in op.set.items()]
     return [*lines, "    return fields;", "  }"]
+
+
+def _per_tensor(op: Op) -> list[str]:
+    """The numbers of a bucket's tensors, of each argument that has one for every tensor."""
+    return [f'    PerTensor of_{name}({name}, l, "{name}");' for name in op.per_tensor]
+
+
+def _write_back(op: Op) -> list[str]:
+    return [f"    of_{a.name}.write_back();" for a in op.arguments if a.name in op.per_tensor and a.written]
 
 
 def _launch(op: Op) -> list[str]:
     if "launch" in op.by_hand:
         return ["  int32_t launch(const TensorPlan::Launch& l) const;"]
-    return [
-        "  int32_t launch(const TensorPlan::Launch& l) const {",
-        f"    const gpu::{op.launch} a = arguments(l);",
-        f"    return apex_{op.name}(&l.place, &l.lists, &a);",
-        "  }",
-    ]
+    lines = ["  int32_t launch(const TensorPlan::Launch& l) const {", *_per_tensor(op)]
+    lines.append(f"    gpu::{op.launch} fields = arguments(l);")
+    for name, field in op.per_tensor.items():
+        argument = op.argument(name)
+        pointer = "pointer_to_write" if argument and argument.written else "pointer"
+        lines.append(f"    fields.{field} = of_{name}.{pointer}();")
+    if op.counter:
+        lines.append("    ZeroedCounters blocks;  // of kernels, which alone have a table")
+        counts = "advance_step && l.last && l.lists.table"
+        lines.append(f"    if ({counts}) blocks = {{l.place, l.device, 1, l.capturing}};")
+        lines.append(f"    fields.{op.counter} = blocks.data();")
+    more = [cpp.expression(text) for text in op.call]
+    call = listed(f"apex_{op.name}(", ["&l.place", "&l.lists", "&fields", *more], ");")
+    back = _write_back(op)
+    if not back:
+        return [*lines, f"    return {call}", "  }"]
+    return [*lines, f"    const int32_t status = {call}", *back, "    return status;", "  }"]
 
 
 def _reference(op: Op) -> list[str]:
@@ -117,11 +153,20 @@ def _reference(op: Op) -> list[str]:
         return [*lines, "  void reference(const TensorPlan::Tensors& t, const TensorPlan::Launch& l) const;"]
     lists = [f"list_of(t, {k})" if a.name in op.optional else f"t[{k}]" for k, a in enumerate(op.lists)]
     steps = bool(op.argument("advance_step"))
-    lines.append(
-        f"  void reference(const TensorPlan::Tensors& t, const TensorPlan::Launch&{' l' * steps}) const {{"
-    )
-    call = f"{'of_bucket(*this, l).' * steps}call_reference("
-    return [*lines, listed(f"    {call}", lists, ");"), "  }"]
+    launch = "const TensorPlan::Launch&" + (" l" if steps or op.per_tensor else "")
+    lines.append(f"  void reference(const TensorPlan::Tensors& t, {launch}) const {{")
+    if not op.per_tensor:
+        call = f"{'of_bucket(*this, l).' * steps}call_reference("
+        return [*lines, listed(f"    {call}", lists, ");"), "  }"]
+    lines += [
+        *_per_tensor(op),
+        f"    {camel(op.name)} of_this = {'of_bucket(*this, l)' if steps else '*this'};",
+    ]
+    for argument in op.arguments:
+        if argument.name in op.per_tensor:
+            bucket = "bucket_if_any" if argument.type == "Tensor?" else "bucket"
+            lines.append(f"    of_this.{argument.name} = of_{argument.name}.{bucket}();")
+    return [*lines, listed("    of_this.call_reference(", lists, ");"), *_write_back(op), "  }"]
 
 
 def _run(op: Op) -> list[str]:

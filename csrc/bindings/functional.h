@@ -27,13 +27,9 @@ template <class Call> const c10::TypedOperatorHandle<typename Call::Signature>& 
   return op;
 }
 
-// An argument that not all ops of a family have: nothing where `call`, of a template's type, is without.
+// What an op is without.
+inline const at::Tensor no_tensor;
 inline const OptionalTensor nothing;
-#define APEX_IF_ANY(call, argument)                                  \
-  [&]() -> const OptionalTensor& {                                   \
-    if constexpr (requires { call.argument; }) return call.argument; \
-    else return nothing;                                             \
-  }()
 inline bool has_value(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
 
 // Null, or undefined, for none.

@@ -4,12 +4,14 @@
 #include <variant>
 
 #include "optimizer_plan.h"
+#include "per_tensor.h"
 #include "place.h"
 #include "reference.h"
 #include "register.h"
 #include "scalars.h"
 #include "status.h"
 #include "tensor_plan.h"
+#include "zeroed_counters.h"
 
 namespace apex {
 template <class Field, class Value> void set(Field& field, Value value) { field = static_cast<Field>(value); }
@@ -56,7 +58,9 @@ template <class Call> void check_decay_mode(const Call& call) {
                     ": decay_mode is 0 (L2) or 1 (decoupled), not ", call.decay_mode);
 }
 template <class Call> void check_step(const Call& call) {
-  TORCH_CHECK_VALUE(call.step_tensor || !call.bias_correction || (call.step >= 1 && call.step <= INT32_MAX), Call::name,
-                    ": step counts from 1, not ", call.step);
+  bool counts = true;
+  if constexpr (requires { call.step_tensor; }) counts = !call.step_tensor && call.bias_correction;
+  TORCH_CHECK_VALUE(!counts || (call.step >= 1 && call.step <= INT32_MAX), Call::name, ": step counts from 1, not ",
+                    call.step);
 }
 }  // namespace apex

@@ -4,8 +4,6 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "per_tensor.h"
-
 namespace apex {
 inline int32_t MultiTensorL2norm::launch(const TensorPlan::Launch& l) const {
   gpu::NormArguments a = arguments(l);

@@ -2,11 +2,6 @@
 #include "generated/multi_tensor_lamb.h"
 
 namespace apex {
-inline void MultiTensorLamb::check() const {
-  check_betas(*this);
-  check_decay_mode(*this);
-  check_step(*this);
-}
 // The norm of all gradients was measured on one device; a group may have parameters on others.
 inline std::optional<at::Tensor> norm_on(const std::optional<at::Tensor>& norm, c10::Device device) {
   const bool elsewhere = norm && norm->defined() && norm->device() != device;

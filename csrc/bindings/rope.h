@@ -1,24 +1,16 @@
 // Rotary embeddings. A turn's gradient is the turn back, and that one's gradient the turn: both ops take one set of
-// arguments (generated/rope.h), and these functions.
+// arguments (generated/shared_rope.h), and these functions.
 #pragma once
 #include "checks.h"
+#include "generated/shared_rope.h"
 #include "host/rope.h"
 
 #include <ATen/ops/empty.h>
 
 namespace apex {
 namespace rope {
-struct Turn {
-  const at::Tensor &input, &cos;
-  const OptionalTensor &sin, &cos_w, &sin_w, &cu_seqlens;
-  bool transpose_output, back;
-};
-template <class Call> Turn turn_of(const Call& c) {
-  const bool back = std::string_view(Call::name) == "rope_backward";
-  return {c.input, c.cos, c.sin, c.cos_w, c.sin_w, c.cu_seqlens, c.transpose_output, back};
-}
-inline bool is_image(const Turn& t) { return has_value(t.cos_w); }
-inline bool is_packed(const Turn& t) { return has_value(t.cu_seqlens); }
+inline bool is_image(const Arguments& t) { return has_value(t.cos_w); }
+inline bool is_packed(const Arguments& t) { return has_value(t.cu_seqlens); }
 
 inline void check_table(const char* name, const at::Tensor& table, const at::Tensor& input, const at::Tensor& cos) {
   TORCH_CHECK_VALUE(table.dim() == 4, "rope: ", name, " must have 4 dimensions, not ", table.dim());
@@ -27,7 +19,7 @@ inline void check_table(const char* name, const at::Tensor& table, const at::Ten
                    " but the first table is ", cos.scalar_type(), ": all must have one dtype");
 }
 // Looks at no element.
-inline void check_turn(const Turn& t) {
+inline void check(const Arguments& t) {
   const at::Tensor& input = t.input;
   element_type("rope", input.scalar_type());
   element_type("rope", t.cos.scalar_type());
@@ -83,7 +75,7 @@ inline void check_turn(const Turn& t) {
   }
 }
 // What a GPU answers with nan, because looking would make it wait, is refused where looking costs nothing.
-inline void check_cu_seqlens(const Turn& t) {
+inline void check_cu_seqlens(const Arguments& t) {
   const at::Tensor& input = t.input;
   if (!is_packed(t) || !t.cu_seqlens->device().is_cpu()) return;
   const at::Tensor ends = t.cu_seqlens->contiguous();
@@ -100,17 +92,18 @@ inline void check_cu_seqlens(const Turn& t) {
 }
 
 // An output of the input's shape; transposed: the memory of one whose first two dimensions are exchanged.
-inline at::Tensor output_of(const Turn& t) {
+inline Results outputs(const Arguments& t) {
   const at::Tensor& input = t.input;
-  if (!t.transpose_output || is_image(t) || is_packed(t)) return at::empty_symint(input.sym_sizes(), input.options());
+  if (!t.transpose_output || is_image(t) || is_packed(t)) return {at::empty_symint(input.sym_sizes(), input.options())};
   const auto sizes = input.sym_sizes();
-  return at::empty_symint({sizes[1], sizes[0], sizes[2], sizes[3]}, input.options()).transpose(0, 1);
+  return {at::empty_symint({sizes[1], sizes[0], sizes[2], sizes[3]}, input.options()).transpose(0, 1)};
 }
 
-inline bool launch_turn(const Turn& t, const apex_place& place, at::Tensor& output) {
+inline bool launch(const Arguments& t, const apex_place& place, Results& made) {
   const at::Tensor& input = t.input;
   check_cu_seqlens(t);
-  output = output_of(t);
+  made = outputs(t);
+  const at::Tensor& output = made.output;
   gpu::Rope a{};
   a.input = bytes(input);
   a.output = mutable_bytes(output);
@@ -154,14 +147,8 @@ inline bool launch_turn(const Turn& t, const apex_place& place, at::Tensor& outp
   a.rotary = int32_t(cos.size(3));
   a.type = element_type("rope", input.scalar_type());
   a.angle_type = element_type("rope", cos.scalar_type());
-  a.transposed = t.back;
+  a.transposed = !t.is_forward;
   return !use_reference(apex_rope(&place, &a), "rope");
-}
-
-template <class Call> void check(const Call& call) { check_turn(turn_of(call)); }
-template <class Call> at::Tensor outputs(const Call& call) { return output_of(turn_of(call)); }
-template <class Call> bool launch(const Call& call, const apex_place& place, at::Tensor& made) {
-  return launch_turn(turn_of(call), place, made);
 }
 }  // namespace rope
 }  // namespace apex

@@ -67,14 +67,20 @@ int place_of(const View& tensor, apex_place* place) {
   return api->current_work_stream(device.device_type, device.device_id, &place->stream);
 }
 
-// Views of arguments first .. first + count. 0; 1: Python must do it; -1: an exception is set.
-template <int count> int read_all(PyObject* const* arguments, View (&views)[count]) {
-  for (int i = 0; i < count; ++i) {
-    if (!views[i].read(arguments[i])) return -1;
-    if (!views[i].is_usable()) return 1;
+// The tensors of an entry, its last arguments.
+template <int count> struct Given {
+  View views[count];
+  apex_place place;
+
+  // `at`: of the tensor whose device it is. 0; 1: Python must do it; -1: an exception is set.
+  int read(PyObject* const* arguments, int at) {
+    for (int i = 0; i < count; ++i) {
+      if (!views[i].read(arguments[i])) return -1;
+      if (!views[i].is_usable()) return 1;
+    }
+    return place_of(views[at], &place);
   }
-  return 0;
-}
+};
 
 PyObject* wrong_count(const char* message) {
   PyErr_SetString(PyExc_TypeError, message);
@@ -160,58 +166,56 @@ PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return PyBool_FromLong(differ);
 }
 
+// What both directions of a norm are given alike.
+template <class Arguments> void set_norm(Arguments* a, PyObject* hidden, PyObject* eps, const View& weight,
+                                         const View& bias, const View& mean, const View& rstd) {
+  a->hidden = PyLong_AsLongLong(hidden);
+  a->eps = PyFloat_AsDouble(eps);
+  a->weight = weight.bytes();
+  a->bias = bias.bytes();
+  a->mean = mean.bytes();
+  a->rstd = rstd.bytes();
+  a->rows = rstd.numel();
+}
+
 // norm_forward(centered, hidden, eps, input, residual, weight, bias, output, sum, mean, rstd): a status.
 PyObject* norm_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 11) return wrong_count("11 arguments are required");
-  View views[8];
-  if (const int answer = read_all(arguments + 3, views)) return leave(answer);
-  const auto& [input, residual, weight, bias, output, sum, mean, rstd] = views;
-  apex_place place;
-  if (const int answer = place_of(input, &place)) return leave(answer);
+  Given<8> given;
+  if (const int answer = given.read(arguments + 3, 0)) return leave(answer);
+  const auto& [input, residual, weight, bias, output, sum, mean, rstd] = given.views;
   gpu::NormForward a{};
+  set_norm(&a, arguments[1], arguments[2], weight, bias, mean, rstd);
   a.input = input.bytes();
   a.residual = residual.bytes();
   a.sum = sum.bytes();
-  a.weight = weight.bytes();
-  a.bias = bias.bytes();
   a.output = output.bytes();
-  a.mean = mean.bytes();
-  a.rstd = rstd.bytes();
-  a.rows = rstd.numel();
-  a.hidden = PyLong_AsLongLong(arguments[1]);
-  a.eps = PyFloat_AsDouble(arguments[2]);
   a.input_type = input.code();
   a.output_type = output.code();
   a.weight_type = weight.given ? weight.code() : bias.given ? bias.code() : a.input_type;
   if (PyErr_Occurred()) return nullptr;
   const auto run = arguments[0] == &_Py_TrueStruct ? &apex_layer_norm_forward : &apex_rms_norm_forward;
-  return PyLong_FromLong(unlocked([&] { return run(&place, &a); }));
+  return PyLong_FromLong(unlocked([&] { return run(&given.place, &a); }));
 }
 
 // norm_backward(centered, from_output, hidden, eps, grad_output, saved, grad_sum, mean, rstd, weight, bias, grad_input,
 // grad_weight, grad_bias): a status.
 PyObject* norm_backward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 14) return wrong_count("14 arguments are required");
-  View views[10];
-  if (const int answer = read_all(arguments + 4, views)) return leave(answer);
-  const auto& [grad_output, saved, grad_sum, mean, rstd, weight, bias, grad_input, grad_weight, grad_bias] = views;
-  apex_place place;
-  if (const int answer = place_of(saved, &place)) return leave(answer);
+  Given<10> given;
+  if (const int answer = given.read(arguments + 4, 1)) return leave(answer);
+  const auto& [grad_output, saved, grad_sum, mean, rstd, weight, bias, grad_input, grad_weight, grad_bias] =
+      given.views;
+  const apex_place& place = given.place;
   const bool centered = arguments[0] == &_Py_TrueStruct;
   gpu::NormBackward a{};
+  set_norm(&a, arguments[2], arguments[3], weight, bias, mean, rstd);
   a.grad_output = grad_output.bytes();
   a.saved = saved.bytes();
   a.grad_sum = grad_sum.bytes();
-  a.mean = mean.bytes();
-  a.rstd = rstd.bytes();
-  a.weight = weight.bytes();
-  a.bias = bias.bytes();
   a.grad_input = grad_input.bytes();
   a.grad_weight = grad_weight.bytes();
   a.grad_bias = grad_bias.bytes();
-  a.rows = rstd.numel();
-  a.hidden = PyLong_AsLongLong(arguments[2]);
-  a.eps = PyFloat_AsDouble(arguments[3]);
   a.input_type = grad_input.code();
   a.output_type = grad_output.code();
   a.weight_type = weight.given ? weight.code() : a.input_type;
@@ -241,11 +245,9 @@ template <class Arguments> void set_softmax_shape(const View& tensor, Arguments*
 // softmax_forward(causal, scale, input, output): a status. Without a mask.
 PyObject* softmax_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 4) return wrong_count("4 arguments are required");
-  View views[2];
-  if (const int answer = read_all(arguments + 2, views)) return leave(answer);
-  const auto& [input, output] = views;
-  apex_place place;
-  if (const int answer = place_of(input, &place)) return leave(answer);
+  Given<2> given;
+  if (const int answer = given.read(arguments + 2, 0)) return leave(answer);
+  const auto& [input, output] = given.views;
   gpu::SoftmaxForward a{};
   set_softmax_shape(input, &a);
   a.input = input.bytes();
@@ -254,17 +256,15 @@ PyObject* softmax_forward(PyObject*, PyObject* const* arguments, Py_ssize_t coun
   a.causal = arguments[0] == &_Py_TrueStruct;
   const double scale = PyFloat_AsDouble(arguments[1]);
   if (PyErr_Occurred()) return nullptr;
-  return PyLong_FromLong(unlocked([&] { return apex_scaled_masked_softmax_forward(&place, &a, scale); }));
+  return PyLong_FromLong(unlocked([&] { return apex_scaled_masked_softmax_forward(&given.place, &a, scale); }));
 }
 
 // softmax_backward(causal, scale, grad_output, output, grad_input): a status.
 PyObject* softmax_backward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 5) return wrong_count("5 arguments are required");
-  View views[3];
-  if (const int answer = read_all(arguments + 2, views)) return leave(answer);
-  const auto& [grad_output, output, grad_input] = views;
-  apex_place place;
-  if (const int answer = place_of(output, &place)) return leave(answer);
+  Given<3> given;
+  if (const int answer = given.read(arguments + 2, 1)) return leave(answer);
+  const auto& [grad_output, output, grad_input] = given.views;
   gpu::SoftmaxBackward a{};
   set_softmax_shape(output, &a);
   a.grad_output = grad_output.bytes();
@@ -273,7 +273,7 @@ PyObject* softmax_backward(PyObject*, PyObject* const* arguments, Py_ssize_t cou
   a.causal = arguments[0] == &_Py_TrueStruct;
   const double scale = PyFloat_AsDouble(arguments[1]);
   if (PyErr_Occurred()) return nullptr;
-  return PyLong_FromLong(unlocked([&] { return apex_scaled_masked_softmax_backward(&place, &a, scale); }));
+  return PyLong_FromLong(unlocked([&] { return apex_scaled_masked_softmax_backward(&given.place, &a, scale); }));
 }
 
 using Fast = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);

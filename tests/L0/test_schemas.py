@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from op_calls import call_of
 
 from apex import _loader
 from apex._loader import reference, registry
@@ -29,3 +30,15 @@ def test_the_reference_takes_the_same_arguments(op):
     for argument, parameter in zip(wanted, found, strict=True):
         if argument.has_default_value() and parameter.default is not inspect.Parameter.empty:
             assert parameter.default == argument.default_value
+
+
+@pytest.mark.parametrize("op", registry.schemas())
+def test_every_op_passes_opcheck(op):
+    """Its schema, its shapes on tensors without values, its autograd and its tracing, as torch's own test has them."""
+    _loader.load()
+    schema = registry.schemas()[op]
+    arguments = call_of(op, "cpu")
+    for name in schema.differentiable:
+        if arguments.get(name) is not None and not schema.double_backward:
+            arguments[name].requires_grad_()
+    torch.library.opcheck(getattr(torch.ops.apex, op).default, (), arguments)

@@ -123,11 +123,58 @@ def test_an_op_over_lists(tmp_path):
         'if ((lr > 0) && !copies.empty()) names.push_back("copies"), lists.push_back(copies);',
         "run_once(op(), names, 0b110, lists);",
         "of_bucket(*this, l).call_reference(t[0], t[1], list_of(t, 2));",
-        "return apex_multi_tensor_f(&l.place, &l.lists, &a);",
+        "return apex_multi_tensor_f(&l.place, &l.lists, &fields);",
     ):
         assert line in text, line
     assert '2, 3, "grads, params, [copies]"' in files["generated/multi_tensor_f_python.h"]
     assert files["generated/multi_tensor_f_kernels.h"].count("makeFallthrough") == 3
+
+
+def test_what_kernels_are_given_beside_the_arguments(tmp_path):
+    """Fields that are worked out, numbers for each tensor, a counter, arguments after the struct, shared checks."""
+    text = LISTS.replace("int step,", "int step, Tensor(d!) norms, Tensor? decays, bool maximum,").replace(
+        "field: step = steps", "field: step = steps\n  field: maximum =\n  set: scale = 1.0 - lr\n  counter: done\n"
+        "  per_tensor: norms = grad_norms\n  per_tensor: decays = decay\n  call: maximum, step == 1\n"
+        "  checks: betas, step\n  by_hand: check",
+    )  # fmt: skip
+    struct = generated(text, "multi_tensor_f", tmp_path)["generated/multi_tensor_f.h"]
+    for line in (
+        "  void check() const { check_betas(*this); check_step(*this); check_more(); }",
+        "    set(fields.scale, 1.0 - lr);",
+        '    PerTensor of_norms(norms, l, "norms");',
+        "    fields.grad_norms = of_norms.pointer_to_write();",
+        "    fields.decay = of_decays.pointer();",
+        "    if (advance_step && l.last && l.lists.table) blocks = {l.place, l.device, 1, l.capturing};",
+        "    fields.done = blocks.data();",
+        "apex_multi_tensor_f(&l.place, &l.lists, &fields, maximum, step == 1);",
+        "    MultiTensorF of_this = of_bucket(*this, l);",
+        "    of_this.norms = of_norms.bucket();",
+        "    of_this.decays = of_decays.bucket_if_any();",
+    ):
+        assert line in struct, line
+    assert struct.count("of_norms.write_back();") == 2 and "of_decays.write_back();" not in struct
+    assert "fields.maximum" not in struct and "set(fields.norms" not in struct
+
+
+def test_checks_are_known_ones():
+    with pytest.raises(ValueError, match="checks names 'gammas', which is not there"):
+        op_model.parse(LISTS + "  checks: gammas\n")
+
+
+def test_ops_that_share_their_functions(tmp_path):
+    """Their arguments are one struct, in whose order each fills in what it has."""
+    text = re.sub("^  differentiable", "  shared: fs\n  differentiable", PAIR, flags=re.MULTILINE)
+    files = generated(text.replace("str kind", "int kind"), "f", tmp_path)
+    together, own = files["generated/shared_fs.h"], files["generated/f.h"]
+    assert "  const OptionalTensor& weight = nothing;\n" in together and "  bool slim = false;\n" in together
+    assert "struct Results { at::Tensor output, sum, mean, grad_input, grad_weight; };" in together
+    assert (
+        '#include "bindings/fs.h"' in own
+        and ".is_forward = false, .name = name, .unit = unit, .weight" in own
+    )
+    assert "results(std::move(found))" in own and "Result formula() const" in own
+    with pytest.raises(BuildError, match="f_backward: kind has another type in an op that shares fs.h"):
+        generated(text.replace("str kind", "int kind", 1), "f", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,22 @@ def test_the_doctor_says_so(tmp_path):
 
 
 @native
+def test_the_doctor_counts_ops_without_a_portable_form():
+    """One is taken away, as a new op begins."""
+    code = """
+from apex._loader import load
+load()
+from apex._portable import functional
+del functional.KERNELS["rope_backward"]
+from apex.__main__ import main
+main(["--json"])
+"""
+    said = json.loads(python(code, APEX_BINDING="portable").stdout)
+    (problem,) = [p for p in said["problems"] if p["name"] == "no portable form"]
+    assert "no form of rope_backward: 1 of its ops run on the reference" in problem["text"]
+
+
+@native
 def test_strict_mode_takes_it(tmp_path):
     """Kernels are the same: nothing slower runs."""
     found = python(LOAD, APEX_TREE=tree_of_another_torch(tmp_path), APEX_STRICT=1).stdout
@@ -227,8 +243,8 @@ print(*ran)
 
 @native
 def test_a_choice_that_changes_within_a_call():
-    """An op of two calls to libapex, or of a look at the choice and a call, runs what the first of them found: memory is
-    made for that."""
+    """An op that calls libapex twice, or looks at the choice and calls it, runs what the first of them found: memory
+    was made for that."""
     names = (
         "bias_activation_backward", "xentropy_forward", "focal_loss_forward", "transducer_joint_backward",
         "welford_mean_var", "reduce_bn", "multi_tensor_adam", "multi_tensor_lamb",
@@ -255,7 +271,7 @@ for fields in (dict(input_type=9), dict(groups=3, channels=8)):
     except (TypeError, ValueError) as error:
         print(type(error).__name__, error)
 """
-    if library.fault():
+    if installed.library_fault():
         pytest.skip("no built bindings in this tree")
     lines = python(code, APEX_BINDING="portable").stdout.splitlines()
     assert lines == [

@@ -119,6 +119,14 @@ def test_the_portable_binding_is_a_note(version):
     assert "kernels and results are the same" in problems["portable binding"].text
 
 
+def test_ops_without_a_portable_form_are_counted():
+    torch = Torch("2.99.0", "another", cuda="13.0")
+    problem = found(torch=torch, portable=True, unserved=("f_forward", "f_backward"))["no portable form"]
+    assert problem.severity == DEGRADED
+    assert "no form of f_forward, f_backward: 2 of its ops run on the reference" in problem.text
+    assert "no portable form" not in found(torch=torch, portable=True)
+
+
 def test_the_portable_binding_takes_no_old_torch():
     assert found(torch=Torch("2.5.1", "another", cuda="13.0"), portable=True)["unsupported torch"]
 
