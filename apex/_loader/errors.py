@@ -147,6 +147,7 @@ BY_STATUS = {
     7: ExecutorError,
     8: HostMemoryError,
     9: ResolverError,
+    10: ArgumentError,
 }
 
 _REMEDIES = {

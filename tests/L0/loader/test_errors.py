@@ -18,6 +18,10 @@ def test_statuses_are_the_header_s():
     }
     assert found[errors.OK] == "OK" and found[errors.USE_REFERENCE] == "USE_REFERENCE"
     assert {number for number, name in found.items() if name.startswith("ERROR")} == set(errors.BY_STATUS)
+    assert {found[number] for number, kind in errors.BY_STATUS.items() if issubclass(kind, ValueError)} == {
+        "ERROR_ARGUMENT",
+        "ERROR_VALUE",
+    }
 
 
 def test_variants_and_platforms_are_the_header_s():

@@ -101,7 +101,8 @@ def test_a_registry_follows_its_tree(tmp_path, monkeypatch):
         (folder / "device").mkdir(parents=True)
         (folder / "device" / f"{name}.cu").touch()
         (folder / "ops.schemas").write_text(f"{name}(Tensor x) -> Tensor\n")
-        (folder / "extensions.json").write_text(json.dumps([{"name": name}]))
+        row = {"name": name, "group": "optimizers", "ops": [name], "state": "complete"}
+        (folder / "extensions.json").write_text(json.dumps([row]))
     for name in ("one", "two", "one"):
         monkeypatch.setenv("APEX_TREE", str(tmp_path / name))
         assert (*registry.schemas(),) == (*registry.units(),) == (*registry.extensions(),) == (name,)
