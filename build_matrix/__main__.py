@@ -7,16 +7,20 @@ import importlib
 import signal
 import sys
 
+from apex._loader import streams
 from build_matrix import commands
 from build_matrix.errors import BuildError, StoreError
 from build_matrix.spec import identity
+
+PROGRAM = "build_matrix"
 
 try:
     import click
 except ModuleNotFoundError as error:
     from build_matrix.commands import alone
 
-    sys.exit(alone.run(sys.argv[1:], error))
+    missing = error
+    sys.exit(streams.run(lambda: alone.run(sys.argv[1:], missing), PROGRAM))
 
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 ENDED = 128  # and the number of the signal: exit codes, as shells have them
@@ -77,6 +81,8 @@ def run() -> None:
 
         sys.exit(alone.words(sys.argv[1] if sys.argv[1:] else "", error))
     except OSError as error:
+        if error.filename == streams.OUTPUT:
+            raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             click.echo(f"build_matrix: no space is left: {error}", err=True)
             sys.exit(StoreError.exit_code)
@@ -89,4 +95,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    run()
+    sys.exit(streams.run(run, PROGRAM))

@@ -48,6 +48,31 @@ def test_a_checkout_answers_on_python_alone():
         assert table.returncode == 0 and table.stdout.startswith("| pack |"), (python, table.stderr)
 
 
+LOOK_UPS = ("which", "compat --table", "compat --torch 2.13")
+
+
+@pytest.mark.parametrize(
+    ("words", "packages"), [*((w, ("-S", "-s")) for w in LOOK_UPS), *((w, ()) for w in (*LOOK_UPS, "--help"))]
+)
+def test_an_output_that_cannot_be_written(words, packages):
+    """A reader that goes away, as in `which | head`, and a full disk: no traceback, at the end neither."""
+    if not packages:
+        pytest.importorskip("click")
+    command = shlex.join([sys.executable, *packages, "-m", "build_matrix", *words.split()])
+
+    def said(output):
+        done = subprocess.run(
+            ["bash", "-c", f"{command} {output}"], cwd=REPOSITORY, text=True, capture_output=True
+        )
+        return [*map(int, done.stdout.split())], done.stderr
+
+    codes, error = said('| true; echo "${PIPESTATUS[0]}"')
+    assert codes == [1] and "Traceback" not in error and "BrokenPipe" not in error
+    codes, error = said('> /dev/full; echo "$?"')
+    assert codes == [2] and "Traceback" not in error
+    assert error.endswith("build_matrix: the output cannot be written: No space left on device\n")
+
+
 @pytest.fixture(scope="module")
 def site(wheel_of_tree, tmp_path_factory):
     """A site-packages with the wheel in it and nothing else: no torch either."""

@@ -64,6 +64,28 @@ def test_a_reader_that_goes_away():
     assert done.stderr == b""
 
 
+def test_a_socket_that_breaks_is_not_taken_for_the_output():
+    code = (
+        "import socket, sys; from apex._loader import streams\n"
+        "def main():\n    a, b = socket.socketpair()\n    b.close()\n    print('said')\n    a.send(b'x')\n"
+        "sys.exit(streams.run(main))"
+    )
+    done = shell(f'{sys.executable} -c "{code}"')
+    assert done.stdout == b"said\n" and done.stderr.endswith(b"BrokenPipeError: [Errno 32] Broken pipe\n")
+
+
+@pytest.mark.parametrize("buffered", ["", "-u"])
+def test_a_long_output_whose_reader_goes_away(buffered):
+    """More than fits into a buffer, in one piece and in many."""
+    for printing in ("print('x' * 300_000)", "[print('x' * 99) for _ in range(9999)]"):
+        code = f"from apex._loader import streams; raise SystemExit(streams.run(lambda: {printing}))"
+        done = subprocess.run(
+            ["bash", "-c", f'{sys.executable} {buffered} -c "{code}" | head -c 5; echo ${{PIPESTATUS[0]}}'],
+            capture_output=True, text=True, cwd=ROOT,
+        )  # fmt: skip
+        assert (done.stdout, done.stderr) == ("xxxxx1\n", "")
+
+
 @pytest.fixture(scope="module", params=["nä".encode(), b"n\xff"])
 def elsewhere(request, tmp_path_factory):
     """A copy of apex with its built parts, under a name that is not ASCII, or not UTF-8; as bytes."""
