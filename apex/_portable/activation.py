@@ -14,16 +14,20 @@ from apex._portable.tensors import F32, address, code_of, contiguous, math_type
 
 _OP = "bias_activation"
 _GELU = 1.5957691216057308  # 2 sqrt(2 / pi)
-# f(x) = x * sigmoid(slope * x + cubic * x^3), or max(x, 0)^2: slope, cubic, squared_relu
+# What f is in csrc/device/bias_activation.h.
+_X_SIGMOID, _SIGMOID, _SQUARED_RELU, _RELU = range(4)
+# slope, cubic, function
 _FUNCTIONS = {
-    "silu": (1.0, 0.0, False),
-    "quick_gelu": (1.702, 0.0, False),
-    "gelu": (_GELU, _GELU * 0.044715, False),
-    "squared_relu": (0.0, 0.0, True),
+    "silu": (1.0, 0.0, _X_SIGMOID),
+    "quick_gelu": (1.702, 0.0, _X_SIGMOID),
+    "gelu": (_GELU, _GELU * 0.044715, _X_SIGMOID),
+    "squared_relu": (0.0, 0.0, _SQUARED_RELU),
+    "relu": (0.0, 0.0, _RELU),
+    "sigmoid": (1.0, 0.0, _SIGMOID),
 }
 _layout = interface.layout("BiasActivation")
 _pack = _layout.filler(
-    "input", "bias", "hidden", "rows", "slope", "cubic", "squared_relu", "gated", "type", "bias_type", "output",
+    "input", "bias", "hidden", "rows", "slope", "cubic", "function", "gated", "type", "bias_type", "output",
     "grad_output", "grad_bias",
 )  # fmt: skip
 _c_forward = interface.function("apex_bias_activation_forward")
@@ -36,7 +40,7 @@ def _check(input, bias, activation, gated):
     if activation not in _FUNCTIONS:
         value(
             False,
-            "bias_activation: the activation must be silu, gelu, quick_gelu or squared_relu, not '{}'",
+            "bias_activation: the activation must be silu, gelu, quick_gelu, relu, squared_relu or sigmoid, not '{}'",
             activation,
         )
     code_of(_OP, input.dtype)

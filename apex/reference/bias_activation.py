@@ -4,12 +4,14 @@ import torch
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _GELU = 1.5957691216057308  # 2 sqrt(2 / pi)
-# x * sigmoid(slope * x + cubic * x^3); None: max(x, 0)^2
+# x * sigmoid(slope * x + cubic * x^3), or a function of its own below
 _ACTIVATIONS = {
     "silu": (1.0, 0.0),
     "quick_gelu": (1.702, 0.0),
     "gelu": (_GELU, _GELU * 0.044715),
     "squared_relu": None,
+    "relu": None,
+    "sigmoid": None,
 }
 _FARTHEST = {
     torch.float32: 87.0,
@@ -20,7 +22,8 @@ _FARTHEST = {
 def _check(input, bias, activation, gated):
     if activation not in _ACTIVATIONS:
         raise ValueError(
-            f"bias_activation: the activation must be silu, gelu, quick_gelu or squared_relu, not {activation!r}"
+            f"bias_activation: the activation must be silu, gelu, quick_gelu, relu, squared_relu or "
+            f"sigmoid, not {activation!r}"
         )
     for tensor in (input, bias):
         if tensor is not None and tensor.dtype not in _FLOATS:
@@ -59,9 +62,13 @@ def _halves(input, bias, gated):
 def _value(x, activation):
     """(f(x), f'(x)); far from 0 the sigmoid is held where exp stays in range, as in the kernels."""
     known = _ACTIVATIONS[activation]
+    if activation == "sigmoid":
+        sigmoid = torch.sigmoid(x)
+        return sigmoid, sigmoid * torch.sigmoid(-x)
     if known is None:
         positive = torch.relu(x)
-        return positive * positive, positive * 2
+        squared = activation == "squared_relu"
+        return (positive * positive, positive * 2) if squared else (positive, (x > 0) | x.isnan())
     slope, cubic = known
     most = _FARTHEST[x.dtype]
     x = x.clamp_min(-most)
@@ -77,8 +84,8 @@ def bias_activation_forward(input, bias, activation, gated):
 
     input: [..., columns] float16, bfloat16, float32 or float64; columns even if gated. bias: [columns] or None, of
     any of these dtypes but float64, which goes with itself alone. activation: "silu", "gelu" (its tanh form),
-    "quick_gelu" (x * sigmoid(1.702 x)) or "squared_relu". Returns [..., columns], or half as many if gated, in the
-    input's dtype; u is not rounded to it. Raises ValueError and TypeError.
+    "quick_gelu" (x * sigmoid(1.702 x)), "relu", "squared_relu" or "sigmoid". Returns [..., columns], or half as many
+    if gated, in the input's dtype; u is not rounded to it. Raises ValueError and TypeError.
     """
     _check(input, bias, activation, gated)
     x, gate = _halves(input, bias, gated)

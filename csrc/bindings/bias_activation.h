@@ -9,18 +9,22 @@
 
 namespace apex {
 namespace activation {
-// f(x) = x * sigmoid(slope * x + cubic * x^3), or max(x, 0)^2.
+// f(x), as csrc/device/bias_activation.h has it.
 struct Function {
   double slope, cubic;
-  bool squared_relu;
+  int32_t kind = gpu::function_x_sigmoid;
 };
 inline Function function_of(c10::string_view name) {
   constexpr double gelu = 1.5957691216057308;  // 2 sqrt(2 / pi)
-  if (name == "silu") return {1.0, 0.0, false};
-  if (name == "quick_gelu") return {1.702, 0.0, false};
-  if (name == "gelu") return {gelu, gelu * 0.044715, false};
-  if (name == "squared_relu") return {0.0, 0.0, true};
-  TORCH_CHECK_VALUE(false, "bias_activation: the activation must be silu, gelu, quick_gelu or squared_relu, not '",
+  if (name == "silu") return {1.0, 0.0};
+  if (name == "quick_gelu") return {1.702, 0.0};
+  if (name == "gelu") return {gelu, gelu * 0.044715};
+  if (name == "squared_relu") return {0.0, 0.0, gpu::function_squared_relu};
+  if (name == "relu") return {0.0, 0.0, gpu::function_relu};
+  if (name == "sigmoid") return {1.0, 0.0, gpu::function_sigmoid};
+  TORCH_CHECK_VALUE(false,
+                    "bias_activation: the activation must be silu, gelu, quick_gelu, relu, squared_relu or sigmoid, "
+                    "not '",
                     name, "'");
 }
 
@@ -49,7 +53,7 @@ inline gpu::BiasActivation arguments_of(const at::Tensor& input, const at::Tenso
   a.input = bytes(input), a.bias = bytes(bias);
   a.hidden = input.size(-1) / (gated ? 2 : 1);
   a.rows = input.size(-1) ? input.numel() / input.size(-1) : 0;
-  a.slope = f.slope, a.cubic = f.cubic, a.squared_relu = f.squared_relu, a.gated = gated;
+  a.slope = f.slope, a.cubic = f.cubic, a.function = f.kind, a.gated = gated;
   a.type = element_type("bias_activation", input.scalar_type());
   a.bias_type = bias.defined() ? element_type("bias_activation", bias.scalar_type()) : a.type;
   return a;
@@ -99,10 +103,14 @@ inline BiasActivationBackward::Result BiasActivationBackward::formula() const {
   const auto halves = gated ? u.chunk(2, -1) : std::vector<at::Tensor>{u};
   const at::Tensor x = halves[0];
   at::Tensor y, slope;
-  if (f.squared_relu) {
+  if (f.kind >= gpu::function_squared_relu) {
     const at::Tensor positive = at::relu(x);
-    y = positive * positive;
-    slope = positive * 2;
+    const bool squared = f.kind == gpu::function_squared_relu;
+    y = squared ? positive * positive : positive;
+    slope = squared ? positive * 2 : (x > 0).to(math);
+  } else if (f.kind == gpu::function_sigmoid) {
+    y = at::sigmoid(x);
+    slope = y * (1 - y);
   } else {
     const at::Tensor s = at::sigmoid(x * (x * x * f.cubic + f.slope));
     y = x * s;

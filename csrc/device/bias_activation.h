@@ -1,13 +1,15 @@
 // Bias and activation, gated or not: arguments of the kernels and the CPU variant, by value, and the formula.
 //
 //   u = input + bias;  output = f(u), or gated f(u1) * u2 of the two halves u1, u2 of u's columns
-//   f(x) = x * sigmoid(slope * x + cubic * x^3), or max(x, 0)^2
+//   f(x) = x * sigmoid(slope * x + cubic * x^3), sigmoid(slope * x), max(x, 0)^2 or max(x, 0)
 // SiLU has slope 1, quick GELU 1.702, GELU (its tanh form) 2 sqrt(2 / pi) and a cubic of 0.044715 times that.
 #pragma once
 #include "exponential.h"
 #include "vectors.h"
 
 namespace gpu {
+enum : i32 { function_x_sigmoid, function_sigmoid, function_squared_relu, function_relu };
+
 struct BiasActivation {
   const u8* input;        // [rows][columns], columns = hidden, gated twice that
   const u8* bias;         // [columns]; or null
@@ -17,7 +19,7 @@ struct BiasActivation {
   u8* partials;           // [parts][columns], float or double: the bias's gradient, a sum of rows for each part
   i64 rows, hidden;
   double slope, cubic;
-  i32 squared_relu;
+  i32 function;
   i32 gated;
   i32 type, bias_type;  // of input, output and gradients; of bias and grad_bias
   i32 lane_threads;     // threads side by side; the block's others take other rows
@@ -31,19 +33,21 @@ constexpr int bias_activation_finish_threads = 256, bias_activation_finish_colum
 template <class Math, bool exact> struct Activation {
   Math slope, cubic;              // of the sigmoid's argument
   Math minus_slope, minus_cubic;  // of exp2's, which is -1 / ln(2) of it
-  bool squared_relu;
+  i32 function;
 
   GPU_FN explicit Activation(const BiasActivation& a)
       : slope((Math)a.slope), cubic((Math)a.cubic), minus_slope((Math)(a.slope * -1.4426950408889634)),
-        minus_cubic((Math)(a.cubic * -1.4426950408889634)), squared_relu(a.squared_relu != 0) {}
+        minus_cubic((Math)(a.cubic * -1.4426950408889634)), function(a.function) {}
 
   // f(x), and with `derivative` f'(x) beside it. Far below 0, x is held where exp stays in range: f goes to 0 there.
   template <bool derivative> GPU_FN Math value(Math x, Math& slope_there) const {
-    if (squared_relu) {
+    if (function >= function_squared_relu) {
       const Math positive = x < Math(0) ? Math(0) : x;  // a nan stays
-      slope_there = positive + positive;
-      return positive * positive;
+      const bool squared = function == function_squared_relu;
+      slope_there = squared ? positive + positive : x <= Math(0) ? Math(0) : Math(1);
+      return squared ? positive * positive : positive;
     }
+    const bool alone = function == function_sigmoid;
     constexpr Math most = sizeof(Math) == 8 ? Math(700) : Math(87);
     x = x < -most ? -most : x;
     const Math near = -max_number(-x, -most), square = near * near;
@@ -53,9 +57,11 @@ template <class Math, bool exact> struct Activation {
       const Math part = fraction(e, sum, reciprocal(sum)), rest = Math(1) - part;
       const bool below = v < Math(0);
       if constexpr (derivative) {
-        slope_there = fma(near * (part * rest), fma(Math(3) * cubic, square, slope), below ? part : rest);
-        slope_there = x != x ? x : slope_there;
+        const Math steep = part * rest;
+        slope_there = fma(near * steep, fma(Math(3) * cubic, square, slope), below ? part : rest);
+        slope_there = x != x ? x : alone ? steep * slope : slope_there;
       }
+      if (alone) return x != x ? x : below ? part : rest;
       return below ? x * part : fma(-near, part, x);
     } else {
       // e^(-v), for a derivative at most e^most.
@@ -63,10 +69,11 @@ template <class Math, bool exact> struct Activation {
       const Math e = exp2(derivative ? -max_number(-t, -most * Math(1.4426950408889634)) : t),
                  sigmoid = reciprocal(Math(1) + e);
       if constexpr (derivative) {
-        slope_there = fma(near * sigmoid, e * sigmoid * fma(Math(3) * cubic, square, slope), sigmoid);
-        slope_there = x != x ? x : slope_there;
+        const Math steep = e * sigmoid;
+        slope_there = fma(near * sigmoid, steep * fma(Math(3) * cubic, square, slope), sigmoid);
+        slope_there = x != x ? x : alone ? steep * sigmoid * slope : slope_there;
       }
-      return x * sigmoid;
+      return (alone ? (x != x ? x : Math(1)) : x) * sigmoid;
     }
   }
   GPU_FN Math operator()(Math x) const {

@@ -12,6 +12,8 @@ ACTIVATIONS = {
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "squared_relu": lambda x: F.relu(x).square(),
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
 }
 
 

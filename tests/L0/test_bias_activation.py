@@ -58,18 +58,20 @@ def test_layouts(variant):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=str)
 def test_far_values(variant, dtype, activation):
-    """Far from 0 nothing is nan that has a limit: f goes to x or 0, f' to 1 or 0 (2 x for squared ReLU)."""
+    """Far from 0 nothing is nan that has a limit: f goes to x or 0, f' to 1 or 0 (2 x for squared ReLU); the sigmoid
+    to 1 or 0, and its slope to 0."""
     far = torch.tensor(
         [float("inf"), -float("inf"), 1e30, -1e30, 300.0, -300.0, 88.0, -90.0, 0.0], dtype=dtype, device="cpu"
     )
     x = far.to(variant.device).requires_grad_()
     y = op.bias_activation_forward(x, None, activation, False)
     (slope,) = torch.autograd.grad(y, x, torch.ones_like(y))
-    positive = far.double().clamp_min(0)
-    squared = activation == "squared_relu"
-    limit = (positive.square() if squared else positive).to(dtype)
+    positive, at_zero = far.double().clamp_min(0), torch.where(far == 0, 0.5, far > 0)
+    limit = {"squared_relu": positive.square(), "sigmoid": at_zero}.get(activation, positive).to(dtype)
     torch.testing.assert_close(y.cpu(), limit, rtol=0, atol=1e-30)
-    steep = 2 * positive if squared else torch.where(far == 0, 0.5, far > 0)
+    steep = {"squared_relu": 2 * positive, "relu": far > 0, "sigmoid": 0.25 * (far == 0)}.get(
+        activation, at_zero
+    )
     torch.testing.assert_close(slope.cpu(), steep.to(dtype), rtol=0, atol=1e-30)
     nan = op.bias_activation_forward(torch.full_like(x, float("nan")), None, activation, False)
     assert nan.isnan().all()
@@ -130,7 +132,7 @@ def test_refused():
         torch.ones(3, 4, dtype=F32, device="cpu"),
     )
     for error, text, arguments in [
-        (ValueError, "not 'relu'", (x, bias, "relu", True)),
+        (ValueError, "not 'tanh'", (x, bias, "tanh", True)),
         (ValueError, "which is 7", (x[:, :7], None, "silu", True)),
         (ValueError, "at least one dimension", (x[0, 0], None, "silu", True)),
         (ValueError, "ends in 8", (x, bias[:4], "silu", True)),

@@ -17,8 +17,11 @@ FORMS = {
     "silu": (1.0, 0.0),
     "quick_gelu": (1.702, 0.0),
     "gelu": (GELU, GELU * 0.044715),
-    "squared_relu": None,
+    "squared_relu": (0.0, 0.0),
+    "relu": (0.0, 0.0),
+    "sigmoid": (1.0, 0.0),
 }
+FUNCTIONS = {"sigmoid": 1, "squared_relu": 2, "relu": 3}  # 0: the others
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ CASES = [
     Case("f16x8", 8, "f16", 40, 16, "gelu", bias="f16"),
     Case("f16x8", 8, "f16", 9, 40, "squared_relu", gated=False, parts=3),
     Case("f32x4", 4, "f32", 11, 20, "quick_gelu"),
+    Case("f32x4", 4, "f32", 9, 12, "sigmoid", gated=False),
+    Case("bf16x8", 8, "bf16", 9, 24, "relu", gated=False, bias="bf16"),
+    Case("f16x8", 8, "f16", 5, 16, "sigmoid", gated=False, bias=None),
+    Case("f64", 1, "f64", 4, 5, "relu", bias="f64"),
+    Case("f64", 1, "f64", 4, 5, "sigmoid", bias=None),
     Case("f32x4", 4, "f32", 70, 8, gated=False, bias=None),
     Case("any1", 1, "bf16", 5, 7, bias="f16"),
     Case("any1", 1, "f32", 6, 131, "gelu", gated=False),
@@ -56,9 +64,14 @@ CASES = [
 
 def f(x, form):
     """The activation and its derivative, float64."""
-    if FORMS[form] is None:
+    if form == "squared_relu":
         return np.maximum(x, 0) ** 2, 2 * np.maximum(x, 0)
+    if form == "relu":
+        return np.maximum(x, 0), (x > 0).astype(np.float64)
     slope, cubic = FORMS[form]
+    if form == "sigmoid":
+        s = 1 / (1 + np.exp(-x))
+        return s, s * (1 - s)
     s = 1 / (1 + np.exp(-(slope * x + cubic * x**3)))
     return x * s, s + x * s * (1 - s) * (slope + 3 * cubic * x**2)
 
@@ -93,10 +106,10 @@ class Tensors:
 
     def arguments(self, **more):
         c = self.case
-        slope, cubic = FORMS[c.form] or (0.0, 0.0)
+        slope, cubic = FORMS[c.form]
         return make(
             "BiasActivation", "bias_activation.h", rows=c.rows, hidden=c.hidden, slope=slope, cubic=cubic,
-            squared_relu=FORMS[c.form] is None, gated=c.gated, type=TYPE[c.type], bias_type=TYPE[c.bias or c.type],
+            function=FUNCTIONS.get(c.form, 0), gated=c.gated, type=TYPE[c.type], bias_type=TYPE[c.bias or c.type],
             lane_threads=self.lane_threads, column_blocks=self.column_blocks, parts=c.parts, **self.arrays, **more,
         )  # fmt: skip
 
