@@ -7,8 +7,10 @@ among them); the bindings call it through the dispatcher wherever no other varia
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -75,6 +77,34 @@ def _make_library(namespace: str, kind: str) -> Any:
     return scope["call"](namespace, kind)
 
 
+_plain = threading.local()
+
+
+@contextlib.contextmanager
+def plain_torch() -> Iterator[None]:
+    """While it lasts, torch's functions are to compute in the dtypes that they are given, on this thread: a reference
+    has chosen them."""
+    _plain.depth = getattr(_plain, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _plain.depth -= 1
+
+
+def wants_plain_torch() -> bool:
+    """Whether `plain_torch` lasts on this thread: what casts for torch's functions asks."""
+    return getattr(_plain, "depth", 0) > 0
+
+
+def _in_plain_torch(function: Kernel) -> Kernel:
+    @functools.wraps(function)
+    def plain(*arguments: Any) -> Any:
+        with plain_torch():
+            return function(*arguments)
+
+    return plain
+
+
 def implementation(name: str) -> Kernel:
     """The callable that imports the reference's module when it is first called."""
 
@@ -87,7 +117,7 @@ def implementation(name: str) -> Kernel:
 
         _check_arguments(name, arguments, keywords)
         # Gradients belong to the differentiable op above; in-place ops may write leaves that require grad.
-        with torch.no_grad():
+        with torch.no_grad(), plain_torch():
             return function()(*arguments, **keywords)
 
     return reference
@@ -123,7 +153,7 @@ def record(namespace: str, library: Any, names: Iterable[str]) -> None:
                 continue
             for end, backward, setup in (
                 ("forward", pair.backward, pair.setup_context),
-                ("backward", pair.double_backward, pair.setup_double_context),
+                ("backward", _in_plain_torch(pair.double_backward), pair.setup_double_context),
             ):
                 autograd.register(library, namespace, f"{pair.name}_{end}", backward, setup)
             for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):

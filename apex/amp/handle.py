@@ -10,6 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from apex._gradients import separate_gradients
+from apex._loader import reference
 from apex.amp import _compiling
 from apex.amp._amp_state import INITIALIZE, AmpState, _amp_state
 from apex.amp._casts import disable_casts
@@ -233,8 +234,11 @@ class AmpHandle:
 
     def is_active(self):
         # A graph is traced under a mode, which is seen sooner than the tracing itself. Dynamo looks in here, too.
-        if not torch.compiler.is_dynamo_compiling() and torch._C._len_torch_dispatch_stack():
-            _compiling.note_casts(self)
+        if not torch.compiler.is_dynamo_compiling():
+            if reference.wants_plain_torch():
+                return False
+            if torch._C._len_torch_dispatch_stack():
+                _compiling.note_casts(self)
         return self.is_active_now()
 
     def is_active_now(self):
