@@ -10,10 +10,12 @@ from typing import Any
 
 from apex._loader import (
     bindings,
+    blas,
     choose,
     distributions,
     installed,
     layout,
+    library,
     mapped,
     offers,
     probe,
@@ -22,6 +24,7 @@ from apex._loader import (
     release,
 )
 from apex._loader.choose import Choice
+from apex._loader.errors import InstallationError
 from apex._loader.facts import BROKEN, DEGRADED, NOTE, Facts, Problem
 from apex._loader.jit import cache
 from apex._loader.machine import Machine
@@ -62,6 +65,7 @@ def examine() -> Report:
         mapped={stem: tuple(mapped.find(stem)) for stem in stems},
         cache_writable=cache.usable(),
         cache_refused=cache.refusal(),
+        products=_products(facts.machine) if facts.fit else {},
         threads=cpu_threads() if facts.fit else None,
     )
     return Report(facts, problems.find(facts))
@@ -75,7 +79,7 @@ def assume(described: Machine) -> Report:
 
 def _facts(described: Machine) -> Facts:
     """What any machine's description tells, this one's or another's."""
-    ops = registry.ops()
+    ops = registry.kernel_ops()
     helpers = tuple(unit for unit in registry.units() if unit not in ops)
     found, known = choose.outcome(described, ops, helpers), release.known()
     offer = (
@@ -91,6 +95,15 @@ def _unserved() -> tuple[str, ...]:
     from apex._portable import module
 
     return module.without_kernel()
+
+
+def _products(described: Machine) -> dict[str, str]:
+    """Which BLAS multiplies on each kind of GPU that is here. Nothing where there is no libapex to ask."""
+    platforms = {device.platform for device in described.devices} - {"cpu"}
+    try:
+        return {p: blas.describe(library.load().c, library.PLATFORMS.index(p)) for p in sorted(platforms)}
+    except (InstallationError, AttributeError):
+        return {}
 
 
 def cpu_threads() -> str:
@@ -132,6 +145,7 @@ def as_json(report: Report) -> str:
             "hip_runtime": _dotted(described.hip_runtime),
             "cpu_level": described.cpu_level,
             "cpu_threads": facts.threads,
+            "products": dict(facts.products),
             "devices": [vars(device) for device in described.devices],
             "packs": [{"arch": p.arch, "vendor": p.vendor, "kind": p.kind} for p in described.packs],
             "bindings": [vars(binding) for binding in described.bindings],
@@ -208,6 +222,7 @@ def _heading(report: Report) -> list[str]:
     for device in described.devices:
         name = f"  {device.name}" if device.name else ""
         rows.append((f"{device.platform}:{device.index}", f"{device.arch}{name}"))
+    rows += [("products", f"{platform}: {words}") for platform, words in facts.products.items()]
     if facts.threads:
         rows.append(("threads", facts.threads))
     title = f"apex {layout.version()}: {report.state}"

@@ -19,6 +19,7 @@ SWITCHES = (
     BINDING,
     "APEX_STRICT",
     "APEX_JIT",
+    "APEX_BLAS",
     "APEX_CACHE_DIR",
     "APEX_TREE",
     "HSA_OVERRIDE_GFX_VERSION",

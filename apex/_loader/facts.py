@@ -33,6 +33,7 @@ class Facts:
     load_error: what loading the binding raised, as text, or None
     unserved: ops that have no form in the portable binding, where that serves
     mapped:   stem -> paths of that vendor library in this process
+    products: platform -> which BLAS multiplies there, in words
     threads:  how many threads of torch work on CPU tensors, in words; None without torch
     assumed:  the machine is described, not this one
     damage:   data files of the installation that cannot be read, each with why
@@ -48,6 +49,7 @@ class Facts:
     mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     cache_writable: bool = True
     cache_refused: str = ""  #: why the cache's folder is not trusted
+    products: Mapping[str, str] = field(default_factory=dict)
     threads: str | None = None
     assumed: bool = False
     offer: offers.Offer | None = None

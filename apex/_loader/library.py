@@ -12,7 +12,7 @@ import os
 import threading
 from pathlib import Path
 
-from apex._loader import installed, probe, vendor
+from apex._loader import blas, installed, probe, vendor
 from apex._loader.choose import Choice
 from apex._loader.errors import ApexError, InstallationError, ResolverError, from_status
 from apex._loader.once import Once
@@ -46,6 +46,7 @@ class Library:
         self.c.apex_set_resolver(self._callback)
         if hasattr(self.c, "apex_set_vendor_hint"):
             self._hint()
+        self.choose_blas()
         atexit.register(self._forget_resolver)
 
     def _declare(self) -> None:
@@ -67,6 +68,11 @@ class Library:
         folder = vendor.torch_folder()
         if folder:
             self.c.apex_set_vendor_hint(os.fsencode(folder))
+
+    def choose_blas(self) -> None:
+        """Tells the library which BLAS the environment asks for. Raises InstallationError for a word that is none."""
+        if hasattr(self.c, "apex_set_blas"):
+            self.c.apex_set_blas(blas.wanted())
 
     def _forget_resolver(self) -> None:
         self.c.apex_set_resolver(_Callback())  # a late thread must not call into a finished interpreter
@@ -157,3 +163,4 @@ def forget() -> None:
     if loaded := load.made():
         loaded.resolver.forget()
         loaded.c.apex_forget_choices()
+        loaded.choose_blas()

@@ -102,6 +102,12 @@ def ops() -> tuple[str, ...]:
     return tuple(dict.fromkeys(schema.unit for schema in schemas().values()))
 
 
+def kernel_ops() -> tuple[str, ...]:
+    """Those that have variants to choose from: all but the ones that libapex runs by libraries of the vendor."""
+    host = {op for extension in extensions().values() for op in extension.host_ops}
+    return tuple(op for op in ops() if op not in host)
+
+
 def units() -> tuple[str, ...]:
     """Names of the device sources: every op that has one, and helpers such as table kernels.
 

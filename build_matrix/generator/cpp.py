@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -124,6 +125,8 @@ def literal(value: object) -> str:
         raise BuildError("an argument without default has no literal")
     if value is None:
         return "std::nullopt"
+    if isinstance(value, str):
+        return json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 

@@ -30,7 +30,14 @@ CONTENTS = {
         "docs/speed",
     ),
     "Guides": (
-        *("docs/optimizers", "docs/amp", "docs/parallel", "docs/sync_batchnorm", "docs/group_batchnorm"),
+        *(
+            "docs/optimizers",
+            "docs/dense",
+            "docs/amp",
+            "docs/parallel",
+            "docs/sync_batchnorm",
+            "docs/group_batchnorm",
+        ),
         *("docs/distributed_optimizers", "docs/combined_tensors"),
     ),
     "Reference": ("api/index",),

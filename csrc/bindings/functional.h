@@ -92,6 +92,9 @@ inline at::Tensor autocast_cast(const at::Tensor& tensor) {
   const bool casts = tensor.is_floating_point() && tensor.scalar_type() != at::kDouble;
   return casts ? tensor.to(autocast_dtype(tensor)) : tensor;
 }
+inline OptionalTensor autocast_cast(const OptionalTensor& tensor) {
+  return has_value(tensor) ? OptionalTensor(autocast_cast(*tensor)) : std::nullopt;
+}
 inline at::Tensor promoted(const at::Tensor& tensor, const at::Tensor& other) {
   return tensor.to(c10::promoteTypes(tensor.scalar_type(), other.scalar_type()));
 }

@@ -204,6 +204,20 @@ def _bias_activation(make, name):
     return common if name.endswith("forward") else dict(grad_output=make(4, 4)) | common
 
 
+def _dense(make, name):
+    common = dict(input=make(4, 8), weight=make(6, 8), bias=make(6), activation="gelu")
+    return common if name.endswith("forward") else dict(grad_output=make(4, 6), saved=make(4, 6)) | common
+
+
+def _dense_gelu_dense(make, name):
+    common = dict(
+        input=make(4, 8), weight1=make(6, 8), bias1=make(6), weight2=make(3, 6), bias2=make(3)
+    )  # fmt: skip
+    if name.endswith("forward"):
+        return common
+    return dict(grad_output=make(4, 3), hidden=make(4, 6), before=make(4, 6)) | common
+
+
 def _focal_loss(make, name):
     common = dict(
         logits=make(4, 8), targets=make.integers(0, -1, 2, 3), num_positives=make.full(3.0, 1),
@@ -315,6 +329,8 @@ _KINDS = {
     "xentropy": _xentropy,
     "scaled_masked_softmax": _softmax,
     "bias_activation": _bias_activation,
+    "dense_gelu_dense": _dense_gelu_dense,
+    "dense": _dense,
     "focal_loss": _focal_loss,
     "index_mul_2d": _index_mul_2d,
     "welford_mean_var": _welford_mean_var,

@@ -387,6 +387,28 @@ def _(v):
     return given | dict(activation="silu", gated=True)
 
 
+@sample("dense_forward")
+def _dense(v):
+    return dict(input=v.normal(64, 256), weight=v.normal(128, 256), bias=v.normal(128), activation="gelu")
+
+
+@sample("dense_backward")
+def _(v):
+    return dict(grad_output=v.normal(64, 128), saved=v.normal(64, 128)) | _dense(v)
+
+
+@sample("dense_gelu_dense_forward")
+def _two(v):
+    first = dict(input=v.normal(64, 256), weight1=v.normal(128, 256), bias1=v.normal(128))
+    return first | dict(weight2=v.normal(32, 128), bias2=v.normal(32))
+
+
+@sample("dense_gelu_dense_backward")
+def _(v):
+    kept = dict(hidden=v.normal(64, 128), before=v.normal(64, 128))
+    return dict(grad_output=v.normal(64, 32)) | _two(v) | kept
+
+
 @sample("xentropy_forward")
 def _xentropy(v):
     return dict(logits=v.normal(64, 1000), labels=v.below(1000, 64), smoothing=0.1, padding_idx=0)

@@ -14,7 +14,7 @@ from torch import nn
 from torch_defaults import float32_on_cpu
 
 import apex
-from apex import RNN, normalization
+from apex import RNN, fused_dense, mlp, normalization
 from apex.contrib.cudnn_gbn import GroupBatchNorm2d
 from apex.contrib.focal_loss.focal_loss import focal_loss
 from apex.contrib.group_norm import GroupNorm
@@ -55,6 +55,12 @@ lengths = torch.tensor([2, 3], dtype=torch.int32, device="cpu")
 scores = random(1, 2, 3, 4).bfloat16()
 # class -> [(how it is made, its inputs)]
 LAYERS = {
+    fused_dense.FusedDense: [(lambda: fused_dense.FusedDense(8, 4), (random(2, 8),))],
+    fused_dense.FusedDenseGeluDense: [(lambda: fused_dense.FusedDenseGeluDense(8, 16, 4), (random(2, 8),))],
+    mlp.MLP: [
+        (lambda: mlp.MLP([8, 16, 4]), (random(2, 8),)),
+        (lambda: mlp.MLP([8, 4], False, "sigmoid"), (random(2, 8),)),
+    ],
     normalization.FusedLayerNorm: [
         (lambda: normalization.FusedLayerNorm(8), (random(2, 8),)),
         (lambda: normalization.FusedLayerNorm(8, elementwise_affine=False), (random(2, 8),)),

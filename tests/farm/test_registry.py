@@ -58,7 +58,7 @@ def test_an_unknown_variable_is_named_with_its_neighbour():
         REGISTRY.asked({}, ["--cpp_exd"])
 
 
-@pytest.mark.parametrize("variable", ["APEX_BUILD_MLP", "APEX_FAST_MULTIHEAD_ATTN"])
+@pytest.mark.parametrize("variable", ["APEX_BUILD_PEER_MEMORY", "APEX_FAST_MULTIHEAD_ATTN"])
 def test_what_is_not_in_this_build_is_named(variable):
     with pytest.raises(
         NotInThisBuild, match=f"{variable} asks for what is not in this build.*use torch.*Leave"
@@ -67,7 +67,9 @@ def test_what_is_not_in_this_build_is_named(variable):
     with pytest.raises(NotInThisBuild, match="--peer_memory asks"):
         REGISTRY.asked({}, ["--peer_memory"])
     assert names(REGISTRY.asked({variable: "0"})) == set()
-    assert "mlp_cuda" in names(REGISTRY.asked({"APEX_BUILD_CUDA_OPS": "1"}))  # a group goes on without it
+    assert "peer_memory_cuda" in names(
+        REGISTRY.asked({"APEX_BUILD_CUDA_OPS": "1"})
+    )  # a group goes on without it
 
 
 def test_bad_lines_are_refused(tmp_path):

@@ -1,0 +1,57 @@
+"""The functions of public apex's mlp_cuda. They record no gradients, as there."""
+
+from __future__ import annotations
+
+import torch
+
+from apex._loader import bindings
+
+bindings.load()
+__all__ = ["backward", "forward"]
+_ACTIVATIONS = ("none", "relu", "sigmoid")
+
+
+def _layers(use_bias, inputs):
+    """(input, [(weight, bias or None)]) of [input, weights, biases]."""
+    input, *parameters = inputs
+    count = len(parameters) // 2 if use_bias else len(parameters)
+    biases = parameters[count:] if use_bias else [None] * count
+    return input, list(zip(parameters[:count], biases, strict=True))
+
+
+def _hidden(input, layers, reserved):
+    """What each layer but the last one gave, as views of what `forward` kept; and before the sigmoid."""
+    rows = input.numel() // input.shape[-1]
+    sizes = [weight.shape[0] for weight, _ in layers]
+    views = reserved.split([rows * size for size in sizes])
+    return [view.view(*input.shape[:-1], size) for view, size in zip(views, sizes, strict=True)]
+
+
+@torch.no_grad()
+def forward(use_bias, activation, inputs):
+    """[output, what the backward needs of the layers, in one tensor]
+
+    activation: 0 none, 1 ReLU, 2 sigmoid. inputs: [input, weights, biases].
+    """
+    name = _ACTIVATIONS[activation]
+    output, layers = _layers(use_bias, inputs)
+    kept = []
+    for weight, bias in layers:
+        output, before = torch.ops.apex.dense_forward(output, weight, bias, name)
+        kept.append((before if name == "sigmoid" else output).reshape(-1))
+    return [output, torch.cat(kept)]
+
+
+@torch.no_grad()
+def backward(use_bias, activation, grad_o, fprop_outputs, inputs):
+    """[gradient of the input, of each weight, of each bias], of what `forward` returned."""
+    name = _ACTIVATIONS[activation]
+    input, layers = _layers(use_bias, inputs)
+    kept = _hidden(input, layers, fprop_outputs[1])
+    fed = [input, *(k.sigmoid() if name == "sigmoid" else k for k in kept[:-1])]
+    gradient, of_weights, of_biases = grad_o, [], []
+    for (weight, bias), x, k in reversed(list(zip(layers, fed, kept, strict=True))):
+        gradient, of_weight, of_bias = torch.ops.apex.dense_backward(gradient, x, weight, bias, k, name)
+        of_weights.insert(0, of_weight)
+        of_biases.insert(0, of_bias)
+    return [gradient, *of_weights, *(of_biases if use_bias else [])]

@@ -1,0 +1,23 @@
+"""Dense layers with their bias, GELU and gradients fused into the products of matrices."""
+
+from apex.fused_dense.fused_dense import (
+    DenseNoBiasFunc,
+    FusedDense,
+    FusedDenseFunc,
+    FusedDenseGeluDense,
+    FusedDenseGeluDenseFunc,
+    dense_no_bias_function,
+    fused_dense_function,
+    fused_dense_gelu_dense_function,
+)
+
+__all__ = [
+    "DenseNoBiasFunc",
+    "FusedDense",
+    "FusedDenseFunc",
+    "FusedDenseGeluDense",
+    "FusedDenseGeluDenseFunc",
+    "dense_no_bias_function",
+    "fused_dense_function",
+    "fused_dense_gelu_dense_function",
+]

@@ -1,0 +1,155 @@
+// A layer of a perceptron, and what dense_gelu_dense shares with it. Where the vendor's BLAS serves, libapex runs it;
+// else the reference, by torch's products.
+#pragma once
+#include "generated/dense.h"
+#include "checks.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/sigmoid.h>
+
+namespace apex {
+namespace dense {
+inline int32_t activation_of(c10::string_view name) {
+  if (name == "none") return APEX_ACTIVATION_NONE;
+  if (name == "relu") return APEX_ACTIVATION_RELU;
+  if (name == "sigmoid") return APEX_ACTIVATION_SIGMOID;
+  if (name == "gelu") return APEX_ACTIVATION_GELU;
+  TORCH_CHECK_VALUE(false, "dense: the activation must be none, relu, sigmoid or gelu, not '", name, "'");
+}
+
+inline void check_layer(const char* op, const at::Tensor& input, const c10::SymInt& inputs, const at::Tensor& weight,
+                        const OptionalTensor& bias) {
+  element_type(op, input.scalar_type());
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.sym_size(1) == inputs, op, ": a weight has shape ", weight.sym_sizes(),
+                    ", not [outputs, ", inputs, "]");
+  TORCH_CHECK_VALUE(!has_value(bias) || (bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0)), op,
+                    ": a bias has shape ", bias->sym_sizes(), " but the weight ", weight.sym_size(0), " outputs");
+  for (const at::Tensor* tensor : {&weight, has_value(bias) ? &*bias : &weight}) {
+    TORCH_CHECK_TYPE(tensor->scalar_type() == input.scalar_type(), op, ": tensors must have one dtype, not ",
+                     input.scalar_type(), " and ", tensor->scalar_type());
+    check_device(op, tensor == &weight ? "a weight" : "a bias", *tensor, input);
+  }
+}
+inline void check_input(const char* op, const at::Tensor& input) {
+  TORCH_CHECK_VALUE(input.dim() >= 1, op, ": the input must have at least one dimension");
+}
+inline c10::SymDimVector sizes_behind(const at::Tensor& input, const at::Tensor& weight) {
+  c10::SymDimVector sizes(input.sym_sizes().begin(), input.sym_sizes().end());
+  sizes.back() = weight.sym_size(0);
+  return sizes;
+}
+inline at::Tensor output_of(const at::Tensor& input, const at::Tensor& weight) {
+  return at::empty_symint(sizes_behind(input, weight), input.options());
+}
+inline at::Tensor none_of(const at::Tensor& input) { return at::empty({0}, input.options()); }
+inline at::Tensor gradient_of(const at::Tensor& tensor, bool wanted) {
+  return wanted ? at::empty_symint(tensor.sym_sizes(), tensor.options()) : none_of(tensor);
+}
+inline bool keeps_before(int32_t activation) {
+  return activation == APEX_ACTIVATION_SIGMOID || activation == APEX_ACTIVATION_GELU;
+}
+
+// What the layer multiplies, dense.
+struct Operands {
+  at::Tensor input, weight, bias;
+  Operands(const at::Tensor& x, const at::Tensor& w, const OptionalTensor& b)
+      : input(x.contiguous()), weight(w.contiguous()), bias(contiguous(b)) {}
+
+  apex_dense layer(int32_t activation) const {
+    apex_dense d{};
+    d.input = bytes(input), d.weight = bytes(weight), d.bias = bytes(bias);
+    d.inputs = weight.size(1), d.outputs = weight.size(0);
+    d.rows = d.inputs ? input.numel() / d.inputs : 0;
+    d.type = element_type("dense", input.scalar_type());
+    d.activation = activation;
+    return d;
+  }
+};
+using Direction = int32_t (*)(const apex_place*, const apex_dense*);
+// False: the reference must run.
+inline bool run(const apex_place& place, apex_dense& d, Direction direction, const at::Tensor& like, const char* op) {
+  if (use_reference(apex_dense_prepare(&place, &d), op)) return false;
+  const at::Tensor workspace = at::empty({d.workspace_bytes}, like.options().dtype(at::kByte));
+  d.workspace = workspace.mutable_data_ptr();
+  return !use_reference(direction(&place, &d), op);
+}
+
+// ---- by torch's ops, differentiable
+inline at::Tensor product(const at::Tensor& x, const at::Tensor& w, const OptionalTensor& b) {
+  const at::Tensor y = at::matmul(x, w.t());
+  return has_value(b) ? y + *b : y;
+}
+inline at::Tensor slope_of(const at::Tensor& x, int32_t activation) {
+  if (activation == APEX_ACTIVATION_RELU) return (x > 0).to(x.scalar_type());
+  if (activation == APEX_ACTIVATION_SIGMOID) {
+    const at::Tensor y = at::sigmoid(x);
+    return y * (1 - y);
+  }
+  constexpr double gelu = 0.7978845608028654, cubic = 0.044715;  // sqrt(2 / pi)
+  const at::Tensor t = at::tanh(gelu * (x + cubic * x * x * x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * gelu * (1 + 3 * cubic * x * x);
+}
+inline at::Tensor rows_of(const at::Tensor& tensor) {
+  return tensor.dim() > 1 ? tensor.flatten(0, -2) : tensor.unsqueeze(0);
+}
+struct Gradients { at::Tensor input, weight, bias; };
+inline Gradients gradients(const at::Tensor& g, const at::Tensor& x, const at::Tensor& w, const OptionalTensor& b,
+                           bool of_input, bool of_weight, bool of_bias) {
+  const at::Tensor rows = rows_of(g);
+  return {of_input ? at::matmul(g, w) : none_of(x), of_weight ? at::matmul(rows.t(), rows_of(x)) : none_of(w),
+          of_bias && has_value(b) ? rows.sum(0) : none_of(x)};
+}
+}  // namespace dense
+
+inline void DenseForward::check() const {
+  dense::activation_of(activation);
+  dense::check_input(unit, input);
+  dense::check_layer(unit, input, input.sym_size(-1), weight, bias);
+}
+inline DenseForward::Result DenseForward::outputs() const {
+  const bool keeps = dense::keeps_before(dense::activation_of(activation));
+  return {dense::output_of(input, weight), keeps ? dense::output_of(input, weight) : dense::none_of(input)};
+}
+inline bool DenseForward::launch(const apex_place& place, Result& made) const {
+  if (place.platform == APEX_CPU) return false;
+  const dense::Operands operands(input, weight, bias);
+  apex_dense d = operands.layer(dense::activation_of(activation));
+  made = outputs();
+  d.output = mutable_bytes(std::get<0>(made)), d.before = mutable_bytes(std::get<1>(made));
+  return dense::run(place, d, &apex_dense_forward, input, unit);
+}
+
+inline void DenseBackward::check() const {
+  const int32_t kind = dense::activation_of(activation);
+  dense::check_input(unit, input);
+  dense::check_layer(unit, input, input.sym_size(-1), weight, bias);
+  check_gradient_of(unit, grad_output, dense::sizes_behind(input, weight), input);
+  if (kind != APEX_ACTIVATION_NONE) check_gradient_of(unit, saved, dense::sizes_behind(input, weight), input);
+}
+inline DenseBackward::Result DenseBackward::outputs() const {
+  return {dense::gradient_of(input, of_input), dense::gradient_of(weight, of_weight),
+          has_value(bias) ? dense::gradient_of(*bias, of_bias) : dense::none_of(input)};
+}
+inline bool DenseBackward::launch(const apex_place& place, Result& made) const {
+  if (place.platform == APEX_CPU) return false;
+  const dense::Operands operands(input, weight, bias);
+  const at::Tensor g = grad_output.contiguous(), kept = saved.contiguous();
+  apex_dense d = operands.layer(dense::activation_of(activation));
+  made = outputs();
+  const auto& [grad_input, grad_weight, grad_bias] = made;
+  d.output = d.before = const_cast<uint8_t*>(bytes(kept));
+  d.grad_output = bytes(g);
+  d.grad_input = of_input ? mutable_bytes(grad_input) : nullptr;
+  d.grad_weight = of_weight ? mutable_bytes(grad_weight) : nullptr;
+  d.grad_bias = of_bias && has_value(bias) ? mutable_bytes(grad_bias) : nullptr;
+  return dense::run(place, d, &apex_dense_backward, input, unit);
+}
+inline DenseBackward::Result DenseBackward::formula() const {
+  const int32_t kind = dense::activation_of(activation);
+  at::Tensor g = grad_output;
+  if (kind != APEX_ACTIVATION_NONE) g = g * dense::slope_of(dense::product(input, weight, bias), kind);
+  const auto made = dense::gradients(g, input, weight, bias, of_input, of_weight, of_bias);
+  return {made.input, made.weight, made.bias};
+}
+}  // namespace apex
