@@ -127,6 +127,26 @@ def test_group_norm(ops, silu):
     assert torch.autograd.gradgradcheck(run, (x, weight, bias))
 
 
+NORMS = {
+    "group_norm": lambda op, x, w, b: op(x, 2, w, b, 0.5, True)[0],
+    "layer_norm": lambda op, x, w, b: op(x, [4, 3], w.repeat(3, 1).T, b.repeat(3, 1).T, 0.5)[0],
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_recorded_gradient_is_the_plain_one(ops, name):
+    """create_graph=True computes it by other ops, eps and all; gradgradcheck would look at those alone."""
+    leaves = leaf(2, 4, 3), leaf(4, seed=2), leaf(4, seed=3)
+    plain, recorded = (
+        torch.autograd.grad(
+            NORMS[name](getattr(ops, f"{name}_forward"), *leaves).square().sum(), leaves, create_graph=graph
+        )
+        for graph in (False, True)
+    )
+    for ours, theirs in zip(recorded, plain, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("only", [0, 1, 2])
 def test_layer_norm_of_one_leaf(ops, only):
     """Where one of input, weight and bias wants a gradient, that one gets it."""
