@@ -266,6 +266,7 @@ class Recorded:
             lines.append(f"  {cpp.type_of(argument).kept} {name}{{}};")
         lines += [
             listed("  auto kept() { return std::tie(", [*self.saved, *self.kept], "); }"),
+            *self._gives(),
             "",
             "  variable_list gradients(const variable_list& gradients) {",
             f"    const auto& op = dispatcher_op<{camel(backward.name)}>();",
@@ -286,17 +287,33 @@ class Recorded:
             return f"    const at::Tensor kept_{name} = {name}.unpack({node});"
         return f"    const OptionalTensor kept_{name} = if_any({name}.unpack({node}));"
 
+    def _passed_on(self) -> list[tuple[int, int]]:
+        """(input, result whose gradient is its own) where the gradient of the first result is not known."""
+        return [
+            (i, self.result_names.index(gradient.removeprefix("grad_")))
+            for gradient, result in self.op.alone.items()
+            for i, name in enumerate(self.op.differentiable)
+            if self.op.gradient.get(name, f"grad_{name}") == result
+        ]
+
     def _without_gradient(self) -> list[str]:
-        """Where the gradient of the first result is not known."""
-        if not self.op.alone:
+        passed = self._passed_on()
+        if not passed:
             return ["    if (!gradients[0].defined()) return found;"]
-        lines = ["    if (!gradients[0].defined()) {"]
-        for gradient, result in self.op.alone.items():
-            known = f"gradients[{self.result_names.index(gradient.removeprefix('grad_'))}]"
-            for i, name in enumerate(self.op.differentiable):
-                if self.op.gradient.get(name, f"grad_{name}") == result:
-                    lines.append(f"      if (wants({i})) found[{i}] = {known};")
-        return [*lines, "      return found;", "    }"]
+        lines = [f"      if (wants({i})) found[{i}] = gradients[{known}];" for i, known in passed]
+        return ["    if (!gradients[0].defined()) {", *lines, "      return found;", "    }"]
+
+    def _gives(self) -> list[str]:
+        """What _without_gradient leaves out."""
+        passed = self._passed_on()
+        if not passed:
+            return ["  bool gives(size_t, const variable_list& given) const { return given[0].defined(); }"]
+        known = [f"(input == {i} && given[{result}].defined())" for i, result in passed]
+        return [
+            "  bool gives(size_t input, const variable_list& given) const {",
+            f"    return given[0].defined() || {' || '.join(known)};",
+            "  }",
+        ]
 
     def _result_for(self, argument: str) -> str:
         if len(self.backward.results) == 1:

@@ -28,10 +28,12 @@ template <class T> using NodePointer = std::shared_ptr<T>;
 template <class T> NodePointer<T> make_node() { return NodePointer<T>(new T, torch::autograd::deleteNode); }
 #endif
 
-// A Node of ours, `Own`: its kept() ties the members that gradients(), which works out what apply() returns, reads.
+// A Node of ours, `Own`: its kept() ties the members that gradients(), which works out what apply() returns, reads;
+// gives(i, given) says whether it has one for input i, where that is wanted, by which of `given` are defined.
 //
 // Compiled autograd (torch._dynamo.config.compiled_autograd) takes the whole backward pass as one graph: it asks what
-// the Node keeps, and puts a call of from_values, with that as its arguments, into the graph.
+// the Node keeps, and puts a call of from_values, with that as its arguments, into the graph. It adds up whatever it is
+// not told to be absent.
 template <class Own> struct OpNode : Node {
   variable_list apply(variable_list&& given) override {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -69,6 +71,8 @@ template <class Own> struct OpNode : Node {
         IValuePacker<std::vector<std::optional<InputMetadata>>>::pack(get_input_metadata(next_edges()));
     variable_list found =
         compiler->call_function(saved.get_py_compiler(), "apply_functional", bound, given, packed.vec(), metadata);
+    for (size_t i = 0; i < found.size(); ++i)
+      if (!own().gives(i, given)) found[i] = at::Tensor();
     each([&](auto& kept) { saved.after(kept); });
     return found;
   }

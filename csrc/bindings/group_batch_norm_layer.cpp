@@ -13,6 +13,7 @@ struct GroupBatchNormNode : OpNode<GroupBatchNormNode> {
   auto kept() {
     return std::tie(input, bitmask, weight, bias, mean, inv_std, count, has_mask, use_batch, channel_last);
   }
+  bool gives(size_t, const variable_list& given) const { return given[0].defined(); }
 
   variable_list gradients(const variable_list& gradients) {
     const auto& reduce = dispatcher_op<ReduceBn>();

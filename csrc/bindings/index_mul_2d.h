@@ -94,6 +94,10 @@ struct BackwardNode : OpNode<BackwardNode> {
   static constexpr const char* shown = "ApexIndexMul2dBackwardBackward";
   SavedVariable grad_out, in1, in2, index;
   auto kept() { return std::tie(grad_out, in1, in2, index); }
+  bool gives(size_t input, const variable_list& given) const {
+    const bool first = given[0].defined(), second = given[1].defined();
+    return input == 0 ? first || second : input == 1 ? second : first;
+  }
 
   variable_list gradients(const variable_list& grads) {
     const auto& product = dispatcher_op<IndexMul2dForward>();

@@ -166,6 +166,43 @@ def test_gradients_of_a_backward_op():
     assert_same(list(found), list(wanted))
 
 
+def absent_of_a_norm():
+    """Only the sum is used, and the weight elsewhere too."""
+    x, residual, weight = random(4, 8), random(4, 8, seed=1), random(8, seed=2)
+    for op in (torch.ops.apex.add_rms_norm_forward, torch.ops.apex.add_layer_norm_forward):
+        summed = op(x, residual, [8], weight)[1]
+        yield summed.square().sum() + weight.square().sum() + x.sin().sum(), [x, residual, weight]
+
+
+def absent_of_a_backward():
+    """One of the two gradients is used, and all that they come from elsewhere too."""
+    given = [random(3, 5, seed=1), random(2, 5, seed=2), random(3, 5, seed=3)]
+    index = torch.tensor([1, 0, 1], dtype=torch.int64, device="cpu")
+    for used in (0, 1):
+        made = torch.ops.apex.index_mul_2d_backward(*given, index)[used]
+        yield made.square().sum() + sum(t.sin().sum() for t in given), given
+
+
+def absent_of_double_backward():
+    """The second pass through the norm has a gradient of the sum alone."""
+    x, residual, weight = random(4, 8), random(4, 8, seed=1), random(8, seed=2)
+    output, summed = torch.ops.apex.add_rms_norm_forward(x, residual, [8], weight)[:2]
+    first = torch.autograd.grad((output * 2 + summed).sum(), [x, weight], create_graph=True)
+    yield sum(g.square().sum() for g in first), [x, residual, weight]
+
+
+@pytest.mark.parametrize("losses", (absent_of_a_norm, absent_of_a_backward, absent_of_double_backward))
+def test_a_gradient_that_is_not_there_is_added_to_nothing(losses):
+    """An input that also has another gradient keeps that one."""
+    _loader.load()
+    wanted = [torch.autograd.grad(loss, inputs) for loss, inputs in losses()]
+    with compiled():
+        found = [torch.autograd.grad(loss, inputs) for loss, inputs in losses()]
+    assert counters["compiled_autograd"]["captures"] >= len(wanted)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert_same(list(ours), list(theirs))
+
+
 def test_what_has_no_derivative_says_so():
     """A node in C++ itself; one in Python through torch.compile, which wraps what it raised."""
     _loader.load()
