@@ -80,7 +80,7 @@ def test_the_binding_is_generated_from_the_schema(checkout):
     text = (checkout / f"out/generated/{NAME}.h").read_text()
     assert "struct MultiTensorLerp {" in text and "set(fields.weight, weight);" in text
     assert 'run_once(op(), {"x", "y", "out"}, 0b100, {x, y, out});' in text
-    assert f"apex_{NAME}(&l.place, &l.lists, &a)" in text
+    assert f"apex_{NAME}(&l.place, &l.lists, &fields)" in text
 
 
 def test_what_no_flag_says_is_asked_at_a_terminal(monkeypatch):
