@@ -12,6 +12,8 @@ from apex.amp._combined.parts import Part
 from apex.amp._convert import HALVES
 from apex.amp._errors import AmpUsageError, warn
 
+BEFORE_A_PASS = "zero_grad()", "scale_loss"  # whose gradients must not go elsewhere
+
 
 class Buffers:
     """Part of an optimizer's parameters by kind.
@@ -150,7 +152,7 @@ class Buffers:
                 grads = [p.grad for p in params]
                 if not all(map(operator.is_, grads, views)):
                     broken += _restore_replaced(part, params, views, name, keep)
-                if self.check:
+                if (self.check or when in BEFORE_A_PASS) and addresses(views) != part.places[name]:
                     broken += _restore_moved(part, params, views, name, keep)
             if self.fused and (self.check or when == "step()") and addresses(part.owners) != part.addresses:
                 broken += self._restore_params(part)
@@ -164,12 +166,7 @@ class Buffers:
             if p.data_ptr() == part.addresses[i]:
                 continue
             broken.append(("parameter", p))
-            if p.dtype != view.dtype or p.device != view.device or p.shape != view.shape:
-                raise AmpUsageError(
-                    f"a combined parameter was {view.dtype}, {tuple(view.shape)} on {view.device}, and is {p.dtype}, "
-                    f"{tuple(p.shape)} on {p.device}",
-                    remedy="move and cast models before amp.initialize",
-                )
+            _check_alike("parameter", p, view)
             with torch.no_grad():
                 view.copy_(p)
             alias(p, view)
@@ -193,6 +190,16 @@ class Buffers:
                 if any(p is tensor for p in group):
                     return index
         return "?"
+
+
+def _check_alike(kind, now, before):
+    """Raises where what replaced a combined tensor cannot take its place."""
+    if now.dtype != before.dtype or now.device != before.device or now.shape != before.shape:
+        raise AmpUsageError(
+            f"a combined {kind} was {before.dtype}, {tuple(before.shape)} on {before.device}, and is {now.dtype}, "
+            f"{tuple(now.shape)} on {now.device}",
+            remedy="move and cast models before amp.initialize",
+        )
 
 
 def point(params, views):
@@ -230,14 +237,15 @@ def _restore_replaced(part, params, views, name, keep):
 
 
 def _restore_moved(part, params, views, name, keep):
-    """Gradients whose .data was replaced."""
+    """Gradients whose .data was replaced: by the user, or as a module is cast or moved."""
     flat, broken = getattr(part, name), []
-    start, size = flat.data_ptr(), flat.element_size()
-    for i, (p, view) in enumerate(zip(params, views, strict=True)):
-        if view.numel() and view.data_ptr() != start + size * part.layout.offsets[i]:
-            views[i] = part.layout.view(flat, i)
+    for i, (p, view, place) in enumerate(zip(params, views, part.places[name], strict=True)):
+        if view.data_ptr() != place:
+            whole = part.layout.view(flat, i)
+            _check_alike("gradient", view, whole)
             if keep:
-                views[i].copy_(view)
+                whole.copy_(view)
+            views[i] = whole
             p.grad = views[i]
             broken.append(("gradient", p))
     return broken

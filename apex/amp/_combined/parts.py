@@ -20,6 +20,7 @@ class Part:
         bounds: (first, last) of each group in owners.
         grad, grads: flat gradients of owners, and the views that are their .grad.
         model_grad, model_grads: the same of models, or None.
+        places: buffer's name -> where its views lie.
         param: flat owners of a fused optimizer, or None; addresses: where they lie.
         stash: flat gradients that were there before a backward pass, or None; stashed: whether they count.
     """
@@ -35,6 +36,7 @@ class Part:
         if models is not None:
             self.model_grad = self.layout.zeros(models[0].dtype, device)
             self.model_grads = self.layout.views(self.model_grad)
+        self.places = {name: addresses(views) for _, views, name in self.pairs()}
         self.param = self.addresses = self.stash = None
         self.stashed = False
         self._clean = {}  # buffer's name -> its version when it was zeroed

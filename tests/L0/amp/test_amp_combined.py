@@ -396,10 +396,11 @@ REPLACE = {
 }
 
 
-@pytest.mark.parametrize("how, check", [("new tensor", None), ("new tensor", True), (".data", True)])
+@pytest.mark.parametrize("check", [None, True])
+@pytest.mark.parametrize("how", REPLACE)
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_replaced_gradients(level, how, check):
-    """Between two passes that add up. What replaced them counts; it is reported. .data is seen with check only."""
+    """Between two passes that add up. What replaced them counts; it is reported."""
 
     def script(model, optimizer):
         runs.train(model, optimizer, 2)
@@ -415,6 +416,39 @@ def test_replaced_gradients(level, how, check):
     ):
         found = both(script, level, loss_scale=8.0, check_combined_tensors=check)
     assert_same(found)
+
+
+CASTS = {
+    "all": lambda model: model.double().float(),
+    "one layer": lambda model: model[0].double().float(),
+}
+
+
+@pytest.mark.parametrize("there_and_back", CASTS.values(), ids=CASTS)
+@pytest.mark.parametrize("name", ["sgd", "FusedSGD"])
+@pytest.mark.parametrize("level", ["O1", "O4"])
+def test_a_model_that_was_cast_there_and_back(level, name, there_and_back):
+    """It replaces the .data of parameters and of gradients, which stay the same objects."""
+
+    def script(model, optimizer):
+        runs.train(model, optimizer, 2)
+        there_and_back(model)
+        runs.train(model, optimizer, 3)
+
+    with pytest.warns(amp.AmpWarning, match=r"at zero_grad\(\), the gradient"):
+        assert_same(both(script, level, name, loss_scale=8.0))
+
+
+@pytest.mark.parametrize("level", ["O1", "O4"])
+def test_a_model_that_was_cast_is_refused(level):
+    model, optimizer = start(level, combine_grad=True, loss_scale=8.0)
+    runs.train(model, optimizer, 2)
+    model.double()
+    with (
+        pytest.raises(amp.AmpUsageError, match=r"gradient was torch.float32, .* and is torch.float64"),
+        amp.scale_loss(next(model.parameters()).sum(), optimizer),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
