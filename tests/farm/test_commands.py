@@ -3,7 +3,6 @@ traceback."""
 
 import os
 import pathlib
-import runpy
 import signal
 import socket
 import subprocess
@@ -226,17 +225,17 @@ def test_pins_are_moved_by_a_rename(tmp_path, monkeypatch):
 def test_a_list_of_checks_asks_for_no_torch(monkeypatch):
     """`nox -s release-check -- --list` brings what the farm needs, and neither torch nor the packages of the tests."""
     pytest.importorskip("nox")
-    noxfile = runpy.run_path(str(REPOSITORY / "noxfile.py"))
+    import noxfile  # running the file again would put other functions into nox's registry, for tests after this one
+
     ran, installed = [], []
 
     class Session:
         posargs = ["--list"]
 
-    scope = noxfile["release_check"].func.__globals__
-    monkeypatch.setitem(scope, "prepare", lambda session, *groups: installed.extend(groups))
-    monkeypatch.setitem(scope, "farm", lambda session, *arguments: ran.append(arguments))
-    noxfile["release_check"].func(Session())
+    monkeypatch.setattr(noxfile, "prepare", lambda session, *groups: installed.extend(groups))
+    monkeypatch.setattr(noxfile, "farm", lambda session, *arguments: ran.append(arguments))
+    noxfile.release_check.func(Session())
     assert (installed, ran) == (["farm"], [("release-check", "--list")])
     Session.posargs = []
-    noxfile["release_check"].func(Session())
+    noxfile.release_check.func(Session())
     assert ran[1:] == [("ensure-torch",), ("release-check",)] and "tests" in installed
