@@ -46,7 +46,7 @@ def same_on_all_ranks(tensors):
     for others in gathered([None if t is None else t.detach() for t in tensors]):
         for t, other in zip(tensors, others, strict=True):
             assert (t is None) == (other is None)
-            assert t is None or torch.equal(t, other)
+            assert t is None or torch.equal(t.cpu(), other.cpu())
 
 
 def close(found, wanted, tolerance=1e-6):
