@@ -171,6 +171,7 @@ OTHER_TESTS = {
     "_scaling": ("test_fused_sgd", "test_unscaled_gradients"),
     "_tensor_norms": ("test_fused_novograd", "test_fused_lars", "test_fused_sharded"),
     **{f"combined_{n}": COMBINED for n in ("adadelta", "adam", "adamp", "bert_adam", "lamb", "rmsprop", "sgd")},
+    "dense_gelu_dense": ("test_dense",),
     "fused_novograd": ("test_fused_novograd", "test_fused_sharded"),
     "lamb": ("test_fused_lamb", *COMBINED),
     "npu_fused": ("test_npu",),

@@ -120,3 +120,14 @@ def test_no_test_looks_for_a_card_itself():
         p.relative_to(REPOSITORY).as_posix() for p in files if asks.search(p.read_text(encoding="utf-8"))
     ]
     assert not found, f"mark them gpu or two_gpus (docs/testing.md): {found}"
+
+
+def test_mutants_know_the_tests_of_every_module():
+    """A new optimizer or reference whose test bears another name stands in OTHER_TESTS, or no module can be tried."""
+    code = "import mutants; print(*(target.name for target in mutants.optimizer_targets()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY / "scripts", text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    modules = [*REPOSITORY.glob("apex/optimizers/*.py"), *REPOSITORY.glob("apex/reference/*.py")]
+    assert set(done.stdout.split()) == {module.stem for module in modules} - {"__init__"}
