@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from apex._loader import bindings
+from apex.mlp.mlp import activation_name
 
 bindings.load()
 __all__ = ["backward", "forward"]
-_ACTIVATIONS = ("none", "relu", "sigmoid")
 
 
 def _layers(use_bias, inputs):
@@ -33,7 +33,7 @@ def forward(use_bias, activation, inputs):
 
     activation: 0 none, 1 ReLU, 2 sigmoid. inputs: [input, weights, biases].
     """
-    name = _ACTIVATIONS[activation]
+    name = activation_name(activation)
     output, layers = _layers(use_bias, inputs)
     kept = []
     for weight, bias in layers:
@@ -45,7 +45,7 @@ def forward(use_bias, activation, inputs):
 @torch.no_grad()
 def backward(use_bias, activation, grad_o, fprop_outputs, inputs):
     """[gradient of the input, of each weight, of each bias], of what `forward` returned."""
-    name = _ACTIVATIONS[activation]
+    name = activation_name(activation)
     input, layers = _layers(use_bias, inputs)
     kept = _hidden(input, layers, fprop_outputs[1])
     fed = [input, *(k.sigmoid() if name == "sigmoid" else k for k in kept[:-1])]

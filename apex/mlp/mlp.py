@@ -13,6 +13,15 @@ _dense = torch.ops.apex.dense_forward.default
 _ACTIVATIONS = ("none", "relu", "sigmoid")  # by public apex's numbers
 
 
+def activation_name(activation: int | str) -> str:
+    """The name of public apex's number, or the name itself. Raises ValueError for another."""
+    if activation in _ACTIVATIONS:
+        return activation
+    if activation in range(len(_ACTIVATIONS)):
+        return _ACTIVATIONS[int(activation)]
+    raise ValueError(f"mlp: the activation is 0 or none, 1 or relu, 2 or sigmoid, not {activation!r}")
+
+
 class MlpFunction:
     """MlpFunction.apply(bias, activation, input, *weights, *biases).
 
@@ -29,7 +38,7 @@ class MlpFunction:
 
         bias: whether `args` holds a bias for each weight. activation: 0 none, 1 ReLU, 2 sigmoid, or its name.
         """
-        name = activation if isinstance(activation, str) else _ACTIVATIONS[activation]
+        name = activation_name(activation)
         output, *parameters = args
         layers = len(parameters) // 2 if bias else len(parameters)
         if not layers or (bias and len(parameters) % 2):
@@ -77,6 +86,7 @@ class MLP(nn.Module):
 
     Raises:
         TypeError: another activation.
+        ValueError: fewer than two sizes.
     """
 
     def __init__(
@@ -90,6 +100,10 @@ class MLP(nn.Module):
         super().__init__()
         if activation not in _ACTIVATIONS:
             raise TypeError(f"MLP: activation must be one of {', '.join(_ACTIVATIONS)}, not {activation!r}")
+        if len(mlp_sizes) < 2:
+            raise ValueError(
+                f"MLP: mlp_sizes are the features of the input and of each layer, not {mlp_sizes}"
+            )
         self.num_layers, self.mlp_sizes, self.bias = len(mlp_sizes) - 1, list(mlp_sizes), bias
         self.activation = _ACTIVATIONS.index(activation)
         for i in range(self.num_layers):

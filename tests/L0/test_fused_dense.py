@@ -110,6 +110,12 @@ def test_mlp_keeps_public_names():
         MLP([3, 5], activation="gelu")
     with pytest.raises(ValueError, match="as many biases"):
         mlp.mlp_function(True, 1, torch.ones(2, 3), torch.ones(4, 3))
+    with pytest.raises(ValueError, match="of the input and of each layer"):
+        MLP([3])
+    for activation in (-1, 3, "tanh"):
+        for function in (mlp.mlp_function, lambda *a: mlp_cuda.forward(*a[:2], a[2:])):
+            with pytest.raises(ValueError, match="not "):
+                function(False, activation, torch.ones(2, 3), torch.ones(4, 3))
 
 
 @pytest.mark.parametrize("device", DEVICES)
