@@ -8,6 +8,9 @@ they are shown what an op is in plain PyTorch, its reference.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 import torch
 from torch.fx import Proxy
 
@@ -33,6 +36,20 @@ def entry(name):
     themselves what `call` does.
     """
     return getattr(_module, name, None)
+
+
+class Function:
+    """Has the face of an autograd.Function, `apply` and `forward`, as public apex exports it.
+
+    The op behind `forward` is differentiable by itself. Not a subclass: torch.compile would trace a backward that is
+    not there.
+    """
+
+    forward: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    def apply(cls, *arguments: Any) -> Any:
+        return cls.forward(None, *arguments)
 
 
 def call(name, forward, outputs, arguments):

@@ -188,6 +188,7 @@ OTHER_TESTS = {
             *("group_norm", "layer_norm"),
         )
     },
+    "rms_norm": ("test_rms_norm", "test_layer_norm"),  # the reference of add_rms_norm
     "multi_tensor_lamb": ("test_fused_lamb",),
     "multi_tensor_lamb_stage1": ("test_multi_tensor_lamb_stages",),
     "multi_tensor_lamb_stage2": ("test_multi_tensor_lamb_stages",),

@@ -5,18 +5,10 @@ from __future__ import annotations
 import torch
 
 from apex._loader import bindings
-from apex.mlp.mlp import activation_name
+from apex.mlp.mlp import activation_name, layers_of
 
 bindings.load()
 __all__ = ["backward", "forward"]
-
-
-def _layers(use_bias, inputs):
-    """(input, [(weight, bias or None)]) of [input, weights, biases]."""
-    input, *parameters = inputs
-    count = len(parameters) // 2 if use_bias else len(parameters)
-    biases = parameters[count:] if use_bias else [None] * count
-    return input, list(zip(parameters[:count], biases, strict=True))
 
 
 def _hidden(input, layers, reserved):
@@ -34,7 +26,7 @@ def forward(use_bias, activation, inputs):
     activation: 0 none, 1 ReLU, 2 sigmoid. inputs: [input, weights, biases].
     """
     name = activation_name(activation)
-    output, layers = _layers(use_bias, inputs)
+    output, layers = layers_of(use_bias, inputs)
     kept = []
     for weight, bias in layers:
         output, before = torch.ops.apex.dense_forward(output, weight, bias, name)
@@ -46,7 +38,7 @@ def forward(use_bias, activation, inputs):
 def backward(use_bias, activation, grad_o, fprop_outputs, inputs):
     """[gradient of the input, of each weight, of each bias], of what `forward` returned."""
     name = activation_name(activation)
-    input, layers = _layers(use_bias, inputs)
+    input, layers = layers_of(use_bias, inputs)
     kept = _hidden(input, layers, fprop_outputs[1])
     fed = [input, *(k.sigmoid() if name == "sigmoid" else k for k in kept[:-1])]
     gradient, of_weights, of_biases = grad_o, [], []

@@ -16,21 +16,13 @@ from torch import nn
 
 from apex import _symbolic as symbolic
 from apex import amp
-from apex._functional import call
+from apex._functional import Function, call
 
 _dense = torch.ops.apex.dense_forward.default
 _dense_gelu_dense = torch.ops.apex.dense_gelu_dense_forward.default
 
 
-class _Function:
-    """Has the face of an autograd.Function; the op behind is differentiable by itself."""
-
-    @classmethod
-    def apply(cls, *arguments):
-        return cls.forward(None, *arguments)
-
-
-class FusedDenseFunc(_Function):
+class FusedDenseFunc(Function):
     """FusedDenseFunc.apply(input, weight, bias): input weight^T + bias."""
 
     @staticmethod
@@ -38,7 +30,7 @@ class FusedDenseFunc(_Function):
         return call("dense", _dense, 1, (input, weight, bias, "none"))
 
 
-class DenseNoBiasFunc(_Function):
+class DenseNoBiasFunc(Function):
     """DenseNoBiasFunc.apply(input, weight): input weight^T."""
 
     @staticmethod
@@ -46,7 +38,7 @@ class DenseNoBiasFunc(_Function):
         return call("dense", _dense, 1, (input, weight, None, "none"))
 
 
-class FusedDenseGeluDenseFunc(_Function):
+class FusedDenseGeluDenseFunc(Function):
     """FusedDenseGeluDenseFunc.apply(input, weight1, bias1, weight2, bias2)."""
 
     @staticmethod

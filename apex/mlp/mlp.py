@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from apex import _symbolic as symbolic
 from apex import amp
-from apex._functional import call
+from apex._functional import Function, call
 
 _dense = torch.ops.apex.dense_forward.default
+Layer = tuple[torch.Tensor, torch.Tensor | None]  # weight, bias
 _ACTIVATIONS = ("none", "relu", "sigmoid")  # by public apex's numbers
 
 
@@ -22,15 +25,24 @@ def activation_name(activation: int | str) -> str:
     raise ValueError(f"mlp: the activation is 0 or none, 1 or relu, 2 or sigmoid, not {activation!r}")
 
 
-class MlpFunction:
-    """MlpFunction.apply(bias, activation, input, *weights, *biases).
+def layers_of(bias: bool, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[Layer]]:
+    """(input, [(weight, bias or None) of each layer]) of (input, *weights, *biases).
 
-    Has the face of an autograd.Function; the ops behind are differentiable by themselves.
+    bias: whether there are biases. Raises ValueError where there is no layer, or not as many biases as weights.
     """
+    input, *parameters = tensors
+    count = len(parameters) // 2 if bias else len(parameters)
+    if not count or (bias and len(parameters) % 2):
+        raise ValueError(
+            f"mlp: an input, weights and {'as many biases' if bias else 'no biases'} are wanted, not "
+            f"{len(tensors)} tensors"
+        )
+    biases = parameters[count:] if bias else [None] * count
+    return input, list(zip(parameters[:count], biases, strict=True))
 
-    @classmethod
-    def apply(cls, bias: bool, activation: int | str, *args: torch.Tensor) -> torch.Tensor:
-        return cls.forward(None, bias, activation, *args)
+
+class MlpFunction(Function):
+    """MlpFunction.apply(bias, activation, input, *weights, *biases)."""
 
     @staticmethod
     def forward(ctx: None, bias: bool, activation: int | str, *args: torch.Tensor) -> torch.Tensor:
@@ -39,15 +51,8 @@ class MlpFunction:
         bias: whether `args` holds a bias for each weight. activation: 0 none, 1 ReLU, 2 sigmoid, or its name.
         """
         name = activation_name(activation)
-        output, *parameters = args
-        layers = len(parameters) // 2 if bias else len(parameters)
-        if not layers or (bias and len(parameters) % 2):
-            raise ValueError(
-                f"mlp_function: an input, weights and {'as many biases' if bias else 'no biases'} are wanted, not "
-                f"{len(args)} tensors"
-            )
-        biases = parameters[layers:] if bias else [None] * layers
-        for weight, b in zip(parameters[:layers], biases, strict=True):
+        output, layers = layers_of(bias, args)
+        for weight, b in layers:
             output = call("dense", _dense, 1, (output, weight, b, name))
         return output
 

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn import init
 
 from apex import _symbolic as symbolic
+from apex._functional import Function
 from apex._legacy import absent
 from apex.normalization import _norm
 
@@ -71,18 +72,7 @@ def _plain_rms_norm(input, shape: list[int], weight: torch.Tensor | None, eps: f
 # ---- the functions ------------------------------------------------------------------------------------------
 
 
-class _Function:
-    """Has the face of an autograd.Function, `apply` and `forward`; the op behind is differentiable by itself.
-
-    Not a subclass: torch.compile would trace a backward that is not there.
-    """
-
-    @classmethod
-    def apply(cls, *arguments):
-        return cls.forward(None, *arguments)
-
-
-class FusedLayerNormAffineFunction(_Function):
+class FusedLayerNormAffineFunction(Function):
     """Layer norm with weight and bias, of the input's dtype."""
 
     @staticmethod
@@ -92,7 +82,7 @@ class FusedLayerNormAffineFunction(_Function):
         return _norm.layer_norm(input, shape, weight, bias, eps, memory_efficient)
 
 
-class FusedRMSNormAffineFunction(_Function):
+class FusedRMSNormAffineFunction(Function):
     """RMS norm with a weight of the input's dtype."""
 
     @staticmethod
@@ -119,7 +109,7 @@ class FusedRMSNormAffineMixedDtypesFunction(FusedRMSNormAffineFunction):
         return _norm.rms_norm(input, shape, weight, eps, memory_efficient, weight.dtype)
 
 
-class FusedLayerNormFunction(_Function):
+class FusedLayerNormFunction(Function):
     """Layer norm without weights."""
 
     @staticmethod
@@ -127,7 +117,7 @@ class FusedLayerNormFunction(_Function):
         return _norm.layer_norm(input, _norm.as_shape(normalized_shape), None, None, eps, memory_efficient)
 
 
-class FusedRMSNormFunction(_Function):
+class FusedRMSNormFunction(Function):
     """RMS norm without a weight."""
 
     @staticmethod

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from lists import BF16, F16, F32, F64
 from torch import nn
+from torch_defaults import float32_on_cpu, skip_compiled
 
 from apex import amp, fused_dense, mlp
 from apex._legacy import fused_dense_cuda, mlp_cuda
@@ -26,6 +27,10 @@ def near(found, wanted, loose=4):
     unit = loose * lists.ROUNDING[found.dtype]
     scale = max(1.0, wanted.abs().max().item()) if wanted.numel() else 1.0
     torch.testing.assert_close(found, wanted, rtol=unit, atol=unit * scale)
+
+
+def ones(*shape, dtype=F32, device="cpu"):
+    return torch.ones(shape, dtype=dtype, device=device)
 
 
 def gelu(x):
@@ -56,6 +61,7 @@ def test_modules_are_torchs_layers(device, dtype, bias):
             near(a, b, 16)
 
 
+@float32_on_cpu()
 def test_values_at_the_beginning():
     """Dense layers begin as torch.nn.Linear, from the same random numbers; nothing is left as memory was."""
     torch.manual_seed(3)
@@ -97,6 +103,7 @@ def test_mlp(device, dtype, activation, bias):
         near(weight.grad, linear.weight.grad, 64)
 
 
+@float32_on_cpu()
 def test_mlp_keeps_public_names():
     module = MLP([3, 5, 2])
     assert list(module.state_dict()) == ["weight_0", "bias_0", "weight_1", "bias_1"]
@@ -105,17 +112,19 @@ def test_mlp_keeps_public_names():
     twin.weights[0].data.zero_()
     assert module.weights[0].abs().max() > 0
     module.half()
-    assert module.weights[0].dtype == F16 and module(torch.ones(1, 3, dtype=F16)).dtype == F16
+    assert module.weights[0].dtype == F16 and module(ones(1, 3, dtype=F16)).dtype == F16
     with pytest.raises(TypeError, match="none, relu, sigmoid, not 'gelu'"):
         MLP([3, 5], activation="gelu")
     with pytest.raises(ValueError, match="as many biases"):
-        mlp.mlp_function(True, 1, torch.ones(2, 3), torch.ones(4, 3))
+        mlp.mlp_function(True, 1, ones(2, 3), ones(4, 3))
+    with pytest.raises(ValueError, match="as many biases"):
+        mlp_cuda.forward(True, 1, [ones(2, 3), ones(4, 3), ones(4), ones(4)])
     with pytest.raises(ValueError, match="of the input and of each layer"):
         MLP([3])
     for activation in (-1, 3, "tanh"):
         for function in (mlp.mlp_function, lambda *a: mlp_cuda.forward(*a[:2], a[2:])):
             with pytest.raises(ValueError, match="not "):
-                function(False, activation, torch.ones(2, 3), torch.ones(4, 3))
+                function(False, activation, ones(2, 3), ones(4, 3))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -165,7 +174,7 @@ def test_raw_mlp(device, activation, bias):
 )
 def test_amp_casts(make):
     """torch.autocast and amp's O1 cast inputs and weights to half; weights get float32 gradients."""
-    module, x = make(), torch.randn(4, 8, dtype=F32, device="cpu")
+    module, x = float32_on_cpu()(make)(), torch.randn(4, 8, dtype=F32, device="cpu")
     with torch.autocast("cpu", BF16):
         assert module(x).dtype == BF16
     model, optimizer = amp.initialize(
@@ -184,10 +193,12 @@ def test_amp_casts(make):
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled(device, counting_backend):
     """One graph, with the values of eager."""
+    skip_compiled("modules")
     torch.manual_seed(6)
-    for module in (FusedDenseGeluDense(16, 32, 8, device=device), MLP([16, 32, 8], device=device)):
+    given = {"device": device, "dtype": F32}
+    for module in (FusedDenseGeluDense(16, 32, 8, **given), MLP([16, 32, 8], **given)):
         x = lists.random(F32, device, ((4, 16),), seed=2)[0].requires_grad_()
         graph = torch.compile(module, fullgraph=True, backend=counting_backend)
         near(graph(x), module(x), 16)
         graph(x).sum().backward()
-    assert fused_dense.fused_dense_function(x, torch.ones(3, 16, device=device), None).shape == (4, 3)
+    assert fused_dense.fused_dense_function(x, ones(3, 16, device=device), None).shape == (4, 3)

@@ -58,7 +58,8 @@ def steps(model, optimizer, seeds):
     for seed in seeds:
         generator = torch.Generator("cpu").manual_seed(seed)
         for p in model.parameters():
-            p.grad = torch.randint(-8, 9, p.shape, generator=generator, device="cpu").div(4).to(p.dtype)
+            values = torch.randint(-8, 9, p.shape, generator=generator, dtype=torch.int64, device="cpu")
+            p.grad = values.div(4).to(p.dtype)
         optimizer.step()
 
 

@@ -7,11 +7,12 @@ from torch.fx import Proxy
 from torch.nn import init
 
 from apex import _symbolic as symbolic
+from apex._functional import Function
 from apex.normalization import _norm
-from apex.normalization.fused_layer_norm import _Function, _plain_layer_norm
+from apex.normalization.fused_layer_norm import _plain_layer_norm
 
 
-class FastLayerNormFN(_Function):
+class FastLayerNormFN(Function):
     """Layer norm over the last dimension; gamma, beta and the output have one dtype (under autocast, autocast's)."""
 
     @staticmethod

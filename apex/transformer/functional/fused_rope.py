@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from apex._functional import call
+from apex._functional import Function, call
 from apex._torch_build import IS_ROCM_PYTORCH, check_if_rocm_pytorch  # noqa: F401  public names of this module
 from apex.transformer.functional import _aiter
 
@@ -39,15 +39,7 @@ def _check_given(function, name, tensor):
 # ---- classes that callers of public apex use by `apply` --------------------------------------------------------
 
 
-class _Function:
-    """Has the face of an autograd.Function; the op behind is differentiable by itself."""
-
-    @classmethod
-    def apply(cls, *arguments):
-        return cls.forward(None, *arguments)
-
-
-class FusedRoPEFunc(_Function):
+class FusedRoPEFunc(Function):
     """By angles; see fused_apply_rotary_pos_emb."""
 
     @staticmethod
@@ -71,7 +63,7 @@ class FusedRoPEFuncAiter(FusedRoPEFunc):
         return _aiter.rope(t, freqs, transpose_output_memory)
 
 
-class FusedRoPECachedFunc(_Function):
+class FusedRoPECachedFunc(Function):
     """By cosines and sines; see fused_apply_rotary_pos_emb_cached."""
 
     @staticmethod
@@ -96,7 +88,7 @@ class FusedRoPECachedFuncAiter(FusedRoPECachedFunc):
         return _aiter.rope_cached(t, cos_, sin_, transpose_output_memory)
 
 
-class FusedRoPETHDFunc(_Function):
+class FusedRoPETHDFunc(Function):
     """Packed sequences; see fused_apply_rotary_pos_emb_thd."""
 
     @staticmethod
@@ -117,7 +109,7 @@ class FusedRoPETHDFuncAiter(FusedRoPETHDFunc):
         return _aiter.rope_thd(t, cu_seqlens, freqs)
 
 
-class FusedRoPE2DFunc(_Function):
+class FusedRoPE2DFunc(Function):
     """Images; see fused_apply_rotary_pos_emb_2d."""
 
     @staticmethod

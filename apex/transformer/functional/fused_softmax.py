@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from apex import _symbolic as symbolic
-from apex._functional import call
+from apex._functional import Function, call
 from apex.transformer.enums import AttnMaskType
 
 _forward = torch.ops.apex.scaled_masked_softmax_forward.default
@@ -24,18 +24,7 @@ def _softmax(inputs, mask, scale, causal):
     return call("scaled_masked_softmax", _forward, 1, (inputs, mask, float(scale), causal))
 
 
-class _Function:
-    """Has the face of an autograd.Function, `apply` and `forward`; the op behind is differentiable by itself.
-
-    Not a subclass: torch.compile would trace a backward that is not there.
-    """
-
-    @classmethod
-    def apply(cls, *arguments):
-        return cls.forward(None, *arguments)
-
-
-class ScaledUpperTriangMaskedSoftmax(_Function):
+class ScaledUpperTriangMaskedSoftmax(Function):
     """softmax(scale * inputs) without the keys after each query.
 
     inputs: (..., queries, keys). Where there are more keys than queries, the last query has all of them.
@@ -46,7 +35,7 @@ class ScaledUpperTriangMaskedSoftmax(_Function):
         return _softmax(inputs, None, scale, True)
 
 
-class ScaledMaskedSoftmax(_Function):
+class ScaledMaskedSoftmax(Function):
     """softmax(scale * inputs) without the keys where the mask is true. inputs: (..., queries, keys)."""
 
     @staticmethod
@@ -58,7 +47,7 @@ class GenericScaledMaskedSoftmax(ScaledMaskedSoftmax):
     """The same: in public apex it is the kernel without limits on lengths, which none has here."""
 
 
-class ScaledSoftmax(_Function):
+class ScaledSoftmax(Function):
     """softmax(scale * inputs) over the last dimension."""
 
     @staticmethod

@@ -25,7 +25,8 @@ def results(name):
 def patched():
     model = amp_runs.plain()
     amp_runs.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), opt_level="O1")
-    assert torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype == torch.float16
+    one = torch.ones(1, 1, dtype=torch.float32, device="cpu")
+    assert torch.mm(one, one).dtype == torch.float16
 
 
 @pytest.mark.parametrize("name", list(registry.schemas()))
@@ -43,7 +44,9 @@ def test_gradients_of_gradients(patched):
     names = [n for n in registry.schemas() if n.startswith("dense_") and "gelu" not in n]
     library = reference.define("apex_test_of_amp", reference.implementation, names)
     reference.record("apex_test_of_amp", library, names)
-    x, w, b = (torch.randn(s, dtype=torch.float32).requires_grad_() for s in ((3, 4), (5, 4), (5,)))
+    x, w, b = (
+        torch.randn(s, dtype=torch.float32, device="cpu").requires_grad_() for s in ((3, 4), (5, 4), (5,))
+    )
     output, before = torch.ops.apex_test_of_amp.dense_forward(x, w, b, "gelu")
     assert output.dtype == torch.float32
     g = torch.ones_like(output).requires_grad_()
