@@ -79,8 +79,13 @@ class Oracle:
 
     def check(self, tolerance=1e-5):
         for p, q in zip(self.params, self.copies, strict=True):
-            found = p.detach().to("cpu", torch.float64)
-            torch.testing.assert_close(found, q.detach(), rtol=tolerance, atol=tolerance)
+            agree(p, q, tolerance, tolerance)
+
+
+def agree(found, wanted, rtol, atol=0.0):
+    """Compared on the host: what is tested may lie on a GPU, and the oracle does not."""
+    found, wanted = (tensor.detach().to("cpu", torch.float64) for tensor in (found, wanted))
+    torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol)
 
 
 def make(params, on_host=True, **options):

@@ -7,7 +7,19 @@ import datetime
 import torch
 import torch.distributed as dist
 from ddp_common import raises, same_on_all_ranks
-from zero_common import SMALL, Oracle, backward, clones, equal, gradients, make, parameters, rank, ranks
+from zero_common import (
+    SMALL,
+    Oracle,
+    agree,
+    backward,
+    clones,
+    equal,
+    gradients,
+    make,
+    parameters,
+    rank,
+    ranks,
+)
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TIGHT = dict(SMALL, pipeline_size=1)
@@ -89,7 +101,7 @@ def _skipped(mesh):
                 backward(params, step)
                 norm = optimizer.grad_norm()
                 optimizer.step()
-                torch.testing.assert_close(norm.double(), oracle.step(step), rtol=1e-5, atol=0)
+                agree(norm, oracle.step(step), 1e-5)
             oracle.check()
 
 
@@ -128,8 +140,7 @@ def _thawed(mesh):
             same_on_all_ranks(params)
             for i in EVERY:
                 if i != 2:  # whose moments torch's optimizer does not decay while it has no gradient
-                    found, wanted = params[i].detach().double(), oracle.copies[i].detach()
-                    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+                    agree(params[i], oracle.copies[i], 1e-5, 1e-5)
 
 
 def _frozen_on_some_ranks(mesh):
@@ -330,7 +341,7 @@ def _strange_gradients(mesh):
         ):
             optimizer.zero_grad(set_to_none=True)
             p.grad = grad
-            torch.testing.assert_close(optimizer.grad_norm(), wanted.norm(), rtol=1e-6, atol=0)
+            agree(optimizer.grad_norm(), wanted.norm(), 1e-6)
             assert p.grad is None
         z = torch.complex(torch.zeros(2, 3), p * 1.0)
         optimizer.zero_grad()

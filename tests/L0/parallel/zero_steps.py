@@ -11,6 +11,7 @@ from zero_common import (
     HYPER,
     SMALL,
     Oracle,
+    agree,
     backward,
     clones,
     equal,
@@ -383,11 +384,11 @@ def _derived(mesh):
                 (whole @ twins[0].t() @ twins[1].t() @ twins[2].t()).square().mean().backward()
                 wanted = torch.nn.utils.clip_grad_norm_(twins, 0.5)
                 oracle.step()
-                torch.testing.assert_close(norm.double(), wanted, rtol=3e-2 if sync == BF16 else 1e-4, atol=0)
+                agree(norm, wanted, 3e-2 if sync == BF16 else 1e-4)
         optimizer.param_sync()
         for p, q in zip(params, twins, strict=True):
             tolerance = 3e-2 if sync == BF16 else 1e-5
-            torch.testing.assert_close(p.double(), q, rtol=tolerance, atol=tolerance)
+            agree(p, q, tolerance, tolerance)
         saved = optimizer.state_dict()["state"]
         torch.testing.assert_close(saved[1]["param"].to(sync), params[1].detach())
 
@@ -449,7 +450,7 @@ def _norm(mesh):
         optimizer.zero_grad()
         backward(params, seed)
         norm = optimizer.clip_grad_norm(0.5)
-        torch.testing.assert_close(norm.double(), oracle.step(seed, clip=0.5), rtol=1e-5, atol=0)
+        agree(norm, oracle.step(seed, clip=0.5), 1e-5)
         torch.testing.assert_close(optimizer.grad_norm(), torch.tensor(0.5), rtol=1e-4, atol=0)
         optimizer.step()
     oracle.check()
@@ -460,7 +461,7 @@ def _norm(mesh):
     whole = optimizer.grad_norm()
     norm = optimizer.clip_grad_norm(0.5, parameters=[params[i] for i in some])
     wanted = torch.nn.utils.get_total_norm([oracle.copies[i].grad for i in some])
-    torch.testing.assert_close(norm.double(), wanted, rtol=1e-5, atol=0)
+    agree(norm, wanted, 1e-5)
     for q in oracle.copies:  # all of them: other ranks may have measured other ones
         q.grad *= 0.5 / wanted
     torch.testing.assert_close(optimizer.grad_norm(), whole * 0.5 / wanted.float(), rtol=1e-5, atol=0)
