@@ -4,6 +4,7 @@
 // A thread has its columns' bias in registers and walks down rows, several in flight. The bias's gradient is summed on
 // the way, a sum for each part of the rows in memory, and `finish` adds these up in order: same input, same bits.
 #include "bias_activation.h"
+#include "reduce.h"
 
 namespace gpu {
 namespace {
@@ -78,7 +79,7 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_f
 }
 
 template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_backward(const BiasActivation& a) {
-  constexpr int in_flight = 2, halves = gated ? 2 : 1;
+  constexpr int in_flight = gated ? 2 : 4, halves = gated ? 2 : 1;
   GPU_SHARED(Math, shared, bias_activation_threads * halves * width);
   using Cells = ActivationVector<Math, width, fixed>;
   const ActivationPlace place(a, width);
@@ -136,20 +137,28 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
     GPU_UNROLL_FOR (int i = 0; i < width; ++i) partials[k * a.hidden + i] = sums[k][i];
 }
 
-// The bias's gradient from its parts: a block takes some columns, groups of its threads take parts.
+// The bias's gradient from its parts: a block takes some columns, and groups of its threads take parts, each several
+// at once.
 template <class Math> GPU_FN void activation_finish(const BiasActivation& a) {
+  constexpr u32 together = 8;
   GPU_SHARED(Math, sums, bias_activation_finish_threads);
-  constexpr u32 wide = bias_activation_finish_columns;
-  const u32 groups = block_size_x() / wide, group = thread_x() / wide;
-  const i64 columns = a.hidden * (a.gated ? 2 : 1), column = (i64)block_x() * wide + thread_x() % wide;
+  const i64 columns = a.hidden * (a.gated ? 2 : 1);
+  const u32 wide = bias_activation_finish_columns(columns);
+  const u32 groups = block_size_x() / wide, group = thread_x() / wide, lane = thread_x() % wide;
+  const i64 column = (i64)block_x() * wide + lane;
+  const Math* const partials = reinterpret_cast<const Math*>(a.partials) + column;
   Math total = Math(0);
-  if (column < columns)
-    for (i64 part = group; part < a.parts; part += groups)
-      total += reinterpret_cast<const Math*>(a.partials)[part * columns + column];
-  sums[thread_x()] = total;
+  for (i64 part = group; column < columns && part < a.parts; part += together * groups) {
+    Math loaded[together];
+    GPU_UNROLL_FOR (u32 n = 0; n < together; ++n)
+      loaded[n] = part + n * groups < a.parts ? partials[(part + n * groups) * columns] : Math(0);
+    GPU_UNROLL_FOR (u32 n = 0; n < together; ++n) total += loaded[n];
+  }
+  for (u32 mask = wide; mask < warp_size; mask *= 2) total += shuffle_xor_value(total, (int)mask);
+  if (lane_id() < wide) sums[thread_x() / warp_size * wide + lane] = total;
   sync_threads();
-  if (group != 0 || column >= columns) return;
-  for (u32 other = 1; other < groups; ++other) total += sums[other * wide + thread_x()];
+  if (thread_x() >= wide || column >= columns) return;
+  for (u32 warp = 1; warp < block_size_x() / warp_size; ++warp) total += sums[warp * wide + lane];
   Math x[1] = {total};
   store_values(a.grad_bias, a.bias_type, column, x);
 }

@@ -27,7 +27,9 @@ struct BiasActivation {
   i64 parts;            // blocks on top of each other: each takes every parts-th row, or group of rows
 };
 constexpr int bias_activation_threads = 128;
-constexpr int bias_activation_finish_threads = 256, bias_activation_finish_columns = 32;
+constexpr int bias_activation_finish_threads = 256;
+// Columns that a block of `finish` takes: few where there are few, so that there are blocks enough.
+GPU_FN u32 bias_activation_finish_columns(i64 columns) { return columns < 8192 ? 8 : 32; }
 
 // f and its derivative. exact: exp as exact as Math; else it loses what halves do not see.
 template <class Math, bool exact> struct Activation {

@@ -91,7 +91,8 @@ int32_t run_backward(const apex_place* place, gpu::BiasActivation a, int32_t var
   if (status == APEX_OK && a.grad_bias)
     status =
         launch(place, finish_kernels[a.type == APEX_F64],
-               ceil_divide(columns_of(a), gpu::bias_activation_finish_columns), gpu::bias_activation_finish_threads, a);
+               ceil_divide(columns_of(a), gpu::bias_activation_finish_columns(columns_of(a))),
+               gpu::bias_activation_finish_threads, a);
   return status;
 }
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -24,9 +25,9 @@ struct Library {
   const bool by_default;
   std::atomic<const Lt*> lt{nullptr};
   std::atomic<bool> tried{false};
-  std::mutex opening, handles_lock;
+  std::mutex opening, devices_lock;
   char reason[256] = "";
-  std::map<std::pair<int, void*>, LtHandle> handles;
+  std::map<std::pair<int, void*>, LtDevice> devices;
 };
 Library* library_of(int32_t platform) {
   // Never destroyed: other threads may still multiply when the process ends.
@@ -57,15 +58,20 @@ const Lt* find(int32_t platform) {
 }
 
 // cublasLt's handle serves all streams of a device; hipBLASLt wants one for each.
-int32_t handle_of(const Lt& lt, const apex_place& place, LtHandle* handle) {
+int32_t device_of(const Lt& lt, const apex_place& place, Driver& driver, LtDevice* device) {
   Library& library = *library_of(place.platform);
   const std::pair<int, void*> key{place.device, place.platform == APEX_HIP ? place.stream : nullptr};
-  std::lock_guard<std::mutex> lock(library.handles_lock);
-  LtHandle& known = library.handles[key];
-  if (!known)
-    if (const int status = lt.api.create(&known))
-      return known = nullptr, fail(APEX_USE_REFERENCE, "%sCreate failed with status %d", lt.numbers->prefix, status);
-  *handle = known;
+  std::lock_guard<std::mutex> lock(library.devices_lock);
+  LtDevice& known = library.devices[key];
+  if (!known.handle) {
+    apex_device_info info;
+    if (const int32_t status = driver.info(place.device, &info)) return status;
+    known.is_hopper = std::strcmp(info.arch, "sm_90") == 0;
+    if (const int status = lt.api.create(&known.handle))
+      return known.handle = nullptr,
+             fail(APEX_USE_REFERENCE, "%sCreate failed with status %d", lt.numbers->prefix, status);
+  }
+  *device = known;
   return APEX_OK;
 }
 
@@ -92,14 +98,15 @@ int32_t check(const apex_matmul& m) {
 
 struct Call {
   const Lt& lt;
+  Driver& driver;
   const apex_place& place;
   const apex_matmul& matmul;
 };
 int32_t in_context(void* argument) {
   const auto& call = *static_cast<const Call*>(argument);
-  LtHandle handle = nullptr;
-  if (const int32_t status = handle_of(call.lt, call.place, &handle)) return status;
-  return run(call.lt, handle, call.matmul, call.place.stream);
+  LtDevice device;
+  if (const int32_t status = device_of(call.lt, call.place, call.driver, &device)) return status;
+  return run(call.lt, device, call.matmul, call.place.stream);
 }
 
 }  // namespace
@@ -118,7 +125,7 @@ int32_t apex_matmul_run(const apex_place* place, const apex_matmul* matmul) {
     if (!driver) return status;
     const Lt* const lt = find(place->platform);
     if (!lt) return APEX_USE_REFERENCE;
-    Call call{*lt, *place, *matmul};
+    Call call{*lt, *driver, *place, *matmul};
     return driver->inside(place->device, in_context, &call);
   });
 }

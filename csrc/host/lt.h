@@ -20,6 +20,7 @@ struct LtNumbers {
   int preference_alignment;  // of a; b, c and d follow. -1: it has none
   int epilogue[6];           // by apex_epilogue
   int results;               // algorithms that are asked for: the first one that works is taken
+  int algorithm_id, algorithm_tile;    // attributes of an algorithm; -1: not asked for
   size_t result_bytes, state_offset;
   int oldest_version, newest_version;  // of those whose numbers are known
 };
@@ -44,6 +45,7 @@ struct LtApi {
   int (*matmul)(LtHandle handle, LtObject desc, const void* alpha, const void* a, LtObject layout_a, const void* b,
                 LtObject layout_b, const void* beta, const void* c, LtObject layout_c, void* d, LtObject layout_d,
                 const void* algorithm, void* workspace, size_t workspace_bytes, void* stream);
+  int (*algorithm_get)(const void* algorithm, int attribute, void* value, size_t bytes, size_t* written);  // or null
 };
 
 struct Lt {
@@ -58,7 +60,13 @@ const Lt* open_lt(const LtNumbers& numbers, char* reason, size_t bytes);
 /* "cublasLt 13.1" */
 void write_name(const Lt& lt, char* text, size_t bytes);
 
+/* Of a device: made once. */
+struct LtDevice {
+  LtHandle handle;
+  bool is_hopper;  // sm_90, the one arch on which algorithms have been measured
+};
+
 /* The product, with a context of the device current. APEX_USE_REFERENCE where it refuses. */
-int32_t run(const Lt& lt, LtHandle handle, const apex_matmul& matmul, void* stream);
+int32_t run(const Lt& lt, const LtDevice& device, const apex_matmul& matmul, void* stream);
 
 }  // namespace apex

@@ -22,6 +22,7 @@ from .lt import (  # noqa: E402
     RELU_BIAS,
     TORCH,
     FakeLt,
+    Matmul,
     describe,
     name,
     run,
@@ -167,6 +168,29 @@ def test_alignment_and_workspace_are_told(apex, cuda):
     (line,) = (line for line in lt.log() if line.startswith("heuristic"))
     told = [int(number) for number in line.split("alignment ")[1].split(",")[0].split()]
     assert told[1] == 2 and told[0] >= 16 and line.endswith("workspace 512")
+
+
+@fresh_process("cuda")
+def test_a_faster_answer_than_the_first(apex, cuda):
+    """Only on Hopper, of a large product, where the first answer's tile is known to be slow."""
+    lt = FakeLt(CUDA)
+    here = torch.zeros(64, dtype=torch.float16, device="cpu")
+    shape = dict(a=here.data_ptr(), b=here.data_ptr(), d=here.data_ptr(), type=1, type_d=1)
+    large = Matmul(m=8192, n=4096, k=8192, ld_a=8192, ld_b=4096, ld_d=4096, **shape)
+    small = Matmul(m=2048, n=2048, k=2048, ld_a=2048, ld_b=2048, ld_d=2048, **shape)
+    for tile, device, matmul, answer, asked in (
+        (0, 0, large, 1, [1]),
+        (209, 0, large, 5, [1, 8]),
+        (248, 0, large, 5, [1, 8]),
+        (209, 1, large, 1, [1]),  # Ampere
+        (209, 0, small, 1, [1]),
+    ):
+        lt.fail("tile", tile)
+        lt.log()
+        assert run(apex, CUDA, matmul, device=device) == OK, apex.last_error
+        new = lt.log()
+        assert [int(line.split()[2].strip(",")) for line in new if line.startswith("heuristic")] == asked
+        assert f"algorithm {answer}," in new[-1]
 
 
 @fresh_process("cuda")
