@@ -11,7 +11,7 @@ from simt.element_types import DTYPES, ROUNDING, decode, encode
 from simt.structs import make
 
 TYPE = {"f32": 0, "f16": 1, "bf16": 2, "f64": 3}
-THREADS, FINISH_THREADS, FINISH_COLUMNS = 128, 256, 32
+THREADS, FINISH_THREADS = 128, 256
 GELU = 1.5957691216057308
 FORMS = {
     "silu": (1.0, 0.0),
@@ -59,6 +59,8 @@ CASES = [
     Case("any1", 1, "f32", 6, 131, "gelu", gated=False),
     Case("f64", 1, "f64", 5, 6, "gelu", bias="f64"),
     Case("f64", 1, "f64", 130, 3, gated=False, bias="f64", parts=1),
+    Case("f32x4", 4, "f32", 300, 12, gated=False, parts=300),  # more than `finish` adds up at once
+    Case("bf16x8", 8, "bf16", 4, 8200, gated=False, parts=3),  # so wide that its blocks take more columns
 ]
 
 
@@ -151,5 +153,5 @@ def test_backward(device, case):
     near(gradient.numpy(), case.type, t.gradient)
     if case.bias:
         finish = "bias_activation_finish" + ("_f64" if math == "f64" else "")
-        device.launch(finish, -(-t.columns // FINISH_COLUMNS), FINISH_THREADS, [arguments])
+        device.launch(finish, -(-t.columns // (8 if t.columns < 8192 else 32)), FINISH_THREADS, [arguments])
         near(more["grad_bias"].numpy(), case.bias, t.gradient.sum(0), case.rows)
