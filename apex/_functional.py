@@ -53,13 +53,14 @@ class Function:
 
 
 def call(name, forward, outputs, arguments):
-    """The first `outputs` results of the op `forward` (None: all); one alone if `outputs` is 1.
+    """The first `outputs` results of the op `forward` (None: all); one alone if `outputs` is 1; None of an op that has
+    none.
 
     name: of the direct entry in the bindings' module. forward: the op, as torch.ops.apex.<op>.default.
     """
     if is_traced() or _module is None or torch.overrides.has_torch_function(arguments):
         found = dispatch(forward, arguments)
-        if isinstance(found, torch.Tensor):
+        if found is None or isinstance(found, torch.Tensor):
             return found
         # torch.fx does not know what a proxy is of.
         if isinstance(found, Proxy) and len(forward._schema.returns) == 1:

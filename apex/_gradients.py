@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from apex._loader import bindings
-from apex._plain import is_shape_alone, writable_gradient
+from apex._plain import is_shape_alone, range_of, writable_gradient
 from apex._sharding import local
 
 
@@ -47,11 +47,7 @@ class _Place(NamedTuple):
             return None
         if grad.layout != torch.strided or not torch._C._has_storage(grad):
             return None
-        elements = 1 + sum(
-            (size - 1) * stride for size, stride in zip(grad.shape, grad.stride(), strict=True)
-        )
-        begin = grad.storage_offset() * grad.element_size()
-        return cls(grad.untyped_storage()._cdata, begin, begin + elements * grad.element_size(), owner)
+        return cls(grad.untyped_storage()._cdata, *range_of(grad), owner)
 
 
 def writable_gradients(owners):

@@ -47,9 +47,24 @@ def has_memory(tensor):
         return tensor.untyped_storage().nbytes() >= (
             (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
         )
+    return tensor.untyped_storage().nbytes() >= range_of(tensor)[1]
+
+
+def range_of(tensor):
+    """The bytes of its storage that a tensor lies in, from the first to behind the last; it has an element."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    end = (tensor.storage_offset() + last + 1) * tensor.element_size()
-    return tensor.untyped_storage().nbytes() >= end
+    begin = tensor.storage_offset() * tensor.element_size()
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+def share_memory(one, other):
+    """Whether two tensors lie in one storage, in ranges that meet."""
+    if not one.numel() or not other.numel() or not all(map(torch._C._has_storage, (one, other))):
+        return False
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    (begin, end), (start, stop) = range_of(one), range_of(other)
+    return begin < stop and start < end
 
 
 def is_shape_alone(tensor):

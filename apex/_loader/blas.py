@@ -5,8 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from apex._loader.errors import InstallationError
+
+if TYPE_CHECKING:
+    from apex._loader.library import Library
 
 SWITCH = "APEX_BLAS"
 WORDS = {"": 0, "lt": 1, "torch": 2}  # apex_blas of csrc/host/blas.h
@@ -27,9 +31,9 @@ def wanted(environment: Mapping[str, str] = os.environ) -> int:
     return WORDS[word]
 
 
-def describe(c: ctypes.CDLL, platform: int) -> str:
+def describe(library: Library, platform: int) -> str:
     """Which serves on a platform, and why no better one does: "cublasLt 13.1 beside torch", "torch: ..."."""
     name = ctypes.create_string_buffer(64)
-    if c.apex_blas_name(ctypes.c_int32(platform), name, ctypes.c_size_t(len(name))) == 0:
+    if library.c.apex_blas_name(ctypes.c_int32(platform), name, ctypes.c_size_t(len(name))) == 0:
         return f"{name.value.decode()} beside torch"
-    return f"torch: {(c.apex_last_error() or b'').decode('utf-8', 'replace')}"
+    return f"torch: {library.last_error()}"

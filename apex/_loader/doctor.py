@@ -101,7 +101,7 @@ def _products(described: Machine) -> dict[str, str]:
     """Which BLAS multiplies on each kind of GPU that is here. Nothing where there is no libapex to ask."""
     platforms = {device.platform for device in described.devices} - {"cpu"}
     try:
-        return {p: blas.describe(library.load().c, library.PLATFORMS.index(p)) for p in sorted(platforms)}
+        return {p: blas.describe(library.load(), library.PLATFORMS.index(p)) for p in sorted(platforms)}
     except (InstallationError, AttributeError):
         return {}
 

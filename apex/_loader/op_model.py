@@ -31,7 +31,8 @@ double_backward  of a backward op: `formula` (written by hand in torch's ops), o
 formula_unless   where that holds, a formula cannot serve: double_backward's words after `formula: ` say why
 by_hand          functions that the binding writes itself, where the generator would; of `check` and `checks`, beside it
 shared           the header of csrc/bindings, and its namespace, that has the op's functions: several ops share them
-launch           of an op over tensor lists: the device's struct of its arguments
+launch           of an op over tensor lists, or over scalars: the device's struct of its arguments. An op that returns
+                 nothing and has none is launched as its binding writes
 reductions       of an op over tensor lists: how many quantities its kernels reduce
 optional         of an op over tensor lists: a list that may be left out; `name = expression` says when it is there,
                  else that it is not empty does

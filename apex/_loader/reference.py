@@ -50,7 +50,7 @@ def define(
         schema = registry.schemas()[name]
         library.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(schema.name, implementation(schema.name), "CompositeExplicitAutograd")
-        if schema.returns_nothing:  # nothing to infer, and the implementation would touch data
+        if schema.launch:  # nothing to infer, and the implementation would touch data
             library.impl(schema.name, _nothing(namespace, schema.name), "Meta")
         if schema.writes:  # torch resolves lazy bits only where no argument is written; its own ops within do
             for key in ("Negative", "Conjugate", "ZeroTensor"):

@@ -9,22 +9,16 @@ from apex._portable import interface, tensors
 from apex._portable.checks import float64_alone, index, is_index, type_, value
 from apex._portable.functional import kernel
 from apex._portable.tensors import F32, address, code_of, contiguous, math_type
+from apex.reference.bias_activation import ACTIVATIONS
 
 # ---- bias_activation -------------------------------------------------------------------------------------------------
 
 _OP = "bias_activation"
-_GELU = 1.5957691216057308  # 2 sqrt(2 / pi)
 # What f is in csrc/device/bias_activation.h.
 _X_SIGMOID, _SIGMOID, _SQUARED_RELU, _RELU = range(4)
+_KINDS = {"squared_relu": _SQUARED_RELU, "relu": _RELU, "sigmoid": _SIGMOID}
 # slope, cubic, function
-_FUNCTIONS = {
-    "silu": (1.0, 0.0, _X_SIGMOID),
-    "quick_gelu": (1.702, 0.0, _X_SIGMOID),
-    "gelu": (_GELU, _GELU * 0.044715, _X_SIGMOID),
-    "squared_relu": (0.0, 0.0, _SQUARED_RELU),
-    "relu": (0.0, 0.0, _RELU),
-    "sigmoid": (1.0, 0.0, _SIGMOID),
-}
+_FUNCTIONS = {name: (*numbers, _KINDS.get(name, _X_SIGMOID)) for name, numbers in ACTIVATIONS.items()}
 _layout = interface.layout("BiasActivation")
 _pack = _layout.filler(
     "input", "bias", "hidden", "rows", "slope", "cubic", "function", "gated", "type", "bias_type", "output",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from apex._portable import interface, tensors
+from apex._portable import interface, products, tensors
 from apex._portable.checks import type_, value
 from apex._portable.functional import kernel
 from apex._portable.tensors import address, code_of, contiguous
@@ -63,10 +61,6 @@ def _check_like(op, tensor, input, outputs):
     type_(tensor.dtype is input.dtype, "{}: the gradient is {}, not {}", op, tensor.dtype, input.dtype)
 
 
-def _place(input):
-    return None if input.is_cpu else tensors.place_of(input)
-
-
 class _Layer:
     """The operands of a layer, and its calls."""
 
@@ -85,7 +79,9 @@ class _Layer:
         status = _c_prepare(place, buffer)
         if status and tensors.must_use_reference(status, self.op):
             return False
-        workspace = self.input.new_empty(_layout.get(buffer, "workspace_bytes"), dtype=torch.uint8)
+        workspace = products.workspace(_layout.get(buffer, "workspace_bytes"), self.input)
+        if workspace is None:
+            return False
         _layout.set(buffer, workspace=workspace.data_ptr())
         status = call(place, buffer)
         return not (status and tensors.must_use_reference(status, self.op))
@@ -105,7 +101,7 @@ def dense_forward(input, weight, bias, activation):
     kind = _activation(activation)
     _check_input("dense", input)
     _check("dense", input, input.shape[-1], weight, bias)
-    place = _place(input)
+    place = products.place_of(input)
     if place is None:
         return None
     shape = (*input.shape[:-1], weight.shape[0])
@@ -122,7 +118,7 @@ def dense_backward(grad_output, input, weight, bias, saved, activation, of_input
     _check_like("dense", grad_output, input, weight.shape[0])
     if kind:
         _check_like("dense", saved, input, weight.shape[0])
-    place = _place(input)
+    place = products.place_of(input)
     if place is None:
         return None
     grad, saved = grad_output.contiguous(), saved.contiguous()
@@ -144,7 +140,7 @@ def _check_layers(input, weight1, bias1, weight2, bias2):
 @kernel
 def dense_gelu_dense_forward(input, weight1, bias1, weight2, bias2):
     _check_layers(input, weight1, bias1, weight2, bias2)
-    place = _place(input)
+    place = products.place_of(input)
     if place is None:
         return None
     output, hidden, before = (
@@ -165,7 +161,7 @@ def dense_gelu_dense_backward(
     _check_like(_TWO, grad_output, input, weight2.shape[0])
     for kept in (hidden, before):
         _check_like(_TWO, kept, input, weight1.shape[0])
-    place = _place(input)
+    place = products.place_of(input)
     if place is None:
         return None
     grad, before = grad_output.contiguous(), before.contiguous()

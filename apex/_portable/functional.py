@@ -83,10 +83,11 @@ class Kernel:
             memory = f"({t}.numel() and {held} if {t}.is_contiguous() else not has_memory({t}))"
             lines.append(f"    if {t} is not None and ({values}{memory}) and refuse({t}, {t!r}):")
             lines.append(f"        return reference({names})")
-        lines += [
-            f"    found = function({names})",
-            f"    return reference({names}) if found is None else found",
-        ]
+        lines.append(f"    found = function({names})")
+        if self.op.returns_nothing:
+            lines.append(f"    if found is None: reference({names})")
+        else:
+            lines.append(f"    return reference({names}) if found is None else found")
         return _compile(self.name, lines, self._scope)
 
     def _refuse(self, tensor, name):
@@ -115,7 +116,8 @@ def _compile(name, lines, scope):
 
 
 def kernel(function):
-    """Enters a function of an op's schema, of the op's name. It returns None where the reference must run."""
+    """Enters a function of an op's schema, of the op's name. It returns None where the reference must run; of an op
+    without results anything else says that it did not."""
     KERNELS[function.__name__] = Kernel(function.__name__, function)
     return function
 
@@ -231,9 +233,9 @@ class Entry:
         self.function = _compile(name, self._source(), scope)
 
     def _outputs(self):
-        """Indices of the results that the entry returns; None: the one result."""
+        """Indices of the results that the entry returns; None: the one result, or none."""
         results = [r.name for r in self.op.results]
-        if not results[0]:
+        if not results or not results[0]:
             return None
         chosen = self.op.entry or self.op.history or (results[:1] if self.op.backward else results)
         return [results.index(name) for name in chosen]

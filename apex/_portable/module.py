@@ -22,6 +22,7 @@ from apex._portable import (  # noqa: F401 (kernels enter themselves)
     softmax,
     tensors,
     transducer,
+    wgrad,
 )
 
 _SCALE = "update_scale_hysteresis"

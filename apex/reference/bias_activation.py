@@ -4,14 +4,14 @@ import torch
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _GELU = 1.5957691216057308  # 2 sqrt(2 / pi)
-# x * sigmoid(slope * x + cubic * x^3), or a function of its own below
-_ACTIVATIONS = {
+# slope and cubic of x * sigmoid(slope * x + cubic * x^3); what is no such product has a branch of its own below
+ACTIVATIONS = {
     "silu": (1.0, 0.0),
     "quick_gelu": (1.702, 0.0),
     "gelu": (_GELU, _GELU * 0.044715),
-    "squared_relu": None,
-    "relu": None,
-    "sigmoid": None,
+    "squared_relu": (0.0, 0.0),
+    "relu": (0.0, 0.0),
+    "sigmoid": (1.0, 0.0),
 }
 _FARTHEST = {
     torch.float32: 87.0,
@@ -20,7 +20,7 @@ _FARTHEST = {
 
 
 def _check(input, bias, activation, gated):
-    if activation not in _ACTIVATIONS:
+    if activation not in ACTIVATIONS:
         raise ValueError(
             f"bias_activation: the activation must be silu, gelu, quick_gelu, relu, squared_relu or "
             f"sigmoid, not {activation!r}"
@@ -59,17 +59,16 @@ def _halves(input, bias, gated):
     return u.chunk(2, -1) if gated else (u, None)
 
 
-def _value(x, activation):
+def value_and_slope(x, activation):
     """(f(x), f'(x)); far from 0 the sigmoid is held where exp stays in range, as in the kernels."""
-    known = _ACTIVATIONS[activation]
     if activation == "sigmoid":
         sigmoid = torch.sigmoid(x)
         return sigmoid, sigmoid * torch.sigmoid(-x)
-    if known is None:
+    if activation in ("relu", "squared_relu"):
         positive = torch.relu(x)
         squared = activation == "squared_relu"
         return (positive * positive, positive * 2) if squared else (positive, (x > 0) | x.isnan())
-    slope, cubic = known
+    slope, cubic = ACTIVATIONS[activation]
     most = _FARTHEST[x.dtype]
     x = x.clamp_min(-most)
     near = x.clamp_max(most)
@@ -89,13 +88,13 @@ def bias_activation_forward(input, bias, activation, gated):
     """
     _check(input, bias, activation, gated)
     x, gate = _halves(input, bias, gated)
-    y = _value(x, activation)[0]
+    y = value_and_slope(x, activation)[0]
     return (y if gate is None else y * gate).to(input.dtype).contiguous()
 
 
 def _gradients(grad_output, input, bias, activation, gated, bias_gradient):
     x, gate = _halves(input, bias, gated)
-    y, slope = _value(x, activation)
+    y, slope = value_and_slope(x, activation)
     g = grad_output.to(x.dtype)
     grad = g * slope if gate is None else torch.cat((g * gate * slope, g * y), -1)
     if bias is None or not bias_gradient:

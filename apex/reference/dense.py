@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from apex.reference.bias_activation import value_and_slope
+
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _ACTIVATIONS = {
     "none": None,
@@ -56,14 +58,7 @@ def _activation(name):
 
 def _slope(x, activation):
     """The derivative, in the arithmetic of float32 (float64)."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    if activation == "relu":
-        return wide > 0
-    if activation == "sigmoid":
-        return torch.sigmoid(wide) * torch.sigmoid(-wide)
-    slope, cubic = 0.7978845608028654, 0.044715  # sqrt(2 / pi)
-    t = torch.tanh(slope * (wide + cubic * wide**3))
-    return 0.5 * (1 + t) + 0.5 * wide * (1 - t * t) * slope * (1 + 3 * cubic * wide * wide)
+    return value_and_slope(x.to(torch.promote_types(x.dtype, torch.float32)), activation)[1]
 
 
 def _product(input, weight, bias):

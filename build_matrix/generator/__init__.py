@@ -41,7 +41,7 @@ def files(units: list[str], ops: Mapping[str, Op], by_hand: Path) -> dict[str, s
         header = f"bindings/{unit}.h" if has_own else f"generated/{unit}.h"
         library.append(header)
         kernels.append(f"generated/{unit}_kernels.h")
-        module += [header] * any(op.returns_nothing for op in own) + [f"generated/{unit}_python.h"]
+        module += [header] * any(op.launch for op in own) + [f"generated/{unit}_python.h"]
     found["ops.inc"] = _includes([*library, *kernels])
     calls = "".join(f"  add_{unit}(m);\n" for unit in units)
     found["python_ops.inc"] = f"{_includes(module)}\nstatic void add_ops(py::module_& m) {{\n{calls}}}\n"
@@ -54,10 +54,8 @@ def _includes(names: list[str]) -> str:
 
 def _declarations(unit: str, ops: list[Op], together: list[Op]) -> str:
     shared = f"bindings/{ops[0].shared}.h" if ops[0].shared else "functional.h"
-    includes = [f"host/{unit}.h", "lists_op.h" if ops[0].returns_nothing else shared]
-    structs = [
-        lists.declaration(op) if op.returns_nothing else functional.declaration(op, together) for op in ops
-    ]
+    includes = [f"host/{unit}.h", "lists_op.h" if ops[0].launch else shared]
+    structs = [lists.declaration(op) if op.launch else functional.declaration(op, together) for op in ops]
     return (
         f"{HEAD}{_includes(includes)}\nnamespace apex {{\n"
         + "\n\n".join(structs)
@@ -66,14 +64,14 @@ def _declarations(unit: str, ops: list[Op], together: list[Op]) -> str:
 
 
 def _kernels(ops: list[Op], every: dict[str, Op]) -> str:
-    written = [text for op in ops if not op.returns_nothing and (text := functional.kernels(op, every))]
+    written = [text for op in ops if not op.launch and (text := functional.kernels(op, every))]
     parts = [HEAD]
     if written:
         parts.append("namespace apex {\n" + "\n\n".join(written) + "\n}  // namespace apex\n")
     registered = [
         (key, op.name, f"&{kernel}")
         for op in ops
-        for key, kernel in (lists if op.returns_nothing else functional).registrations(op)
+        for key, kernel in (lists if op.launch else functional).registrations(op)
     ]
     # torch resolves the lazy bits of arguments by itself only where none is written.
     through = "torch::CppFunction::makeFallthrough()"
@@ -85,6 +83,6 @@ def _kernels(ops: list[Op], every: dict[str, Op]) -> str:
 
 
 def _python(unit: str, ops: list[Op]) -> str:
-    entries = [(lists if op.returns_nothing else functional).python_entry(op) for op in ops]
+    entries = [(lists if op.launch else functional).python_entry(op) for op in ops]
     body = "\n".join(filter(None, entries))
     return f"{HEAD}\nstatic void add_{unit}(py::module_& m) {{\n{body}\n}}\n"

@@ -1,4 +1,5 @@
-"""Ops that return fresh tensors: the struct of their arguments, their kernels, the Node that autograd records."""
+"""Ops that return fresh tensors, or write arguments by a binding's own hand: the struct of their arguments, their
+kernels, the Node that autograd records."""
 
 from __future__ import annotations
 
@@ -37,8 +38,10 @@ def declaration(op: Op, together: Sequence[Op] = ()) -> str:
 
 def _functions(op: Op) -> list[tuple[str, str]]:
     """(declaration, what it does) of the functions that are written by hand."""
-    found = [
-        ("void check()", "Throws for arguments that do not fit. Sizes may be symbols."),
+    found = [("void check()", "Throws for arguments that do not fit. Sizes may be symbols.")]
+    if op.returns_nothing:
+        return [*found, ("bool launch(const apex_place& place)", "False: the reference must run.")]
+    found += [
         ("Result outputs()", "The results without their values. Sizes may be symbols."),
         ("bool launch(const apex_place& place, Result& made)", "False: the reference must run."),
     ]
@@ -366,9 +369,9 @@ def python_entry(op: Op) -> str:
     if op.entry == () or (op.entry is None and op.name.endswith("_backward") and op.differentiable):
         return ""
     entry = op.name.removesuffix("_forward") if op.differentiable else op.name
-    wanted = op.entry or op.history or [op.results[0].name]
-    if not op.differentiable:
-        wanted = [result.name for result in op.results]
+    wanted = [result.name for result in op.results]
+    if op.differentiable:
+        wanted = list(op.entry or op.history or wanted[:1])
     passed = [cpp.type_of(a).passed.format(a.name) for a in op.arguments]
     taken = [f"{cpp.type_of(a).python} {a.name}" for a in op.arguments]
     lines = ["  m.def(", listed(f'      "{entry}", [](', taken, ") {")]

@@ -15,10 +15,9 @@ struct Function {
   int32_t kind = gpu::function_x_sigmoid;
 };
 inline Function function_of(c10::string_view name) {
-  constexpr double gelu = 1.5957691216057308;  // 2 sqrt(2 / pi)
   if (name == "silu") return {1.0, 0.0};
-  if (name == "quick_gelu") return {1.702, 0.0};
-  if (name == "gelu") return {gelu, gelu * 0.044715};
+  if (name == "quick_gelu") return {gpu::quick_gelu_slope, 0.0};
+  if (name == "gelu") return {gpu::gelu_slope, gpu::gelu_cubic};
   if (name == "squared_relu") return {0.0, 0.0, gpu::function_squared_relu};
   if (name == "relu") return {0.0, 0.0, gpu::function_relu};
   if (name == "sigmoid") return {1.0, 0.0, gpu::function_sigmoid};
@@ -57,6 +56,20 @@ inline gpu::BiasActivation arguments_of(const at::Tensor& input, const at::Tenso
   a.type = element_type("bias_activation", input.scalar_type());
   a.bias_type = bias.defined() ? element_type("bias_activation", bias.scalar_type()) : a.type;
   return a;
+}
+// f(x) and f'(x) by torch's ops, differentiable, in the dtype of x.
+inline std::pair<at::Tensor, at::Tensor> value_and_slope(const at::Tensor& x, const Function& f) {
+  if (f.kind == gpu::function_sigmoid) {
+    const at::Tensor y = at::sigmoid(x);
+    return {y, y * (1 - y)};
+  }
+  if (f.kind >= gpu::function_squared_relu) {
+    const at::Tensor positive = at::relu(x);
+    if (f.kind == gpu::function_squared_relu) return {positive * positive, positive * 2};
+    return {positive, (x <= 0).logical_not().to(x.scalar_type())};
+  }
+  const at::Tensor s = at::sigmoid(x * (x * x * f.cubic + f.slope)), y = x * s;
+  return {y, s + y * (1 - s) * (x * x * (3 * f.cubic) + f.slope)};
 }
 }  // namespace activation
 namespace act = activation;
@@ -102,20 +115,7 @@ inline BiasActivationBackward::Result BiasActivationBackward::formula() const {
   const at::Tensor u = has_value(bias) ? input.to(math) + bias->to(math) : input.to(math), g = grad_output.to(math);
   const auto halves = gated ? u.chunk(2, -1) : std::vector<at::Tensor>{u};
   const at::Tensor x = halves[0];
-  at::Tensor y, slope;
-  if (f.kind >= gpu::function_squared_relu) {
-    const at::Tensor positive = at::relu(x);
-    const bool squared = f.kind == gpu::function_squared_relu;
-    y = squared ? positive * positive : positive;
-    slope = squared ? positive * 2 : (x > 0).to(math);
-  } else if (f.kind == gpu::function_sigmoid) {
-    y = at::sigmoid(x);
-    slope = y * (1 - y);
-  } else {
-    const at::Tensor s = at::sigmoid(x * (x * x * f.cubic + f.slope));
-    y = x * s;
-    slope = s + y * (1 - s) * (x * x * (3 * f.cubic) + f.slope);
-  }
+  const auto [y, slope] = act::value_and_slope(x, f);
   const at::Tensor du = gated ? at::cat({g * halves[1] * slope, g * y}, -1) : g * slope;
   at::Tensor db = at::empty({0}, input.options());
   if (has_value(bias) && bias_gradient) db = du.reshape_symint({-1, input.sym_size(-1)}).sum(0).to(bias->scalar_type());

@@ -2,11 +2,10 @@
 // else the reference, by torch's products.
 #pragma once
 #include "generated/dense.h"
-#include "checks.h"
+#include "bias_activation.h"
+#include "products.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/sigmoid.h>
 
 namespace apex {
 namespace dense {
@@ -70,7 +69,8 @@ using Direction = int32_t (*)(const apex_place*, const apex_dense*);
 // False: the reference must run.
 inline bool run(const apex_place& place, apex_dense& d, Direction direction, const at::Tensor& like, const char* op) {
   if (use_reference(apex_dense_prepare(&place, &d), op)) return false;
-  const at::Tensor workspace = at::empty({d.workspace_bytes}, like.options().dtype(at::kByte));
+  const at::Tensor workspace = products::workspace(d.workspace_bytes, like);
+  if (!workspace.defined()) return false;
   d.workspace = workspace.mutable_data_ptr();
   return !use_reference(direction(&place, &d), op);
 }
@@ -79,16 +79,6 @@ inline bool run(const apex_place& place, apex_dense& d, Direction direction, con
 inline at::Tensor product(const at::Tensor& x, const at::Tensor& w, const OptionalTensor& b) {
   const at::Tensor y = at::matmul(x, w.t());
   return has_value(b) ? y + *b : y;
-}
-inline at::Tensor slope_of(const at::Tensor& x, int32_t activation) {
-  if (activation == APEX_ACTIVATION_RELU) return (x > 0).to(x.scalar_type());
-  if (activation == APEX_ACTIVATION_SIGMOID) {
-    const at::Tensor y = at::sigmoid(x);
-    return y * (1 - y);
-  }
-  constexpr double gelu = 0.7978845608028654, cubic = 0.044715;  // sqrt(2 / pi)
-  const at::Tensor t = at::tanh(gelu * (x + cubic * x * x * x));
-  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * gelu * (1 + 3 * cubic * x * x);
 }
 inline at::Tensor rows_of(const at::Tensor& tensor) {
   return tensor.dim() > 1 ? tensor.flatten(0, -2) : tensor.unsqueeze(0);
@@ -112,7 +102,7 @@ inline DenseForward::Result DenseForward::outputs() const {
   return {dense::output_of(input, weight), keeps ? dense::output_of(input, weight) : dense::none_of(input)};
 }
 inline bool DenseForward::launch(const apex_place& place, Result& made) const {
-  if (place.platform == APEX_CPU) return false;
+  if (!products::may_ask_vendor(place, input.scalar_type())) return false;
   const dense::Operands operands(input, weight, bias);
   apex_dense d = operands.layer(dense::activation_of(activation));
   made = outputs();
@@ -132,7 +122,7 @@ inline DenseBackward::Result DenseBackward::outputs() const {
           has_value(bias) ? dense::gradient_of(*bias, of_bias) : dense::none_of(input)};
 }
 inline bool DenseBackward::launch(const apex_place& place, Result& made) const {
-  if (place.platform == APEX_CPU) return false;
+  if (!products::may_ask_vendor(place, input.scalar_type())) return false;
   const dense::Operands operands(input, weight, bias);
   const at::Tensor g = grad_output.contiguous(), kept = saved.contiguous();
   apex_dense d = operands.layer(dense::activation_of(activation));
@@ -148,7 +138,8 @@ inline bool DenseBackward::launch(const apex_place& place, Result& made) const {
 inline DenseBackward::Result DenseBackward::formula() const {
   const int32_t kind = dense::activation_of(activation);
   at::Tensor g = grad_output;
-  if (kind != APEX_ACTIVATION_NONE) g = g * dense::slope_of(dense::product(input, weight, bias), kind);
+  if (kind != APEX_ACTIVATION_NONE)
+    g = g * act::value_and_slope(dense::product(input, weight, bias), act::function_of(activation)).second;
   const auto made = dense::gradients(g, input, weight, bias, of_input, of_weight, of_bias);
   return {made.input, made.weight, made.bias};
 }

@@ -25,7 +25,7 @@ inline DenseGeluDenseForward::Result DenseGeluDenseForward::outputs() const {
   return {dense::output_of(input, weight2), dense::output_of(input, weight1), dense::output_of(input, weight1)};
 }
 inline bool DenseGeluDenseForward::launch(const apex_place& place, Result& made) const {
-  if (place.platform == APEX_CPU) return false;
+  if (!products::may_ask_vendor(place, input.scalar_type())) return false;
   made = outputs();
   const auto& [output, hidden, before] = made;
   const dense::Operands first(input, weight1, bias1), second(hidden, weight2, bias2);
@@ -49,7 +49,7 @@ inline DenseGeluDenseBackward::Result DenseGeluDenseBackward::outputs() const {
           dense::gradient_of(bias2, of_second, input)};
 }
 inline bool DenseGeluDenseBackward::launch(const apex_place& place, Result& made) const {
-  if (place.platform == APEX_CPU) return false;
+  if (!products::may_ask_vendor(place, input.scalar_type())) return false;
   made = outputs();
   const auto& [grad_input, grad_weight1, grad_bias1, grad_weight2, grad_bias2] = made;
   const at::Tensor g = grad_output.contiguous(), x = before.contiguous();
@@ -69,7 +69,7 @@ inline bool DenseGeluDenseBackward::launch(const apex_place& place, Result& made
 inline DenseGeluDenseBackward::Result DenseGeluDenseBackward::formula() const {
   const at::Tensor x = dense::product(input, weight1, bias1), y = at::gelu(x, "tanh");
   const auto second = dense::gradients(grad_output, y, weight2, bias2, true, of_second, of_second);
-  const at::Tensor g = second.input * dense::slope_of(x, APEX_ACTIVATION_GELU);
+  const at::Tensor g = second.input * act::value_and_slope(x, act::function_of("gelu")).second;
   const auto first = dense::gradients(g, input, weight1, bias1, of_input, of_first, of_first);
   return {first.input, first.weight, first.bias, second.weight, second.bias};
 }

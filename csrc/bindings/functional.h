@@ -82,6 +82,21 @@ template <class Call, class Result, class... Arguments> struct Kernels<Call, Res
     return call.outputs();
   }
 };
+// Likewise of an op that writes its arguments and returns nothing.
+template <class Call, class... Arguments> struct Kernels<Call, void(Arguments...)> {
+  static void run(Arguments... arguments) {
+    if (!are_readable(arguments...)) refuse_unreadable(Call::name, arguments...);
+    const Call call{arguments...};
+    call.check();
+    const apex_place place = place_of(first_tensor(arguments...).device());
+    if (place.platform >= 0 && call.launch(place)) return;
+    call_reference<void(Arguments...)>(Call::name, arguments...);
+  }
+  static void meta(Arguments... arguments) {
+    refuse_meta_beside_others(Call::name, arguments...);
+    Call{arguments...}.check();
+  }
+};
 
 // The dtype that autocast asks for on a tensor's device.
 inline at::ScalarType autocast_dtype(const at::Tensor& tensor) {

@@ -29,11 +29,8 @@ inline bool separate_gradients(std::vector<at::Tensor>& owners) {
       continue;
     if (!has_only(gradient, plain_keys | lazy_keys) || !gradient.has_storage()) return false;
     if (gradient.storage().use_count() == 1) continue;  // nothing else is in it
-    int64_t elements = 1;
-    for (int64_t d = 0; d < gradient.dim(); ++d) elements += (gradient.size(d) - 1) * gradient.stride(d);
-    const int64_t begin = gradient.storage_offset() * int64_t(gradient.itemsize());
-    ranges.push_back(
-        {gradient.storage().unsafeGetStorageImpl(), begin, begin + elements * int64_t(gradient.itemsize()), &owner});
+    const auto [begin, end] = range_of(gradient);
+    ranges.push_back({gradient.storage().unsafeGetStorageImpl(), begin, end, &owner});
   }
   std::sort(ranges.begin(), ranges.end());
   const at::NoGradGuard no_grad;

@@ -9,6 +9,7 @@
 #include <c10/core/DispatchKeySet.h>
 
 #include <string>
+#include <utility>
 
 namespace apex {
 // The keys of dense tensors with memory on a device, of autograd and of autocast. Whatever else a tensor has says that
@@ -32,16 +33,30 @@ inline bool has_plain_keys(const at::Tensor& tensor) { return has_only(tensor, p
 inline bool is_freed(const at::Tensor& tensor) {
   return tensor.numel() > 0 && tensor.storage().unsafeGetStorageImpl()->data() == nullptr;
 }
+// Elements from a tensor's first to its last in memory; it has one.
+inline int64_t extent_of(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return tensor.numel();
+  int64_t extent = 1;
+  for (int64_t d = 0; d < tensor.dim(); ++d) extent += (tensor.size(d) - 1) * tensor.stride(d);
+  return extent;
+}
 // Whether the storage holds all elements.
 inline bool has_memory(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return true;
   if (!tensor.has_storage() || is_freed(tensor)) return false;
-  int64_t extent = tensor.numel();
-  if (!tensor.is_non_overlapping_and_dense()) {
-    extent = 1;
-    for (int64_t d = 0; d < tensor.dim(); ++d) extent += (tensor.size(d) - 1) * tensor.stride(d);
-  }
-  return tensor.storage().nbytes() >= size_t(tensor.storage_offset() + extent) * tensor.itemsize();
+  return tensor.storage().nbytes() >= size_t(tensor.storage_offset() + extent_of(tensor)) * tensor.itemsize();
+}
+// The bytes of its storage that a tensor lies in, from the first to behind the last; it has an element.
+inline std::pair<int64_t, int64_t> range_of(const at::Tensor& tensor) {
+  const int64_t size = tensor.itemsize(), begin = tensor.storage_offset() * size;
+  return {begin, begin + extent_of(tensor) * size};
+}
+// Whether two tensors lie in one storage, in ranges that meet.
+inline bool share_memory(const at::Tensor& one, const at::Tensor& other) {
+  if (one.numel() == 0 || other.numel() == 0 || !one.has_storage() || !other.has_storage()) return false;
+  const auto [begin, end] = range_of(one);
+  const auto [from, to] = range_of(other);
+  return one.is_alias_of(other) && begin < to && from < end;
 }
 inline bool is_plain(const at::Tensor& tensor) { return has_plain_keys(tensor) && has_memory(tensor); }
 

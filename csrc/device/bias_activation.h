@@ -2,13 +2,14 @@
 //
 //   u = input + bias;  output = f(u), or gated f(u1) * u2 of the two halves u1, u2 of u's columns
 //   f(x) = x * sigmoid(slope * x + cubic * x^3), sigmoid(slope * x), max(x, 0)^2 or max(x, 0)
-// SiLU has slope 1, quick GELU 1.702, GELU (its tanh form) 2 sqrt(2 / pi) and a cubic of 0.044715 times that.
+// SiLU has slope 1, GELU (its tanh form) 2 sqrt(2 / pi) and a cubic of 0.044715 times that, quick GELU 1.702.
 #pragma once
 #include "exponential.h"
 #include "vectors.h"
 
 namespace gpu {
 enum : i32 { function_x_sigmoid, function_sigmoid, function_squared_relu, function_relu };
+constexpr double gelu_slope = 1.5957691216057308, gelu_cubic = gelu_slope * 0.044715, quick_gelu_slope = 1.702;
 
 struct BiasActivation {
   const u8* input;        // [rows][columns], columns = hidden, gated twice that

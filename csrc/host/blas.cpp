@@ -110,6 +110,8 @@ int32_t in_context(void* argument) {
 }
 
 }  // namespace
+
+int32_t blas_serves(int32_t platform) { return find(platform) ? APEX_OK : APEX_USE_REFERENCE; }
 }  // namespace apex
 
 extern "C" {

@@ -60,4 +60,9 @@ APEX_EXPORT int32_t apex_blas_name(int32_t platform, char* name, size_t bytes);
 
 #if defined(__cplusplus)
 }
+
+namespace apex {
+/* APEX_OK where the vendor's BLAS multiplies, as of apex_blas_name. */
+int32_t blas_serves(int32_t platform);
+}  // namespace apex
 #endif

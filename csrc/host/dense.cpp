@@ -14,37 +14,24 @@ namespace {
 constexpr int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 constexpr int64_t element_bytes = 2;
 
-// The workspace: the vendor's, the gradient before the activation, partial sums of the bias's gradient.
-struct Workspace {
-  char* vendor;
-  char* gradient;
-  char* partials;
-  int64_t bytes;
-};
-
 class Layer {
  public:
   Layer(const apex_place& place, const apex_dense& dense) : place_(place), d_(dense) {}
 
-  // What the kernels of the pass need, and where all of it lies.
-  int32_t lay_out() {
+  // The workspace: the vendor's, the gradient before the activation, partial sums of the bias's gradient.
+  int32_t prepare(int64_t* workspace_bytes, int32_t* variant) const {
     if (const int32_t status = check()) return status;
-    int64_t gradient = 0, partials = 0;
-    if (d_.grad_output && d_.activation != APEX_ACTIVATION_NONE) {
-      pass_ = gradient_pass();
-      if (const int32_t status = apex_bias_activation_prepare(&place_, &pass_, &variant_)) return status;
-      gradient = aligned(d_.rows * d_.outputs * element_bytes);
-      partials = d_.grad_bias ? aligned(pass_.parts * d_.outputs * int64_t(sizeof(float))) : 0;
-    }
-    char* const start = static_cast<char*>(d_.workspace);
-    work_ = {start, start + APEX_MATMUL_WORKSPACE_BYTES, start + APEX_MATMUL_WORKSPACE_BYTES + gradient,
-             APEX_MATMUL_WORKSPACE_BYTES + gradient + partials};
+    *workspace_bytes = APEX_MATMUL_WORKSPACE_BYTES;
+    *variant = APEX_VARIANT_UNKNOWN;
+    if (!d_.grad_output || d_.activation == APEX_ACTIVATION_NONE) return APEX_OK;
+    gpu::BiasActivation pass = gradient_pass();
+    if (const int32_t status = apex_bias_activation_prepare(&place_, &pass, variant)) return status;
+    *workspace_bytes += gradient_bytes();
+    if (d_.grad_bias) *workspace_bytes += aligned(pass.parts * d_.outputs * int64_t(sizeof(float)));
     return APEX_OK;
   }
 
-  int64_t workspace_bytes() const { return work_.bytes; }
-
-  int32_t forward() {
+  int32_t forward() const {
     const bool before = d_.activation == APEX_ACTIVATION_GELU || d_.activation == APEX_ACTIVATION_SIGMOID;
     apex_matmul m = product(d_.input, d_.weight, before ? d_.before : d_.output, d_.rows, d_.outputs, d_.inputs);
     m.transpose_b = 1;
@@ -65,13 +52,14 @@ class Layer {
     return apex_bias_activation_forward(&place_, &pass);
   }
 
-  int32_t backward() {
+  int32_t backward() const {
     const void* gradient = d_.grad_output;
     if (d_.activation != APEX_ACTIVATION_NONE) {
-      pass_.output = reinterpret_cast<uint8_t*>(work_.gradient);
-      pass_.partials = reinterpret_cast<uint8_t*>(work_.partials);
-      if (const int32_t status = apex_bias_activation_backward(&place_, &pass_, variant_)) return status;
-      gradient = work_.gradient;
+      gpu::BiasActivation pass = gradient_pass();
+      pass.output = static_cast<uint8_t*>(d_.workspace) + APEX_MATMUL_WORKSPACE_BYTES;
+      pass.partials = pass.output + gradient_bytes();
+      if (const int32_t status = apex_bias_activation_backward(&place_, &pass, d_.variant)) return status;
+      gradient = pass.output;
     }
     if (d_.grad_weight)
       if (const int32_t status = weight_gradient(gradient)) return status;
@@ -88,9 +76,9 @@ class Layer {
       return fail(APEX_ERROR_ARGUMENT, "apex_dense: there is no activation %d", d_.activation);
     if (d_.activation == APEX_ACTIVATION_NONE && d_.grad_bias && !d_.grad_weight)
       return fail(APEX_USE_REFERENCE, "torch sums the gradient of a bias alone");
-    char name[64];
-    return apex_blas_name(place_.platform, name, sizeof name);
+    return blas_serves(place_.platform);
   }
+  int64_t gradient_bytes() const { return aligned(d_.rows * d_.outputs * element_bytes); }
 
   // d[m, n] = a[m, k] b[k, n], all dense.
   apex_matmul product(const void* a, const void* b, void* d, int64_t m, int64_t n, int64_t k) const {
@@ -99,7 +87,7 @@ class Layer {
     made.m = m, made.n = n, made.k = k;
     made.ld_a = k, made.ld_b = n, made.ld_d = n;
     made.type = made.type_d = d_.type;
-    made.workspace = work_.vendor;
+    made.workspace = d_.workspace;
     made.workspace_bytes = APEX_MATMUL_WORKSPACE_BYTES;
     return made;
   }
@@ -125,7 +113,6 @@ class Layer {
 
   // f of `input`, with f as csrc/device/bias_activation.h has it.
   gpu::BiasActivation activation(const void* input) const {
-    constexpr double gelu = 1.5957691216057308;  // 2 sqrt(2 / pi)
     gpu::BiasActivation made = {};
     made.input = static_cast<const uint8_t*>(input);
     made.rows = d_.rows, made.hidden = d_.outputs;
@@ -133,8 +120,8 @@ class Layer {
     made.function = d_.activation == APEX_ACTIVATION_RELU      ? gpu::function_relu
                     : d_.activation == APEX_ACTIVATION_SIGMOID ? gpu::function_sigmoid
                                                                : gpu::function_x_sigmoid;
-    made.slope = d_.activation == APEX_ACTIVATION_GELU ? gelu : 1;
-    made.cubic = d_.activation == APEX_ACTIVATION_GELU ? gelu * 0.044715 : 0;
+    made.slope = d_.activation == APEX_ACTIVATION_GELU ? gpu::gelu_slope : 1;
+    made.cubic = d_.activation == APEX_ACTIVATION_GELU ? gpu::gelu_cubic : 0;
     return made;
   }
   // ReLU's slope is the same of its result.
@@ -147,42 +134,25 @@ class Layer {
 
   const apex_place& place_;
   const apex_dense& d_;
-  gpu::BiasActivation pass_ = {};
-  int32_t variant_ = APEX_VARIANT_UNKNOWN;  // of the pass
-  Workspace work_ = {};
 };
 
 template <class Step> int32_t run(const apex_place* place, const apex_dense* dense, Step&& step) {
   return guarded([&]() -> int32_t {
-    Layer layer(*place, *dense);
-    if (const int32_t status = layer.lay_out()) return status;
-    return step(layer);
+    if (!dense->workspace || dense->workspace_bytes < APEX_MATMUL_WORKSPACE_BYTES)
+      return fail(APEX_ERROR_ARGUMENT, "apex_dense: the workspace of apex_dense_prepare is wanted");
+    return step(Layer(*place, *dense));
   });
-}
-int32_t with_workspace(const apex_dense& dense, const Layer& layer) {
-  if (dense.workspace && dense.workspace_bytes >= layer.workspace_bytes()) return APEX_OK;
-  return fail(APEX_ERROR_ARGUMENT, "apex_dense: the workspace has %lld bytes of %lld", (long long)dense.workspace_bytes,
-              (long long)layer.workspace_bytes());
 }
 
 }  // namespace
 }  // namespace apex
 
 extern "C" int32_t apex_dense_prepare(const apex_place* place, apex_dense* dense) {
-  return apex::run(place, dense, [&](const apex::Layer& layer) {
-    dense->workspace_bytes = layer.workspace_bytes();
-    return int32_t{APEX_OK};
-  });
+  return apex::guarded([&] { return apex::Layer(*place, *dense).prepare(&dense->workspace_bytes, &dense->variant); });
 }
 extern "C" int32_t apex_dense_forward(const apex_place* place, const apex_dense* dense) {
-  return apex::run(place, dense, [&](apex::Layer& layer) {
-    const int32_t status = apex::with_workspace(*dense, layer);
-    return status ? status : layer.forward();
-  });
+  return apex::run(place, dense, [](const apex::Layer& layer) { return layer.forward(); });
 }
 extern "C" int32_t apex_dense_backward(const apex_place* place, const apex_dense* dense) {
-  return apex::run(place, dense, [&](apex::Layer& layer) {
-    const int32_t status = apex::with_workspace(*dense, layer);
-    return status ? status : layer.backward();
-  });
+  return apex::run(place, dense, [](const apex::Layer& layer) { return layer.backward(); });
 }

@@ -218,6 +218,10 @@ def _dense_gelu_dense(make, name):
     return dict(grad_output=make(4, 3), hidden=make(4, 6), before=make(4, 6)) | common
 
 
+def _wgrad_gemm_accum(make, name):
+    return dict(input=make(4, 8), grad_output=make(4, 6), main_grad=make(6, 8))
+
+
 def _focal_loss(make, name):
     common = dict(
         logits=make(4, 8), targets=make.integers(0, -1, 2, 3), num_positives=make.full(3.0, 1),
@@ -331,6 +335,7 @@ _KINDS = {
     "bias_activation": _bias_activation,
     "dense_gelu_dense": _dense_gelu_dense,
     "dense": _dense,
+    "wgrad_gemm_accum": _wgrad_gemm_accum,
     "focal_loss": _focal_loss,
     "index_mul_2d": _index_mul_2d,
     "welford_mean_var": _welford_mean_var,

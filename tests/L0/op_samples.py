@@ -421,6 +421,17 @@ def _(v):
     return given | dict(grad_losses=v.normal(64), normalizers=normalizers)
 
 
+@sample("wgrad_gemm_accum")
+def _(v):
+    return dict(input=v.normal(64, 256), grad_output=v.normal(64, 128), main_grad=v.normal(128, 256))
+
+
+@sample("wgrad_gemm_accum")
+def _(v):
+    halves = dict(input=v.normal(64, 256, dtype=F16), grad_output=v.normal(64, 128, dtype=F16))
+    return halves | dict(main_grad=v.normal(128, 256))
+
+
 @sample("focal_loss_forward")
 def _focal_loss(v):
     return dict(

@@ -216,7 +216,7 @@ def test_own_ops_within_120_columns_and_each_registered_once():
             assert max(map(len, text.splitlines())) <= 120, name
     text = "".join(files.values())
     for op in registry.schemas().values():
-        kernel = op.name if op.returns_nothing else f"Kernels<apex::{cpp.camel(op.name)}>::run"
+        kernel = op.name if op.launch else f"Kernels<apex::{cpp.camel(op.name)}>::run"
         assert text.count(f'm.impl("{op.name}", &apex::{kernel});') == 1
 
 

@@ -37,6 +37,8 @@ def test_described():
             return 0
         return 1
 
-    c = types.SimpleNamespace(apex_blas_name=named, apex_last_error=lambda: b"no libhipblaslt.so is mapped")
-    assert blas.describe(c, 1) == "cublasLt 13.1 beside torch"
-    assert blas.describe(c, 2) == "torch: no libhipblaslt.so is mapped"
+    library = types.SimpleNamespace(
+        c=types.SimpleNamespace(apex_blas_name=named), last_error=lambda: "no libhipblaslt.so is mapped"
+    )
+    assert blas.describe(library, 1) == "cublasLt 13.1 beside torch"
+    assert blas.describe(library, 2) == "torch: no libhipblaslt.so is mapped"
