@@ -17,6 +17,7 @@ from torch import nn
 from apex import _symbolic as symbolic
 from apex import amp
 from apex._functional import Function, call
+from apex.fused_dense import _main_grad
 
 _dense = torch.ops.apex.dense_forward.default
 _dense_gelu_dense = torch.ops.apex.dense_gelu_dense_forward.default
@@ -92,6 +93,12 @@ def fused_dense_gelu_dense_function(
     return FusedDenseGeluDenseFunc.apply(input, weight1, bias1, weight2, bias2)
 
 
+@amp.half_function
+def _dense_gelu_dense_layers(input, weight1, bias1, weight2, bias2):
+    """(what the layers give, the GELU between them, what it was taken of)"""
+    return torch.ops.apex.dense_gelu_dense_forward(input, weight1, bias1, weight2, bias2)
+
+
 def _layer(outputs, inputs, bias, device, dtype):
     """(weight, bias or None), without values."""
     weight = nn.Parameter(torch.empty(outputs, inputs, device=device, dtype=dtype))
@@ -114,6 +121,7 @@ class FusedDense(nn.Module):
         out_features: of the output's.
         bias: False: there is none.
         device, dtype: of the parameters; None: torch's defaults.
+        main_grad: True: the backward adds the weight's gradient to `weight.main_grad` (docs/dense.md).
 
     Attributes:
         weight: [out_features, in_features], initialized as torch.nn.Linear's.
@@ -127,9 +135,10 @@ class FusedDense(nn.Module):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        main_grad: bool = False,
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features, self.out_features, self.main_grad = in_features, out_features, main_grad
         self.weight, self.bias = _layer(out_features, in_features, bias, device, dtype)
         self.reset_parameters()
 
@@ -142,6 +151,8 @@ class FusedDense(nn.Module):
         node = symbolic.leaf(self, input)
         if node is not None:
             return node
+        if self.main_grad and _main_grad.is_wanted(self.weight):
+            return _main_grad.Dense.apply(fused_dense_function, input, self.weight, self.bias)
         if self.bias is None:
             return dense_no_bias_function(input, self.weight)
         return fused_dense_function(input, self.weight, self.bias)
@@ -159,6 +170,7 @@ class FusedDenseGeluDense(nn.Module):
         out_features: of the output's last dimension.
         bias: False: there are none.
         device, dtype: of the parameters; None: torch's defaults.
+        main_grad: True: the backward adds the weights' gradients to their `main_grad` (docs/dense.md).
 
     Attributes:
         weight1, weight2: [intermediate_features, in_features] and [out_features, intermediate_features],
@@ -174,11 +186,13 @@ class FusedDenseGeluDense(nn.Module):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        main_grad: bool = False,
     ) -> None:
         super().__init__()
         self.in_features = in_features
         self.intermediate_features = intermediate_features
         self.out_features = out_features
+        self.main_grad = main_grad
         self.weight1, self.bias1 = _layer(intermediate_features, in_features, bias, device, dtype)
         self.weight2, self.bias2 = _layer(out_features, intermediate_features, bias, device, dtype)
         self.reset_parameters()
@@ -193,7 +207,10 @@ class FusedDenseGeluDense(nn.Module):
         node = symbolic.leaf(self, input)
         if node is not None:
             return node
-        return fused_dense_gelu_dense_function(input, self.weight1, self.bias1, self.weight2, self.bias2)
+        arguments = (input, self.weight1, self.bias1, self.weight2, self.bias2)
+        if self.main_grad and _main_grad.is_wanted(self.weight1, self.weight2):
+            return _main_grad.DenseGeluDense.apply(_dense_gelu_dense_layers, *arguments)
+        return fused_dense_gelu_dense_function(*arguments)
 
     def extra_repr(self) -> str:
         sizes = f"{self.in_features}, {self.intermediate_features}, {self.out_features}"
