@@ -1,11 +1,12 @@
 """Dense layers on a GPU, forward and backward together, beside torch's own and their plain products.
 
-usage: python benchmarks/dense.py [--only gelu] [--without-compile]
+usage: python benchmarks/dense.py [--only gelu] [--without-compile]      --only: weight gradient, host, dense, mlp
 
 The speed of products depends on their data and on the card's heat. So every tensor is random, implementations take
 turns in random order, and each case is timed twice: rested (80 ms of rest before each run) and sustained (none). Rows
 are medians of GPU time in a CUDA graph, with the ratio to the plain products of the same run, and the wall time of
-eager calls.
+eager calls. Weight gradients are added to a float32 matrix; their plain product is torch's, in bfloat16. Last comes the
+host's time for one call of a small product.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from apex.fused_dense import FusedDense, FusedDenseGeluDense
+from apex.fused_dense import FusedDense, FusedDenseGeluDense, accumulate_weight_gradient, fused_dense_function
 from apex.mlp import MLP
 
 ROUNDS, REST = 15, 0.08
@@ -31,6 +32,8 @@ CASES = [
     ("dense", 4096, (4096, 4096), torch.bfloat16),
     ("dense", 128, (768, 768), torch.bfloat16),
 ]
+# rows, inputs, outputs
+WEIGHT_GRADIENTS = [(8192, 4096, 16384), (8192, 16384, 4096), (4096, 4096, 4096), (512, 768, 3072)]
 
 
 def layers(name, sizes, dtype):
@@ -116,6 +119,62 @@ def wall_time(step, count=20):
     return min(best)
 
 
+def host_time(step, count=50):
+    """Microseconds until a call returns, with nothing before it on the device."""
+    found = []
+    for _ in range(20):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        found.append((time.perf_counter() - start) / count * 1e6)
+    return statistics.median(found)
+
+
+def weight_gradient_steps(rows, inputs, outputs):
+    """Implementations of main += g^T x, after the plain product."""
+    x, g = (torch.randn(rows, size, device="cuda", dtype=torch.bfloat16) for size in (inputs, outputs))
+    mains = [torch.randn(outputs, inputs, device="cuda") for _ in range(3)]
+    wide = torch.ops.aten.baddbmm.dtype_out
+    return {
+        "products": lambda: torch.mm(g.t(), x),
+        "apex": lambda: accumulate_weight_gradient(x, g, mains[0]),
+        "torch mm + add": lambda: mains[1].add_(torch.mm(g.t(), x)),
+        "torch baddbmm": lambda: wide(
+            mains[2][None], g.t()[None], x[None], torch.float32, out=mains[2][None]
+        ),
+    }
+
+
+def report(case, steps):
+    """A row for each of the steps; the first one, "products", is what the others are compared with."""
+    replays = {key: captured(step) for key, step in steps.items()}
+    gpu_times(replays, 0)
+    rested, sustained = gpu_times(replays, REST), gpu_times(replays, 0)
+    for key, step in steps.items():
+        ratios = [times[key] / times["products"] for times in (rested, sustained)]
+        print(
+            f"| {case} | {key} | {rested[key]:.0f} | {ratios[0]:.3f} | {sustained[key]:.0f} | {ratios[1]:.3f} | "
+            f"{wall_time(step):.0f} |",
+            flush=True,
+        )
+
+
+def report_host_times():
+    """Of one small product, by torch and by apex."""
+    x, w, g = (torch.randn(64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    b, main = torch.randn(64, device="cuda", dtype=torch.bfloat16), torch.randn(64, 64, device="cuda")
+    print("\n| host time of one call | us |\n|---|---|")
+    for name, step in {
+        "torch.mm": lambda: torch.mm(x, w),
+        "torch.addmm": lambda: torch.addmm(b, x, w),
+        "fused_dense_function": lambda: fused_dense_function(x, w, b),
+        "accumulate_weight_gradient": lambda: accumulate_weight_gradient(x, g, main),
+    }.items():
+        host_time(step)
+        print(f"| {name} | {host_time(step):.1f} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="")
@@ -136,16 +195,11 @@ def main():
         parameters = list(ours.parameters())
         steps = {"products": products(rows, sizes, dtype)}
         steps |= {key: step_of(function, parameters, x, g) for key, function in functions.items()}
-        replays = {key: captured(step) for key, step in steps.items()}
-        gpu_times(replays, 0)
-        rested, sustained = gpu_times(replays, REST), gpu_times(replays, 0)
-        for key, step in steps.items():
-            ratios = [times[key] / times["products"] for times in (rested, sustained)]
-            print(
-                f"| {name} {rows}x{'x'.join(map(str, sizes))} | {key} | {rested[key]:.0f} | {ratios[0]:.3f} | "
-                f"{sustained[key]:.0f} | {ratios[1]:.3f} | {wall_time(step):.0f} |",
-                flush=True,
-            )
+        report(f"{name} {rows}x{'x'.join(map(str, sizes))}", steps)
+    for sizes in WEIGHT_GRADIENTS if options.only in "weight gradient" else []:
+        report(f"weight gradient {'x'.join(map(str, sizes))}", weight_gradient_steps(*sizes))
+    if options.only in "host":
+        report_host_times()
 
 
 if __name__ == "__main__":
