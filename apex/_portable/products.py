@@ -23,9 +23,8 @@ def place_of(input):
     if torch.version.hip and torch.backends.cuda.preferred_blas_library() != torch._C._BlasBackend.Cublaslt:
         return None
     option = _ALLOWED.get(input.dtype)
-    allowed = True if option is None else getattr(torch.backends.cuda.matmul, option)
-    # With splits of sums, torch's option is two answers.
-    return tensors.place_of(input) if (allowed if isinstance(allowed, bool) else all(allowed)) else None
+    allowed = option is None or getattr(torch.backends.cuda.matmul, option)
+    return tensors.place_of(input) if allowed else None
 
 
 def workspace(size, like):

@@ -49,6 +49,13 @@ def vendor() -> str:
     return "cuda" if of_vendor("cuda") or not of_vendor("rocm") else "rocm"
 
 
+def say_hipblaslt(built: bool) -> None:
+    """The line by which ROCm's setup.py tells whether products may be hipBLASLt's: libapex opens it at run time, so
+    wherever that is built. Nothing beside a torch that is not ROCm's."""
+    if headers.installed_version() and vendor() == "rocm":
+        print(f"INFO: IS_HIPBLASLT_SUPPORTED value is {built}")
+
+
 def _torch_version_file() -> str:
     import importlib.metadata
 
@@ -160,11 +167,13 @@ def build(asked: list[Extension], target: Path) -> None:
         if asked:
             raise
         print(f"apex: {error}. Without it this installation runs on the PyTorch reference.", file=sys.stderr)
+        say_hipblaslt(False)
         tree.fill_python_only(tree.Request(version=version(), distribution="apex", local=""), target)
         return
     made = request(asked)
     place = tree.DEFAULT.parent / "source"
     tree.fill(made, place, Engine(Store(), tell=tell))
+    say_hipblaslt(True)
     _copy(place / "apex", target / "apex")
     own = stand_in.files("apex", version())
     for name, text in (wheel.legacy_modules() | own).items():

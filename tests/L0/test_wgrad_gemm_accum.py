@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import types
+
 import lists
 import pytest
 import torch
+import variants
 from lists import BF16, F16, F32, F64
 from torch.library import opcheck
 
@@ -242,6 +245,49 @@ def test_captured(dtype, main_dtype):
         graph.replay()
     torch.cuda.synchronize()
     check(main, wanted, 2 * 64 + (0 if main_dtype in (F32, F64) else 2**12))
+
+
+def test_what_torch_is_told_of_products_holds(monkeypatch):
+    """The portable binding asks the vendor's BLAS where sums in reduced precision may be, and hipBLASLt where it is
+    torch's preferred one."""
+    if bindings.load().module is None:
+        pytest.skip(f"no bindings: {bindings.load().reason}")
+    from apex._portable import products, tensors
+
+    monkeypatch.setattr(tensors, "place_of", lambda tensor: "there")
+    on_gpu = {t: types.SimpleNamespace(is_cuda=True, dtype=t) for t in (F16, BF16, F32)}
+    asked = lambda: [t for t, tensor in on_gpu.items() if products.place_of(tensor)]  # noqa: E731
+    assert asked() == [F16, BF16, F32]
+    assert products.place_of(torch.ones(1)) is None
+    for kept, option in ((BF16, "fp16"), (F16, "bf16")):
+        with monkeypatch.context() as told:
+            told.setattr(torch.backends.cuda.matmul, f"allow_{option}_reduced_precision_reduction", False)
+            assert asked() == [kept, F32]
+    assert asked() == [F16, BF16, F32]
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    for backend, served in (("Cublas", []), ("Ck", []), ("Cublaslt", [F16, BF16, F32])):
+        preferred = getattr(torch._C._BlasBackend, backend)
+        monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda p=preferred: p)
+        assert asked() == served
+
+
+@pytest.mark.gpu
+def test_sums_in_reduced_precision_that_are_forbidden(monkeypatch):
+    """torch multiplies, and does again what it did when they are allowed again."""
+    options, calls = torch.backends.cuda.matmul, variants._references
+    x, g, main = make((64,), 32, 48, BF16, F32, "cuda")
+    before = calls["wgrad_gemm_accum"]
+    op(x, g, main)
+    allowed = calls["wgrad_gemm_accum"] - before
+    kept = options.allow_bf16_reduced_precision_reduction
+    try:
+        options.allow_bf16_reduced_precision_reduction = False
+        op(x, g, main)
+        assert calls["wgrad_gemm_accum"] == before + allowed + 1
+    finally:
+        options.allow_bf16_reduced_precision_reduction = kept
+    op(x, g, main)
+    assert calls["wgrad_gemm_accum"] == before + 2 * allowed + 1
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -232,6 +232,19 @@ def test_a_source_install_without_headers_is_python_alone(bare, monkeypatch, tmp
         source_install.build([source_install.Registry.load().extensions[0]], tmp_path)
 
 
+def test_whether_hipblaslt_is_supported_is_told_as_rocm_does(bare, monkeypatch, tmp_path, capsys):
+    """Beside ROCm's torch alone: libapex opens hipBLASLt wherever it is built."""
+    monkeypatch.setattr(source_install.tree, "fill_python_only", lambda made, target: None)
+    monkeypatch.setattr(source_install.headers, "installed_version", lambda: "2.13.0")
+    for of, said in (("rocm", "INFO: IS_HIPBLASLT_SUPPORTED value is {}\n"), ("cuda", "")):
+        monkeypatch.setattr(source_install, "vendor", lambda of=of: of)
+        source_install.say_hipblaslt(True)
+        assert capsys.readouterr().out == said.format(True)
+        monkeypatch.setattr(host_compiler, "find", lambda platform=matrix.NATIVE: None)
+        source_install.build([], tmp_path)
+        assert capsys.readouterr().out == said.format(False)
+
+
 def test_what_is_missing_is_one_command(monkeypatch):
     faults = [
         ("gfx942", "clang is not here", "sudo python -m nox -s toolchain -- clang"),
