@@ -10,6 +10,7 @@ write it by torch's ops: both give it memory of its own first.
 
 from __future__ import annotations
 
+import itertools
 import operator
 
 import torch
@@ -144,9 +145,11 @@ def plain(tensor, what="tensor"):
 def layouts_differ(lists):
     """Whether a tensor of a list lies in memory otherwise than the first list's of the same place, as an optimizer's
     state beside its parameter. Lists may hold None."""
-    contiguous = torch.Tensor.is_contiguous
-    if all(all(map(contiguous, [t for t in column if t is not None])) for column in lists):
-        return False
+    try:
+        if all(map(torch.Tensor.is_contiguous, itertools.chain.from_iterable(lists))):
+            return False
+    except TypeError:  # of None
+        pass
     for first, *others in zip(*lists, strict=True):
         for other in others:
             if other is None or (first.is_contiguous() and other.is_contiguous()):

@@ -77,13 +77,14 @@ class Bucket:
         )  # fmt: skip
 
     def fast_addresses(self, k, column):
-        """As quick_addresses, by the module in C, which reads an address in 40 ns."""
-        present = column if k else [t for t in column if t is not None]
-        if not self.contiguous or any(map(_is_neg, present)):
+        """As quick_addresses, by the module in C, which reads an address in 90 ns."""
+        if not self.contiguous:
             return None
         n, base = len(self.members), ctypes.addressof(self.image)
         numels, row = base + len(self.kinds) * n * 8, base + k * n * 8
-        differ = fast.module.addresses(column, self.codes[k], *self.dlpack, numels, row, self.words_at)
+        differ = fast.module.addresses(
+            column, k == 0, self.codes[k], *self.dlpack, numels, row, self.words_at
+        )
         if differ is None:
             return None
         return list(self.words) if differ else self.addresses[k]

@@ -43,7 +43,8 @@ def _open():
     try:
         made = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(made)
-        known = made.set_api(torch.Tensor.__dlpack_c_exchange_api__, torch.Tensor, torch.nn.Parameter)
+        types = torch.Tensor, torch.nn.Parameter
+        known = made.set_api(torch.Tensor.__dlpack_c_exchange_api__, *types, torch.Tensor.is_neg)
     except (ImportError, OSError, ValueError):
         return None
     if not known or made.interface_digest != digest().decode():

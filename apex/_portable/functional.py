@@ -8,6 +8,7 @@ itself, out of what csrc/ops.schemas says of the op.
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import torch
@@ -15,7 +16,7 @@ from torch.autograd import forward_ad
 
 from apex._loader import autograd, registry
 from apex._loader.op_model import REQUIRED
-from apex._portable import tensors
+from apex._portable import fast, tensors
 
 # ---- who looks at a call ---------------------------------------------------------------------------------------------
 
@@ -57,14 +58,18 @@ KERNELS: dict[str, Kernel] = {}
 
 
 class Kernel:
-    """An op's kernel: `run` is its function of the schema's arguments, whose tensors are looked at first."""
+    """An op's kernel: `run` is its function of the schema's arguments, whose tensors are looked at first.
 
-    def __init__(self, name, function):
+    quick: the same by the module in C, which looks at them itself, or None. It returns None for what it does not take.
+    """
+
+    def __init__(self, name, function, quick=None):
         self.op = registry.schemas()[name]
         self.name, self.arguments = name, self.op.arguments
         self.tensors = tuple(i for i, a in enumerate(self.arguments) if a.is_tensor)
         self._scope = {
-            "function": function, "keys": torch._C._dispatch_keys, "foreign": tensors._FOREIGN,
+            "function": function, "quick": fast.module and quick,
+            "keys": torch._C._dispatch_keys, "foreign": tensors._FOREIGN,
             "has_memory": tensors._plain.has_memory, "refuse": self._refuse,
             "reference": getattr(torch.ops.apex_reference, name).default,
         }  # fmt: skip
@@ -74,7 +79,7 @@ class Kernel:
         """The same where these arguments, by name, were plain when a node kept them: all that may have happened to them
         is that their memory was freed."""
         names = ", ".join(a.name for a in self.arguments)
-        lines = [f"def {self.name}({parameters(self.op)}):"]
+        lines = [f"def {self.name}({parameters(self.op)}):", *self._quickly(names)]
         for t in (a.name for a in self.arguments if a.is_tensor):
             held = (
                 f"{t}.untyped_storage().nbytes() < ({t}.storage_offset() + {t}.numel()) * {t}.element_size()"
@@ -89,6 +94,22 @@ class Kernel:
         else:
             lines.append(f"    return reference({names}) if found is None else found")
         return _compile(self.name, lines, self._scope)
+
+    def _quickly(self, names):
+        """What DLPack does not tell is whether a storage is as large as its tensor."""
+        if self._scope["quick"] is None:
+            return []
+        held = "{0}.untyped_storage().nbytes() >= {0}.storage_offset() * {0}.itemsize + {0}.nbytes"
+        tests = {"Tensor": held, "Tensor?": f"({{0}} is None or {held})"}
+        all_held = " and ".join(tests[a.type].format(a.name) for a in self.arguments if a.is_tensor)
+        return [
+            "    try:",
+            f"        held = {all_held}",
+            "    except RuntimeError:",  # a tensor without storage
+            "        held = False",
+            f"    if held and (found := quick({names})) is not None:",
+            "        return found",
+        ]
 
     def _refuse(self, tensor, name):
         """Raises for a tensor that kernels cannot read; True: it is a shape alone, of which the reference knows."""
@@ -115,10 +136,15 @@ def _compile(name, lines, scope):
     return scope[name]
 
 
-def kernel(function):
+def kernel(function=None, *, quick=None):
     """Enters a function of an op's schema, of the op's name. It returns None where the reference must run; of an op
-    without results anything else says that it did not."""
-    KERNELS[function.__name__] = Kernel(function.__name__, function)
+    without results anything else says that it did not.
+
+    quick: see Kernel.
+    """
+    if function is None:
+        return functools.partial(kernel, quick=quick)
+    KERNELS[function.__name__] = Kernel(function.__name__, function, quick)
     return function
 
 

@@ -94,10 +94,6 @@ class _Norm:
         if place is None:
             return None
         kind = input.dtype
-        if fast.module is not None:
-            found = self._fast_forward(input, residual, shape, weight, bias, eps, dtype)
-            if found is not None:
-                return found
         x, r, w, b = input.contiguous(), contiguous(residual), contiguous(weight), contiguous(bias)
         output = _empty_like(x) if dtype is None or dtype is kind else _empty_like(x, dtype=dtype)
         total = None if r is None else _empty_like(x)
@@ -123,10 +119,10 @@ class _Norm:
                 mean.fill_(math.nan)
         return output, total, mean, rstd
 
-    def _fast_forward(self, input, residual, shape, weight, bias, eps, dtype):
-        """forward by the module in C; None: it does not take these tensors, or the reference must run."""
+    def quick_forward(self, input, residual, shape, weight, bias, eps, dtype):
+        """`forward` by the module in C, which checks what it is given; None: `forward` must do it."""
         hidden = shape[0] if len(shape) == 1 else math.prod(shape)
-        if not hidden or not input.is_contiguous():
+        if not hidden:
             return None
         kind = input.dtype
         output = _empty_like(input) if dtype is None or dtype is kind else _empty_like(input, dtype=dtype)
@@ -135,26 +131,23 @@ class _Norm:
         mean = _empty_like(rstd) if self.centered else None
         total = None if residual is None else _empty_like(input)
         status = fast.module.norm_forward(
-            self.centered, hidden, eps, input, residual, weight, bias, output, total, mean, rstd
+            self.centered, shape, eps, input, residual, weight, bias, output, total, mean, rstd
         )
         if status is None or (status and tensors.must_use_reference(status, self.name)):
             return None
         return output, total, mean, rstd
 
-    def _fast_backward(
+    def quick_backward(
         self, grad, grad_sum, saved, mean, rstd, shape, weight, bias, eps, from_output, dtype, wanted
     ):
         """Likewise."""
-        hidden = shape[0] if len(shape) == 1 else math.prod(shape)
-        if not saved.is_contiguous():
-            return None
-        of_input = _empty_like(saved) if dtype is saved.dtype else _empty_like(saved, dtype=dtype)
+        of_input = _empty_like(saved, dtype=dtype)
         of_weight = _empty_like(weight) if wanted and weight is not None else None
         of_bias = _empty_like(bias) if wanted and bias is not None else None
         if of_bias is not None and of_weight is None:
             return None
         status = fast.module.norm_backward(
-            self.centered, bool(from_output), hidden, eps, grad, saved, grad_sum,
+            self.centered, bool(from_output), shape, eps, grad, saved, grad_sum,
             mean if self.centered and not from_output else None, rstd, weight, bias, of_input, of_weight, of_bias,
         )  # fmt: skip
         if status is None or (status and tensors.must_use_reference(status, self.name)):
@@ -226,11 +219,6 @@ class _Norm:
         place = tensors.place_of(saved)
         if place is None:
             return None
-        if fast.module is not None:
-            given = grad, grad_sum, saved, mean, rstd, shape, weight, bias, eps, from_output, dtype, wanted
-            found = self._fast_backward(*given)
-            if found is not None:
-                return found
         g, x, r = grad.contiguous(), saved.contiguous(), rstd.contiguous()
         more, w, b = contiguous(grad_sum), contiguous(weight), contiguous(bias)
         m = contiguous(mean) if self.centered and not from_output else None
@@ -264,86 +252,115 @@ class _Norm:
 _layer, _rms = _Norm("layer_norm", True), _Norm("rms_norm", False)
 
 
-@kernel
-def layer_norm_forward(input, normalized_shape, weight, bias, eps, memory_efficient, dtype):
-    found = _layer.forward(input, None, normalized_shape, weight, bias, eps, dtype)
-    return found and (found[0], found[2], found[3])
+def _kernel(careful, quick):
+    """Enters the kernel that the decorated function makes of a method, and of its quick twin."""
+    return lambda make: kernel(quick=make(quick))(make(careful))
 
 
-@kernel
-def layer_norm_backward(
-    grad_output,
-    saved,
-    mean,
-    rstd,
-    normalized_shape,
-    weight,
-    bias,
-    eps,
-    memory_efficient,
-    dtype,
-    weight_gradients,
-):
-    return _layer.backward(
-        grad_output, None, saved, mean, rstd, normalized_shape, weight, bias, eps, memory_efficient, dtype,
+@_kernel(_layer.forward, _layer.quick_forward)
+def _(run):
+    def layer_norm_forward(input, normalized_shape, weight, bias, eps, memory_efficient, dtype):
+        found = run(input, None, normalized_shape, weight, bias, eps, dtype)
+        return found and (found[0], found[2], found[3])
+
+    return layer_norm_forward
+
+
+@_kernel(_layer.backward, _layer.quick_backward)
+def _(run):
+    def layer_norm_backward(
+        grad_output,
+        saved,
+        mean,
+        rstd,
+        normalized_shape,
+        weight,
+        bias,
+        eps,
+        memory_efficient,
+        dtype,
         weight_gradients,
-    )  # fmt: skip
+    ):
+        return run(
+            grad_output, None, saved, mean, rstd, normalized_shape, weight, bias, eps, memory_efficient, dtype,
+            weight_gradients,
+        )  # fmt: skip
+
+    return layer_norm_backward
 
 
-@kernel
-def add_layer_norm_forward(input, residual, normalized_shape, weight, bias, eps, memory_efficient, dtype):
-    return _layer.forward(input, residual, normalized_shape, weight, bias, eps, dtype)
+@_kernel(_layer.forward, _layer.quick_forward)
+def _(run):
+    def add_layer_norm_forward(input, residual, normalized_shape, weight, bias, eps, memory_efficient, dtype):
+        return run(input, residual, normalized_shape, weight, bias, eps, dtype)
+
+    return add_layer_norm_forward
 
 
-@kernel
-def add_layer_norm_backward(
-    grad_output, grad_sum, saved, mean, rstd, normalized_shape, weight, bias, eps, memory_efficient, dtype,
-    weight_gradients,
-):  # fmt: skip
-    return _layer.backward(
+@_kernel(_layer.backward, _layer.quick_backward)
+def _(run):
+    def add_layer_norm_backward(
         grad_output, grad_sum, saved, mean, rstd, normalized_shape, weight, bias, eps, memory_efficient, dtype,
         weight_gradients,
-    )  # fmt: skip
+    ):  # fmt: skip
+        return run(
+            grad_output, grad_sum, saved, mean, rstd, normalized_shape, weight, bias, eps, memory_efficient, dtype,
+            weight_gradients,
+        )  # fmt: skip
+
+    return add_layer_norm_backward
 
 
-@kernel
-def rms_norm_forward(input, normalized_shape, weight, eps, memory_efficient, dtype):
-    found = _rms.forward(input, None, normalized_shape, weight, None, eps, dtype)
-    return found and (found[0], found[3])
+@_kernel(_rms.forward, _rms.quick_forward)
+def _(run):
+    def rms_norm_forward(input, normalized_shape, weight, eps, memory_efficient, dtype):
+        found = run(input, None, normalized_shape, weight, None, eps, dtype)
+        return found and (found[0], found[3])
+
+    return rms_norm_forward
 
 
-@kernel
-def rms_norm_backward(
-    grad_output, saved, rstd, normalized_shape, weight, eps, memory_efficient, dtype, weight_gradients
-):
-    found = _rms.backward(
-        grad_output, None, saved, None, rstd, normalized_shape, weight, None, eps, memory_efficient, dtype,
+@_kernel(_rms.backward, _rms.quick_backward)
+def _(run):
+    def rms_norm_backward(
+        grad_output, saved, rstd, normalized_shape, weight, eps, memory_efficient, dtype, weight_gradients
+    ):
+        found = run(
+            grad_output, None, saved, None, rstd, normalized_shape, weight, None, eps, memory_efficient, dtype,
+            weight_gradients,
+        )  # fmt: skip
+        return found and found[:2]
+
+    return rms_norm_backward
+
+
+@_kernel(_rms.forward, _rms.quick_forward)
+def _(run):
+    def add_rms_norm_forward(input, residual, normalized_shape, weight, eps, memory_efficient, dtype):
+        found = run(input, residual, normalized_shape, weight, None, eps, dtype)
+        return found and (found[0], found[1], found[3])
+
+    return add_rms_norm_forward
+
+
+@_kernel(_rms.backward, _rms.quick_backward)
+def _(run):
+    def add_rms_norm_backward(
+        grad_output,
+        grad_sum,
+        saved,
+        rstd,
+        normalized_shape,
+        weight,
+        eps,
+        memory_efficient,
+        dtype,
         weight_gradients,
-    )  # fmt: skip
-    return found and found[:2]
+    ):
+        found = run(
+            grad_output, grad_sum, saved, None, rstd, normalized_shape, weight, None, eps, memory_efficient, dtype,
+            weight_gradients,
+        )  # fmt: skip
+        return found and found[:2]
 
-
-@kernel
-def add_rms_norm_forward(input, residual, normalized_shape, weight, eps, memory_efficient, dtype):
-    found = _rms.forward(input, residual, normalized_shape, weight, None, eps, dtype)
-    return found and (found[0], found[1], found[3])
-
-
-@kernel
-def add_rms_norm_backward(
-    grad_output,
-    grad_sum,
-    saved,
-    rstd,
-    normalized_shape,
-    weight,
-    eps,
-    memory_efficient,
-    dtype,
-    weight_gradients,
-):
-    found = _rms.backward(
-        grad_output, grad_sum, saved, None, rstd, normalized_shape, weight, None, eps, memory_efficient, dtype,
-        weight_gradients,
-    )  # fmt: skip
-    return found and found[:2]
+    return add_rms_norm_backward

@@ -7,6 +7,7 @@ import operator
 from itertools import chain
 
 from apex._plain import Dtypes, layouts_differ
+from apex._portable import fast
 from apex._portable.plan import TensorPlan
 
 _grad = operator.attrgetter("grad")
@@ -30,6 +31,10 @@ class OptimizerPlan:
         self._lists, self._owners = [list(column) for column in lists], list(owners)
         self._watched, self._gradients, self._plan = list(watched), None, None
         self._dtypes = Dtypes(self._owners, self._lists)
+        listed = {id(t) for column in self._lists for t in column}
+        self._owners_are_listed = all(id(owner) in listed for owner in self._owners)
+        # Whether the plan is of the dtypes that are known; whether `is_outdated` has just read the lists for `run`.
+        self._plan_is_of_dtypes = self._lists_are_read = False
 
     def watched_has_gradient(self):
         """Whether a watched parameter has received a gradient: its state is to be made, and a new plan."""
@@ -38,6 +43,9 @@ class OptimizerPlan:
     def is_outdated(self):
         """Whether a list's tensor no longer lies in memory as the first list's (its parameter's) does, or a parameter
         has another dtype than it had: states and a new plan are to be made."""
+        self._lists_are_read = self._plan_is_of_dtypes and self._plan.read_quickly(self._lists)
+        if self._lists_are_read:  # which finds contiguous tensors of the plan's dtypes alone
+            return False
         return self._dtypes.changed() or (bool(self._lists) and layouts_differ(self._lists))
 
     def set_gradients(self, gradients):
@@ -50,12 +58,13 @@ class OptimizerPlan:
         """One step of an op that has its scalars."""
         if not self._owners:
             return
-        own = self._gradients is None
+        own, read, self._lists_are_read = self._gradients is None, self._lists_are_read, False
         columns = [list(map(_grad, self._owners)) if own else self._gradients, *self._lists]
         plan = self._plan
-        if plan is not None and (plan.owners is not None) == own and plan.run(op, columns):
+        if plan is not None and (plan.owners is not None) == own and plan.run(op, columns, read):
             return
         self._plan = TensorPlan(self._names, self._written, columns, self._owners if own else None)
+        self._plan_is_of_dtypes = self._owners_are_listed and not self._dtypes.changed()
         if not self._plan.run(op, columns):
             raise ValueError(f"{op.name}: a tensor's layout cannot be used; make it contiguous")
 
@@ -84,6 +93,8 @@ class StateWatch:
             same = self._same_by_key(states)
         if not same:
             return False
+        if fast.module is not None:
+            return fast.module.same_values(self._rows, self._values)
         now = list(chain.from_iterable(map(dict.values, self._rows)))
         return len(now) == len(self._values) and all(map(operator.is_, now, self._values))
 

@@ -137,13 +137,30 @@ class TensorPlan:
 
     # ---- using it
 
+    def read_quickly(self, others):
+        """Re-reads all columns but the first by the module in C. False: it does not take some, and `run` must look."""
+        one = len(self._buckets) == 1
+        for bucket in self._buckets:
+            if bucket.words is None or len(bucket.kinds) != len(others) + 1:
+                return False
+            for k, column in enumerate(others, 1):
+                mine = column if one else [column[i] for i in bucket.members]
+                addresses = bucket.fast_addresses(k, mine)
+                if addresses is None or self._without_memory(bucket, k, mine, addresses):
+                    return False
+                self._store(bucket, k, addresses)
+        return True
+
     @torch.no_grad()
-    def run(self, op, columns):
+    def run(self, op, columns, others_are_read=False):
         """Checks and re-reads all tensors, runs the op on every bucket, and counts its writes in torch's version
-        counters. False, and nothing done: something but the addresses changed, make a new plan."""
+        counters. False, and nothing done: something but the addresses changed, make a new plan.
+
+        others_are_read: `read_quickly` has just read all columns but the first.
+        """
         written = self.written | bool(op.gradients_written)
         copies = {}
-        if not self._refresh(columns, written, copies):
+        if not self._refresh(columns, written, copies, others_are_read):
             return False
         if self._spans_devices or self._checked_for != op.name:
             for bucket in self._buckets:
@@ -159,7 +176,7 @@ class TensorPlan:
                 _bump_versions(column)
         return True
 
-    def _refresh(self, columns, written, copies):
+    def _refresh(self, columns, written, copies, others_are_read):
         one = len(self._buckets) == 1
         for bucket in self._buckets:
             lists = len(bucket.kinds)
@@ -168,7 +185,7 @@ class TensorPlan:
                 return False
             # Backwards, for written lists come last: one that shares memory with what is read, copy-on-write, first
             # gets its own.
-            for k in reversed(range(lists)):
+            for k in reversed(range(1 if others_are_read else lists)):
                 if not self._read(bucket, k, mine[k], written, copies):
                     return False
         if not self._outputs_are_apart:
@@ -191,15 +208,22 @@ class TensorPlan:
             if addresses is None:
                 return False
         else:
-            # What lies where it lay before was found to have memory then, unless that was freed, which has address 0.
-            kept = bucket.addresses[k]
-            if addresses != kept:
-                for position, (tensor, old, new) in enumerate(zip(column, kept, addresses, strict=True)):
-                    if old != new and tensor is not None and not _plain.has_memory(tensor):
-                        tensors.refuse_unless_plain(tensor, self._describe(k, bucket.members[position]))
+            for position in self._without_memory(bucket, k, column, addresses):
+                tensors.refuse_unless_plain(column[position], self._describe(k, bucket.members[position]))
+        self._store(bucket, k, addresses)
+        return True
+
+    def _without_memory(self, bucket, k, column, addresses):
+        """What lies where it lay before was found to have memory then, unless that was freed, which has address 0."""
+        kept = bucket.addresses[k]
+        if addresses == kept:
+            return ()
+        moved = [i for i, (old, new) in enumerate(zip(kept, addresses, strict=True)) if old != new]
+        return [i for i in moved if column[i] is not None and not _plain.has_memory(column[i])]
+
+    def _store(self, bucket, k, addresses):
         if bucket.store(k, addresses) and self._is_output(k):
             self._outputs_are_apart = False
-        return True
 
     def _closely(self, bucket, k, column, written, copies):
         """As quick_addresses, tensor by tensor: copies for those that lie otherwise; None: a new plan is needed."""
@@ -353,8 +377,8 @@ def _difference(before, now):
 
 def _bump_versions(column):
     try:
-        torch.autograd.graph.increment_version([t for t in column if t is not None])
-    except RuntimeError:  # tensors of inference mode have no version
+        torch.autograd.graph.increment_version(column)
+    except (RuntimeError, TypeError):  # tensors of inference mode have no version, None neither
         for tensor in column:
             if tensor is not None:
                 tensors.bump_version(tensor)

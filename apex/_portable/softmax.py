@@ -55,7 +55,25 @@ def _mask(m, x, heads, queries, keys):
     return m, *(0 if m.shape[d] == 1 else m.stride(d) for d in range(3))
 
 
-@kernel
+def _quick_forward(input, mask, scale, causal):
+    if mask is not None:
+        return None
+    output = _empty_like(input)
+    status = fast.module.softmax_forward(bool(causal), scale, input, output)
+    if status is None or (status and tensors.must_use_reference(status, _OP)):
+        return None
+    return output
+
+
+def _quick_backward(grad_output, output, scale, causal):
+    found = _empty_like(output)
+    status = fast.module.softmax_backward(bool(causal), scale, grad_output, output, found)
+    if status is None or (status and tensors.must_use_reference(status, _OP)):
+        return None
+    return found
+
+
+@kernel(quick=_quick_forward)
 def scaled_masked_softmax_forward(input, mask, scale, causal):
     if mask is not None or input.dtype not in _DTYPES or input.dim() < (2 if causal else 1):
         if input.dtype not in _DTYPES:
@@ -66,10 +84,6 @@ def scaled_masked_softmax_forward(input, mask, scale, causal):
         return None
     x = input.contiguous()
     output = _empty_like(x, memory_format=_contiguous)
-    if mask is None and fast.module is not None:
-        status = fast.module.softmax_forward(bool(causal), scale, x, output)
-        if status is not None:
-            return None if status and tensors.must_use_reference(status, _OP) else output
     rows, heads, queries, keys = _shape(x)
     m, *strides = (None, 0, 0, 0) if mask is None else _mask(mask, x, heads, queries, keys)
     packed = _forward(
@@ -88,7 +102,7 @@ def scaled_masked_softmax_forward(input, mask, scale, causal):
     return None if status and tensors.must_use_reference(status, _OP) else output
 
 
-@kernel
+@kernel(quick=_quick_backward)
 def scaled_masked_softmax_backward(grad_output, output, scale, causal):
     if output.dtype not in _DTYPES or output.dim() < (2 if causal else 1):
         tensors.code_of(_OP, output.dtype)
@@ -106,10 +120,6 @@ def scaled_masked_softmax_backward(grad_output, output, scale, causal):
         return None
     dy, y = grad_output.contiguous(), output.contiguous()
     found = _empty_like(y, memory_format=_contiguous)
-    if fast.module is not None:
-        status = fast.module.softmax_backward(bool(causal), scale, dy, y, found)
-        if status is not None:
-            return None if status and tensors.must_use_reference(status, _OP) else found
     rows, _, queries, keys = _shape(y)
     packed = _backward(
         dy.data_ptr(), y.data_ptr(), found.data_ptr(), rows, keys, queries, CODES[y.dtype], causal

@@ -2,9 +2,9 @@
 // tensors through DLPack's C exchange interface. No header and no library of torch: one file serves every CPython from
 // 3.10 on and every torch from 2.10 on.
 //
-// It decides nothing: apex/_portable has checked shapes, dtypes and that bytes are values, and has made the outputs.
-// What it does not take (a tensor that is not contiguous, an unknown dtype) it answers with None, and Python does the
-// same by ctypes. Else the answer is libapex's status.
+// It says nothing about what is wrong: what it does not take (tensors that do not fit, are not contiguous, have other
+// types than torch's own, or are negative views) it answers with None, and Python, which has made the outputs, looks
+// closely and does the same by ctypes. Else the answer is libapex's status.
 #include "dlpack.h"
 #include "host/layer_norm.h"
 #include "host/rms_norm.h"
@@ -15,7 +15,7 @@
 
 namespace {
 const DLPackExchangeAPI* api;
-PyObject *tensor_type, *parameter_type;
+PyObject *tensor_type, *parameter_type, *is_negative;
 
 // ---- one tensor ----------------------------------------------------------------------------------------------------
 
@@ -51,8 +51,29 @@ struct View : DLTensor {
     if (dtype.code != kDLFloat) return -1;
     return dtype.bits == 32 ? APEX_F32 : dtype.bits == 16 ? APEX_F16 : dtype.bits == 64 ? APEX_F64 : -1;
   }
-  bool is_usable() const { return !given || (code() >= 0 && is_contiguous() && (data || numel() == 0)); }
+  bool is_usable() const { return code() >= 0 && data && is_contiguous(); }
+  bool is_on(const DLDevice& other) const {
+    return device.device_type == other.device_type && device.device_id == other.device_id;
+  }
+  bool has_shape_of(const View& other) const {
+    if (ndim != other.ndim) return false;
+    for (int32_t d = 0; d < ndim; ++d)
+      if (shape[d] != other.shape[d]) return false;
+    return true;
+  }
 };
+
+// Whether the object is of torch's own types and no negative view. What else may keep bytes from being values, DLPack
+// finds: wrappers have no address there, conjugate views no dtype that is known here.
+bool may_be_plain(PyObject* object) {
+  PyObject* const type = PyObject_Type(object);
+  Py_DecRef(type);  // the object holds it
+  if (type != tensor_type && type != parameter_type) return false;
+  PyObject* const negative = PyObject_CallFunctionObjArgs(is_negative, object, nullptr);
+  if (!negative) return false;
+  Py_DecRef(negative);  // True and False are for ever
+  return negative == &_Py_FalseStruct;
+}
 
 // Where the tensor's work runs, on torch's current stream. 0; 1: no place of ours; -1: an exception is set.
 int place_of(const View& tensor, apex_place* place) {
@@ -67,17 +88,24 @@ int place_of(const View& tensor, apex_place* place) {
   return api->current_work_stream(device.device_type, device.device_id, &place->stream);
 }
 
-// The tensors of an entry, its last arguments.
-template <int count> struct Given {
-  View views[count];
+// The tensors of an entry, its last arguments: inputs, some of which may be None, then outputs that Python has made.
+template <int inputs, int outputs> struct Given {
+  View views[inputs + outputs];
   apex_place place;
 
-  // `at`: of the tensor whose device it is. 0; 1: Python must do it; -1: an exception is set.
+  // `at`: of the input whose device it is. 0; 1: Python must do it; -1: an exception is set.
   int read(PyObject* const* arguments, int at) {
-    for (int i = 0; i < count; ++i) {
-      if (!views[i].read(arguments[i])) return -1;
-      if (!views[i].is_usable()) return 1;
+    for (int i = 0; i < inputs + outputs; ++i) {
+      const bool plain = i >= inputs || arguments[i] == &_Py_NoneStruct || may_be_plain(arguments[i]);
+      if (!plain || !views[i].read(arguments[i])) {
+        PyErr_Clear();
+        return 1;
+      }
+      if (views[i].given && !views[i].is_usable()) return 1;
     }
+    if (!views[at].given) return 1;
+    for (const View& view : views)
+      if (view.given && !view.is_on(views[at].device)) return 1;
     return place_of(views[at], &place);
   }
 };
@@ -87,6 +115,10 @@ PyObject* wrong_count(const char* message) {
   return nullptr;
 }
 PyObject* leave(int answer) { return answer < 0 ? nullptr : none(); }
+PyObject* leave_to_python() {
+  PyErr_Clear();  // of a shape that holds no numbers
+  return none();
+}
 
 void set_error(void*, const char*, const char* message) { PyErr_SetString(PyExc_RuntimeError, message); }
 
@@ -118,28 +150,31 @@ template <class Call> int32_t unlocked(const Call& call) {
 
 // ---- entries -------------------------------------------------------------------------------------------------------
 
-// set_api(capsule, torch.Tensor, torch.nn.Parameter): False where this DLPack is another than is known here.
+// set_api(capsule, torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg): False where this DLPack is another than is
+// known here.
 PyObject* set_api(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 3) return wrong_count("3 arguments are required");
+  if (count != 4) return wrong_count("4 arguments are required");
   api = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(arguments[0], "dlpack_exchange_api"));
   if (!api) return nullptr;
   Py_IncRef(tensor_type = arguments[1]);  // for ever: types of torch
   Py_IncRef(parameter_type = arguments[2]);
+  Py_IncRef(is_negative = arguments[3]);
   const bool usable = api->header.version.major == 1 && api->dltensor_from_py_object_no_sync &&
                       api->current_work_stream && api->managed_tensor_allocator;
   return PyBool_FromLong(usable);
 }
 
-// addresses(list, dtype, device type, device index, address of numels, address of a row of the image, address of as
-// many words): reads the addresses of a list of contiguous tensors into the words. True: some differ from the row,
-// False: none does, None: one of the tensors needs a closer look.
+// addresses(list, may lack, dtype, device type, device index, address of numels, address of a row of the image, address
+// of as many words): reads the addresses of a list of contiguous tensors, or None where some may lack, into the words.
+// True: some differ from the row, False: none does, None: one of the tensors needs a closer look.
 PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 7) return wrong_count("7 arguments are required");
-  const long code = PyLong_AsLong(arguments[1]), type = PyLong_AsLong(arguments[2]);
-  const long index = PyLong_AsLong(arguments[3]);
-  const auto* const numels = static_cast<const uint64_t*>(PyLong_AsVoidPtr(arguments[4]));
-  const auto* const row = static_cast<const uint64_t*>(PyLong_AsVoidPtr(arguments[5]));
-  auto* const found = static_cast<uint64_t*>(PyLong_AsVoidPtr(arguments[6]));
+  if (count != 8) return wrong_count("8 arguments are required");
+  const bool may_lack = arguments[1] == &_Py_TrueStruct;
+  const long code = PyLong_AsLong(arguments[2]), type = PyLong_AsLong(arguments[3]);
+  const long index = PyLong_AsLong(arguments[4]);
+  const auto* const numels = static_cast<const uint64_t*>(PyLong_AsVoidPtr(arguments[5]));
+  const auto* const row = static_cast<const uint64_t*>(PyLong_AsVoidPtr(arguments[6]));
+  auto* const found = static_cast<uint64_t*>(PyLong_AsVoidPtr(arguments[7]));
   const Py_ssize_t tensors = PyList_Size(arguments[0]);
   if (tensors < 0 || PyErr_Occurred()) return nullptr;
   bool differ = false;
@@ -147,11 +182,8 @@ PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     PyObject* const object = PyList_GetItem(arguments[0], i);
     uint64_t address = 0;
     if (object != &_Py_NoneStruct) {
-      PyObject* const of = PyObject_Type(object);
-      Py_DecRef(of);  // the object holds it
-      if (of != tensor_type && of != parameter_type) return none();
       View t;
-      if (!t.read(object)) {
+      if (!may_be_plain(object) || !t.read(object)) {
         PyErr_Clear();  // a sparse tensor, a wrapper: Python says what is wrong
         return none();
       }
@@ -159,6 +191,8 @@ PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
           uint64_t(t.numel()) != numels[i] || !t.is_contiguous())
         return none();
       address = reinterpret_cast<uint64_t>(t.bytes());
+    } else if (!may_lack) {
+      return none();
     }
     differ |= row[i] != address;
     found[i] = address;
@@ -166,10 +200,44 @@ PyObject* addresses(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return PyBool_FromLong(differ);
 }
 
+// same_values(dicts, list): whether the dicts' values, one dict after another, are the objects of the list.
+PyObject* same_values(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) return wrong_count("2 arguments are required");
+  const Py_ssize_t dicts = PyList_Size(arguments[0]), values = PyList_Size(arguments[1]);
+  if (dicts < 0 || values < 0) return nullptr;
+  Py_ssize_t seen = 0;
+  for (Py_ssize_t i = 0; i < dicts; ++i) {
+    PyObject* const dict = PyList_GetItem(arguments[0], i);
+    PyObject *key, *value;
+    for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value); ++seen)
+      if (seen == values || value != PyList_GetItem(arguments[1], seen)) return PyBool_FromLong(0);
+  }
+  return PyBool_FromLong(seen == values);
+}
+
+// The elements that are normalized together; 0: Python must look at it. shape: normalized_shape, a sequence, which is
+// how the input's ends, and that of the weights.
+int64_t hidden_size(PyObject* shape, const View& input, const View& weight, const View& bias) {
+  const Py_ssize_t n = PySequence_Size(shape);
+  if (n < 1 || n > input.ndim) return 0;
+  View ending = input;
+  ending.ndim = int32_t(n);
+  ending.shape += input.ndim - n;
+  for (Py_ssize_t d = 0; d < n; ++d) {
+    PyObject* const size = PySequence_GetItem(shape, d);
+    if (!size) return 0;
+    const bool fits = PyLong_AsLongLong(size) == ending.shape[d];
+    Py_DecRef(size);
+    if (!fits) return 0;
+  }
+  const bool fit = (!weight.given || weight.has_shape_of(ending)) && (!bias.given || bias.has_shape_of(ending));
+  return fit && (!weight.given || !bias.given || weight.code() == bias.code()) ? ending.numel() : 0;
+}
+
 // What both directions of a norm are given alike.
-template <class Arguments> void set_norm(Arguments* a, PyObject* hidden, PyObject* eps, const View& weight,
+template <class Arguments> void set_norm(Arguments* a, int64_t hidden, PyObject* eps, const View& weight,
                                          const View& bias, const View& mean, const View& rstd) {
-  a->hidden = PyLong_AsLongLong(hidden);
+  a->hidden = hidden;
   a->eps = PyFloat_AsDouble(eps);
   a->weight = weight.bytes();
   a->bias = bias.bytes();
@@ -178,14 +246,17 @@ template <class Arguments> void set_norm(Arguments* a, PyObject* hidden, PyObjec
   a->rows = rstd.numel();
 }
 
-// norm_forward(centered, hidden, eps, input, residual, weight, bias, output, sum, mean, rstd): a status.
+// norm_forward(centered, shape, eps, input, residual, weight, bias, output, sum, mean, rstd): a status.
 PyObject* norm_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 11) return wrong_count("11 arguments are required");
-  Given<8> given;
+  Given<4, 4> given;
   if (const int answer = given.read(arguments + 3, 0)) return leave(answer);
   const auto& [input, residual, weight, bias, output, sum, mean, rstd] = given.views;
+  const int64_t hidden = hidden_size(arguments[1], input, weight, bias);
+  const bool alike = !residual.given || (residual.has_shape_of(input) && residual.code() == input.code());
+  if (!hidden || !alike || rstd.numel() * hidden != input.numel()) return leave_to_python();
   gpu::NormForward a{};
-  set_norm(&a, arguments[1], arguments[2], weight, bias, mean, rstd);
+  set_norm(&a, hidden, arguments[2], weight, bias, mean, rstd);
   a.input = input.bytes();
   a.residual = residual.bytes();
   a.sum = sum.bytes();
@@ -198,28 +269,37 @@ PyObject* norm_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   return PyLong_FromLong(unlocked([&] { return run(&given.place, &a); }));
 }
 
-// norm_backward(centered, from_output, hidden, eps, grad_output, saved, grad_sum, mean, rstd, weight, bias, grad_input,
+// norm_backward(centered, from_output, shape, eps, grad_output, saved, grad_sum, mean, rstd, weight, bias, grad_input,
 // grad_weight, grad_bias): a status.
 PyObject* norm_backward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 14) return wrong_count("14 arguments are required");
-  Given<10> given;
+  Given<7, 3> given;
   if (const int answer = given.read(arguments + 4, 1)) return leave(answer);
   const auto& [grad_output, saved, grad_sum, mean, rstd, weight, bias, grad_input, grad_weight, grad_bias] =
       given.views;
   const apex_place& place = given.place;
-  const bool centered = arguments[0] == &_Py_TrueStruct;
+  const bool centered = arguments[0] == &_Py_TrueStruct, from_output = arguments[1] == &_Py_TrueStruct;
+  const int64_t hidden = hidden_size(arguments[2], saved, weight, bias);
+  const int32_t type = grad_input.code(), statistics = type == APEX_F64 ? APEX_F64 : APEX_F32;
+  const auto is_of_rows = [&](const View& view) {
+    return view.given && view.code() == statistics && view.numel() * hidden == saved.numel();
+  };
+  if (!hidden || !grad_output.given || !grad_output.has_shape_of(saved) || !is_of_rows(rstd) ||
+      saved.code() != (from_output ? grad_output.code() : type) || (centered && !from_output && !is_of_rows(mean)) ||
+      (grad_sum.given && (!grad_sum.has_shape_of(saved) || grad_sum.code() != type)))
+    return leave_to_python();
   gpu::NormBackward a{};
-  set_norm(&a, arguments[2], arguments[3], weight, bias, mean, rstd);
+  set_norm(&a, hidden, arguments[3], weight, bias, mean, rstd);
   a.grad_output = grad_output.bytes();
   a.saved = saved.bytes();
   a.grad_sum = grad_sum.bytes();
   a.grad_input = grad_input.bytes();
   a.grad_weight = grad_weight.bytes();
   a.grad_bias = grad_bias.bytes();
-  a.input_type = grad_input.code();
+  a.input_type = type;
   a.output_type = grad_output.code();
   a.weight_type = weight.given ? weight.code() : a.input_type;
-  a.from_output = arguments[1] == &_Py_TrueStruct;
+  a.from_output = from_output;
   if (PyErr_Occurred()) return nullptr;
   apex::NormPlan plan;
   const auto prepare = centered ? &apex_layer_norm_prepare : &apex_rms_norm_prepare;
@@ -245,15 +325,17 @@ template <class Arguments> void set_softmax_shape(const View& tensor, Arguments*
 // softmax_forward(causal, scale, input, output): a status. Without a mask.
 PyObject* softmax_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 4) return wrong_count("4 arguments are required");
-  Given<2> given;
+  Given<1, 1> given;
   if (const int answer = given.read(arguments + 2, 0)) return leave(answer);
   const auto& [input, output] = given.views;
+  const bool causal = arguments[0] == &_Py_TrueStruct;
+  if (input.ndim < (causal ? 2 : 1)) return leave_to_python();
   gpu::SoftmaxForward a{};
   set_softmax_shape(input, &a);
   a.input = input.bytes();
   a.output = output.bytes();
   a.heads = input.ndim > 2 ? input.shape[input.ndim - 3] : 1;
-  a.causal = arguments[0] == &_Py_TrueStruct;
+  a.causal = causal;
   const double scale = PyFloat_AsDouble(arguments[1]);
   if (PyErr_Occurred()) return nullptr;
   return PyLong_FromLong(unlocked([&] { return apex_scaled_masked_softmax_forward(&given.place, &a, scale); }));
@@ -262,15 +344,19 @@ PyObject* softmax_forward(PyObject*, PyObject* const* arguments, Py_ssize_t coun
 // softmax_backward(causal, scale, grad_output, output, grad_input): a status.
 PyObject* softmax_backward(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 5) return wrong_count("5 arguments are required");
-  Given<3> given;
+  Given<2, 1> given;
   if (const int answer = given.read(arguments + 2, 1)) return leave(answer);
   const auto& [grad_output, output, grad_input] = given.views;
+  const bool causal = arguments[0] == &_Py_TrueStruct;
+  if (output.ndim < (causal ? 2 : 1) || !grad_output.given || !grad_output.has_shape_of(output) ||
+      grad_output.code() != output.code())
+    return leave_to_python();
   gpu::SoftmaxBackward a{};
   set_softmax_shape(output, &a);
   a.grad_output = grad_output.bytes();
   a.output = output.bytes();
   a.grad_input = grad_input.bytes();
-  a.causal = arguments[0] == &_Py_TrueStruct;
+  a.causal = causal;
   const double scale = PyFloat_AsDouble(arguments[1]);
   if (PyErr_Occurred()) return nullptr;
   return PyLong_FromLong(unlocked([&] { return apex_scaled_masked_softmax_backward(&given.place, &a, scale); }));
@@ -282,6 +368,7 @@ PyMethodDef method(const char* name, Fast function) {
 }
 PyMethodDef methods[] = {method("set_api", &set_api),
                          method("addresses", &addresses),
+                         method("same_values", &same_values),
                          method("norm_forward", &norm_forward),
                          method("norm_backward", &norm_backward),
                          method("softmax_forward", &softmax_forward),

@@ -278,3 +278,161 @@ for fields in (dict(input_type=9), dict(groups=3, channels=8)):
         "TypeError group_norm: element types are float32, float16, bfloat16 and float64",
         "ValueError group_norm: 8 channels cannot be parted into 3 groups",
     ]
+
+
+NOT_PLAIN = """
+import torch
+from torch._subclasses import FakeTensorMode
+import apex.optimizers
+from apex._portable import fast
+
+def status(input, shape=(8,), weight=torch.ones(8), residual=None):
+    output, rstd = torch.empty(2, 8), torch.empty(2)
+    return fast.module.norm_forward(False, shape, 1e-5, input, residual, weight, None, output, None, None, rstd)
+
+x, kept = torch.randn(2, 8), []
+assert status(x) == 0 and status(x, [8]) == 0 and status(x, (8,), None) == 0
+torch.func.grad(lambda t: (kept.append(t), t.sum())[1])(x)
+torch.func.vmap(lambda t: (kept.append(t), t.sum())[1])(torch.randn(3, 2, 8))
+freed = torch.randn(2, 8)
+freed.untyped_storage().resize_(0)
+for t in (torch._neg_view(x), torch._efficientzerotensor(2, 8), x.to(torch.complex64).conj(), x.to_sparse(), freed,
+          torch._to_functional_tensor(x), x.to("meta"), FakeTensorMode().from_tensor(x), x.int(), x.t(), *kept):
+    assert status(t) is None, t
+for given in (dict(shape=(4,)), dict(shape=(2, 8), weight=None),
+              dict(shape=()), dict(shape=(3, 2, 8)), dict(shape=("8",)), dict(weight=torch.ones(7)),
+              dict(residual=torch.ones(2, 7)), dict(residual=torch.ones(2, 8).double()), dict(weight=freed)):
+    assert status(x, **given) is None, given
+"""
+
+
+@native
+def test_the_module_in_c_takes_what_fits_and_is_plain_alone():
+    """What else it is given, kernels written in Python look at, which say what is wrong."""
+    assert python(NOT_PLAIN, APEX_BINDING="portable").returncode == 0
+
+
+READ_AHEAD = """
+import torch
+from apex.optimizers import FusedAdam
+
+def made(cls, **options):
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(5)) for _ in range(3)]
+    return params, cls(params, lr=0.1, weight_decay=0.1, **options)
+
+ours, fused = made(FusedAdam)
+theirs, plain = made(torch.optim.AdamW)
+
+def gradients():
+    for params in (ours, theirs):
+        for i, p in enumerate(params):
+            p.grad = torch.full((5,), i - 1.5)
+
+def moved(params):
+    for p in params:
+        p.data = p.data.clone()
+
+def compare():
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+for _ in range(2):
+    gradients()
+    fused.step(), plain.step()
+compare()
+# A step that is refused has read the lists; the next one reads them again.
+fused.param_groups[0]["betas"] = (2.0, 0.999)
+try:
+    fused.step()
+    raise SystemExit("betas of 2 were taken")
+except ValueError:
+    pass
+fused.param_groups[0]["betas"] = (0.9, 0.999)
+before = [p.data for p in ours]
+untouched = [t.clone() for t in before]
+moved(ours)
+fused.step(), plain.step()
+compare()
+assert all(map(torch.equal, before, untouched))
+# So does one that nobody asked for whether the plan is outdated.
+plan = fused._plans[0][1]
+run = plan.run
+assert not plan.state_changed(fused.state)
+scalars = dict(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-8, decay_mode=1, bias_correction=True, weight_decay=0.1)
+run("multi_tensor_adam", step=4, **scalars), plain.step()
+moved(ours)
+run("multi_tensor_adam", step=5, **scalars), plain.step()
+fused.param_groups[0]["step"] = 5
+compare()
+# A state that is gone, or of another dtype, is noticed.
+state = fused.state[ours[0]]
+state["exp_avg"] = state["exp_avg"].clone()
+fused.step(), plain.step()
+compare()
+del state["exp_avg_sq"], plain.state[theirs[0]]["exp_avg_sq"]
+plain.state[theirs[0]]["exp_avg_sq"] = torch.zeros(5)
+fused.step(), plain.step()
+compare()
+for params in (ours, theirs):
+    for p in params:
+        p.data, p.grad = p.data.double(), None
+assert plan.state_changed(fused.state) and all(t.dtype == torch.float64 for t in ours)
+"""
+
+
+@native
+@pytest.mark.parametrize("module", ["0", "1"], ids=["ctypes", "module"])
+def test_lists_that_are_read_ahead_are_read_once_a_step(module):
+    assert python(READ_AHEAD, APEX_BINDING="portable", APEX_PORTABLE_MODULE=module).returncode == 0
+
+
+@native
+@pytest.mark.parametrize("module", ["0", "1"], ids=["ctypes", "module"])
+def test_none_in_a_list_that_is_not_the_gradients_is_refused(module):
+    """Never launched on, whatever the plan that is remembered for these shapes."""
+    code = """
+import torch
+import apex.optimizers
+from apex._loader import load
+_C = load().module
+lists = [[torch.ones(4), torch.ones(4)] for _ in range(4)]
+scalars = dict(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-8, decay_mode=1, bias_correction=True, weight_decay=0.1, step=1)
+_C.multi_tensor_adam(lists, **scalars)
+lists[2][1] = None
+try:
+    _C.multi_tensor_adam(lists, **scalars)
+except (ValueError, TypeError) as error:
+    print(error)
+"""
+    done = python(code, APEX_BINDING="portable", APEX_PORTABLE_MODULE=module)
+    assert "exp_avgs[1]" in done.stdout
+
+
+def test_a_forked_child_is_not_held_up_by_a_lock_of_its_parent():
+    """One that another thread held while the process forked."""
+    code = """
+import os, signal, threading
+import torch
+import apex.optimizers
+from apex import _lists
+from apex._portable import list_op
+x = torch.ones(4)
+held, done = threading.Event(), threading.Event()
+def hold():
+    with list_op._lock:
+        held.set()
+        done.wait()
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    _lists.call("multi_tensor_scale", [[x], [x]], None, 2.0)
+    os._exit(int(x.sum()))
+done.set()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    if installed.library_fault():
+        pytest.skip("no built bindings in this tree")
+    assert python(code, APEX_BINDING="portable").stdout == "8\n"
