@@ -67,7 +67,8 @@ def call(name, forward, outputs, arguments):
             return found
         return found[0] if outputs == 1 else found[:outputs]
     try:
-        return getattr(_module, name)(*arguments)
+        found = getattr(_module, name, None) or bindings.entry(_module, name)  # which raises
+        return found(*arguments)
     except RuntimeError as error:
         library.raise_stored(error)  # the probe's own exception, if it refused to choose
         raise

@@ -16,4 +16,4 @@ def call(op, lists, *scalars, **keywords):
     if compiled is None:
         getattr(torch.ops.apex, op)(*lists, *scalars, **keywords)
     else:
-        getattr(compiled, op)(lists, *scalars, **keywords)
+        bindings.entry(compiled, op)(lists, *scalars, **keywords)

@@ -39,6 +39,15 @@ class Commands(click.Group):
             return None
         return importlib.import_module(f"build_matrix.commands.{name.replace('-', '_')}").command
 
+    def invoke(self, context: click.Context) -> object:
+        """Runs one. click ends with 1 and without a word at any broken pipe; that may be said of our output alone."""
+        try:
+            return super().invoke(context)
+        except BrokenPipeError as error:
+            if error.filename == streams.OUTPUT:
+                raise
+            raise BuildError(f"who was written to went away: {error}") from error
+
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(identity.version(), message="%(version)s")

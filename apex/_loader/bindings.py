@@ -156,6 +156,20 @@ def _damaged(what: str, path: Path) -> InstallationError:
     return InstallationError(what, wanted=str(path), remedy=remedies.reinstall())
 
 
+def entry(module: Any, name: str) -> Any:
+    """A binding's entry for an op. Raises BindingMismatchError where it was built before there was that op."""
+    found = getattr(module, name, None)
+    if found is None:
+        remedy = "python -m build_matrix tree" if layout.checkout() else remedies.reinstall()
+        raise BindingMismatchError(
+            f"the binding that is loaded has no {name}: it was built from other sources than this apex",
+            wanted=name,
+            found=getattr(module, "__file__", None),
+            remedy=remedy,
+        )
+    return found
+
+
 def _refuse_second_copy() -> None:
     """A second 3a would die inside torch on the duplicate namespace, with a C++ backtrace for a message."""
     import torch

@@ -7,6 +7,7 @@ which field an argument goes to. What the compiled bindings write by hand of eac
 
 from __future__ import annotations
 
+import os
 import threading
 
 import torch
@@ -232,7 +233,16 @@ class Running:
 # ---- plans of lists that are passed anew at every call --------------------------------------------------------------
 
 _remembered: dict = {}  # shapes of lists -> their plan
-_lock, _most = threading.Lock(), 64
+_most = 64
+
+
+def _fresh_lock():
+    global _lock
+    _lock = threading.Lock()
+
+
+_fresh_lock()
+os.register_at_fork(after_in_child=_fresh_lock)  # a thread that the child has not may hold it
 
 
 def run_once(op, names, written, lists):

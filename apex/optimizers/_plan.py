@@ -71,7 +71,7 @@ class NativePlan(_Plan):
         Returns the number of buckets: one per device and combination of dtypes.
         """
         try:
-            getattr(self._module, op)(self._plan, **scalars)
+            bindings.entry(self._module, op)(self._plan, **scalars)
         except RuntimeError as error:
             library.raise_stored(error)  # the probe's own exception, if it refused to choose
             raise

@@ -15,7 +15,13 @@ NOT_THERE = ask.NOT_THERE  # exit code
 
 def main(arguments: list[str]) -> int:
     """The command. Returns the exit code."""
-    if arguments == ["--table"]:
+    if "--table" in arguments:
+        if len(arguments) > 1:
+            sys.stderr.write(
+                "build_matrix compat: --table prints Markdown of all cells, and takes nothing beside it; programs ask "
+                "compat --json, with --torch and --arch\n"
+            )
+            return ask.SENSELESS
         sys.stdout.write(table())
         return 0
     return ask.compat(arguments, "python -m build_matrix compat", known)

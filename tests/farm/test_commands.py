@@ -51,6 +51,7 @@ def said(*arguments, **variables):
         ("farm --scheduler tcp://127.0.0.1:9 --jobs 2", 2, "--jobs counts workers of this machine"),
         ("plan --format github --only packs", 2, "do not go with --format github"),
         ("plan --format github --measure 1", 2, "do not go with --format github"),
+        ("compat --table --json", 1, "--table prints Markdown of all cells, and takes nothing beside it"),
     ],
 )
 def test_options_and_places_that_cannot_be_are_named(tmp_path, arguments, code, words):
@@ -60,6 +61,27 @@ def test_options_and_places_that_cannot_be_are_named(tmp_path, arguments, code, 
     places["file"].write_text("")
     exit_code, errors = said(*(word.format(**places) for word in arguments.split()))
     assert exit_code == code and words.format(**places) in errors
+
+
+def test_a_connection_that_breaks_is_named():
+    """click by itself ends with 1 and without a word."""
+    code = (
+        "import socket, sys; from apex._loader import streams; from build_matrix import __main__\n"
+        "from build_matrix.serve import compat\n"
+        "def send(arguments):\n    a, b = socket.socketpair()\n    b.close()\n    a.send(b'x')\n"
+        "compat.main = send\n"
+        "sys.argv[1:] = ['compat', '--torch', '2.13']\n"
+        "sys.exit(streams.run(__main__.run, 'build_matrix'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        text=True,
+        capture_output=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert done.returncode == 1
+    assert done.stderr == "build_matrix: who was written to went away: [Errno 32] Broken pipe\n"
 
 
 def test_an_interrupted_farm_says_so_and_goes_on(tmp_path):

@@ -199,3 +199,33 @@ import torch
 print(found.native, torch.ops.apex.one_more(torch.ones(2)).tolist())
 """
     assert python(code).stdout.split(" ", 1)[1] == "[2.0, 2.0]\n"
+
+
+@native
+@pytest.mark.parametrize("kind", ["exact", "portable"])
+def test_a_binding_without_the_entry_of_an_op_is_named_with_what_to_do(kind):
+    """One that was built from older sources than the Python beside it."""
+    code = """
+import torch
+from apex import _functional, _lists
+from apex._loader import errors
+from apex.optimizers import FusedAdam
+p = torch.nn.Parameter(torch.ones(2))
+p.grad = torch.ones(2)
+optimizer = FusedAdam([p])
+optimizer._plan(0)
+module = _functional._module
+for name in ("newer", "multi_tensor_newer"):
+    assert not hasattr(module, name)
+rms = torch.ops.apex.rms_norm_forward.default
+for call in (
+    lambda: _functional.call("newer", rms, 1, (torch.ones(2),)),
+    lambda: _lists.call("multi_tensor_newer", [[torch.ones(2)]]),
+    lambda: optimizer._plan(0).run("multi_tensor_newer"),
+):
+    try:
+        call()
+    except errors.BindingMismatchError as error:
+        print("newer" in error.what, bool(error.remedy))
+"""
+    assert python(code, APEX_BINDING=kind).stdout == "True True\n" * 3
