@@ -12,7 +12,7 @@ _GELU = 3
 _layout = interface.layout("apex_dense")
 _pack = _layout.filler(
     "input", "weight", "bias", "inputs", "outputs", "rows", "type", "activation", "output", "before", "grad_output",
-    "gelu_of", "grad_input", "grad_weight", "grad_bias",
+    "grad_input", "grad_weight", "grad_bias",
 )  # fmt: skip
 _c_prepare = interface.function("apex_dense_prepare")
 _c_forward = interface.function("apex_dense_forward")
@@ -68,13 +68,13 @@ class _Layer:
         self.op, self.activation = op, activation
         self.input, self.weight, self.bias = input.contiguous(), weight.contiguous(), contiguous(bias)
 
-    def run(self, call, place, *, output=None, before=None, grad=None, gelu_of=None, gradients=(None,) * 3):
+    def run(self, call, place, *, output=None, before=None, grad=None, gradients=(None,) * 3):
         """False: the reference must run."""
         outputs, inputs = self.weight.shape
         buffer = _pack(
             self.input.data_ptr(), self.weight.data_ptr(), address(self.bias), inputs, outputs,
             self.input.numel() // inputs if inputs else 0, code_of(self.op, self.input.dtype), self.activation,
-            address(output), address(before), address(grad), address(gelu_of), *map(address, gradients),
+            address(output), address(before), address(grad), *map(address, gradients),
         )  # fmt: skip
         status = _c_prepare(place, buffer)
         if status and tensors.must_use_reference(status, self.op):
@@ -166,14 +166,14 @@ def dense_gelu_dense_backward(
         return None
     grad, before = grad_output.contiguous(), before.contiguous()
     of_weight2, of_bias2 = _like(weight2, of_second, input), _like(bias2, of_second, input)
-    of_before = before.new_empty(before.shape) if of_first or of_input else None
+    of_hidden = before.new_empty(before.shape) if of_first or of_input else None
     second = _Layer(_TWO, hidden, weight2, bias2, 0)
-    gradients = (of_before, *_wanted(of_weight2, of_bias2))
-    if not second.run(_c_backward, place, grad=grad, gelu_of=before, gradients=gradients):
+    gradients = (of_hidden, *_wanted(of_weight2, of_bias2))
+    if not second.run(_c_backward, place, grad=grad, gradients=gradients):
         return None
     made = _like(input, of_input, input), _like(weight1, of_first, input), _like(bias1, of_first, input)
-    if of_before is not None:
-        first = _Layer(_TWO, input, weight1, bias1, 0)
-        if not first.run(_c_backward, place, grad=of_before, gradients=_wanted(*made)):
+    if of_hidden is not None:
+        first = _Layer(_TWO, input, weight1, bias1, _GELU)
+        if not first.run(_c_backward, place, before=before, grad=of_hidden, gradients=_wanted(*made)):
             return None
     return *made, of_weight2, of_bias2

@@ -1,5 +1,4 @@
-// Two layers with GELU between them. The product that gives the hidden layer's gradient multiplies it by GELU's slope,
-// so both are one op.
+// Two layers with GELU between them: one op, which keeps what GELU was taken of and its result.
 #pragma once
 #include "generated/dense_gelu_dense.h"
 #include "dense.h"
@@ -55,14 +54,14 @@ inline bool DenseGeluDenseBackward::launch(const apex_place& place, Result& made
   const at::Tensor g = grad_output.contiguous(), x = before.contiguous();
   const dense::Operands first(input, weight1, bias1), second(hidden, weight2, bias2);
   const bool reaches_first = of_first || of_input;
-  const at::Tensor grad_before = reaches_first ? at::empty_like(x) : at::Tensor();
+  const at::Tensor grad_hidden = reaches_first ? at::empty_like(x) : at::Tensor();
   apex_dense d = second.layer(APEX_ACTIVATION_NONE);
-  d.grad_output = bytes(g), d.gelu_of = bytes(x), d.grad_input = mutable_bytes(grad_before);
+  d.grad_output = bytes(g), d.grad_input = mutable_bytes(grad_hidden);
   d.grad_weight = dense::wanted(grad_weight2), d.grad_bias = dense::wanted(grad_bias2);
   if (!dense::run(place, d, &apex_dense_backward, input, unit)) return false;
   if (!reaches_first) return true;
-  d = first.layer(APEX_ACTIVATION_NONE);
-  d.grad_output = bytes(grad_before), d.grad_input = dense::wanted(grad_input);
+  d = first.layer(APEX_ACTIVATION_GELU);
+  d.before = const_cast<uint8_t*>(bytes(x)), d.grad_output = bytes(grad_hidden), d.grad_input = dense::wanted(grad_input);
   d.grad_weight = dense::wanted(grad_weight1), d.grad_bias = dense::wanted(grad_bias1);
   return dense::run(place, d, &apex_dense_backward, input, unit);
 }

@@ -85,10 +85,9 @@ int32_t check(const apex_matmul& m) {
   if (m.ld_a < (m.transpose_a ? m.m : m.k) || m.ld_b < (m.transpose_b ? m.k : m.n) || m.ld_d < m.n)
     return refuse("a leading dimension is shorter than a row");
   if (m.epilogue < APEX_EPILOGUE_NONE || m.epilogue > APEX_EPILOGUE_BIAS_GRADIENT) return refuse("no such epilogue");
-  const bool with_aux = m.epilogue == APEX_EPILOGUE_GELU_BIAS || m.epilogue == APEX_EPILOGUE_GELU_GRADIENT;
-  if (with_aux && (!m.aux || m.ld_aux < m.n)) return refuse("aux is null, or its leading dimension shorter than a row");
-  if (m.epilogue != APEX_EPILOGUE_NONE && m.epilogue != APEX_EPILOGUE_GELU_GRADIENT && !m.bias)
-    return refuse("bias must not be null");
+  if (m.epilogue == APEX_EPILOGUE_GELU_BIAS && (!m.aux || m.ld_aux < m.n))
+    return refuse("aux is null, or its leading dimension shorter than a row");
+  if (m.epilogue != APEX_EPILOGUE_NONE && !m.bias) return refuse("bias must not be null");
   if (m.workspace_bytes < 0 || (m.workspace_bytes > 0 && !m.workspace)) return refuse("workspace must not be null");
   // float64 is torch's: the vendor has no epilogues for it.
   if (!is_float(m.type) || !(m.type_d == m.type || m.type_d == APEX_F32))

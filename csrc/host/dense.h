@@ -21,7 +21,6 @@ typedef struct apex_dense {
   void* output;            /* [rows, outputs]; the backward of ReLU reads it */
   void* before;            /* [rows, outputs]: what GELU or the sigmoid is taken of; the backward of these reads it */
   const void* grad_output; /* [rows, outputs] */
-  const void* gelu_of;     /* [rows, inputs]; or null. `input` is the GELU of it, and grad_input becomes its gradient */
   void* grad_input;        /* of the backward: null where not wanted */
   void* grad_weight;
   void* grad_bias; /* without an activation, beside grad_weight alone */

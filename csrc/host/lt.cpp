@@ -33,7 +33,7 @@ const LtNumbers cublaslt_numbers = {
     .desc_aux_ld = 12,
     .preference_workspace = 1,
     .preference_alignment = 5,
-    .epilogue = {1, 4, 6, 164, 192, 512},
+    .epilogue = {1, 4, 6, 164, 512},
     .results = 1,
     .algorithm_id = 0,
     .algorithm_tile = 1,
@@ -64,7 +64,7 @@ const LtNumbers hipblaslt_numbers = {
     .desc_aux_ld = 11,
     .preference_workspace = 1,
     .preference_alignment = -1,
-    .epilogue = {1, 4, 6, 164, 192, 512},
+    .epilogue = {1, 4, 6, 164, 512},
     .results = 8,
     .algorithm_id = -1,
     .algorithm_tile = -1,
@@ -176,9 +176,8 @@ class Product {
     if (!set(n_.desc_trans_b, m_.transpose_a ? n_.op_t : n_.op_n)) return false;
     if (m_.epilogue == APEX_EPILOGUE_NONE) return true;
     if (!set(n_.desc_epilogue, n_.epilogue[m_.epilogue])) return false;
-    if (m_.epilogue != APEX_EPILOGUE_GELU_GRADIENT)
-      if (!set(n_.desc_bias, m_.bias) || !set(n_.desc_bias_type, type(m_.type_d))) return false;
-    if (m_.epilogue == APEX_EPILOGUE_GELU_BIAS || m_.epilogue == APEX_EPILOGUE_GELU_GRADIENT)
+    if (!set(n_.desc_bias, m_.bias) || !set(n_.desc_bias_type, type(m_.type_d))) return false;
+    if (m_.epilogue == APEX_EPILOGUE_GELU_BIAS)
       if (!set(n_.desc_aux, m_.aux) || !set(n_.desc_aux_ld, m_.ld_aux)) return false;
     return true;
   }

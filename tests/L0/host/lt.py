@@ -10,7 +10,7 @@ import torch
 from . import build
 from .apex_library import CUDA, HIP, FakeDriver, Place
 
-NONE, BIAS, RELU_BIAS, GELU_BIAS, GELU_GRADIENT, BIAS_GRADIENT = range(6)
+NONE, BIAS, RELU_BIAS, GELU_BIAS, BIAS_GRADIENT = range(5)
 DEFAULT, LT, TORCH = range(3)
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 POINTERS = ("a", "b", "d", "bias", "aux", "workspace")

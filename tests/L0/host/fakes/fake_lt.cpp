@@ -77,10 +77,6 @@ void write(char* at, int type, int64_t i, double value) {
 
 constexpr double slope = 0.7978845608028654, cubic = 0.044715;
 double gelu(double x) { return 0.5 * x * (1 + std::tanh(slope * (x + cubic * x * x * x))); }
-double gelu_gradient(double x) {
-  const double t = std::tanh(slope * (x + cubic * x * x * x));
-  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope * (1 + 3 * cubic * x * x);
-}
 
 // Element (i, j) of op(matrix), column by column.
 double at(const char* data, const Layout& layout, int op, int64_t i, int64_t j) {
@@ -150,7 +146,7 @@ FAKE int ENTRY(MatmulAlgoGetHeuristic)(Handle* handle, Desc* desc, Layout* a, La
   if (const int code = fake::failure("heuristic")) return code;
   if (!handle || !fits(*desc, *a, *b, *d) || c->type != d->type) return kInvalidValue;
   const bool with_bias = desc->epilogue & 4 || desc->epilogue == 512;
-  const bool with_aux = desc->epilogue == 164 || desc->epilogue == 192;
+  const bool with_aux = desc->epilogue == 164;
   if (with_bias && (!desc->bias || desc->bias_type != d->type)) return kInvalidValue;
   if (with_aux && (!desc->aux || desc->aux_ld < d->rows)) return kInvalidValue;
   if (with_aux && desc->aux_ld % 8) return kNotSupported;
@@ -201,7 +197,6 @@ FAKE int ENTRY(Matmul)(Handle* handle, Desc* desc, const float* alpha, const cha
       if (desc->epilogue == 164) write(desc->aux, layout_d->type, j * desc->aux_ld + i, sum);
       if (desc->epilogue == 6) sum = sum > 0 ? sum : 0;
       if (desc->epilogue == 164) sum = gelu(sum);
-      if (desc->epilogue == 192) sum *= gelu_gradient(read(desc->aux, layout_d->type, j * desc->aux_ld + i));
       write(d, layout_d->type, j * layout_d->ld + i, sum);
     }
   if (desc->epilogue == 512)
