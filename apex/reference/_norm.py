@@ -4,6 +4,8 @@ Where no binding fits this torch, the loader registers `Pair`'s functions for th
 (csrc/bindings/norm.h) do the same in C++.
 """
 
+import math
+
 import torch
 
 
@@ -57,7 +59,7 @@ def check_backward(op, grad_output, grad_sum, saved, mean, rstd, normalized_shap
     for name, tensor in (("gradient", grad_output), ("gradient of the sum", grad_sum)):
         if tensor is not None and tensor.shape != saved.shape:
             raise ValueError(f"{op}: the {name} has shape {list(tensor.shape)}, not {list(saved.shape)}")
-    rows = saved.shape[: saved.dim() - len(normalized_shape)].numel()
+    rows = math.prod(saved.shape[: saved.dim() - len(normalized_shape)])
     for name, tensor in (("mean", mean), ("rstd", rstd)):
         if tensor is not None and tensor.numel() != rows:
             raise ValueError(f"{op}: {name} must hold one number for each row")

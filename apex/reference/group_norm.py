@@ -1,5 +1,7 @@
 """Group norm, with SiLU after it or without, in plain PyTorch."""
 
+import math
+
 import torch
 
 
@@ -71,7 +73,7 @@ def _grouped(tensor, num_groups):
     """[batch, groups, channels of a group, spatial] in the arithmetic's dtype, contiguous: torch's sums along memory
     are its most exact ones."""
     batch, channels = tensor.shape[:2]
-    shape = (batch, num_groups, channels // num_groups, tensor.shape[2:].numel())
+    shape = (batch, num_groups, channels // num_groups, math.prod(tensor.shape[2:]))
     return tensor.to(_math_dtype(tensor.dtype)).reshape(shape).contiguous()
 
 

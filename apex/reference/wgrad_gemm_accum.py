@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from apex._plain import share_memory
+from apex._plain import is_shape_alone, share_memory
 from apex.reference.dense import _rows
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -26,7 +28,10 @@ def _check(input, grad_output, main_grad):
             raise ValueError(f"{_OP}: {name} is on {tensor.device} but the input is on {input.device}")
     if input.dim() < 1 or grad_output.dim() < 1:
         raise ValueError(f"{_OP}: input and grad_output must have at least one dimension")
-    rows, others = input.shape[:-1].numel(), grad_output.shape[:-1].numel()
+    rows, others = (
+        math.prod(input.shape[:-1]),
+        math.prod(grad_output.shape[:-1]),
+    )  # Size.numel() fixes what is dynamic
     if rows != others:
         raise ValueError(f"{_OP}: the input has {rows} rows but grad_output {others}")
     shape = (grad_output.shape[-1], input.shape[-1])
@@ -34,7 +39,7 @@ def _check(input, grad_output, main_grad):
         raise ValueError(f"{_OP}: main_grad has shape {list(main_grad.shape)}, not {list(shape)}")
     if main_grad.requires_grad:
         raise ValueError(f"{_OP}: main_grad requires a gradient itself, which would be lost; detach it")
-    if main_grad.device.type != "meta":
+    if not is_shape_alone(main_grad):
         check_memory(main_grad, input, grad_output)
 
 
