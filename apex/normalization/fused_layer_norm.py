@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from torch.fx import Proxy
-from torch.nn import functional as F
 from torch.nn import init
 
 from apex import _symbolic as symbolic
 from apex._functional import Function
 from apex._legacy import absent
-from apex.normalization import _norm
+from apex.normalization import _jit, _norm
+from apex.normalization._jit import plain_layer_norm, plain_rms_norm
 
 __getattr__ = absent.attributes_of(__name__)
 _is_scripting = torch.jit.is_scripting
@@ -33,40 +33,7 @@ def manual_rms_norm(
 ) -> torch.Tensor:
     """RMS norm by PyTorch's own ops: statistics in float32 (float64 for float64), the output in the weight's dtype if
     that is half."""
-    return _manual_rms_norm(input, list(normalized_shape), weight, eps)
-
-
-# ---- what torch.jit sees: PyTorch's own ops, so that a trace or a script runs, and exports, without apex ----------
-
-
-def _plain_layer_norm(
-    input,
-    shape: list[int],
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    dtype: torch.dtype,
-):
-    if weight is not None and weight.dtype != input.dtype:  # torch's own takes one dtype alone
-        input, weight = input.float(), weight.float()
-        if bias is not None:
-            bias = bias.float()
-    return F.layer_norm(input, shape, weight, bias, eps).to(dtype)
-
-
-def _manual_rms_norm(input, shape: list[int], weight: torch.Tensor | None, eps: float):
-    dims = list(range(-len(shape), 0))
-    wide = input.to(torch.float64 if input.dtype == torch.float64 else torch.float32)
-    output = input * torch.rsqrt(wide.square().mean(dims, keepdim=True) + eps)
-    if weight is None:
-        return output
-    if weight.dtype in (torch.float16, torch.bfloat16):
-        output = output.to(weight.dtype)
-    return weight * output
-
-
-def _plain_rms_norm(input, shape: list[int], weight: torch.Tensor | None, eps: float, dtype: torch.dtype):
-    return _manual_rms_norm(input, shape, weight, eps).to(dtype)
+    return _jit.manual_rms_norm(input, list(normalized_shape), weight, eps)
 
 
 # ---- the functions ------------------------------------------------------------------------------------------
@@ -269,7 +236,7 @@ class FusedLayerNorm(_Norm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if _is_scripting():  # torch.jit.script compiles this branch, and leaves the other one alone
-            return _plain_layer_norm(
+            return plain_layer_norm(
                 input, self.normalized_shape, self.weight, self.bias, self.eps, input.dtype
             )
         else:
@@ -286,7 +253,7 @@ class FusedLayerNorm(_Norm):
 
     def _traced(self, input):
         if torch.jit.is_tracing():
-            return _plain_layer_norm(
+            return plain_layer_norm(
                 input, self.normalized_shape, self.weight, self.bias, self.eps, input.dtype
             )
         if self.elementwise_affine:
@@ -313,7 +280,7 @@ class FusedRMSNorm(_Norm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if _is_scripting():
-            return _plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, input.dtype)
+            return plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, input.dtype)
         else:
             if _norm.is_traced():
                 return self._traced(input)
@@ -326,7 +293,7 @@ class FusedRMSNorm(_Norm):
 
     def _traced(self, input):
         if torch.jit.is_tracing():
-            return _plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, input.dtype)
+            return plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, input.dtype)
         if self.elementwise_affine:
             return fused_rms_norm_affine(
                 input, self.weight, self.normalized_shape, self.eps, self.memory_efficient
@@ -362,7 +329,7 @@ class MixedFusedLayerNorm(FusedLayerNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if _is_scripting():
-            return _plain_layer_norm(
+            return plain_layer_norm(
                 input, self.normalized_shape, self.weight, self.bias, self.eps, self.weight.dtype
             )
         else:
@@ -377,7 +344,7 @@ class MixedFusedLayerNorm(FusedLayerNorm):
 
     def _traced(self, input):
         if torch.jit.is_tracing():
-            return _plain_layer_norm(
+            return plain_layer_norm(
                 input, self.normalized_shape, self.weight, self.bias, self.eps, self.weight.dtype
             )
         return mixed_dtype_fused_layer_norm_affine(
@@ -406,7 +373,7 @@ class MixedFusedRMSNorm(FusedRMSNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if _is_scripting():
-            return _plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, self.weight.dtype)
+            return plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, self.weight.dtype)
         else:
             if _norm.is_traced():
                 return self._traced(input)
@@ -419,7 +386,7 @@ class MixedFusedRMSNorm(FusedRMSNorm):
 
     def _traced(self, input):
         if torch.jit.is_tracing():
-            return _plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, self.weight.dtype)
+            return plain_rms_norm(input, self.normalized_shape, self.weight, self.eps, self.weight.dtype)
         return mixed_dtype_fused_rms_norm_affine(
             input, self.weight, self.normalized_shape, self.eps, self.memory_efficient
         )

@@ -162,17 +162,8 @@ class GroupBatchNormFunction(torch.autograd.Function):
             mean, inv_std = of_running(running_mean, running_var, eps, x.dtype)
         differentiable = any(ctx.needs_input_grad[:4])
         y, bitmask = call(
-            "groupbn_forward",
-            x,
-            z,
-            mean,
-            inv_std,
-            weight,
-            bias,
-            fuse_relu,
-            fuse_relu and differentiable,
-            channel_last,
-        )
+            "groupbn_forward", x, z, mean, inv_std, weight, bias, fuse_relu, fuse_relu and differentiable, channel_last
+        )  # fmt: skip
         ctx.channel_last, ctx.group = channel_last, group if use_batch else None
         ctx.save_for_backward(x, bitmask if fuse_relu else None, weight, bias, mean, inv_std, count)
         ctx.mark_non_differentiable(mean, inv_std)

@@ -9,7 +9,7 @@ from torch.nn import init
 from apex import _symbolic as symbolic
 from apex._functional import Function
 from apex.normalization import _norm
-from apex.normalization.fused_layer_norm import _plain_layer_norm
+from apex.normalization._jit import plain_layer_norm
 
 
 class FastLayerNormFN(Function):
@@ -53,7 +53,7 @@ class FastLayerNorm(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_scripting():
-            return _plain_layer_norm(
+            return plain_layer_norm(
                 x, self.weight.shape, self.weight, self.bias, self.epsilon, self.weight.dtype
             )
         else:

@@ -144,13 +144,7 @@ class DistributedFusedAdam(Placement, Listening, ScaledGradients, Saving, torch.
         self.bucket_cap_mb, self.pipeline_size = bucket_cap_mb, pipeline_size
         _options.check_options(self)
 
-        self._ranks = ranks = Ranks(process_group, distributed_process_group, redundant_process_group)
-        self.process_group, self.process_group_size = ranks.everyone, ranks.count
-        self.process_group_root = ranks.root
-        self.distributed_process_group, self.distributed_size = ranks.distributed, ranks.shards
-        self.distributed_rank = ranks.rank
-        self.redundant_process_group, self.redundant_size = ranks.redundant, ranks.copies
-
+        self._take(Ranks(process_group, distributed_process_group, redundant_process_group))
         self.adam_w_mode, self.amsgrad = adam_w_mode, amsgrad
         self.average_grad_sync = average_grad_sync
         self.overlap_grad_sync, self.overlap_param_sync = overlap_grad_sync, overlap_param_sync
@@ -159,7 +153,7 @@ class DistributedFusedAdam(Placement, Listening, ScaledGradients, Saving, torch.
         self.contiguous_grad_buffer = contiguous_grad_buffer
         element = self.grad_sync_dtype.itemsize
         self.alignment = 128 // element
-        self.default_shard_size = int(bucket_cap_mb * 2**20 / element / ranks.shards)
+        self.default_shard_size = int(bucket_cap_mb * 2**20 / element / self._ranks.shards)
 
         self._lock = threading.RLock()
         self.device = None
@@ -170,6 +164,15 @@ class DistributedFusedAdam(Placement, Listening, ScaledGradients, Saving, torch.
         self._begin(_options.device_of(list(self.parameters()), device))
 
     # ---- making ---------------------------------------------------------------------------------------
+
+    def _take(self, ranks):
+        """Their groups, by public apex's names, too."""
+        self._ranks = ranks
+        self.process_group, self.process_group_size = ranks.everyone, ranks.count
+        self.process_group_root = ranks.root
+        self.distributed_process_group, self.distributed_size = ranks.distributed, ranks.shards
+        self.distributed_rank = ranks.rank
+        self.redundant_process_group, self.redundant_size = ranks.redundant, ranks.copies
 
     def _begin(self, device):
         """What needs to know where the parameters are."""
