@@ -45,11 +45,11 @@ struct ChannelApply {
   const u8* input;
   const u8* grad_output;  // as the input; backward
   const u8* z;            // as the input, added before the ReLU; or null
-  const u8* mean;         // [channels], Math
-  const u8* inv_std;
-  const u8* weight;  // [channels], weight_type; or null
-  const u8* shift;   // likewise
-  const u8* sum_dy;  // [channels], Math; or null: 0
+  const u8* mean;         // [channels], Math; or null: 0
+  const u8* inv_std;      // likewise; or null: 1
+  const u8* weight;       // [channels], weight_type; or null
+  const u8* shift;        // likewise
+  const u8* sum_dy;       // [channels], Math; or null: 0
   const u8* sum_dy_xmu;
   const u8* count;  // elements of a channel: `counts` numbers to add up
   u8* output;

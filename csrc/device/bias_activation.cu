@@ -26,9 +26,10 @@ template <class Math, i32 fixed> struct ActivationVector<Math, 1, fixed> {
   GPU_FN void get(Math (&x)[1], i32) const { x[0] = value[0]; }
   GPU_FN static void store(u8* p, i32 type, i64 index, const Math (&x)[1]) { store_values(p, type, index, x); }
 };
-template <class Math> GPU_FN void load_bias(Math& x, const BiasActivation& a, i64 column) {
-  Math one[1] = {Math(0)};
-  if (a.bias) load_values(one, a.bias, a.bias_type, column);
+// A column's number; `otherwise` where there are none.
+template <class Math> GPU_FN void load_number(Math& x, const u8* numbers, i32 type, i64 column, Math otherwise) {
+  Math one[1] = {otherwise};
+  if (numbers) load_values(one, numbers, type, column);
   x = one[0];
 }
 
@@ -58,7 +59,8 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_f
   const i64 columns = a.hidden * halves;
   Math bias[halves][width];
   GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-    GPU_UNROLL_FOR (int i = 0; i < width; ++i) load_bias(bias[k][i], a, k * a.hidden + place.column + i);
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i)
+      load_number(bias[k][i], a.bias, a.bias_type, k * a.hidden + place.column + i, Math(0));
   for (i64 row = place.row; row < a.rows; row += place.step * in_flight) {
     Cells u[in_flight][halves];
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n)
@@ -85,12 +87,14 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
   const ActivationPlace place(a, width);
   const Activation<Math, fixed != type_f16 && fixed != type_bf16> f(a);
   const i64 columns = a.hidden * halves;
-  Math bias[halves][width], sums[halves][width];
+  Math bias[halves][width], sums[halves][width], scale[width];
   GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
     GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
       sums[k][i] = Math(0);
-      if (place.works) load_bias(bias[k][i], a, k * a.hidden + place.column + i);
+      if (place.works) load_number(bias[k][i], a.bias, a.bias_type, k * a.hidden + place.column + i, Math(0));
     }
+  GPU_UNROLL_FOR (int i = 0; i < width; ++i)
+    if (place.works) load_number(scale[i], a.scale, a.bias_type, place.column + i, Math(1));
   for (i64 row = place.row; place.works && row < a.rows; row += place.step * in_flight) {
     Cells u[in_flight][halves], g[in_flight];
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n)
@@ -115,6 +119,10 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
           x[0][i] = dy[i] * slope;
         }
         GPU_UNROLL_FOR (int k = 0; k < halves; ++k) sums[k][i] += x[k][i];
+      }
+      if constexpr (!gated) {
+        if (a.unscaled) Cells::store(a.unscaled, a.type, (row + n * place.step) * columns + place.column, x[0]);
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[0][i] *= scale[i];
       }
       GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
         Cells::store(a.output, a.type, (row + n * place.step) * columns + k * a.hidden + place.column, x[k]);

@@ -17,12 +17,14 @@ struct BiasActivation {
   const u8* grad_output;  // [rows][hidden]; of the backward
   u8* output;             // [rows][hidden]; of the backward: the gradient of the input
   u8* grad_bias;          // [columns]; or null
+  const u8* scale;        // [hidden], of the bias's type: multiplies the backward's output, not gated; or null
+  u8* unscaled;           // what the backward's output is before that, not gated; or null
   u8* partials;           // [parts][columns], float or double: the bias's gradient, a sum of rows for each part
   i64 rows, hidden;
   double slope, cubic;
   i32 function;
   i32 gated;
-  i32 type, bias_type;  // of input, output and gradients; of bias and grad_bias
+  i32 type, bias_type;  // of input, output and gradients; of bias, grad_bias and scale
   i32 lane_threads;     // threads side by side; the block's others take other rows
   u32 column_blocks;    // blocks side by side
   i64 parts;            // blocks on top of each other: each takes every parts-th row, or group of rows

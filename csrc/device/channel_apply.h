@@ -31,7 +31,7 @@ template <class Math_> struct NormalizeChannel {
   Math origin, scale, shift;
 
   GPU_FN void load(const ChannelApply& a, const Common&, i64 channel) {
-    const Math mean = statistic<Math>(a.mean, channel), inv_std = statistic<Math>(a.inv_std, channel);
+    const Math mean = statistic<Math>(a.mean, channel), inv_std = statistic<Math>(a.inv_std, channel, Math(1));
     origin = origin_of(mean, inv_std);
     scale = inv_std * affine(a.weight, a.weight_type, channel, Math(1));
     shift = fma(origin - mean, scale, affine(a.shift, a.weight_type, channel, Math(0)));

@@ -24,7 +24,7 @@ Kind lay_out(gpu::BiasActivation& a, const DeviceLimits& limits, bool sums_bias)
   const Kind wide = a.type == APEX_BF16 ? bf16x8 : a.type == APEX_F16 ? f16x8 : f32x4;
   const int64_t vector = wide == f32x4 ? 4 : 8;
   const uintptr_t bits = reinterpret_cast<uintptr_t>(a.input) | reinterpret_cast<uintptr_t>(a.output) |
-                         reinterpret_cast<uintptr_t>(a.grad_output);
+                         reinterpret_cast<uintptr_t>(a.grad_output) | reinterpret_cast<uintptr_t>(a.unscaled);
   const bool vectors = a.type != APEX_F64 && a.hidden % vector == 0 && bits % 16 == 0;
   const int64_t lanes = vectors ? a.hidden / vector : a.hidden;
   a.lane_threads = int32_t(std::min<int64_t>(lanes, gpu::bias_activation_threads));

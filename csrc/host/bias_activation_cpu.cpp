@@ -7,12 +7,14 @@
 
 namespace apex {
 namespace {
-template <class Math> APEX_INLINE void load_bias(const gpu::BiasActivation& a, const TileConversions<Math>& convert,
-                                                 int64_t i, int64_t n, Math* x) {
-  if (!a.bias) std::fill(x, x + n, Math(0));
-  else if (a.bias_type == DtypeOf<Math>::value)
-    std::memcpy(x, reinterpret_cast<const Math*>(a.bias) + i, size_t(n) * sizeof(Math));
-  else convert.load[a.bias_type](x, a.bias, i, n);
+// Columns' numbers; `otherwise` where there are none.
+template <class Math> APEX_INLINE void load_numbers(const uint8_t* numbers, int32_t type,
+                                                    const TileConversions<Math>& convert, int64_t i, int64_t n,
+                                                    Math otherwise, Math* x) {
+  if (!numbers) std::fill(x, x + n, otherwise);
+  else if (type == DtypeOf<Math>::value)
+    std::memcpy(x, reinterpret_cast<const Math*>(numbers) + i, size_t(n) * sizeof(Math));
+  else convert.load[type](x, numbers, i, n);
 }
 
 // Parts of rows, each in tiles of columns; of the backward, with the rows' sum for the bias.
@@ -23,12 +25,14 @@ template <class Math, bool backward> struct Rows {
     const auto& convert = tile_conversions(level, Math());
     const gpu::Activation<Math, true> f(a);
     const int64_t columns = columns_of(a);
-    alignas(64) Math bias[2][tile], sums[2][tile], first[tile], second[tile], gradient[tile], made[2][tile];
+    alignas(64) Math bias[2][tile], scale[tile], sums[2][tile], first[tile], second[tile], gradient[tile],
+        made[2][tile];
     for (int64_t part = begin; part < end; ++part)
       for (int64_t i = 0; i < a.hidden; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-        load_bias(a, convert, i, n, bias[0]);
-        if (a.gated) load_bias(a, convert, a.hidden + i, n, bias[1]);
+        load_numbers(a.bias, a.bias_type, convert, i, n, Math(0), bias[0]);
+        if (a.gated) load_numbers(a.bias, a.bias_type, convert, a.hidden + i, n, Math(0), bias[1]);
+        if (backward) load_numbers(a.scale, a.bias_type, convert, i, n, Math(1), scale);
         for (int64_t j = 0; j < n; ++j) sums[0][j] = sums[1][j] = Math(0);
         for (int64_t row = a.rows * part / a.parts; row < a.rows * (part + 1) / a.parts; ++row) {
           const Math* x = load_tile(convert, a.input, a.type, row * columns + i, n, first);
@@ -50,6 +54,11 @@ template <class Math, bool backward> struct Rows {
               for (int64_t j = 0; j < n; ++j) made[0][j] *= gate[j] + bias[1][j];
             for (int64_t k = 0; k < (gate ? 2 : 1); ++k) {
               for (int64_t j = 0; j < n; ++j) sums[k][j] += made[k][j];
+              if (!gate) {
+                if (a.unscaled)
+                  store_tile(convert, a.unscaled, a.type, row * columns + i, n, static_cast<const Math*>(made[0]));
+                for (int64_t j = 0; j < n; ++j) made[0][j] *= scale[j];
+              }
               store_tile(convert, a.output, a.type, row * columns + k * a.hidden + i, n,
                          static_cast<const Math*>(made[k]));
             }

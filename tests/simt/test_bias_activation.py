@@ -37,9 +37,11 @@ class Case:
     gated: bool = True
     bias: str | None = "f32"
     parts: int = 2
+    scaled: bool = False
 
     def __str__(self):
         end = "gated" if self.gated else "plain"
+        end += "-scaled" if self.scaled else ""
         return f"{self.kernel}-{self.type}-{self.rows}x{self.hidden}-{self.form}-{end}-{self.bias}"
 
 
@@ -61,6 +63,10 @@ CASES = [
     Case("f64", 1, "f64", 130, 3, gated=False, bias="f64", parts=1),
     Case("f32x4", 4, "f32", 300, 12, gated=False, parts=300),  # more than `finish` adds up at once
     Case("bf16x8", 8, "bf16", 4, 8200, gated=False, parts=3),  # so wide that its blocks take more columns
+    Case("bf16x8", 8, "bf16", 11, 40, "relu", gated=False, bias="f32", scaled=True),
+    Case("f16x8", 8, "f16", 9, 1032, "relu", gated=False, bias=None, parts=1, scaled=True),
+    Case("f64", 1, "f64", 7, 5, "relu", gated=False, bias="f64", scaled=True),
+    Case("any1", 1, "f16", 7, 9, "relu", gated=False, bias=None, scaled=True),
 ]
 
 
@@ -148,9 +154,19 @@ def test_backward(device, case):
             "grad_bias": t.empty(t.columns, case.bias),
             "partials": t.empty((case.parts, t.columns), math),
         }
+    scale = np.random.default_rng(1).standard_normal(t.columns) if case.scaled else 1.0
+    if case.scaled:
+        scale = encode(scale, case.bias or case.type)
+        more |= {"scale": device.put(scale), "unscaled": t.empty(t.gradient.shape, case.type)}
     arguments = t.arguments(output=gradient, **more)
     t.launch("backward", arguments)
-    near(gradient.numpy(), case.type, t.gradient)
+    near(
+        gradient.numpy(),
+        case.type,
+        t.gradient * (decode(scale, case.bias or case.type) if case.scaled else 1.0),
+    )
+    if case.scaled:
+        near(more["unscaled"].numpy(), case.type, t.gradient)
     if case.bias:
         finish = "bias_activation_finish" + ("_f64" if math == "f64" else "")
         device.launch(finish, -(-t.columns // (8 if t.columns < 8192 else 32)), FINISH_THREADS, [arguments])
