@@ -8,6 +8,7 @@ from apex._loader import reference, registry
 from apex._portable import (  # noqa: F401 (kernels enter themselves)
     activation,
     channels,
+    conv_bias_relu,
     dense,
     functional,
     group_norm,

@@ -33,6 +33,8 @@ CONTENTS = {
         *(
             "docs/optimizers",
             "docs/dense",
+            "docs/convolutions",
+            "docs/fmha",
             "docs/amp",
             "docs/parallel",
             "docs/sync_batchnorm",

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from sync_batchnorm_ranks import Counted, _near, _random
 
-from apex._legacy import bnp
+from apex._legacy import bnp, cudnn_gbn_lib
 from apex.contrib.cudnn_gbn import GroupBatchNorm2d
 from apex.contrib.groupbn import BatchNorm2d_NHWC
 
@@ -123,6 +123,27 @@ def _legacy(mesh):
     torch.testing.assert_close(other.state_dict(), layer.state_dict(), rtol=0, atol=0)
 
 
+def _cudnn_gbn_lib(mesh):
+    """Its functions do in a group what the module does."""
+    rank = dist.get_rank()
+    layer = GroupBatchNorm2d(8, 2)
+    x = _random((1 + rank % 2, 8, 3, 5), torch.float32, rank).requires_grad_()
+    y = layer(x)
+    gradient = _random(y.shape, y.dtype, 5)
+    wanted = torch.autograd.grad(y, [x, layer.weight, layer.bias], gradient)
+    numbers = [torch.full((8,), value, dtype=torch.float32, device="cpu") for value in (0.0, 1.0, 7.0, 7.0)]
+    end = (1e-5, 2, rank % 2, [0, 0])
+    found = cudnn_gbn_lib.forward(x, layer.weight, layer.bias, *numbers, 0.1, *end)
+    torch.testing.assert_close(found, y.detach(), rtol=0, atol=0)
+    for a, b in zip(numbers[:2], (layer.running_mean, layer.running_var), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    gradients = cudnn_gbn_lib.backward(x, gradient, layer.weight, *numbers[2:], *end)
+    for a, b in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="this rank is number"):
+        cudnn_gbn_lib.forward(x, layer.weight, layer.bias, *numbers, 0.1, 1e-5, 2, 1 - rank % 2, [0, 0])
+
+
 def _refused(mesh):
     for make in (lambda: BatchNorm2d_NHWC(8, bn_group=3), lambda: GroupBatchNorm2d(8, 3)):
         with pytest.raises(ValueError, match="must divide the world size"):
@@ -163,6 +184,7 @@ CASES = {
     "cudnn_gbn": lambda mesh: _like_one_process(mesh, lambda: GroupBatchNorm2d(8, 2)),
     "one_value_a_rank": _one_value_a_rank,
     "legacy": _legacy,
+    "cudnn_gbn_lib": _cudnn_gbn_lib,
     "refused": _refused,
     "places": _places,
     "compiled": _compiled,

@@ -222,6 +222,13 @@ def _wgrad_gemm_accum(make, name):
     return dict(input=make(4, 8), grad_output=make(4, 6), main_grad=make(6, 8))
 
 
+def _conv_bias_relu(make, name):
+    common = dict(input=make(2, 8, 4, 4), weight=make(8, 8, 3, 3), scale=make(8), bias=make(8), padding=1)
+    if name.endswith("forward"):
+        return common | dict(residual=make(2, 8, 4, 4), mask=make(2, 8, 4, 4))
+    return common | dict(grad_output=make(2, 8, 4, 4), output=make(2, 8, 4, 4), of_residual=True)
+
+
 def _focal_loss(make, name):
     common = dict(
         logits=make(4, 8), targets=make.integers(0, -1, 2, 3), num_positives=make.full(3.0, 1),
@@ -336,6 +343,7 @@ _KINDS = {
     "dense_gelu_dense": _dense_gelu_dense,
     "dense": _dense,
     "wgrad_gemm_accum": _wgrad_gemm_accum,
+    "conv_bias_relu": _conv_bias_relu,
     "focal_loss": _focal_loss,
     "index_mul_2d": _index_mul_2d,
     "welford_mean_var": _welford_mean_var,

@@ -409,6 +409,22 @@ def _(v):
     return dict(grad_output=v.normal(64, 32)) | _two(v) | kept
 
 
+@sample("conv_bias_relu_forward")
+def _conv_bias_relu(v):
+    given = dict(
+        input=v.normal(2, 64, 20, 20), weight=v.normal(64, 64, 3, 3), scale=v.normal(64), bias=v.normal(64)
+    )
+    return given | dict(residual=v.normal(2, 64, 20, 20), padding=1)
+
+
+@sample("conv_bias_relu_backward")
+def _(v):
+    given = _conv_bias_relu(v)
+    given["grad_output"] = given.pop("residual")
+    given["input"] = given["input"].contiguous(memory_format=torch.channels_last)
+    return given | dict(output=v.normal(2, 64, 20, 20), of_residual=True)
+
+
 @sample("xentropy_forward")
 def _xentropy(v):
     return dict(logits=v.normal(64, 1000), labels=v.below(1000, 64), smoothing=0.1, padding_idx=0)

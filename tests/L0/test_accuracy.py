@@ -15,6 +15,7 @@ import variants
 from lists import BF16, F16, F32
 from torch_defaults import float32_on_cpu
 
+from apex.contrib.conv_bias_relu import ConvBiasReLU, ConvFrozenScaleBiasReLU
 from apex.contrib.focal_loss.focal_loss import focal_loss
 from apex.contrib.group_norm import GroupNorm
 from apex.contrib.groupbn import BatchNorm2d_NHWC
@@ -160,6 +161,26 @@ def quick_gelu(x):
 
 def activation(name, theirs):
     return Case(((64, 1024), (1024,)), getattr(functional, f"fused_bias_{name}"), theirs)
+
+
+def conv_bias_relu(x, w, b):
+    return ConvBiasReLU(x, w, b, 1, 1)
+
+
+def torch_conv_bias_relu(x, w, b):
+    return F.relu(F.conv2d(x, w, b, padding=1))
+
+
+def scale_and_bias(device):
+    return tuple(t.to(device) for t in lists.random(F32, "cpu", ((64, 1, 1),) * 2, seed=4))
+
+
+def conv_scale_bias_relu(x, w, s, b):
+    return ConvFrozenScaleBiasReLU(x, w, s, b, 0, 1)
+
+
+def torch_conv_scale_bias_relu(x, w, s, b):
+    return F.relu(F.conv2d(x, w) * s.to(x.dtype) + b.to(x.dtype))
 
 
 def angles(device):
@@ -322,6 +343,12 @@ CASES = {
     "layer norm": Case(((64, 1000), *norm_weights), layer_norm, torch_layer_norm),
     "layer norm, mean 100": Case(((64, 1000), *norm_weights), layer_norm, torch_layer_norm, offset=100.0),
     "layer norm, long": Case(((4, 16392), (16392,), (16392,)), layer_norm, torch_layer_norm),
+    "conv bias relu": Case(
+        ((4, 32, 14, 14), (64, 32, 3, 3), (64,)), conv_bias_relu, torch_conv_bias_relu, last=True, scale=0.3
+    ),
+    "conv scale bias relu": Case(
+        ((4, 32, 14, 14), (64, 32, 1, 1)), conv_scale_bias_relu, torch_conv_scale_bias_relu, scale_and_bias, last=True
+    ),
     "rms norm": Case(((64, 1000), (1000,)), rms_norm, torch_rms_norm),
     "rms norm, long": Case(((4, 16392), (16392,)), rms_norm, torch_rms_norm),
     "add rms norm": Case(((64, 1000), (64, 1000), (1000,)), add_rms_norm, torch_add_rms_norm),

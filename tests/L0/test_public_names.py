@@ -31,9 +31,14 @@ LISTED = public_names.listed()
 ABSENT = [
     "apex.DeprecatedFeatureWarning",
     "apex.RankInfoFormatter",
-    "apex.contrib.bottleneck",
-    "apex.contrib.conv_bias_relu",
-    "apex.contrib.fmha",
+    "apex.contrib.bottleneck.HaloExchangerAllGather",
+    "apex.contrib.bottleneck.HaloExchangerNoComm",
+    "apex.contrib.bottleneck.HaloExchangerPeer",
+    "apex.contrib.bottleneck.HaloExchangerSendRecv",
+    "apex.contrib.bottleneck.SpatialBottleneck",
+    "apex.contrib.bottleneck.bottleneck.SpatialBottleneck",
+    "apex.contrib.bottleneck.bottleneck.SpatialBottleneckFunction",
+    "apex.contrib.bottleneck.halo_exchangers",
     "apex.contrib.multihead_attn",
     "apex.contrib.nccl_allocator",
     "apex.contrib.openfold_triton",
@@ -166,16 +171,17 @@ def test_absent_names_on_every_python(interpreter):
     """The finder and `__getattr__` look at frames. None of this needs torch."""
     code = """
 import importlib.util, apex, apex.contrib
-imports = ("import apex.pyprof", "from apex import pyprof", "import apex.pyprof as p", "from apex.contrib import fmha")
+imports = ("import apex.pyprof", "from apex import pyprof", "import apex.pyprof as p")
+imports += ("from apex.contrib import sparsity",)
 for statement in imports:
     try:
         exec(statement)
     except ModuleNotFoundError as error:
-        assert error.name in ("apex.pyprof", "apex.contrib.fmha") and "not in this build" in str(error), error
+        assert error.name in ("apex.pyprof", "apex.contrib.sparsity") and "not in this build" in str(error), error
     else:
         raise AssertionError(statement)
 assert importlib.util.find_spec("apex.pyprof") is None
-assert not hasattr(apex, "pyprof") and getattr(apex.contrib, "fmha", 1) == 1
+assert not hasattr(apex, "pyprof") and getattr(apex.contrib, "sparsity", 1) == 1
 print("done")
 """
     done = subprocess.run(

@@ -15,6 +15,7 @@ from torch_defaults import float32_on_cpu
 
 import apex
 from apex import RNN, fused_dense, mlp, normalization
+from apex.contrib.bottleneck.bottleneck import Bottleneck, FrozenBatchNorm2d
 from apex.contrib.cudnn_gbn import GroupBatchNorm2d
 from apex.contrib.focal_loss.focal_loss import focal_loss
 from apex.contrib.group_norm import GroupNorm
@@ -55,6 +56,13 @@ lengths = torch.tensor([2, 3], dtype=torch.int32, device="cpu")
 scores = random(1, 2, 3, 4).bfloat16()
 # class -> [(how it is made, its inputs)]
 LAYERS = {
+    FrozenBatchNorm2d: [(lambda: FrozenBatchNorm2d(3), (random(2, 3, 4, 4),))],
+    Bottleneck: [
+        (lambda: Bottleneck(8, 4, 8, use_cudnn=True), (random(2, 8, 4, 4),)),
+        (lambda: Bottleneck(8, 4, 16, stride=2, use_cudnn=True), (random(2, 8, 4, 4),)),
+        (lambda: Bottleneck(8, 4, 16), (random(2, 8, 4, 4),)),
+        (lambda: Bottleneck(8, 4, 8, use_cudnn=True, explicit_nhwc=True), (random(2, 4, 4, 8),)),
+    ],
     fused_dense.FusedDense: [(lambda: fused_dense.FusedDense(8, 4), (random(2, 8),))],
     fused_dense.FusedDenseGeluDense: [(lambda: fused_dense.FusedDenseGeluDense(8, 16, 4), (random(2, 8),))],
     mlp.MLP: [

@@ -1,0 +1,3 @@
+#pragma once
+#include "batchnorm.h"
+#include "bias_activation.h"
