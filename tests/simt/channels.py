@@ -242,7 +242,7 @@ def apply(t: Tensors, op: str, **more):
         more["z"] = t.put("z", c.dtype, c.offset)
     arguments = make(
         "ChannelApply", "batchnorm_arguments.h", input=t.put("x", c.dtype, c.offset), output=output,
-        **t.statistics(), **more, **t.common(), **geometry,
+        **(t.statistics() | more), **t.common(), **geometry,
     )  # fmt: skip
     device.launch(f"{op}_{c.kind}_{c.dtype}", grid, c.threads, [arguments])
     return output.numpy()

@@ -19,6 +19,15 @@ def test_forward(device, case):
     channels.near(found, case.dtype, np.maximum(expected, 0) if case.relu else expected)
 
 
+@pytest.mark.parametrize("case", channels.PASSES[::3], ids=str)
+def test_without_statistics(device, case):
+    """Scale and shift alone, as behind a convolution."""
+    t = channels.Tensors(device, case)
+    found = channels.apply(t, "batchnorm_forward", mean=None, inv_std=None)
+    expected = t.x * t.spread(t.weight) + t.spread(t.shift) + (t.z if case.z else 0)
+    channels.near(found, case.dtype, np.maximum(expected, 0) if case.relu else expected)
+
+
 @pytest.mark.parametrize("case", channels.PASSES, ids=str)
 def test_backward(device, case):
     t = channels.Tensors(device, case)
