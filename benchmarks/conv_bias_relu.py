@@ -106,6 +106,7 @@ def bottleneck(dtype, batch, channels, height, between, outputs, stride):
 
 def report(title, implementations, g, compiles):
     if compiles:
+        torch._dynamo.reset()
         function, leaves = implementations["torch eager"]
         implementations["torch.compile"] = torch.compile(function), leaves
     steps = {

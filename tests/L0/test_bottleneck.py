@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lists import BF16, F16, F32, F64
+from torch_defaults import float32_on_cpu
 
 from apex._legacy import fast_bottleneck as raw
 from apex.contrib.bottleneck import Bottleneck
@@ -32,7 +33,8 @@ def block(sizes, dtype=F32, device="cpu", nhwc=False, **how):
     """A block whose norms do something."""
     torch.manual_seed(1)
     *channels, stride = sizes
-    made = Bottleneck(*channels, stride=stride, use_cudnn=True, explicit_nhwc=nhwc, **how)
+    with float32_on_cpu():
+        made = Bottleneck(*channels, stride=stride, use_cudnn=True, explicit_nhwc=nhwc, **how)
     for i, (name, buffer) in enumerate(made.named_buffers()):
         values = lists.random(F64, "cpu", (buffer.shape,), scale=0.2, seed=i)[0]
         buffer.copy_(values + (0.0 if name.endswith(("bias", "mean")) else 1.0))
@@ -300,7 +302,8 @@ def test_raw_halos_of_the_forward(nhwc):
         near(raw.forward_out2_halo(nhwc, fat, inputs), case.rows(wanted, at, at + 1))
         # The row is left without scale, bias and ReLU, and completed.
         top, bottom = (
-            torch.tensor([n], dtype=torch.int32) for n in ((0, at - 1) if upper else (1, end - begin))
+            torch.tensor([n], dtype=torch.int32, device="cpu")
+            for n in ((0, at - 1) if upper else (1, end - begin))
         )
         raw.forward_out2_mask(nhwc, 1, inputs, outputs, top, bottom)
         part = case.rows(outputs[1], at, at + 1).clone()
@@ -333,7 +336,8 @@ def test_raw_halos_of_the_backward(nhwc):
         )
         near(case.rows(fat, 1, 2), case.rows(wanted, at, at + 1))
         top, bottom = (
-            torch.tensor([n], dtype=torch.int32) for n in ((0, at - 1) if upper else (1, end - begin))
+            torch.tensor([n], dtype=torch.int32, device="cpu")
+            for n in ((0, at - 1) if upper else (1, end - begin))
         )
         masked = raw.backward_grad_out1_mask(nhwc, 1, own, grads, mine, top, bottom)
         row = raw.backward_grad_out1_halo_corr(

@@ -88,7 +88,7 @@ def test_raw_functions(device, dtype):
         near(y, wanted)
         for i, n in enumerate(lengths):
             assert not softmax[i, :, n:].any() and not softmax[i, :, :, n:].any()
-            near(softmax[i, :, :n, :n].abs().sum(-1), torch.ones(2, n, device=device))
+            near(softmax[i, :, :n, :n].abs().sum(-1), torch.ones(2, n, dtype=dtype, device=device))
         (gradient,) = torch.autograd.grad(wanted, wide, g.double())
         kept = softmax.clone()
         of_qkv, of_scores = raw.bwd(g, qkv, softmax, cu, p, longest, True)
@@ -283,7 +283,7 @@ def test_captured(dtype):
         captured, dropped = step(0.0), step(0.3)
     seen = []
     for lengths in ((3, 7, 20, 2), (8, 0, 4, 20)):
-        cu.copy_(torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32))
+        cu.copy_(torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="cpu"))
         graph.replay()
         for a, b in zip(captured, step(0.0), strict=True):
             near(a, b)
