@@ -184,7 +184,8 @@ class Bottleneck(nn.Module):
             norm(bottleneck_channels),
             norm(out_channels),
         )
-        self.w_scale = self.w_bias = None
+        self.w_scale: list[torch.Tensor] | None = None
+        self.w_bias: list[torch.Tensor] | None = None
         self.use_cudnn, self.explicit_nhwc = use_cudnn, explicit_nhwc
         for weight in self.w_conv:
             kaiming_uniform_(weight, a=1)
