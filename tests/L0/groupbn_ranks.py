@@ -139,7 +139,7 @@ def _cudnn_gbn_lib(mesh):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     gradients = cudnn_gbn_lib.backward(x, gradient, layer.weight, *numbers[2:], *end)
     for a, b in zip(gradients, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+        _near(a, b.double(), torch.float32)
     with pytest.raises(ValueError, match="this rank is number"):
         cudnn_gbn_lib.forward(x, layer.weight, layer.bias, *numbers, 0.1, 1e-5, 2, 1 - rank % 2, [0, 0])
 
