@@ -55,3 +55,8 @@ def power(base, step, math):
     if not isinstance(step, torch.Tensor):
         return base**step
     return base ** step.to(math if step.device.type == "mps" else torch.float64)
+
+
+def trust_ratio(of_param, of_update):
+    """LAMB's factor of a step, from two norms, tensors of one element: 1 where either is 0."""
+    return (of_param / of_update).masked_fill((of_param == 0) | (of_update == 0), 1.0)

@@ -1,4 +1,4 @@
-from apex.reference._multi_tensor import math_dtype, store
+from apex.reference._multi_tensor import math_dtype, store, trust_ratio
 
 
 def multi_tensor_lamb_stage2(
@@ -13,6 +13,6 @@ def multi_tensor_lamb_stage2(
         math = math_dtype(param)
         step_size = lr
         if use_nvlamb or weight_decay != 0:
-            p_norm, u_norm = per_tensor_param_norm[i].to(math), per_tensor_update_norm[i].to(math)
-            step_size = lr * (p_norm / u_norm).masked_fill((p_norm == 0) | (u_norm == 0), 1.0)
+            norms = per_tensor_param_norm[i].to(math), per_tensor_update_norm[i].to(math)
+            step_size = lr * trust_ratio(*norms)
         store(param, param.to(math) - step_size * update.to(math))
