@@ -6,7 +6,8 @@ import torch
 
 from apex._legacy import _checks
 from apex._loader import bindings
-from apex.contrib.transducer._mask import mask_of, new_seed
+from apex._random import new_seed
+from apex.contrib.transducer._mask import mask_of
 from apex.reference import _masks
 
 bindings.load()

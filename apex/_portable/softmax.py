@@ -1,12 +1,13 @@
-"""scaled_masked_softmax: csrc/bindings/scaled_masked_softmax.h in Python."""
+"""The softmax ops: csrc/bindings/{scaled_masked_softmax,masked_softmax_dropout}.h in Python."""
 
 from __future__ import annotations
 
 import torch
 
 from apex._portable import fast, interface, tensors
+from apex._portable.checks import type_, value
 from apex._portable.functional import kernel
-from apex._portable.tensors import CODES, address
+from apex._portable.tensors import CODES, address, contiguous
 from apex.reference.scaled_masked_softmax import _check
 
 _OP = "scaled_masked_softmax"
@@ -44,7 +45,7 @@ def _shape(x):
 
 
 def _mask(m, x, heads, queries, keys):
-    """The mask and its strides by batch, head and query: 0 where it is broadcast."""
+    """The mask and its strides in bytes by batch, head and query: 0 where it is broadcast."""
     n = max(4, x.dim())
     if m.dim() < n:
         m = m[(None,) * (n - m.dim())]
@@ -52,7 +53,7 @@ def _mask(m, x, heads, queries, keys):
         m = m.expand(x.shape).reshape(-1, heads, queries, keys)
     if m.shape[3] != keys or (m.stride(3) != 1 and keys > 1):
         m = m.expand(*m.shape[:3], keys).contiguous()
-    return m, *(0 if m.shape[d] == 1 else m.stride(d) for d in range(3))
+    return m, *(0 if m.shape[d] == 1 else m.stride(d) * m.element_size() for d in range(3))
 
 
 def _quick_forward(input, mask, scale, causal):
@@ -102,19 +103,23 @@ def scaled_masked_softmax_forward(input, mask, scale, causal):
     return None if status and tensors.must_use_reference(status, _OP) else output
 
 
+def _check_gradient(op, grad_output, output):
+    if grad_output.shape != output.shape or grad_output.device != output.device:
+        raise ValueError(
+            f"{op}: the gradient must have the output's shape {list(output.shape)} and be on its device, "
+            f"{output.device}"
+        )
+    if grad_output.dtype is not output.dtype:
+        name = tensors.dtype_name(output.dtype)
+        raise TypeError(f"{op}: the gradient must have the output's dtype {name}")
+
+
 @kernel(quick=_quick_backward)
 def scaled_masked_softmax_backward(grad_output, output, scale, causal):
     if output.dtype not in _DTYPES or output.dim() < (2 if causal else 1):
         tensors.code_of(_OP, output.dtype)
         _check(output, None, causal)
-    if grad_output.shape != output.shape or grad_output.device != output.device:
-        raise ValueError(
-            f"{_OP}: the gradient must have the output's shape {list(output.shape)} and be on its device, "
-            f"{output.device}"
-        )
-    if grad_output.dtype is not output.dtype:
-        name = tensors.dtype_name(output.dtype)
-        raise TypeError(f"{_OP}: the gradient must have the output's dtype {name}")
+    _check_gradient(_OP, grad_output, output)
     place = tensors.place_of(output)
     if place is None:
         return None
@@ -126,3 +131,101 @@ def scaled_masked_softmax_backward(grad_output, output, scale, causal):
     )
     status = _c_backward(place, packed, scale)
     return None if status and tensors.must_use_reference(status, _OP) else found
+
+
+# ---- with dropout ----------------------------------------------------------------------------------------------------
+
+_DROPOUT = "masked_softmax_dropout"
+_dropout = interface.layout("SoftmaxForward").packer(
+    "input", "mask", "output", "rows", "keys", "heads", "queries", "mask_batch", "mask_head", "mask_query", "type",
+    "additive", "seed", "softmax", "kept",
+)  # fmt: skip
+_dropout_back = interface.layout("SoftmaxBackward").packer(
+    "grad_output", "output", "grad_input", "rows", "keys", "queries", "type", "seed", "kept"
+)
+_c_dropout, _c_dropout_back = (
+    interface.function(f"apex_{_DROPOUT}_forward"),
+    interface.function(f"apex_{_DROPOUT}_backward"),
+)
+
+
+def _check_dropout(dropout, seed, input):
+    value(
+        0 <= dropout <= 1,
+        "{}: the dropout probability must be between 0 and 1, not {}", _DROPOUT, float(dropout),
+    )  # fmt: skip
+    fits = (
+        seed is not None and seed.dtype is torch.int64 and seed.numel() == 1 and seed.device == input.device
+    )
+    value(dropout == 0 or fits, "{}: dropout needs a seed, one int64 on {}", _DROPOUT, input.device)
+
+
+@kernel
+def masked_softmax_dropout_forward(input, mask, dropout, seed, keep_mask):
+    tensors.code_of(_DROPOUT, input.dtype)
+    _check(input, mask, False, op=_DROPOUT, added=True)
+    _check_dropout(dropout, seed, input)
+    place = tensors.place_of(input)
+    if place is None:
+        return None
+    x = input.contiguous()
+    output = _empty_like(x, memory_format=_contiguous)
+    softmax = _empty_like(x, memory_format=_contiguous) if dropout > 0 else x.new_empty(0)
+    fill = torch.empty_like if dropout > 0 else torch.ones_like
+    kept = fill(x, dtype=torch.uint8) if keep_mask else x.new_empty(0, dtype=torch.uint8)
+    rows, heads, queries, keys = _shape(x)
+    m, *strides = (None, 0, 0, 0)
+    additive = mask is not None and mask.is_floating_point()
+    if mask is not None:
+        m, *strides = _mask(mask.to(x.dtype) if additive else mask, x, heads, queries, keys)
+    key = seed.contiguous() if dropout > 0 else None
+    packed = _dropout(
+        x.data_ptr(), address(m), output.data_ptr(), rows, keys, heads, queries, *strides, CODES[x.dtype], additive,
+        address(key), softmax.data_ptr() if dropout > 0 else 0, kept.data_ptr() if keep_mask and dropout > 0 else 0,
+    )  # fmt: skip
+    status = _c_dropout(place, packed, dropout)
+    del m, key
+    return None if status and tensors.must_use_reference(status, _DROPOUT) else (output, softmax, kept)
+
+
+def _check_kept(kept, softmax):
+    value(
+        kept.shape == softmax.shape and kept.device == softmax.device,
+        "{}: the mask of what was kept must have the softmax's shape {} and be on its device, {}",
+        _DROPOUT, softmax.shape, softmax.device,
+    )  # fmt: skip
+    type_(
+        kept.dtype in (torch.uint8, torch.bool),
+        "{}: the mask of what was kept is uint8 or bool, not {}", _DROPOUT, kept.dtype,
+    )  # fmt: skip
+
+
+@kernel
+def masked_softmax_dropout_backward(grad_output, softmax, kept_mask, dropout, seed):
+    tensors.code_of(_DROPOUT, softmax.dtype)
+    _check(softmax, None, False, op=_DROPOUT)
+    _check_gradient(_DROPOUT, grad_output, softmax)
+    if kept_mask is not None:
+        _check_kept(kept_mask, softmax)
+    _check_dropout(0.0 if kept_mask is not None and 0 <= dropout <= 1 else dropout, seed, softmax)
+    place = tensors.place_of(softmax)
+    if place is None:
+        return None
+    dy, y, bits = grad_output.contiguous(), softmax.contiguous(), contiguous(kept_mask)
+    key = seed.contiguous() if dropout > 0 and kept_mask is None else None
+    found = _empty_like(y, memory_format=_contiguous)
+    rows, _, queries, keys = _shape(y)
+    packed = _dropout_back(
+        dy.data_ptr(),
+        y.data_ptr(),
+        found.data_ptr(),
+        rows,
+        keys,
+        queries,
+        CODES[y.dtype],
+        address(key),
+        address(bits),
+    )
+    status = _c_dropout_back(place, packed, dropout)
+    del key
+    return None if status and tensors.must_use_reference(status, _DROPOUT) else found

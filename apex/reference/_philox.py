@@ -29,3 +29,11 @@ def keep_eight(key, counter, keep):
     """[..., 8] bool like `counter`: which of each counter's eight elements are kept, keep / 65536 of all."""
     halves = [w >> shift & 0xFFFF for w in words(key, counter) for shift in (0, 16)]
     return torch.stack(halves, -1) < keep
+
+
+def keep_eight_finely(key, counter, keep):
+    """The same, keep / 2^32 of all: keep / 65536 is rounded at random, by the numbers themselves."""
+    w = words(key, counter)
+    rounds = (w[0] ^ w[1] ^ w[2] ^ w[3]) & 0xFFFF
+    below = (keep >> 16) + (rounds < (keep & 0xFFFF)).long()
+    return torch.stack([x >> shift & 0xFFFF for x in w for shift in (0, 16)], -1) < below.unsqueeze(-1)

@@ -9,28 +9,29 @@ def _math_dtype(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _check(input, mask, causal):
-    """Raises ValueError or TypeError, as the bindings do."""
+def _check(input, mask, causal, op=_OP, added=False):
+    """Raises ValueError or TypeError, as the bindings do. added: the mask may have numbers, which are added."""
     if input.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        raise TypeError(f"{_OP} takes float32, float16, bfloat16 and float64, not {input.dtype}")
+        raise TypeError(f"{op} takes float32, float16, bfloat16 and float64, not {input.dtype}")
     if input.dim() < (2 if causal else 1):
         raise ValueError(
-            f"{_OP}: the input needs a dimension of keys{' and one of queries' if causal else ''}, "
+            f"{op}: the input needs a dimension of keys{' and one of queries' if causal else ''}, "
             f"but its shape is {list(input.shape)}"
         )
     if mask is None:
         return
-    if mask.dtype not in (torch.bool, torch.uint8):
+    if mask.dtype not in (torch.bool, torch.uint8) and not (added and mask.is_floating_point()):
+        or_added = " or of floating point, added to the input," if added else ""
+        instead = "" if added else "; a mask of numbers is added to the input instead"
         raise TypeError(
-            f"{_OP}: the mask is bool or uint8, true where a key is left out, not {mask.dtype}; "
-            "a mask of numbers is added to the input instead"
+            f"{op}: the mask is bool or uint8, true where a key is left out,{or_added} not {mask.dtype}{instead}"
         )
     if mask.device != input.device:
-        raise ValueError(f"{_OP}: the mask is on {mask.device} but the input is on {input.device}")
+        raise ValueError(f"{op}: the mask is on {mask.device} but the input is on {input.device}")
     ends = zip(reversed(mask.shape), reversed(input.shape), strict=False)
     if mask.dim() > input.dim() or not all(m in (1, n) for m, n in ends):
         raise ValueError(
-            f"{_OP}: the mask's shape {list(mask.shape)} does not broadcast to the input's {list(input.shape)}"
+            f"{op}: the mask's shape {list(mask.shape)} does not broadcast to the input's {list(input.shape)}"
         )
 
 

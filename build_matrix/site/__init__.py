@@ -35,6 +35,7 @@ CONTENTS = {
             "docs/dense",
             "docs/convolutions",
             "docs/fmha",
+            "docs/multihead_attn",
             "docs/amp",
             "docs/parallel",
             "docs/sync_batchnorm",

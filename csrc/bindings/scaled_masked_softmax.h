@@ -5,16 +5,19 @@
 #include <ATen/ops/empty.h>
 
 namespace apex {
-inline void check_scaled_masked_softmax(const at::Tensor& input, const OptionalTensor& mask, bool causal) {
-  const char* op = "scaled_masked_softmax";
+// `added`: the mask may have numbers, which are added.
+inline void check_softmax(const char* op, const at::Tensor& input, const OptionalTensor& mask, bool causal,
+                          bool added = false) {
   element_type(op, input.scalar_type());
   TORCH_CHECK_VALUE(input.dim() >= (causal ? 2 : 1), op, ": the input needs a dimension of keys",
                     causal ? " and one of queries" : "", ", but its shape is ", input.sym_sizes());
   if (!has_value(mask)) return;
-  TORCH_CHECK_TYPE(mask->scalar_type() == at::kBool || mask->scalar_type() == at::kByte, op,
-                   ": the mask is bool or uint8, true where a key is "
-                   "left out, not ",
-                   mask->scalar_type(), "; a mask of numbers is added to the input instead");
+  const at::ScalarType type = mask->scalar_type();
+  TORCH_CHECK_TYPE(type == at::kBool || type == at::kByte || (added && at::isFloatingType(type)), op,
+                   added ? ": the mask is bool or uint8, true where a key is left out, or of floating point, added to "
+                           "the input, not "
+                         : ": the mask is bool or uint8, true where a key is left out, not ",
+                   type, added ? "" : "; a mask of numbers is added to the input instead");
   check_device(op, "the mask", *mask, input);
   const auto wide = input.sym_sizes(), narrow = mask->sym_sizes();
   bool fits = narrow.size() <= wide.size();
@@ -23,6 +26,14 @@ inline void check_scaled_masked_softmax(const at::Tensor& input, const OptionalT
     fits = size == 1 || size == wide[wide.size() - i];
   }
   TORCH_CHECK_VALUE(fits, op, ": the mask's shape ", narrow, " does not broadcast to the input's ", wide);
+}
+
+inline void check_softmax_gradient(const char* op, const at::Tensor& grad_output, const at::Tensor& output) {
+  TORCH_CHECK_VALUE(grad_output.sym_sizes() == output.sym_sizes() && grad_output.device() == output.device(), op,
+                    ": the gradient must have the output's shape ", output.sym_sizes(), " and be on its device, ",
+                    output.device());
+  TORCH_CHECK_TYPE(grad_output.scalar_type() == output.scalar_type(), op,
+                   ": the gradient must have the output's dtype ", output.scalar_type());
 }
 
 // A contiguous tensor as batches of heads of queries of keys; dimensions before these four are batches.
@@ -35,7 +46,24 @@ struct SoftmaxShape {
   }
 };
 
-inline void ScaledMaskedSoftmaxForward::check() const { check_scaled_masked_softmax(input, mask, causal); }
+// Sets the mask and its strides by batch, head and query, 0 where it is broadcast; the tensor must live as long.
+inline at::Tensor set_softmax_mask(const at::Tensor& mask, const at::Tensor& x, const SoftmaxShape& shape,
+                                   gpu::SoftmaxForward* a) {
+  at::Tensor m = mask;
+  while (m.dim() < std::max<int64_t>(4, x.dim())) m = m.unsqueeze(0);
+  if (x.dim() > 4) {
+    std::vector<int64_t> sizes = x.sizes().vec();
+    m = m.expand(sizes).reshape({-1, shape.heads, shape.queries, shape.keys});
+  }
+  if (m.size(3) != shape.keys || (m.stride(3) != 1 && shape.keys > 1))
+    m = m.expand({m.size(0), m.size(1), m.size(2), shape.keys}).contiguous();
+  const auto stride = [&](int64_t d) { return m.size(d) == 1 ? 0 : m.stride(d) * m.element_size(); };
+  a->mask = bytes(m);
+  a->mask_batch = stride(0), a->mask_head = stride(1), a->mask_query = stride(2);
+  return m;
+}
+
+inline void ScaledMaskedSoftmaxForward::check() const { check_softmax(unit, input, mask, causal); }
 inline at::Tensor ScaledMaskedSoftmaxForward::outputs() const {
   return at::empty_symint(input.sym_sizes(), input.options().memory_format(at::MemoryFormat::Contiguous));
 }
@@ -45,19 +73,7 @@ inline bool ScaledMaskedSoftmaxForward::launch(const apex_place& place, Result& 
   const SoftmaxShape shape(x);
   gpu::SoftmaxForward a{};
   at::Tensor m;
-  if (has_value(mask)) {  // its strides by batch, head and query: 0 where it is broadcast
-    m = *mask;
-    while (m.dim() < std::max<int64_t>(4, x.dim())) m = m.unsqueeze(0);
-    if (x.dim() > 4) {
-      std::vector<int64_t> sizes = x.sizes().vec();
-      m = m.expand(sizes).reshape({-1, shape.heads, shape.queries, shape.keys});
-    }
-    if (m.size(3) != shape.keys || (m.stride(3) != 1 && shape.keys > 1))
-      m = m.expand({m.size(0), m.size(1), m.size(2), shape.keys}).contiguous();
-    const auto stride = [&](int64_t d) { return m.size(d) == 1 ? 0 : m.stride(d); };
-    a.mask = bytes(m);
-    a.mask_batch = stride(0), a.mask_head = stride(1), a.mask_query = stride(2);
-  }
+  if (has_value(mask)) m = set_softmax_mask(*mask, x, shape, &a);
   a.input = bytes(x), a.output = mutable_bytes(made);
   a.rows = shape.rows, a.keys = shape.keys, a.heads = shape.heads, a.queries = shape.queries;
   a.type = element_type(unit, x.scalar_type());
@@ -66,13 +82,8 @@ inline bool ScaledMaskedSoftmaxForward::launch(const apex_place& place, Result& 
 }
 
 inline void ScaledMaskedSoftmaxBackward::check() const {
-  const char* op = unit;
-  check_scaled_masked_softmax(output, std::nullopt, causal);
-  TORCH_CHECK_VALUE(grad_output.sym_sizes() == output.sym_sizes() && grad_output.device() == output.device(), op,
-                    ": the gradient must have the output's shape ", output.sym_sizes(), " and be on its device, ",
-                    output.device());
-  TORCH_CHECK_TYPE(grad_output.scalar_type() == output.scalar_type(), op,
-                   ": the gradient must have the output's dtype ", output.scalar_type());
+  check_softmax(unit, output, std::nullopt, causal);
+  check_softmax_gradient(unit, grad_output, output);
 }
 inline at::Tensor ScaledMaskedSoftmaxBackward::outputs() const {
   return at::empty_symint(output.sym_sizes(), output.options().memory_format(at::MemoryFormat::Contiguous));

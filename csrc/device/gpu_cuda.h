@@ -11,6 +11,7 @@
   extern __shared__ __align__(16) unsigned char gpu_dynamic_shared[]; \
   T* name = reinterpret_cast<T*>(gpu_dynamic_shared)
 #define GPU_UNROLL_FOR _Pragma("unroll") for
+#define GPU_ROLLED_FOR _Pragma("unroll 1") for
 #define GPU_REGISTER(name)
 
 namespace gpu {

@@ -15,6 +15,7 @@
   extern __attribute__((shared)) __attribute__((aligned(16))) unsigned char gpu_dynamic_shared[]; \
   T* name = reinterpret_cast<T*>(gpu_dynamic_shared)
 #define GPU_UNROLL_FOR _Pragma("unroll") for
+#define GPU_ROLLED_FOR _Pragma("unroll 1") for
 #define GPU_REGISTER(name)
 
 namespace gpu {

@@ -5,4 +5,5 @@
 #define GPU_WARP_SIZE 1
 #define GPU_FN inline __attribute__((always_inline))
 #define GPU_UNROLL_FOR for
+#define GPU_ROLLED_FOR for
 #include "gpu_host_numbers.h"

@@ -10,6 +10,7 @@
   T(&name)[n] = *static_cast<T(*)[n]>(simt::shared(&name##_tag, sizeof(T) * (n)))
 #define GPU_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(simt::dynamic_shared())
 #define GPU_UNROLL_FOR for
+#define GPU_ROLLED_FOR for
 #define GPU_REGISTER(name) static simt::Registration name##_registration(#name, &name);
 #include "gpu_host_numbers.h"
 

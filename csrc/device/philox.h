@@ -25,4 +25,15 @@ GPU_FN u32 philox_keep_eight(u64 key, u64 counter, u32 keep) {
   GPU_UNROLL_FOR (int i = 0; i < 8; ++i) bits |= (u32)((words.v[i / 2] >> 16 * (i % 2) & 0xffffu) < keep) << i;
   return bits;
 }
+
+// The same, keep / 2^32: half words are compared with keep / 65536, rounded down or up at random. What rounds is of the
+// same numbers, and independent of each of them.
+GPU_FN u32 philox_keep_eight_finely(u64 key, u64 counter, u32 keep) {
+  const PhiloxWords words = philox(key, counter);
+  const u32 rounds = (words.v[0] ^ words.v[1] ^ words.v[2] ^ words.v[3]) & 0xffffu;
+  const u32 below = (keep >> 16) + (rounds < (keep & 0xffffu) ? 1 : 0);
+  u32 bits = 0;
+  GPU_UNROLL_FOR (int i = 0; i < 8; ++i) bits |= (u32)((words.v[i / 2] >> 16 * (i % 2) & 0xffffu) < below) << i;
+  return bits;
+}
 }  // namespace gpu

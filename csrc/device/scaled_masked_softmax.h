@@ -14,10 +14,10 @@ constexpr int softmax_held_warps = softmax_held_threads / warp_size;
 
 struct SoftmaxForward {
   const u8* input;  // [rows][keys]; rows = batch * heads * queries
-  const u8* mask;   // bytes; or null
-  u8* output;       // [rows][keys]
+  const u8* mask;   // bytes, or as `additive` says; or null
+  u8* output;       // [rows][keys]; with dropout, after it
   i64 rows, keys, heads, queries;
-  i64 mask_batch, mask_head, mask_query;  // the mask's strides; its keys lie side by side
+  i64 mask_batch, mask_head, mask_query;  // the mask's strides, in bytes; its keys lie side by side
   double magnitude;                       // of the scale, and never 0: -inf times it is -inf
   float factor, factor_rest;              // magnitude / ln 2, and what rounding took from it
   i32 negative;                           // the scale is below 0
@@ -27,7 +27,14 @@ struct SoftmaxForward {
   i32 shift;       // elements between the last multiple of 16 bytes and the tensors' first element, the same for all
   i32 waiting;     // of the `held` kernels: vectors of the next row that a thread has on their way
   i32 strip_rows;  // of the `strip` kernels; so many rows are whole vectors
-  i32 reserved;
+  // Of the kernels with dropout:
+  i32 additive;      // the mask has numbers of the input's type, which are added; -inf takes an element out
+  const u8* seed;    // one i64, the key of the random numbers; null: nothing is dropped
+  u8* softmax;       // [rows][keys]: what dropout takes from; with a seed
+  u8* kept;          // [rows][keys]: bytes, 1 where it keeps; or null; likewise
+  double kept_by;    // what it multiplies by what it keeps
+  float kept_scale;  // the same
+  u32 keep;          // how many it keeps, of 2^32
 };
 
 struct SoftmaxBackward {
@@ -39,7 +46,10 @@ struct SoftmaxBackward {
   float factor;                    // the scale
   i32 type, causal, lanes, shift;  // as above
   i32 waiting;                     // likewise: of the gradient; all of the output's are
-  i32 strip_rows, reserved;
+  i32 strip_rows;
+  u32 keep;        // as above, where dropout gave the gradient; the scale is its own
+  const u8* seed;  // likewise; or
+  const u8* kept;  // its bytes; or null
 };
 
 // How many keys a row keeps, the mask aside.

@@ -27,8 +27,10 @@ GPU_FN void fetch_vectors(int first, int count, const Row& row, const Held& held
 }
 
 // `threads`: of a block, at most. Blocks of more than softmax_threads have a row each, and the next row's first
-// vectors, a.waiting of a thread, on their way while they work on it.
-template <i32 type, int vectors, bool aligned, bool masked, int fixed = 0, u32 threads = softmax_threads>
+// vectors, a.waiting of a thread, on their way while they work on it. `drops`: masks may be numbers, and dropout may
+// follow.
+template <i32 type, int vectors, bool aligned, bool masked, int fixed = 0, u32 threads = softmax_threads,
+          bool drops = false>
 GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
   using Row = RowVectors<type, aligned>;
   constexpr int width = Row::width;
@@ -40,7 +42,8 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
   Team team(a.lanes);
   const Exponential<float, exact> exponential(a);
   const u32 signs = !a.negative ? 0u : type == type_f32 ? 0x80000000u : 0x80008000u;  // to be turned
-  const bool has_mask = masked && a.mask;
+  const bool has_mask = masked && a.mask, additive = drops && has_mask && a.additive;
+  const RowDropout dropout(a);
   [[maybe_unused]] const auto fetch = [&](i64 number) {
     if (number >= a.rows) return;
     const RowPlace place(a, number, false);
@@ -58,25 +61,36 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v) || (ahead && v < a.waiting)) continue;
       words[v] = row.load(a.input, held.offset(v), held.vector(v));
-      if constexpr (masked) dropped[v] = has_mask ? row.load_mask(place.mask, held.vector(v)) : 0;
+      if constexpr (masked) dropped[v] = has_mask && !additive ? row.load_mask(place.mask, held.vector(v)) : 0;
     }
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)  // while the others are on their way
       if (held.clears(v)) row.store(a.output, held.offset(v), held.vector(v), Words{});
+    [[maybe_unused]] u32 kept_bits = 0;
+    if constexpr (drops)
+      if (a.seed) kept_bits = kept_of<vectors>(dropout, row, held);
     if constexpr (ahead) {
       await_copies<0>();
       GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
         if (v < a.waiting && held.keeps(v)) words[v] = waiting_vector(v);
     }
+    // A vector's values, with the mask's numbers.
+    const auto values = [&](float (&x)[width], int v) {
+      unpack(x, words[v], type);
+      if constexpr (drops)
+        if (additive) row.add_mask(x, place.mask, held.vector(v));
+    };
     float top = masked ? minus_infinity(0.0f) : Least<float>::finite;
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       GPU_UNROLL_FOR (int i = 0; i < 4; ++i) words[v].v[i] ^= signs;
       u32 out = row.dropped(held.vector(v));
+      float x[width] = {};
       if constexpr (masked) out |= dropped[v];
+      if constexpr (drops)
+        if (additive) out |= row.add_mask(x, place.mask, held.vector(v));
       replace_words<width>(words[v], out, lowest);
       if (masked && out != (1u << width) - 1) top = max_number(top, Least<float>::finite);
-      float x[width];
-      unpack(x, words[v], type);
+      values(x, v);
       GPU_UNROLL_FOR (int i = 0; i < width; ++i) top = max_number(top, x[i]);
     }
     if constexpr (ahead) fetch(first + team.stride);
@@ -88,7 +102,7 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
       if (!held.keeps(v)) continue;
       float x[width], some = 0.0f;
       keep_as_it_is(words[v]);
-      unpack(x, words[v], type);
+      values(x, v);
       GPU_UNROLL_FOR (int i = 0; i < width; ++i) some += x[i] = exponential(x[i], top);
       if (type == type_f32) words[v] = pack(x, type);
       sum += some;
@@ -99,17 +113,28 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
       if (!held.keeps(v)) continue;
       float x[width];
       keep_as_it_is(words[v]);
-      unpack(x, words[v], type);
+      if (type == type_f32) unpack(x, words[v], type);
+      else values(x, v);
       GPU_UNROLL_FOR (int i = 0; i < width; ++i)
         x[i] = quotient<exact>(type == type_f32 ? x[i] : exponential(x[i], top), sum, reciprocal);
       Words result = pack(x, type);
-      replace_words<width>(result, row.dropped(held.vector(v)), 0);  // in rows of nan too
+      const u32 outside = row.dropped(held.vector(v));
+      replace_words<width>(result, outside, 0);  // in rows of nan too
+      if constexpr (drops)
+        if (a.seed) {
+          row.store(a.softmax, held.offset(v), held.vector(v), result);
+          const u32 kept = kept_bits >> v * width;
+          if (a.kept) row.store_bits(a.kept, held.vector(v), kept);
+          GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] *= a.kept_scale;
+          result = pack(x, type);
+          replace_words<width>(result, outside | ~kept, 0);
+        }
       row.store(a.output, held.offset(v), held.vector(v), result);
     }
   }
 }
 
-template <i32 type, int vectors, bool aligned, int fixed = 0, u32 threads = softmax_threads>
+template <i32 type, int vectors, bool aligned, int fixed = 0, u32 threads = softmax_threads, bool drops = false>
 GPU_FN void softmax_backward_rows(const SoftmaxBackward& a) {
   using Row = RowVectors<type, aligned>;
   constexpr int width = Row::width;
@@ -117,6 +142,7 @@ GPU_FN void softmax_backward_rows(const SoftmaxBackward& a) {
   GPU_SHARED(float, partial, 2 * Team::most_warps);
   Team team(a.lanes);
   const float scale = a.factor;
+  const RowDropout dropout(a);
   for (i64 first = team.first; first < a.rows; first += team.stride) {
     const i64 number = first + team.own;
     const RowPlace place(a, number < a.rows ? number : 0);
@@ -130,12 +156,17 @@ GPU_FN void softmax_backward_rows(const SoftmaxBackward& a) {
     }
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
       if (held.clears(v)) row.store(a.grad_input, held.offset(v), held.vector(v), Words{});
+    [[maybe_unused]] u32 kept = ~0u;
+    if constexpr (drops) {
+      if (a.kept) kept = kept_of<vectors>(a.kept + number * a.keys, row, held);
+      else if (a.seed) kept = kept_of<vectors>(dropout, row, held);
+    }
     float sum = 0.0f;
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       const u32 dropped = row.dropped(held.vector(v));
       replace_words<width>(output[v], dropped, 0);
-      replace_words<width>(grad[v], dropped, 0);
+      replace_words<width>(grad[v], drops ? dropped | ~(kept >> v * width) : dropped, 0);
       float y[width], dy[width], some = 0.0f;
       unpack(y, output[v], type);
       unpack(dy, grad[v], type);

@@ -1,6 +1,7 @@
 // What the softmax kernels share: exponentials, the threads that share a row, and a row in memory.
 #pragma once
 #include "exponential.h"
+#include "philox.h"
 #include "reduce.h"
 #include "scaled_masked_softmax.h"
 #include "vectors.h"
@@ -178,12 +179,51 @@ template <i32 type, bool aligned> struct RowVectors {
     }
     return masked;
   }
+  // Adds the mask's numbers to the vector's; bit i: whether element i's is -inf. `mask`: the row's.
+  GPU_FN u32 add_mask(float (&x)[width], const u8* mask, u32 vector) const {
+    float m[width];
+    if constexpr (aligned) {
+      unpack(m, *reinterpret_cast<const Words*>(mask + vector * 16), type);
+    } else {
+      const u32 outside = dropped(vector);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i)
+        m[i] = outside >> i & 1 ? 0.0f : load_one(mask, vector * width + i - shift);
+    }
+    u32 out = 0;
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+      out |= (u32)(m[i] == minus_infinity(0.0f)) << i;
+      x[i] += m[i];
+    }
+    return out;
+  }
+  // A byte for each element of the vector, as its bits say. `tensor`: of bytes.
+  GPU_FN void store_bits(u8* tensor, u32 vector, u32 bits) const {
+    u8* const to = tensor + begin + (i64)vector * width;
+    const u32 outside = aligned ? 0 : without(vector, keys);
+    if (outside == 0) {
+      Vector<u32, width / 4> w;
+      GPU_UNROLL_FOR (int k = 0; k < width / 4; ++k)
+        w.v[k] = (bits >> 4 * k & 1) | (bits >> 4 * k & 2) << 7 | (bits >> 4 * k & 4) << 14 | (bits >> 4 * k & 8) << 21;
+      *reinterpret_cast<Vector<u32, width / 4>*>(to) = w;
+    } else {
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i)
+        if (!(outside >> i & 1)) to[i] = (u8)(bits >> i & 1);
+    }
+  }
+  GPU_FN i64 element(u32 vector) const { return begin + (i64)vector * width; }
   GPU_FN i64 offset_of(u32 vector) const { return begin * bytes + (i64)vector * 16; }
   GPU_FN void load_values(float (&x)[width], const u8* tensor, u32 vector) const {
     unpack(x, load(tensor, offset_of(vector), vector), type);
   }
   GPU_FN void store_values(u8* tensor, u32 vector, const float (&x)[width]) const {
     store(tensor, offset_of(vector), vector, pack(x, type));
+  }
+
+ private:
+  GPU_FN static float load_one(const u8* tensor, u32 index) {
+    float x[1];
+    gpu::load_values(x, tensor, type, index);
+    return x[0];
   }
 };
 
@@ -203,11 +243,49 @@ template <class Math_> struct RowElements {
   }
   GPU_FN u32 dropped(u32) const { return 0; }
   GPU_FN u32 load_mask(const u8* mask, u32 vector) const { return mask[vector] ? 1 : 0; }
+  GPU_FN u32 add_mask(Math (&x)[1], const u8* mask, u32 vector) const {
+    Math m[1];
+    gpu::load_values(m, mask, type, vector);
+    x[0] += m[0];
+    return m[0] == minus_infinity(Math()) ? 1 : 0;
+  }
+  GPU_FN void store_bits(u8* tensor, u32 vector, u32 bits) const { tensor[begin + vector] = (u8)bits; }
+  GPU_FN i64 element(u32 vector) const { return begin + vector; }
   GPU_FN void load_values(Math (&x)[1], const u8* tensor, u32 vector) const {
     gpu::load_values(x, tensor, type, begin + vector);
   }
   GPU_FN void store_values(u8* tensor, u32 vector, const Math (&x)[1]) const {
     gpu::store_values(tensor, type, begin + vector, x);
+  }
+};
+
+// Keeps the compiler from making anything of x ahead of time.
+GPU_FN void forget_origin([[maybe_unused]] u64& x) {
+#if defined(GPU_CUDA)
+  asm volatile("" : "+l"(x));
+#elif defined(GPU_HIP)
+  asm volatile("" : "+v"(x));
+#endif
+}
+
+// ---- dropout --------------------------------------------------------------------------------------------
+// Element e of a tensor has bit e % 8 of the random numbers whose counter is e / 8, so vectors begin with such eights,
+// or with half of one. A row's elements that are not kept:
+struct RowDropout {
+  u64 key = 0;
+  const u8* seed;
+  u32 keep;
+
+  template <class Arguments> GPU_FN explicit RowDropout(const Arguments& a) : seed(a.seed), keep(a.keep) {
+    if (seed) key = *reinterpret_cast<const u64*>(seed);
+  }
+  // Bit i: whether element i of the row's vector is kept.
+  template <class Row> GPU_FN u32 kept(const Row& row, u32 vector) const {
+    const i64 element = row.element(vector);
+    u64 again = key;  // a round's key is an addition; all of them would take registers for the whole loop
+    forget_origin(again);
+    const u32 eight = philox_keep_eight_finely(again, (u64)element / 8, keep);
+    return Row::width == 8 ? eight : eight >> ((u32)element & 7) & ((1u << Row::width) - 1);
   }
 };
 
@@ -274,5 +352,23 @@ template <int fixed> struct HeldVectors {
   GPU_FN bool keeps(int v) const { return step(v) < filled; }
   GPU_FN bool clears(int v) const { return step(v) >= filled && step(v) < count; }
 };
+
+// What dropout keeps of a thread's vectors, Row::width bits each: one register. One after another, so that the code is
+// there once; meant for the time while the vectors are on their way.
+template <int vectors, class Row, class Held>
+GPU_FN u32 kept_of(const RowDropout& dropout, const Row& row, const Held& held) {
+  static_assert(vectors * Row::width <= 32, "a register has them");
+  u32 all = 0;
+  GPU_ROLLED_FOR(int v = 0; v < vectors; ++v)
+  if (held.keeps(v)) all |= dropout.kept(row, held.vector(v)) << v * Row::width;
+  return all;
+}
+// Likewise, of bytes.
+template <int vectors, class Row, class Held> GPU_FN u32 kept_of(const u8* bytes, const Row& row, const Held& held) {
+  u32 all = 0;
+  GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
+    if (held.keeps(v)) all |= row.load_mask(bytes, held.vector(v)) << v * Row::width;
+  return all;
+}
 #endif
 }  // namespace gpu

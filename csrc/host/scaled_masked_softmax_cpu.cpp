@@ -1,11 +1,12 @@
-// The CPU variant of scaled_masked_softmax: a row at a time, in pieces that stay in the first-level cache, at each
-// x86-64 level.
+// The CPU variant of scaled_masked_softmax and masked_softmax_dropout: a row at a time, in pieces that stay in the
+// first-level cache, at each x86-64 level.
 #include "scaled_masked_softmax.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "device/exponential.h"
+#include "device/philox.h"
 #include "multi_tensor_cpu.h"
 
 namespace apex {
@@ -58,6 +59,16 @@ template <class Math> APEX_INLINE Math sum(const Math* x, int64_t n) {
   return total;
 }
 
+// Whether dropout keeps elements [element, element + n) of a tensor: bytes, 1 or 0.
+template <class Arguments> APEX_INLINE void keep(const Arguments& a, int64_t element, int64_t n, uint8_t* kept) {
+  const uint64_t key = *reinterpret_cast<const uint64_t*>(a.seed);
+  for (int64_t j = 0; j < n;) {
+    const int64_t at = element + j;
+    uint32_t bits = gpu::philox_keep_eight_finely(key, uint64_t(at / 8), a.keep) >> at % 8;
+    for (int64_t left = 8 - at % 8; left && j < n; --left, ++j, bits >>= 1) kept[j] = uint8_t(bits & 1);
+  }
+}
+
 template <class Math> struct Forward {
   const gpu::SoftmaxForward& a;
 
@@ -68,6 +79,7 @@ template <class Math> struct Forward {
     if (a.negative)
       for (int64_t j = 0; j < n; ++j) x[j] = -x[j];
     if (!mask) return true;
+    if (a.additive) return add(convert, mask, i, n, x);
     uint8_t kept = 0;
     const Math least = gpu::minus_infinity(Math());
     for (int64_t j = 0; j < n; ++j) {
@@ -75,6 +87,30 @@ template <class Math> struct Forward {
       x[j] = mask[i + j] ? least : x[j];
     }
     return kept;
+  }
+  // Likewise, of a mask of numbers.
+  APEX_INLINE bool add(const TileConversions<Math>& convert, const uint8_t* mask, int64_t i, int64_t n, Math* x) const {
+    alignas(64) Math m[piece];
+    load(convert, mask, a.type, i, n, m);
+    uint8_t kept = 0;
+    const Math least = gpu::minus_infinity(Math());
+    for (int64_t j = 0; j < n; ++j) {
+      kept |= uint8_t(m[j] != least);
+      x[j] = m[j] == least ? least : x[j] + m[j];
+    }
+    return kept;
+  }
+  // Elements of a row whose softmax is x, as they are or as dropout leaves them.
+  APEX_INLINE void write(const TileConversions<Math>& convert, int64_t element, int64_t n, Math* x) const {
+    if (a.seed) {
+      alignas(64) uint8_t kept[piece];
+      const Math scale = Math(a.kept_by);
+      store(convert, a.softmax, a.type, element, n, static_cast<const Math*>(x));
+      keep(a, element, n, kept);
+      if (a.kept) std::memcpy(a.kept + element, kept, size_t(n));
+      for (int64_t j = 0; j < n; ++j) x[j] = kept[j] ? x[j] * scale : Math(0);
+    }
+    store(convert, a.output, a.type, element, n, static_cast<const Math*>(x));
   }
   APEX_INLINE void powers(Math* x, int64_t n, Math top) const {
     const Math magnitude = Math(a.magnitude);
@@ -95,7 +131,11 @@ template <class Math> struct Forward {
       top = reduce<Highest>(x, n, top);
     }
     if (!keeps) {
-      clear(a.output, a.type, base, a.keys);
+      for (int64_t i = 0; i < a.keys; i += piece) {
+        const int64_t n = std::min<int64_t>(piece, a.keys - i);
+        fill(x, n, Math(0));
+        write(convert, base + i, n, x);
+      }
       return;
     }
     Math total = Math(0);
@@ -112,7 +152,7 @@ template <class Math> struct Forward {
         powers(x, n, top);
       }
       for (int64_t j = 0; j < n; ++j) x[j] /= total;
-      store(convert, a.output, a.type, base + i, n, static_cast<const Math*>(x));
+      write(convert, base + i, n, x);
     }
     clear(a.output, a.type, base + length, a.keys - length);
   }
@@ -127,27 +167,38 @@ template <class Math> struct Forward {
 template <class Math> struct Backward {
   const gpu::SoftmaxBackward& a;
 
+  // No gradient for what dropout did not keep.
+  APEX_INLINE void drop(int64_t element, int64_t n, Math* dy) const {
+    alignas(64) uint8_t made[piece];
+    const uint8_t* kept = a.kept ? a.kept + element : made;
+    if (!a.kept) {
+      if (!a.seed) return;
+      keep(a, element, n, made);
+    }
+    for (int64_t j = 0; j < n; ++j) dy[j] = kept[j] ? dy[j] : Math(0);
+  }
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
     const Math scale = Math(a.scale);
     alignas(64) Math y[piece], dy[piece], product[piece];
+    const auto read = [&](int64_t at, int64_t n) {
+      load(convert, a.output, a.type, at, n, y);
+      load(convert, a.grad_output, a.type, at, n, dy);
+      drop(at, n, dy);
+    };
     for (int64_t row = begin; row < end; ++row) {
       const int64_t base = row * a.keys, length = gpu::softmax_length(a.keys, a.queries, row % a.queries, a.causal);
       const bool once = length <= piece;
       Math total = Math(0);
       for (int64_t i = 0; i < length; i += piece) {
         const int64_t n = std::min(piece, length - i);
-        load(convert, a.output, a.type, base + i, n, y);
-        load(convert, a.grad_output, a.type, base + i, n, dy);
+        read(base + i, n);
         for (int64_t j = 0; j < n; ++j) product[j] = y[j] * dy[j];
         total += sum(product, n);
       }
       for (int64_t i = 0; i < length; i += piece) {
         const int64_t n = std::min(piece, length - i);
-        if (!once) {
-          load(convert, a.output, a.type, base + i, n, y);
-          load(convert, a.grad_output, a.type, base + i, n, dy);
-        }
+        if (!once) read(base + i, n);
         for (int64_t j = 0; j < n; ++j) product[j] = y[j] * ((dy[j] - total) * scale);
         store(convert, a.grad_input, a.type, base + i, n, static_cast<const Math*>(product));
       }

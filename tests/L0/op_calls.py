@@ -199,6 +199,14 @@ def _softmax(make, name):
     return dict(grad_output=make(2, 2, 4, 8), output=torch.softmax(x, -1), scale=0.5)
 
 
+def _masked_softmax_dropout(make, name):
+    common = dict(dropout=0.25, seed=make.integers(5))
+    x = make(2, 2, 4, 8)
+    if name.endswith("forward"):
+        return common | dict(input=x, mask=make(2, 1, 1, 8), keep_mask=True)
+    return common | dict(grad_output=make(2, 2, 4, 8), softmax=torch.softmax(x, -1), kept_mask=None)
+
+
 def _bias_activation(make, name):
     common = dict(input=make(4, 8), bias=make(8), activation="silu", gated=True)
     return common if name.endswith("forward") else dict(grad_output=make(4, 4)) | common
@@ -339,6 +347,7 @@ _KINDS = {
     "rope": _rope,
     "xentropy": _xentropy,
     "scaled_masked_softmax": _softmax,
+    "masked_softmax_dropout": _masked_softmax_dropout,
     "bias_activation": _bias_activation,
     "dense_gelu_dense": _dense_gelu_dense,
     "dense": _dense,

@@ -376,6 +376,25 @@ def _(v):
     return dict(grad_output=v.normal(2, 4, 64, 128), output=v.normal(2, 4, 64, 128).softmax(-1), scale=0.5)
 
 
+@sample("masked_softmax_dropout_forward")
+def _(v):
+    mask = v.below(2, 2, 1, 1, 128).to(torch.uint8)
+    return dict(
+        input=v.normal(2, 4, 64, 128), mask=mask, dropout=0.25, seed=v.of(7, dtype=I64), keep_mask=True
+    )
+
+
+@sample("masked_softmax_dropout_forward")
+def _(v):
+    return dict(input=v.normal(2, 3, 64, 100), mask=v.normal(64, 100))
+
+
+@sample("masked_softmax_dropout_backward")
+def _(v):
+    given = dict(grad_output=v.normal(2, 4, 64, 128), softmax=v.normal(2, 4, 64, 128).softmax(-1))
+    return given | dict(dropout=0.25, seed=v.of(7, dtype=I64))
+
+
 @sample("bias_activation_forward")
 def _(v):
     return dict(input=v.normal(256, 512), bias=v.normal(512), activation="silu", gated=True)

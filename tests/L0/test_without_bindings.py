@@ -1,4 +1,4 @@
-"""Losses, norms, index_mul_2d and the transducer ops where no binding fits this torch: autograd from Python."""
+"""Losses, norms, softmax, index_mul_2d, transducer ops where no binding fits this torch: autograd from Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ NAMESPACE = "apex_test_without_bindings"
 def ops():
     """The pairs as the loader defines them without a binding, in a namespace of their own."""
     _loader.load()
-    begins = ("xentropy_", "focal_loss_", "index_mul_2d_", "transducer_", "group_norm_", "layer_norm_")
+    begins = (
+        "xentropy_",
+        "focal_loss_",
+        "index_mul_2d_",
+        "transducer_",
+        "group_norm_",
+        "layer_norm_",
+        "masked_",
+    )
     names = [n for n in registry.schemas() if n.startswith(begins)]
     library = reference.define(NAMESPACE, reference.implementation, names)
     reference.record(NAMESPACE, library, names)
@@ -69,6 +77,23 @@ def test_index_mul_2d(ops):
     )
     assert torch.autograd.gradcheck(lambda a, b: ops.index_mul_2d_forward(a, b, index), (in1, in2))
     assert torch.autograd.gradcheck(lambda a, b, g: ops.index_mul_2d_backward(g, a, b, index), (in1, in2, g))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_masked_softmax_dropout(ops, dropout):
+    x, tail = leaf(2, 3, 5), (dropout, torch.tensor([7], device="cpu", dtype=torch.int64))
+    mask = torch.tensor([0, 1, 0, 0, 1], device="cpu", dtype=torch.bool)
+    assert torch.autograd.gradcheck(lambda x: ops.masked_softmax_dropout_forward(x, mask, *tail)[0], x)
+    with torch.autocast("cpu", BF16):
+        assert ops.masked_softmax_dropout_forward(x.float(), mask, *tail)[0].dtype == BF16
+    output, softmax, _ = ops.masked_softmax_dropout_forward(x, mask, *tail)
+    (first,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    grad = torch.ones_like(output).requires_grad_()
+    before = softmax if dropout else output
+    found = ops.masked_softmax_dropout_backward(grad, before.detach(), None, *tail)
+    torch.testing.assert_close(found, first)
+    with pytest.raises(NotImplementedError, match="double backward"):
+        found.sum().backward()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

@@ -1,15 +1,10 @@
-"""Dropout of the joint: its random numbers' key, and its mask as public apex shows it."""
+"""Dropout of the joint: its mask as public apex shows it."""
 
 from __future__ import annotations
 
 import torch
 
 from apex.reference import _masks
-
-
-def new_seed(device):
-    """A key drawn from torch's generator of that device, on the device: a CUDA graph draws another at every replay."""
-    return torch.randint(2**62, (1,), dtype=torch.int64, device=device)
 
 
 def mask_of(output, bits, relu):

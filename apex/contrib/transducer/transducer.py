@@ -8,7 +8,8 @@ import torch
 
 from apex import _symbolic as symbolic
 from apex._functional import call
-from apex.contrib.transducer._mask import mask_of, new_seed
+from apex._random import new_seed
+from apex.contrib.transducer._mask import mask_of
 
 _joint = torch.ops.apex.transducer_joint_forward.default
 _loss = torch.ops.apex.transducer_loss_forward.default

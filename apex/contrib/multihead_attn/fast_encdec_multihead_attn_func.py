@@ -1,0 +1,36 @@
+"""encdec_attn_func with the arguments of public apex's fast form."""
+
+from __future__ import annotations
+
+from apex.contrib.multihead_attn.encdec_multihead_attn_func import encdec_attn_func
+
+
+class FastEncdecAttnFunc:
+    """Has the face of an autograd.Function; see SelfAttnFunc."""
+
+    @staticmethod
+    def apply(
+        use_time_mask,
+        is_training,
+        heads,
+        inputs_q,
+        inputs_kv,
+        input_weights_q,
+        input_weights_kv,
+        output_weights,
+        pad_mask,
+        dropout_prob,
+    ):
+        """As encdec_attn_func, without biases and with scores scaled by d^-1/2."""
+        return encdec_attn_func(
+            use_time_mask, is_training, heads, None, inputs_q, inputs_kv, input_weights_q, input_weights_kv,
+            output_weights, None, None, None, pad_mask, dropout_prob,
+        )  # fmt: skip
+
+    @staticmethod
+    def forward(ctx, *arguments):
+        """As `apply`."""
+        return FastEncdecAttnFunc.apply(*arguments)
+
+
+fast_encdec_attn_func = FastEncdecAttnFunc.apply

@@ -1,0 +1,86 @@
+#pragma once
+#include "generated/masked_softmax_dropout.h"
+#include "scaled_masked_softmax.h"
+
+namespace apex {
+namespace dropout_softmax {
+inline void check_dropout(const char* op, double dropout, const OptionalTensor& seed, const at::Tensor& input) {
+  TORCH_CHECK_VALUE(dropout >= 0 && dropout <= 1, op, ": the dropout probability must be between 0 and 1, not ",
+                    dropout);
+  TORCH_CHECK_VALUE(dropout == 0 || (has_value(seed) && seed->scalar_type() == at::kLong && seed->sym_numel() == 1 &&
+                                     seed->device() == input.device()),
+                    op, ": dropout needs a seed, one int64 on ", input.device());
+}
+inline at::Tensor like(const at::Tensor& tensor, at::ScalarType type, bool wanted = true) {
+  const auto options = tensor.options().dtype(type).memory_format(at::MemoryFormat::Contiguous);
+  return wanted ? at::empty_symint(tensor.sym_sizes(), options) : at::empty({0}, options);
+}
+}  // namespace dropout_softmax
+
+inline void MaskedSoftmaxDropoutForward::check() const {
+  check_softmax(unit, input, mask, false, true);
+  dropout_softmax::check_dropout(unit, dropout, seed, input);
+}
+inline MaskedSoftmaxDropoutForward::Result MaskedSoftmaxDropoutForward::outputs() const {
+  const at::ScalarType type = input.scalar_type();
+  return {dropout_softmax::like(input, type), dropout_softmax::like(input, type, dropout > 0),
+          dropout_softmax::like(input, at::kByte, keep_mask)};
+}
+inline bool MaskedSoftmaxDropoutForward::launch(const apex_place& place, Result& made) const {
+  const at::Tensor x = input.contiguous();
+  made = outputs();
+  auto& [output, softmax, kept] = made;
+  const SoftmaxShape shape(x);
+  gpu::SoftmaxForward a{};
+  at::Tensor m, key;
+  if (has_value(mask)) {
+    a.additive = at::isFloatingType(mask->scalar_type());
+    m = set_softmax_mask(a.additive ? mask->to(x.scalar_type()) : *mask, x, shape, &a);
+  }
+  a.input = bytes(x), a.output = mutable_bytes(output);
+  if (dropout > 0) {
+    key = seed->contiguous();
+    a.seed = bytes(key), a.softmax = mutable_bytes(softmax);
+    if (keep_mask) a.kept = mutable_bytes(kept);
+  } else if (keep_mask) {
+    kept.fill_(1);
+  }
+  a.rows = shape.rows, a.keys = shape.keys, a.heads = shape.heads, a.queries = shape.queries;
+  a.type = element_type(unit, x.scalar_type());
+  return !use_reference(apex_masked_softmax_dropout_forward(&place, &a, dropout), unit);
+}
+
+inline void MaskedSoftmaxDropoutBackward::check() const {
+  check_softmax(unit, softmax, std::nullopt, false);
+  check_softmax_gradient(unit, grad_output, softmax);
+  if (has_value(kept_mask)) {
+    TORCH_CHECK_VALUE(kept_mask->sym_sizes() == softmax.sym_sizes() && kept_mask->device() == softmax.device(), unit,
+                      ": the mask of what was kept must have the softmax's shape ", softmax.sym_sizes(),
+                      " and be on its device, ", softmax.device());
+    TORCH_CHECK_TYPE(kept_mask->scalar_type() == at::kByte || kept_mask->scalar_type() == at::kBool, unit,
+                     ": the mask of what was kept is uint8 or bool, not ", kept_mask->scalar_type());
+  }
+  dropout_softmax::check_dropout(unit, has_value(kept_mask) && dropout <= 1 && dropout >= 0 ? 0 : dropout, seed,
+                                 softmax);
+}
+inline at::Tensor MaskedSoftmaxDropoutBackward::outputs() const {
+  return dropout_softmax::like(softmax, softmax.scalar_type());
+}
+inline bool MaskedSoftmaxDropoutBackward::launch(const apex_place& place, Result& made) const {
+  const at::Tensor dy = grad_output.contiguous(), y = softmax.contiguous(), bits = contiguous(kept_mask);
+  at::Tensor key;
+  made = outputs();
+  const SoftmaxShape shape(y);
+  gpu::SoftmaxBackward a{};
+  a.grad_output = bytes(dy), a.output = bytes(y), a.grad_input = mutable_bytes(made);
+  if (bits.defined()) {
+    a.kept = bytes(bits);
+  } else if (dropout > 0) {
+    key = seed->contiguous();
+    a.seed = bytes(key);
+  }
+  a.rows = shape.rows, a.keys = shape.keys, a.queries = shape.queries;
+  a.type = element_type(unit, y.scalar_type());
+  return !use_reference(apex_masked_softmax_dropout_backward(&place, &a, dropout), unit);
+}
+}  // namespace apex
