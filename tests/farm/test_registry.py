@@ -58,7 +58,7 @@ def test_an_unknown_variable_is_named_with_its_neighbour():
         REGISTRY.asked({}, ["--cpp_exd"])
 
 
-@pytest.mark.parametrize("variable", ["APEX_BUILD_PEER_MEMORY", "APEX_FAST_MULTIHEAD_ATTN"])
+@pytest.mark.parametrize("variable", ["APEX_BUILD_PEER_MEMORY", "APEX_PERMUTATION_SEARCH"])
 def test_what_is_not_in_this_build_is_named(variable):
     with pytest.raises(
         NotInThisBuild, match=f"{variable} asks for what is not in this build.*use torch.*Leave"
