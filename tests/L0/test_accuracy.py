@@ -143,6 +143,10 @@ def torch_masked(x, mask):
     return torch.softmax((x * 0.5).masked_fill(mask, -torch.inf), -1)
 
 
+def attention_softmax(x, mask):
+    return torch.ops.apex.masked_softmax_dropout_forward(x, mask)[0]
+
+
 def gated(activation):
     def theirs(x, b):
         first, second = (x + b).chunk(2, -1)
@@ -354,6 +358,10 @@ CASES = {
     "add rms norm": Case(((64, 1000), (64, 1000), (1000,)), add_rms_norm, torch_add_rms_norm),
     "causal softmax": Case(((8, 100, 100),), causal, torch_causal, scale=4.0),
     "masked softmax": Case(((2, 4, 32, 100),), masked, torch_masked, mask_of, scale=4.0),
+    "attention's softmax": Case(
+        ((2, 4, 32, 100),), attention_softmax, lambda x, m: torch.softmax(x.masked_fill(m, -torch.inf), -1), mask_of,
+        scale=4.0,
+    ),
     "plain softmax": Case(
         ((1, 2, 16, 3000),), lambda x: fused_softmax.ScaledSoftmax.apply(x, 1.0), lambda x: x.softmax(-1)
     ),

@@ -23,6 +23,7 @@ from apex.contrib.group_norm.group_norm import group_norm
 from apex.contrib.groupbn import BatchNorm2d_NHWC
 from apex.contrib.index_mul_2d import index_mul_2d
 from apex.contrib.layer_norm import FastLayerNorm
+from apex.contrib.multihead_attn import EncdecMultiheadAttn, SelfMultiheadAttn
 from apex.contrib.transducer import TransducerJoint, TransducerLoss
 from apex.contrib.xentropy import SoftmaxCrossEntropyLoss
 from apex.fp16_utils import FP16Model, tofp16
@@ -106,6 +107,14 @@ LAYERS = {
             lambda: TransducerLoss(),
             (random(2, 3, 4, 5), torch.ones(2, 3, dtype=torch.int32, device="cpu"), lengths, lengths, 0),
         )
+    ],
+    SelfMultiheadAttn: [
+        (lambda: SelfMultiheadAttn(8, 2, 0.0, True, True), (random(3, 2, 8),)),
+        (lambda: SelfMultiheadAttn(8, 2, 0.0, False, False, "default", True), (random(3, 2, 8),)),
+    ],
+    EncdecMultiheadAttn: [
+        (lambda: EncdecMultiheadAttn(8, 2), (random(3, 2, 8), random(4, 2, 8))),
+        (lambda: EncdecMultiheadAttn(8, 2, 0.0, True, True, "default"), (random(3, 2, 8), random(4, 2, 8))),
     ],
     stackedRNN: [(lambda: RNN.LSTM(8, 8, 1), (random(2, 3, 8),))],
     bidirectionalRNN: [(lambda: RNN.GRU(8, 8, 1, bidirectional=True), (random(2, 3, 8),))],

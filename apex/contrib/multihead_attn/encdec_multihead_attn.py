@@ -6,6 +6,7 @@ import math
 
 from torch import nn
 
+from apex import _symbolic as symbolic
 from apex.contrib.multihead_attn import _module
 from apex.contrib.multihead_attn._core import dropout_add as jit_dropout_add
 from apex.contrib.multihead_attn.encdec_multihead_attn_func import encdec_attn_func
@@ -65,6 +66,9 @@ class EncdecMultiheadAttn(nn.Module):
 
         Raises ValueError for inputs and masks that do not fit.
         """
+        arguments = query, key, value, key_padding_mask, need_weights, attn_mask, is_training
+        if (node := symbolic.leaf(self, *arguments)) is not None:
+            return node
         _module.check_input(self, query=query, key=key)
         mask, is_time_mask = _module.mask_of(key_padding_mask, attn_mask)
         outputs = encdec_attn_func(

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from apex import _symbolic as symbolic
 from apex.contrib.multihead_attn import _module
 from apex.contrib.multihead_attn._core import dropout_add as jit_dropout_add
 from apex.contrib.multihead_attn.self_multihead_attn_func import self_attn_func
@@ -108,6 +109,9 @@ class SelfMultiheadAttn(nn.Module):
 
         Raises ValueError and TypeError for inputs and masks that do not fit.
         """
+        arguments = query, key, value, key_padding_mask, need_weights, attn_mask, is_training
+        if (node := symbolic.leaf(self, *arguments)) is not None:
+            return node
         _module.check_input(self, query=query)
         mask, is_time_mask = _module.mask_of(key_padding_mask, attn_mask)
         normalized = _module.normalized(self, query)
