@@ -60,7 +60,7 @@ def range_of(tensor):
 
 def share_memory(one, other):
     """Whether two tensors lie in one storage, in ranges that meet."""
-    if not one.numel() or not other.numel() or not all(map(torch._C._has_storage, (one, other))):
+    if not (one.numel() and other.numel() and torch._C._has_storage(one) and torch._C._has_storage(other)):
         return False
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False

@@ -83,8 +83,7 @@ class _Layer:
         if workspace is None:
             return False
         _layout.set(buffer, workspace=workspace.data_ptr())
-        status = call(place, buffer)
-        return not (status and tensors.must_use_reference(status, self.op))
+        return not products.was_refused(place, call(place, buffer), self.op)
 
 
 def _like(tensor, wanted, input):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import warnings
+
 import torch
 
-from apex._portable import tensors
+from apex._loader import library
+from apex._loader.errors import SlowPathWarning
+from apex._portable import interface, tensors
 
+_name = interface.function("apex_blas_name")
 _ALLOWED = {
     torch.float16: "allow_fp16_reduced_precision_reduction",
     torch.bfloat16: "allow_bf16_reduced_precision_reduction",
@@ -33,6 +40,23 @@ def workspace(size, like):
         return like.new_empty(size, dtype=torch.uint8)
     except torch.OutOfMemoryError:
         return None
+
+
+_said: set[str] = set()
+
+
+def was_refused(place, status, op):
+    """Whether torch's products must serve; a vendor's library that is there and refuses is named once a process."""
+    if not status or not tensors.must_use_reference(status, op):
+        return False
+    text = library.load().last_error()
+    if (
+        not _said
+        and _name(int.from_bytes(place[:4], sys.byteorder), ctypes.create_string_buffer(64), 64) == 0
+    ):
+        _said.add(text)
+        warnings.warn(f"apex {op} is multiplied by torch where {text}", SlowPathWarning, stacklevel=2)
+    return True
 
 
 def has_dense_rows(matrix):

@@ -65,7 +65,7 @@ def wgrad_gemm_accum(input, grad_output, main_grad):
         products.leading(x), products.leading(main_grad), 1, 1, code_of(_OP, x.dtype), code_of(_OP, main_grad.dtype),
         address(workspace), 0 if workspace is None else _WORKSPACE,
     ))  # fmt: skip
-    if status and tensors.must_use_reference(status, _OP):
+    if products.was_refused(place, status, _OP):
         return None
     tensors.bump_version(main_grad)
     return True

@@ -45,8 +45,17 @@ def main_grad_of(weight: torch.Tensor) -> torch.Tensor:
 
 def is_wanted(*weights: torch.Tensor) -> bool:
     """Whether any of them gets a gradient. Raises ValueError for one that does, and has no main_grad."""
-    wanted = [weight for weight in weights if weight.requires_grad and torch.is_grad_enabled()]
+    if (
+        not torch.is_grad_enabled() or torch.jit.is_tracing()
+    ):  # what is traced is run without a backward of this
+        return False
+    wanted = [weight for weight in weights if weight.requires_grad]
     return all(main_grad_of(weight) is not None for weight in wanted) and bool(wanted)
+
+
+def shown(module: torch.nn.Module) -> str:
+    """Of a layer's repr."""
+    return ", main_grad=True" if module.main_grad else ""
 
 
 def _add(weight, input, grad_output):

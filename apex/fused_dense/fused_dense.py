@@ -158,7 +158,9 @@ class FusedDense(nn.Module):
         return fused_dense_function(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+        return (
+            f"{self.in_features}, {self.out_features}, bias={self.bias is not None}{_main_grad.shown(self)}"
+        )
 
 
 class FusedDenseGeluDense(nn.Module):
@@ -214,4 +216,4 @@ class FusedDenseGeluDense(nn.Module):
 
     def extra_repr(self) -> str:
         sizes = f"{self.in_features}, {self.intermediate_features}, {self.out_features}"
-        return f"{sizes}, bias={self.bias1 is not None}"
+        return f"{sizes}, bias={self.bias1 is not None}{_main_grad.shown(self)}"

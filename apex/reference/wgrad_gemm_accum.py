@@ -59,6 +59,8 @@ def check_memory(main_grad, input, grad_output):
 
 def overlaps_itself(matrix):
     """Whether several elements of a matrix may be one in memory."""
+    if matrix.is_contiguous():
+        return False
     reach = 1
     for size, stride in sorted(zip(matrix.shape, matrix.stride(), strict=True), key=lambda pair: pair[1]):
         if size > 1 and stride < reach:

@@ -72,7 +72,7 @@ inline bool run(const apex_place& place, apex_dense& d, Direction direction, con
   const at::Tensor workspace = products::workspace(d.workspace_bytes, like);
   if (!workspace.defined()) return false;
   d.workspace = workspace.mutable_data_ptr();
-  return !use_reference(direction(&place, &d), op);
+  return !products::was_refused(place, direction(&place, &d), op);
 }
 
 // ---- by torch's ops, differentiable

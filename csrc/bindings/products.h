@@ -31,6 +31,14 @@ inline at::Tensor workspace(int64_t bytes, const at::Tensor& like) {
     return at::empty({bytes}, like.options().dtype(at::kByte));
   } catch (const c10::OutOfMemoryError&) { return {}; }
 }
+// Returns whether torch's products must serve; a vendor's library that is there and refuses is named once a process.
+inline bool was_refused(const apex_place& place, int32_t status, const char* op) {
+  if (!use_reference(status, op)) return false;
+  char name[64];
+  if (apex_blas_name(place.platform, name, sizeof name) == APEX_OK)
+    TORCH_WARN_ONCE("apex ", op, " is multiplied by torch where ", apex_last_error());
+  return true;
+}
 // Whether elements of a matrix's rows lie one behind another, and rows apart.
 inline bool has_dense_rows(const at::Tensor& matrix) {
   return (matrix.size(1) <= 1 || matrix.stride(1) == 1) && (matrix.size(0) <= 1 || matrix.stride(0) >= matrix.size(1));

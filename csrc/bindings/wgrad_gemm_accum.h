@@ -71,7 +71,7 @@ inline bool WgradGemmAccum::launch(const apex_place& place) const {
   m.transpose_a = m.accumulate = 1;
   m.type = element_type(name, x.scalar_type()), m.type_d = element_type(name, main_grad.scalar_type());
   m.workspace = mutable_bytes(workspace), m.workspace_bytes = workspace.defined() ? APEX_MATMUL_WORKSPACE_BYTES : 0;
-  if (use_reference(apex_matmul_run(&place, &m), name)) return false;
+  if (products::was_refused(place, apex_matmul_run(&place, &m), name)) return false;
   bump_version(main_grad);
   return true;
 }

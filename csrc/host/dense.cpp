@@ -140,6 +140,8 @@ template <class Step> int32_t run(const apex_place* place, const apex_dense* den
   return guarded([&]() -> int32_t {
     if (!dense->workspace || dense->workspace_bytes < APEX_MATMUL_WORKSPACE_BYTES)
       return fail(APEX_ERROR_ARGUMENT, "apex_dense: the workspace of apex_dense_prepare is wanted");
+    if (reinterpret_cast<uintptr_t>(dense->workspace) % 16)  // how the pass is laid out depends on it
+      return fail(APEX_ERROR_ARGUMENT, "apex_dense: the workspace must be aligned to 16 bytes");
     return step(Layer(*place, *dense));
   });
 }

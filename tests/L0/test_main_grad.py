@@ -8,6 +8,7 @@ import lists
 import pytest
 import torch
 from lists import BF16, F16, F32, F64
+from torch._dynamo import compiled_autograd
 from torch.utils.checkpoint import checkpoint
 
 from apex import amp, fused_dense
@@ -217,6 +218,7 @@ def test_modules_are_copied_and_pickled(make):
     ours, _ = pair(make)
     assert copy.deepcopy(ours).main_grad is True
     assert make().main_grad is False and "main_grad" not in ours.state_dict()
+    assert repr(ours).endswith(", main_grad=True)") and "main_grad" not in repr(make())
 
 
 @MAKERS
@@ -227,3 +229,23 @@ def test_compiled(make):
     for seed in (2, 4):
         run(graph, seed=seed), run(theirs, seed=seed)
     check(ours, theirs)
+
+
+@MAKERS
+def test_compiled_autograd(make):
+    """A backward that is captured as a graph adds to main_grad, too."""
+    ours, theirs = pair(make)
+    with compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        run(ours)
+    run(theirs)
+    check(ours, theirs)
+
+
+@MAKERS
+def test_traced(make):
+    """torch.jit.trace sees the layer without main_grad: a traced module can be saved."""
+    ours, theirs = pair(make)
+    x = torch.ones(2, 16)
+    graph = torch.jit.trace(ours, (x,))
+    assert "PythonOp" not in str(graph.inlined_graph) and "^" not in str(graph.inlined_graph)
+    near(graph(x), theirs(x))

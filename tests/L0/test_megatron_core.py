@@ -1,5 +1,7 @@
-"""megatron-core, where it is installed (pip install --no-deps megatron-core; it needs numpy and packaging), runs its
-fused layers and gradient_accumulation_fusion over apex."""
+"""megatron-core runs its fused layers and gradient_accumulation_fusion over apex.
+
+Where it is installed: pip install --no-deps megatron-core; it needs numpy and packaging.
+"""
 
 from __future__ import annotations
 

@@ -2,15 +2,15 @@
 
 import os
 
-from .apex_library import CUDA
+from .apex_library import CUDA, HIP
 from .fresh_process import fresh_process
 from .lt import FakeLt
 
 
-def served_by_fakes():
+def served_by_fakes(platform=CUDA):
     """(FakeLt, torch.ops.apex), whose tensors seem to lie on a device of the fake driver."""
-    os.environ["APEX_BINDING"] = "portable"
-    lt = FakeLt(CUDA)
+    os.environ |= {"APEX_BINDING": "portable", "APEX_BLAS": "lt"}
+    lt = FakeLt(platform)
     import torch
 
     from apex._loader import bindings
@@ -18,7 +18,7 @@ def served_by_fakes():
 
     bindings._refuse_second_copy = lambda: None  # the fixture's libapex, which nothing here uses
     assert bindings.load().kind == "portable"
-    products.place_of = lambda input: tensors._place(CUDA, 0, 0)
+    products.place_of = lambda input: tensors._place(platform, 0, 0)
     return lt, torch.ops.apex
 
 
@@ -29,10 +29,8 @@ def near(found, wanted):
     torch.testing.assert_close(found.double(), wanted, rtol=2 * unit, atol=2 * unit)
 
 
-@fresh_process("cuda")
-def test_weight_gradients(apex, cuda):
-    """Float32 and half main gradients are the product's own output: C is D, added to, in float32."""
-    lt, ops = served_by_fakes()
+def check_weight_gradients(platform, compute):
+    lt, ops = served_by_fakes(platform)
     import torch
 
     for dtype in (torch.float16, torch.bfloat16):
@@ -44,26 +42,42 @@ def test_weight_gradients(apex, cuda):
             ops.wgrad_gemm_accum(x, g, main)
             near(main, wanted)
             asked, multiplied = lt.log()[calls:][-2:]
-            assert (
-                multiplied.startswith("matmul 40x24x15, compute 68, epilogue 1,") and main._version > version
-            )
+            assert multiplied.startswith(f"matmul 40x24x15, compute {compute}, epilogue 1,")
+            assert main._version > version
             assert asked.endswith(f"workspace {32 << 20}")
     assert lt.c.fake_live_objects() == 0
 
 
 @fresh_process("cuda")
+def test_weight_gradients(apex, cuda):
+    """Float32 and half main gradients are the product's own output: C is D, added to, in float32."""
+    check_weight_gradients(CUDA, 68)
+
+
+@fresh_process("hip")
+def test_weight_gradients_of_hip(apex, hip):
+    check_weight_gradients(HIP, 2)
+
+
+@fresh_process("cuda")
 def test_weight_gradients_that_are_refused(apex, cuda):
-    """torch multiplies, once: nothing was written before."""
+    """torch multiplies, once: nothing was written before. The first refusal of the process is told."""
     lt, ops = served_by_fakes()
+    import warnings
+
     import torch
 
     x, g = torch.randn(4, 8).bfloat16(), torch.randn(4, 6).bfloat16()
-    for call, code in (("create", 1), ("heuristic", 15), ("matmul", 15), ("found", 1)):
-        lt.fail(call, code)
-        main = torch.ones(6, 8)
-        ops.wgrad_gemm_accum(x, g, main)
-        near(main, 1 + g.double().t() @ x.double())
-        lt.fail(call, 0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for call, code in (("create", 1), ("heuristic", 15), ("matmul", 15), ("found", 1)):
+            lt.fail(call, code)
+            main = torch.ones(6, 8)
+            ops.wgrad_gemm_accum(x, g, main)
+            near(main, 1 + g.double().t() @ x.double())
+            lt.fail(call, 0)
+    (warning,) = said
+    assert str(warning.message).endswith("is multiplied by torch where cublasLtCreate failed with status 1")
     transposed, single = torch.ones(8, 6).t(), torch.ones(6, 8)
     ops.wgrad_gemm_accum(x, g, transposed)
     ops.wgrad_gemm_accum(x.float(), g.float(), single)
