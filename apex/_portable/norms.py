@@ -122,7 +122,7 @@ class _Norm:
     def quick_forward(self, input, residual, shape, weight, bias, eps, dtype):
         """`forward` by the module in C, which checks what it is given; None: `forward` must do it."""
         hidden = shape[0] if len(shape) == 1 else math.prod(shape)
-        if not hidden:
+        if hidden <= 0:
             return None
         kind = input.dtype
         output = _empty_like(input) if dtype is None or dtype is kind else _empty_like(input, dtype=dtype)

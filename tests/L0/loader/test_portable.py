@@ -303,6 +303,15 @@ for given in (dict(shape=(4,)), dict(shape=(2, 8), weight=None),
               dict(shape=()), dict(shape=(3, 2, 8)), dict(shape=("8",)), dict(weight=torch.ones(7)),
               dict(residual=torch.ones(2, 7)), dict(residual=torch.ones(2, 8).double()), dict(weight=freed)):
     assert status(x, **given) is None, given
+
+from apex.normalization.fused_layer_norm import fused_layer_norm, fused_rms_norm
+for norm in (fused_layer_norm, fused_rms_norm):
+    for shape in ((-1,), (-8,), (4,), (), (2, -8), (1, 2, 8)):
+        try:
+            norm(x, shape)
+            raise SystemExit(f"{shape} was taken")
+        except ValueError as error:
+            assert "normalized_shape" in str(error), error
 """
 
 
