@@ -37,8 +37,8 @@ def main_grad_of(weight: torch.Tensor) -> torch.Tensor:
     main_grad = getattr(weight, "main_grad", None)
     if main_grad is None:
         raise ValueError(
-            "main_grad=True: the weight has no main_grad to add its gradient to; give it one, as "
-            "weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)"
+            "the weight has no main_grad to add its gradient to (main_grad=True, gradient_accumulation_fusion=True); "
+            "give it one, as weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)"
         )
     return main_grad
 
@@ -58,7 +58,7 @@ def shown(module: torch.nn.Module) -> str:
     return ", main_grad=True" if module.main_grad else ""
 
 
-def _add(weight, input, grad_output):
+def add(weight, input, grad_output):
     """Adds to weight.main_grad; what autograd is given in the gradient's place."""
     main_grad = main_grad_of(weight)
     accumulate_weight_gradient(input, grad_output, main_grad)
@@ -109,7 +109,7 @@ class Dense(torch.autograd.Function):
         return (
             None,
             _of_input(g, x, w) if of_input else None,
-            _add(ctx.weight, x, g) if of_weight else None,
+            add(ctx.weight, x, g) if of_weight else None,
             _of_bias(g) if of_bias else None,
         )
 
@@ -129,14 +129,14 @@ class DenseGeluDense(torch.autograd.Function):
         g = _first(grad_output)
         x, w1, w2, hidden, before = (t.to(g.dtype) for t in ctx.saved_tensors)
         _, of_input, *first, of_weight2, of_bias2 = ctx.needs_input_grad
-        second = _add(ctx.weights[1], hidden, g) if of_weight2 else None, _of_bias(g) if of_bias2 else None
+        second = add(ctx.weights[1], hidden, g) if of_weight2 else None, _of_bias(g) if of_bias2 else None
         if not of_input and not any(first):
             return None, None, None, None, *second
         g, _ = _activation_backward(_of_input(g, hidden, w2), before, None, "gelu", False, False)
         return (
             None,
             _of_input(g, x, w1) if of_input else None,
-            _add(ctx.weights[0], x, g) if first[0] else None,
+            add(ctx.weights[0], x, g) if first[0] else None,
             _of_bias(g) if first[1] else None,
             *second,
         )

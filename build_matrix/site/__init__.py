@@ -38,6 +38,7 @@ CONTENTS = {
             "docs/multihead_attn",
             "docs/amp",
             "docs/parallel",
+            "docs/tensor_parallel",
             "docs/sync_batchnorm",
             "docs/group_batchnorm",
         ),

@@ -1,0 +1,8 @@
+"""Which samples a data parallel rank takes."""
+
+from apex.transformer._data._batchsampler import (
+    MegatronPretrainingRandomSampler,
+    MegatronPretrainingSampler,
+)
+
+__all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler"]

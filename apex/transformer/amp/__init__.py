@@ -1,0 +1,5 @@
+"""Loss scaling over model parallel ranks."""
+
+from apex.transformer.amp.grad_scaler import GradScaler
+
+__all__ = ["GradScaler"]

@@ -1,0 +1,16 @@
+"""Loggers of apex.transformer."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+
+def get_transformer_logger(name: str) -> logging.Logger:
+    """The logger of the package that the module `name` lies in: "apex.transformer" of "apex.transformer.utils"."""
+    return logging.getLogger(os.path.splitext(name)[0])
+
+
+def set_logging_level(verbosity: int | str) -> None:
+    """Sets the level of all loggers of apex, as logging.Logger.setLevel takes it."""
+    logging.getLogger("apex").setLevel(verbosity)
