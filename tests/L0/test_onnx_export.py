@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch_defaults import DEVICE, float32_on_cpu
 
+from apex.contrib.bottleneck import Bottleneck
+from apex.contrib.conv_bias_relu import ConvBiasReLU
 from apex.contrib.group_norm import GroupNorm
 from apex.contrib.layer_norm import FastLayerNorm
 from apex.normalization import (
@@ -67,6 +69,13 @@ CASES = {
         values(3, 8),
         values(3, 8, seed=2),
     ),
+    "convolution, bias, relu": lambda: (
+        Model(lambda x, w, b: ConvBiasReLU(x, w, b, 1, 2)),
+        values(2, 3, 8, 6),
+        values(5, 3, 3, 3),
+        values(5),
+    ),
+    "bottleneck": lambda: (Bottleneck(8, 4, 16, stride=2, use_cudnn=True).eval(), values(2, 8, 6, 6)),
     "group norm": lambda: (filled(GroupNorm(2, 8, act="silu")), values(2, 8, 3, 5)),
     "masked softmax": lambda: (
         Model(lambda x, mask: fused_softmax.scaled_masked_softmax(x, mask, 0.5)),

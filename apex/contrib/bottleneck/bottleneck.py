@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from apex import _symbolic as symbolic
-from apex._functional import Function
+from apex._functional import Function, is_traced
 from apex._legacy import absent
 from apex.contrib.conv_bias_relu.conv_bias_relu import _conv
 
@@ -60,7 +60,14 @@ class FrozenBatchNorm2d(nn.Module):
 
 @torch.no_grad()
 def _scales_and_biases(norms):
-    """(scales, biases) of frozen batch norms, three kernels however many there are."""
+    """(scales, biases) of frozen batch norms, three kernels however many there are.
+
+    What traces fuses plain operations by itself, or, as ONNX, knows no others.
+    """
+    if is_traced():
+        scales = [norm.weight * norm.running_var.rsqrt() for norm in norms]
+        pairs = zip(norms, scales, strict=True)
+        return scales, [torch.addcmul(norm.bias, norm.running_mean, s, value=-1) for norm, s in pairs]
     weights, biases, means, variances = (
         [getattr(norm, name) for norm in norms] for name in ("weight", "bias", "running_mean", "running_var")
     )
