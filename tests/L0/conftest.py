@@ -29,6 +29,15 @@ def device(variant):
     return variant.device
 
 
+@pytest.fixture
+def exact_convolutions():
+    """cuDNN's convolutions of float32 are of float32, and the same input gives the same bits."""
+    import torch
+
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
+
+
 _compiled = {}
 
 

@@ -23,6 +23,7 @@ from apex.contrib.bottleneck.bottleneck import (
 )
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+pytestmark = pytest.mark.usefixtures("exact_convolutions")
 LAST, FIRST = torch.channels_last, torch.contiguous_format
 # in, between, out, stride: the shortcut is x; has other channels; has a stride.
 BLOCKS = [(16, 8, 16, 1), (16, 8, 24, 1), (16, 8, 16, 2)]

@@ -15,6 +15,7 @@ from apex._legacy import fused_conv_bias_relu as raw
 from apex.contrib.conv_bias_relu import ConvBias, ConvBiasMaskReLU, ConvBiasReLU, ConvFrozenScaleBiasReLU
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+pytestmark = pytest.mark.usefixtures("exact_convolutions")
 LAST = torch.channels_last
 SHAPES = ((2, 8, 9, 7), (16, 8, 3, 3), (1, 16, 1, 1), (1, 16, 1, 1), (2, 16, 5, 4))
 PADDING, STRIDE = 1, 2

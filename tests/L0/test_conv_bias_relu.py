@@ -15,6 +15,7 @@ from apex._loader import bindings
 
 bindings.load()
 op = torch.ops.apex
+pytestmark = pytest.mark.usefixtures("exact_convolutions")
 LAST, FIRST = torch.channels_last, torch.contiguous_format
 # (input, outputs, kernel, stride, padding): whole vectors; odd; 1x1 with stride; one pixel; no images; padding alone
 # makes the input large enough.
