@@ -25,7 +25,7 @@ WITH_GRAPHS = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled():
+def nothing_compiled(exact_convolutions):
     """Each test compiles anew, and leaves no graph behind."""
     torch._dynamo.reset()
     yield
