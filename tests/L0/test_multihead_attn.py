@@ -337,10 +337,36 @@ def test_functional_transforms():
     found = torch.func.grad(loss)(parameters)
     wanted = torch.autograd.grad(loss(parameters), list(parameters.values()))
     torch.testing.assert_close(list(found.values()), list(wanted))
+    batch = normal(2, T, B, C)
+    mapped = torch.vmap(lambda x: module(x, x, x)[0])(batch)
+    torch.testing.assert_close(mapped, torch.stack([module(x, x, x)[0] for x in batch]))
+    for transform in (torch.func.hessian, lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sum())):
+        with pytest.raises(
+            NotImplementedError, match="masked_softmax_dropout: (forward-mode|the gradient of its)"
+        ):
+            transform(lambda x: module(x, x, x)[0].square().sum())(x)
     leaf = x.clone().requires_grad_()
     (first,) = torch.autograd.grad(module(leaf, leaf, leaf)[0].square().sum(), leaf, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable|double backward"):
         first.sum().backward()
+
+
+def test_without_memory():
+    """On the meta device, and of tensors that torch.export makes up; subclasses of tensors stay what they are."""
+    mask = padding()
+    module = SelfMultiheadAttn(C, H, 0.5, True, True)
+    exported = torch.export.export(module, (normal(T, B, C, dtype=F32), None, None, mask))
+    assert exported.module()(normal(T, B, C, dtype=F32), None, None, mask)[0].shape == (T, B, C)
+
+    class Own(torch.Tensor):
+        pass
+
+    x = normal(T, B, C, dtype=F32).as_subclass(Own)
+    assert type(module(x, x, x)[0]) is Own
+    x = torch.empty(T, B, C, device="meta", requires_grad=True)
+    output, _ = module.to("meta")(x, x, x, key_padding_mask=mask.to("meta"))
+    output.sum().backward()
+    assert output.shape == x.grad.shape and x.grad.device.type == "meta"
 
 
 def test_layouts_and_empty_batches():
