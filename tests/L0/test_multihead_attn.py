@@ -315,6 +315,22 @@ def test_compiled():
         torch.autograd.grad(graph(x).sum(), x)
 
 
+def test_compiled_backward():
+    """Compiled autograd takes the backward, which writes into views, in one graph."""
+    module, x = (
+        randomize(SelfMultiheadAttn(C, H, 0.5, True, True)),
+        normal(T, B, C, dtype=F32).requires_grad_(),
+    )
+    loss = module(x, x, x, key_padding_mask=padding())[0].square().sum()
+    wanted = torch.autograd.grad(loss, [x, *module.parameters()], retain_graph=True)
+    compiled = torch.compile(backend="aot_eager", fullgraph=True)
+    with torch._dynamo.compiled_autograd._enable(compiled):
+        loss.backward()
+    torch.testing.assert_close(
+        [x.grad, *(p.grad for p in module.parameters())], list(wanted), rtol=1e-4, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 def test_autocast(dtype):
     for module in (SelfMultiheadAttn(C, H, 0.1, True), EncdecMultiheadAttn(C, H, 0.1)):
