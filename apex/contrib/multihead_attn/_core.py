@@ -60,33 +60,40 @@ def mask_of_scores(mask, is_time_mask, additive, dtype):
 # ---- the two products and their gradients, written where they belong -------------------------------------------------
 
 
+def _multiply(left, right, out, scale=1.0):
+    """scale * left right, written where `out` lies."""
+    if torch.compiler.is_compiling():  # compiled autograd, which traces the backward, takes no view as `out`
+        nothing = left.new_zeros((1, 1, 1))
+        return out.copy_(torch.baddbmm(nothing, left, right, beta=0, alpha=scale))
+    if scale == 1:
+        return torch.bmm(left, right, out=out)
+    return torch.baddbmm(out, left, right, beta=0, alpha=scale, out=out)
+
+
 def scores_of(q, k, scale):
     """scale * q k^T: [B * heads, Sq, Sk]."""
     made = q.new_empty((q.shape[1], q.shape[0], k.shape[0]))
-    return torch.baddbmm(made, q.transpose(0, 1), k.permute(1, 2, 0), beta=0, alpha=scale, out=made)
+    return _multiply(q.transpose(0, 1), k.permute(1, 2, 0), made, scale)
 
 
 def context_of(probabilities, v):
     """probabilities v: [Sq, B * heads, d]."""
     made = v.new_empty((probabilities.shape[1], probabilities.shape[0], v.shape[2]))
-    torch.bmm(probabilities, v.transpose(0, 1), out=made.transpose(0, 1))
+    _multiply(probabilities, v.transpose(0, 1), made.transpose(0, 1))
     return made
 
 
 def products_backward(grad, probabilities, v, grad_v):
     """Of context_of: writes grad_v, and returns the gradient of the probabilities."""
     grad = grad.transpose(0, 1)
-    torch.bmm(probabilities.transpose(1, 2), grad, out=grad_v.transpose(0, 1))
+    _multiply(probabilities.transpose(1, 2), grad, grad_v.transpose(0, 1))
     return torch.bmm(grad, v.permute(1, 2, 0))
 
 
 def scores_backward(grad, q, k, scale, grad_q, grad_k):
     """Of scores_of: writes grad_q and grad_k."""
-    for out, left, right in (
-        (grad_q.transpose(0, 1), grad, k.transpose(0, 1)),
-        (grad_k.transpose(0, 1), grad.transpose(1, 2), q.transpose(0, 1)),
-    ):
-        torch.baddbmm(out, left, right, beta=0, alpha=scale, out=out)
+    _multiply(grad, k.transpose(0, 1), grad_q.transpose(0, 1), scale)
+    _multiply(grad.transpose(1, 2), q.transpose(0, 1), grad_k.transpose(0, 1), scale)
 
 
 def _by_heads(scores, heads):
