@@ -51,9 +51,10 @@ def _check(input, weight, scale, bias, stride, padding):
         stride >= 1 and padding >= 0,
         "{}: stride must be at least 1 and padding 0, not {} and {}", _OP, stride, padding,
     )  # fmt: skip
+    value(0 not in weight.shape, "{}: the weight, {}, has no elements", _OP, weight.shape)
     for d in (2, 3):
         value(
-            weight.shape[d] >= 1 and input.shape[d] + 2 * padding >= weight.shape[d],
+            input.shape[d] + 2 * padding >= weight.shape[d],
             "{}: the weight, {}, is larger than the input, {}, with a padding of {}",
             _OP, weight.shape, input.shape, padding,
         )  # fmt: skip

@@ -19,8 +19,10 @@ def _check_sizes(input, weight, stride, padding):
         )
     if stride < 1 or padding < 0:
         raise ValueError(f"{_OP}: stride must be at least 1 and padding 0, not {stride} and {padding}")
+    if 0 in weight.shape:
+        raise ValueError(f"{_OP}: the weight, {list(weight.shape)}, has no elements")
     for d in (2, 3):
-        if weight.shape[d] < 1 or input.shape[d] + 2 * padding < weight.shape[d]:
+        if input.shape[d] + 2 * padding < weight.shape[d]:
             raise ValueError(
                 f"{_OP}: the weight, {list(weight.shape)}, is larger than the input, {list(input.shape)}, with a "
                 f"padding of {padding}"

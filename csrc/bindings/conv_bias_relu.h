@@ -34,10 +34,11 @@ template <class Call> void check(const Call& c) {
   check_device(op, "the weight", weight, input);
   TORCH_CHECK_VALUE(c.stride >= 1 && c.padding >= 0, op, ": stride must be at least 1 and padding 0, not ", c.stride,
                     " and ", c.padding);
+  for (int64_t d = 0; d < 4; ++d)
+    TORCH_CHECK_VALUE(weight.sym_size(d) >= 1, op, ": the weight, ", weight.sym_sizes(), ", has no elements");
   for (int64_t d = 2; d < 4; ++d)
-    TORCH_CHECK_VALUE(weight.sym_size(d) >= 1 && input.sym_size(d) + 2 * c.padding >= weight.sym_size(d), op,
-                      ": the weight, ", weight.sym_sizes(), ", is larger than the input, ", input.sym_sizes(),
-                      ", with a padding of ", c.padding);
+    TORCH_CHECK_VALUE(input.sym_size(d) + 2 * c.padding >= weight.sym_size(d), op, ": the weight, ", weight.sym_sizes(),
+                      ", is larger than the input, ", input.sym_sizes(), ", with a padding of ", c.padding);
   for (const auto& [name, tensor] : {std::pair{"scale", &c.scale}, std::pair{"bias", &c.bias}}) {
     if (!has_value(*tensor)) continue;
     TORCH_CHECK_VALUE((*tensor)->dim() == 1 && (*tensor)->sym_size(0) == weight.sym_size(0), op, ": ", name,
