@@ -63,7 +63,8 @@ def _recording(namespace: str, name: str, backward: Function, setup_context: Fun
         class Node(function()):  # type: ignore[misc]
             @staticmethod
             def forward(ctx: Any, keys: Any, *arguments: Any) -> Any:
-                found = below(keys, *arguments)
+                with _as_the_caller():
+                    found = below(keys, *arguments)
                 setup_context(ctx, arguments, found)
                 return found
 
@@ -116,6 +117,15 @@ def _single_level() -> contextlib.AbstractContextManager[Any]:
 
     allowed = getattr(autograd_function, "enable_single_level_autograd_function", None)
     return allowed() if allowed else contextlib.nullcontext()
+
+
+def _as_the_caller() -> contextlib.AbstractContextManager[Any]:
+    """Grad mode as it was before the node's forward, which turns it off: torch.func's outer levels, which the op goes
+    on to, record it too, or the gradient of a gradient would be silently wrong."""
+    import torch
+
+    inside = torch._C._functorch.maybe_current_level() is not None
+    return torch.enable_grad() if inside else contextlib.nullcontext()
 
 
 def refuse_forward_mode(op: str, given: Iterable[Any]) -> None:

@@ -8,6 +8,8 @@ import math
 
 import torch
 
+from apex.reference._leaves import leaf
+
 
 def math_dtype(dtype):
     """float64 for itself, float32 for the rest: what sums are made in, and the dtype of mean and rstd."""
@@ -237,7 +239,7 @@ class Pair:
                 "memory_efficient=True does not keep"
             )
         with torch.enable_grad():
-            leaves = {i: named[i].detach().requires_grad_() for i in (0, 1, 2, 6, 7) if named[i] is not None}
+            leaves = {i: leaf(named[i]) for i in (0, 1, 2, 6, 7) if named[i] is not None}
             outputs = self._differentiable(
                 [leaves.get(i, value) for i, value in enumerate(named)], gradients[0].dtype
             )

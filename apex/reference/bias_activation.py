@@ -2,6 +2,8 @@
 
 import torch
 
+from apex.reference._leaves import leaf
+
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _GELU = 1.5957691216057308  # 2 sqrt(2 / pi)
 # slope and cubic of x * sigmoid(slope * x + cubic * x^3); what is no such product has a branch of its own below
@@ -149,7 +151,7 @@ class _Pair:
     def double_backward(self, ctx, of_input, of_bias):
         """By torch's own differentiable ops."""
         with torch.enable_grad():
-            leaves = [None if t is None else t.detach().requires_grad_() for t in ctx.saved_tensors]
+            leaves = [leaf(t) for t in ctx.saved_tensors]
             outputs = _gradients(*leaves, *ctx.known)
             pairs = [
                 (o, g)

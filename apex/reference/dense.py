@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from apex.reference._leaves import leaf
 from apex.reference.bias_activation import value_and_slope
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -179,7 +180,7 @@ def _cast(device_type, arguments):
 def _differentiate(function, tensors, gradients):
     """Gradients of `tensors`, of which some are None, from those of what `function` of them gives."""
     with torch.enable_grad():
-        leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
+        leaves = [leaf(t) for t in tensors]
         outputs = function(*leaves)
         pairs = [
             (o, g)

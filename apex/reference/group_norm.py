@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from apex.reference._leaves import leaf
+
 
 def _math_dtype(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -193,7 +195,7 @@ class _Pair:
         """By torch's own differentiable ops."""
         groups, eps, silu, wanted = ctx.known
         with torch.enable_grad():
-            leaves = [None if t is None else t.detach().requires_grad_() for t in ctx.saved_tensors]
+            leaves = [leaf(t) for t in ctx.saved_tensors]
             grad_output, input, weight, bias = leaves
             x = _grouped(input, groups)
             mean = x.mean((2, 3), keepdim=True)

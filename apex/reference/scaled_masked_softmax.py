@@ -2,6 +2,8 @@
 
 import torch
 
+from apex.reference._leaves import leaf
+
 _OP = "scaled_masked_softmax"
 
 
@@ -106,7 +108,7 @@ class _Pair:
         """By torch's own differentiable ops."""
         leaves = ctx.saved_tensors
         with torch.enable_grad():
-            leaves = [t.detach().requires_grad_() for t in leaves]
+            leaves = [leaf(t) for t in leaves]
             result = _gradient(*leaves, ctx.scale, ctx.causal)
             found = torch.autograd.grad(result, leaves, gradient.to(result.dtype))
         return (*found, None, None)

@@ -2,6 +2,8 @@
 
 import torch
 
+from apex.reference._leaves import leaf
+
 IGNORED = -100  # torch's ignore_index
 
 
@@ -116,7 +118,7 @@ class _Pair:
         """By torch's own differentiable ops."""
         grad_losses, logits, labels = ctx.saved_tensors
         with torch.enable_grad():
-            leaves = [t.detach().requires_grad_() for t in (grad_losses, logits)]
+            leaves = [leaf(t) for t in (grad_losses, logits)]
             largest = leaves[1].detach().to(_math_dtype(logits.dtype)).amax(-1)
             total = (leaves[1].to(largest.dtype) - largest.unsqueeze(-1)).exp().sum(-1)
             found = xentropy_backward(*leaves, labels, torch.stack((largest, total), -1), *ctx.known)
