@@ -13,13 +13,11 @@ import torch.distributed as dist
 from apex.transformer._groups import (
     INITIALIZE,
     State,
-    agree,
-    check_backend,
-    make_groups,
+    end_groups,
+    initialize,
 )
 from apex.transformer._groups import ExperimentalWarning as ExperimentalWarning
 from apex.transformer._groups import check_torch_ucc_availability as check_torch_ucc_availability
-from apex.transformer._split import Split
 from apex.transformer.log_util import get_transformer_logger
 
 _logger = get_transformer_logger(__name__)
@@ -72,27 +70,16 @@ def initialize_model_parallel(
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(f"{INITIALIZE}: call torch.distributed.init_process_group first")
-    arguments: dict[str, Any] = dict(
+    sizes: dict[str, Any] = dict(
         tensor=tensor_model_parallel_size_,
         pipeline=pipeline_model_parallel_size_,
         virtual=virtual_pipeline_model_parallel_size_,
         split_rank=pipeline_model_parallel_split_rank_,
     )
-    others = dict(fp8=bool(use_fp8_), mpi=bool(init_mpi_proc_group), backends=[default_backend, p2p_backend])
-    agree({**arguments, **others, "initialized": model_parallel_is_initialized()})
-    if model_parallel_is_initialized():
-        raise RuntimeError(
-            f"{INITIALIZE}: already initialized; call destroy_model_parallel first, on every rank"
-        )
-    try:
-        split = Split(dist.get_world_size(), **arguments)
-    except RuntimeError as error:
-        raise RuntimeError(f"{INITIALIZE}: {error}") from None
-    for backend in {default_backend, p2p_backend, "mpi" if init_mpi_proc_group else None} - {None}:
-        check_backend(backend)
-    _state.groups, _state.ranks = make_groups(split, use_fp8_, default_backend, p2p_backend)
-    if init_mpi_proc_group:
-        dist.new_group(backend="mpi")
+    split, _state.groups, _state.ranks = initialize(
+        *(sizes, bool(use_fp8_), bool(init_mpi_proc_group), default_backend, p2p_backend),
+        initialized=model_parallel_is_initialized(),
+    )
     _state.split_rank, _state.virtual_size = split.split_rank, split.virtual
     _state.virtual_rank = None if split.virtual is None else 0
     if dist.get_rank() == 0:
@@ -105,10 +92,7 @@ def destroy_model_parallel() -> None:
     """Ends the groups, and forgets what the setters said; every rank calls it. Without groups it does no more."""
     global _state
     groups, _state = _state.groups, State()
-    if dist.is_available() and dist.is_initialized():
-        for group in groups.values():
-            if group in dist.distributed_c10d._world.pg_map:
-                dist.destroy_process_group(group)
+    end_groups(groups)
 
 
 def get_rank_info() -> tuple[int, int, int, int | None]:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import tp_layer_uses
 import tp_layers
 import tp_losses
 import tp_mappings
 import tp_model
 import tp_state
 
-CASES = {**tp_state.CASES, **tp_mappings.CASES, **tp_layers.CASES, **tp_losses.CASES, **tp_model.CASES}
+CASES = {
+    **tp_state.CASES,
+    **tp_mappings.CASES,
+    **tp_layers.CASES,
+    **tp_layer_uses.CASES,
+    **tp_losses.CASES,
+    **tp_model.CASES,
+}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import time
 
 import torch
 import torch.distributed as dist
 from tp_common import gathered, raises, raises_everywhere, split
 
+from apex.transformer import _groups as _groups_module
 from apex.transformer import parallel_state as state
 from apex.transformer._split import Split
 
@@ -152,7 +154,7 @@ def _a_rank_that_does_not_call(mesh):
 def _again(mesh):
     """Nothing is left of groups that were destroyed."""
     before = len(dist.distributed_c10d._world.pg_map)
-    for tensor in (1, 2, 1, 2):
+    for tensor in (1, 2) * 6:
         with split(tensor, 1, None, 0):
             assert state.get_tensor_model_parallel_world_size() == tensor
             state.set_tensor_model_parallel_world_size(16)
@@ -163,6 +165,48 @@ def _again(mesh):
     state.destroy_model_parallel()
 
 
+def _nobody_is_left_behind(mesh):
+    """Nobody returns, and may end the groups, before all have made theirs: that would break the others' connections."""
+    make = _groups_module._make_groups
+
+    def slowly(*args):
+        make(*args)
+        time.sleep(0.5)
+
+    begin = time.monotonic()
+    if dist.get_rank() == 1:
+        _groups_module._make_groups = slowly
+    try:
+        with split(1):
+            assert time.monotonic() - begin > 0.4
+    finally:
+        _groups_module._make_groups = make
+
+
+def _a_group_that_cannot_be_made(mesh):
+    """The error comes through, elsewhere that of the wait; no group is left, and it goes on."""
+    before, new_group = len(dist.distributed_c10d._world.pg_map), dist.new_group
+    store = dist.distributed_c10d._get_default_store()
+    timeout = store.timeout
+
+    def fails(ranks=None, **kwargs):
+        if "pipeline" in kwargs["group_desc"]:
+            raise MemoryError("no memory")
+        return new_group(ranks, **kwargs)
+
+    dist.new_group = fails
+    store.set_timeout(datetime.timedelta(seconds=2))
+    try:
+        with raises_everywhere(MemoryError, "no memory"):
+            state.initialize_model_parallel(2)
+    finally:
+        dist.new_group = new_group
+        store.set_timeout(timeout)
+    assert state.is_unitialized() and len(dist.distributed_c10d._world.pg_map) == before
+    with split(2):
+        pass
+
+
 CASES = {
     "groups": _groups,
     "virtual": _virtual,
@@ -170,4 +214,6 @@ CASES = {
     "ranks that differ": _ranks_that_differ,
     "a rank that does not call": _a_rank_that_does_not_call,
     "again": _again,
+    "nobody is left behind": _nobody_is_left_behind,
+    "a group that cannot be made": _a_group_that_cannot_be_made,
 }
