@@ -236,6 +236,7 @@ def test_calls_hold_every_tensor_that_an_op_writes(name):
     ]
 
 
+@pytest.mark.usefixtures("exact_convolutions")
 @pytest.mark.parametrize("name", registry.schemas())
 def test_the_same_values_in_another_form(ops, name):
     namespace, device = ops

@@ -41,6 +41,7 @@ class FMHAFun(torch.autograd.Function):
         ctx.flash = _flash.serves(qkv)
         if ctx.flash:
             context, *state = _flash.forward(qkv, cu_seqlens, p, max_s)
+            state = [context, *state]
         else:
             context, *state = _packed.forward(qkv, cu_seqlens, p, max_s)
         ctx.save_for_backward(qkv, cu_seqlens, *state)
