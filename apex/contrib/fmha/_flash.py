@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from apex.contrib.fmha._packed import misfits
@@ -26,6 +28,23 @@ def _begins(cu_seqlens, total):
     return cu_seqlens.clamp(0, total).cummax(0).values.to(torch.int32)
 
 
+@contextlib.contextmanager
+def _in_a_fixed_order():
+    """Flash attention's backward adds up in a fixed order only where torch's deterministic algorithms are asked for."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    if before[0] or torch.compiler.is_compiling():
+        yield
+        return
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
 def forward(qkv, cu_seqlens, p, max_s):
     """(attention [total, h, d], logarithms of the softmax's sums, state of the random numbers, a second part of it)"""
     total, begins = qkv.shape[0], _begins(cu_seqlens, qkv.shape[0])
@@ -42,8 +61,9 @@ def forward(qkv, cu_seqlens, p, max_s):
 def backward(dout, qkv, cu_seqlens, p, max_s, out, sums, state, more):
     """The gradient of qkv. out, sums, state, more: what the forward returned."""
     begins = _begins(cu_seqlens, qkv.shape[0])
-    found = torch.ops.aten._flash_attention_backward(
-        dout.contiguous(), *qkv.unbind(1), out, sums, begins, begins, max_s, max_s, p, False, state, more
-    )
+    with _in_a_fixed_order():
+        found = torch.ops.aten._flash_attention_backward(
+            dout.contiguous(), *qkv.unbind(1), out, sums, begins, begins, max_s, max_s, p, False, state, more
+        )
     covered = torch.arange(qkv.shape[0], device=qkv.device) < begins[-1]
     return torch.where(covered.view(-1, 1, 1, 1), torch.stack(found, 1), 0)
