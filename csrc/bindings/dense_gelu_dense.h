@@ -61,7 +61,8 @@ inline bool DenseGeluDenseBackward::launch(const apex_place& place, Result& made
   if (!dense::run(place, d, &apex_dense_backward, input, unit)) return false;
   if (!reaches_first) return true;
   d = first.layer(APEX_ACTIVATION_GELU);
-  d.before = const_cast<uint8_t*>(bytes(x)), d.grad_output = bytes(grad_hidden), d.grad_input = dense::wanted(grad_input);
+  d.before = const_cast<uint8_t*>(bytes(x)), d.grad_output = bytes(grad_hidden),
+  d.grad_input = dense::wanted(grad_input);
   d.grad_weight = dense::wanted(grad_weight1), d.grad_bias = dense::wanted(grad_bias1);
   return dense::run(place, d, &apex_dense_backward, input, unit);
 }

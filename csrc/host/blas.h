@@ -13,10 +13,10 @@ extern "C" {
 /* What is done to a product before it is stored. GELU is the tanh form. */
 typedef enum apex_epilogue {
   APEX_EPILOGUE_NONE = 0,
-  APEX_EPILOGUE_BIAS = 1,          /* + bias[n] */
-  APEX_EPILOGUE_RELU_BIAS = 2,     /* relu(product + bias[n]) */
-  APEX_EPILOGUE_GELU_BIAS = 3,     /* gelu(product + bias[n]); aux[m, n] gets what gelu was taken of */
-  APEX_EPILOGUE_BIAS_GRADIENT = 4  /* the product itself; bias[m] gets the sums of op(a) over k */
+  APEX_EPILOGUE_BIAS = 1,         /* + bias[n] */
+  APEX_EPILOGUE_RELU_BIAS = 2,    /* relu(product + bias[n]) */
+  APEX_EPILOGUE_GELU_BIAS = 3,    /* gelu(product + bias[n]); aux[m, n] gets what gelu was taken of */
+  APEX_EPILOGUE_BIAS_GRADIENT = 4 /* the product itself; bias[m] gets the sums of op(a) over k */
 } apex_epilogue;
 
 /* d[m, n] = epilogue(op(a)[m, k] op(b)[k, n]) or, accumulating, += that. Matrices are row by row: element (i, j) is at

@@ -1,9 +1,9 @@
 // A layer of a perceptron. Which product takes which epilogue is decided here, by what was measured on H200 with
 // cublasLt 13.1. The product's own bias, ReLU and GELU cost less than a pass over memory. Gradients of activations do
-// not: of GELU, with rows x outputs of 8192 x 16384, 2048 x 4096 and 512 x 3072, the product's epilogue takes 137, 20 and
-// 17 us more than the plain product, and the bias's gradient beside the next product 100, 7 and 3; one pass for both 206,
-// 20 and 9. (ReLU's gradient in a product: 1,667 us become 2,483.) Without an activation, the bias's gradient goes beside
-// the weight's product.
+// not: of GELU, with rows x outputs of 8192 x 16384, 2048 x 4096 and 512 x 3072, the product's epilogue takes 137, 20
+// and 17 us more than the plain product, and the bias's gradient beside the next product 100, 7 and 3; one pass for
+// both 206, 20 and 9. (ReLU's gradient in a product: 1,667 us become 2,483.) Without an activation, the bias's gradient
+// goes beside the weight's product.
 #include "dense.h"
 
 #include "bias_activation.h"

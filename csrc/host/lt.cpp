@@ -146,8 +146,7 @@ class Product {
         b_(lt.api.layout_destroy), d_(lt.api.layout_destroy), preference_(lt.api.preference_destroy) {}
 
   int32_t run(const LtDevice& device, void* stream) {
-    if (describe() && lay_out() && prefer() && choose(device) && multiply(device.handle, stream))
-      return APEX_OK;
+    if (describe() && lay_out() && prefer() && choose(device) && multiply(device.handle, stream)) return APEX_OK;
     return fail(APEX_USE_REFERENCE, "%s%s refused [%lld, %lld] x [%lld, %lld], epilogue %d, with status %d", n_.prefix,
                 call_, (long long)m_.m, (long long)m_.k, (long long)m_.k, (long long)m_.n, m_.epilogue, status_);
   }
@@ -257,10 +256,9 @@ class Product {
     const float one = 1, beta = m_.accumulate ? 1.0f : 0.0f;
     int state;
     __builtin_memcpy(&state, result(algorithm) + n_.state_offset, sizeof state);
-    return state == 0 &&
-           ok("Matmul", lt_.api.matmul(handle, desc_.made, &one, m_.b, b_.made, m_.a, a_.made, &beta, m_.d, d_.made,
-                                       m_.d, d_.made, result(algorithm), m_.workspace,
-                                       static_cast<size_t>(m_.workspace_bytes), stream));
+    return state == 0 && ok("Matmul", lt_.api.matmul(handle, desc_.made, &one, m_.b, b_.made, m_.a, a_.made, &beta,
+                                                     m_.d, d_.made, m_.d, d_.made, result(algorithm), m_.workspace,
+                                                     static_cast<size_t>(m_.workspace_bytes), stream));
   }
 
   static constexpr int no_algorithm = -1;

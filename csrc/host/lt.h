@@ -17,10 +17,10 @@ struct LtNumbers {
   int type_f32, type_f16, type_bf16;
   int desc_trans_a, desc_trans_b, desc_epilogue, desc_bias, desc_bias_type, desc_aux, desc_aux_ld;
   int preference_workspace;
-  int preference_alignment;  // of a; b, c and d follow. -1: it has none
-  int epilogue[5];           // by apex_epilogue
-  int results;               // algorithms that are asked for: the first one that works is taken
-  int algorithm_id, algorithm_tile;    // attributes of an algorithm; -1: not asked for
+  int preference_alignment;          // of a; b, c and d follow. -1: it has none
+  int epilogue[5];                   // by apex_epilogue
+  int results;                       // algorithms that are asked for: the first one that works is taken
+  int algorithm_id, algorithm_tile;  // attributes of an algorithm; -1: not asked for
   size_t result_bytes, state_offset;
   int oldest_version, newest_version;  // of those whose numbers are known
 };
