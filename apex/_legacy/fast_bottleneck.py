@@ -110,7 +110,7 @@ def _of_weight(grad, x, weight, stride=1, padding=0):
 def _behind(grad, output, scale):
     """What of a gradient passes the ReLU that gave `output`, and the scale before it."""
     wide = grad.to(torch.promote_types(grad.dtype, torch.float32)) * scale.view(1, -1, 1, 1)
-    return torch.where(output > 0, wide, 0).to(grad.dtype)
+    return wide.masked_fill(~(output > 0), 0).to(grad.dtype)
 
 
 def _write(explicit_nhwc, into, tensor):
@@ -120,7 +120,7 @@ def _write(explicit_nhwc, into, tensor):
 
 def _outside(tensor, top, bottom):
     """Which rows of [batch, channels, rows, columns] lie above `top` or below `bottom`, tensors of one int."""
-    rows = torch.arange(tensor.shape[2], device=tensor.device).view(1, 1, -1, 1)
+    rows = torch.arange(tensor.shape[2], dtype=torch.int64, device=tensor.device).view(1, 1, -1, 1)
     return (rows < top) | (rows > bottom)
 
 

@@ -136,7 +136,7 @@ def _drop_and_add(outputs, residual, is_training, dropout_prob):
 
 def _drop_backward(grad, kept, dropout_prob):
     scale = 1 / (1 - float(dropout_prob)) if dropout_prob < 1 else 0.0
-    return torch.where(kept.bool(), grad * scale, 0)
+    return (grad * scale).masked_fill(~kept.bool(), 0)
 
 
 # ---- self-attention --------------------------------------------------------------------------------------------------

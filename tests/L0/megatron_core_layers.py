@@ -32,7 +32,7 @@ def near(found, wanted, unit):
 
 
 def random(*shape, dtype=F32):
-    return torch.randn(*shape, device=DEVICE).to(dtype)
+    return torch.randn(*shape, dtype=F32, device=DEVICE).to(dtype)
 
 
 def gradient_accumulation_fusion():
@@ -78,7 +78,7 @@ def fused_softmax():
     """Causal, masked, and neither."""
     for kind, mask in (
         (AttnMaskType.causal, None),
-        (AttnMaskType.padding, torch.rand(2, 1, 32, 32, device=DEVICE) > 0.7),
+        (AttnMaskType.padding, torch.rand(2, 1, 32, 32, dtype=F32, device=DEVICE) > 0.7),
         (AttnMaskType.padding, None),
     ):
         results = []

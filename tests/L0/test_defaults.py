@@ -48,6 +48,7 @@ AS_TORCH_MODULES = {
     "RNN/cells.py": 2,
     "contrib/cudnn_gbn/batch_norm.py": 1,
     "contrib/groupbn/batch_norm.py": 1,
+    "contrib/multihead_attn/_module.py": 1,
     "contrib/layer_norm/layer_norm.py": 2,
     "normalization/fused_layer_norm.py": 1,
 }

@@ -63,7 +63,7 @@ def test_self_attention(kind, bias, dropout):
     x, dy, (w_in, w_out) = normal(T, B, C), normal(T, B, C), weights(3, 1)
     biases = [normal(3 * C), normal(C)] if bias else []
     mask = {
-        "none": torch.empty(0, device="cpu"), "padding": padding(), "additive": normal(B, T),
+        "none": torch.empty(0, dtype=U8, device="cpu"), "padding": padding(), "additive": normal(B, T),
         "time": torch.ones(T, T, dtype=U8, device="cpu").triu(1),
     }[kind]  # fmt: skip
     name = "self_attn" + "_bias" * bias + "_additive_mask" * (kind == "additive")
@@ -82,10 +82,11 @@ def test_self_attention(kind, bias, dropout):
         agree([softmax], [(torch.einsum("qbhd,kbhd->bhqk", q, k) * D**-0.5).reshape(BH, T, T)])
     else:
         agree([dropped], [softmax * kept / (1 - dropout)])
-        agree([softmax.sum(-1)], [torch.ones(BH, T, device="cpu")])
+        agree([softmax.sum(-1)], [torch.ones(BH, T, dtype=softmax.dtype, device="cpu")])
     between = [softmax, mask] if kind == "additive" else [softmax]
     found = backward(
-        torch.tensor(H, device="cpu"), dy, context, dropped, *between, projected, x, w_in, w_out, kept,
+        torch.tensor(H, dtype=torch.int64, device="cpu"),
+        dy, context, dropped, *between, projected, x, w_in, w_out, kept,
         torch.tensor(dropout, dtype=F64, device="cpu"),
     )  # fmt: skip
     assert isinstance(found, list)

@@ -135,7 +135,7 @@ def test_frozen_and_without_gradients(make):
     run(ours)
     for p in rest:
         p.requires_grad_(False)
-    x = torch.ones(2, 16, requires_grad=True)
+    x = torch.ones(2, 16, dtype=F32, device="cpu", requires_grad=True)
     near(torch.autograd.grad(ours(x).sum(), x)[0], torch.autograd.grad(theirs(x).sum(), x)[0])
     with torch.no_grad():
         near(ours(x), theirs(x))
@@ -156,12 +156,12 @@ def test_one_layer_twice(make):
 def test_refused(make):
     """A weight without main_grad in the forward; one that does not fit in the backward; second derivatives."""
     module = make(main_grad=True)
-    x = torch.ones(2, 16, requires_grad=True)
+    x = torch.ones(2, 16, dtype=F32, device="cpu", requires_grad=True)
     with pytest.raises(ValueError, match="weight.main_grad = torch.zeros_like"):
         module(x)
     ours, theirs = pair(make)
     (weight, *_) = [p for p in ours.parameters() if p.dim() == 2]
-    weight.main_grad = torch.zeros(3, 3)
+    weight.main_grad = torch.zeros(3, 3, dtype=F32, device="cpu")
     with pytest.raises(ValueError, match=r"main_grad has shape \[3, 3\]"):
         run(ours)
     ours, theirs = pair(make)  # after a failure the next pass is whole
@@ -177,7 +177,7 @@ def test_autocast(make):
     ours, theirs = pair(make)
     with torch.autocast("cpu", BF16):
         found, wanted = run(ours), run(theirs)
-        assert ours(torch.ones(2, 16)).dtype == BF16
+        assert ours(torch.ones(2, 16, dtype=F32, device="cpu")).dtype == BF16
     assert found.dtype == F32
     near(found, wanted, dtype=BF16)
     check(ours, theirs, dtype=BF16)
@@ -191,7 +191,7 @@ def test_casts_of_amp_are_not_kept_without_their_history():
     )
     try:
         model.weight.main_grad = torch.zeros_like(model.weight)
-        x = torch.randn(4, 16, dtype=F32)
+        x = torch.randn(4, 16, dtype=F32, device="cpu")
         output = model(x)
         assert output.dtype == F16
         tied = fused_dense.dense_no_bias_function(output, model.weight)
@@ -245,7 +245,7 @@ def test_compiled_autograd(make):
 def test_traced(make):
     """torch.jit.trace sees the layer without main_grad: a traced module can be saved."""
     ours, theirs = pair(make)
-    x = torch.ones(2, 16)
+    x = torch.ones(2, 16, dtype=F32, device="cpu")
     graph = torch.jit.trace(ours, (x,))
     assert "PythonOp" not in str(graph.inlined_graph) and "^" not in str(graph.inlined_graph)
     near(graph(x), theirs(x))

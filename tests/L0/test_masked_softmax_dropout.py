@@ -53,7 +53,7 @@ def exact(x, mask):
 
 def largest(x, mask):
     """Of what exponentials are made of: its rounding shows relatively."""
-    found = x.detach().abs().max() if x.numel() else torch.zeros(())
+    found = x.detach().abs().max() if x.numel() else x.new_zeros(())
     if mask is not None and mask.is_floating_point() and mask.numel():
         found = found.cpu() + mask.abs().cpu().masked_fill(mask.cpu().isinf(), 0).max()
     return float(found)
@@ -162,7 +162,7 @@ def test_kept_is_the_same_everywhere(variant):
             for dropout in (0.25, 0.1):
                 seed = seed_of(2**61 + 12345, variant.device)
                 kept = forward(random(shape, dtype, variant.device), None, dropout, seed, True)[2]
-                wanted = references._kept(torch.empty(shape, device="cpu"), dropout, seed.cpu())
+                wanted = references._kept(torch.empty(shape, dtype=F32, device="cpu"), dropout, seed.cpu())
                 assert torch.equal(kept.cpu().bool(), wanted)
                 other = forward(random(shape, dtype, variant.device), None, dropout, seed + 1, True)[2]
                 assert not torch.equal(other, kept) or kept.numel() < 100
@@ -175,7 +175,7 @@ def test_how_often_dropout_keeps(dropout):
     keep = min(round((1 - dropout) * 2**32), 2**32 - 1)
     assert abs(keep / 2**32 - (1 - dropout)) < 2**-31
     n = 2**22
-    kept = references._kept(torch.empty(n, device="cpu"), dropout, seed_of(7, "cpu")).double()
+    kept = references._kept(torch.empty(n, dtype=F32, device="cpu"), dropout, seed_of(7, "cpu")).double()
     deviation = (dropout * (1 - dropout) / n) ** 0.5
     assert abs(kept.mean().item() - (1 - dropout)) < 5 * deviation
     for apart in (1, 2, 8, 16):
@@ -191,7 +191,7 @@ def test_keep_rounds_at_random():
 
     counter = torch.arange(2**20, dtype=torch.int64, device="cpu")
     few = 3 << 16 | 0x8000  # 3.5 of 65536
-    kept = _philox.keep_eight_finely(torch.tensor(5, device="cpu"), counter, few).double()
+    kept = _philox.keep_eight_finely(torch.tensor(5, dtype=torch.int64, device="cpu"), counter, few).double()
     expected = few / 2**32
     assert abs(kept.mean().item() - expected) < 5 * (expected / kept.numel()) ** 0.5
 
@@ -270,7 +270,7 @@ def test_more_than_2_31_elements():
     tail = x[-64:]
     near(softmax[-64:], softmaxes.exact(tail, None, 1.0), float(tail.abs().max()))
     assert torch.equal(output[-64:] != 0, kept[-64:].bool() & (softmax[-64:] != 0) & (output[-64:] != 0))
-    counter = torch.arange((rows - 64) * keys // 8, rows * keys // 8, dtype=torch.int64)
+    counter = torch.arange((rows - 64) * keys // 8, rows * keys // 8, dtype=torch.int64, device="cpu")
     from apex.reference import _philox
 
     wanted = _philox.keep_eight_finely(seed[0].cpu(), counter, round(0.75 * 2**32)).view(64, keys)

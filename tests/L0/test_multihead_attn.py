@@ -179,7 +179,7 @@ def test_which_rows_are_long(monkeypatch):
     monkeypatch.setattr(_core, "_by_torch", lambda packed, *_: taken.append(len(packed)) or packed[..., :1])
     for keys, masked in ((511, False), (512, False), (512, True), (1024, True), (1025, True)):
         mask = torch.zeros(1, 1, 1, keys, dtype=torch.bool, device="cpu") if masked else None
-        _core.attention(torch.zeros(keys, 1, 3, device="cpu"), None, 1, mask, 0.0)
+        _core.attention(torch.zeros(keys, 1, 3, dtype=torch.float32, device="cpu"), None, 1, mask, 0.0)
     assert taken == [512, 1025]
 
 
@@ -220,7 +220,7 @@ def test_dtypes(dtype):
 
 def test_dropout_is_what_the_seed_says(monkeypatch):
     """Probabilities with the mask that the op returns for the same seed, forward and backward."""
-    key = torch.tensor([77], device="cpu")
+    key = torch.tensor([77], dtype=torch.int64, device="cpu")
     monkeypatch.setattr(_core, "new_seed", lambda device: key)
     module = SelfMultiheadAttn(C, H, 0.4).double()
     x = normal(T, B, C).requires_grad_()
@@ -379,7 +379,7 @@ def test_without_memory():
 
     x = normal(T, B, C, dtype=F32).as_subclass(Own)
     assert type(module(x, x, x)[0]) is Own
-    x = torch.empty(T, B, C, device="meta", requires_grad=True)
+    x = torch.empty(T, B, C, dtype=torch.float32, device="meta", requires_grad=True)
     output, _ = module.to("meta")(x, x, x, key_padding_mask=mask.to("meta"))
     output.sum().backward()
     assert output.shape == x.grad.shape and x.grad.device.type == "meta"

@@ -7,6 +7,7 @@ import types
 import lists
 import pytest
 import torch
+import torch_defaults
 import variants
 from lists import BF16, F16, F32, F64
 from torch.library import opcheck
@@ -60,13 +61,16 @@ def test_values(device, dtype, main_dtype):
 
 def test_sums_of_halves_are_float32s():
     """A thousand small products do not vanish beside what is there, and are rounded once."""
-    x, g = torch.full((1024, 1), 2.0**-6, dtype=BF16), torch.full((1024, 1), 2.0**-6, dtype=BF16)
+    x, g = (
+        torch.full((1024, 1), 2.0**-6, dtype=BF16, device="cpu"),
+        torch.full((1024, 1), 2.0**-6, dtype=BF16, device="cpu"),
+    )
     for dtype in (F32, BF16):
-        main = torch.full((1, 1), 64.0, dtype=dtype)
+        main = torch.full((1, 1), 64.0, dtype=dtype, device="cpu")
         for _ in range(4):
             op(x, g, main)
         assert main.item() == (65.0 if dtype is F32 else 64.0)
-    main = torch.full((1, 1), 1.0, dtype=BF16)
+    main = torch.full((1, 1), 1.0, dtype=BF16, device="cpu")
     op(x, g, main)
     assert main.item() == 1.25
 
@@ -112,13 +116,8 @@ def test_what_is_set_elsewhere_changes_nothing(device):
     wanted = make((16,), 24, 40, F32, F32, device)
     op(*wanted)
     found = make((16,), 24, 40, F32, F32, device)
-    kept = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(F64)
-        with torch.autocast(device, BF16), torch.device("meta"):
-            op(*found)
-    finally:
-        torch.set_default_dtype(kept)
+    with torch_defaults.set_to(F64, "meta"), torch.autocast(device, BF16):
+        op(*found)
     lists.assert_same_bits([found[2]], [wanted[2]])
 
 
@@ -145,7 +144,7 @@ def test_gradients_are_not_recorded_and_not_lost():
 
 def test_a_saved_tensor_that_is_written_is_noticed():
     x, g, main = make((4,), 5, 3, F32, F32)
-    leaf = torch.ones(3, 5, dtype=F32, requires_grad=True)
+    leaf = torch.ones(3, 5, dtype=F32, device="cpu", requires_grad=True)
     product = (leaf * main).sum()
     op(x, g, main)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -204,13 +203,13 @@ def test_refused(error, words, change):
 
 
 def test_neighbours_in_one_storage_are_not_refused():
-    flat = torch.ones(47, dtype=F32)
+    flat = torch.ones(47, dtype=F32, device="cpu")
     op(flat[:20].view(4, 5), flat[20:32].view(4, 3), flat[32:].view(3, 5))
     assert (flat[32:] == 5).all() and (flat[:32] == 1).all()
 
 
 def test_lazy_copies_are_not_shared_memory():
-    x, g = torch.ones(3, 5, dtype=F32), torch.ones(3, 3, dtype=F32)
+    x, g = torch.ones(3, 5, dtype=F32, device="cpu"), torch.ones(3, 3, dtype=F32, device="cpu")
     main = torch._lazy_clone(x)
     op(x, g, main)
     assert (main == 4).all() and (x == 1).all()
@@ -224,7 +223,7 @@ def test_opcheck(dtype, main_dtype):
 def test_shapes_alone():
     """The meta kernel checks, and writes nothing."""
     with torch.device("meta"):
-        x, g, main = torch.empty(4, 5), torch.empty(4, 3), torch.empty(3, 5)
+        x, g, main = (torch.empty(shape, dtype=F32, device="meta") for shape in ((4, 5), (4, 3), (3, 5)))
         assert op(x, g, main) is None
         with pytest.raises(ValueError, match="main_grad has shape"):
             op(x, g, main.t())
@@ -248,7 +247,7 @@ def test_compiled(device, dynamic, counting_backend):
 class Adds(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.register_buffer("main", torch.ones(3, 5, dtype=F32))
+        self.register_buffer("main", torch.ones(3, 5, dtype=F32, device="cpu"))
 
     def forward(self, x, g):
         op(x, g, self.main)
@@ -260,7 +259,12 @@ def test_exported():
     x, g, _ = make((4,), 5, 3, BF16, F32)
     program = torch.export.export(Adds(), (x, g)).module()
     for times in (1, 2):
-        check(program(x, g), expected(x, g, torch.ones(3, 5)) * times - (times - 1), 4, times)
+        check(
+            program(x, g),
+            expected(x, g, torch.ones(3, 5, dtype=F32, device="cpu")) * times - (times - 1),
+            4,
+            times,
+        )
 
 
 @pytest.mark.gpu
@@ -292,7 +296,7 @@ def test_what_torch_is_told_of_products_holds(monkeypatch):
     on_gpu = {t: types.SimpleNamespace(is_cuda=True, dtype=t) for t in (F16, BF16, F32)}
     asked = lambda: [t for t, tensor in on_gpu.items() if products.place_of(tensor)]  # noqa: E731
     assert asked() == [F16, BF16, F32]
-    assert products.place_of(torch.ones(1)) is None
+    assert products.place_of(torch.ones(1, dtype=F32, device="cpu")) is None
     for kept, option in ((BF16, "fp16"), (F16, "bf16")):
         with monkeypatch.context() as told:
             told.setattr(torch.backends.cuda.matmul, f"allow_{option}_reduced_precision_reduction", False)

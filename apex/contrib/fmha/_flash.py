@@ -53,8 +53,8 @@ def forward(qkv, cu_seqlens, p, max_s):
         q, k, v, begins, begins, max_s, max_s, p, False, False
     )
     # Rows of no sequence are not written; all of them are nan where the numbers do not fit.
-    covered = torch.arange(total, device=qkv.device) < begins[-1]
-    out = torch.where(covered.view(-1, 1, 1), out, 0)
+    covered = torch.arange(total, dtype=torch.int64, device=qkv.device) < begins[-1]
+    out = out.masked_fill(~covered.view(-1, 1, 1), 0)
     return out.masked_fill_(misfits(cu_seqlens, total, max_s), torch.nan), sums, state, more
 
 
@@ -65,5 +65,5 @@ def backward(dout, qkv, cu_seqlens, p, max_s, out, sums, state, more):
         found = torch.ops.aten._flash_attention_backward(
             dout.contiguous(), *qkv.unbind(1), out, sums, begins, begins, max_s, max_s, p, False, state, more
         )
-    covered = torch.arange(qkv.shape[0], device=qkv.device) < begins[-1]
-    return torch.where(covered.view(-1, 1, 1, 1), torch.stack(found, 1), 0)
+    covered = torch.arange(qkv.shape[0], dtype=torch.int64, device=qkv.device) < begins[-1]
+    return torch.stack(found, 1).masked_fill_(~covered.view(-1, 1, 1, 1), 0)

@@ -111,10 +111,10 @@ class _Places:
         cu = cu_seqlens.to(torch.int64)
         self.bad = misfits(cu, total, max_s)
         self.count, self.size, self.total = cu.shape[0] - 1, size, total
-        position = torch.arange(size, device=cu.device)
+        position = torch.arange(size, dtype=torch.int64, device=cu.device)
         self.valid = position < cu.diff().unsqueeze(1)  # [sequences, size]
         self.token = (cu[:-1].unsqueeze(1) + position).clamp(0, max(total - 1, 0)) * self.valid
-        tokens = torch.arange(total, device=cu.device)
+        tokens = torch.arange(total, dtype=torch.int64, device=cu.device)
         of = (torch.searchsorted(cu, tokens, right=True) - 1).clamp(0, self.count - 1)
         self.covered = tokens < cu[-1]
         self.place = of * size + (tokens - cu[of]).clamp(0, size - 1)
@@ -151,7 +151,7 @@ def _forward_padded(qkv, cu_seqlens, p, max_s, size, generator):
 
 def _kept(softmax, p):
     """The softmax with dropout; dropped values have the sign bit."""
-    return torch.where(softmax.signbit(), 0, softmax / (1 - p)) if p > 0 else softmax
+    return (softmax / (1 - p)).masked_fill(softmax.signbit(), 0) if p > 0 else softmax
 
 
 def _backward_padded(dout, qkv, cu_seqlens, p, max_s, softmax):
@@ -161,7 +161,7 @@ def _backward_padded(dout, qkv, cu_seqlens, p, max_s, softmax):
     of_v = _kept(softmax, p).to(math).transpose(-2, -1) @ g
     of_kept = (g @ v.transpose(-2, -1)).to(wide)
     if p > 0:
-        of_kept = torch.where(softmax.signbit(), 0, of_kept / (1 - p))
+        of_kept = (of_kept / (1 - p)).masked_fill(softmax.signbit(), 0)
     values = softmax.abs().to(wide)
     of_scores = values * (of_kept - (values * of_kept).sum(-1, keepdim=True))
     scaled = (of_scores * qkv.shape[3] ** -0.5).to(math)
