@@ -29,8 +29,23 @@ def tensor_sizes():
 
 def integers(shape, seed, dtype=torch.float32, limit=4):
     """The same on every rank; small enough that products and sums of them are exact in any order and dtype."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-limit, limit + 1, shape, generator=generator).to(dtype)
+    drawn = torch.randint(-limit, limit + 1, shape, generator=seeded(seed), device=CPU)
+    return drawn.to(torch.get_default_device(), dtype)
+
+
+def words(count, shape, seed):
+    """The same on every rank."""
+    drawn = torch.randint(0, count, shape, generator=seeded(seed), device=CPU)
+    return drawn.to(torch.get_default_device())
+
+
+def seeded(seed):
+    return torch.Generator(CPU).manual_seed(seed)
+
+
+def on_cpu():
+    """Whether tensors of a rank lie there."""
+    return torch.get_default_device().type == "cpu"
 
 
 def gathered(value):

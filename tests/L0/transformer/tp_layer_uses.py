@@ -80,7 +80,7 @@ def _under_autocast(mesh):
             )
             before = give_main_grad(layer.weight, torch.float32) if fusion else None
             mine = x.clone().requires_grad_()
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(x.device.type, torch.bfloat16):
                 found, _ = layer(mine)
             assert found.dtype == torch.bfloat16
             equal(found.detach().float(), y.chunk(size, -1)[rank])

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from tp_common import equal, gathered, split, tensor_sizes
+from tp_common import equal, gathered, split, tensor_sizes, words
 
 from apex.transformer import parallel_state, tensor_parallel
 from apex.transformer.layers import FusedLayerNorm
@@ -58,8 +58,8 @@ class GPT(nn.Module):
         self.embedding = tensor_parallel.VocabParallelEmbedding(WORDS, HIDDEN, params_dtype=dtype)
         self.blocks = nn.ModuleList(Block(dtype, sequence) for _ in range(2))
 
-    def forward(self, words):
-        x = self.embedding(words)
+    def forward(self, text):
+        x = self.embedding(text)
         if self.sequence:
             x = mappings.scatter_to_sequence_parallel_region(x)
         for block in self.blocks:
@@ -69,11 +69,11 @@ class GPT(nn.Module):
         else:
             x = mappings.copy_to_tensor_model_parallel_region(x)
         logits = x @ self.embedding.weight.t()
-        return tensor_parallel.vocab_parallel_cross_entropy(logits[:-1], words[1:]).mean()
+        return tensor_parallel.vocab_parallel_cross_entropy(logits[:-1], text[1:]).mean()
 
 
 def _words():
-    return torch.randint(0, WORDS, (SEQUENCE, BATCH), generator=torch.Generator().manual_seed(1))
+    return words(WORDS, (SEQUENCE, BATCH), 1)
 
 
 def _make(dtype, sequence=False, checkpointed=False):
