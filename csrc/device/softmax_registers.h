@@ -37,11 +37,13 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
   constexpr bool exact = Row::exact;
   constexpr u32 lowest = type == type_f32 ? 0xff800000u : type == type_bf16 ? 0xff80ff80u : 0xfc00fc00u;  // -inf
   constexpr bool ahead = threads > softmax_threads;
+  constexpr bool whole = drops && aligned;      // nothing of a vector is past the row's end
+  constexpr bool once = drops && vectors <= 2;  // registers have room for exponentials as floats
   using Team = RowTeam<float, fixed, threads>;
   GPU_SHARED(float, partial, 2 * Team::most_warps);
   Team team(a.lanes);
   const Exponential<float, exact> exponential(a);
-  const u32 signs = !a.negative ? 0u : type == type_f32 ? 0x80000000u : 0x80008000u;  // to be turned
+  const u32 signs = drops || !a.negative ? 0u : type == type_f32 ? 0x80000000u : 0x80008000u;  // to be turned
   const bool has_mask = masked && a.mask, additive = drops && has_mask && a.additive;
   const RowDropout dropout(a);
   [[maybe_unused]] const auto fetch = [&](i64 number) {
@@ -83,7 +85,7 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       GPU_UNROLL_FOR (int i = 0; i < 4; ++i) words[v].v[i] ^= signs;
-      u32 out = row.dropped(held.vector(v));
+      u32 out = whole ? 0 : row.dropped(held.vector(v));
       float x[width] = {};
       if constexpr (masked) out |= dropped[v];
       if constexpr (drops)
@@ -97,14 +99,17 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
     top = team.template reduce<Highest>(top, partial);
     const bool nothing = masked && top == minus_infinity(0.0f);
     if (nothing) top = 0.0f;
-    float sum = 0.0f;
+    float sum = 0.0f, made[once ? vectors : 1][width];
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       float x[width], some = 0.0f;
       keep_as_it_is(words[v]);
       values(x, v);
-      GPU_UNROLL_FOR (int i = 0; i < width; ++i) some += x[i] = exponential(x[i], top);
-      if (type == type_f32) words[v] = pack(x, type);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+        some += x[i] = exponential(x[i], top);
+        if constexpr (once) made[v][i] = x[i];
+      }
+      if (!once && type == type_f32) words[v] = pack(x, type);
       sum += some;
     }
     sum = team.template reduce<Total>(sum, partial);
@@ -112,22 +117,27 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       float x[width];
-      keep_as_it_is(words[v]);
-      if (type == type_f32) unpack(x, words[v], type);
-      else values(x, v);
-      GPU_UNROLL_FOR (int i = 0; i < width; ++i)
-        x[i] = quotient<exact>(type == type_f32 ? x[i] : exponential(x[i], top), sum, reciprocal);
+      if constexpr (!once) {
+        keep_as_it_is(words[v]);
+        if (type == type_f32) unpack(x, words[v], type);
+        else values(x, v);
+      }
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+        if constexpr (once) x[i] = made[v][i];
+        else if (type != type_f32) x[i] = exponential(x[i], top);
+        x[i] = quotient<exact>(x[i], sum, reciprocal);
+      }
       Words result = pack(x, type);
-      const u32 outside = row.dropped(held.vector(v));
+      const u32 outside = whole ? 0 : row.dropped(held.vector(v));
       replace_words<width>(result, outside, 0);  // in rows of nan too
       if constexpr (drops)
         if (a.seed) {
           row.store(a.softmax, held.offset(v), held.vector(v), result);
           const u32 kept = kept_bits >> v * width;
           if (a.kept) row.store_bits(a.kept, held.vector(v), kept);
-          GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] *= a.kept_scale;
+          GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = kept >> i & 1 ? x[i] * a.kept_scale : 0.0f;
           result = pack(x, type);
-          replace_words<width>(result, outside | ~kept, 0);
+          replace_words<width>(result, outside, 0);
         }
       row.store(a.output, held.offset(v), held.vector(v), result);
     }
@@ -164,7 +174,7 @@ GPU_FN void softmax_backward_rows(const SoftmaxBackward& a) {
     float sum = 0.0f;
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
-      const u32 dropped = row.dropped(held.vector(v));
+      const u32 dropped = drops && aligned ? 0 : row.dropped(held.vector(v));
       replace_words<width>(output[v], dropped, 0);
       replace_words<width>(grad[v], drops ? dropped | ~(kept >> v * width) : dropped, 0);
       float y[width], dy[width], some = 0.0f;

@@ -171,7 +171,11 @@ template <i32 type, bool aligned> struct RowVectors {
     u32 masked = 0;
     if constexpr (aligned) {
       const Vector<u32, width / 4> w = *reinterpret_cast<const Vector<u32, width / 4>*>(mask + vector * width);
-      GPU_UNROLL_FOR (int i = 0; i < width; ++i) masked |= (w.v[i / 4] >> i % 4 * 8 & 0xffu ? 1u : 0u) << i;
+      GPU_UNROLL_FOR (int k = 0; k < width / 4; ++k) {
+        // A byte's lowest bit says whether it is not 0; the product brings the four side by side.
+        const u32 ones = (((w.v[k] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | w.v[k]) >> 7 & 0x01010101u;
+        masked |= (ones * 0x01020408u >> 24 & 0xfu) << 4 * k;
+      }
     } else {
       const u32 outside = dropped(vector);
       GPU_UNROLL_FOR (int i = 0; i < width; ++i)
