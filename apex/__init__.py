@@ -28,7 +28,12 @@ _SUBPACKAGES = (
     "mlp",
     "testing",
 )
-_OF_TORCH_BUILD = ("check_if_rocm_pytorch", "check_cudnn_version_and_warn", "IS_ROCM_PYTORCH")
+_ELSEWHERE = {
+    "check_if_rocm_pytorch": "apex._torch_build",
+    "check_cudnn_version_and_warn": "apex._torch_build",
+    "IS_ROCM_PYTORCH": "apex._torch_build",
+    "RankInfoFormatter": "apex.transformer.log_util",
+}
 
 
 def __getattr__(name):
@@ -42,8 +47,8 @@ def __getattr__(name):
         except ModuleNotFoundError as error:
             if error.name != f"apex.{name}":
                 raise
-    if name in _OF_TORCH_BUILD:
-        return getattr(importlib.import_module("apex._torch_build"), name)
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     raise _absent.missing("apex", name, sys._getframe(1))
 
 
@@ -51,7 +56,7 @@ def __dir__():
     import pkgutil
 
     present = {module.name for module in pkgutil.iter_modules(__path__)}
-    return sorted({*globals(), "__version__", *_OF_TORCH_BUILD, *(present & set(_SUBPACKAGES))})
+    return sorted({*globals(), "__version__", *_ELSEWHERE, *(present & set(_SUBPACKAGES))})
 
 
 def require(name: str) -> ModuleType:

@@ -271,8 +271,9 @@ class ColumnParallelLinear(_ParallelLinear):
             raise RuntimeError("sequence_parallel_enabled: pass gather_output=False as well")
         if self.async_tensor_model_parallel_allreduce:
             raise RuntimeError(
-                "sequence_parallel_enabled: pass no_async_tensor_model_parallel_allreduce=True as well; the input's "
-                "gradient is then reduced and scattered, beside the same product"
+                "`async_tensor_model_parallel_allreduce` and `sequence_parallel_enabled` cannot be enabled at the same "
+                "time. Pass no_async_tensor_model_parallel_allreduce=True: the input's gradient is then reduced and "
+                "scattered, beside the same product"
             )
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -9,10 +9,11 @@ import torch
 from torch.utils.data import DataLoader
 from torch_defaults import float32_on_cpu
 
+import apex
 from apex.transformer import utils
 from apex.transformer._data import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from apex.transformer._ucc_util import HAS_UCC
-from apex.transformer.log_util import get_transformer_logger, set_logging_level
+from apex.transformer.log_util import RankInfoFormatter, get_transformer_logger, set_logging_level
 from apex.transformer.microbatches import (
     ConstantNumMicroBatches,
     RampupBatchsizeNumMicroBatches,
@@ -296,6 +297,12 @@ def test_loggers():
         assert not get_transformer_logger("apex.transformer.utils").isEnabledFor(logging.WARNING)
     finally:
         set_logging_level(level)
+
+
+def test_records_say_the_rank():
+    record = logging.LogRecord("apex", logging.INFO, "file.py", 1, "text", (), None)
+    assert apex.RankInfoFormatter("%(rank_info)s %(message)s").format(record) == "(0, 0, 0, 0) text"
+    assert apex.RankInfoFormatter is RankInfoFormatter
 
 
 def test_sizes():
