@@ -26,6 +26,22 @@ def fwd(qkv, cu_seqlens, p_dropout, max_s, is_training, is_nl, zero_tensors, gen
     return list(_packed.forward(qkv, cu_seqlens, p_dropout if is_training else 0.0, max_s, gen))
 
 
+def _check_state(softmax, qkv, cu_seqlens, max_s):
+    """Raises ValueError or TypeError unless `fwd` gives such a second result for these."""
+    count, heads, dtype, last = cu_seqlens.shape[0] - 1, qkv.shape[2], qkv.dtype, softmax.shape[-1]
+    if max_s > _packed.LONGEST_PADDED:
+        shape, dtype = (8,), torch.uint8
+    else:
+        shape = (count, heads, last, last)  # of an equal or a larger max_s
+    if softmax.shape != shape or softmax.device != qkv.device or (softmax.dim() == 4 and last < max_s):
+        raise ValueError(
+            f"fmhalib.bwd: softmax, {list(softmax.shape)} on {softmax.device}, is not what fwd gave for {count} "
+            f"sequences of up to {max_s} tokens and {heads} heads on {qkv.device}"
+        )
+    if softmax.dtype != dtype:
+        raise TypeError(f"fmhalib.bwd: softmax is {softmax.dtype}, not {dtype}")
+
+
 @torch.no_grad()
 def bwd(dout, qkv, softmax, cu_seqlens, p_dropout, max_s, zero_tensors):
     """[gradient of qkv, gradient of the softmax's argument] of the forward that gave `softmax`
@@ -41,6 +57,7 @@ def bwd(dout, qkv, softmax, cu_seqlens, p_dropout, max_s, zero_tensors):
         )
     if dout.dtype != qkv.dtype:
         raise TypeError(f"fmhalib.bwd: dout is {dout.dtype}, qkv {qkv.dtype}")
+    _check_state(softmax, qkv, cu_seqlens, max_s)
     return list(
         _packed.backward(dout.reshape(-1, *qkv.shape[2:]), qkv, cu_seqlens, p_dropout, max_s, softmax)
     )

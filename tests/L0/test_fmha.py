@@ -9,11 +9,12 @@ import lists
 import pytest
 import torch
 from lists import BF16, F16, F32, F64
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from apex import amp
 from apex._legacy import fmhalib as raw
-from apex.contrib.fmha import FMHAFun
+from apex.contrib.fmha import FMHAFun, _flash
 from apex.contrib.fmha.fmha import FMHA
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -206,9 +207,73 @@ def test_no_gradients_of_gradients():
     """They are refused, not wrong."""
     qkv, cu, g = packed((3, 7), F64, "cpu")
     y = FMHAFun.apply(qkv, cu, 0.0, 7, True, False)
-    (gradient,) = torch.autograd.grad(y, qkv, g.requires_grad_(), create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    for of_y in (g, g.requires_grad_()):  # without a history, too, as a sum's
+        (gradient,) = torch.autograd.grad(y, qkv, of_y, create_graph=True, retain_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            torch.autograd.grad(gradient.sum() + qkv.sum(), qkv)
+
+
+def test_backward_under_an_autocast():
+    """That of the backward alone: nothing of it is rounded to another dtype."""
+    for max_s in (7, 600):
+        qkv, cu, g = packed((3, 7), F32, "cpu")
+        y = FMHAFun.apply(qkv, cu, 0.3, max_s, True, False)
+        wanted = torch.autograd.grad(y, qkv, g, retain_graph=True)
+        with torch.autocast("cpu", BF16):
+            lists.assert_same_bits(torch.autograd.grad(y, qkv, g), wanted)
+
+
+def test_without_memory():
+    """On the meta device, and of what FakeTensorMode makes up: shapes, though nothing says where sequences are."""
+    for max_s, fake in itertools.product((7, 600), (True, False)):
+        with FakeTensorMode() if fake else torch.device("meta"):
+            qkv = torch.empty(10, 3, 2, 8, requires_grad=True)
+            y = FMHAFun.apply(qkv, torch.empty(3, dtype=torch.int32), 0.5, max_s, True, False)
+            (gradient,) = torch.autograd.grad(y.sum(), qkv)
+        assert y.shape == (10, 2, 8) and gradient.shape == qkv.shape
+
+
+def test_fixed_order_of_flash_attention():
+    """torch's flash attention has one where its deterministic algorithms are asked for, and more than as a warning."""
+    asked = lambda: (  # noqa: E731
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    try:
+        for before in ((False, False), (True, True), (True, False)):
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            with pytest.raises(ArithmeticError), _flash._in_a_fixed_order():
+                assert asked() == (True, False)
+                raise ArithmeticError
+            assert asked() == before
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_what_flash_attention_reads():
+    """Rows that begin at multiples of 16 bytes; no sequence where the numbers do not fit."""
+    qkv = torch.arange(5 * 3 * 2 * 17, dtype=F16, device="cpu").view(5, 3, 2, 17)
+    narrow, flat = qkv[..., :16].contiguous(), qkv.flatten()
+    for tensor in (narrow, narrow[1:], narrow[:, :, 1:]):
+        assert _flash.readable(tensor) is tensor
+    for tensor in (qkv[..., :16], narrow[..., ::2], narrow.transpose(2, 3), flat[1:97].view(2, 3, 2, 8)):
+        found = _flash.readable(tensor)
+        assert found.is_contiguous() and found.storage_offset() == 0 and torch.equal(found, tensor)
+    numbers = lambda *values: torch.tensor(values, dtype=torch.int32, device="cpu")  # noqa: E731
+    for cu, fits in ((numbers(0, 3, 10), True), (numbers(0, 2, 10), False), (numbers(0, 5, 4), False)):
+        begins, bad = _flash._begins(cu, 10, 7)
+        assert bool(bad) is not fits and torch.equal(begins, cu * fits) and begins.dtype == torch.int32
+
+
+def test_the_layer_takes_its_own_width():
+    """[20, 60] is no qkv of 40 tokens."""
+    layer = FMHA(
+        types.SimpleNamespace(attention_probs_dropout_prob=0.0, num_attention_heads=2, hidden_size=10)
+    )
+    cu = torch.tensor([0, 20], dtype=torch.int32, device="cpu")
+    for shape in ((20, 60), (20, 31), (20, 3, 10)):
+        with pytest.raises(ValueError, match=r"qkv must be \[total, 30\]"):
+            layer(torch.zeros(shape, device="cpu"), cu, 20)
 
 
 def test_refused():
@@ -241,6 +306,20 @@ def test_refused():
         raw.bwd(g[:3], qkv, softmax, cu, 0.0, 7, False)
     with pytest.raises(TypeError, match="dout is"):
         raw.bwd(g.half(), qkv, softmax, cu, 0.0, 7, False)
+    for state, longest in (
+        (softmax[:1], 7),
+        (softmax[:, :1], 7),
+        (softmax[..., :64], 7),
+        (softmax[..., :4, :4], 7),
+        (softmax.to("meta"), 7),
+        (softmax.flatten(), 7),
+        (softmax, 600),
+        (softmax.new_zeros(3, dtype=torch.uint8), 600),
+    ):
+        with pytest.raises(ValueError, match="is not what fwd gave"):
+            raw.bwd(g, qkv, state, cu, 0.0, longest, False)
+    with pytest.raises(TypeError, match="softmax is"):
+        raw.bwd(g, qkv, softmax.double(), cu, 0.0, 7, False)
 
 
 @pytest.mark.gpu
@@ -263,8 +342,39 @@ def test_numbers_that_do_not_fit_give_nan_on_a_gpu(dtype):
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         assert y.isnan().all()
-        torch.autograd.grad(y, qkv, g)
+        assert torch.autograd.grad(y, qkv, g)[0].isnan().all()
     torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_the_same_from_run_to_run_on_a_gpu(warn_only):
+    """Many blocks of keys add to the gradient of one block of queries."""
+    qkv, cu, g = packed((4000, 1900), F16, "cuda", heads=8, d=64)
+    torch.use_deterministic_algorithms(warn_only, warn_only=warn_only)
+    try:
+        first = run(qkv, cu, g)
+        for _ in range(5):
+            lists.assert_same_bits(run(qkv, cu, g), first)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 256])
+def test_views_on_a_gpu(d):
+    """Rows that do not begin at multiples of 16 bytes, gradients of a sum, heads of any width that is served."""
+    wide, cu, _ = packed((3, 300), F16, "cuda", d=d + 1)
+    flat = torch.randn(303 * 6 * d + 1, device="cuda").half()
+    for qkv in (
+        wide.detach()[..., 1:],
+        flat[1:].view(303, 3, 2, d),
+        flat[:-1].view(2, d, 3, 303).permute(3, 2, 0, 1),
+    ):
+        plain = qkv.clone(memory_format=torch.contiguous_format).requires_grad_()
+        found = [FMHAFun.apply(t, cu, 0.0, 300, True, False) for t in (qkv.requires_grad_(), plain)]
+        gradients = [torch.autograd.grad(y.sum(), t)[0] for y, t in zip(found, (qkv, plain), strict=True)]
+        lists.assert_same_bits([found[0], gradients[0]], [found[1], gradients[1]])
 
 
 @pytest.mark.gpu

@@ -249,3 +249,30 @@ def test_traced(make):
     graph = torch.jit.trace(ours, (x,))
     assert "PythonOp" not in str(graph.inlined_graph) and "^" not in str(graph.inlined_graph)
     near(graph(x), theirs(x))
+
+
+@MAKERS
+def test_backward_under_an_autocast(make):
+    """That of the backward alone: no product of it is rounded to another dtype."""
+    found = []
+    for autocast in (False, True):
+        layer, _ = pair(make)
+        x = torch.ones(5, 16, dtype=F32, device="cpu").mul_(0.3).requires_grad_()
+        y = layer(x)
+        with torch.autocast("cpu", BF16, enabled=autocast):
+            y.square().sum().backward()
+        found.append([x.grad, *(p.grad if p.grad is not None else p.main_grad for p in layer.parameters())])
+    lists.assert_same_bits(*found)
+
+
+@MAKERS
+def test_lazy_negatives(make):
+    """Inputs and gradients that torch has not negated yet, as those of imaginary parts of conjugates."""
+    ours, theirs = pair(make)
+    lazily = lambda t: torch.complex(t, -t).conj().imag  # noqa: E731
+    for layer in (ours, theirs):
+        torch.manual_seed(3)
+        x, g = (torch.randn(5, n, dtype=F32, device="cpu") for n in (16, 24))
+        assert lazily(g).is_neg()
+        layer(lazily(x)).backward(lazily(g))
+    check(ours, theirs)

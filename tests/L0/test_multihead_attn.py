@@ -342,6 +342,28 @@ def test_autocast(dtype):
         assert x.grad.dtype == F32 and all(p.grad.dtype == F32 for p in module.parameters())
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_backward_under_an_autocast(dropout):
+    """That of the backward alone: the attention's gradients are not rounded to another dtype."""
+    packed = normal(T, B, 3 * C, dtype=F32).requires_grad_()
+    y = _core.attention(packed, None, H, None, dropout)
+    g = normal(T, B, C, dtype=F32)
+    (wanted,) = torch.autograd.grad(y, packed, g, retain_graph=True)
+    with torch.autocast("cpu", BF16):
+        (found,) = torch.autograd.grad(y, packed, g)
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_masks_get_no_gradient(monkeypatch, long):
+    """However long the rows are."""
+    monkeypatch.setattr(_core, "LONG", 1 if long else 10**9)
+    mask = normal(B, T).requires_grad_()
+    module = SelfMultiheadAttn(C, H, mask_additive=True).double()
+    module(normal(T, B, C), key_padding_mask=mask)[0].sum().backward()
+    assert mask.grad is None
+
+
 def test_functional_transforms():
     """torch.func differentiates a module; a gradient of the gradient is refused in words."""
     module = SelfMultiheadAttn(C, H).double()
@@ -362,9 +384,10 @@ def test_functional_transforms():
         ):
             transform(lambda x: module(x, x, x)[0].square().sum())(x)
     leaf = x.clone().requires_grad_()
-    (first,) = torch.autograd.grad(module(leaf, leaf, leaf)[0].square().sum(), leaf, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable|double backward"):
-        first.sum().backward()
+    for loss in (lambda y: y.square().sum(), torch.sum):  # a sum's gradient has no history
+        (first,) = torch.autograd.grad(loss(module(leaf, leaf, leaf)[0]), leaf, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable|double backward"):
+            torch.autograd.grad(first.square().sum() + leaf.sum(), leaf)
 
 
 def test_without_memory():
@@ -449,6 +472,11 @@ def test_refusals():
         module(x[0], x[0], x[0])
     with pytest.raises(TypeError, match="has floating-point numbers"):
         SelfMultiheadAttn(C, H, mask_additive=True)(x, x, x, key_padding_mask=padding())
+    for heads in (0, -2, 5):
+        with pytest.raises(ValueError, match="do not divide into"):
+            _core.attention(normal(T, B, 3 * C), None, heads, None, 0.0)
+        with pytest.raises(ValueError, match=f"of {heads} heads"):
+            fast_mask_softmax_dropout_func(True, heads, normal(2, T, T), None, False, 0.0)
     with pytest.raises(ValueError, match="different batches"):
         EncdecMultiheadAttn(C, H)(x, x[:, :2], x)
     with pytest.raises(ValueError, match="of 5 heads"):

@@ -7,13 +7,12 @@ softmax at a time; what is kept is the seed of the random numbers, from which th
 
 from __future__ import annotations
 
-import contextlib
 import functools
 
 import torch
 
-from apex._functional import is_autocast_enabled
-from apex._loader import reference
+from apex._once import in_given_dtypes
+from apex._plain import is_shape_alone
 
 LONGEST_PADDED, LONGEST = 512, 1 << 16
 _ROWS = 256  # of the softmax at a time
@@ -42,6 +41,7 @@ def check(qkv, cu_seqlens, p_dropout, max_s):
     if (
         qkv.device.type == "cpu"
         and not torch.compiler.is_compiling()
+        and not is_shape_alone(qkv)
         and misfits(cu_seqlens, qkv.shape[0], max_s)
     ):
         raise ValueError(
@@ -61,12 +61,7 @@ def _in_its_dtypes(function):
 
     @functools.wraps(function)
     def run(tensor, *arguments):
-        kind = tensor.device.type
-        autocast = (
-            torch.autocast(kind, enabled=False) if is_autocast_enabled(kind) else contextlib.nullcontext()
-        )
-        patched = contextlib.nullcontext() if torch.compiler.is_compiling() else reference.plain_torch()
-        with autocast, patched:
+        with in_given_dtypes(tensor.device.type):
             return function(tensor, *arguments)
 
     return run
@@ -185,6 +180,8 @@ class _Rows:
 
 def _one_by_one(qkv, cu_seqlens, max_s, seed, p, use):
     """Calls `use` with all rows of every sequence's softmax in turn. The host waits for cu_seqlens and the seed."""
+    if is_shape_alone(qkv):  # there are no sequences to go through
+        return
     begins = cu_seqlens.tolist()
     if bool(misfits(cu_seqlens, qkv.shape[0], max_s)):
         raise ValueError(f"fmha: cu_seqlens {begins} does not fit {qkv.shape[0]} tokens and max_s {max_s}")

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
+from apex._once import differentiable_once
 from apex.contrib.fmha import _flash, _packed
 
 
@@ -23,8 +23,8 @@ class FMHAFun(torch.autograd.Function):
         qkv: [total, 3, h, d]: query, key and value of every token, sequence behind sequence.
         cu_seqlens: [sequences + 1], int32, on qkv's device: where sequences begin, the first 0, and where the last one
             ends; a sequence may have no tokens. Numbers that fall, or lie behind `total`, and sequences longer than
-            max_s raise ValueError on a CPU; on a GPU, where looking would make the host wait, the whole result is nan,
-            and nothing else is read.
+            max_s raise ValueError on a CPU; on a GPU, where looking would make the host wait, the whole result and
+            its gradient are nan, and nothing else is read.
         p_dropout: probability with which a value of the softmax is dropped, in [0, 1).
         max_s: the longest sequence's tokens, or more.
         is_training: False: nothing is dropped.
@@ -38,7 +38,7 @@ class FMHAFun(torch.autograd.Function):
         _packed.check(qkv, cu_seqlens, p_dropout, max_s)
         p = p_dropout if is_training else 0.0
         ctx.known = p, max_s
-        ctx.flash = _flash.serves(qkv)
+        ctx.flash = _flash.serves(qkv, cu_seqlens.shape[0] - 1)
         if ctx.flash:
             context, *state = _flash.forward(qkv, cu_seqlens, p, max_s)
             state = [context, *state]
@@ -48,10 +48,10 @@ class FMHAFun(torch.autograd.Function):
         return context
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, dout):
+    @differentiable_once("fmha")
+    def backward(ctx, saved, dout):
         """The gradient of qkv."""
-        qkv, cu_seqlens, *state = ctx.saved_tensors
+        qkv, cu_seqlens, *state = saved
         p, max_s = ctx.known
         if ctx.flash:
             gradient = _flash.backward(dout, qkv, cu_seqlens, p, max_s, *state)
@@ -87,7 +87,12 @@ class FMHA(nn.Module):
         is_training: bool = True,
         zero_tensors: bool = False,
     ) -> torch.Tensor:
-        """[total, hidden_size] of qkv [total, 3 * hidden_size]; the rest as FMHAFun takes it."""
-        heads = qkv.view(-1, 3, self.h, self.d)
+        """[total, hidden_size] of qkv [total, 3 * hidden_size]; the rest as FMHAFun takes it.
+
+        Raises ValueError for another shape.
+        """
+        if qkv.dim() != 2 or qkv.shape[1] != 3 * self.hidden_size:
+            raise ValueError(f"FMHA: qkv must be [total, {3 * self.hidden_size}], not {list(qkv.shape)}")
+        heads = qkv.unflatten(1, (3, self.h, self.d))
         context = FMHAFun.apply(heads, cu_seqlens, self.p_dropout, max_s, is_training, zero_tensors)
-        return context.reshape(-1, self.hidden_size)
+        return context.flatten(1)

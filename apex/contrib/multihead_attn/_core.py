@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from apex._functional import call, is_traced
+from apex._once import differentiable_once
 from apex._random import new_seed
 
 _softmax = torch.ops.apex.masked_softmax_dropout_forward.default
@@ -35,7 +35,7 @@ def split(projected, heads, parts):
 def mask_of_scores(mask, is_time_mask, additive, dtype):
     """A mask [B, Sk], or [Sq, Sk] if is_time_mask, as one that broadcasts to [B, heads, Sq, Sk]; None stays.
 
-    additive: its numbers are added to the scores. Else what is not 0 is left out.
+    additive: its numbers are added to the scores, and get no gradient. Else what is not 0 is left out.
 
     Raises:
         ValueError: it has not two dimensions.
@@ -51,7 +51,7 @@ def mask_of_scores(mask, is_time_mask, additive, dtype):
             raise TypeError(
                 f"multihead_attn: a mask that is added has floating-point numbers, not {mask.dtype}"
             )
-        mask = mask.to(dtype)
+        mask = mask.detach().to(dtype)
     elif mask.dtype not in (torch.bool, torch.uint8):
         mask = mask != 0
     return mask[None, None] if is_time_mask else mask[:, None, None]
@@ -121,9 +121,9 @@ class _Attention(torch.autograd.Function):
         return context_of(output, v).view(*packed.shape[:2], heads * v.shape[2])
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        packed, kv, output, softmax, seed = ctx.saved_tensors
+    @differentiable_once("multihead_attn")
+    def backward(ctx, saved, grad):
+        packed, kv, output, softmax, seed = saved
         heads, scale, dropout = ctx.known
         grads = torch.empty_like(packed), None if kv is None else torch.empty_like(kv)
         q, k, v = _parts(packed, kv, heads)
@@ -172,9 +172,14 @@ def attention(packed, kv, heads, mask, dropout, scale=None):
 
     packed: [S, B, 3 C], a head's query, key and value side by side; or, with kv [Sk, B, 2 C], [Sq, B, C].
     mask: as `mask_of_scores` gives it, or None. dropout: the probability. scale: default d^-1/2.
-    A query whose keys are all left out gives zeros, and no gradient. Returns [Sq, B, C].
+    A query whose keys are all left out gives zeros, and no gradient. Returns [Sq, B, C]. Raises ValueError where the
+    heads do not divide C.
     """
     parts = 3 if kv is None else 1
+    if heads < 1 or packed.shape[-1] % (heads * parts):
+        raise ValueError(
+            f"multihead_attn: {packed.shape[-1] // parts} features do not divide into {heads} heads"
+        )
     width = packed.shape[-1] // parts
     scale = (width // heads) ** -0.5 if scale is None else float(scale)
     packed, kv, dropout = packed.contiguous(), kv if kv is None else kv.contiguous(), float(dropout)

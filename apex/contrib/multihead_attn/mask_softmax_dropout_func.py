@@ -25,7 +25,7 @@ class MaskSoftmaxDropout:
             ValueError: inputs have not three dimensions, or no batch of `heads`; or the mask does not fit.
             TypeError: a mask that is to be added has no floating-point numbers.
         """
-        if inputs.dim() != 3 or inputs.shape[0] % heads:
+        if inputs.dim() != 3 or heads < 1 or inputs.shape[0] % heads:
             raise ValueError(
                 f"multihead_attn: scores are [batch * heads, queries, keys], not {list(inputs.shape)} of {heads} heads"
             )

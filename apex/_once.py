@@ -1,0 +1,65 @@
+"""Backwards of autograd functions in Python: what autocast around them must not change, and what has no derivative."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import torch
+
+from apex._functional import is_autocast_enabled
+from apex._loader import reference
+
+
+@contextlib.contextmanager
+def in_given_dtypes(device_type):
+    """While it lasts, neither autocast nor amp's O1 casts what torch's products take.
+
+    A backward may be called under an autocast that its forward was not under.
+    """
+    autocast = (
+        torch.autocast(device_type, enabled=False)
+        if is_autocast_enabled(device_type)
+        else contextlib.nullcontext()
+    )
+    patched = contextlib.nullcontext() if torch.compiler.is_compiling() else reference.plain_torch()
+    with autocast, patched:
+        yield
+
+
+class _Refusal(torch.autograd.Function):
+    """apply(name, count, *tensors): the first `count` tensors, of which no gradient passes to the others."""
+
+    @staticmethod
+    def forward(ctx, name, count, *tensors):
+        ctx.name = name
+        return tuple(tensor.clone() for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(f"{ctx.name} is once_differentiable: its gradient has no derivative")
+
+
+def differentiable_once(name):
+    """Decorates backward(ctx, saved, grad), saved being ctx.saved_tensors; the gradient's own gradient is refused.
+
+    torch's once_differentiable refuses it only where `grad` has a history, as that of a sum has not: the second
+    derivative would be missing without a word.
+    """
+
+    def decorate(backward):
+        @functools.wraps(backward)
+        def run(ctx, grad):
+            saved = ctx.saved_tensors  # once: a checkpoint gives them no second time
+            with torch.no_grad(), in_given_dtypes(grad.device.type):
+                found = backward(ctx, saved, grad)
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+                return found
+            owners = [tensor for tensor in (*saved, grad) if tensor is not None and tensor.requires_grad]
+            made = [tensor for tensor in found if tensor is not None]
+            refused = iter(_Refusal.apply(name, len(made), *made, *owners))
+            return tuple(None if tensor is None else next(refused) for tensor in found)
+
+        return run
+
+    return decorate
