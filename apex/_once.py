@@ -41,23 +41,25 @@ class _Refusal(torch.autograd.Function):
 
 
 def differentiable_once(name):
-    """Decorates backward(ctx, saved, grad), saved being ctx.saved_tensors; the gradient's own gradient is refused.
+    """Decorates backward(ctx, saved, *grads), saved being ctx.saved_tensors; the gradients' own gradient is refused.
 
-    torch's once_differentiable refuses it only where `grad` has a history, as that of a sum has not: the second
+    torch's once_differentiable refuses it only where one of `grads` has a history, as that of a sum has not: the second
     derivative would be missing without a word.
     """
 
     def decorate(backward):
         @functools.wraps(backward)
-        def run(ctx, grad):
+        def run(ctx, *grads):
             saved = ctx.saved_tensors  # once: a checkpoint gives them no second time
-            with torch.no_grad(), in_given_dtypes(grad.device.type):
-                found = backward(ctx, saved, grad)
+            known = [tensor for tensor in grads if tensor is not None]
+            dtypes = in_given_dtypes(known[0].device.type) if known else contextlib.nullcontext()
+            with torch.no_grad(), dtypes:
+                found = backward(ctx, saved, *grads)
             if torch.compiler.is_compiling() or not torch.is_grad_enabled():
                 return found
-            owners = [tensor for tensor in (*saved, grad) if tensor is not None and tensor.requires_grad]
+            owners = [tensor for tensor in (*saved, *known) if tensor is not None and tensor.requires_grad]
             made = [tensor for tensor in found if tensor is not None]
-            refused = iter(_Refusal.apply(name, len(made), *made, *owners))
+            refused = iter(_Refusal.apply(name, len(made), *made, *owners) if made else ())
             return tuple(None if tensor is None else next(refused) for tensor in found)
 
         return run

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from apex import _functional
 from apex._loader import library
+from apex._once import differentiable_once
 from apex.parallel._batch_statistics import add_up, call, of_batch, of_running
 
 _layer = _functional.entry("group_batch_norm_layer")
@@ -171,12 +171,12 @@ class GroupBatchNormFunction(torch.autograd.Function):
         return y, mean, inv_std
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_output, *_):
+    @differentiable_once("batch norm")
+    def backward(ctx, saved, grad_output, *_):
         """Gradients of x, z, weight and bias."""
         if grad_output is None:
             return (None,) * 13
-        x, bitmask, weight, bias, mean, inv_std, count = ctx.saved_tensors
+        x, bitmask, weight, bias, mean, inv_std, count = saved
         found = gradients(
             grad_output, x, bitmask, weight, bias, mean, inv_std, count, ctx.group, ctx.channel_last,
             ctx.needs_input_grad[:4],
@@ -209,6 +209,10 @@ def layer(
             "apex batch norm: transforms of torch.func are not implemented; torch.nn.BatchNorm2d and SyncBatchNorm "
             "in eval mode have them"
         )
+    if not channel_last and x.requires_grad and x.dim() == 4 and x.layout is torch.strided:
+        # Here, where it is recorded: a second derivative that is refused must be one of x, not of a copy.
+        x = x.contiguous(memory_format=torch.channels_last)
+        tensors = (x, *tensors[1:])
     if (
         group is not None
         or _layer is None

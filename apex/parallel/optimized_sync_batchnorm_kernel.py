@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from apex._once import differentiable_once
 from apex.parallel._batch_statistics import add_up, call, of_batch, of_running, others_in
 from apex.reference import _channels
 
@@ -75,10 +75,10 @@ class SyncBatchnormFunction(torch.autograd.Function):
         return call("batchnorm_forward", input, z, mean, inv_std, weight, bias, fuse_relu, channel_last)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_output):
+    @differentiable_once("SyncBatchNorm")
+    def backward(ctx, saved, grad_output):
         """Gradients of input, z, weight and bias."""
-        input, z, weight, bias, mean, inv_std, count = ctx.saved_tensors
+        input, z, weight, bias, mean, inv_std, count = saved
         wants_input, wants_z, wants_weight, wants_bias = ctx.needs_input_grad[:4]
         last = ctx.channel_last
         grad_input = grad_weight = grad_bias = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from apex._once import differentiable_once
 from apex.parallel._batch_statistics import add_up, call, of_running, others_in
 from apex.reference import _channels
 
@@ -39,10 +39,10 @@ class SyncBatchnormFunction(torch.autograd.Function):
         return call("batchnorm_forward", input, None, mean, inv_std, weight, bias, False, False)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_output):
+    @differentiable_once("SyncBatchNorm")
+    def backward(ctx, saved, grad_output):
         """Gradients of input, weight and bias."""
-        input, weight, bias, mean, inv_std = ctx.saved_tensors
+        input, weight, bias, mean, inv_std = saved
         wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         affine = bias if weight is None else weight
         sums, grad_weight, grad_bias = call("reduce_bn", grad_output, input, mean, inv_std, affine, False)

@@ -226,9 +226,14 @@ def test_double_backward_is_refused(trained):
     """Also where the input alone has a gradient."""
     ours = BatchNorm2d_NHWC(8, torch_channels_last=True).requires_grad_(trained)
     x = random((3, 8, 4, 5), F32, "cpu").requires_grad_()
-    (grad,) = torch.autograd.grad(ours(x).pow(3).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable|double backward"):
-        grad.sum().backward()
+    weights = random((3, 8, 4, 5), F32, "cpu")
+    for loss in (
+        lambda y: y.pow(3).sum(),
+        lambda y: (y * weights).sum(),
+    ):  # the second's gradient has no history
+        (grad,) = torch.autograd.grad(loss(ours(x)), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable|double backward"):
+            torch.autograd.grad(grad.pow(2).sum() + x.sum(), x)
 
 
 class Block(torch.nn.Module):

@@ -227,9 +227,14 @@ def test_refused(variant):
 def test_double_backward_is_refused():
     ours, _ = pair((4, 3, 6), "cpu")
     x = random((4, 3, 6), F32, "cpu").requires_grad_()
-    (grad,) = torch.autograd.grad(ours(x).pow(3).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    weights = random((4, 3, 6), F32, "cpu")
+    for loss in (
+        lambda y: y.pow(3).sum(),
+        lambda y: (y * weights).sum(),
+    ):  # the second's gradient has no history
+        (grad,) = torch.autograd.grad(loss(ours(x)), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            torch.autograd.grad(grad.pow(2).sum() + x.sum(), x)
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)

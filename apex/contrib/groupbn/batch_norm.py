@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from apex import _symbolic as symbolic
 from apex._legacy import bnp
+from apex._once import differentiable_once
 from apex._torch_build import check_if_rocm_pytorch  # noqa: F401  a public name of this module
 from apex.parallel._batch_statistics import agree
 from apex.parallel._group_batch_norm import is_channel_last, layer
@@ -66,10 +66,10 @@ class bn_NHWC_impl(torch.autograd.Function):
         )  # fmt: skip
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_y):
+    @differentiable_once("batch norm")
+    def backward(ctx, saved, grad_y):
         """Gradients of x, s and b."""
-        x, *others = ctx.saved_tensors
+        x, *others = saved
         grad_y = check_and_convert_channels_last(grad_y, ctx.torch_channels_last)
         return *bnp.bn_bwd_nhwc(x, grad_y, *others, *ctx.others), *(None,) * 21
 
@@ -122,10 +122,10 @@ class bn_addrelu_NHWC_impl(torch.autograd.Function):
         )  # fmt: skip
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_y):
+    @differentiable_once("batch norm")
+    def backward(ctx, saved, grad_y):
         """Gradients of x, z, s and b."""
-        x, *others = ctx.saved_tensors
+        x, *others = saved
         grad_y = check_and_convert_channels_last(grad_y, ctx.torch_channels_last)
         return *bnp.bn_addrelu_bwd_nhwc(x, grad_y, *others, *ctx.others), *(None,) * 21
 
