@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 
 bindings.load()
@@ -127,7 +128,7 @@ def _outside(tensor, top, bottom):
 # ---- forward ---------------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
+@_raw
 def forward(explicit_nhwc, stride_1X1, inputs):
     """[out1, out2, the block's output]"""
     x, weights, scales, biases = _of_forward(explicit_nhwc, inputs)
@@ -144,7 +145,7 @@ def _last(x, out2, weights, scales, biases, stride):
     return _layer(out2, weights[2], scales[2], biases[2], residual=x)
 
 
-@torch.no_grad()
+@_raw
 def forward_init(explicit_nhwc, stride_1X1, inputs):
     """[out1, out2, the block's output], without their values"""
     x, weights, _, _ = _of_forward(explicit_nhwc, inputs)
@@ -154,14 +155,14 @@ def forward_init(explicit_nhwc, stride_1X1, inputs):
     return [_as_given(explicit_nhwc, out) for out in made]
 
 
-@torch.no_grad()
+@_raw
 def forward_out1(explicit_nhwc, stride_1X1, inputs, outputs):
     """Writes out1, outputs[0]."""
     x, weights, scales, biases = _of_forward(explicit_nhwc, inputs)
     _write(explicit_nhwc, outputs[0], _layer(x, weights[0], scales[0], biases[0], stride_1X1))
 
 
-@torch.no_grad()
+@_raw
 def forward_out2(explicit_nhwc, stride_1X1, inputs, outputs):
     """Writes out2, outputs[1], from out1."""
     _, weights, scales, biases = _of_forward(explicit_nhwc, inputs)
@@ -169,7 +170,7 @@ def forward_out2(explicit_nhwc, stride_1X1, inputs, outputs):
     _write(explicit_nhwc, outputs[1], _layer(out1, weights[1], scales[1], biases[1], padding=1))
 
 
-@torch.no_grad()
+@_raw
 def forward_out2_mask(explicit_nhwc, stride_1X1, inputs, outputs, thresholdTop, thresholdBottom):
     """Writes out2 from out1; rows above thresholdTop and below thresholdBottom get the convolution alone, to which
     forward_out2_halo_corr adds the neighbour's part. Thresholds: integer tensors of one element."""
@@ -179,7 +180,7 @@ def forward_out2_mask(explicit_nhwc, stride_1X1, inputs, outputs, thresholdTop, 
     _write(explicit_nhwc, outputs[1], torch.where(outside, x, _finished(x, scales[1], biases[1])))
 
 
-@torch.no_grad()
+@_raw
 def forward_out2_halo(explicit_nhwc, fat_halo_y1, inputs):
     """The row of out2 in the middle of three rows of out1"""
     _, weights, scales, biases = _of_forward(explicit_nhwc, inputs)
@@ -187,7 +188,7 @@ def forward_out2_halo(explicit_nhwc, fat_halo_y1, inputs):
     return _as_given(explicit_nhwc, _finished(x, scales[1], biases[1]))
 
 
-@torch.no_grad()
+@_raw
 def forward_out2_halo_corr(explicit_nhwc, slim_halo_y1, inputs, w1by3, out2_part_halo):
     """A row of out2 from its convolution without the neighbour's row of out1, and this row. w1by3: that row of the
     second weight."""
@@ -196,7 +197,7 @@ def forward_out2_halo_corr(explicit_nhwc, slim_halo_y1, inputs, w1by3, out2_part
     return _as_given(explicit_nhwc, _finished(_convolved(row, weight, [0, 1]) + part, scales[1], biases[1]))
 
 
-@torch.no_grad()
+@_raw
 def forward_out2_pad(explicit_nhwc, stride_1X1, inputs, outputs, out1_pad):
     """Writes out2 from out1 with a row of each neighbour around it."""
     _, weights, scales, biases = _of_forward(explicit_nhwc, inputs)
@@ -204,7 +205,7 @@ def forward_out2_pad(explicit_nhwc, stride_1X1, inputs, outputs, out1_pad):
     _write(explicit_nhwc, outputs[1], _finished(x, scales[1], biases[1]))
 
 
-@torch.no_grad()
+@_raw
 def forward_rest(explicit_nhwc, stride_1X1, inputs, outputs):
     """Writes the block's output, outputs[2], from out2."""
     x, *parameters = _of_forward(explicit_nhwc, inputs)
@@ -214,7 +215,7 @@ def forward_rest(explicit_nhwc, stride_1X1, inputs, outputs):
 # ---- backward --------------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
+@_raw
 def backward(explicit_nhwc, stride_1X1, inputs):
     """[gradient of x, of the weights 1 to 3, and of the shortcut's if there is one]"""
     outputs = backward_init(explicit_nhwc, stride_1X1, inputs)
@@ -227,27 +228,27 @@ def backward(explicit_nhwc, stride_1X1, inputs):
     return outputs
 
 
-@torch.no_grad()
+@_raw
 def backward_init(explicit_nhwc, stride_1X1, inputs):
     """What `backward` returns, without its values"""
     return [torch.empty_like(t) for t in (*inputs[:4], *inputs[14:15])]
 
 
-@torch.no_grad()
+@_raw
 def backward_wgrad3(explicit_nhwc, stride_1X1, inputs, outputs):
     """Writes the third weight's gradient, outputs[3]."""
     _, weights, _, grad3, _, _, out2 = _of_backward(explicit_nhwc, inputs)
     _write(explicit_nhwc, outputs[3], _of_weight(grad3, out2, weights[2]))
 
 
-@torch.no_grad()
+@_raw
 def backward_grad_out2(explicit_nhwc, stride_1X1, inputs, outputs):
     """The gradient of the second convolution"""
     _, weights, scales, grad3, _, _, out2 = _of_backward(explicit_nhwc, inputs)
     return _as_given(explicit_nhwc, _behind(_of_input(grad3, out2, weights[2]), out2, scales[1]))
 
 
-@torch.no_grad()
+@_raw
 def backward_grad_out1(explicit_nhwc, stride_1X1, inputs, outputs, grad_out2):
     """The gradient of the first convolution from that of the second"""
     _, weights, scales, _, _, out1, _ = _of_backward(explicit_nhwc, inputs)
@@ -255,7 +256,7 @@ def backward_grad_out1(explicit_nhwc, stride_1X1, inputs, outputs, grad_out2):
     return _as_given(explicit_nhwc, _behind(grad, out1, scales[0]))
 
 
-@torch.no_grad()
+@_raw
 def backward_grad_out1_mask(
     explicit_nhwc, stride_1X1, inputs, outputs, grad_out2, thresholdTop, thresholdBottom
 ):
@@ -267,7 +268,7 @@ def backward_grad_out1_mask(
     return _as_given(explicit_nhwc, torch.where(outside, grad, _behind(grad, out1, scales[0])))
 
 
-@torch.no_grad()
+@_raw
 def backward_grad_out1_halo(explicit_nhwc, stride_1X1, inputs, outputs, grad_out2_halo, relu1_halo):
     """The first convolution's gradient in three rows, from three rows of the second's and of out1"""
     _, weights, scales, *_ = _of_backward(explicit_nhwc, inputs)
@@ -275,7 +276,7 @@ def backward_grad_out1_halo(explicit_nhwc, stride_1X1, inputs, outputs, grad_out
     return _as_given(explicit_nhwc, _behind(_of_input(grad, out1, weights[1], 1), out1, scales[0]))
 
 
-@torch.no_grad()
+@_raw
 def backward_grad_out1_halo_corr(
     explicit_nhwc, stride_1X1, inputs, w1by3, outputs, grad_out2_halo, relu1_halo, part_grad_out1
 ):
@@ -288,7 +289,7 @@ def backward_grad_out1_halo_corr(
     return _as_given(explicit_nhwc, _behind(_of_input(grad, out1, weight, [0, 1]) + part, out1, scales[0]))
 
 
-@torch.no_grad()
+@_raw
 def backward_wgrad2(explicit_nhwc, stride_1X1, inputs, outputs, grad_out2):
     """Writes the second weight's gradient, outputs[2]."""
     _, weights, _, _, _, out1, _ = _of_backward(explicit_nhwc, inputs)
@@ -296,7 +297,7 @@ def backward_wgrad2(explicit_nhwc, stride_1X1, inputs, outputs, grad_out2):
     _write(explicit_nhwc, outputs[2], _of_weight(grad, out1, weights[1], padding=1))
 
 
-@torch.no_grad()
+@_raw
 def backward_wgrad2_pad(explicit_nhwc, stride_1X1, inputs, outputs, input, grad_out2):
     """Writes the second weight's gradient, outputs[2]. input: out1 with a row of each neighbour around it."""
     _, weights, *_ = _of_backward(explicit_nhwc, inputs)
@@ -304,7 +305,7 @@ def backward_wgrad2_pad(explicit_nhwc, stride_1X1, inputs, outputs, input, grad_
     _write(explicit_nhwc, outputs[2], _of_weight(grad, x, weights[1], padding=[0, 1]))
 
 
-@torch.no_grad()
+@_raw
 def backward_wgrad2_halo(explicit_nhwc, stride_1X1, inputs, outputs, input, grad_out2_halo):
     """The gradient of one row of the second weight, from a row of out1 and one of the second convolution's gradient"""
     _, weights, *_ = _of_backward(explicit_nhwc, inputs)
@@ -312,7 +313,7 @@ def backward_wgrad2_halo(explicit_nhwc, stride_1X1, inputs, outputs, input, grad
     return _as_given(explicit_nhwc, _of_weight(grad, x, weights[1][:, :, :1], padding=[0, 1]))
 
 
-@torch.no_grad()
+@_raw
 def backward_wgrad1(explicit_nhwc, stride_1X1, inputs, outputs, grad_out1):
     """Writes the first weight's gradient, outputs[1]."""
     x, weights, *_ = _of_backward(explicit_nhwc, inputs)
@@ -320,7 +321,7 @@ def backward_wgrad1(explicit_nhwc, stride_1X1, inputs, outputs, grad_out1):
     _write(explicit_nhwc, outputs[1], _of_weight(grad, x, weights[0], stride_1X1))
 
 
-@torch.no_grad()
+@_raw
 def backward_rest(explicit_nhwc, stride_1X1, inputs, outputs, grad_out2, grad_out1):
     """Writes x's gradient, outputs[0], and that of the shortcut's weight, outputs[4], if there is one."""
     x, weights, _, _, grad4, _, _ = _of_backward(explicit_nhwc, inputs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 from apex._random import new_seed
 from apex.contrib.multihead_attn import _core
@@ -168,7 +169,7 @@ def _self_backward(heads, output_grads, context, dropped, softmax, projected, in
     return of_inputs, of_input, of_output, of_projected, output_grads
 
 
-@torch.no_grad()
+@_raw
 def self_attn_forward(
     use_mask, use_time_mask, is_training, heads, inputs, input_weights, output_weights, pad_mask, dropout_prob
 ):
@@ -180,7 +181,7 @@ def self_attn_forward(
     return [made[0], *made[2:]]
 
 
-@torch.no_grad()
+@_raw
 def self_attn_backward(
     heads, output_grads, matmul2_results, dropout_results, softmax_results, input_lin_results, inputs, input_weights,
     output_weights, dropout_mask, dropout_prob,
@@ -195,7 +196,7 @@ def self_attn_backward(
     )  # fmt: skip
 
 
-@torch.no_grad()
+@_raw
 def self_attn_bias_forward(
     use_mask, use_time_mask, is_training, heads, inputs, input_weights, output_weights, input_biases, output_biases,
     pad_mask, dropout_prob,
@@ -208,7 +209,7 @@ def self_attn_bias_forward(
     return [made[0], *made[2:]]
 
 
-@torch.no_grad()
+@_raw
 def self_attn_bias_backward(
     heads, output_grads, matmul2_results, dropout_results, softmax_results, input_lin_results, inputs, input_weights,
     output_weights, dropout_mask, dropout_prob,
@@ -221,7 +222,7 @@ def self_attn_bias_backward(
     return [*made, _sum_rows(of_projected), _sum_rows(grad)]
 
 
-@torch.no_grad()
+@_raw
 def self_attn_bias_additive_mask_forward(
     use_mask, use_time_mask, is_training, heads, inputs, input_weights, output_weights, input_biases, output_biases,
     pad_mask, dropout_prob,
@@ -237,7 +238,7 @@ def self_attn_bias_additive_mask_forward(
     return [*made[:2], *made[3:]]
 
 
-@torch.no_grad()
+@_raw
 def self_attn_bias_additive_mask_backward(
     heads, output_grads, matmul2_results, dropout_results, bmm1_results, pad_mask, input_lin_results, inputs,
     input_weights, output_weights, dropout_mask, dropout_prob,
@@ -250,7 +251,7 @@ def self_attn_bias_additive_mask_backward(
     )  # fmt: skip
 
 
-@torch.no_grad()
+@_raw
 def self_attn_norm_add_forward(
     use_mask, use_time_mask, is_training, heads, inputs, lyr_nrm_gamma_weights, lyr_nrm_beta_weights, input_weights,
     output_weights, pad_mask, dropout_prob,
@@ -274,7 +275,7 @@ def self_attn_norm_add_forward(
     return [*norm, *made, kept, outputs]
 
 
-@torch.no_grad()
+@_raw
 def self_attn_norm_add_backward(
     heads, output_grads, matmul2_results, dropout_results, softmax_results, input_lin_results, lyr_nrm_results,
     lyr_nrm_mean, lyr_nrm_invvar, inputs, lyr_nrm_gamma_weights, lyr_nrm_beta_weights, input_weights, output_weights,
@@ -295,7 +296,7 @@ def self_attn_norm_add_backward(
 # ---- attention to other keys -----------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
+@_raw
 def encdec_multihead_attn_forward(
     use_mask, use_time_mask, is_training, heads, inputs_q, inputs_kv, input_weights_q, input_weights_kv, output_weights,
     pad_mask, dropout_prob,
@@ -317,7 +318,7 @@ def encdec_multihead_attn_forward(
     return [of_q, of_kv, *made, _linear(made[-1].view(inputs_q.shape), output_weights)]
 
 
-@torch.no_grad()
+@_raw
 def encdec_multihead_attn_backward(
     heads, output_grads, matmul2_results, dropout_results, softmax_results, input_lin_q_results, input_lin_kv_results,
     inputs_q, inputs_kv, input_weights_q, input_weights_kv, output_weights, dropout_mask, dropout_prob,
@@ -338,7 +339,7 @@ def encdec_multihead_attn_backward(
     return [of_q, of_kv, of_weight_q, of_weight_kv, of_output]
 
 
-@torch.no_grad()
+@_raw
 def encdec_multihead_attn_norm_add_forward(
     use_mask, use_time_mask, is_training, heads, inputs_q, inputs_kv, lyr_nrm_gamma_weights, lyr_nrm_beta_weights,
     input_weights_q, input_weights_kv, output_weights, pad_mask, dropout_prob,
@@ -355,7 +356,7 @@ def encdec_multihead_attn_norm_add_forward(
     return [*norm, *made, kept, outputs]
 
 
-@torch.no_grad()
+@_raw
 def encdec_multihead_attn_norm_add_backward(
     heads, output_grads, matmul2_results, dropout_results, softmax_results, input_lin_q_results, input_lin_kv_results,
     lyr_nrm_results, lyr_nrm_mean, lyr_nrm_invvar, inputs_q, inputs_kv, lyr_nrm_gamma_weights, lyr_nrm_beta_weights,
@@ -378,14 +379,14 @@ def encdec_multihead_attn_norm_add_backward(
 # ---- the softmax alone -----------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
+@_raw
 def mask_softmax_dropout_forward(use_mask, is_training, heads, input, pad_mask, dropout_prob):
     """[dropout_results, dropout_mask, softmax_results], each as the input, [B * H, T, S]"""
     mask = pad_mask if use_mask else None
     return list(_softmax(input.contiguous(), int(heads), mask, False, False, is_training, dropout_prob))
 
 
-@torch.no_grad()
+@_raw
 def mask_softmax_dropout_backward(
     use_mask, heads, output_grads, softmax_results, dropout_mask, padding_mask, dropout_prob
 ):
@@ -393,14 +394,14 @@ def mask_softmax_dropout_backward(
     return _softmax_backward(output_grads, softmax_results, dropout_mask, dropout_prob)
 
 
-@torch.no_grad()
+@_raw
 def additive_mask_softmax_dropout_forward(use_mask, is_training, heads, input, pad_mask, dropout_prob):
     """[dropout_results, dropout_mask, softmax_results], each as the input, [B * H, T, S]"""
     mask = pad_mask if use_mask else None
     return list(_softmax(input.contiguous(), int(heads), mask, False, True, is_training, dropout_prob))
 
 
-@torch.no_grad()
+@_raw
 def additive_mask_softmax_dropout_backward(
     use_mask, heads, output_grads, softmax_results, dropout_mask, dropout_prob
 ):

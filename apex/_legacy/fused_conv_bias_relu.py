@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 
 bindings.load()
@@ -44,21 +45,21 @@ def _backward(x, weight, scale, output, grad, padding, stride):
     return [*found[:2], found[2].view(1, -1, 1, 1)]
 
 
-@torch.no_grad()
+@_raw
 def forward(inputs, padding, stride):
     """[relu(conv(x, weight) + bias)] of [x, weight, bias]"""
     x, weight, bias = inputs
     return [_forward(x, weight, None, bias, None, padding, stride, True)]
 
 
-@torch.no_grad()
+@_raw
 def backward(inputs, padding, stride):
     """[gradient of x, of the weight, of the bias] of [x, weight, output, gradient]; of forward_mask's output, too"""
     x, weight, output, grad = inputs
     return _backward(x, weight, None, output, grad, padding, stride)
 
 
-@torch.no_grad()
+@_raw
 def forward_no_relu(inputs, *arguments, **keywords):
     """[conv(x, weight) + bias]: forward_no_relu([x, weight, bias], padding, stride), or
     forward_no_relu(x, weight, bias, padding, stride, use_relu), which may take the ReLU of it."""
@@ -76,28 +77,28 @@ def _forward_of_list(inputs, padding, stride):
     return [_forward(x, weight, None, bias, None, padding, stride, False)]
 
 
-@torch.no_grad()
+@_raw
 def backward_no_relu(inputs, padding, stride):
     """[gradient of x, of the weight, of the bias] of [x, weight, gradient]"""
     x, weight, grad = inputs
     return _backward(x, weight, None, None, grad, padding, stride)
 
 
-@torch.no_grad()
+@_raw
 def forward_mask(inputs, padding, stride):
     """[relu(conv(x, weight) + bias) where mask is not 0, else 0] of [x, weight, bias, mask]"""
     x, weight, bias, mask = inputs
     return [_forward(x, weight, None, bias, mask, padding, stride, True)]
 
 
-@torch.no_grad()
+@_raw
 def forward_cscale_cbias_relu(inputs, padding, stride):
     """relu(conv(x, weight) * scale + bias) of [x, weight, scale, bias]"""
     x, weight, scale, bias = inputs
     return _forward(x, weight, scale, bias, None, padding, stride, True)
 
 
-@torch.no_grad()
+@_raw
 def backward_cscale_cbias_relu(inputs, padding, stride):
     """[gradient of x, of the weight] of [x, weight, scale, output, gradient]"""
     x, weight, scale, output, grad = inputs

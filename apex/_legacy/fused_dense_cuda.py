@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 
 bindings.load()
@@ -15,27 +16,27 @@ __all__ = [
 ]
 
 
-@torch.no_grad()
+@_raw
 def linear_bias_forward(input, weight, bias):
     """input weight^T + bias"""
     return torch.ops.apex.dense_forward(input, weight, bias)[0]
 
 
-@torch.no_grad()
+@_raw
 def linear_bias_backward(input, weight, d_output):
     """[gradient of the input, of the weight, of the bias]"""
     bias = weight.new_empty(weight.shape[0])  # that there is one asks for its gradient
     return list(torch.ops.apex.dense_backward(d_output, input, weight, bias, input))
 
 
-@torch.no_grad()
+@_raw
 def linear_gelu_linear_forward(input, weight1, bias1, weight2, bias2):
     """[gelu(input weight1^T + bias1), what the layer behind makes of it, what gelu was taken of]"""
     output, hidden, before = torch.ops.apex.dense_gelu_dense_forward(input, weight1, bias1, weight2, bias2)
     return [hidden, output, before]
 
 
-@torch.no_grad()
+@_raw
 def linear_gelu_linear_backward(input, gelu_in, output1, weight1, weight2, d_output2):
     """[gradient of the input, of weight1, bias1, weight2, bias2]"""
     bias1, bias2 = (weight.new_empty(weight.shape[0]) for weight in (weight1, weight2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 from apex.mlp.mlp import activation_name, layers_of
 
@@ -19,7 +20,7 @@ def _hidden(input, layers, reserved):
     return [view.view(*input.shape[:-1], size) for view, size in zip(views, sizes, strict=True)]
 
 
-@torch.no_grad()
+@_raw
 def forward(use_bias, activation, inputs):
     """[output, what the backward needs of the layers, in one tensor]
 
@@ -34,7 +35,7 @@ def forward(use_bias, activation, inputs):
     return [output, torch.cat(kept)]
 
 
-@torch.no_grad()
+@_raw
 def backward(use_bias, activation, grad_o, fprop_outputs, inputs):
     """[gradient of the input, of each weight, of each bias], of what `forward` returned."""
     name = activation_name(activation)

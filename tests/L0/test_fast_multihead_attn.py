@@ -8,6 +8,7 @@ from lists import BF16, F16, F32, F64
 from torch.nn import functional
 
 import apex._legacy.fast_multihead_attn as raw
+from apex._legacy import fused_conv_bias_relu, fused_dense_cuda, mlp_cuda
 
 T, S, B, C, H = 5, 7, 3, 24, 4
 D, BH = C // H, B * H
@@ -215,3 +216,36 @@ def test_all_functions_of_public_are_here():
 
     assert len(raw.__all__) == 16 and all(callable(getattr(raw, name)) for name in raw.__all__)
     assert registry.extensions()["fast_multihead_attn"].state == "complete"
+
+
+def test_no_autocast_reaches_them():
+    """As public apex's: the dtypes are those of the arguments, in the backward, too."""
+    x, dy = (normal(T, B, C, dtype=F32) for _ in range(2))
+    w, out = (weight.to(F32) for weight in weights(3, 1))
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", BF16, enabled=enabled):
+            lin, softmax, dropped, kept, context, y = raw.self_attn_forward(
+                False, False, False, H, x, w, out, None, 0.0
+            )
+            back = raw.self_attn_backward(H, dy, context, dropped, softmax, lin, x, w, out, kept, 0.0)
+        found.append([lin, softmax, dropped, context, y, *back])
+    assert all(t.dtype == F32 for t in found[1])
+    assert all(map(torch.equal, *found))
+
+
+def test_no_autocast_reaches_raw_functions():
+    """Of products and convolutions: as public apex's, they give what they are given."""
+    x, weight, bias = (normal(*shape, dtype=F32) for shape in ((5, 3), (4, 3), (4,)))
+    dy, image, kernel = normal(5, 4, dtype=F32), normal(2, 5, 7, 6, dtype=F32), normal(4, 5, 3, 3, dtype=F32)
+    calls = [
+        lambda: [fused_dense_cuda.linear_bias_forward(x, weight, bias)],
+        lambda: fused_dense_cuda.linear_bias_backward(x, weight, dy),
+        lambda: mlp_cuda.forward(True, 1, [x, weight, bias]),
+        lambda: fused_conv_bias_relu.forward([image, kernel, bias.view(1, 4, 1, 1)], 1, 1),
+    ]
+    for call in calls:
+        wanted = call()
+        with torch.autocast("cpu", BF16):
+            found = call()
+        assert [t.dtype for t in found] == [t.dtype for t in wanted] and all(map(torch.equal, found, wanted))
