@@ -202,7 +202,7 @@ def conv_bias_relu_backward(
     place = tensors.place_of(input)
     if place is None:
         return None
-    format, none = _format_of(input, weight), input.new_empty(0)
+    format = _format_of(input, weight)
     convolves, relu = of_input or of_weight, output is not None
     s = contiguous(scale) if convolves else None
     sums = bias.new_empty(bias.shape) if of_bias and bias is not None else None
@@ -216,7 +216,7 @@ def conv_bias_relu_backward(
         found = _plain(place, g, s, sums, of_residual, relu, format)
     if found is None:
         return None
-    made = [none, none, none if sums is None else sums, found[1] if of_residual else none]
+    made = [None, None, sums, found[1] if of_residual else None]
     if convolves:
         gradients = torch.ops.aten.convolution_backward(
             found[0], input.contiguous(memory_format=format), weight.contiguous(memory_format=format), None,
@@ -225,4 +225,4 @@ def conv_bias_relu_backward(
         for i, wanted in enumerate((of_input, of_weight)):
             if wanted:
                 made[i] = gradients[i].contiguous(memory_format=format)
-    return tuple(made)
+    return tuple(input.new_empty(0) if t is None else t for t in made)

@@ -117,20 +117,21 @@ def conv_bias_relu_forward(
 
 def _gradients(grad_output, input, weight, scale, bias, output, stride, padding, wanted):
     of_input, of_weight, of_bias, of_residual = wanted
-    none, format = input.new_empty(0), _format(input, weight)
+    format = _format(input, weight)
+    of_nothing = lambda: input.new_empty(0)  # noqa: E731  one for each result: none may alias another
     g = grad_output if output is None else grad_output * ~(output <= 0)  # a nan passes
-    sums = _wide(g).sum((0, 2, 3)).to(bias.dtype) if of_bias and bias is not None else none
-    rest = g.contiguous(memory_format=format) if of_residual else none
+    sums = _wide(g).sum((0, 2, 3)).to(bias.dtype) if of_bias and bias is not None else of_nothing()
+    rest = g.contiguous(memory_format=format) if of_residual else of_nothing()
     rest = rest.clone() if rest is grad_output else rest
     if not of_input and not of_weight:
-        return none, none, sums, rest
+        return of_nothing(), of_nothing(), sums, rest
     if scale is not None:
         g = (_wide(g) * _over_channels(scale)).to(input.dtype)
     found = torch.ops.aten.convolution_backward(
         g, input, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, [of_input, of_weight, False]
     )  # fmt: skip
     made = [
-        t.contiguous(memory_format=format) if want else none
+        t.contiguous(memory_format=format) if want else of_nothing()
         for t, want in zip(found[:2], wanted[:2], strict=True)
     ]
     return *made, sums, rest

@@ -192,7 +192,7 @@ inline bool ConvBiasReluBackward::launch(const apex_place& place, Result& made) 
   const at::MemoryFormat format = conv::format_of(input, weight);
   const bool convolves = of_input || of_weight, sums = of_bias && has_value(bias), relu = has_value(output);
   const at::Tensor y = in_format(output, format), s = convolves ? contiguous(scale) : at::Tensor();
-  at::Tensor g = grad_output.contiguous(format), of_b = conv::none_of(input), of_r = of_b;
+  at::Tensor g = grad_output.contiguous(format), of_b = conv::none_of(input), of_r = conv::none_of(input);
   if (relu && format == at::MemoryFormat::ChannelsLast) {
     conv::Masked masked{at::empty_like(y), of_residual && s.defined() ? at::empty_like(y) : at::Tensor(),
                         sums ? at::empty_like(*bias, at::MemoryFormat::Contiguous) : at::Tensor()};

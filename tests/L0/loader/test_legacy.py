@@ -17,13 +17,15 @@ PYTHONS = [sys.executable, *sorted(glob.glob(os.path.expanduser("~/.pyenv/versio
 def test_absent_before_apex_is_imported():
     code = """
 import importlib.util
-assert importlib.util.find_spec("cudnn_gbn_lib") is None
+assert importlib.util.find_spec("_apex_gpu_direct_storage") is None
 try:
-    import cudnn_gbn_lib
+    import _apex_gpu_direct_storage
 except ModuleNotFoundError as error:
     print(error.name, error)
 """
-    assert python(code).stdout.strip() == "cudnn_gbn_lib No module named 'cudnn_gbn_lib'"
+    assert (
+        python(code).stdout.strip() == "_apex_gpu_direct_storage No module named '_apex_gpu_direct_storage'"
+    )
 
 
 @pytest.mark.parametrize("interpreter", PYTHONS)
@@ -34,21 +36,21 @@ import importlib, importlib.util, pkgutil, sys
 import apex
 from apex._loader import registry
 known = bool(registry.extensions())  # Python 3.10 without tomli reads no registry in a checkout
-assert importlib.util.find_spec("cudnn_gbn_lib") is None
-assert "cudnn_gbn_lib" not in [m.name for m in pkgutil.iter_modules()]
+assert importlib.util.find_spec("_apex_gpu_direct_storage") is None
+assert "_apex_gpu_direct_storage" not in [m.name for m in pkgutil.iter_modules()]
 for act in (__import__, importlib.import_module, apex.require):
     try:
-        act("cudnn_gbn_lib")
+        act("_apex_gpu_direct_storage")
     except ModuleNotFoundError as error:
-        assert error.name == "cudnn_gbn_lib", error.name
+        assert error.name == "_apex_gpu_direct_storage", error.name
         assert not known or "not in this build" in str(error), error
     else:
         raise AssertionError
-for other in ("no_such_module_at_all", "os.no_such", "cudnn_gbn_lib.part"):
+for other in ("no_such_module_at_all", "os.no_such", "_apex_gpu_direct_storage.part"):
     try:
         importlib.import_module(other)
     except ModuleNotFoundError as error:
-        assert error.name in (other, "cudnn_gbn_lib"), error.name
+        assert error.name in (other, "_apex_gpu_direct_storage"), error.name
     else:
         raise AssertionError
 assert sys.meta_path[-1].__name__ == "Finder"
@@ -65,9 +67,9 @@ print("done")
 def test_the_message_names_the_release(monkeypatch):
     from apex._loader import registry
 
-    row = registry.Extension("cudnn_gbn_lib", "cuda", (), "planned", "1.12.0")
-    monkeypatch.setattr(registry, "extensions", lambda: {"cudnn_gbn_lib": row})
-    assert "apex 1.12.0 brings it" in _legacy.message("cudnn_gbn_lib")
+    row = registry.Extension("_apex_gpu_direct_storage", "cuda", (), "planned", "1.12.0")
+    monkeypatch.setattr(registry, "extensions", lambda: {"_apex_gpu_direct_storage": row})
+    assert "apex 1.12.0 brings it" in _legacy.message("_apex_gpu_direct_storage")
     assert _legacy.message("unknown") is None
 
 
