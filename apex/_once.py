@@ -27,6 +27,27 @@ def in_given_dtypes(device_type):
         yield
 
 
+def _device_type(arguments):
+    """The kind of device of the first tensor among the arguments, or in a list among them."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            return argument.device.type
+        if isinstance(argument, (list, tuple)) and argument:
+            return _device_type(argument)
+    return "cpu"
+
+
+def runs_in_given_dtypes(function):
+    """Decorates a function of tensors: in_given_dtypes on their device while it runs."""
+
+    @functools.wraps(function)
+    def run(*arguments, **keywords):
+        with in_given_dtypes(_device_type((*arguments, *keywords.values()))):
+            return function(*arguments, **keywords)
+
+    return run
+
+
 class _Refusal(torch.autograd.Function):
     """apply(name, count, *tensors): the first `count` tensors, of which no gradient passes to the others."""
 

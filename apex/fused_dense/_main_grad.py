@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from apex._functional import call
-from apex._once import in_given_dtypes
+from apex._once import runs_in_given_dtypes
 
 _wgrad = torch.ops.apex.wgrad_gemm_accum.default
 _dense_backward = torch.ops.apex.dense_backward.default
@@ -96,17 +94,6 @@ def _first(grad_output):
     return grad_output
 
 
-def _in_given_dtypes(backward):
-    """The backward, in the dtypes of its forward even where it is called under an autocast of its own."""
-
-    @functools.wraps(backward)
-    def run(ctx, grad_output):
-        with in_given_dtypes(grad_output.device.type):
-            return backward(ctx, grad_output)
-
-    return run
-
-
 class Dense(torch.autograd.Function):
     """apply(layer, input, weight, bias): layer(input, weight, bias); the gradient of weight goes to its main_grad."""
 
@@ -117,7 +104,7 @@ class Dense(torch.autograd.Function):
         return layer(*map(_detached, (input, weight, bias)))
 
     @staticmethod
-    @_in_given_dtypes
+    @runs_in_given_dtypes
     def backward(ctx, grad_output):
         g = _first(grad_output)
         x, w = (t.to(g.dtype) for t in ctx.saved_tensors)
@@ -141,7 +128,7 @@ class DenseGeluDense(torch.autograd.Function):
         return output
 
     @staticmethod
-    @_in_given_dtypes
+    @runs_in_given_dtypes
     def backward(ctx, grad_output):
         g = _first(grad_output)
         x, w1, w2, hidden, before = (t.to(g.dtype) for t in ctx.saved_tensors)

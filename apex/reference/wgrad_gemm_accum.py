@@ -28,10 +28,8 @@ def _check(input, grad_output, main_grad):
             raise ValueError(f"{_OP}: {name} is on {tensor.device} but the input is on {input.device}")
     if input.dim() < 1 or grad_output.dim() < 1:
         raise ValueError(f"{_OP}: input and grad_output must have at least one dimension")
-    rows, others = (
-        math.prod(input.shape[:-1]),
-        math.prod(grad_output.shape[:-1]),
-    )  # Size.numel() fixes what is dynamic
+    # Size.numel() would fix a dynamic size.
+    rows, others = math.prod(input.shape[:-1]), math.prod(grad_output.shape[:-1])
     if rows != others:
         raise ValueError(f"{_OP}: the input has {rows} rows but grad_output {others}")
     shape = (grad_output.shape[-1], input.shape[-1])

@@ -52,8 +52,7 @@ extern "C" int32_t apex_masked_softmax_dropout_forward(const apex_place* place, 
   using namespace apex;
   gpu::SoftmaxForward a = *arguments;
   bool cpu;
-  if (const int32_t status = check_softmax(unit, a.rows, a.keys, a.type)) return status;
-  if (const int32_t status = resolve_softmax(place, unit, a.keys, &cpu)) return status;
+  if (const int32_t status = resolve_softmax(place, unit, a.rows, a.keys, a.type, &cpu)) return status;
   if (a.rows == 0 || a.keys == 0) return APEX_OK;
   if (const int32_t status = check_dropout(dropout, a.seed)) return status;
   set_softmax_scale(1, &a);
@@ -80,8 +79,7 @@ extern "C" int32_t apex_masked_softmax_dropout_backward(const apex_place* place,
   using namespace apex;
   gpu::SoftmaxBackward a = *arguments;
   bool cpu;
-  if (const int32_t status = check_softmax(unit, a.rows, a.keys, a.type)) return status;
-  if (const int32_t status = resolve_softmax(place, unit, a.keys, &cpu)) return status;
+  if (const int32_t status = resolve_softmax(place, unit, a.rows, a.keys, a.type, &cpu)) return status;
   if (a.rows == 0 || a.keys == 0) return APEX_OK;
   if (const int32_t status = check_dropout(dropout, a.kept ? a.kept : a.seed)) return status;
   a.scale = scale_of(dropout);

@@ -65,8 +65,7 @@ extern "C" int32_t apex_scaled_masked_softmax_forward(const apex_place* place, c
   using namespace apex;
   gpu::SoftmaxForward a = *arguments;
   bool cpu;
-  if (const int32_t status = check_softmax(unit, a.rows, a.keys, a.type)) return status;
-  if (const int32_t status = resolve_softmax(place, unit, a.keys, &cpu)) return status;
+  if (const int32_t status = resolve_softmax(place, unit, a.rows, a.keys, a.type, &cpu)) return status;
   if (a.rows == 0 || a.keys == 0) return APEX_OK;
   set_softmax_scale(scale, &a);
   if (cpu) {
@@ -87,8 +86,7 @@ extern "C" int32_t apex_scaled_masked_softmax_backward(const apex_place* place, 
   using namespace apex;
   gpu::SoftmaxBackward a = *arguments;
   bool cpu;
-  if (const int32_t status = check_softmax(unit, a.rows, a.keys, a.type)) return status;
-  if (const int32_t status = resolve_softmax(place, unit, a.keys, &cpu)) return status;
+  if (const int32_t status = resolve_softmax(place, unit, a.rows, a.keys, a.type, &cpu)) return status;
   if (a.rows == 0 || a.keys == 0) return APEX_OK;
   a.scale = scale;
   a.factor = float(scale);

@@ -114,16 +114,13 @@ bool mask_fits(const gpu::SoftmaxForward& a) {
   return (int64_t(reinterpret_cast<uintptr_t>(a.mask)) | a.mask_batch | a.mask_head | a.mask_query) % at_once == 0;
 }
 
-int32_t check_softmax(const char* unit, int64_t rows, int64_t keys, int32_t type) {
+int32_t resolve_softmax(const apex_place* place, const char* unit, int64_t rows, int64_t keys, int32_t type,
+                        bool* cpu) {
+  constexpr int64_t most_keys = 0xfffff000;
   if (type < APEX_F32 || type > APEX_F64)
     return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
   if (rows < 0 || keys < 0)
     return fail(APEX_ERROR_VALUE, "%s: %lld rows of %lld keys", unit, (long long)rows, (long long)keys);
-  return APEX_OK;
-}
-
-int32_t resolve_softmax(const apex_place* place, const char* unit, int64_t keys, bool* cpu) {
-  constexpr int64_t most_keys = 0xfffff000;
   int32_t variant;
   if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
   *cpu = variant == APEX_VARIANT_CPU;

@@ -35,9 +35,8 @@ SoftmaxLayout choose_softmax(const SoftmaxRows& rows, bool mask_fits, bool on_am
                              std::initializer_list<const void*> tensors, const DeviceLimits& limits);
 // Whether a vector's worth of the mask can be read at once, in every row.
 bool mask_fits(const gpu::SoftmaxForward& a);
-int32_t check_softmax(const char* unit, int64_t rows, int64_t keys, int32_t type);
-// Answers APEX_OK with *cpu or not, or what the caller must answer.
-int32_t resolve_softmax(const apex_place* place, const char* unit, int64_t keys, bool* cpu);
+// Checks the shape and the type, and answers APEX_OK with *cpu or not, or what the caller must answer.
+int32_t resolve_softmax(const apex_place* place, const char* unit, int64_t rows, int64_t keys, int32_t type, bool* cpu);
 void set_softmax_scale(double scale, gpu::SoftmaxForward* a);
 
 template <class Arguments>

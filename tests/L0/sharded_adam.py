@@ -35,7 +35,27 @@ def run(rank, ranks, folder, environment, module=__name__):
         world_size=ranks,
         timeout=datetime.timedelta(seconds=120),
     )
-    mesh = init_device_mesh("cpu", (ranks,))
+    run_cases(module, init_device_mesh("cpu", (ranks,)), rank, folder)
+
+
+def start_nccl(rank, ranks, folder, **options):
+    """The GPU of this rank, on which tensors are made from now on; the ranks are connected by NCCL."""
+    home = torch.device("cuda", rank)
+    torch.cuda.set_device(home)
+    torch.set_default_device(home)
+    dist.init_process_group(
+        "nccl",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=120),
+        **options,
+    )
+    return home
+
+
+def run_cases(module, mesh, rank, folder):
+    """Every case of a module, which gets the mesh, and a file that says how each ended. Ends the process."""
     results = {}
     for name, case in importlib.import_module(module).CASES.items():
         results[name] = ""
@@ -53,6 +73,16 @@ def results_of(ranks, variant, folder, module=__name__):
     if variant == "cpu" and not bindings.load().native:
         pytest.skip(f"no bindings: {bindings.load().reason}")
     torch.multiprocessing.spawn(run, (ranks, str(folder), {"APEX_VARIANT": variant}, module), nprocs=ranks)
+    return _read(ranks, folder)
+
+
+def results_on_gpus(run, folder):
+    """The same of run(rank, 2, folder) on two GPUs."""
+    torch.multiprocessing.spawn(run, (2, str(folder)), nprocs=2)
+    return _read(2, folder)
+
+
+def _read(ranks, folder):
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 

@@ -6,12 +6,9 @@ import contextlib
 import copy
 import datetime
 import functools
-import json
-import os
-import pathlib
-import traceback
 
 import pytest
+import sharded_adam
 import torch
 import torch.distributed as dist
 
@@ -23,28 +20,10 @@ HOME = torch.device("cpu")  # where tensors of a rank lie
 
 
 def run_on_gpus(rank, ranks, folder):
-    """One rank of test_sync_batchnorm_two_gpus.py: as sharded_adam.run, on its GPU with NCCL."""
+    """One rank of test_sync_batchnorm_two_gpus.py, on its GPU."""
     global HOME
-    HOME = torch.device("cuda", rank)
-    torch.cuda.set_device(HOME)
-    torch.set_default_device(HOME)
-    dist.init_process_group(
-        "nccl",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=ranks,
-        timeout=datetime.timedelta(seconds=120),
-    )
-    results = {}
-    for name, case in CASES.items():
-        results[name] = ""
-        try:
-            case(None)
-        except Exception:
-            results[name] = traceback.format_exc()
-    (pathlib.Path(folder) / f"rank{rank}.json").write_text(json.dumps(results))
-    dist.barrier()
-    os._exit(0)  # now and then a thread of torch's still runs while a group ends, which aborts the process
+    HOME = sharded_adam.start_nccl(rank, ranks, folder)
+    sharded_adam.run_cases(__name__, None, rank, folder)
 
 
 def _group(mesh, size):

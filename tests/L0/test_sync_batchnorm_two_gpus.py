@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import lists
 import pytest
+import sharded_adam
 import sync_batchnorm_ranks
 import torch
-import torch.multiprocessing
 from lists import F16, F32
 
 from apex.parallel import SyncBatchNorm
@@ -19,9 +17,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """How each case ended, by rank."""
-    folder = tmp_path_factory.mktemp("nccl")
-    torch.multiprocessing.spawn(sync_batchnorm_ranks.run_on_gpus, (2, str(folder)), nprocs=2)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return sharded_adam.results_on_gpus(sync_batchnorm_ranks.run_on_gpus, tmp_path_factory.mktemp("nccl"))
 
 
 @pytest.mark.two_gpus

@@ -7,11 +7,9 @@ softmax at a time; what is kept is the seed of the random numbers, from which th
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
-from apex._once import in_given_dtypes
+from apex._once import runs_in_given_dtypes
 from apex._plain import is_shape_alone
 
 LONGEST_PADDED, LONGEST = 512, 1 << 16
@@ -56,18 +54,7 @@ def misfits(cu_seqlens, total, max_s):
     return (cu_seqlens[0] != 0) | (cu_seqlens[-1] > total) | (lengths < 0).any() | (lengths > max_s).any()
 
 
-def _in_its_dtypes(function):
-    """The function, whose products neither autocast nor amp's O1 casts."""
-
-    @functools.wraps(function)
-    def run(tensor, *arguments):
-        with in_given_dtypes(tensor.device.type):
-            return function(tensor, *arguments)
-
-    return run
-
-
-@_in_its_dtypes
+@runs_in_given_dtypes
 def forward(qkv, cu_seqlens, p, max_s, generator=None):
     """(attention [total, h, d], what `backward` needs: [sequences, h, S, S] to 512 tokens, S a multiple of 128)"""
     if max_s <= LONGEST_PADDED:
@@ -78,7 +65,7 @@ def forward(qkv, cu_seqlens, p, max_s, generator=None):
     return context, seed.view(torch.uint8)
 
 
-@_in_its_dtypes
+@runs_in_given_dtypes
 def backward(dout, qkv, cu_seqlens, p, max_s, state):
     """(gradient of qkv, gradient of the softmax's argument where `state` is the softmax, else state)"""
     if state.dim() == 4:

@@ -248,17 +248,9 @@ class ColumnParallelLinear(_ParallelLinear):
         if sequence_parallel_enabled:
             self._check_sequence_parallel(ranks)
         self._make(
-            *(
-                (input_size, output_size),
-                0,
-                bias,
-                init_method,
-                stride,
-                keep_master_weight_for_test,
-                skip_bias_add,
-            ),
-            *(params_dtype, use_cpu_initialization, gradient_accumulation_fusion, accumulation_in_fp16),
-        )
+            (input_size, output_size), 0, bias, init_method, stride, keep_master_weight_for_test, skip_bias_add,
+            params_dtype, use_cpu_initialization, gradient_accumulation_fusion, accumulation_in_fp16,
+        )  # fmt: skip
         if self.bias is not None:
             set_tensor_model_parallel_attributes(self.bias, True, 0, stride)
 
@@ -342,17 +334,9 @@ class RowParallelLinear(_ParallelLinear):
         if sequence_parallel_enabled and not input_is_parallel:
             raise RuntimeError("sequence_parallel_enabled: pass input_is_parallel=True as well")
         self._make(
-            *(
-                (input_size, output_size),
-                1,
-                bias,
-                init_method,
-                stride,
-                keep_master_weight_for_test,
-                skip_bias_add,
-            ),
-            *(params_dtype, use_cpu_initialization, gradient_accumulation_fusion, accumulation_in_fp16),
-        )
+            (input_size, output_size), 1, bias, init_method, stride, keep_master_weight_for_test, skip_bias_add,
+            params_dtype, use_cpu_initialization, gradient_accumulation_fusion, accumulation_in_fp16,
+        )  # fmt: skip
         if self.bias is not None:
             self.bias.sequence_parallel_enabled = sequence_parallel_enabled
 

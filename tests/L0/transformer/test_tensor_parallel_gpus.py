@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+import sharded_adam
 import torch
-import torch.multiprocessing
 import tp_gpus
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
@@ -15,9 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """How each case ended, by rank."""
-    folder = tmp_path_factory.mktemp("nccl")
-    torch.multiprocessing.spawn(tp_gpus.run, (2, str(folder)), nprocs=2)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return sharded_adam.results_on_gpus(tp_gpus.run, tmp_path_factory.mktemp("nccl"))
 
 
 @pytest.mark.two_gpus
