@@ -7,6 +7,7 @@ import copy
 import importlib
 import io
 import pkgutil
+import types
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import apex
 from apex import RNN, fused_dense, mlp, normalization
 from apex.contrib.bottleneck.bottleneck import Bottleneck, FrozenBatchNorm2d
 from apex.contrib.cudnn_gbn import GroupBatchNorm2d
+from apex.contrib.fmha.fmha import FMHA
 from apex.contrib.focal_loss.focal_loss import focal_loss
 from apex.contrib.group_norm import GroupNorm
 from apex.contrib.group_norm.group_norm import group_norm
@@ -31,7 +33,7 @@ from apex.normalization import fused_layer_norm
 from apex.parallel import DistributedDataParallel, SyncBatchNorm
 from apex.RNN.cells import mLSTMRNNCell
 from apex.RNN.RNNBackend import RNNCell, bidirectionalRNN, stackedRNN
-from apex.transformer import functional, layers
+from apex.transformer import functional, layers, parallel_state, tensor_parallel
 from apex.transformer.enums import AttnMaskType
 from apex.transformer.functional.fused_softmax import GenericFusedScaleMaskSoftmax
 
@@ -116,6 +118,26 @@ LAYERS = {
         (lambda: EncdecMultiheadAttn(8, 2), (random(3, 2, 8), random(4, 2, 8))),
         (lambda: EncdecMultiheadAttn(8, 2, 0.0, True, True, "default"), (random(3, 2, 8), random(4, 2, 8))),
     ],
+    FMHA: [
+        (
+            lambda: FMHA(
+                types.SimpleNamespace(attention_probs_dropout_prob=0.0, num_attention_heads=2, hidden_size=8)
+            ),
+            (random(3, 24), torch.tensor([0, 1, 3], dtype=torch.int32, device="cpu"), 2),
+        )
+    ],
+    tensor_parallel.ColumnParallelLinear: [
+        (lambda: tensor_parallel.ColumnParallelLinear(8, 4, use_cpu_initialization=True), (random(3, 2, 8),))
+    ],
+    tensor_parallel.RowParallelLinear: [
+        (lambda: tensor_parallel.RowParallelLinear(8, 4, use_cpu_initialization=True), (random(3, 2, 8),))
+    ],
+    tensor_parallel.VocabParallelEmbedding: [
+        (
+            lambda: tensor_parallel.VocabParallelEmbedding(5, 8, use_cpu_initialization=True),
+            (torch.tensor([[1, 4], [0, 1]], dtype=torch.int64, device="cpu"),),
+        )
+    ],
     stackedRNN: [(lambda: RNN.LSTM(8, 8, 1), (random(2, 3, 8),))],
     bidirectionalRNN: [(lambda: RNN.GRU(8, 8, 1, bidirectional=True), (random(2, 3, 8),))],
 }
@@ -123,6 +145,16 @@ LAYERS = {
 WRAPPERS = {tofp16, FP16Model, DistributedDataParallel, RNNCell, mLSTMRNNCell}
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 CASES = [case for cases in LAYERS.values() for case in cases]
+
+
+@pytest.fixture(autouse=True)
+def one_tensor_parallel_rank():
+    """What the tensor parallel layers ask for."""
+    parallel_state.set_tensor_model_parallel_world_size(1)
+    parallel_state.set_tensor_model_parallel_rank(0)
+    yield
+    parallel_state.set_tensor_model_parallel_world_size(None)
+    parallel_state.set_tensor_model_parallel_rank(None)
 
 
 def first(value):
@@ -149,13 +181,14 @@ def test_a_layer_is_a_leaf(made, inputs):
     assert [(node.op, node.target) for node in traced.graph.nodes if node.op.startswith("call")] == [
         ("call_module", "layer")
     ]
-    x = inputs[0].clone().requires_grad_()
-    y = inputs[0].clone().requires_grad_()
+    x, y = inputs[0].clone(), inputs[0].clone()
+    leaf, twins = (x, y) if x.is_floating_point() else (layer.weight, twin.weight)
+    leaf.requires_grad_(), twins.requires_grad_()
     one, other = first(traced(x)), first(twin(y, *inputs[1:]))
     assert torch.equal(one, other) and one.dtype == other.dtype
     one.float().square().sum().backward()
     other.float().square().sum().backward()
-    assert torch.equal(x.grad, y.grad)
+    assert torch.equal(leaf.grad, twins.grad)
 
 
 def test_every_layer_of_apex_is_tried():

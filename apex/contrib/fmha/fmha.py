@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from apex import _symbolic as symbolic
 from apex._once import differentiable_once
 from apex.contrib.fmha import _flash, _packed
 
@@ -91,6 +92,9 @@ class FMHA(nn.Module):
 
         Raises ValueError for another shape.
         """
+        node = symbolic.leaf(self, qkv, cu_seqlens, max_s, is_training, zero_tensors)
+        if node is not None:
+            return node
         if qkv.dim() != 2 or qkv.shape[1] != 3 * self.hidden_size:
             raise ValueError(f"FMHA: qkv must be [total, {3 * self.hidden_size}], not {list(qkv.shape)}")
         heads = qkv.unflatten(1, (3, self.h, self.d))

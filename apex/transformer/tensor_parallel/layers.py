@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from apex import _symbolic as symbolic
 from apex.transformer.parallel_state import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
@@ -153,6 +154,9 @@ class VocabParallelEmbedding(nn.Module):
         Raises IndexError for words on the CPU that there are not; on a GPU this is not looked at where ranks split the
         vocabulary.
         """
+        node = symbolic.leaf(self, input_)
+        if node is not None:
+            return node
         if self.tensor_model_parallel_size == 1:
             return F.embedding(input_, self.weight)
         check_words(input_, self.num_embeddings, "VocabParallelEmbedding")
@@ -274,6 +278,9 @@ class ColumnParallelLinear(_ParallelLinear):
         input_: [sequence, batch, input_size]; with sequence parallelism [sequence / ranks, ...]. output: [sequence,
         batch, output_size], or output_size / ranks where it is not gathered.
         """
+        node = symbolic.leaf(self, input_)
+        if node is not None:
+            return node
         communicates = self.async_tensor_model_parallel_allreduce or self.sequence_parallel_enabled
         output = self._forward_impl(
             input_ if communicates else copy_to_tensor_model_parallel_region(input_),
@@ -346,6 +353,9 @@ class RowParallelLinear(_ParallelLinear):
         input_: [sequence, batch, input_size], or input_size / ranks where input_is_parallel. output: [sequence, batch,
         output_size]; with sequence parallelism [sequence / ranks, ...].
         """
+        node = symbolic.leaf(self, input_)
+        if node is not None:
+            return node
         if not self.input_is_parallel:
             input_ = scatter_to_tensor_model_parallel_region(input_)
         fusion = self.gradient_accumulation_fusion
