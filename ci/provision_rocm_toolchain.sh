@@ -3,8 +3,8 @@
 #
 # usage: ci/provision_rocm_toolchain.sh [DIRECTORY]      (root; default: .toolchains/rocm)
 #
-# Needs debootstrap, which apt-get installs where it is missing. Uses the mirror that this machine's apt uses. The chroot appears under its
-# final name only when it is complete, so a killed run is never taken for a toolchain.
+# Needs debootstrap, which apt-get installs where it is missing. Uses the mirror that this machine's apt uses. The
+# chroot appears under its final name only when it is complete, so a killed run is never taken for a toolchain.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -26,6 +26,7 @@ def commands() -> dict[str, tuple[str, ...]]:
         "ruff format": (*PYTHON, "ruff", "format", "--check", "."),
         "clang-format": (_program("clang-format"), "--dry-run", "-Werror", *native_sources()),
         "shellcheck": (_program("shellcheck"), "--external-sources", *shell_scripts()),
+        "line length": (*PYTHON, "build_matrix.check.line_length"),
         "mypy": (*PYTHON, "mypy"),
     }
 

@@ -29,6 +29,11 @@ def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _filled(text: str, hanging: str = "") -> str:
+    """The text in lines within 120 columns, broken at spaces alone."""
+    return textwrap.fill(text, 118, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+
+
 def install() -> str:
     """For each accelerator the line that brings torch, and pip's line for apex."""
     names = [accelerator.name for accelerator in matrix.load().accelerators]
@@ -125,7 +130,8 @@ def tried() -> str:
 
 def changelog() -> str:
     """What entries of changes.toml say of this version."""
-    return "\n".join(f"- {change.text}" for change in changes.load() if change.version == identity.version())
+    texts = [change.text for change in changes.load() if change.version == identity.version()]
+    return "\n".join(_filled(f"- {text}", hanging="  ") for text in texts)
 
 
 def cards() -> str:
@@ -142,7 +148,7 @@ def cards() -> str:
     if not any(cell.startswith("gfx") for cells in where.values() for cell in cells):
         lines.append("No AMD card has run any of it.")
     lines.append("Packs of other archs passed the gate on their machine code, and have run on no card.")
-    return textwrap.fill(" ".join(lines), 116)
+    return _filled(" ".join(lines))
 
 
 EMULATOR = "emulator"

@@ -24,7 +24,10 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 if [ -z "$engine" ]; then
-  engine=$(command -v podman || command -v docker) || { say "no engine is here; run: apt-get install podman runc"; exit 3; }
+  engine=$(command -v podman || command -v docker) || {
+    say "no engine is here; run: apt-get install podman runc"
+    exit 3
+  }
 fi
 
 work=$(mktemp -d)

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from build_matrix import REPOSITORY
-from build_matrix.check import lint, release_check, rings
+from build_matrix.check import line_length, lint, release_check, rings
 from build_matrix.site import api
 from build_matrix.spec import toml
 
 GROUP = toml.read(REPOSITORY / "pyproject.toml")["dependency-groups"]["lint"]
-TOOLS = {"ruff check", "ruff format", "clang-format", "shellcheck", "mypy"}
+TOOLS = {"ruff check", "ruff format", "clang-format", "shellcheck", "line length", "mypy"}
 
 
 def test_nox_runs_the_list(monkeypatch):
@@ -153,3 +153,28 @@ def test_what_a_package_exports_has_type_hints(package):
         if function.__module__.startswith("apex.") and (missing := unhinted(function))
     }
     assert not found
+
+
+def test_a_line_that_is_too_long_is_named_unless_it_cannot_be_broken(tmp_path):
+    wide = "word " * 30
+    lines = ["short", wide, f"| {wide} |", f"see https://example.org {wide}", "x" * 120, "ü" * 120, "y" * 121]
+    (tmp_path / "page.md").write_text("\n".join(lines), encoding="utf-8")
+    assert list(line_length.too_long(tmp_path / "page.md")) == [2, 7]
+
+
+def test_pages_scripts_and_schemas_are_looked_at():
+    if subprocess.run(["git", "rev-parse"], cwd=REPOSITORY, capture_output=True).returncode:
+        pytest.skip("this is no checkout of git: its files cannot be listed")
+    wanted = {"README.md", "docs/testing.md", "csrc/ops.schemas", ".github/workflows/tests.yml"}
+    assert wanted <= set(line_length.sources())
+
+
+def test_jobs_that_call_pip_as_themselves_keep_its_cache():
+    """As root they cannot: the cache would be root's."""
+    steps = {}
+    for path in REPOSITORY.glob(".github/workflows/*.yml"):
+        jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+        steps |= {f"{path.stem} {name}": job["steps"] for name, job in jobs.items()}
+    own = {name for name in steps if not any("sudo" in step.get("run", "") for step in steps[name])}
+    kept = {name for name in steps if any(step.get("with", {}).get("cache") == "pip" for step in steps[name])}
+    assert own == kept and len(own) == 4
