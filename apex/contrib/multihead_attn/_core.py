@@ -194,6 +194,6 @@ def attention(packed, kv, heads, mask, dropout, scale=None):
     return _Attention.apply(*arguments)
 
 
-def dropout_add(x, residual, prob, is_training):
+def dropout_add(x: torch.Tensor, residual: torch.Tensor, prob: float, is_training: bool) -> torch.Tensor:
     """residual + dropout(x)."""
     return residual + functional.dropout(x, p=prob, training=is_training)

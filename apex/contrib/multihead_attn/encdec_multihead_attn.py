@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import nn
 
 from apex import _symbolic as symbolic
@@ -26,7 +27,15 @@ class EncdecMultiheadAttn(nn.Module):
         ValueError: as SelfMultiheadAttn.
     """
 
-    def __init__(self, embed_dim, num_heads, dropout=0.0, bias=False, include_norm_add=False, impl="fast"):
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = False,
+        include_norm_add: bool = False,
+        impl: str = "fast",
+    ) -> None:
         super().__init__()
         self.head_dim = _module.head_dim_of(embed_dim, num_heads, dropout, impl)
         self.embed_dim, self.num_heads, self.dropout = embed_dim, num_heads, dropout
@@ -40,7 +49,7 @@ class EncdecMultiheadAttn(nn.Module):
         _module.register_norm(self)
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """Xavier's uniform init of each projection as a [C, C] matrix; biases are 0, the norm is as it begins."""
         nn.init.xavier_uniform_(self.in_proj_weight_q)
         nn.init.xavier_uniform_(self.in_proj_weight_kv, gain=math.sqrt(1.5))
@@ -50,14 +59,14 @@ class EncdecMultiheadAttn(nn.Module):
 
     def forward(
         self,
-        query,
-        key,
-        value=None,
-        key_padding_mask=None,
-        need_weights=False,
-        attn_mask=None,
-        is_training=True,
-    ):
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor | None = None,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: torch.Tensor | None = None,
+        is_training: bool = True,
+    ) -> tuple[torch.Tensor, None]:
         """(outputs [Tq, B, C], None).
 
         query: [Tq, B, C]; key: [Tk, B, C]; value is not looked at: it is the key. key_padding_mask: [B, Tk], bool or

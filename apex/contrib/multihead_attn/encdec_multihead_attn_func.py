@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch.nn import functional
 
 from apex.contrib.multihead_attn import _core
@@ -12,21 +15,21 @@ class EncdecAttnFunc:
 
     @staticmethod
     def apply(
-        use_time_mask,
-        is_training,
-        heads,
-        scale,
-        inputs_q,
-        inputs_kv,
-        input_weights_q,
-        input_weights_kv,
-        output_weights,
-        input_biases_q,
-        input_biases_kv,
-        output_biases,
-        mask,
-        dropout_prob,
-    ):
+        use_time_mask: bool,
+        is_training: bool,
+        heads: int,
+        scale: float | None,
+        inputs_q: torch.Tensor,
+        inputs_kv: torch.Tensor,
+        input_weights_q: torch.Tensor,
+        input_weights_kv: torch.Tensor,
+        output_weights: torch.Tensor,
+        input_biases_q: torch.Tensor | None,
+        input_biases_kv: torch.Tensor | None,
+        output_biases: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        dropout_prob: float,
+    ) -> torch.Tensor:
         """[Tq, B, C], of inputs_q [Tq, B, C] and inputs_kv [Tk, B, C].
 
         input_weights_q: [C, C]; input_weights_kv: [2 C, C], for each head the rows of its key and value side by
@@ -42,7 +45,7 @@ class EncdecAttnFunc:
         return functional.linear(context, output_weights, output_biases)
 
     @staticmethod
-    def forward(ctx, *arguments):
+    def forward(ctx, *arguments: Any) -> torch.Tensor:
         """As `apply`."""
         return EncdecAttnFunc.apply(*arguments)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from apex.contrib.multihead_attn.self_multihead_attn_func import self_attn_func
 
 
@@ -10,18 +14,18 @@ class FastSelfAttnFunc:
 
     @staticmethod
     def apply(
-        use_time_mask,
-        is_training,
-        heads,
-        inputs,
-        input_weights,
-        output_weights,
-        input_biases,
-        output_biases,
-        pad_mask,
-        mask_additive,
-        dropout_prob,
-    ):
+        use_time_mask: bool,
+        is_training: bool,
+        heads: int,
+        inputs: torch.Tensor,
+        input_weights: torch.Tensor,
+        output_weights: torch.Tensor,
+        input_biases: torch.Tensor | None,
+        output_biases: torch.Tensor | None,
+        pad_mask: torch.Tensor | None,
+        mask_additive: bool,
+        dropout_prob: float,
+    ) -> torch.Tensor:
         """As self_attn_func, with scores scaled by d^-1/2."""
         return self_attn_func(
             use_time_mask, is_training, heads, None, inputs, input_weights, output_weights, input_biases,
@@ -29,7 +33,7 @@ class FastSelfAttnFunc:
         )  # fmt: skip
 
     @staticmethod
-    def forward(ctx, *arguments):
+    def forward(ctx, *arguments: Any) -> torch.Tensor:
         """As `apply`."""
         return FastSelfAttnFunc.apply(*arguments)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from apex.contrib.multihead_attn import _core
 from apex.contrib.multihead_attn.self_multihead_attn_func import self_attn_func
 from apex.normalization.fused_layer_norm import fused_layer_norm_affine
@@ -12,17 +16,17 @@ class FastSelfAttnNormAddFunc:
 
     @staticmethod
     def apply(
-        use_time_mask,
-        is_training,
-        heads,
-        inputs,
-        lyr_nrm_gamma_weights,
-        lyr_nrm_beta_weights,
-        input_weights,
-        output_weights,
-        pad_mask,
-        dropout_prob,
-    ):
+        use_time_mask: bool,
+        is_training: bool,
+        heads: int,
+        inputs: torch.Tensor,
+        lyr_nrm_gamma_weights: torch.Tensor,
+        lyr_nrm_beta_weights: torch.Tensor,
+        input_weights: torch.Tensor,
+        output_weights: torch.Tensor,
+        pad_mask: torch.Tensor | None,
+        dropout_prob: float,
+    ) -> torch.Tensor:
         """inputs + dropout(attention(layer_norm(inputs))), [T, B, C]; the norm's weights are [C], its eps 1e-5.
 
         The others: as self_attn_func's.
@@ -36,7 +40,7 @@ class FastSelfAttnNormAddFunc:
         return _core.dropout_add(outputs, inputs, dropout_prob, is_training)
 
     @staticmethod
-    def forward(ctx, *arguments):
+    def forward(ctx, *arguments: Any) -> torch.Tensor:
         """As `apply`."""
         return FastSelfAttnNormAddFunc.apply(*arguments)
 

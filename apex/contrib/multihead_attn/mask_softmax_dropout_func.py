@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from apex._functional import call
@@ -15,7 +17,14 @@ class MaskSoftmaxDropout:
     """Has the face of an autograd.Function; the op behind is differentiable by itself, and torch.compile traces it."""
 
     @staticmethod
-    def apply(is_training, heads, inputs, pad_mask, mask_additive, dropout_prob):
+    def apply(
+        is_training: bool,
+        heads: int,
+        inputs: torch.Tensor,
+        pad_mask: torch.Tensor | None,
+        mask_additive: bool,
+        dropout_prob: float,
+    ) -> torch.Tensor:
         """dropout(softmax(inputs + mask)), [B * heads, Sq, Sk] as the inputs.
 
         pad_mask: [B, Sk], not 0 where a key is left out, or with mask_additive numbers that are added, -inf to leave
@@ -37,7 +46,7 @@ class MaskSoftmaxDropout:
         return output.view(inputs.shape)
 
     @staticmethod
-    def forward(ctx, *arguments):
+    def forward(ctx, *arguments: Any) -> torch.Tensor:
         """As `apply`."""
         return MaskSoftmaxDropout.apply(*arguments)
 

@@ -39,15 +39,15 @@ class SelfMultiheadAttn(nn.Module):
 
     def __init__(
         self,
-        embed_dim,
-        num_heads,
-        dropout=0.0,
-        bias=False,
-        include_norm_add=False,
-        impl="fast",
-        separate_qkv_params=False,
-        mask_additive=False,
-    ):
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = False,
+        include_norm_add: bool = False,
+        impl: str = "fast",
+        separate_qkv_params: bool = False,
+        mask_additive: bool = False,
+    ) -> None:
         super().__init__()
         self.head_dim = _module.head_dim_of(embed_dim, num_heads, dropout, impl)
         self.embed_dim, self.num_heads, self.dropout = embed_dim, num_heads, dropout
@@ -68,7 +68,7 @@ class SelfMultiheadAttn(nn.Module):
         _module.register_norm(self)
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """Xavier's uniform init of each projection as a [C, C] matrix; biases are 0, the norm is as it begins."""
         if self.separate_qkv_params:
             for part in _PARTS:
@@ -92,14 +92,14 @@ class SelfMultiheadAttn(nn.Module):
 
     def forward(
         self,
-        query,
-        key=None,
-        value=None,
-        key_padding_mask=None,
-        need_weights=False,
-        attn_mask=None,
-        is_training=True,
-    ):
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        value: torch.Tensor | None = None,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: torch.Tensor | None = None,
+        is_training: bool = True,
+    ) -> tuple[torch.Tensor, None]:
         """(outputs [T, B, C], None).
 
         query: [T, B, C]; key and value are not looked at: they are the query. key_padding_mask: [B, T], bool or

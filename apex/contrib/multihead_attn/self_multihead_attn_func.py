@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch.nn import functional
 
 from apex.contrib.multihead_attn import _core
@@ -13,19 +16,19 @@ class SelfAttnFunc:
 
     @staticmethod
     def apply(
-        use_time_mask,
-        is_training,
-        heads,
-        scale,
-        inputs,
-        input_weights,
-        output_weights,
-        input_biases,
-        output_biases,
-        mask,
-        is_additive_mask,
-        dropout_prob,
-    ):
+        use_time_mask: bool,
+        is_training: bool,
+        heads: int,
+        scale: float | None,
+        inputs: torch.Tensor,
+        input_weights: torch.Tensor,
+        output_weights: torch.Tensor,
+        input_biases: torch.Tensor | None,
+        output_biases: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        is_additive_mask: bool,
+        dropout_prob: float,
+    ) -> torch.Tensor:
         """[T, B, C], of inputs [T, B, C].
 
         input_weights: [3 C, C], for each head the rows of its query, key and value side by side. output_weights:
@@ -43,7 +46,7 @@ class SelfAttnFunc:
         return functional.linear(context, output_weights, output_biases)
 
     @staticmethod
-    def forward(ctx, *arguments):
+    def forward(ctx, *arguments: Any) -> torch.Tensor:
         """As `apply`."""
         return SelfAttnFunc.apply(*arguments)
 
