@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import textwrap
 from pathlib import Path
 
 from apex._loader import ask
@@ -13,6 +12,7 @@ from build_matrix import REPOSITORY
 from build_matrix.check import receipts
 from build_matrix.serve import install_line
 from build_matrix.site import speed
+from build_matrix.site.markdown import filled, table
 from build_matrix.spec import changes, identity, matrix, pins
 from build_matrix.spec.registry import Registry
 from build_matrix.store import files
@@ -24,21 +24,11 @@ SPEED = REPOSITORY / "docs" / "speed.md"
 ELEMENT_TYPES = ("bf16", "f16", "f32", "f64")
 
 
-def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [headings, tuple("---" for _ in headings), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _filled(text: str, hanging: str = "") -> str:
-    """The text in lines within 120 columns, broken at spaces alone."""
-    return textwrap.fill(text, 118, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
-
-
 def install() -> str:
     """For each accelerator the line that brings torch, and pip's line for apex."""
     names = [accelerator.name for accelerator in matrix.load().accelerators]
     rows = [(name, f"`{install_line.torch(name)}`", f"`{install_line.line(name)}`") for name in names]
-    return _table(("for", "torch, where there is none yet", "apex"), rows)
+    return table(("for", "torch, where there is none yet", "apex"), rows)
 
 
 def extensions() -> str:
@@ -47,7 +37,7 @@ def extensions() -> str:
     for e in Registry.load().extensions:
         state = "here" if e.state == "complete" else f"planned{f', {e.release}' if e.release else ''}"
         rows.append((f"`{e.name}`", state, f"`{e.variable}=1`", f"`--{e.option}`"))
-    return _table(("import name", "state", "variable", "option"), rows)
+    return table(("import name", "state", "variable", "option"), rows)
 
 
 def support() -> str:
@@ -58,7 +48,7 @@ def support() -> str:
         names = kernels(op)
         types = [t for t in ELEMENT_TYPES if any(t in re.split(r"_|x\d", name) for name in names)]
         rows.append((f"`{op}`", str(len(names) or ""), ", ".join(types)))
-    return f"Packs: {', '.join(packs)}.\n\n" + _table(("op", "kernels", "element types"), rows)
+    return filled(f"Packs: {', '.join(packs)}.") + "\n\n" + table(("op", "kernels", "element types"), rows)
 
 
 def kernels(op: str) -> list[str]:
@@ -95,7 +85,7 @@ def versions() -> str:
                 ", ".join(compilers),
             )
         )
-    wheels = _table(("apex", "wheel", "for", "torch", "Python", "compilers of its packs"), rows)
+    wheels = table(("apex", "wheel", "for", "torch", "Python", "compilers of its packs"), rows)
     rows = [
         (
             version,
@@ -105,7 +95,7 @@ def versions() -> str:
         )
         for release in axes.torch
     ]
-    return wheels + "\n\n" + _table(("apex", "torch", "its commit", "Python"), rows)
+    return wheels + "\n\n" + table(("apex", "torch", "its commit", "Python"), rows)
 
 
 def _toolkit(accelerator: matrix.Accelerator) -> str:
@@ -125,13 +115,13 @@ def tried() -> str:
         of = r["wheel"]["name"] if r["wheel"] else f"source `{r['source']['compiled'][:12]}`"
         where = f"{r['cell']}, {r['card']}" if r["card"] else "CPU"
         rows.append((r["tier"], where, f"torch {r['torch']}, {matrix.dotted(r['python'])}", *counts, of))
-    return _table(("tier", "where", "with", "passed", "failed", "did not run", "of"), rows)
+    return table(("tier", "where", "with", "passed", "failed", "did not run", "of"), rows)
 
 
 def changelog() -> str:
     """What entries of changes.toml say of this version."""
     texts = [change.text for change in changes.load() if change.version == identity.version()]
-    return "\n".join(_filled(f"- {text}", hanging="  ") for text in texts)
+    return "\n".join(filled(f"- {text}", hanging="  ") for text in texts)
 
 
 def cards() -> str:
@@ -148,7 +138,7 @@ def cards() -> str:
     if not any(cell.startswith("gfx") for cells in where.values() for cell in cells):
         lines.append("No AMD card has run any of it.")
     lines.append("Packs of other archs passed the gate on their machine code, and have run on no card.")
-    return _filled(" ".join(lines))
+    return filled(" ".join(lines))
 
 
 EMULATOR = "emulator"

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from build_matrix import REPOSITORY
+from build_matrix.site.markdown import filled, table
 from build_matrix.spec.registry import device_units
 from build_matrix.store import digest
 
@@ -85,12 +86,6 @@ def others(rows: dict[str, dict]) -> list[dict]:
     return sorted(found, key=lambda row: row["graph"])
 
 
-def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """As Markdown."""
-    lines = [headings, tuple("---" for _ in headings), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def whole(folder: Path = RESULTS) -> str:
     """Every case of every benchmark with every implementation: GPU time, its fraction of the floor, wall time."""
     return "\n\n".join(_whole(run, sources()) for run in runs(folder)) or "No run is recorded."
@@ -134,4 +129,4 @@ def brief(folder: Path = RESULTS) -> str:
     text = f"{cards}; the first case of each benchmark. In {len(slower)} of {total} cases something else was faster."
     if [run for run in found if run.sources(now) != NOW]:
         text += " Some of it is of other sources than these: the tables say which."
-    return f"{text}\n\n{table(('case', 'apex, µs', 'of the floor', 'fastest other, µs'), rows)}"
+    return f"{filled(text)}\n\n{table(('case', 'apex, µs', 'of the floor', 'fastest other, µs'), rows)}"
