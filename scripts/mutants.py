@@ -175,6 +175,7 @@ OTHER_TESTS = {
     "fused_novograd": ("test_fused_novograd", "test_fused_sharded"),
     "lamb": ("test_fused_lamb", *COMBINED),
     "npu_fused": ("test_npu",),
+    "_leaves": ("test_layer_norm", "test_dense", "test_xentropy"),
     "_channels": ("test_reduce_bn", "test_batchnorm", "test_welford_mean_var", "test_groupbn"),
     "_masks": ("test_transducer_joint", "test_groupbn"),
     "_multi_tensor": ("test_multi_tensor_sgd", "test_multi_tensor_adam", "test_multi_tensor_scale"),

@@ -113,9 +113,10 @@ def initialize(sizes, fp8, mpi, default_backend, p2p_backend, initialized):
         _check_backend(backend)
     groups, ranks = {}, {}
     try:
-        _make_groups(split, fp8, default_backend, p2p_backend, groups, ranks)
-        if mpi:
-            dist.new_group(backend="mpi")
+        with waiting("its process groups", CALLS, INITIALIZE):
+            _make_groups(split, fp8, default_backend, p2p_backend, groups, ranks)
+            if mpi:
+                dist.new_group(backend="mpi")
         call.finish()
     except BaseException:
         end_groups(groups)

@@ -100,7 +100,7 @@ COLLECTIVES = {
     "all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "gather_object", "new_group",
     "_reduce_scatter", "_all_gather", "_gather_into", "barrier", "all_gather_object", "broadcast_object_list",
 }  # fmt: skip
-SPOKEN_BY_CALLERS = {"_gather_into"}  # functions whose every call stands within waiting()
+SPOKEN_BY_CALLERS = {"_gather_into", "_make_groups"}  # functions whose every call stands within waiting()
 
 
 def _naked(tree, within=False, function=""):
