@@ -30,15 +30,20 @@ def waiting(what: str, why: str = PASSES, who: str = "") -> Iterator[None]:
         why: what may have happened, and what every rank has to do.
         who: the class that speaks.
     """
+    with waiting_for(f"for the other ranks' part of {what}", why, who):
+        yield
+
+
+@contextlib.contextmanager
+def waiting_for(what: str, why: str, who: str = "") -> Iterator[None]:
+    """The same of anything: `what` begins with "for"."""
     try:
         yield
     except RuntimeError as error:
         if not is_of_ranks(error):
             raise
         speaker = f"{who}: " if who else ""
-        raise RuntimeError(
-            f"{speaker}rank {dist.get_rank()} waited in vain for the other ranks' part of {what}: {why}"
-        ) from error
+        raise RuntimeError(f"{speaker}rank {dist.get_rank()} waited in vain {what}: {why}") from error
 
 
 def is_of_ranks(error: RuntimeError) -> bool:

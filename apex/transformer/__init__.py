@@ -1,7 +1,15 @@
 """Parts of transformers, and of models that are split over ranks."""
 
 from apex._legacy import absent
-from apex.transformer import amp, functional, layers, parallel_state, tensor_parallel, utils
+from apex.transformer import (
+    amp,
+    functional,
+    layers,
+    parallel_state,
+    pipeline_parallel,
+    tensor_parallel,
+    utils,
+)
 from apex.transformer.enums import AttnMaskType, AttnType, LayerType, ModelType
 
 __all__ = [
@@ -13,6 +21,7 @@ __all__ = [
     "functional",
     "layers",
     "parallel_state",
+    "pipeline_parallel",
     "tensor_parallel",
     "utils",
 ]

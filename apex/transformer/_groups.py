@@ -8,6 +8,7 @@ import warnings
 import torch.distributed as dist
 
 from apex.parallel._waiting import CALLS, waiting
+from apex.parallel.process_groups import timeout_of
 from apex.transformer._split import Split
 from apex.transformer._ucc_util import HAS_UCC
 
@@ -134,14 +135,18 @@ def _check_backend(backend):
 
 def _make_groups(split, fp8, default_backend, p2p_backend, groups, found):
     """Puts the groups of a Split that this rank is in into `groups`, and their ranks into `found`."""
-    rank = dist.get_rank()
+    rank, timeout = (
+        dist.get_rank(),
+        timeout_of(),
+    )  # torch gives a new group half an hour, whatever the world's is
     for kind in _KINDS:
         if kind == "amax" and not fp8:
             continue
         pipelines = split.pipeline_groups() if "embedding" in kind else None
         for i, ranks in enumerate(getattr(split, f"{kind}_groups")()):
             backend = p2p_backend if kind == "pipeline" else default_backend
-            group = dist.new_group(ranks, backend=backend, group_desc=f"apex {kind}") if ranks else None
+            options = dict(backend=backend, timeout=timeout, group_desc=f"apex {kind}")
+            group = dist.new_group(ranks, **options) if ranks else None
             if rank in ranks:
                 groups[kind] = group
             if rank in (pipelines[i] if pipelines else ranks):

@@ -1,0 +1,8 @@
+"""What each rank of test_pipeline_parallel_ranks.py runs, on gloo. A case takes the mesh, and raises on failure."""
+
+from __future__ import annotations
+
+import pp_failures
+import pp_splits
+
+CASES = {**pp_splits.CASES, **pp_failures.CASES}
