@@ -34,6 +34,7 @@ CONTENTS = {
             "docs/optimizers",
             "docs/dense",
             "docs/convolutions",
+            "docs/spatial",
             "docs/fmha",
             "docs/multihead_attn",
             "docs/amp",

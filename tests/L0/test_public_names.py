@@ -30,14 +30,8 @@ LISTED = public_names.listed()
 # What this build does not have; a name that is neither here nor importable has been lost.
 ABSENT = [
     "apex.DeprecatedFeatureWarning",
-    "apex.contrib.bottleneck.HaloExchangerAllGather",
-    "apex.contrib.bottleneck.HaloExchangerNoComm",
     "apex.contrib.bottleneck.HaloExchangerPeer",
-    "apex.contrib.bottleneck.HaloExchangerSendRecv",
-    "apex.contrib.bottleneck.SpatialBottleneck",
-    "apex.contrib.bottleneck.bottleneck.SpatialBottleneck",
-    "apex.contrib.bottleneck.bottleneck.SpatialBottleneckFunction",
-    "apex.contrib.bottleneck.halo_exchangers",
+    "apex.contrib.bottleneck.halo_exchangers.HaloExchangerPeer",
     "apex.contrib.nccl_allocator",
     "apex.contrib.openfold_triton",
     "apex.contrib.optimizers.FusedAdam",

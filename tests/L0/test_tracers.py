@@ -16,6 +16,7 @@ from torch_defaults import float32_on_cpu
 
 import apex
 from apex import RNN, fused_dense, mlp, normalization
+from apex.contrib.bottleneck import HaloExchangerNoComm, SpatialBottleneck
 from apex.contrib.bottleneck.bottleneck import Bottleneck, FrozenBatchNorm2d
 from apex.contrib.cudnn_gbn import GroupBatchNorm2d
 from apex.contrib.fmha.fmha import FMHA
@@ -55,6 +56,11 @@ def softmax(kind, **options):
     )
 
 
+def alone():
+    """The upper one of two ranks, whose neighbour says nothing."""
+    return (2, 0, None, HaloExchangerNoComm([0, 1], 0), 1, False)
+
+
 lengths = torch.tensor([2, 3], dtype=torch.int32, device="cpu")
 scores = random(1, 2, 3, 4).bfloat16()
 # class -> [(how it is made, its inputs)]
@@ -65,6 +71,10 @@ LAYERS = {
         (lambda: Bottleneck(8, 4, 16, stride=2, use_cudnn=True), (random(2, 8, 4, 4),)),
         (lambda: Bottleneck(8, 4, 16), (random(2, 8, 4, 4),)),
         (lambda: Bottleneck(8, 4, 8, use_cudnn=True, explicit_nhwc=True), (random(2, 4, 4, 8),)),
+    ],
+    SpatialBottleneck: [
+        (lambda: SpatialBottleneck(8, 4, 16, stride=2, use_cudnn=True), (random(2, 8, 4, 4),)),
+        (lambda: SpatialBottleneck(8, 4, 8, spatial_parallel_args=alone()), (random(2, 8, 4, 4),)),
     ],
     fused_dense.FusedDense: [(lambda: fused_dense.FusedDense(8, 4), (random(2, 8),))],
     fused_dense.FusedDenseGeluDense: [(lambda: fused_dense.FusedDenseGeluDense(8, 16, 4), (random(2, 8),))],

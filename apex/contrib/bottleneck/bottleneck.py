@@ -242,3 +242,15 @@ class Bottleneck(nn.Module):
         out = self.bn3(self.conv3(out))
         out += x if self.downsample is None else self.downsample(x)
         return self.relu(out)
+
+
+# Public apex has these here; they are made of what stands above.
+from apex.contrib.bottleneck.spatial import (  # noqa: E402
+    SpatialBottleneck as SpatialBottleneck,
+)
+from apex.contrib.bottleneck.spatial import (  # noqa: E402
+    SpatialBottleneckFunction as SpatialBottleneckFunction,
+)
+from apex.contrib.bottleneck.spatial import (  # noqa: E402
+    spatial_bottleneck_function as spatial_bottleneck_function,
+)
