@@ -40,6 +40,7 @@ CONTENTS = {
             "docs/amp",
             "docs/parallel",
             "docs/tensor_parallel",
+            "docs/transformer_testing",
             "docs/sync_batchnorm",
             "docs/group_batchnorm",
         ),

@@ -23,6 +23,7 @@ import torch
 
 from apex._legacy import public_names
 from apex._loader import registry
+from apex.transformer import enums
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,11 +45,9 @@ ABSENT = [
     "apex.contrib.sparsity",
     "apex.contrib.torchsched",
     "apex.deprecated_warning",
-    "apex.distributed_testing",
     "apex.git_version_info",
     "apex.pyprof",
     "apex.reparameterization",
-    "apex.transformer.testing",
 ]
 # Internal ops of public apex's norms; ours are other ones.
 INTERNAL = [name for name in LISTED if LISTED[name].successor.startswith("torch.ops.apex.")]
@@ -103,7 +102,7 @@ def assert_takes(function, text):
     assert [str(p).split(":")[0].split("=")[0] for p in ours[: len(theirs)]] == [name for name, _ in theirs]
     for parameter, (_, default) in zip(ours, theirs, strict=False):
         if default not in (None, "required"):
-            assert parameter.default == eval(default, {"torch": torch})
+            assert parameter.default == eval(default, {"torch": torch, **vars(enums)})
     for parameter in ours[len(theirs) :]:
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         assert variadic or parameter.default is not parameter.empty or keywords_of(text).get(parameter.name)
