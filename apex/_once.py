@@ -10,20 +10,28 @@ import torch
 from apex._functional import is_autocast_enabled
 from apex._loader import reference
 
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
-@contextlib.contextmanager
+
 def in_given_dtypes(device_type):
-    """While it lasts, neither autocast nor amp's O1 casts what torch's products take.
+    """A context: while it lasts, neither autocast nor amp's O1 casts what torch's products take.
 
     A backward may be called under an autocast that its forward was not under.
     """
-    autocast = (
-        torch.autocast(device_type, enabled=False)
-        if is_autocast_enabled(device_type)
-        else contextlib.nullcontext()
-    )
-    patched = contextlib.nullcontext() if torch.compiler.is_compiling() else reference.plain_torch()
-    with autocast, patched:
+    if torch.compiler.is_compiling():
+        return _without_autocast(device_type)
+    return _given(device_type) if _any_autocast() else reference.PlainTorch()
+
+
+def _without_autocast(device_type):
+    if is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _given(device_type):
+    with _without_autocast(device_type), reference.PlainTorch():
         yield
 
 
@@ -42,6 +50,9 @@ def runs_in_given_dtypes(function):
 
     @functools.wraps(function)
     def run(*arguments, **keywords):
+        if not torch.compiler.is_compiling() and not _any_autocast():
+            with reference.PlainTorch():
+                return function(*arguments, **keywords)
         with in_given_dtypes(_device_type((*arguments, *keywords.values()))):
             return function(*arguments, **keywords)
 

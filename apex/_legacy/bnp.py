@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy._raw import raw as _raw
 from apex.parallel._batch_statistics import add_up, call, of_batch, of_running
 from apex.parallel._group_batch_norm import check, gradients, is_channel_last
 from apex.parallel._neighbours import group_of
@@ -94,7 +95,7 @@ def _eval(name, x, z, scale, bias, running_mean, running_var, epsilon, relu):
     return call("groupbn_forward", x, z, mean, inv_std, scale, bias, relu, False, last)[0]
 
 
-@torch.no_grad()
+@_raw
 def bn_fwd_nhwc(
     x,
     scale,
@@ -129,7 +130,7 @@ def bn_fwd_nhwc(
     )[0]
 
 
-@torch.no_grad()
+@_raw
 def bn_fwd_eval_nhwc(
     x, scale, bias, running_mean, running_inv_var, ret_cta, bn_group, momentum, epsilon, fuse_relu
 ):
@@ -137,7 +138,7 @@ def bn_fwd_eval_nhwc(
     return _eval("bn_fwd_eval_nhwc", x, None, scale, bias, running_mean, running_inv_var, epsilon, fuse_relu)
 
 
-@torch.no_grad()
+@_raw
 def bn_addrelu_fwd_nhwc(
     x,
     z,
@@ -171,7 +172,7 @@ def bn_addrelu_fwd_nhwc(
     return y
 
 
-@torch.no_grad()
+@_raw
 def bn_addrelu_fwd_eval_nhwc(
     x, z, scale, bias, running_mean, running_inv_var, ret_cta, bn_group, momentum, epsilon
 ):
@@ -205,7 +206,7 @@ def _backward(name, dy, x, bitmask, scale, bias, mean, inv_std, bn_group, of_z):
     return list(gradients(dy, x, bitmask, scale, bias, mean, inv_std, count, group, last, wants))
 
 
-@torch.no_grad()
+@_raw
 def bn_bwd_nhwc(
     x,
     dy,
@@ -239,7 +240,7 @@ def bn_bwd_nhwc(
     return [found[0], *found[2:]]
 
 
-@torch.no_grad()
+@_raw
 def bn_addrelu_bwd_nhwc(
     x,
     dy,

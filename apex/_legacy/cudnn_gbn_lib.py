@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from apex._legacy._raw import raw as _raw
 from apex.parallel._batch_statistics import add_up, call, of_batch
 from apex.parallel._group_batch_norm import check, gradients
 from apex.parallel._neighbours import group_of
@@ -33,10 +34,10 @@ def _group(name, bn_group, rank_id, peer_buffers):
     return group
 
 
-def _check(name, x, like_x, per_channel, statistics):
+def _check(name, x, per_channel, statistics, dy=None):
     if x.dim() != 4:
         raise ValueError(f"cudnn_gbn_lib.{name}: x must be [N, C, H, W]; its shape is {list(x.shape)}")
-    check(f"cudnn_gbn_lib.{name}", x, like_x, (*per_channel, *statistics))
+    check(f"cudnn_gbn_lib.{name}", x, dy, (*per_channel, *statistics), "dy")
     math = torch.float64 if x.dtype == torch.float64 else torch.float32
     for tensor in (*per_channel, *statistics):
         if tensor.numel() != x.shape[1]:
@@ -51,7 +52,7 @@ def _check(name, x, like_x, per_channel, statistics):
             )
 
 
-@torch.no_grad()
+@_raw
 def forward(
     x,
     scale,
@@ -72,7 +73,7 @@ def forward(
     written, all [C]. Raises ValueError and TypeError, and RuntimeError for a group without torch.distributed.
     """
     statistics = (minibatch_mean, minibatch_inv_var)
-    _check("forward", x, None, (scale, bias, running_mean, running_var), statistics)
+    _check("forward", x, (scale, bias, running_mean, running_var), statistics)
     group = _group("forward", bn_group, rank_id, peer_buffers)
     x = x.contiguous(memory_format=torch.channels_last)  # once, not in each of the passes
     mean, inv_std, _ = of_batch(x, False, group, epsilon, running_mean, running_var, momentum)
@@ -82,10 +83,10 @@ def forward(
     return y
 
 
-@torch.no_grad()
+@_raw
 def backward(x, dy, scale, minibatch_mean, minibatch_inv_var, epsilon, bn_group, rank_id, peer_buffers):
     """[gradient of x, of scale, of bias]; the last two are averages over the group."""
-    _check("backward", x, dy, (scale,), (minibatch_mean, minibatch_inv_var))
+    _check("backward", x, (scale,), (minibatch_mean, minibatch_inv_var), dy)
     group = _group("backward", bn_group, rank_id, peer_buffers)
     x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
     mean, inv_std = minibatch_mean.view(-1), minibatch_inv_var.view(-1)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 
 bindings.load()
 __all__ = ["ln_bwd", "ln_fwd"]
 
 
-@torch.no_grad()
+@_raw
 def ln_fwd(x, gamma, beta, epsilon):
     """[output, mean, 1 / standard deviation] of rows of gamma.numel() elements; the output has gamma's dtype."""
     return list(torch.ops.apex.layer_norm_forward(x, gamma.shape, gamma, beta, epsilon, dtype=gamma.dtype))
 
 
-@torch.no_grad()
+@_raw
 def ln_bwd(dz, x_or_z, mu, rsigma, gamma, beta=None, memory_efficient=False):
     """[dx, dgamma, dbeta, and their partial sums over rows, float32: of one part each].
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy._raw import raw as _raw
 from apex.contrib.fmha import _packed
 
 __all__ = ["bwd", "bwd_nl", "fwd"]
 
 
-@torch.no_grad()
+@_raw
 def fwd(qkv, cu_seqlens, p_dropout, max_s, is_training, is_nl, zero_tensors, gen=None):
     """[attention [total, h, d], what `bwd` needs]
 
@@ -42,7 +43,7 @@ def _check_state(softmax, qkv, cu_seqlens, max_s):
         raise TypeError(f"fmhalib.bwd: softmax is {softmax.dtype}, not {dtype}")
 
 
-@torch.no_grad()
+@_raw
 def bwd(dout, qkv, softmax, cu_seqlens, p_dropout, max_s, zero_tensors):
     """[gradient of qkv, gradient of the softmax's argument] of the forward that gave `softmax`
 
@@ -63,7 +64,7 @@ def bwd(dout, qkv, softmax, cu_seqlens, p_dropout, max_s, zero_tensors):
     )
 
 
-@torch.no_grad()
+@_raw
 def bwd_nl(dout, qkv, softmax, cu_seqlens, p_dropout, max_s, zero_tensors):
     """[gradient of qkv, gradient of the softmax's argument, those of keys and values [total, 1, 2, h, d]]
 

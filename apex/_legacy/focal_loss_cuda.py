@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from apex._legacy import _checks
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 
 bindings.load()
 __all__ = ["backward", "forward"]
 
 
-@torch.no_grad()
+@_raw
 def forward(
     cls_output, cls_targets_at_level, num_positives_sum, num_real_classes, alpha, gamma, smoothing_factor
 ):
@@ -23,7 +24,7 @@ def forward(
     return [loss, torch.ops.apex.focal_loss_backward(one, cls_output, *arguments)]
 
 
-@torch.no_grad()
+@_raw
 def backward(grad_output, partial_grad, num_positives_sum):
     """The gradient of the logits: partial_grad, which is overwritten, as in public apex."""
     _checks.floating(

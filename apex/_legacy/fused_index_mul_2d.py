@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from apex._legacy import _checks
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 
 bindings.load()
@@ -24,14 +25,14 @@ __all__ = [
 ]
 
 
-@torch.no_grad()
+@_raw
 def float_forward(out, in1, in2, idx1):
     """out = in1[idx1] * in2"""
     _checks.written("fused_index_mul_2d.forward", out=(out, in2))
     out.copy_(_ops.index_mul_2d_forward(in1, in2, idx1))
 
 
-@torch.no_grad()
+@_raw
 def float_backward(grad_in1, grad_in2, grad_out, in1, in2, idx1):
     """Adds in1's gradient to grad_in1, which callers zero, and writes in2's to grad_in2."""
     _checks.written("fused_index_mul_2d.backward", grad_in1=(grad_in1, in1), grad_in2=(grad_in2, in2))
@@ -40,7 +41,7 @@ def float_backward(grad_in1, grad_in2, grad_out, in1, in2, idx1):
     grad_in2.copy_(second)
 
 
-@torch.no_grad()
+@_raw
 def float_backward_backward(
     grad_grad_out, grad_in1, grad_in2, grad_out, grad_grad_in1, grad_grad_in2, in1, in2, idx1
 ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 
 bindings.load()
@@ -23,25 +24,25 @@ __all__ = [
 ]
 
 
-@torch.no_grad()
+@_raw
 def forward_affine(input, normalized_shape, gamma, beta, epsilon):
     """[output in the input's dtype, mean, 1 / standard deviation], one element of these a row."""
     return list(_ops.layer_norm_forward(input, normalized_shape, gamma, beta, epsilon))
 
 
-@torch.no_grad()
+@_raw
 def forward(input, normalized_shape, epsilon):
     """As forward_affine, without weights."""
     return list(_ops.layer_norm_forward(input, normalized_shape, None, None, epsilon))
 
 
-@torch.no_grad()
+@_raw
 def forward_affine_mixed_dtypes(input, normalized_shape, gamma, beta, epsilon):
     """As forward_affine; the output has gamma's dtype."""
     return list(_ops.layer_norm_forward(input, normalized_shape, gamma, beta, epsilon, False, gamma.dtype))
 
 
-@torch.no_grad()
+@_raw
 def backward_affine(
     dout, mean, invvar, input_or_output, normalized_shape, gamma, beta, epsilon, memory_efficient
 ):
@@ -53,7 +54,7 @@ def backward_affine(
     )
 
 
-@torch.no_grad()
+@_raw
 def backward(dout, mean, invvar, input_or_output, normalized_shape, epsilon, memory_efficient):
     """The gradient of the input."""
     return _ops.layer_norm_backward(
@@ -61,25 +62,25 @@ def backward(dout, mean, invvar, input_or_output, normalized_shape, epsilon, mem
     )[0]
 
 
-@torch.no_grad()
+@_raw
 def rms_forward_affine(input, normalized_shape, gamma, epsilon):
     """[output in the input's dtype, 1 / root mean square], one element of that a row."""
     return list(_ops.rms_norm_forward(input, normalized_shape, gamma, epsilon))
 
 
-@torch.no_grad()
+@_raw
 def rms_forward(input, normalized_shape, epsilon):
     """As rms_forward_affine, without a weight."""
     return list(_ops.rms_norm_forward(input, normalized_shape, None, epsilon))
 
 
-@torch.no_grad()
+@_raw
 def rms_forward_affine_mixed_dtypes(input, normalized_shape, gamma, epsilon):
     """As rms_forward_affine; the output has gamma's dtype."""
     return list(_ops.rms_norm_forward(input, normalized_shape, gamma, epsilon, False, gamma.dtype))
 
 
-@torch.no_grad()
+@_raw
 def rms_backward_affine(dout, invvar, input_or_output, normalized_shape, gamma, epsilon, memory_efficient):
     """[gradient of the input, of gamma]"""
     return list(
@@ -89,7 +90,7 @@ def rms_backward_affine(dout, invvar, input_or_output, normalized_shape, gamma, 
     )
 
 
-@torch.no_grad()
+@_raw
 def rms_backward(dout, invvar, input_or_output, normalized_shape, epsilon, memory_efficient):
     """The gradient of the input."""
     return _ops.rms_norm_backward(

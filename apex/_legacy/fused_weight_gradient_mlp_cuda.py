@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from apex._legacy._checks import floating
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 
 bindings.load()
@@ -18,13 +19,13 @@ def _accumulate(function, dtypes, input, d_output, d_weight):
     torch.ops.apex.wgrad_gemm_accum(input, d_output, d_weight)
 
 
-@torch.no_grad()
+@_raw
 def wgrad_gemm_accum_fp32(input_2d, d_output_2d, d_weight):
     """d_weight += d_output_2d^T input_2d: d_weight float32, the others float32, float16 or bfloat16."""
     _accumulate("wgrad_gemm_accum_fp32", (torch.float32,), input_2d, d_output_2d, d_weight)
 
 
-@torch.no_grad()
+@_raw
 def wgrad_gemm_accum_fp16(input_2d, d_output_2d, d_weight):
     """The same with all three float16, or all three bfloat16."""
     _accumulate("wgrad_gemm_accum_fp16", (torch.float16, torch.bfloat16), input_2d, d_output_2d, d_weight)

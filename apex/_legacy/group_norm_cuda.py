@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 from apex.contrib.group_norm.group_norm import statistics_of, sums_of
 
@@ -18,7 +19,7 @@ def _check_passes(passes):
         raise ValueError(f"group_norm_cuda: passes must be 1 or 2, not {passes}")
 
 
-@torch.no_grad()
+@_raw
 def forward(input, groups, weight, bias, eps, passes, with_swish=False):
     """[group norm of the input, sums]; sums: [2 * batch * groups] float32, mean and mean of squares by turns.
 
@@ -29,7 +30,7 @@ def forward(input, groups, weight, bias, eps, passes, with_swish=False):
     return [output, sums_of(mean, rstd, eps, of_squares=True)]
 
 
-@torch.no_grad()
+@_raw
 def backward(grad_output, sums, input, groups, weight, bias, eps, passes, with_swish=False):
     """[gradient of the input, of the weight, of the bias]; sums: of the forward."""
     _check_passes(passes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 from apex.contrib.group_norm.group_norm import statistics_of, sums_of
 
@@ -17,7 +18,7 @@ _ops = torch.ops.apex
 __all__ = ["gn", "gn_bwd"]
 
 
-@torch.no_grad()
+@_raw
 def gn(x, w, b, eps, silu, num_groups, mean_var_out=None, sm_margin=0):
     """Group norm of x.
 
@@ -38,7 +39,7 @@ def gn(x, w, b, eps, silu, num_groups, mean_var_out=None, sm_margin=0):
     return output
 
 
-@torch.no_grad()
+@_raw
 def gn_bwd(grad_output, x, w, b, mean_var, eps, silu, num_groups, sm_margin=0):
     """(gradient of x, of w, of b); mean_var: as gn's mean_var_out."""
     mean, rstd = statistics_of(mean_var, x.shape[0], num_groups, eps, x.dtype, of_squares=False)

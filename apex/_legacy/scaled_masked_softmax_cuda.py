@@ -1,10 +1,12 @@
 """The functions of public apex's scaled_masked_softmax_cuda."""
 
 from apex._legacy import _softmax
+from apex._legacy._raw import raw as _raw
 
 __all__ = ["backward", "forward", "get_batch_per_block"]
 
 
+@_raw
 def forward(input, mask, scale_factor):
     """softmax(scale_factor * input) of (batch, heads, queries, keys), without the keys where the mask is true."""
     _softmax.check("input", input, 4)
@@ -12,6 +14,7 @@ def forward(input, mask, scale_factor):
     return _softmax.forward(input, mask, scale_factor)
 
 
+@_raw
 def backward(output_grads, softmax_results, scale_factor):
     """The gradient of the input, a fresh tensor; both tensors as `forward` gives."""
     _softmax.check("output_grads", output_grads, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from apex._legacy import _checks
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 from apex._random import new_seed
 from apex.contrib.transducer._mask import mask_of
@@ -14,7 +15,7 @@ bindings.load()
 __all__ = ["backward", "forward"]
 
 
-@torch.no_grad()
+@_raw
 def forward(
     f, g, fLen, gLen, batchOffset, packedBatch, opt, packOutput, relu, dropout, dropoutProb, tileSize
 ):
@@ -42,7 +43,7 @@ def forward(
     return [output, mask_of(output, bits, relu)]
 
 
-@torch.no_grad()
+@_raw
 def backward(inputs, fLen, gLen, batchOffset, maxFLen, maxGLen, packOutput, scale):
     """[gradient of f, of g]; inputs: [gradient of the output], or with forward's mask behind it."""
     if packOutput:

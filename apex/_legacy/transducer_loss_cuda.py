@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from apex._legacy import _checks
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
 
 bindings.load()
@@ -17,7 +18,7 @@ def _whole_and_rest(log_p):
     return torch.stack((whole, log_p - whole), -1)
 
 
-@torch.no_grad()
+@_raw
 def forward(x, label, fLen, yLen, batchOffset, maxFLen, blankIdx, opt, packedInput):
     """[alpha, beta, loss] of logarithms of probabilities: x has been through log_softmax.
 
@@ -32,7 +33,7 @@ def forward(x, label, fLen, yLen, batchOffset, maxFLen, blankIdx, opt, packedInp
     return [alpha.sum(-1), beta.sum(-1), loss]
 
 
-@torch.no_grad()
+@_raw
 def backward(
     x,
     lossGrad,

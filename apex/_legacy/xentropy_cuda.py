@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from apex._legacy import _checks
+from apex._legacy._raw import raw as _raw
 from apex._loader import bindings, layout
 
 bindings.load()
@@ -12,7 +13,7 @@ __all__ = ["__version__", "backward", "forward"]
 __version__ = layout.version()
 
 
-@torch.no_grad()
+@_raw
 def forward(input, labels, smoothing, half_to_float):
     """[losses, log of the sum of exp(logits)], one element a row; the second is float32 (float64 for float64).
 
@@ -24,7 +25,7 @@ def forward(input, labels, smoothing, half_to_float):
     return [losses, largest + total.log()]
 
 
-@torch.no_grad()
+@_raw
 def backward(grad_loss, logits, max_log_sum_exp, labels, smoothing):
     """The gradient of the logits; max_log_sum_exp: of the forward, in any floating-point dtype."""
     _checks.floating("xentropy_cuda.backward", max_log_sum_exp=max_log_sum_exp)

@@ -23,7 +23,9 @@ given            what an argument of the backward op is, where it is not the for
                  `result` is the one without name. needed(a, b): whether the gradient of one of these is wanted
 gradient         which result of the backward op an argument's gradient is, where that is not grad_<argument>
 alone            where only that gradient of a result is known: the backward's result that it is, unchanged
-history          results that are differentiable, where that is not the first alone
+history          results that are differentiable, where that is not the first alone: what is kept for the backward is,
+                 or it would have no gradient there. Where the first one's gradient is not known, and `alone` does not
+                 say what comes of the second's, it is zeros like that
 entry            results that the direct entry for Python returns, where these are not the differentiable ones; none:
                  there is no entry
 autocast         what an argument becomes under autocast

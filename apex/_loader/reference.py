@@ -7,7 +7,6 @@ among them); the bindings call it through the dispatcher wherever no other varia
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import threading
@@ -80,26 +79,26 @@ def _make_library(namespace: str, kind: str) -> Any:
 _plain = threading.local()
 
 
-@contextlib.contextmanager
-def plain_torch() -> Iterator[None]:
+class PlainTorch:
     """While it lasts, torch's functions are to compute in the dtypes that they are given, on this thread: a reference
-    has chosen them."""
-    _plain.depth = getattr(_plain, "depth", 0) + 1
-    try:
-        yield
-    finally:
+    has chosen them. (A generator's context takes 2 us more.)"""
+
+    def __enter__(self) -> None:
+        _plain.depth = getattr(_plain, "depth", 0) + 1
+
+    def __exit__(self, *_: object) -> None:
         _plain.depth -= 1
 
 
 def wants_plain_torch() -> bool:
-    """Whether `plain_torch` lasts on this thread: what casts for torch's functions asks."""
+    """Whether `PlainTorch` lasts on this thread: what casts for torch's functions asks."""
     return getattr(_plain, "depth", 0) > 0
 
 
 def _in_plain_torch(function: Kernel) -> Kernel:
     @functools.wraps(function)
     def plain(*arguments: Any) -> Any:
-        with plain_torch():
+        with PlainTorch():
             return function(*arguments)
 
     return plain
@@ -117,7 +116,7 @@ def implementation(name: str) -> Kernel:
 
         _check_arguments(name, arguments, keywords)
         # Gradients belong to the differentiable op above; in-place ops may write leaves that require grad.
-        with torch.no_grad(), plain_torch():
+        with torch.no_grad(), PlainTorch():
             return function()(*arguments, **keywords)
 
     return reference

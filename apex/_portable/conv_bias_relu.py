@@ -141,7 +141,7 @@ def conv_bias_relu_forward(input, weight, scale, bias, residual, mask, stride, p
     passes = relu or any(t is not None for t in (s, b, more))
     if passes and not _finish(place, made, s, b, more, format, relu, made):
         return None
-    return made if mask is None else made.masked_fill_(mask.logical_not(), 0)
+    return made if mask is None else made.masked_fill_(mask == 0, 0)
 
 
 def _masked(place, g, y, scale, of_bias, of_residual):

@@ -9,6 +9,7 @@ itself, out of what csrc/ops.schemas says of the op.
 from __future__ import annotations
 
 import functools
+import operator
 from types import SimpleNamespace
 
 import torch
@@ -17,6 +18,7 @@ from torch.autograd import forward_ad
 from apex._loader import autograd, registry
 from apex._loader.op_model import REQUIRED
 from apex._portable import fast, tensors
+from apex.reference._leaves import given_if_compiled
 
 # ---- who looks at a call ---------------------------------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class _Source:
         self.names = [a.name for a in op.arguments]
         self.results = [r.name or "result" for r in op.results]
         self.history = op.history or tuple(self.results[:1])  # what has gradients
-        self.returned = op.entry or self.history
+        self.returned = tuple(dict.fromkeys((*self.history, *(op.entry or ()))))
         self.gradients = [f"grad_{name}" for name in self.history]
         self.saved, self.known, self.given = [], [], []
         for i, argument in enumerate(self.backward.arguments):
@@ -218,29 +220,51 @@ class _Source:
         return "\n".join(lines)
 
     def _alone(self, nothing):
-        first = self.gradients[0]
+        first, *others = self.gradients
         if not self.op.alone:
-            return [f"    if {first} is None:", f"        return {nothing}"]
+            lines = [
+                f"    if {first} is None and {other} is not None: {first} = zeros_like({other})"
+                for other in others
+            ]
+            return [*lines, f"    if {first} is None:", f"        return {nothing}"]
         ((alone, result),) = self.op.alone.items()
         given = [a for a in self.op.differentiable if self.op.gradient.get(a, f"grad_{a}") == result]
         made = ", ".join(alone if name in given else "None" for name in self.names)
-        return [f"    if {first} is None:", f"        return {made},"]
+        # Compiled autograd takes no None for an input that is asked for.
+        kept = {text: name for name, text in self.saved if text in self.op.differentiable}
+        whole = ", ".join(
+            alone if name in given else f"given_if_compiled(None, {kept.get(name)})" for name in self.names
+        )
+        return [
+            f"    if {first} is None:",
+            f"        if not compiling(): return {made},",
+            f"        {''.join(f'{name}, ' for name, _ in self.saved)} = ctx.saved_tensors",
+            f"        return {whole},",
+        ]
 
 
-def _node(op, run):
-    """autograd's function of an op: `run` is its kernel. Its backward calls the backward op's kernel, or the
-    dispatcher's op where its own derivative is wanted or something looks."""
+def _recorded_call(op, run):
+    """An op with autograd's node, as a function of its arguments that returns what its entry does: `run` is its kernel.
+    The node's backward calls the backward op's kernel, or the dispatcher's op where its own derivative is wanted or
+    something looks."""
     source, backward = _Source(op), KERNELS[op.backward]
     kept = [
         a.name for a, text in zip(backward.arguments, source.given, strict=True) if text.startswith("of_")
     ]
     scope = {
         **_LOOKING, "kernel": run, "run": backward.trusting(kept),
-        "call": getattr(torch.ops.apex, op.backward).default,
+        "call": getattr(torch.ops.apex, op.backward).default, "zeros_like": torch.zeros_like,
+        "given_if_compiled": given_if_compiled,
     }  # fmt: skip
     exec(compile(source.text(), f"<apex {op.name}>", "exec"), scope)
     members = {"forward": staticmethod(scope["forward"]), "backward": staticmethod(scope["backward"])}
-    return type(f"Apex_{op.name.removesuffix('_forward')}", (autograd.function(),), members)
+    node = type(f"Apex_{op.name.removesuffix('_forward')}", (autograd.function(),), members)
+    chosen = op.entry or source.history
+    if source.returned == chosen:
+        return node.apply
+    indices = [source.returned.index(name) for name in chosen]
+    pick = operator.itemgetter(*indices)
+    return lambda *arguments: pick(node.apply(*arguments))
 
 
 class Entry:
@@ -250,8 +274,7 @@ class Entry:
     def __init__(self, name, pair):
         self.op, self.pair, self.kernel = registry.schemas()[name], pair, KERNELS[name]
         self.dispatched = getattr(torch.ops.apex, name).default
-        node = _node(self.op, self.kernel.run) if self.op.backward else None
-        self.apply = node.apply if node else self._dispatch
+        self.apply = _recorded_call(self.op, self.kernel.run) if self.op.backward else self._dispatch
         scope = {
             **_LOOKING, "any_autocast": getattr(torch._C, "_is_any_autocast_enabled", lambda: True),
             "apply": self.apply, "run": self.kernel.run, "dispatch": self._dispatch, "autocast": self._autocast,

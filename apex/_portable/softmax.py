@@ -201,12 +201,14 @@ def _check_kept(kept, softmax):
 
 
 @kernel
-def masked_softmax_dropout_backward(grad_output, softmax, kept_mask, dropout, seed):
+def masked_softmax_dropout_backward(grad_output, softmax, kept_mask, dropout, seed, grad_softmax):
     tensors.code_of(_DROPOUT, softmax.dtype)
     _check(softmax, None, False, op=_DROPOUT)
     _check_gradient(_DROPOUT, grad_output, softmax)
     if kept_mask is not None:
         _check_kept(kept_mask, softmax)
+    if grad_softmax is not None and grad_softmax.numel():
+        _check_gradient(_DROPOUT, grad_softmax, softmax)
     _check_dropout(0.0 if kept_mask is not None and 0 <= dropout <= 1 else dropout, seed, softmax)
     place = tensors.place_of(softmax)
     if place is None:
@@ -228,4 +230,11 @@ def masked_softmax_dropout_backward(grad_output, softmax, kept_mask, dropout, se
     )
     status = _c_dropout_back(place, packed, dropout)
     del key
-    return None if status and tensors.must_use_reference(status, _DROPOUT) else found
+    if status and tensors.must_use_reference(status, _DROPOUT):
+        return None
+    if (
+        grad_softmax is not None and grad_softmax.numel()
+    ):  # linear in the gradients, and none is dropped before it
+        second = masked_softmax_dropout_backward(grad_softmax, softmax, None, 0.0, None, None)
+        return None if second is None else found.add_(second)
+    return found

@@ -38,14 +38,15 @@ def is_channel_last(name, x, channels, torch_channels_last=False):
     )
 
 
-def check(name, x, z, per_channel):
-    """Raises ValueError or TypeError before anything is counted or sent: for z, and for weights and statistics."""
+def check(name, x, z, per_channel, called="z"):
+    """Raises ValueError or TypeError before anything is counted or sent: for z, which a message calls `called`, and for
+    weights and statistics."""
     if z is not None and (z.shape != x.shape or z.device != x.device):
         raise ValueError(
-            f"{name}: z must be as x, {list(x.shape)} on {x.device}, not {list(z.shape)} on {z.device}"
+            f"{name}: {called} must be as x, {list(x.shape)} on {x.device}, not {list(z.shape)} on {z.device}"
         )
     if z is not None and z.dtype != x.dtype:
-        raise TypeError(f"{name}: z has dtype {z.dtype}, but x {x.dtype}")
+        raise TypeError(f"{name}: {called} has dtype {z.dtype}, but x {x.dtype}")
     for tensor in per_channel:
         if tensor is None:
             continue
@@ -112,6 +113,10 @@ def gradients(grad_output, x, bitmask, weight, bias, mean, inv_std, count, group
     )
 
 
+def _in_channels_last(x, channel_last):
+    return x if channel_last or x.dim() != 4 else x.contiguous(memory_format=torch.channels_last)
+
+
 class GroupBatchNormFunction(torch.autograd.Function):
     """In a group one all-gather in forward and one all-reduce in backward; nothing waits on the host."""
 
@@ -150,9 +155,8 @@ class GroupBatchNormFunction(torch.autograd.Function):
             TypeError: dtypes do not fit.
         """
         check("batch norm", x, z, (weight, bias, running_mean, running_var))
-        # Once, not in each of the passes.
-        if not channel_last and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+        # Once, not in each of the passes. What is kept is x itself: a copy has no history.
+        given, x = x, _in_channels_last(x, channel_last)
         count = None
         if use_batch:
             mean, inv_std, count = of_batch(
@@ -165,7 +169,7 @@ class GroupBatchNormFunction(torch.autograd.Function):
             "groupbn_forward", x, z, mean, inv_std, weight, bias, fuse_relu, fuse_relu and differentiable, channel_last
         )  # fmt: skip
         ctx.channel_last, ctx.group = channel_last, group if use_batch else None
-        ctx.save_for_backward(x, bitmask if fuse_relu else None, weight, bias, mean, inv_std, count)
+        ctx.save_for_backward(given, bitmask if fuse_relu else None, weight, bias, mean, inv_std, count)
         ctx.mark_non_differentiable(mean, inv_std)
         ctx.set_materialize_grads(False)
         return y, mean, inv_std
@@ -177,6 +181,7 @@ class GroupBatchNormFunction(torch.autograd.Function):
         if grad_output is None:
             return (None,) * 13
         x, bitmask, weight, bias, mean, inv_std, count = saved
+        x = _in_channels_last(x, ctx.channel_last)
         found = gradients(
             grad_output, x, bitmask, weight, bias, mean, inv_std, count, ctx.group, ctx.channel_last,
             ctx.needs_input_grad[:4],

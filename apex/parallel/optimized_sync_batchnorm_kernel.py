@@ -52,8 +52,8 @@ class SyncBatchnormFunction(torch.autograd.Function):
             TypeError: dtypes do not fit.
         """
         ctx.group = None
-        # Once, not in each of the passes.
-        input = input.contiguous(memory_format=_channels.format_of(input, channel_last))
+        # Once, not in each of the passes. What is kept is the input itself: a copy has no history.
+        given, input = input, input.contiguous(memory_format=_channels.format_of(input, channel_last))
         count = None
         if track_running_stats:
             ctx.group = others_in(process_group) if synchronize else None
@@ -71,7 +71,7 @@ class SyncBatchnormFunction(torch.autograd.Function):
             mean, inv_std = of_running(running_mean, running_variance, eps, input.dtype)
         ctx.channel_last = channel_last
         ctx.fuse_relu = fuse_relu
-        ctx.save_for_backward(input, z, weight, bias, mean, inv_std, count)
+        ctx.save_for_backward(given, z, weight, bias, mean, inv_std, count)
         return call("batchnorm_forward", input, z, mean, inv_std, weight, bias, fuse_relu, channel_last)
 
     @staticmethod
@@ -81,6 +81,7 @@ class SyncBatchnormFunction(torch.autograd.Function):
         input, z, weight, bias, mean, inv_std, count = saved
         wants_input, wants_z, wants_weight, wants_bias = ctx.needs_input_grad[:4]
         last = ctx.channel_last
+        input = input.contiguous(memory_format=_channels.format_of(input, last))
         grad_input = grad_weight = grad_bias = None
         if ctx.fuse_relu:
             grad_output = call("relu_bw", grad_output, input, z, mean, inv_std, weight, bias, last)

@@ -31,11 +31,11 @@ class SyncBatchnormFunction(torch.autograd.Function):
             ValueError: shapes or devices do not fit.
             TypeError: dtypes do not fit.
         """
-        input = input.contiguous(memory_format=_channels.format_of(input, False))
+        given, input = input, input.contiguous(memory_format=_channels.format_of(input, False))
         mean, inv_std = of_running(running_mean, running_variance, eps, input.dtype)
         ctx.group = others_in(process_group) if world_size > 1 else None
         ctx.values = input.numel() // max(mean.numel(), 1) * world_size
-        ctx.save_for_backward(input, weight, bias, mean, inv_std)
+        ctx.save_for_backward(given, weight, bias, mean, inv_std)
         return call("batchnorm_forward", input, None, mean, inv_std, weight, bias, False, False)
 
     @staticmethod
@@ -43,6 +43,7 @@ class SyncBatchnormFunction(torch.autograd.Function):
     def backward(ctx, saved, grad_output):
         """Gradients of input, weight and bias."""
         input, weight, bias, mean, inv_std = saved
+        input = input.contiguous(memory_format=_channels.format_of(input, False))
         wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         affine = bias if weight is None else weight
         sums, grad_weight, grad_bias = call("reduce_bn", grad_output, input, mean, inv_std, affine, False)

@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from apex.reference._leaves import leaf
+from apex.reference._leaves import given_if_compiled, leaf
 
 
 def math_dtype(dtype):
@@ -205,6 +205,7 @@ class Pair:
             of_bias = found[2] if bias is not None and wanted else None
         elif grad_sum is not None:
             of_input = grad_sum
+            of_weight, of_bias = given_if_compiled(None, weight), given_if_compiled(None, bias)
         gradients = [of_input, *([of_input] if self.residual else []), None, of_weight]
         return (*gradients, *([of_bias] if self.centered else []), None, None, None)
 
@@ -251,6 +252,7 @@ class Pair:
             found = torch.autograd.grad(
                 [o for o, _ in pairs], list(leaves.values()), [g for _, g in pairs], allow_unused=True
             )
+        found = [given_if_compiled(g, t) for g, t in zip(found, leaves.values(), strict=True)]
         by_index = dict(zip(leaves, found, strict=True))
         all_of_them = [by_index.get(i) for i in range(12)]
         unused = [] if self.residual else [1]

@@ -2,7 +2,7 @@
 
 import torch
 
-from apex.reference._leaves import leaf
+from apex.reference._leaves import differentiate
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _GELU = 1.5957691216057308  # 2 sqrt(2 / pi)
@@ -150,21 +150,8 @@ class _Pair:
 
     def double_backward(self, ctx, of_input, of_bias):
         """By torch's own differentiable ops."""
-        with torch.enable_grad():
-            leaves = [leaf(t) for t in ctx.saved_tensors]
-            outputs = _gradients(*leaves, *ctx.known)
-            pairs = [
-                (o, g)
-                for o, g in zip(outputs, (of_input, of_bias), strict=True)
-                if g is not None and o.requires_grad
-            ]
-            present = [t for t in leaves if t is not None]
-            found = iter(
-                torch.autograd.grad([o for o, _ in pairs], present, [g for _, g in pairs], allow_unused=True)
-                if pairs
-                else [None] * len(present)
-            )
-        return *(None if t is None else next(found) for t in leaves), None, None, None
+        again = lambda *tensors: _gradients(*tensors, *ctx.known)  # noqa: E731
+        return *differentiate(again, ctx.saved_tensors, (of_input, of_bias)), None, None, None
 
     def autocast(self, device_type, arguments, keywords):
         """None: the output has the input's dtype."""

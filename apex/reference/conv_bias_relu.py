@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from apex.reference.dense import _cast, _differentiate
+from apex.reference._leaves import differentiate
+from apex.reference.dense import _cast
 
 _OP = "conv_bias_relu"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -202,7 +203,7 @@ class _Pair:
         stride, padding, *wanted = ctx.known
         grad, input, weight, scale, bias, output = ctx.saved_tensors
         again = lambda g, x, w: _gradients(g, x, w, scale, bias, output, stride, padding, wanted)  # noqa: E731
-        return *_differentiate(again, (grad, input, weight), gradients), *(None,) * 9
+        return *differentiate(again, (grad, input, weight), gradients), *(None,) * 9
 
     def autocast(self, device_type, arguments, keywords):
         """What is convolved and added is of autocast's dtype; scale, bias and mask stay."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from apex.reference._leaves import leaf
+from apex.reference._leaves import differentiate
 from apex.reference.bias_activation import value_and_slope
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -160,7 +160,7 @@ class _Pair:
                 grad = grad * _slope(F.linear(input, weight, bias), activation).to(grad.dtype)
             return _gradients(grad, input, weight, bias, *wanted)
 
-        of_grad, *rest = _differentiate(again, ctx.saved_tensors, gradients)
+        of_grad, *rest = differentiate(again, ctx.saved_tensors, gradients)
         return of_grad, *rest, None, None, None, None, None
 
     def autocast(self, device_type, arguments, keywords):
@@ -175,26 +175,6 @@ def _cast(device_type, arguments):
     dtype = torch.get_autocast_dtype(device_type)
     casts = lambda t: isinstance(t, torch.Tensor) and t.is_floating_point() and t.dtype != torch.float64  # noqa: E731
     return {name: value.to(dtype) if casts(value) else value for name, value in arguments.items()}
-
-
-def _differentiate(function, tensors, gradients):
-    """Gradients of `tensors`, of which some are None, from those of what `function` of them gives."""
-    with torch.enable_grad():
-        leaves = [leaf(t) for t in tensors]
-        outputs = function(*leaves)
-        pairs = [
-            (o, g)
-            for o, g in zip(outputs, gradients, strict=True)
-            if g is not None and o.requires_grad and o.numel() == g.numel()
-        ]
-        present = [t for t in leaves if t is not None]
-        found = [None] * len(present)
-        if pairs:
-            found = torch.autograd.grad(
-                [o for o, _ in pairs], present, [g for _, g in pairs], allow_unused=True
-            )
-    found = iter(found)
-    return [None if t is None else next(found) for t in leaves]
 
 
 PAIRS = (_Pair(),)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from apex.reference._leaves import differentiate
 from apex.reference.dense import (
     _cast,
     _check,
     _check_input,
     _check_like,
-    _differentiate,
     _gradients,
     _product,
     _slope,
@@ -101,7 +101,7 @@ class _Pair:
             g = g * _slope(before, "gelu").to(g.dtype)
             return *_gradients(g, input, weight1, bias1, of_input, of_first, of_first), *second
 
-        return *_differentiate(again, ctx.saved_tensors, gradients), None, None, None, None, None
+        return *differentiate(again, ctx.saved_tensors, gradients), None, None, None, None, None
 
     def autocast(self, device_type, arguments, keywords):
         """All operands are of autocast's dtype."""

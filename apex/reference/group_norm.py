@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from apex.reference._leaves import leaf
+from apex.reference._leaves import differentiate
 
 
 def _math_dtype(dtype):
@@ -194,25 +194,14 @@ class _Pair:
     def double_backward(self, ctx, *gradients):
         """By torch's own differentiable ops."""
         groups, eps, silu, wanted = ctx.known
-        with torch.enable_grad():
-            leaves = [leaf(t) for t in ctx.saved_tensors]
-            grad_output, input, weight, bias = leaves
+
+        def again(grad_output, input, weight, bias):
             x = _grouped(input, groups)
             mean = x.mean((2, 3), keepdim=True)
             rstd = torch.rsqrt((x - mean).square().mean((2, 3), keepdim=True) + eps)
-            outputs = _gradients(grad_output, input, mean, rstd, groups, weight, bias, silu, wanted)
-            pairs = [
-                (o, g)
-                for o, g in zip(outputs, gradients, strict=True)
-                if g is not None and o.requires_grad and o.numel() == g.numel()
-            ]
-            present = [t for t in leaves if t is not None]
-            found = iter(
-                torch.autograd.grad([o for o, _ in pairs], present, [g for _, g in pairs], allow_unused=True)
-                if pairs
-                else [None] * len(present)
-            )
-        of = [None if t is None else next(found) for t in leaves]
+            return _gradients(grad_output, input, mean, rstd, groups, weight, bias, silu, wanted)
+
+        of = differentiate(again, ctx.saved_tensors, gradients)
         return of[0], of[1], None, None, None, of[2], of[3], None, None, None
 
     def autocast(self, device_type, arguments, keywords):

@@ -2,6 +2,8 @@
 
 import torch
 
+from apex.reference._leaves import given_if_compiled
+
 
 def _check(in1, second, index):
     """Raises TypeError or ValueError, as the bindings do."""
@@ -92,7 +94,9 @@ class _Pair:
         parts += [product(in1, of_second, index)] if of_second is not None else []
         of_in1 = None if of_second is None else gradients(grad_out, in1, of_second, index, True, False)[0]
         of_in2 = None if of_first is None else product(of_first, grad_out, index)
-        return sum(parts[1:], parts[0]) if parts else None, of_in1, of_in2, None, None, None
+        of_grad = sum(parts[1:], parts[0]) if parts else None
+        found = ((of_grad, grad_out), (of_in1, in1), (of_in2, in2))
+        return *(given_if_compiled(*pair) for pair in found), None, None, None
 
     def autocast(self, device_type, arguments, keywords):
         """Nothing changes: the product has the factors' dtype."""

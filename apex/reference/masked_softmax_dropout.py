@@ -3,10 +3,12 @@
 import torch
 
 from apex.reference import _philox
+from apex.reference._leaves import differentiate
 from apex.reference.scaled_masked_softmax import _check as _check_softmax
 from apex.reference.scaled_masked_softmax import _gradient, _math_dtype
 
 _OP = "masked_softmax_dropout"
+_LAST = (None, 0.0, None, None)  # the backward's defaults, of the arguments after the softmax
 
 
 def _check_dropout(dropout, seed):
@@ -69,19 +71,28 @@ def masked_softmax_dropout_forward(input, mask=None, dropout=0.0, seed=None, kee
     return y.to(input.dtype).contiguous(), softmax, kept
 
 
-def masked_softmax_dropout_backward(grad_output, softmax, kept_mask=None, dropout=0.0, seed=None):
+def masked_softmax_dropout_backward(
+    grad_output, softmax, kept_mask=None, dropout=0.0, seed=None, grad_softmax=None
+):
     """The gradient of the forward's input: softmax * (g - sum(softmax * g)), where g is what dropout leaves.
 
     grad_output: of the forward's output. softmax: before dropout. kept_mask: uint8 or bool of its shape, 1
-    where dropout kept; or the forward's seed, from which it is found again. Neither is written.
+    where dropout kept; or the forward's seed, from which it is found again. grad_softmax: of the forward's softmax,
+    added to g; None, or without elements: nothing is. None of them is written.
     """
     if kept_mask is None:
         _check_dropout(dropout, seed)
-    grad = grad_output
+    return _backward(grad_output, softmax, kept_mask, dropout, seed, grad_softmax).contiguous()
+
+
+def _backward(grad_output, softmax, kept_mask, dropout, seed, grad_softmax):
+    grad = grad_output.to(_math_dtype(softmax.dtype))
     if kept_mask is not None or dropout > 0:
         kept = kept_mask.bool() if kept_mask is not None else _kept(softmax, dropout, seed)
-        grad = grad.masked_fill(~kept, 0.0)
-    return _gradient(grad, softmax, _scale(dropout), False).to(softmax.dtype).contiguous()
+        grad = grad.masked_fill(~kept, 0.0) * _scale(dropout)
+    if grad_softmax is not None and grad_softmax.numel():
+        grad = grad + grad_softmax.to(grad.dtype)
+    return _gradient(grad, softmax, 1.0, False).to(softmax.dtype)
 
 
 class _Pair:
@@ -92,26 +103,33 @@ class _Pair:
     def setup_context(self, ctx, inputs, output):
         """Keeps the softmax and the seed."""
         _, _, ctx.dropout, seed, _ = inputs
-        ctx.mark_non_differentiable(*output[1:])
+        ctx.mark_non_differentiable(output[2])
         ctx.save_for_backward(output[1] if ctx.dropout > 0 else output[0], seed)
         ctx.set_materialize_grads(False)
 
-    def backward(self, ctx, grad_output, *_):
+    def backward(self, ctx, grad_output, grad_softmax, _):
         """Gradients of the forward's inputs, through the backward op."""
-        if grad_output is None:
+        if grad_output is None and grad_softmax is None:
             return (None,) * 5
         softmax, seed = ctx.saved_tensors
+        grad_output = torch.zeros_like(grad_softmax) if grad_output is None else grad_output
         op = torch.ops.apex.masked_softmax_dropout_backward
-        return op(grad_output, softmax, None, ctx.dropout, seed), None, None, None, None
+        return op(grad_output, softmax, None, ctx.dropout, seed, grad_softmax), None, None, None, None
 
     def setup_double_context(self, ctx, inputs, output):
-        """Keeps nothing."""
+        """Keeps the inputs of the backward."""
+        grad_output, softmax, kept_mask, ctx.dropout, seed, grad_softmax = (
+            *inputs,
+            *_LAST[len(inputs) - 2 :],
+        )
+        ctx.save_for_backward(grad_output, softmax, grad_softmax, kept_mask, seed)
 
     def double_backward(self, ctx, gradient):
-        """Raises NotImplementedError."""
-        raise NotImplementedError(
-            f"apex {_OP}: the gradient of its gradient (double backward) is not implemented"
-        )
+        """By torch's own differentiable ops."""
+        *tensors, kept_mask, seed = ctx.saved_tensors
+        again = lambda dy, y, more: [_backward(dy, y, kept_mask, ctx.dropout, seed, more)]  # noqa: E731
+        of_output, of_softmax, of_more = differentiate(again, tensors, [gradient])
+        return of_output, of_softmax, None, None, None, of_more
 
     def autocast(self, device_type, arguments, keywords):
         """Arguments of the forward as autocast changes them."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from apex.reference._leaves import leaf
+from apex.reference._leaves import differentiate
 
 _OP = "scaled_masked_softmax"
 
@@ -106,12 +106,8 @@ class _Pair:
 
     def double_backward(self, ctx, gradient):
         """By torch's own differentiable ops."""
-        leaves = ctx.saved_tensors
-        with torch.enable_grad():
-            leaves = [leaf(t) for t in leaves]
-            result = _gradient(*leaves, ctx.scale, ctx.causal)
-            found = torch.autograd.grad(result, leaves, gradient.to(result.dtype))
-        return (*found, None, None)
+        again = lambda dy, y: [_gradient(dy, y, ctx.scale, ctx.causal).to(y.dtype)]  # noqa: E731
+        return *differentiate(again, ctx.saved_tensors, [gradient]), None, None
 
     def autocast(self, device_type, arguments, keywords):
         """Arguments of the forward as autocast changes them."""

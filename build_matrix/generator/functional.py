@@ -271,7 +271,8 @@ class Recorded:
             listed("  auto kept() { return std::tie(", [*self.saved, *self.kept], "); }"),
             *self._gives(),
             "",
-            "  variable_list gradients(const variable_list& gradients) {",
+            f"  variable_list gradients({'' if self._zeros_for_first() else 'const '}variable_list"
+            f"{'' if self._zeros_for_first() else '&'} gradients) {{",
             f"    const auto& op = dispatcher_op<{camel(backward.name)}>();",
             f"    variable_list found({len(op.differentiable)});",
             *self._without_gradient(),
@@ -299,8 +300,19 @@ class Recorded:
             if self.op.gradient.get(name, f"grad_{name}") == result
         ]
 
+    def _zeros_for_first(self) -> bool:
+        """Whether a second result has a gradient that goes through the backward op without the first one's."""
+        return len(self.history) > 1 and not self.op.alone
+
     def _without_gradient(self) -> list[str]:
         passed = self._passed_on()
+        if self._zeros_for_first():
+            return [
+                "    if (!gradients[0].defined()) {",
+                "      if (!gradients[1].defined()) return found;",
+                "      gradients[0] = at::zeros_like(gradients[1]);",
+                "    }",
+            ]
         if not passed:
             return ["    if (!gradients[0].defined()) return found;"]
         lines = [f"      if (wants({i})) found[{i}] = gradients[{known}];" for i, known in passed]
@@ -309,6 +321,9 @@ class Recorded:
     def _gives(self) -> list[str]:
         """What _without_gradient leaves out."""
         passed = self._passed_on()
+        if self._zeros_for_first():
+            known = "given[0].defined() || given[1].defined()"
+            return [f"  bool gives(size_t, const variable_list& given) const {{ return {known}; }}"]
         if not passed:
             return ["  bool gives(size_t, const variable_list& given) const { return given[0].defined(); }"]
         known = [f"(input == {i} && given[{result}].defined())" for i, result in passed]

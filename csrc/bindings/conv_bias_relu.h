@@ -157,7 +157,7 @@ inline bool ConvBiasReluForward::launch(const apex_place& place, Result& made) c
     made = at::cudnn_convolution_relu(input.contiguous(format), weight.contiguous(format), bias->contiguous(),
                                       {stride, stride}, {padding, padding}, {1, 1}, 1)
                .contiguous(format);
-    if (has_value(mask)) made.masked_fill_(mask->logical_not(), 0);
+    if (has_value(mask)) made.masked_fill_(mask->eq(0), 0);
     return true;
   }
   // A CPU's convolution adds the bias before it rounds, those of GPUs behind it.
@@ -171,7 +171,7 @@ inline bool ConvBiasReluForward::launch(const apex_place& place, Result& made) c
   if ((s.defined() || b.defined() || more.defined() || relu) &&
       !conv::finish(place, made, s, b, more, format, relu, made, unit))
     return false;
-  if (has_value(mask)) made.masked_fill_(mask->logical_not(), 0);
+  if (has_value(mask)) made.masked_fill_(mask->eq(0), 0);
   return true;
 }
 

@@ -15,6 +15,10 @@ inline at::Tensor like(const at::Tensor& tensor, at::ScalarType type, bool wante
   const auto options = tensor.options().dtype(type).memory_format(at::MemoryFormat::Contiguous);
   return wanted ? at::empty_symint(tensor.sym_sizes(), options) : at::empty({0}, options);
 }
+// The softmax is without elements where there is no dropout: so is its gradient.
+inline bool is_there(const OptionalTensor& grad_softmax) {
+  return has_value(grad_softmax) && grad_softmax->sym_numel() != 0;
+}
 }  // namespace dropout_softmax
 
 inline void MaskedSoftmaxDropoutForward::check() const {
@@ -60,6 +64,7 @@ inline void MaskedSoftmaxDropoutBackward::check() const {
     TORCH_CHECK_TYPE(kept_mask->scalar_type() == at::kByte || kept_mask->scalar_type() == at::kBool, unit,
                      ": the mask of what was kept is uint8 or bool, not ", kept_mask->scalar_type());
   }
+  if (dropout_softmax::is_there(grad_softmax)) check_softmax_gradient(unit, *grad_softmax, softmax);
   dropout_softmax::check_dropout(unit, has_value(kept_mask) && dropout <= 1 && dropout >= 0 ? 0 : dropout, seed,
                                  softmax);
 }
@@ -81,6 +86,24 @@ inline bool MaskedSoftmaxDropoutBackward::launch(const apex_place& place, Result
   }
   a.rows = shape.rows, a.keys = shape.keys, a.queries = shape.queries;
   a.type = element_type(unit, y.scalar_type());
-  return !use_reference(apex_masked_softmax_dropout_backward(&place, &a, dropout), unit);
+  if (use_reference(apex_masked_softmax_dropout_backward(&place, &a, dropout), unit)) return false;
+  if (!dropout_softmax::is_there(grad_softmax)) return true;
+  at::Tensor second;  // it is linear in the gradients, and before dropout there is none
+  const bool launched = MaskedSoftmaxDropoutBackward{*grad_softmax, softmax, {}, 0, {}, {}}.launch(place, second);
+  if (launched) made.add_(second);
+  return launched;
+}
+inline at::Tensor MaskedSoftmaxDropoutBackward::formula() const {
+  check();
+  const at::ScalarType math = math_type(softmax);
+  at::Tensor dy = grad_output.to(math), y = softmax.to(math);
+  if (has_value(kept_mask) || dropout > 0) {
+    const at::Tensor kept = has_value(kept_mask) ? *kept_mask
+                                                 : std::get<2>(dispatcher_op<MaskedSoftmaxDropoutForward>().call(
+                                                       at::zeros_like(softmax), {}, dropout, seed, true));
+    dy = dy.masked_fill(kept == 0, 0) * (dropout < 1 ? 1 / (1 - dropout) : 0);
+  }
+  if (dropout_softmax::is_there(grad_softmax)) dy = dy + grad_softmax->to(math);
+  return (y * (dy - (y * dy).sum(-1, true))).to(softmax.scalar_type());
 }
 }  // namespace apex

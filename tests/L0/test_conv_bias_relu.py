@@ -117,7 +117,7 @@ def test_mask(variant, format):
         found = case.check(scale=False)
         assert not found[0][case.mask == 0].any()
         plain = case.mask
-        for other in (torch.bool, torch.uint8, F32):
+        for other in (torch.bool, torch.uint8, torch.uint16, torch.float8_e4m3fn, torch.complex64, F32):
             case.mask = plain.to(other)
             lists.assert_same_bits(case.check(scale=False), found)
 

@@ -89,8 +89,12 @@ def test_refused():
         (ValueError, "8 numbers", forward(minibatch_mean=made[2][:4])),
         (TypeError, "must be torch.float32", forward(minibatch_mean=made[2].half())),
         (TypeError, "float64 alone", forward(scale=scale.double())),
-        (ValueError, "not", lambda: raw.backward(x, g[:1], scale, *made[2:], EPS, *GROUP)),
-        (TypeError, "float16", lambda: raw.backward(x, g.half(), scale, *made[2:], EPS, *GROUP)),
+        (ValueError, "dy must be as x", lambda: raw.backward(x, g[:1], scale, *made[2:], EPS, *GROUP)),
+        (
+            TypeError,
+            "dy has dtype torch.float16",
+            lambda: raw.backward(x, g.half(), scale, *made[2:], EPS, *GROUP),
+        ),
     ]:
         with pytest.raises(error, match=text):
             call()

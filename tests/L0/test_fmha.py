@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import types
 
 import lists
@@ -250,6 +251,26 @@ def test_fixed_order_of_flash_attention():
             assert asked() == before
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_fixed_order_of_two_threads():
+    """A backward that ends does not turn torch's switch back under another one that still runs, nor leave it turned."""
+    inside, ended, seen = threading.Event(), threading.Event(), []
+
+    def other():
+        with _flash._in_a_fixed_order():
+            inside.set()
+            ended.wait(0.2)  # the lock keeps the first one out until this has ended
+            seen.append(torch.are_deterministic_algorithms_enabled())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert inside.wait(10)
+    with _flash._in_a_fixed_order():
+        seen.append(torch.are_deterministic_algorithms_enabled())
+    ended.set()
+    thread.join(10)
+    assert seen == [True, True] and not torch.are_deterministic_algorithms_enabled()
 
 
 def test_what_flash_attention_reads():

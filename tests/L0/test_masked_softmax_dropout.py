@@ -65,7 +65,7 @@ def check(x, mask=None, dropout=0.0, value=99):
     seed = seed_of(value, x.device) if dropout else None
     output, softmax, kept = forward(x, mask, dropout, seed, True)
     assert output.dtype == x.dtype and output.shape == x.shape and kept.dtype == torch.uint8
-    assert kept.shape == x.shape and not softmax.requires_grad and not kept.requires_grad
+    assert kept.shape == x.shape and not kept.requires_grad
     before, scale = (softmax, 1 / (1 - dropout) if dropout < 1 else 0.0) if dropout else (output, 1.0)
     near(before, exact(x, mask), largest(x, mask))
     near(output, exact(x, mask) * kept.cpu() * scale, largest(x, mask) + 1)
@@ -242,13 +242,20 @@ def test_refusals(variant):
         backward(x, x, None, 0.5)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_no_double_backward(variant, dropout):
-    x = random((2, 8), F32, variant.device).requires_grad_()
-    output = forward(x, None, dropout, seed_of(1, variant.device))[0]
-    (first,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
-    with pytest.raises((NotImplementedError, RuntimeError), match="double backward"):
-        first.sum().backward()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradient_of_the_softmax(variant, dtype):
+    """Alone, and beside the output's: both go through one node."""
+    mask, seed = random_mask((2, 1, 3, 40), variant.device), seed_of(3, variant.device)
+    for of_output in (0.0, 1.0):
+        x = random((2, 2, 3, 40), dtype, variant.device).requires_grad_()
+        output, softmax, kept = forward(x, mask, 0.25, seed, True)
+        g, h = (random(x.shape, dtype, variant.device, value) for value in (5, 6))
+        results, of = ([softmax, output], [h, g]) if of_output else ([softmax], [h])
+        (found,) = torch.autograd.grad(results, x, of)
+        of = g.cpu().to(F64) * kept.cpu() / 0.75 * of_output + h.cpu().to(F64)
+        wanted = softmaxes.exact_gradient(softmax, of, 1.0)
+        unit = 4 * lists.ROUNDING[dtype] * of.abs().max().item()  # of each of two gradients, and of their sum
+        torch.testing.assert_close(found.cpu().to(F64), wanted, rtol=unit, atol=unit)
 
 
 def test_opcheck():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import torch
 
@@ -40,24 +41,28 @@ def _begins(cu_seqlens, total, max_s):
     return cu_seqlens.masked_fill(bad, 0), bad
 
 
+_switch = threading.RLock()
+
+
 @contextlib.contextmanager
 def _in_a_fixed_order():
     """Flash attention's backward adds up in a fixed order only where torch's deterministic algorithms are asked for,
-    and not as a warning alone."""
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    if before == (True, False) or torch.compiler.is_compiling():
+    and not as a warning alone. torch has that switch for the whole process and no argument for it: the lock keeps
+    backwards of other devices, on threads of their own, from turning it back under this one."""
+    if torch.compiler.is_compiling():
         yield
         return
-    torch._C._set_deterministic_algorithms(
-        True
-    )  # without inductor's switch, which torch's own function turns, too
-    try:
-        yield
-    finally:
-        torch._C._set_deterministic_algorithms(before[0], warn_only=before[1])
+    with _switch:
+        before = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        # Without inductor's switch, which torch's own function turns, too.
+        torch._C._set_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch._C._set_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def _covered(begins, total, dims):

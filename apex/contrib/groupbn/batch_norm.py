@@ -53,10 +53,10 @@ class bn_NHWC_impl(torch.autograd.Function):
         multi_stream,
     ):
         """The output; arguments as those of bnp.bn_fwd_nhwc. Raises ValueError and TypeError."""
-        x = check_and_convert_channels_last(x, torch_channels_last)
+        given, x = x, check_and_convert_channels_last(x, torch_channels_last)
         if not is_train:
             return bnp.bn_fwd_eval_nhwc(x, s, b, rm, riv, ret_cta, bn_group, mom, epsilon, fuse_relu)
-        ctx.save_for_backward(x, s, b, rm, riv, mini_m, mini_riv)
+        ctx.save_for_backward(given, s, b, rm, riv, mini_m, mini_riv)
         ctx.torch_channels_last = torch_channels_last
         pairs = (my_data, pair_data, pair_data2, pair_data3, bn_group, magic)
         ctx.others = (ret_cta, mom, epsilon, fuse_relu, *pairs, bwd_occup, bwd_grid_x, multi_stream)
@@ -69,7 +69,8 @@ class bn_NHWC_impl(torch.autograd.Function):
     @differentiable_once("batch norm")
     def backward(ctx, saved, grad_y):
         """Gradients of x, s and b."""
-        x, *others = saved
+        x, *others = saved  # as it was given: a copy would have no history
+        x = check_and_convert_channels_last(x, ctx.torch_channels_last)
         grad_y = check_and_convert_channels_last(grad_y, ctx.torch_channels_last)
         return *bnp.bn_bwd_nhwc(x, grad_y, *others, *ctx.others), *(None,) * 21
 
@@ -107,12 +108,12 @@ class bn_addrelu_NHWC_impl(torch.autograd.Function):
         multi_stream,
     ):
         """The output; arguments as those of bnp.bn_addrelu_fwd_nhwc. Raises ValueError and TypeError."""
-        x = check_and_convert_channels_last(x, torch_channels_last)
+        given, x = x, check_and_convert_channels_last(x, torch_channels_last)
         z = check_and_convert_channels_last(z, torch_channels_last)
         if not is_train:
             return bnp.bn_addrelu_fwd_eval_nhwc(x, z, s, b, rm, riv, ret_cta, bn_group, mom, epsilon)
         bitmask = torch.empty((x.numel() + 31) // 32, dtype=torch.int32, device=x.device)
-        ctx.save_for_backward(x, s, b, rm, riv, mini_m, mini_riv, bitmask)
+        ctx.save_for_backward(given, s, b, rm, riv, mini_m, mini_riv, bitmask)
         ctx.torch_channels_last = torch_channels_last
         pairs = (my_data, pair_data, pair_data2, pair_data3, bn_group, magic)
         ctx.others = (ret_cta, mom, epsilon, *pairs, bwd_occup, bwd_grid_x, multi_stream)
@@ -125,7 +126,8 @@ class bn_addrelu_NHWC_impl(torch.autograd.Function):
     @differentiable_once("batch norm")
     def backward(ctx, saved, grad_y):
         """Gradients of x, z, s and b."""
-        x, *others = saved
+        x, *others = saved  # as it was given: a copy would have no history
+        x = check_and_convert_channels_last(x, ctx.torch_channels_last)
         grad_y = check_and_convert_channels_last(grad_y, ctx.torch_channels_last)
         return *bnp.bn_addrelu_bwd_nhwc(x, grad_y, *others, *ctx.others), *(None,) * 21
 

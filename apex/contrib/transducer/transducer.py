@@ -108,7 +108,8 @@ class TransducerJoint(torch.nn.Module):
             device; one bit an element is kept for the backward.
         opt: 0 or 1, as in public apex, where relu and dropout need 1; there is one implementation here.
         fwd_tile_size: accepted; the kernels choose their tiles.
-        dropout_prob: from 0 to 1, exact to 1 / 65536.
+        dropout_prob: from 0 to 1; what is dropped is the nearest multiple of 1 / 65536: nothing below half of that, and
+            everything above 1 less half of that.
         probe_mask: append each forward's mask, uint8 of the output's shape, to the list `mask_probe`.
 
     Raises:
