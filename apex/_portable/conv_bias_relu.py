@@ -109,6 +109,30 @@ def _finish(place, x, scale, bias, residual, format, relu, made):
     return not (status and tensors.must_use_reference(status, _OP))
 
 
+def _is_fused(input, weight, scale, bias, residual, relu, format):
+    """Whether cuDNN's convolution does all of it: csrc/bindings/conv_bias_relu.h says where that is faster."""
+    alone = relu and scale is None and residual is None and bias is not None and bias.dtype is input.dtype
+    return (
+        alone and input.is_cuda and torch.version.hip is None and input.dtype is torch.float16 and format is _LAST
+        and input.numel() > 0 and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0
+        and torch.backends.cudnn.enabled
+    )  # fmt: skip
+
+
+def _convolve(input, weight, scale, bias, residual, relu, stride, padding, format, place):
+    """All but the mask; None: the reference must run."""
+    in_format = lambda t: None if t is None else t.contiguous(memory_format=format)  # noqa: E731
+    operands, sizes = (in_format(input), in_format(weight)), ([stride] * 2, [padding] * 2, [1, 1])
+    if _is_fused(input, weight, scale, bias, residual, relu, format):
+        return in_format(torch.ops.aten.cudnn_convolution_relu(*operands, bias.contiguous(), *sizes, 1))
+    # A CPU's convolution adds the bias before it rounds, those of GPUs behind it.
+    added = bias.to(input.dtype) if input.is_cpu and scale is None and bias is not None else None
+    made = in_format(torch.ops.aten.convolution(*operands, added, *sizes, False, [0, 0], 1))
+    s, b, more = contiguous(scale), contiguous(bias if added is None else None), in_format(residual)
+    passes = relu or any(t is not None for t in (s, b, more))
+    return None if passes and not _finish(place, made, s, b, more, format, relu, made) else made
+
+
 @kernel
 def conv_bias_relu_forward(input, weight, scale, bias, residual, mask, stride, padding, relu):
     shape = _check(input, weight, scale, bias, stride, padding)
@@ -129,19 +153,8 @@ def conv_bias_relu_forward(input, weight, scale, bias, residual, mask, stride, p
     if place is None:
         return None
     format = _format_of(input, weight)
-    in_format = lambda t: None if t is None else t.contiguous(memory_format=format)  # noqa: E731
-    # A CPU's convolution adds the bias before it rounds, those of GPUs behind it.
-    added = bias.to(input.dtype) if input.is_cpu and scale is None and bias is not None else None
-    made = in_format(
-        torch.ops.aten.convolution(
-            in_format(input), in_format(weight), added, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1
-        )
-    )
-    s, b, more = contiguous(scale), contiguous(bias if added is None else None), in_format(residual)
-    passes = relu or any(t is not None for t in (s, b, more))
-    if passes and not _finish(place, made, s, b, more, format, relu, made):
-        return None
-    return made if mask is None else made.masked_fill_(mask == 0, 0)
+    made = _convolve(input, weight, scale, bias, residual, relu, stride, padding, format, place)
+    return made if mask is None or made is None else made.masked_fill_(mask == 0, 0)
 
 
 def _masked(place, g, y, scale, of_bias, of_residual):
@@ -172,7 +185,11 @@ def _masked(place, g, y, scale, of_bias, of_residual):
 def _plain(place, g, scale, of_bias, of_residual, relu, format):
     """The same of a gradient that the ReLU's mask, if there is one, has been taken of."""
     if of_bias is not None:
-        of_bias.copy_(g.sum((0, 2, 3), dtype=of_bias.dtype))
+        nothing = g.new_zeros(g.shape[1], dtype=math_type(g.dtype))
+        sums = channels.reduce_bn(g, g, nothing, nothing, of_bias, False, None)
+        if sums is None:
+            return None
+        of_bias.copy_(sums[2])
     rest = g if relu or not of_residual else g.clone()
     if scale is None:
         return g, rest

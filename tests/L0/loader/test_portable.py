@@ -273,6 +273,7 @@ def twice(f):
 
 for ours, theirs in (
     (lambda b: op.scaled_masked_softmax_forward(b), lambda b: b.softmax(-1)),
+    (lambda b: op.masked_softmax_dropout_forward(b)[0], lambda b: b.softmax(-1)),
     (lambda b: op.layer_norm_forward(b, [8], row, row)[0], lambda b: F.layer_norm(b, (8,), row, row)),
     (lambda b: op.rms_norm_forward(b, [8], row, 1e-5)[0], lambda b: F.rms_norm(b, (8,), row, 1e-5)),
     (lambda b: op.group_norm_forward(b.view(1, 2, 2, 4), 1)[0], lambda b: F.group_norm(b.view(1, 2, 2, 4), 1)),
@@ -283,7 +284,6 @@ for ours, theirs in (
     torch.testing.assert_close(twice(ours), twice(theirs))
 refused = 0
 for once in (
-    lambda b: op.masked_softmax_dropout_forward(b)[0],
     lambda b: op.focal_loss_forward(b, labels, torch.ones(1, dtype=f64), 8, 0.25, 2.0),
 ):
     try:
@@ -299,7 +299,7 @@ def test_torch_func_differentiates_twice(binding):
     """The gradient of a gradient by nested torch.func.grad: right or refused. Ops defined from Python left the outer
     level out, and gave another number."""
     environment = {"APEX_BINDING": "portable"} if binding == "portable" else {}
-    assert python(GRADIENTS, **environment).stdout == "2\n"
+    assert python(GRADIENTS, **environment).stdout == "1\n"
 
 
 def test_statuses_tell_types_from_values():
