@@ -302,6 +302,35 @@ def test_torch_func_differentiates_twice(binding):
     assert python(GRADIENTS, **environment).stdout == "1\n"
 
 
+ABSENT = """
+import torch
+from torch._dynamo import compiled_autograd
+
+from apex._loader import bindings
+
+bindings.load()
+
+
+def gradients():
+    x, residual, weight = (torch.ones(n, 8, requires_grad=True) for n in (4, 4, 1))
+    weight = weight.flatten()
+    _, total, _ = torch.ops.apex.add_rms_norm_forward(x, residual, [8], weight)
+    return torch.autograd.grad(total.square().sum() + weight.square().sum(), [x, residual, weight])
+
+
+wanted = gradients()
+with compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+    torch.testing.assert_close(gradients(), wanted)
+"""
+
+
+@pytest.mark.parametrize("binding", ["portable", "reference"])
+def test_compiled_autograd_and_a_gradient_that_is_not_there(binding):
+    """It adds up what nodes written in Python return for each input that is asked for, and takes no None. The whole of
+    it: APEX_BINDING=portable pytest tests/L0/test_compiled_autograd.py."""
+    python(ABSENT, APEX_BINDING=binding)
+
+
 def test_statuses_tell_types_from_values():
     """libapex's own words for a dtype and for a size, through either kind of status."""
     code = """
