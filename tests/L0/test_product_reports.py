@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lists import BF16, F16, F32, F64
+from torch_defaults import float32_on_cpu
 
 from apex._legacy import fused_conv_bias_relu
 from apex.contrib.multihead_attn import fast_mask_softmax_dropout_func
@@ -40,7 +41,7 @@ def near(found, wanted, dtype):
 @pytest.mark.parametrize("shape", ((10, 500, 128), (37, 128)))
 def test_gelu_between_two_layers(shape, dtype, device):
     """NVIDIA/apex 1605, 1394: the module was not Linear, GELU, Linear. It is, with GELU's tanh form."""
-    module = FusedDenseGeluDense(128, 666, 128).to(device, dtype)
+    module = float32_on_cpu()(FusedDenseGeluDense)(128, 666, 128).to(device, dtype)
     x = random(*shape, dtype=dtype, device=device).requires_grad_()
     wide = [p.detach().double().requires_grad_() for p in (x, *module.parameters())]
     names = ["x", *(name for name, _ in module.named_parameters())]
@@ -58,7 +59,7 @@ def test_gelu_between_two_layers(shape, dtype, device):
 def test_one_output(device):
     """NVIDIA/apex 1392: the bias's gradient beside the next product was read past its end."""
     t = random(13824, 400, device=device).requires_grad_()
-    dense = FusedDense(400, 1).to(device, F32)
+    dense = float32_on_cpu()(FusedDense)(400, 1).to(device, F32)
     dense(t - 0.5).sum().backward()
     torch.testing.assert_close(t.grad, dense.weight.detach().expand(13824, 400))
     torch.testing.assert_close(dense.bias.grad, torch.full_like(dense.bias, 13824.0))
@@ -68,7 +69,7 @@ def test_one_output(device):
 @pytest.mark.parametrize("width", (3072, 4096))
 def test_wide_perceptrons(width, device):
     """NVIDIA/apex PR 1088: a wide layer with sigmoid could not be launched."""
-    module = MLP([8, width, 8], activation="sigmoid").to(device, F32)
+    module = float32_on_cpu()(MLP)([8, width, 8], activation="sigmoid").to(device, F32)
     x = random(3, 8, device=device).requires_grad_()
     w1, b1, w2, b2 = (p.detach().double() for p in module.parameters())
     wanted = F.linear(F.linear(x.double(), w1, b1).sigmoid(), w2, b2).sigmoid()

@@ -38,6 +38,6 @@ def test_one_rank_is_a_bottleneck():
     whole = Bottleneck(8, 4, 12, stride=2, use_cudnn=True)
     assert list(part.state_dict()) == list(whole.state_dict())
     whole.load_state_dict(part.state_dict())
-    x = torch.randn(2, 8, 6, 5)
+    x = torch.randn(2, 8, 6, 5, dtype=torch.float32, device="cpu")
     assert torch.equal(part(x), whole(x))
     assert part.spatial_parallel_args == (1, 0, None, None, 0, False)
