@@ -22,6 +22,7 @@ _SUBPACKAGES = (
     "parallel",
     "contrib",
     "transformer",
+    "transformer_engine",
     "fp16_utils",
     "RNN",
     "fused_dense",

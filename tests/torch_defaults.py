@@ -22,6 +22,7 @@ LEFT_OUT = (
     *("transformer/tp_", "transformer/pp_", "transformer/test_tensor_parallel_"),
     *("transformer/test_pipeline_parallel_ranks", "transformer/test_test_bases"),
     *("transformer/standalone_", "transformer/test_standalone_"),
+    *("te_ranks", "test_te_ranks"),
     "test_graphs",  # captured on a card, and through inductor, as the tests of each op are not
 )
 

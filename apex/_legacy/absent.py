@@ -13,6 +13,13 @@ from __future__ import annotations
 import dis
 import sys
 
+# Of names that there will not be.
+_REFUSED = {
+    "apex.transformer_engine.tensorflow": "No module named 'apex.transformer_engine.tensorflow': Transformer Engine "
+    "has no TensorFlow face any more, the public project dropped it with version 1.0; use "
+    "apex.transformer_engine.pytorch"
+}
+
 
 class Finder:
     """Never finds a module."""
@@ -40,6 +47,8 @@ def _is_import(frame):
 def _message(name):
     from apex._legacy import message, public_names
 
+    if name in _REFUSED:
+        return _REFUSED[name]
     try:
         return public_names.message(name) if name.startswith("apex.") else message(name)
     except Exception:  # a damaged registry must not change what an unrelated import does

@@ -61,14 +61,24 @@ def shown(module: torch.nn.Module) -> str:
 
 def add(weight, input, grad_output):
     """Adds to weight.main_grad; what autograd is given in the gradient's place."""
-    main_grad = main_grad_of(weight)
     # What writes in place takes no lazy negatives, which are gradients of imaginary parts.
-    accumulate_weight_gradient(input.resolve_neg(), grad_output.resolve_neg(), main_grad)
+    accumulate_weight_gradient(input.resolve_neg(), grad_output.resolve_neg(), main_grad_of(weight))
+    return _stand_in(weight)
+
+
+def add_made(weight, gradient):
+    """The same, of a gradient that is there: [outputs, inputs], of any dtype."""
+    main_grad_of(weight).add_(gradient)
+    return _stand_in(weight)
+
+
+def _stand_in(weight):
+    """What autograd is given for a gradient that was added to main_grad."""
     if not hasattr(weight, "grad_added_to_main_grad"):
         return None
     weight.grad_added_to_main_grad = True
     make = torch.zeros if getattr(weight, "zero_out_wgrad", False) else torch.empty
-    return make(main_grad.shape, dtype=weight.dtype, device=weight.device)
+    return make(weight.main_grad.shape, dtype=weight.dtype, device=weight.device)
 
 
 def _of_input(grad_output, input, weight):

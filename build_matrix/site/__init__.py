@@ -41,6 +41,7 @@ CONTENTS = {
             "docs/parallel",
             "docs/tensor_parallel",
             "docs/transformer_testing",
+            "docs/transformer_engine",
             "docs/sync_batchnorm",
             "docs/group_batchnorm",
         ),

@@ -15,6 +15,7 @@ from torch import nn
 from torch_defaults import float32_on_cpu
 
 import apex
+import apex.transformer_engine.pytorch as te
 from apex import RNN, fused_dense, mlp, normalization
 from apex.contrib.bottleneck import HaloExchangerNoComm, SpatialBottleneck
 from apex.contrib.bottleneck.bottleneck import Bottleneck, FrozenBatchNorm2d
@@ -37,6 +38,7 @@ from apex.RNN.RNNBackend import RNNCell, bidirectionalRNN, stackedRNN
 from apex.transformer import functional, layers, parallel_state, tensor_parallel
 from apex.transformer.enums import AttnMaskType
 from apex.transformer.functional.fused_softmax import GenericFusedScaleMaskSoftmax
+from apex.transformer_engine.pytorch.module.base import TransformerEngineBaseModule
 
 
 def random(*shape, dtype=torch.float32):
@@ -148,11 +150,23 @@ LAYERS = {
             (torch.tensor([[1, 4], [0, 1]], dtype=torch.int64, device="cpu"),),
         )
     ],
+    te.Linear: [(lambda: te.Linear(8, 4), (random(2, 8),))],
+    te.LayerNorm: [(lambda: te.LayerNorm(8), (random(2, 8),))],
+    te.RMSNorm: [(lambda: te.RMSNorm(8), (random(2, 8),))],
+    te.LayerNormLinear: [(lambda: te.LayerNormLinear(8, 4, return_bias=True), (random(2, 8),))],
+    te.LayerNormMLP: [(lambda: te.LayerNormMLP(8, 4, activation="swiglu"), (random(2, 8),))],
+    te.DotProductAttention: [
+        (lambda: te.DotProductAttention(2, 4), (random(3, 2, 2, 4), random(3, 2, 2, 4), random(3, 2, 2, 4)))
+    ],
+    te.MultiheadAttention: [(lambda: te.MultiheadAttention(8, 2), (random(3, 2, 8),))],
+    te.TransformerLayer: [(lambda: te.TransformerLayer(8, 16, 2), (random(3, 2, 8), None, "no_mask"))],
     stackedRNN: [(lambda: RNN.LSTM(8, 8, 1), (random(2, 3, 8),))],
     bidirectionalRNN: [(lambda: RNN.GRU(8, 8, 1, bidirectional=True), (random(2, 3, 8),))],
 }
-# These hold a layer of the user, which is what is to be traced; cells are parts of the networks.
+# These hold a layer of the user, which is what is to be traced; cells are parts of the networks, and the base of layers
+# has no forward. Angles are made of a number, which is no proxy.
 WRAPPERS = {tofp16, FP16Model, DistributedDataParallel, RNNCell, mLSTMRNNCell}
+WRAPPERS |= {TransformerEngineBaseModule, te.RotaryPositionEmbedding}
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 CASES = [case for cases in LAYERS.values() for case in cases]
 

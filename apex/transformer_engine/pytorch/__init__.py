@@ -1,0 +1,49 @@
+"""Transformer Engine's layers and contexts for PyTorch: see docs/transformer_engine.md."""
+
+from apex.transformer.tensor_parallel.random import CudaRNGStatesTracker
+from apex.transformer_engine.pytorch._formats import is_fp8_available, served
+from apex.transformer_engine.pytorch._recompute import checkpoint
+from apex.transformer_engine.pytorch._state import (
+    autocast,
+    fp8_autocast,
+    fp8_model_init,
+    quantized_model_init,
+)
+from apex.transformer_engine.pytorch.attention import (
+    DotProductAttention,
+    InferenceParams,
+    MultiheadAttention,
+    RotaryPositionEmbedding,
+    apply_rotary_pos_emb,
+)
+from apex.transformer_engine.pytorch.export import is_in_onnx_export_mode, onnx_export
+from apex.transformer_engine.pytorch.float8_tensor import Float8Tensor
+from apex.transformer_engine.pytorch.graph import make_graphed_callables
+from apex.transformer_engine.pytorch.module import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
+from apex.transformer_engine.pytorch.transformer import TransformerLayer
+
+__all__ = [
+    "CudaRNGStatesTracker",
+    "DotProductAttention",
+    "Float8Tensor",
+    "InferenceParams",
+    "LayerNorm",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "Linear",
+    "MultiheadAttention",
+    "RMSNorm",
+    "RotaryPositionEmbedding",
+    "TransformerLayer",
+    "apply_rotary_pos_emb",
+    "autocast",
+    "checkpoint",
+    "fp8_autocast",
+    "fp8_model_init",
+    "is_fp8_available",
+    "is_in_onnx_export_mode",
+    "make_graphed_callables",
+    "onnx_export",
+    "quantized_model_init",
+    "served",
+]

@@ -1,0 +1,246 @@
+"""What fp8_autocast and fp8_model_init say, and when delayed scaling makes its new scales.
+
+The state is the process's, not a thread's. New scales are made of what a step recorded when the next outermost autocast
+is entered; where magnitudes are reduced over ranks, at the first layer that trains in it, which all ranks reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from apex.transformer import _collectives as collectives
+from apex.transformer_engine.common.recipe import DelayedScaling, Recipe
+from apex.transformer_engine.pytorch import _formats, _scaling
+from apex.transformer_engine.pytorch._scaling import Scaling
+
+
+class _Autocast:
+    """The innermost autocast."""
+
+    def __init__(self):
+        self.enabled = self.calibrating = False
+        self.recipe: Recipe | None = None
+        self.group: dist.ProcessGroup | None = None
+        self.depth = 0
+        self.reduced = False  # whether what waited for other ranks was reduced in it
+        self.frame: Any = None  # of the checkpoint that runs
+        self.quantized_init = False
+        self.init_recipe: Recipe | None = None
+        self.preserve = self.exporting = False
+
+    def keep(self):
+        return self.enabled, self.calibrating, self.recipe, self.group
+
+    def restore(self, kept):
+        self.enabled, self.calibrating, self.recipe, self.group = kept
+
+
+current = _Autocast()
+_pending: list[LayerState] = []
+
+
+class LayerState:
+    """Of one layer: what delayed scaling knows of its `gemms` products.
+
+    forward holds input, weight and output of each product, backward the gradients of output and input, in the order of
+    the public engine.
+    """
+
+    def __init__(self, gemms: int, device: torch.device) -> None:
+        length = DelayedScaling.amax_history_len
+        self.forward, self.backward = Scaling(3 * gemms, length, device), Scaling(2 * gemms, length, device)
+        self.recipe: DelayedScaling | None = None  # of a state that was loaded: not known yet
+        self.group: dist.ProcessGroup | None = None
+        self.pending = self.used = False
+
+    def prepare(self, recipe: DelayedScaling, device: torch.device) -> None:
+        """Histories as long as the recipe's, on the device."""
+        self.recipe, self.group, self.used = recipe, current.group, True
+        for scaling in (self.forward, self.backward):
+            scaling.move(device)
+            if scaling.amax_history.shape[0] != recipe.amax_history_len:
+                scaling.resize(recipe.amax_history_len)
+
+    def note(self) -> None:
+        """Its histories get something."""
+        if not current.reduced:
+            current.reduced = True
+            if _pending:
+                flush(True)
+        self.wait()
+
+    def wait(self) -> None:
+        """For new scales."""
+        if not self.pending:
+            self.pending = True
+            _pending.append(self)
+
+    def ranks(self) -> int:
+        """How many reduce their magnitudes together."""
+        if self.recipe is None or not self.recipe.reduce_amax:
+            return 1
+        return dist.get_world_size(self.group) if dist.is_available() and dist.is_initialized() else 1
+
+    def maxima(self) -> list[float]:
+        """The largest numbers of the formats, forward and backward."""
+        device, recipe = self.forward.scale.device, self.recipe or DelayedScaling()
+        return [_formats.largest(_formats.dtype_of(recipe, device, forward)) for forward in (True, False)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "group": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LayerState:
+        copied = object.__new__(LayerState)
+        memo[id(self)] = copied
+        copied.__setstate__({name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()})
+        copied.group = self.group
+        return copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.pending:
+            _pending.append(self)
+
+
+def flush(reduced: bool) -> None:
+    """New scales for layers whose magnitudes are reduced over ranks, or for the others."""
+    taken = [state for state in _pending if (state.ranks() > 1) == reduced]
+    if not taken:
+        return
+    if reduced:
+        _reduce(taken)
+    batches: dict[Any, list[LayerState]] = {}
+    for state in taken:
+        state.pending = False
+        batches.setdefault((id(state.recipe), state.forward.scale.device), []).append(state)
+    for states in batches.values():
+        scalings = [scaling for state in states for scaling in (state.forward, state.backward)]
+        maxima = [largest for state in states for largest in state.maxima()]
+        _scaling.update(scalings, maxima, states[0].recipe or DelayedScaling())
+    _pending[:] = [state for state in _pending if state.pending]
+
+
+def _reduce(states):
+    """Row 0 of all histories becomes the largest of all ranks, in one collective for each group."""
+    groups: dict[Any, list[LayerState]] = {}
+    for state in states:
+        groups.setdefault(state.group, []).append(state)
+    for group, members in groups.items():
+        rows = [s.amax_history[0] for state in members for s in (state.forward, state.backward)]
+        device = rows[0].device
+        whole = torch.cat([row.to(device) for row in rows])
+        what = "the largest magnitudes of FP8 tensors"
+        whole = collectives.all_reduce(whole, group, what, dist.ReduceOp.MAX)
+        with torch.autograd._unsafe_preserve_version_counter(
+            tuple(s.amax_history for state in members for s in (state.forward, state.backward))
+        ):
+            for row, part in zip(rows, whole.split([row.numel() for row in rows]), strict=True):
+                row.copy_(part)
+
+
+def _name_recipe(recipe):
+    """Layers whose state was loaded go on by the recipe that comes."""
+    for state in _pending:
+        if state.recipe is None:
+            state.recipe = recipe if isinstance(recipe, DelayedScaling) else DelayedScaling()
+
+
+def forget() -> None:
+    """Drops what waits for new scales. Of tests, and after a step that failed."""
+    for state in _pending:
+        state.pending = False
+    _pending.clear()
+
+
+class fp8_autocast:
+    """Within, layers multiply in FP8.
+
+    Args:
+        enabled: False: they do not, also inside of an autocast in which they do.
+        calibrating: with enabled=False: magnitudes are recorded all the same, so that scales are there later.
+        fp8_recipe: one of apex.transformer_engine.common.recipe; None: DelayedScaling().
+        fp8_group: whose ranks reduce magnitudes (DelayedScaling with reduce_amax); None: all ranks.
+
+    May be nested, used again, and used as a decorator. Behind it the state is what it was, also after an exception.
+    Raises TypeError for a recipe that is none.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        calibrating: bool = False,
+        fp8_recipe: Recipe | None = None,
+        fp8_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if fp8_recipe is not None and not isinstance(fp8_recipe, Recipe):
+            raise TypeError(f"fp8_recipe must be a recipe, not {fp8_recipe!r}")
+        self._wanted = enabled, calibrating, fp8_recipe or DelayedScaling(), fp8_group
+        self._before: list[Any] = []
+
+    def __enter__(self) -> None:
+        if current.depth == 0:
+            current.reduced = False
+            if _pending:
+                _name_recipe(self._wanted[2])
+                flush(False)
+        self._before.append(current.keep())
+        current.restore(self._wanted)
+        current.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        current.depth -= 1
+        current.restore(self._before.pop())
+
+    def __call__(self, function: Any) -> Any:
+        """Decorates a function."""
+
+        @functools.wraps(function)
+        def run(*arguments, **keywords):
+            with self:
+                return function(*arguments, **keywords)
+
+        return run
+
+
+class autocast(fp8_autocast):
+    """fp8_autocast with the newer names: recipe, amax_reduction_group."""
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        calibrating: bool = False,
+        recipe: Recipe | None = None,
+        amax_reduction_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(enabled, calibrating, recipe, amax_reduction_group)
+
+
+@contextlib.contextmanager
+def fp8_model_init(
+    enabled: bool = True, recipe: Recipe | None = None, preserve_high_precision_init_val: bool = False
+) -> Iterator[None]:
+    """Layers made within keep their weights in FP8 alone (docs/transformer_engine.md).
+
+    Args:
+        enabled: False: in their own dtype, also inside of another one.
+        recipe: whose format they have; None: DelayedScaling().
+        preserve_high_precision_init_val: the first values are kept on the CPU, for an optimizer's master weights:
+            weight.get_high_precision_init_val(), clear_high_precision_init_val().
+    """
+    before = current.quantized_init, current.init_recipe, current.preserve
+    current.quantized_init, current.init_recipe = enabled, recipe or DelayedScaling()
+    current.preserve = preserve_high_precision_init_val
+    try:
+        yield
+    finally:
+        current.quantized_init, current.init_recipe, current.preserve = before
+
+
+quantized_model_init = fp8_model_init

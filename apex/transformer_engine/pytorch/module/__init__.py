@@ -1,0 +1,9 @@
+"""The layers."""
+
+from apex.transformer_engine.pytorch.module.layernorm import LayerNorm
+from apex.transformer_engine.pytorch.module.layernorm_linear import LayerNormLinear
+from apex.transformer_engine.pytorch.module.layernorm_mlp import LayerNormMLP
+from apex.transformer_engine.pytorch.module.linear import Linear
+from apex.transformer_engine.pytorch.module.rmsnorm import RMSNorm
+
+__all__ = ["LayerNorm", "LayerNormLinear", "LayerNormMLP", "Linear", "RMSNorm"]

@@ -1,0 +1,192 @@
+"""What layers with FP8 products have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from apex.fused_dense import _main_grad, fused_dense_function
+from apex.transformer_engine.common.recipe import DelayedScaling
+from apex.transformer_engine.pytorch import _casts, _extra_state, _formats, _linear, _quantizers
+from apex.transformer_engine.pytorch._parallel import Sharing
+from apex.transformer_engine.pytorch._quantizers import Quantized
+from apex.transformer_engine.pytorch._state import LayerState, current
+from apex.transformer_engine.pytorch.float8_tensor import Float8Tensor
+
+
+class TransformerEngineBaseModule(nn.Module):
+    """A layer of one product or more.
+
+    Attributes:
+        fp8_meta: what delayed scaling knows, by the public engine's names: "scaling_fwd", "scaling_bwd" (each with
+            scale, scale_inv, amax_history) and "recipe".
+    """
+
+    def __init__(
+        self, gemms: int, device: torch.device | None, sharing: Sharing, fuse_wgrad_accumulation: bool
+    ) -> None:
+        super().__init__()
+        self._sharing, self.fuse_wgrad_accumulation = sharing, fuse_wgrad_accumulation
+        on_device = device is not None and device.type != "meta"
+        self._state = LayerState(gemms, device if on_device else torch.device("cpu"))
+        self._cached: dict[int, Quantized] = {}
+
+    @property
+    def fp8_meta(self) -> dict[str, Any]:
+        state = self._state
+        return {"scaling_fwd": state.forward, "scaling_bwd": state.backward, "recipe": state.recipe}
+
+    @property
+    def tp_group(self) -> dist.ProcessGroup | None:
+        """The ranks that share this layer."""
+        return self._sharing.group
+
+    @property
+    def tp_size(self) -> int:
+        """How many they are."""
+        return self._sharing.size
+
+    def set_tensor_parallel_group(self, tp_group: dist.ProcessGroup | None) -> None:
+        """Says which ranks share this layer, where it was made with tp_size alone."""
+        self._sharing.group = tp_group
+
+    def fast_set(self, name: str, value: Any) -> None:
+        """setattr, by the public engine's name."""
+        setattr(self, name, value)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> TransformerEngineBaseModule:
+        found = super()._apply(fn, recurse)
+        self._cached.clear()
+        device = next(self.parameters()).device
+        for scaling in (self._state.forward, self._state.backward):
+            scaling.move(device)
+        return found
+
+    def get_extra_state(self) -> bytes:
+        """Scales and histories, once FP8 or calibration ran; read without pickle's code (docs)."""
+        return _extra_state.write(self._state)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Takes what get_extra_state gave, of this or of the public engine."""
+        _extra_state.read(state, self._state)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        """Weights that are kept in FP8 are saved as values, which any layer loads."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, parameter in self._parameters.items():
+            if isinstance(parameter, Float8Tensor) and not keep_vars:
+                destination[prefix + name] = parameter.dequantize()
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
+        """A checkpoint of layers without FP8 has no extra state, and lacks nothing."""
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+        self._cached.clear()
+        key = prefix + "_extra_state"
+        if key in missing:
+            missing.remove(key)
+
+    def _multiply(
+        self,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        is_first_microbatch: bool | None,
+        gemm: int = 0,
+    ) -> torch.Tensor:
+        """input weight^T + bias, as the innermost autocast says."""
+        if current.exporting:
+            return torch.nn.functional.linear(input, weight, bias)
+        again = current.frame is not None and current.frame.again
+        if is_first_microbatch and self._adds(weight) and not again:
+            _main_grad.main_grad_of(weight).zero_()
+        if current.enabled:
+            plan = self._plan(input, weight, gemm, is_first_microbatch)
+            return _linear.Linear.apply(input, weight, bias, plan)
+        if current.calibrating:
+            self._calibrate(input, weight, gemm)
+        if isinstance(weight, Float8Tensor):
+            weight = weight.dequantize()
+        if self._adds(weight):
+            return _main_grad.Dense.apply(fused_dense_function, input, weight, bias)
+        return fused_dense_function(input, weight, bias)
+
+    def _adds(self, weight):
+        """Whether the weight's gradient goes to its main_grad."""
+        return self.fuse_wgrad_accumulation and torch.is_grad_enabled() and weight.requires_grad
+
+    def _records(self):
+        """Whether magnitudes of this call count for the next scales."""
+        frame = current.frame
+        return self.training and (not frame.again if frame is not None else torch.is_grad_enabled())
+
+    def _calibrate(self, input, weight, gemm):
+        recipe = current.recipe
+        if not isinstance(recipe, DelayedScaling):
+            return
+        self._state.prepare(recipe, input.device)
+        self._state.note()
+        row = self._state.forward.amax_history[0]
+        with torch.no_grad():
+            _casts.record(row[3 * gemm], input.detach())
+            _casts.record(row[3 * gemm + 1], weight.detach())
+
+    def _plan(self, input, weight, gemm, is_first_microbatch):
+        recipe, device = current.recipe, input.device
+        forward, backward = (_formats.dtype_of(recipe, device, direction) for direction in (True, False))
+        make = self._delayed if isinstance(recipe, DelayedScaling) else _of_values
+        quantizers = make(recipe, forward, backward, device, gemm)
+        if isinstance(weight, Float8Tensor):
+            cached = weight.quantized()
+        else:
+            cached = self._cached_weight(quantizers[1], weight, gemm, is_first_microbatch)
+        override = getattr(recipe, "override_linear_precision", None)
+        accurate = [
+            getattr(recipe, f"fp8_gemm_{name}").use_split_accumulator if override is None else name != "fprop"
+            for name in ("fprop", "dgrad", "wgrad")
+        ]
+        return _linear.Plan(
+            *quantizers,
+            cached=cached,
+            dtype=_linear.output_dtype(input),
+            accurate=tuple(accurate),
+            wide_wgrad=override is not None and override[2],
+            main_grad=self._adds(weight),
+        )
+
+    def _delayed(self, recipe, forward, backward, device, gemm):
+        """Quantizers of input, weight and gradient."""
+        state, records = self._state, self._records()
+        state.prepare(recipe, device)
+        if records:
+            state.note()
+        scales = state.forward.scale, state.backward.scale
+        if current.frame is not None:
+            scales = current.frame.scales(scales)
+        return (
+            _quantizers.Delayed(forward, scales[0], state.forward, 3 * gemm, records),
+            _quantizers.Delayed(forward, scales[0], state.forward, 3 * gemm + 1, records),
+            _quantizers.Delayed(backward, scales[1], state.backward, 2 * gemm, True),
+        )
+
+    def _cached_weight(self, quantizer, weight, gemm, is_first_microbatch):
+        """The weight in FP8, of the first microbatch; None where nobody said which microbatch it is."""
+        if is_first_microbatch is None:
+            return None
+        if is_first_microbatch or gemm not in self._cached:
+            with torch.no_grad():
+                self._cached[gemm] = quantizer.quantize(weight.detach(), True, True)
+        return self._cached[gemm]
+
+
+def _of_values(recipe, forward, backward, device, gemm):
+    """Quantizers of recipes without a state."""
+    options = recipe.fp8_quant_fwd_inp, recipe.fp8_quant_fwd_weight, recipe.fp8_quant_bwd_grad
+    dtypes = forward, forward, backward
+    if recipe.float8_block_scaling():
+        dimensions = recipe.x_block_scaling_dim, recipe.w_block_scaling_dim, recipe.grad_block_scaling_dim
+        return tuple(map(_quantizers.Blocks, dtypes, options, dimensions))
+    return tuple(map(_quantizers.Current, dtypes, options))
