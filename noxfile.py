@@ -137,6 +137,13 @@ def publish(session):
     farm(session, "publish", *session.posargs)
 
 
+@nox.session(name="transformer-engine")
+def transformer_engine(session):
+    """Writes the wheel that gives apex.transformer_engine the name transformer_engine."""
+    prepare(session, "farm")
+    farm(session, "transformer-engine", *session.posargs)
+
+
 @nox.session
 def variants(session):
     """Writes the wheels of dist/ as variants of one project (PEP 817), into dist/variants/."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from apex._loader import layout
 
 OURS = ("apex-cuda", "apex-rocm", "apex-cpu")
+ENGINE = "apex-transformer-engine"
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,13 @@ class Installation:
     """The distributions, and the folder and state of the package that Python imports as `apex`.
 
     intact: whether `apex/__init__.py` is this project's own
+    engines: the distributions that give the name transformer_engine: ENGINE, and those of the public engine
     """
 
     distributions: tuple[Distribution, ...]
     package: str
     intact: bool = True
+    engines: tuple[str, ...] = ()
 
 
 def normal(name: str) -> str:
@@ -55,11 +58,15 @@ def normal(name: str) -> str:
 def describe() -> Installation:
     """The Installation that this process sees."""
     found: dict[str, Distribution] = {}
+    engines = set()
     for distribution in importlib.metadata.distributions():
+        name = normal(distribution.metadata["Name"] or "")
+        if name in (ENGINE, "transformer-engine") or name.startswith("transformer-engine-"):
+            engines.add(name)
         described = _describe(distribution)
         if described:  # the first on sys.path is the one that counts
             found.setdefault(described.name, described)
-    return Installation(tuple(found.values()), str(layout.PACKAGE), _intact())
+    return Installation(tuple(found.values()), str(layout.PACKAGE), _intact(), tuple(sorted(engines)))
 
 
 def _describe(distribution: importlib.metadata.Distribution) -> Distribution | None:

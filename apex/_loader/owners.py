@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from apex._loader import offers, remedies
-from apex._loader.distributions import Distribution
+from apex._loader.distributions import ENGINE, Distribution
 from apex._loader.facts import BROKEN, DEGRADED, NOTE, Facts, Problem
 
 
@@ -109,4 +109,18 @@ def shadowed(facts: Facts) -> Iterator[Problem]:
             )
 
 
-CHECKS = (foreign_package, alias_of_another, half_deleted, two_distributions, shadowed)
+def two_engines(facts: Facts) -> Iterator[Problem]:
+    """The public Transformer Engine and apex-transformer-engine, which both are the package transformer_engine."""
+    engines = facts.installation.engines if facts.installation else ()
+    if ENGINE in engines and len(engines) > 1:
+        others = ", ".join(name for name in engines if name != ENGINE)
+        yield Problem(
+            DEGRADED,
+            "two transformer engines",
+            f"{ENGINE} and {others} both give the name transformer_engine, and importing it fails; "
+            "apex.transformer_engine is there all the same",
+            f"{remedies.PIP} uninstall -y {ENGINE}",
+        )
+
+
+CHECKS = (foreign_package, alias_of_another, half_deleted, two_distributions, two_engines, shadowed)

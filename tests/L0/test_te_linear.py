@@ -213,6 +213,11 @@ def test_second_derivatives_are_refused():
     (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
+    with te.fp8_autocast(fp8_recipe=RECIPES["current"]):
+        y = made(x)
+    (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)  # of a gradient that has no history
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.square().sum().backward()
 
 
 def test_functional_transforms_are_refused():

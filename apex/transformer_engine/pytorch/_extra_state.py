@@ -114,8 +114,18 @@ def _storage(content):
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
+def _bytes(text, encoding):
+    """How protocol 2 writes bytes."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(
+            f"the FP8 state of a checkpoint has bytes written as {encoding!r}, not latin1"
+        )
+    return text.encode(encoding)
+
+
 class _Reader(pickle.Unpickler):
     _KNOWN = {
+        ("_codecs", "encode"): _bytes,
         ("collections", "OrderedDict"): collections.OrderedDict,
         ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
         ("torch.storage", "_load_from_bytes"): _storage,

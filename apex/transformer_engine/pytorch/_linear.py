@@ -70,7 +70,7 @@ class Linear(torch.autograd.Function):
         q = plan.gradient.quantize(rows, of_input, narrow_wgrad) if of_input or narrow_wgrad else None
         if of_input:
             grad_input = product(q.rows, q.row_scale, *weights, ctx.input_dtype, accurate=plan.accurate[1])
-            grad_input = grad_input.view(*grad.shape[:-1], grad_input.shape[1])
+            grad_input = _shaped(grad_input, grad.shape)
         if of_weight:
             dtype = torch.float32 if plan.main_grad else ctx.weight_dtype
             if narrow_wgrad:
@@ -92,9 +92,15 @@ def _forward(ctx, input, weight, bias, plan):
     bias_in = None if bias is None else bias.to(plan.dtype)
     output = product(x.rows, x.row_scale, w.rows, w.row_scale, plan.dtype, bias_in, plan.accurate[0])
     wide = matrix.to(plan.dtype) if of_weight and plan.wide_wgrad else None
-    ctx.save_for_backward(wide, w.columns, w.column_scale, x.columns, x.column_scale)
+    # The weight is saved for who asks for a second derivative, which is refused where something here has a gradient.
+    ctx.save_for_backward(wide, w.columns, w.column_scale, x.columns, x.column_scale, weight)
     ctx.plan, ctx.input_dtype, ctx.weight_dtype = plan, input.dtype, weight.dtype
     ctx.bias_dtype = None if bias is None else bias.dtype
     if plan.main_grad:
         ctx.weight = weight
-    return output.view(*input.shape[:-1], weight.shape[0])
+    return _shaped(output, input.shape)
+
+
+def _shaped(matrix, like):
+    """With the leading dimensions of a shape. No view to autograd: what it is of is nobody's else."""
+    return torch.ops.aten._unsafe_view.default(matrix, [*like[:-1], matrix.shape[1]])

@@ -46,7 +46,7 @@ def weight(
     with torch.no_grad(), tracker().fork() if tracker is not None else contextlib.nullcontext():
         (init or default_init)(values)
     made: torch.Tensor = values
-    if current.quantized_init:
+    if current.quantized_init and current.init_recipe is not None:
         made = Float8Tensor.of(values, current.init_recipe, current.preserve)
     parameter = nn.Parameter(made)
     mark(parameter, split_dim)

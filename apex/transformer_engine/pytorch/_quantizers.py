@@ -86,13 +86,14 @@ class Blocks:
 
     def quantize(self, matrix: torch.Tensor, rows: bool, columns: bool) -> Quantized:
         """Of a matrix [m, k] of any dtype. Blocks of a transpose are its own, but where they are square."""
-        found = self._cast(matrix) if rows or self._block[0] == BLOCK else (None, None)
-        other: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-        if columns and self._block[0] == BLOCK:
-            other = _casts.transpose(found[0]), found[1].t().contiguous()
+        square = self._block[0] == BLOCK
+        codes, scale = self._cast(matrix) if rows or square else (None, None)
+        transposed = column_scale = None
+        if columns and square:
+            transposed, column_scale = _casts.transpose(codes), scale.t().contiguous()  # type: ignore[union-attr]
         elif columns:
-            other = self._cast(matrix.t().contiguous())
-        return Quantized(*(found if rows else (None, None)), *other)
+            transposed, column_scale = self._cast(matrix.t().contiguous())
+        return Quantized(codes, scale, transposed, column_scale)
 
     def _cast(self, matrix):
         options = self._options

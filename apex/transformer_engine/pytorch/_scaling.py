@@ -60,7 +60,7 @@ class Scaling:
             self.scale, self.scale_inv = scale, scale_inv
 
 
-def _kept_versions(histories):
+def kept_versions(histories):
     """Histories are no values of any gradient: autograd need not hear that a step ended."""
     if torch.compiler.is_compiling():
         return contextlib.nullcontext()
@@ -71,7 +71,7 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
     """Makes new scales of the histories, which move on by a row. maxima: the largest number of each one's format."""
     if not scalings:
         return
-    with torch.no_grad(), _kept_versions(scaling.amax_history for scaling in scalings):
+    with torch.no_grad(), kept_versions(scaling.amax_history for scaling in scalings):
         if callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo is not None:
             for scaling, largest in zip(scalings, maxima, strict=True):
                 _update_by_functions(scaling, largest, recipe)

@@ -136,13 +136,21 @@ def _reduce(states):
         rows = [s.amax_history[0] for state in members for s in (state.forward, state.backward)]
         device = rows[0].device
         whole = torch.cat([row.to(device) for row in rows])
-        what = "the largest magnitudes of FP8 tensors"
-        whole = collectives.all_reduce(whole, group, what, dist.ReduceOp.MAX)
-        with torch.autograd._unsafe_preserve_version_counter(
-            tuple(s.amax_history for state in members for s in (state.forward, state.backward))
+        whole = _largest_of_ranks(whole, group)
+        with _scaling.kept_versions(
+            s.amax_history for state in members for s in (state.forward, state.backward)
         ):
             for row, part in zip(rows, whole.split([row.numel() for row in rows]), strict=True):
                 row.copy_(part)
+
+
+def _largest_of_ranks(numbers, group):
+    if torch.compiler.is_compiling():  # which knows this collective alone
+        from torch.distributed import _functional_collectives as functional
+
+        return functional.all_reduce(numbers, "max", group or dist.group.WORLD)
+    what = "the largest magnitudes of FP8 tensors"
+    return collectives.all_reduce(numbers, group, what, dist.ReduceOp.MAX)
 
 
 def _name_recipe(recipe):

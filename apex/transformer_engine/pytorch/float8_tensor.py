@@ -39,7 +39,8 @@ class Float8Tensor(torch.Tensor):
         """Casts values. preserve: they are kept on the CPU, too."""
         with torch.no_grad():
             dtype = _formats.dtype_of(recipe, values.device, True)
-            made = cls(*_cast(values.detach(), dtype), values.dtype)
+            codes, scale_inv = _cast(values.detach(), dtype)
+            made = cls(codes, scale_inv, values.dtype)
         made._initial = values.detach().to("cpu") if preserve else None
         return made
 

@@ -15,7 +15,7 @@ from apex.transformer_engine.pytorch import _parameters, _refusals
 from apex.transformer_engine.pytorch.attention import InferenceParams, MultiheadAttention
 from apex.transformer_engine.pytorch.module import LayerNorm, LayerNormMLP, RMSNorm
 
-_NORMS = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
+_NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
 
 
 class TransformerLayer(torch.nn.Module):

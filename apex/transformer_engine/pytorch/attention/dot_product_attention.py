@@ -148,7 +148,8 @@ class DotProductAttention(nn.Module):
         if checkpoint_core_attention:
             found = _recompute.checkpoint(self._attend, *heads, kind, window, attention_mask, bias)
         else:
-            found = self._attend(*heads, kind, window, attention_mask, bias)
+            query, key, value = heads
+            found = self._attend(query, key, value, kind, window, attention_mask, bias)
         if packed is not None:
             return _packed.pack(found.transpose(1, 2), packed, query_layer.shape[0]).flatten(-2)
         return (found.permute(2, 0, 1, 3) if form == "sbhd" else found.transpose(1, 2)).flatten(-2)
