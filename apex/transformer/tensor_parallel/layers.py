@@ -24,6 +24,15 @@ from apex.transformer.tensor_parallel._linear import (
     linear_with_grad_accumulation_and_async_allreduce,
     linear_with_grad_accumulation_and_async_allreduce_in16bit,
 )
+from apex.transformer.tensor_parallel._weights import (  # noqa: F401
+    _initialize_affine_weight_cpu,
+    _initialize_affine_weight_gpu,
+    copy_tensor_model_parallel_attributes,
+    param_is_not_tensor_parallel_duplicate,
+    set_defaults_if_not_set_tensor_model_parallel_attributes,
+    set_tensor_model_parallel_attributes,
+    split_weight,
+)
 from apex.transformer.tensor_parallel.mappings import (
     _ReduceFromModelParallelRegion,
     copy_to_tensor_model_parallel_region,
@@ -46,62 +55,6 @@ __all__ = [
     "set_defaults_if_not_set_tensor_model_parallel_attributes",
     "set_tensor_model_parallel_attributes",
 ]
-
-_MODEL_PARALLEL_ATTRIBUTE_DEFAULTS = {
-    "tensor_model_parallel": False,
-    "partition_dim": -1,
-    "partition_stride": 1,
-}
-
-
-def param_is_not_tensor_parallel_duplicate(param: torch.Tensor) -> bool:
-    """Whether a parameter counts on this rank: it is a part of one, or this rank is the first of those that hold it."""
-    return bool(getattr(param, "tensor_model_parallel", False)) or get_tensor_model_parallel_rank() == 0
-
-
-def set_tensor_model_parallel_attributes(
-    tensor: torch.Tensor, is_parallel: bool, dim: int, stride: int
-) -> None:
-    """Says of a parameter whether ranks hold parts of it, of which dimension, in how many pieces each.
-
-    Sets tensor_model_parallel, partition_dim and partition_stride. Raises ValueError where one of them is set already.
-    """
-    for name in _MODEL_PARALLEL_ATTRIBUTE_DEFAULTS:
-        if hasattr(tensor, name):
-            raise ValueError(f"the tensor's {name} is set already, to {getattr(tensor, name)}")
-    tensor.tensor_model_parallel, tensor.partition_dim, tensor.partition_stride = is_parallel, dim, stride
-
-
-def set_defaults_if_not_set_tensor_model_parallel_attributes(tensor: torch.Tensor) -> None:
-    """Says that ranks hold all of it, where nothing else is said."""
-    for name, value in _MODEL_PARALLEL_ATTRIBUTE_DEFAULTS.items():
-        if not hasattr(tensor, name):
-            setattr(tensor, name, value)
-
-
-def copy_tensor_model_parallel_attributes(
-    destination_tensor: torch.Tensor, source_tensor: torch.Tensor
-) -> None:
-    """Says the same of another tensor."""
-    for name in _MODEL_PARALLEL_ATTRIBUTE_DEFAULTS:
-        if hasattr(source_tensor, name):
-            setattr(destination_tensor, name, getattr(source_tensor, name))
-
-
-def _split_weight(shape, dim, init_method, stride, dtype, device):
-    """(this rank's part of a new weight of that shape, the whole of it on the CPU).
-
-    The dimension is cut into stride * ranks pieces, of which a rank has every ranks-th.
-    """
-    whole = torch.empty(shape, dtype=torch.float32, device="cpu")
-    with torch.no_grad():
-        init_method(whole)
-    whole = whole.to(dtype)
-    rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-    pieces = whole.split(divide(divide(shape[dim], ranks), stride), dim)
-    weight = nn.Parameter(torch.cat(pieces[rank::ranks], dim).to(device))
-    set_tensor_model_parallel_attributes(weight, True, dim, stride)
-    return weight, whole
 
 
 def _device(use_cpu_initialization):
@@ -146,7 +99,7 @@ class VocabParallelEmbedding(nn.Module):
         )
         self.num_embeddings_per_partition = self.vocab_end_index - self.vocab_start_index
         shape, device = (num_embeddings, embedding_dim), _device(use_cpu_initialization)
-        self.weight, _ = _split_weight(shape, 0, init_method, 1, params_dtype, device)
+        self.weight, _ = split_weight(shape, 0, init_method, 1, params_dtype, device)
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
         """[..., embedding_dim] of words [...], the same on all ranks.
@@ -179,7 +132,7 @@ class _ParallelLinear(nn.Module):
         self.input_size, self.output_size = sizes
         self.skip_bias_add, self.gradient_accumulation_fusion = skip, fusion
         device = _device(on_cpu)
-        self.weight, whole = _split_weight(sizes[::-1], dim, init_method, stride, dtype, device)
+        self.weight, whole = split_weight(sizes[::-1], dim, init_method, stride, dtype, device)
         self.master_weight = whole if keep else None
         self.register_parameter("bias", None)
         if bias:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import standalone_pipelines
 import torch
 import torch.distributed as dist
 from standalone_common import (
@@ -258,4 +259,5 @@ CASES = {
     "encoder and decoder": _encoder_and_decoder,
     "stages": _stages,
     "refusals": _refusals,
+    **standalone_pipelines.CASES,
 }

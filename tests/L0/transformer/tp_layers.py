@@ -9,7 +9,8 @@ import tp_common
 from torch import nn
 from tp_common import equal, integers, raises, raises_everywhere, split, tensor_sizes
 
-from apex.transformer import parallel_state
+from apex.transformer import parallel_state, tensor_parallel
+from apex.transformer.tensor_parallel import layers
 from apex.transformer.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -214,6 +215,29 @@ def _same_weights_at_any_split(mesh):
                             equal(layer.master_weight, wanted.cpu())
 
 
+def _weights_of_callers(mesh):
+    """What fills a caller's own weight: a part of the whole one, or numbers that differ between ranks."""
+    for size in tensor_sizes():
+        with split(size):
+            torch.manual_seed(11)
+            layer = ColumnParallelLinear(INPUTS, OUTPUTS, stride=3, init_method=nn.init.normal_)
+            for dtype in (torch.float32, torch.bfloat16):
+                weight = torch.zeros_like(layer.weight, dtype=dtype).detach()
+                torch.manual_seed(11)
+                whole = layers._initialize_affine_weight_cpu(
+                    *(weight, OUTPUTS, INPUTS, OUTPUTS // size, 0, nn.init.normal_, 3, True),
+                    params_dtype=dtype,
+                )
+                equal(weight, layer.weight.detach().to(dtype))
+                assert whole.shape == (OUTPUTS, INPUTS) and whole.dtype == dtype
+                assert weight.tensor_model_parallel and weight.partition_stride == 3
+            own = torch.zeros_like(layer.weight).detach()
+            tensor_parallel.model_parallel_cuda_manual_seed(3)
+            layers._initialize_affine_weight_gpu(own, nn.init.normal_, 0)
+            assert own.partition_dim == 0
+            assert len(set(tp_common.of_group(own.sum().item()))) == size
+
+
 def _embedding_like_torch(mesh):
     """One rank alone is torch's embedding."""
     with split(1):
@@ -232,4 +256,5 @@ CASES = {
     "embedding": _embedding,
     "embedding of one rank": _embedding_like_torch,
     "weights at any split": _same_weights_at_any_split,
+    "weights of callers": _weights_of_callers,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
@@ -19,19 +20,24 @@ MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"the examples need {', '.join(MISSING)}")
 
 
-def run(folder, script, *arguments, ranks=1):
+def run(folder, script, *arguments, ranks=1, launcher=("apex.parallel.multiproc",)):
     """What it prints. Runs in `folder`, where it also finds nothing of the checkout."""
+    done = start(folder, script, *arguments, ranks=ranks, launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def start(folder, script, *arguments, ranks=1, launcher=()):
+    """The same, as a process that has ended."""
     command = [sys.executable, str(ROOT / "examples" / script), *map(str, arguments)]
     if ranks > 1:
-        command[1:1] = ["-m", "apex.parallel.multiproc"]
+        command[1:1] = ["-m", *launcher]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
     environment.update(PYTHONPATH=str(ROOT), WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1", COLUMNS="200")
     environment["PYTHONUTF8"] = "1"  # progress bars are no ASCII, whatever the locale of the tests
-    done = subprocess.run(
+    return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=300
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def assert_pictures(*paths):
@@ -143,6 +149,57 @@ def test_dcgan(tmp_path, image_folder):
     printed = run(tmp_path, "dcgan/main_amp.py", *folder, *again, "--niter", 2)
     assert "2 epochs on 80 images" in printed
     assert_pictures(*(tmp_path / "again" / f"{n}.png" for n in ("losses", "amp_fake_samples_epoch_001")))
+
+
+GPT = "gpt/train.py"
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+SMALL_GPT = (
+    *("--hidden", 16, "--context", 16, "--batch", 8, "--micro-batch", 2, "--steps", 6),
+    "--dtype",
+    "float32",
+)
+
+
+def gpt_losses(folder):
+    return json.loads((folder / "step-000006/progress.json").read_text())["losses"]
+
+
+def test_gpt(tmp_path):
+    """Trained at tensor size 2, gone on from its middle as a pipeline with virtual stages and in one process: the same
+    losses as without an interruption, to 1e-5."""
+    split = "--tensor", 2, "--sequence-parallel", "--recompute"
+    printed = run(
+        tmp_path, GPT, *SMALL_GPT, *split, "--save-every", 3, "--out", "whole", ranks=2, launcher=TORCHRUN
+    )
+    wanted = gpt_losses(tmp_path / "whole")
+    assert len(wanted) == 6 and abs(wanted[0] - math.log(128)) < 0.1 and wanted[-1] < wanted[0] - 0.02
+    assert figures(printed, r"final loss (\S+),")[0] == pytest.approx(wanted[-1], abs=1e-4)
+    assert re.search(r"[\d,]+ tokens per second", printed)
+    assert_pictures(tmp_path / "whole/loss.png")
+    middle = "--resume", "whole/step-000003"
+    split = "--pipeline", 2, "--virtual-pipeline", 2
+    run(tmp_path, GPT, *SMALL_GPT, *split, *middle, "--out", "pipeline", ranks=2, launcher=TORCHRUN)
+    run(tmp_path, GPT, *SMALL_GPT, *middle, "--out", "one")
+    for folder in ("pipeline", "one"):
+        assert gpt_losses(tmp_path / folder) == pytest.approx(wanted, rel=1e-5)
+    done = start(tmp_path, GPT, *SMALL_GPT, "--layers", 2, *middle)
+    assert done.returncode == 1 and "it holds a model of" in done.stderr
+    done = start(tmp_path, GPT, *SMALL_GPT, "--resume", "whole")
+    assert done.returncode == 1 and "no whole checkpoint" in done.stderr
+
+
+def test_gpt_with_flags_that_do_not_fit(tmp_path):
+    """Every rank says what it is, before any waits."""
+    bad = ("--tensor", 3, "--virtual-pipeline", 2, "--batch", 6)
+    done = start(tmp_path, GPT, *bad, ranks=2, launcher=TORCHRUN)
+    assert done.returncode == 1
+    for told in (
+        "the number of ranks, 2, is not divisible",
+        "--heads, 4,",
+        "--batch, 6,",
+        "needs --pipeline",
+    ):
+        assert done.stderr.count(told) == 2, done.stderr
 
 
 def test_what_examples_write_without_being_asked_where_is_no_part_of_the_checkout():

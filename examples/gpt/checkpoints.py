@@ -1,0 +1,65 @@
+"""Checkpoints that any split can go on from, by torch.distributed.checkpoint.
+
+Each rank hands over what it holds under names that do not depend on the split, and says of a part of a weight, by a
+DTensor, which part it is. Who loads says the same of what it is to hold.
+"""
+
+import json
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from apex.transformer import parallel_state
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def tensors_by_name(parts, optimizer):
+    """Weights and the optimizer's moments, which are the tensors themselves: loading writes into them."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    mesh = DeviceMesh.from_group(group, next(parts[0].parameters()).device.type)
+    found = {}
+    for part in parts:
+        for name, parameter in part.named_parameters():
+            state = optimizer.state[parameter]
+            for kind in MOMENTS:
+                if kind not in state:  # before the first step
+                    state[kind] = torch.zeros_like(parameter)
+            for kind, tensor in (("weight", parameter), *((kind, state[kind]) for kind in MOMENTS)):
+                tensor = tensor.detach()
+                if getattr(parameter, "tensor_model_parallel", False):
+                    tensor = DTensor.from_local(tensor, mesh, [Shard(parameter.partition_dim)])
+                found[f"{kind}.{name}"] = tensor
+    return found
+
+
+def save(folder, parts, optimizer, scaler, model, losses):
+    """Into a folder, which every rank calls. model: sizes; losses: of the steps so far."""
+    dcp.save(tensors_by_name(parts, optimizer), checkpoint_id=folder)
+    if dist.get_rank() == 0:
+        progress = dict(model=model, losses=losses, scaler=scaler.state_dict())
+        (folder / "progress.json").write_text(json.dumps(progress))
+    dist.barrier()
+
+
+def losses_of(folder, model):
+    """The losses so far. Ends the process where the checkpoint is none, or of a model of other sizes."""
+    try:
+        progress = json.loads((folder / "progress.json").read_text())
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--resume {folder}: no whole checkpoint: {error}") from None
+    if progress["model"] != model:
+        raise SystemExit(f"--resume {folder}: it holds a model of {progress['model']}, and not of {model}")
+    return progress["losses"]
+
+
+def load(folder, parts, optimizer, scaler):
+    """What `save` saved, of any split, into these."""
+    dcp.load(tensors_by_name(parts, optimizer), checkpoint_id=folder)
+    progress = json.loads((folder / "progress.json").read_text())
+    scaler.load_state_dict(progress["scaler"])
+    for group in optimizer.param_groups:
+        group["step"] = len(progress["losses"])
