@@ -40,6 +40,7 @@ CONTENTS = {
             "docs/amp",
             "docs/parallel",
             "docs/tensor_parallel",
+            "docs/pipeline_parallel",
             "docs/transformer_testing",
             "docs/transformer_engine",
             "docs/sync_batchnorm",

@@ -198,6 +198,17 @@ def _measured(timer):
         timer.stop()
 
 
+# What an earlier call sent and nobody waited for: gloo takes back what is given up before it was taken.
+_on_their_way: list[tuple[dist.ProcessGroup, Work]] = []
+
+
+def _wait_for_earlier(group):
+    while _on_their_way:
+        sent_by, work = _on_their_way.pop()
+        if sent_by is group:  # of groups that were ended nobody takes anything
+            work.wait()
+
+
 class _Handle:
     """Waits for all messages of a batch."""
 
@@ -224,10 +235,14 @@ def _communicate(name, options, shape, *, send_next=None, send_prev=None, recv_p
     receives = [Receive(shape, options.wire_dtype, device, behind, "gradients")] if recv_next else []
     receives += [Receive(shape, options.wire_dtype, device, before, "activations")] if recv_prev else []
     split = options.scatter_gather_tensors_in_pipeline and not options.sequence_parallel_enabled
+    group = parallel_state.get_pipeline_model_parallel_group()
     with options.measure(name):
+        _wait_for_earlier(group)
         futures, work = exchange(sends, receives, split)
         handle = _Handle(futures, work)
-        if not (options.async_comm or options.overlap_p2p_comm):
+        if options.async_comm or options.overlap_p2p_comm:
+            _on_their_way.append((group, work))
+        else:
             handle.wait()
     found = iter(
         futures if options.async_comm else [_now(future, options, device, split) for future in futures]

@@ -130,11 +130,11 @@ def losses_of(found):
 
 
 def grads_of(models):
-    """Gradients of the whole model by name, on every rank."""
+    """Gradients of the whole model by name, on every rank, on the CPU."""
     mine = {}
     for model in utils.unwrap_model(models):
         for name, p in model.named_parameters():
-            mine[name] = _whole(p, p.grad)
+            mine[name] = _whole(p, p.grad).cpu()
     group = parallel_state.get_pipeline_model_parallel_group()
     everyone = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
@@ -158,4 +158,4 @@ def reference(dtype):
         exact.load_state_dict(model.state_dict())
         run = get_forward_backward_func(None, 1)
         losses = run(forward_step, batch_of(0, 1), exact, forward_only=False)
-        return torch.stack(losses), {name: p.grad for name, p in exact.named_parameters()}
+        return torch.stack(losses).cpu(), {name: p.grad.cpu() for name, p in exact.named_parameters()}

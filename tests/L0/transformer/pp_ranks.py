@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 import pp_failures
+import pp_kinds
+import pp_messages
 import pp_splits
+import pp_syncs
 
-CASES = {**pp_splits.CASES, **pp_failures.CASES}
+CASES = {
+    **pp_splits.CASES,
+    **pp_messages.CASES,
+    **pp_kinds.CASES,
+    **pp_syncs.CASES,
+    **pp_failures.CASES,
+}

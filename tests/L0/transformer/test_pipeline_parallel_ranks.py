@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+import pp_ends
 import pp_ranks
-import pp_table
 import pytest
 import sharded_adam
 import torch
@@ -24,10 +26,27 @@ def test_ranks(results, case):
         assert not result[case], f"rank {rank}: {result[case]}"
 
 
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What the ranks said that waited for another one."""
+    folder = tmp_path_factory.mktemp("ends")
+    torch.multiprocessing.spawn(pp_ends.run, (str(folder),), nprocs=4)
+    return [json.loads((folder / f"told{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["ends", "is late"])
+def test_a_rank_that(told, rank):
+    """What waits for it says so: who, for what, from whom, and what may have happened."""
+    assert f"rank {rank} waited in vain for" in told[rank]
+    assert f"the gradients of microbatch 1 that stage 1 sends from rank {rank + 2}" in told[rank]
+    assert "that rank ended, failed, or is in another part of the schedule" in told[rank]
+
+
 @pytest.mark.minutes
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_every_split(ranks, tmp_path):
-    """Tensor 1, 2, 4 x pipeline 1, 2, 4 x virtual 1, 2 x data 1, 2 with all options, in one spawn a world size."""
-    for rank, result in enumerate(sharded_adam.results_of(ranks, "reference", tmp_path, "pp_table")):
-        for case in pp_table.CASES:
-            assert not result[case], f"rank {rank}: {result[case]}"
+@pytest.mark.parametrize("ranks, module", [*((n, "pp_table") for n in (1, 2, 4, 8)), (16, "pp_sample")])
+def test_every_split(ranks, module, tmp_path):
+    """Tensor 1, 2, 4 x pipeline 1, 2, 4 x virtual 1, 2 x data 1, 2 with all options, in one spawn a world size; of 16
+    ranks each split once."""
+    for rank, result in enumerate(sharded_adam.results_of(ranks, "reference", tmp_path, module)):
+        for case, told in result.items():
+            assert not told, f"{case}, rank {rank}: {told}"

@@ -44,19 +44,22 @@ class GradSync:
 
     def __enter__(self) -> GradSync:
         self._hold()
-        if self._param_func is not None:
-            for model in self._models[:2]:
-                self._param_func(model.parameters())
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, *_: Any) -> None:
         self._held.close()
-        if kind is None:
-            for _number, chunk in self._due:
-                self._reduce(chunk)
+
+    def finish(self) -> None:
+        """Behind all passes: reduces what is left."""
+        self._held.close()
+        for _number, chunk in self._due:
+            self._reduce(chunk)
 
     def before_forward(self, number: int) -> None:
         """Of this stage's forward pass `number`, from 0."""
+        if self._param_func is not None and number == 0:
+            for model in self._models[:2]:
+                self._param_func(model.parameters())
         chunk, first = divmod(number + self._stage, self._stages)
         if self._param_func is not None and first == 0 and 2 <= chunk + 1 < len(self._models):
             self._param_func(self._models[chunk + 1].parameters())

@@ -35,10 +35,12 @@ class Tick(NamedTuple):
     """What a stage does at a tick.
 
     Attributes:
+        number: of the tick, the same on all stages.
         step: its own pass; None: it waits.
         received: other stages' passes of this tick whose outputs it gets.
     """
 
+    number: int
     step: Pass | None
     received: tuple[Pass, ...]
 
@@ -104,10 +106,10 @@ def plan(stage: int, stages: int, chunks: int, microbatches: int, forward_only: 
     """What a stage does, tick by tick; ticks without any of it are left out."""
     parts = stages * chunks
     found = []
-    for now in timeline(stages, chunks, microbatches, forward_only):
+    for number, now in enumerate(timeline(stages, chunks, microbatches, forward_only)):
         received = tuple(step for step in now.values() if _goes_to(step, stage, stages, parts))
         if stage in now or received:
-            found.append(Tick(now.get(stage), received))
+            found.append(Tick(number, now.get(stage), received))
     return tuple(found)
 
 

@@ -6,6 +6,7 @@ of the model learn of it, and raise.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -76,12 +77,15 @@ class Run:
         sizes = self._stage, self._stages, self._chunks, self._microbatches, self._options.forward_only
         try:
             with self._sync:
-                for number, tick in enumerate(plan(*sizes)):
-                    outputs = self._pass(number, tick.step) if tick.step else []
+                for tick in plan(*sizes):
+                    outputs = self._pass(tick.number, tick.step) if tick.step else []
                     self._exchange(tick, outputs)
                     if tick.step and not self._options.forward_only:
                         free_output_tensor(outputs if tick.step.forward else None, self._options.deallocate)
                 self._wait_for_sent()
+            if self._failure is None:
+                with self._failing(tick.number + 1):
+                    self._sync.finish()
         finally:
             parallel_state.set_virtual_pipeline_model_parallel_rank(before)
         self._raise_failures()
@@ -102,19 +106,25 @@ class Run:
         """The tensors that a pass gives to the next one: zeros, once one has failed."""
         target = step.target(self._parts)
         if self._failure is None:
-            try:
+            with self._failing(number):
                 if self._chunks > 1:
                     parallel_state.set_virtual_pipeline_model_parallel_rank(step.part // self._stages)
                 outputs = self._forward(step) if step.forward else self._backward(step)
                 if target is None:
                     return []
                 return self._checked(step, outputs) if step.forward else self._whole(step, outputs)
-            except Exception as error:
-                self._failure = number, error
-                self._kept.clear()
         for future in self._received.pop(step.source(self._parts), ()):
             future.get()
         return [] if target is None else self._whole(step, [None] * len(self._shapes(step)))
+
+    @contextlib.contextmanager
+    def _failing(self, number):
+        """Keeps what is raised, and at which tick, until the step is over."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = number, error
+            self._kept.clear()
 
     def _forward(self, step):
         o, chunk = self._options, step.part // self._stages
