@@ -38,7 +38,7 @@ def told(tmp_path_factory):
 def test_a_rank_that(told, rank):
     """What waits for it says so: who, for what, from whom, and what may have happened."""
     assert f"rank {rank} waited in vain for" in told[rank]
-    assert f"the gradients of microbatch 1 that stage 1 sends from rank {rank + 2}" in told[rank]
+    assert f"the gradients of microbatch 2 that stage 1 sends from rank {rank + 2}" in told[rank]
     assert "that rank ended, failed, or is in another part of the schedule" in told[rank]
 
 
