@@ -127,6 +127,10 @@ class ExecutorError(ApexError):
     """The SIMT executor, a test tool, reported a fault."""
 
 
+class PeerMemoryError(ApexError):
+    """Memory of another rank cannot be reached, or its owner does not answer."""
+
+
 class HostMemoryError(ApexError, MemoryError):
     """Out of host memory."""
 

@@ -94,6 +94,16 @@ def layout(name):
     return Layout(name)
 
 
+@functools.cache
+def structure(name):
+    """The struct as a class of ctypes, for those with arrays and for calls that are rare."""
+    kinds = (
+        (field, _CTYPES[code[-1]] * int(code[:-1]) if len(code) > 1 else _CTYPES[code])
+        for field, code in _described()["structs"][name]
+    )
+    return type(name, (ctypes.Structure,), {"_fields_": list(kinds)})
+
+
 def counter():
     """One 64-bit number that a C function writes: `counter()[0]`."""
     return (ctypes.c_int64 * 1)()

@@ -41,12 +41,22 @@ class Driver {
    * another thread captures a graph; no graph gets a node of it. */
   virtual int32_t allocate(int device, size_t bytes, void** memory) = 0;
 
+  /* The same for memory that other devices write to while kernels of this one read it. */
+  virtual int32_t allocate_for_peers(int device, size_t bytes, void** memory) = 0;
+  virtual int32_t release(int device, void* memory) = 0;
+
   /* Zeroes memory, in its turn on the stream. */
   virtual int32_t zero(int device, void* stream, void* memory, size_t bytes) = 0;
 
   /* What `body` of `argument` answers, with the device's context current as at a launch. Allowed during a capture. */
   virtual int32_t inside(int device, int32_t (*body)(void*), void* argument) = 0;
   virtual int32_t info(int device, apex_device_info* info) = 0;
+
+  /* A function of the vendor's library, for what is rarely called; null: it has none of that name. */
+  virtual void* entry(const char* name) = 0;
+
+  /* fail() with what the driver says of a `call` that answered `code`. */
+  virtual int32_t refusal(const char* call, int device, int code) = 0;
 
  protected:
   ~Driver() = default;

@@ -142,6 +142,24 @@ class Cuda final : public Driver {
     return APEX_OK;
   }
 
+  int32_t allocate_for_peers(int device, size_t bytes, void** memory) override {
+    return allocate(device, bytes, memory);
+  }
+
+  int32_t release(int device, void* memory) override {
+    const Current current(*this, device, true);
+    if (current.status) return current.status;
+    const Relaxed relaxed(api_);
+    const int code = api_.memory_free(reinterpret_cast<CudaAddress>(memory));
+    return code ? refusal("cuMemFree", device, code) : int32_t{APEX_OK};
+  }
+
+  void* entry(const char* name) override { return dlsym(api_.library, name); }
+
+  [[gnu::cold]] int32_t refusal(const char* call, int device, int code) override {
+    return fail(APEX_ERROR_DRIVER, "%s on cuda:%d: %s%s", call, device, describe(code).characters, sticky_note(code));
+  }
+
   int32_t zero(int device, void* stream, void* memory, size_t bytes) override {
     const Current current(*this, device);
     if (current.status) return current.status;
@@ -299,10 +317,6 @@ class Cuda final : public Driver {
     Text text;
     snprintf(text.characters, sizeof text.characters, "%s (%d), %s", name, code, words);
     return text;
-  }
-
-  [[gnu::cold]] int32_t refusal(const char* call, int device, int code) const {
-    return fail(APEX_ERROR_DRIVER, "%s on cuda:%d: %s%s", call, device, describe(code).characters, sticky_note(code));
   }
 
   // Lazy loading: any of the calls on the way may be the one that finds the image unfit.

@@ -9,6 +9,7 @@
 namespace apex {
 
 int32_t find_cuda_api(void* library, CudaApi& api) {
+  api.library = library;
   const auto look_up = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
     return function != nullptr;

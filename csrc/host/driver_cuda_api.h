@@ -21,6 +21,7 @@ struct LaunchConfig {
 using CudaAddress = unsigned long long;
 
 struct CudaApi {
+  void* library;
   int (*init)(unsigned);
   int (*error_name)(int, const char**);
   int (*error_string)(int, const char**);

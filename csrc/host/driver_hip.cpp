@@ -24,12 +24,14 @@ enum : int {
   kAttributeWarpSize = 87,
   kCaptureRelaxed = 2,
   kStreamNonBlocking = 1,
+  kFineGrained = 1,
 };
 
 // hipDeviceProp_tR0600, of which only the architecture's name has no attribute.
 constexpr size_t arch_offset = 1160, properties_bytes = 4096;  // 1472 today; room for it to grow
 
 struct Api {
+  void* library;
   int (*init)(unsigned);
   const char* (*error_name)(int);
   const char* (*error_string)(int);
@@ -43,6 +45,7 @@ struct Api {
   int (*module_function)(void** function, void* module, const char* name);
   int (*exchange_capture_mode)(int* mode);
   int (*memory_allocate)(void** memory, size_t bytes);
+  int (*memory_allocate_flags)(void** memory, size_t bytes, unsigned flags);
   int (*memory_free)(void* memory);
   int (*memory_set)(void* memory, int value, size_t bytes, void* stream);
   int (*stream_create)(void** stream, unsigned flags);
@@ -116,14 +119,37 @@ class Hip final : public Driver {
     return APEX_OK;
   }
 
-  int32_t allocate(int device, size_t bytes, void** memory) override {
+  int32_t allocate(int device, size_t bytes, void** memory) override { return allocate(device, bytes, false, memory); }
+
+  // Other memory may be cached on this device while another one writes to it.
+  int32_t allocate_for_peers(int device, size_t bytes, void** memory) override {
+    return allocate(device, bytes, true, memory);
+  }
+
+  int32_t release(int device, void* memory) override {
+    const Current current(*this, device);
+    if (current.status) return current.status;
+    const Relaxed relaxed(api_);
+    const int code = api_.memory_free(memory);
+    return code ? refusal("hipFree", device, code) : int32_t{APEX_OK};
+  }
+
+  void* entry(const char* name) override { return dlsym(api_.library, name); }
+
+  [[gnu::cold]] int32_t refusal(const char* call, int device, int code) override {
+    return failed(APEX_ERROR_DRIVER, code, "%s on hip:%d: %s (%d), %s", call, device, api_.error_name(code), code,
+                  api_.error_string(code));
+  }
+
+  int32_t allocate(int device, size_t bytes, bool fine_grained, void** memory) {
     *memory = nullptr;
     const Current current(*this, device);
     if (current.status) return current.status;
     const Relaxed relaxed(api_);
     void* made = nullptr;
-    const char* call = "hipMalloc";
-    int code = api_.memory_allocate(&made, bytes);
+    const char* call = fine_grained ? "hipExtMallocWithFlags" : "hipMalloc";
+    int code =
+        fine_grained ? api_.memory_allocate_flags(&made, bytes, kFineGrained) : api_.memory_allocate(&made, bytes);
     if (!code) {
       // On a stream of its own: one of the caller's may be capturing, and the default stream waits for such.
       void* stream = nullptr;
@@ -226,11 +252,6 @@ class Hip final : public Driver {
     return fail(status, format, arguments...);
   }
 
-  [[gnu::cold]] int32_t refusal(const char* call, int device, int code) {
-    return failed(APEX_ERROR_DRIVER, code, "%s on hip:%d: %s (%d), %s", call, device, api_.error_name(code), code,
-                  api_.error_string(code));
-  }
-
   [[gnu::cold]] int32_t refused(const Launch& launch, int code) {
     char shared_note[96] = "";
     int most = 0;
@@ -258,6 +279,7 @@ Driver* open_hip(int32_t& status) {
     return nullptr;
   }
   Api api = {};
+  api.library = library;
   const auto find = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
     if (function) return true;
@@ -265,18 +287,18 @@ Driver* open_hip(int32_t& status) {
     return false;
   };
   // The legacy default stream's entry points (no _spt).
-  const bool whole = find(api.init, "hipInit") && find(api.error_name, "hipGetErrorName") &&
-                     find(api.error_string, "hipGetErrorString") && find(api.last_error, "hipGetLastError") &&
-                     find(api.driver_version, "hipDriverGetVersion") && find(api.device_get, "hipGetDevice") &&
-                     find(api.device_set, "hipSetDevice") && find(api.device_attribute, "hipDeviceGetAttribute") &&
-                     find(api.device_properties, "hipGetDevicePropertiesR0600") &&
-                     find(api.module_load, "hipModuleLoadData") && find(api.module_function, "hipModuleGetFunction") &&
-                     find(api.exchange_capture_mode, "hipThreadExchangeStreamCaptureMode") &&
-                     find(api.memory_allocate, "hipMalloc") && find(api.memory_free, "hipFree") &&
-                     find(api.memory_set, "hipMemsetAsync") && find(api.stream_create, "hipStreamCreateWithFlags") &&
-                     find(api.stream_destroy, "hipStreamDestroy") &&
-                     find(api.stream_synchronize, "hipStreamSynchronize") &&
-                     find(api.stream_is_capturing, "hipStreamIsCapturing") && find(api.launch, "hipModuleLaunchKernel");
+  const bool whole =
+      find(api.init, "hipInit") && find(api.error_name, "hipGetErrorName") &&
+      find(api.error_string, "hipGetErrorString") && find(api.last_error, "hipGetLastError") &&
+      find(api.driver_version, "hipDriverGetVersion") && find(api.device_get, "hipGetDevice") &&
+      find(api.device_set, "hipSetDevice") && find(api.device_attribute, "hipDeviceGetAttribute") &&
+      find(api.device_properties, "hipGetDevicePropertiesR0600") && find(api.module_load, "hipModuleLoadData") &&
+      find(api.module_function, "hipModuleGetFunction") &&
+      find(api.exchange_capture_mode, "hipThreadExchangeStreamCaptureMode") && find(api.memory_allocate, "hipMalloc") &&
+      find(api.memory_allocate_flags, "hipExtMallocWithFlags") && find(api.memory_free, "hipFree") &&
+      find(api.memory_set, "hipMemsetAsync") && find(api.stream_create, "hipStreamCreateWithFlags") &&
+      find(api.stream_destroy, "hipStreamDestroy") && find(api.stream_synchronize, "hipStreamSynchronize") &&
+      find(api.stream_is_capturing, "hipStreamIsCapturing") && find(api.launch, "hipModuleLaunchKernel");
   if (!whole) return nullptr;
   api.blocks_at_once = reinterpret_cast<decltype(api.blocks_at_once)>(
       dlsym(library, "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import lists
 import pytest
@@ -15,11 +16,13 @@ from apex.contrib.bottleneck import (
     Bottleneck,
     HaloExchangerAllGather,
     HaloExchangerNoComm,
+    HaloExchangerPeer,
     HaloExchangerSendRecv,
     SpatialBottleneck,
 )
 from apex.contrib.bottleneck.halo_exchangers import HaloExchanger, HaloPadder
 from apex.contrib.bottleneck.spatial import SpatialBottleneckFunction
+from apex.contrib.peer_memory import PeerMemoryPool
 
 NHWC = (0, 2, 3, 1)
 BLOCKS = [(8, 4, 8, 1), (8, 4, 12, 1), (8, 4, 8, 2)]
@@ -29,14 +32,25 @@ def ranks():
     return list(range(dist.get_world_size()))
 
 
+def device():
+    """The rank's GPU where NCCL connects the ranks, else the CPU."""
+    return torch.device("cuda", dist.get_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+@functools.cache
+def pool():
+    return PeerMemoryPool(4096, 4096, device=device(), timeout=60)
+
+
 EXCHANGERS = {
-    "gather": lambda: HaloExchangerAllGather(ranks(), dist.get_rank(), None),
-    "send": lambda: HaloExchangerSendRecv(ranks(), dist.get_rank()),
+    "gather": lambda nhwc=False: HaloExchangerAllGather(ranks(), dist.get_rank(), None),
+    "send": lambda nhwc=False: HaloExchangerSendRecv(ranks(), dist.get_rank()),
+    "peer": lambda nhwc=False: HaloExchangerPeer(ranks(), dist.get_rank(), pool(), nhwc),
 }
 
 
 def _random(shape, dtype, seed, scale=1.0):
-    return lists.random(dtype, "cpu", (shape,), scale=scale, seed=seed)[0]
+    return lists.random(dtype, device(), (shape,), scale=scale, seed=seed)[0]
 
 
 def blocks(sizes, dtype, exchanger, method, nhwc=False):
@@ -54,7 +68,7 @@ def blocks(sizes, dtype, exchanger, method, nhwc=False):
         values = _random(buffer.shape, F64, i, 0.2)
         buffer.copy_(values + (0.0 if name.endswith(("bias", "mean")) else 1.0))
     part.load_state_dict(whole.state_dict())
-    return whole.to(dtype), part.to(dtype)
+    return whole.to(device(), dtype), part.to(device(), dtype)
 
 
 def strip(tensor, axis):
@@ -78,7 +92,7 @@ def near(found, wanted, loose):
 
 def values(exchanger, method, sizes, dtype=F64, nhwc=False, rows=4):
     """Output and gradients of the strip, and the sum of the weights' gradients, are the whole image's in float64."""
-    exchanger = EXCHANGERS[exchanger]()
+    exchanger = EXCHANGERS[exchanger](nhwc)
     whole, part = blocks(sizes, dtype, exchanger, method, nhwc)
     height, axis = rows * dist.get_world_size(), 1 if nhwc else 2
     x = _random((2, sizes[0], height, 5), dtype, 20)
@@ -126,7 +140,7 @@ def compiled():
     """One graph, whatever exchanges."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    for name, method in (("send", 1), ("gather", 2), ("send", 3)):
+    for name, method in (("send", 1), ("gather", 2), ("peer", 3)):
         counter = CompileCounterWithBackend("aot_eager")
         _, part = blocks(BLOCKS[2], F32, EXCHANGERS[name](), method)
         x = strip(_random((2, 8, 4 * dist.get_world_size(), 5), F32, 20), 2).requires_grad_()
@@ -164,10 +178,10 @@ def exchange(name):
         for a, b, wanted in zip(found, into, (above, below), strict=True):
             assert torch.equal(a, wanted) and torch.equal(b, wanted)
     for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int32):
-        t = torch.full((1, 3), rank, dtype=dtype, device="cpu")
+        t = torch.full((1, 1, 3), rank, dtype=dtype, device=device())
         above, below = exchanger.left_right_halo_exchange(t, t)
-        assert above.tolist() == [[max(0, rank - 1)] * 3] and above.dtype == dtype
-        assert below.tolist() == [[(rank + 1) % size] * 3]
+        assert above.tolist() == [[[max(0, rank - 1)] * 3]] and above.dtype == dtype
+        assert below.tolist() == [[[(rank + 1) % size] * 3]]
 
 
 def padder():
@@ -228,7 +242,7 @@ def refused():
     ):
         with pytest.raises(ValueError, match=text):
             SpatialBottleneck(8, 4, 8, spatial_parallel_args=arguments)
-    numbers = [torch.ones(4, dtype=F32, device="cpu")] * 3
+    numbers = [torch.ones(4, dtype=F32, device=device())] * 3
     with pytest.raises(ValueError, match="must be 1, 2 or 3, not 0"):
         SpatialBottleneckFunction.apply(
             size, rank, None, exchanger, 0, False, False, 1, numbers, numbers, None, None, x

@@ -31,9 +31,6 @@ LISTED = public_names.listed()
 # What this build does not have; a name that is neither here nor importable has been lost.
 ABSENT = [
     "apex.DeprecatedFeatureWarning",
-    "apex.contrib.bottleneck.HaloExchangerPeer",
-    "apex.contrib.bottleneck.halo_exchangers.HaloExchangerPeer",
-    "apex.contrib.nccl_allocator",
     "apex.contrib.openfold_triton",
     "apex.contrib.optimizers.FusedAdam",
     "apex.contrib.optimizers.FusedLAMB",
@@ -41,7 +38,6 @@ ABSENT = [
     "apex.contrib.optimizers.fused_adam",
     "apex.contrib.optimizers.fused_lamb",
     "apex.contrib.optimizers.fused_sgd",
-    "apex.contrib.peer_memory",
     "apex.contrib.sparsity",
     "apex.contrib.torchsched",
     "apex.deprecated_warning",

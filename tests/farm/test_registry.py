@@ -58,16 +58,16 @@ def test_an_unknown_variable_is_named_with_its_neighbour():
         REGISTRY.asked({}, ["--cpp_exd"])
 
 
-@pytest.mark.parametrize("variable", ["APEX_BUILD_PEER_MEMORY", "APEX_PERMUTATION_SEARCH"])
+@pytest.mark.parametrize("variable", ["APEX_BUILD_GPU_DIRECT_STORAGE", "APEX_PERMUTATION_SEARCH"])
 def test_what_is_not_in_this_build_is_named(variable):
     with pytest.raises(
         NotInThisBuild, match=f"{variable} asks for what is not in this build.*use torch.*Leave"
     ):
         REGISTRY.asked({variable: "1", "APEX_BUILD_AMP_C": "1"})
-    with pytest.raises(NotInThisBuild, match="--peer_memory asks"):
-        REGISTRY.asked({}, ["--peer_memory"])
+    with pytest.raises(NotInThisBuild, match="--gpu_direct_storage asks"):
+        REGISTRY.asked({}, ["--gpu_direct_storage"])
     assert names(REGISTRY.asked({variable: "0"})) == set()
-    assert "peer_memory_cuda" in names(
+    assert "_apex_gpu_direct_storage" in names(
         REGISTRY.asked({"APEX_BUILD_CUDA_OPS": "1"})
     )  # a group goes on without it
 

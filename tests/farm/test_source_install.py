@@ -98,10 +98,11 @@ def test_setup_py_says_its_name_and_version_and_refuses_unknown_variables():
     done = setup("--version", APEX_BUILD_AMP_D="1")
     assert done.returncode and "APEX_BUILD_AMP_D names no extension" in done.stderr
     assert setup("--cpp_ext", "--version").returncode == 0
-    done = setup("--version", APEX_BUILD_PEER_MEMORY="1")
+    done = setup("--version", APEX_BUILD_GPU_DIRECT_STORAGE="1")
     assert (
         done.returncode
-        and "APEX_BUILD_PEER_MEMORY asks for what is not in this build: peer_memory_cuda" in done.stderr
+        and "APEX_BUILD_GPU_DIRECT_STORAGE asks for what is not in this build: _apex_gpu_direct_storage"
+        in done.stderr
     )
 
 

@@ -5,6 +5,7 @@ from apex.contrib.bottleneck.bottleneck import Bottleneck
 from apex.contrib.bottleneck.halo_exchangers import (
     HaloExchangerAllGather,
     HaloExchangerNoComm,
+    HaloExchangerPeer,
     HaloExchangerSendRecv,
 )
 from apex.contrib.bottleneck.spatial import SpatialBottleneck
@@ -13,6 +14,7 @@ __all__ = [
     "Bottleneck",
     "HaloExchangerAllGather",
     "HaloExchangerNoComm",
+    "HaloExchangerPeer",
     "HaloExchangerSendRecv",
     "SpatialBottleneck",
 ]

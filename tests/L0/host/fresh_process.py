@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .apex_library import Apex, FakeDriver
+from .apex_library import CUDA, HIP, Apex, FakeDriver
 
 
 def before(variable, path) -> str:
@@ -70,6 +70,21 @@ def fresh_process(driver=None, mapped=True, search=None, devices=0):
         return test
 
     return decorate
+
+
+def on_both(body):
+    """Decorates `body(apex, driver, platform)`: its module gets two tests, one a vendor."""
+    for name, platform in (("cuda", CUDA), ("hip", HIP)):
+
+        def run(apex, driver, platform=platform):
+            body(apex, driver, platform)
+
+        run.__name__, run.__doc__, run.__module__ = (
+            f"{body.__name__}_on_{name}",
+            body.__doc__,
+            body.__module__,
+        )
+        setattr(sys.modules[body.__module__], run.__name__, fresh_process(name)(run))
 
 
 def show_with_values(kind, error, trace) -> None:

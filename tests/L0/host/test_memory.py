@@ -9,21 +9,10 @@ import time
 import pytest
 
 from .apex_library import ARGUMENT, CPU, CUDA, DRIVER, FORKED, HIP, OK, Apex
-from .fresh_process import fresh_process
+from .fresh_process import fresh_process, on_both
 
 MIB = 1 << 20
 IN_CAPTURES = 65536  # counters that a device has for captured launches
-
-
-def on_both(body):
-    """The body(apex, driver, platform) as two tests, one a vendor."""
-    for name, platform in (("cuda", CUDA), ("hip", HIP)):
-
-        def run(apex, driver, platform=platform):
-            body(apex, driver, platform)
-
-        run.__name__, run.__doc__, run.__module__ = f"{body.__name__}_on_{name}", body.__doc__, __name__
-        globals()[run.__name__] = fresh_process(name)(run)
 
 
 def words(address, count):

@@ -10,6 +10,7 @@
 
 #include "fake.h"
 #include "memory.h"
+#include "shared.h"
 
 using fake::note;
 
@@ -215,6 +216,25 @@ FAKE int cuMemFree_v2(unsigned long long address) {
   if (const int broken = unsafe("cuMemFree")) return broken;
   note("free");
   return fake::release(reinterpret_cast<void*>(address)) ? 0 : kInvalidValue;
+}
+FAKE int cuIpcGetMemHandle(fake::Handle* handle, unsigned long long address) {
+  BEGIN("cuIpcGetMemHandle");
+  if (!current()) return kInvalidContext;
+  return fake::get(handle, reinterpret_cast<void*>(address)) ? 0 : kInvalidValue;
+}
+FAKE int cuIpcOpenMemHandle_v2(unsigned long long* address, fake::Handle handle, unsigned flags) {
+  BEGIN("cuIpcOpenMemHandle_v2");
+  if (!current()) return kInvalidContext;
+  if (const int broken = unsafe("cuIpcOpenMemHandle")) return broken;
+  void* memory = nullptr;
+  if (!fake::open(&memory, handle, flags)) return kInvalidValue;
+  note("open in %s %d", current()->kind.c_str(), current()->device);
+  *address = reinterpret_cast<unsigned long long>(memory);
+  return 0;
+}
+FAKE int cuIpcCloseMemHandle(unsigned long long address) {
+  BEGIN("cuIpcCloseMemHandle");
+  return fake::close(reinterpret_cast<void*>(address)) ? 0 : kInvalidValue;
 }
 FAKE int cuStreamCreate(void** stream, unsigned flags) {
   BEGIN("cuStreamCreate");

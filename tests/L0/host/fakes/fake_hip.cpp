@@ -10,6 +10,7 @@
 
 #include "fake.h"
 #include "memory.h"
+#include "shared.h"
 
 using fake::note;
 
@@ -167,6 +168,28 @@ FAKE int hipMalloc(void** memory, size_t bytes) {
   if (const int code = fake::allocate(memory, bytes)) return keep(code);
   note("allocate %zu on %d", bytes, current);
   return 0;
+}
+FAKE int hipExtMallocWithFlags(void** memory, size_t bytes, unsigned flags) {
+  BEGIN("hipExtMallocWithFlags");
+  if (const int code = unsafe("hipExtMallocWithFlags")) return keep(code);
+  if (const int code = fake::allocate(memory, bytes)) return keep(code);
+  note("allocate %zu on %d with %u", bytes, current, flags);
+  return 0;
+}
+FAKE int hipIpcGetMemHandle(fake::Handle* handle, void* memory) {
+  BEGIN("hipIpcGetMemHandle");
+  return fake::get(handle, memory) ? 0 : keep(kInvalidValue);
+}
+FAKE int hipIpcOpenMemHandle(void** memory, fake::Handle handle, unsigned flags) {
+  BEGIN("hipIpcOpenMemHandle");
+  if (const int code = unsafe("hipIpcOpenMemHandle")) return keep(code);
+  if (!fake::open(memory, handle, flags)) return keep(kInvalidValue);
+  note("open on %d", current);
+  return 0;
+}
+FAKE int hipIpcCloseMemHandle(void* memory) {
+  BEGIN("hipIpcCloseMemHandle");
+  return fake::close(memory) ? 0 : keep(kInvalidValue);
 }
 FAKE int hipFree(void* memory) {
   BEGIN("hipFree");
