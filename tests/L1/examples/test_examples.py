@@ -209,3 +209,13 @@ def test_what_examples_write_without_being_asked_where_is_no_part_of_the_checkou
         if ignored == 128:
             pytest.skip("this is no checkout of git")
         assert ignored == 0, place
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current", "blocks"])
+def test_fp8_digits(tmp_path, recipe):
+    """FP8 trains as bfloat16 does."""
+    printed = run(tmp_path, "fp8_digits/train.py", "--epochs", 4, "--recipe", recipe, "--device", "cpu")
+    assert "products: emulated" in printed
+    (wide,), (narrow,) = (figures(printed, rf"test accuracy, {name}: (\S+)") for name in ("bf16", "fp8"))
+    assert wide > 0.85 and narrow > wide - 0.05
+    assert_pictures(tmp_path / "losses.png")
