@@ -10,8 +10,6 @@ from apex.transformer_engine.common.recipe import QParams
 from apex.transformer_engine.pytorch import _casts, _formats
 from apex.transformer_engine.pytorch._scaling import Scaling
 
-BLOCK = 128
-
 
 class Quantized(NamedTuple):
     """A matrix in FP8, and its transpose, each None where nobody wants it.
@@ -36,17 +34,16 @@ class ByScale:
         """float32 of one element."""
         raise NotImplementedError
 
+    def recorded(self) -> torch.Tensor | None:
+        """Where the largest magnitude goes, or None."""
+        return None
+
     def quantize(self, matrix: torch.Tensor, rows: bool, columns: bool) -> Quantized:
         """Of a matrix [m, k] of any dtype."""
         scale = self.scale_of(matrix)
         inverse = torch.ones_like(scale) / scale
-        codes = _casts.quantize(matrix, scale, self.dtype)
-        return Quantized(
-            codes if rows else None,
-            inverse if rows else None,
-            _casts.transpose(codes) if columns else None,
-            inverse if columns else None,
-        )
+        codes, transposed = _casts.cast(matrix, scale, self.dtype, self.recorded(), rows, columns)
+        return Quantized(codes, inverse if rows else None, transposed, inverse if columns else None)
 
 
 class Delayed(ByScale):
@@ -59,9 +56,10 @@ class Delayed(ByScale):
         self._scale, self._scaling, self._index, self._record = scale, scaling, index, record
 
     def scale_of(self, matrix: torch.Tensor) -> torch.Tensor:
-        if self._record:
-            _casts.record(self._scaling.amax_history[0, self._index], matrix)
         return self._scale[self._index].clone()
+
+    def recorded(self) -> torch.Tensor | None:
+        return self._scaling.amax_history[0, self._index] if self._record else None
 
 
 class Current(ByScale):
@@ -81,22 +79,12 @@ class Blocks:
     """A scale for every 1 x 128 numbers (dimensions 1), or 128 x 128 (dimensions 2)."""
 
     def __init__(self, dtype: torch.dtype, options: QParams, dimensions: int) -> None:
-        self.dtype, self._options = dtype, options
-        self._block = (BLOCK if dimensions == 2 else 1, BLOCK)
+        self.dtype, self._options, self._square = dtype, options, dimensions == 2
 
     def quantize(self, matrix: torch.Tensor, rows: bool, columns: bool) -> Quantized:
-        """Of a matrix [m, k] of any dtype. Blocks of a transpose are its own, but where they are square."""
-        square = self._block[0] == BLOCK
-        codes, scale = self._cast(matrix) if rows or square else (None, None)
-        transposed = column_scale = None
-        if columns and square:
-            transposed, column_scale = _casts.transpose(codes), scale.t().contiguous()  # type: ignore[union-attr]
-        elif columns:
-            transposed, column_scale = self._cast(matrix.t().contiguous())
-        return Quantized(codes, scale, transposed, column_scale)
-
-    def _cast(self, matrix):
+        """Of a matrix [m, k] of any dtype."""
         options = self._options
-        return _casts.quantize_blocks(
-            matrix, self.dtype, self._block, options.power_2_scale, options.amax_epsilon
+        found = _casts.cast_blocks(
+            matrix, self.dtype, self._square, rows, columns, options.power_2_scale, options.amax_epsilon
         )
+        return Quantized(*found)

@@ -76,11 +76,13 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
             for scaling, largest in zip(scalings, maxima, strict=True):
                 _update_by_functions(scaling, largest, recipe)
             return
-        scales = [scaling.scale.clone() for scaling in scalings]
-        inverses = [torch.empty_like(scale) for scale in scales]
         histories = [scaling.amax_history for scaling in scalings]
-        _casts.update_scales(
-            histories, scales, inverses, list(maxima), recipe.margin, recipe.amax_compute_algo
+        scales, inverses = _casts.update_scales(
+            histories,
+            [scaling.scale for scaling in scalings],
+            maxima,
+            recipe.margin,
+            recipe.amax_compute_algo,
         )
         for scaling, scale, inverse in zip(scalings, scales, inverses, strict=True):
             scaling.replace(scale, inverse)

@@ -114,7 +114,8 @@ class Float8Tensor(torch.Tensor):
 def _cast(values, dtype):
     """(codes, what they are multiplied with)"""
     scale = _casts.current_scale(_casts.amax(values), _formats.largest(dtype))
-    return _casts.quantize(values, scale, dtype), torch.ones_like(scale) / scale
+    codes, _ = _casts.cast(values, scale, dtype, None, True, False)
+    return codes, torch.ones_like(scale) / scale
 
 
 def _written(func, args, kwargs):
