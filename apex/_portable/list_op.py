@@ -17,7 +17,7 @@ from apex._loader.op_model import REQUIRED
 from apex._portable import interface, tensors
 from apex._portable.plan import TensorPlan
 
-_INTEGERS = ("noop_flag", "step_tensor", "growth_tracker", "hysteresis_tracker")
+_INTEGERS = ("noop_flag", "step_tensor", "growth_tracker", "hysteresis_tracker", "overflow_flag")
 
 
 def _field(op, argument):

@@ -29,6 +29,28 @@ def _on(norm, device):
     return norm if norm is None or norm.device == device else norm.to(device, non_blocking=True)
 
 
+class LambStage1(ListOp):
+    def check_more(self, call):
+        names = ("beta1", "beta2", "gradient_share", "eps", "bias_correction")
+        if len({call[f"per_tensor_{name}"] is None for name in names}) > 1:
+            raise ValueError(
+                "multi_tensor_lamb_stage1: per_tensor_beta1, _beta2, _gradient_share, _eps and _bias_correction go "
+                "together"
+            )
+
+
+class ReversibleAdam(ListOp):
+    def check_more(self, call):
+        if call["scale"] == 0:
+            raise ValueError("multi_tensor_reversible_adam: gradients are divided by scale, which is 0")
+        left = call["beta1"] > 0 and call["beta2"] > 0 and call["step_size"] * call["weight_decay"] != 1
+        if call["undo"] and not left:
+            raise ValueError(
+                "multi_tensor_reversible_adam: nothing is left to undo a step from where a beta is 0, or step_size * "
+                "weight_decay is 1"
+            )
+
+
 class Lars(ListOp):
     def check_more(self, call):
         if (call["grad_norms"] is None) != (call["param_norms"] is None):
@@ -156,7 +178,8 @@ class _MeasuringNorm(Running):
 
 
 _CLASSES = {
-    "multi_tensor_lamb": Lamb, "multi_tensor_lars": Lars,
+    "multi_tensor_lamb": Lamb, "multi_tensor_lamb_stage1": LambStage1, "multi_tensor_lars": Lars,
+    "multi_tensor_reversible_adam": ReversibleAdam,
     "multi_tensor_novograd": Novograd, "multi_tensor_sgd": Sgd, "multi_tensor_axpby": Axpby,
     "multi_tensor_rmsprop": Rmsprop, "multi_tensor_l2norm": L2norm,
 }  # fmt: skip

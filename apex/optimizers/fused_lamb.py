@@ -141,4 +141,4 @@ class FusedLAMB(ModelCopies, FusedOptimizer):
         params, shards, updates = map(list, zip(*rows, strict=True))
         norms = [sharded_norms(params, parts) for parts in (shards, updates)]
         rate, decay = float(group["lr"]), group["weight_decay"]
-        torch.ops.apex.multi_tensor_lamb_stage2(shards, updates, *norms, rate, decay, self.use_nvlamb)
+        torch.ops.apex.multi_tensor_lamb_stage2(shards, updates, [], *norms, rate, decay, self.use_nvlamb)

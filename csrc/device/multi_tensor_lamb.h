@@ -26,10 +26,18 @@ struct LambArguments {
   const float* inv_scale;  // gradients are multiplied by it; global_grad_norm is of gradients as they come
   const float* found_inf;
   const i32* noop_flag;
-  const float* per_tensor_decay;  // [tensors]: multi_tensor_lamb_stage1 alone, in place of weight_decay
-  const double* totals;           // second launch: sums of squares of the first, [parameters | updates][tensors]
+  // [tensors], of multi_tensor_lamb_stage1 alone: in place of weight_decay; and, all or none, of what these are named
+  // after (the share of a gradient in its average is 1 - beta1, or 1 without grad_averaging).
+  const float* per_tensor_decay;
+  const float* per_tensor_beta1;
+  const float* per_tensor_beta2;
+  const float* per_tensor_gradient_share;
+  const float* per_tensor_eps;
+  const float* per_tensor_bias_correction;
+  const double* totals;  // second launch: sums of squares of the first, [parameters | updates][tensors]
 };
 
+GPU_FN i32 lamb_step(const LambArguments& a) { return a.step_on_device ? *a.step_on_device + a.step_offset : a.step; }
 GPU_FN bool lamb_is_skipped(const LambArguments& a) {
   return (a.found_inf && *a.found_inf != 0.0f) || (a.noop_flag && *a.noop_flag != 0);
 }
@@ -40,15 +48,18 @@ template <class Math> struct LambScalars {
   Math l2, decay;                 // weight_decay as an L2 penalty, or decoupled; the other is 0
   Math correction1, correction2;  // 1 / (1 - beta1^step), 1 / sqrt(1 - beta2^step)
 
+  GPU_FN void set_averages(double decay1, double share, double decay2, double added, bool correct, i32 step) {
+    beta1 = (Math)decay1;
+    gradient_share = (Math)share;
+    beta2 = (Math)decay2;
+    one_minus_beta2 = (Math)(1.0 - decay2);
+    eps = (Math)added;
+    correction1 = correct ? (Math)(1.0 / (1.0 - integer_power(decay1, (u32)step))) : Math(1);
+    correction2 = correct ? (Math)(1.0 / sqrt(1.0 - integer_power(decay2, (u32)step))) : Math(1);
+  }
   GPU_FN void set(const LambArguments& a, i32 step) {
-    const bool correct = a.bias_correction;
-    beta1 = (Math)a.beta1;
-    gradient_share = a.grad_averaging ? (Math)(1.0 - a.beta1) : Math(1);
-    beta2 = (Math)a.beta2;
-    one_minus_beta2 = (Math)(1.0 - a.beta2);
-    eps = (Math)a.eps;
-    correction1 = correct ? (Math)(1.0 / (1.0 - integer_power(a.beta1, (u32)step))) : Math(1);
-    correction2 = correct ? (Math)(1.0 / sqrt(1.0 - integer_power(a.beta2, (u32)step))) : Math(1);
+    const double share = a.grad_averaging ? 1.0 - a.beta1 : 1.0;
+    set_averages(a.beta1, share, a.beta2, a.eps, a.bias_correction != 0, step);
     l2 = a.mode == lamb_l2 ? (Math)a.weight_decay : Math(0);
     decay = a.mode == lamb_l2 ? Math(0) : (Math)a.weight_decay;
     gradient_scale = a.inv_scale ? (Math)*a.inv_scale : Math(1);
@@ -78,10 +89,10 @@ template <class Math> struct LambMoments : ElementwiseOperation {
   GPU_FN bool begin(const Arguments& a) {
     if (lamb_is_skipped(a)) return false;
 #if defined(GPU_HOST)
-    s.set(a, a.step_on_device ? *a.step_on_device + a.step_offset : a.step);
+    s.set(a, lamb_step(a));
 #else
     GPU_SHARED(LambScalars<Math>, shared, 1);  // double arithmetic: one thread a block does it
-    if (thread_x() == 0) shared[0].set(a, a.step_on_device ? *a.step_on_device + a.step_offset : a.step);
+    if (thread_x() == 0) shared[0].set(a, lamb_step(a));
     sync_threads();
     s = shared[0];
 #endif

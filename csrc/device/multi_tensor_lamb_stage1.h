@@ -1,5 +1,5 @@
-// The first half of LAMB as public apex splits it: moments and updates, each tensor with its own decay. Norms are
-// the caller's. See multi_tensor_lamb.h for the formula.
+// The first half of LAMB as public apex splits it: moments and updates, each tensor with its own decay, or
+// with all scalars of its own. Norms are the caller's. See multi_tensor_lamb.h for the formula.
 #pragma once
 #include "multi_tensor_lamb.h"
 
@@ -12,9 +12,32 @@ template <class Math> struct LambStage1 : ElementwiseOperation {
   LambMoments<Math> moments;
 
   GPU_FN bool begin(const Arguments& a) { return moments.begin(a); }
-  GPU_FN void tensor(const Arguments& a, u32 t) { moments.s.decay = (Math)a.per_tensor_decay[t]; }
+  GPU_FN void tensor(const Arguments& a, u32 t) {
+    if (a.per_tensor_beta1) set_averages(a, t);
+    (a.mode == lamb_l2 ? moments.s.l2 : moments.s.decay) = (Math)a.per_tensor_decay[t];
+  }
   GPU_FN void update(const Math& gradient, const Math& parameter, Math& exp_avg, Math& exp_avg_sq, Math& update) {
     update = moments.s.update(gradient, parameter, exp_avg, exp_avg_sq);
+  }
+
+ private:
+  GPU_FN void set_averages(const Arguments& a, u32 t) {
+    const auto set = [&](LambScalars<Math>& s) {
+      s.set_averages(a.per_tensor_beta1[t], a.per_tensor_gradient_share[t], a.per_tensor_beta2[t], a.per_tensor_eps[t],
+                     a.per_tensor_bias_correction[t] != 0.0f, lamb_step(a));
+    };
+#if defined(GPU_HOST)
+    set(moments.s);
+#else
+    GPU_SHARED(LambScalars<Math>, shared, 1);  // double arithmetic: one thread a block does it
+    sync_threads();                            // all have those of the tensor before
+    if (thread_x() == 0) {
+      shared[0] = moments.s;
+      set(shared[0]);
+    }
+    sync_threads();
+    moments.s = shared[0];
+#endif
   }
 };
 }  // namespace gpu

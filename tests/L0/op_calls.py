@@ -97,13 +97,27 @@ def _lamb_stage1(make, name):
     lists = make.lists("grads", "params", "exp_avgs", "updates") | make.squares("exp_avg_sqs")
     return lists | dict(
         per_tensor_decay=make.positive(2), step=3, beta1=0.9, beta2=0.99, eps=1e-3,
-        global_grad_norm=make.full(5.0, 1), max_global_grad_norm=1.0,
+        global_grad_norm=make.full(5.0, 1), max_global_grad_norm=1.0, step_tensor=make.full(3, 1, dtype=I32),
+        **make.scaling(), per_tensor_beta1=make.full(0.9, 2), per_tensor_beta2=make.full(0.99, 2),
+        per_tensor_gradient_share=make.positive(2), per_tensor_eps=make.positive(2),
+        per_tensor_bias_correction=make.positive(2),
     )  # fmt: skip
 
 
 def _lamb_stage2(make, name):
     norms = dict(per_tensor_param_norm=make.positive(2), per_tensor_update_norm=make.positive(2))
-    return make.lists("params", "updates") | norms | dict(lr=0.1, weight_decay=0.1)
+    flags = {name: value for name, value in make.scaling().items() if name != "inv_scale"}
+    return make.lists("params", "updates") | make.halves("model_params") | norms | flags | dict(
+        lr=0.0, weight_decay=0.0, lr_tensor=make.full(0.1, 1), per_tensor_decay=make.positive(2)
+    )  # fmt: skip
+
+
+def _reversible_adam(make, name):
+    lists = make.lists("grads", "params", "exp_avgs") | make.squares("exp_avg_sqs") | {"model_params": []}
+    return lists | dict(
+        step_size=0.1, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.1, scale=2.0, skip_non_finite=True,
+        overflow_flag=make.full(0, 1, dtype=I32),
+    )  # fmt: skip
 
 
 def _sgd(make, name):
@@ -334,6 +348,7 @@ _KINDS = {
     "multi_tensor_lamb_stage1": _lamb_stage1,
     "multi_tensor_lamb_stage2": _lamb_stage2,
     "multi_tensor_lamb": _lamb,
+    "multi_tensor_reversible_adam": _reversible_adam,
     "multi_tensor_sgd": _sgd,
     "multi_tensor_adagrad": _adagrad,
     "multi_tensor_novograd": _novograd,

@@ -165,8 +165,17 @@ def _(v):
 @sample("multi_tensor_lamb_stage2")
 def _(v):
     return dict(
-        params=_mixed(v), updates=v.list(), per_tensor_param_norm=v.positive(4), per_tensor_update_norm=v.positive(4),
-        lr=0.01, weight_decay=0.1,
+        params=_mixed(v), updates=v.list(), model_params=[], per_tensor_param_norm=v.positive(4),
+        per_tensor_update_norm=v.positive(4), lr=0.01, weight_decay=0.1,
+    )  # fmt: skip
+
+
+@sample("multi_tensor_reversible_adam")
+def _(v):
+    return dict(
+        **v.lists("grads", "params", "exp_avgs"), exp_avg_sqs=v.list(v.positive), model_params=[], step_size=0.01,
+        beta1=0.9, beta2=0.99, eps=1e-6, weight_decay=0.1, scale=2.0, skip_non_finite=True,
+        overflow_flag=v.of(0, dtype=I32),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import lamb
 import lists
 import pytest
 import torch
-from lists import BF16, F16, F32, F64, scalar
+from lists import BF16, F16, F32, F64, flag, scalar
 
 from apex._loader import bindings
 
@@ -23,15 +23,15 @@ TYPES = [
 STEP, BETA1, BETA2, EPS = 3, 0.9, 0.999, 1e-6
 
 
-def dispatcher(op, tensors, *scalars):
-    getattr(torch.ops.apex, op)(*tensors, *scalars)
+def dispatcher(op, tensors, *scalars, **options):
+    getattr(torch.ops.apex, op)(*tensors, *scalars, **options)
 
 
-def direct(op, tensors, *scalars):
+def direct(op, tensors, *scalars, **options):
     module = bindings.load().module
     if module is None:
         pytest.skip(f"no bindings: {bindings.load().reason}")
-    getattr(module, op)(tensors, *scalars)
+    getattr(module, op)(tensors, *scalars, **options)
 
 
 @pytest.fixture(params=[dispatcher, direct], ids=lambda f: f.__name__)
@@ -88,8 +88,85 @@ def test_stage2(variant, entrance, parameter, update, nvlamb, decay):
     for p, u, a, b in zip(lists.exact(params), lists.exact(updates), p_norms, u_norms, strict=True):
         ratio = (a / b).double().item() if a and b and (nvlamb or decay) else 1.0
         wanted.append(p - 0.05 * ratio * u)
-    entrance("multi_tensor_lamb_stage2", [params, updates], p_norms, u_norms, 0.05, decay, nvlamb)
+    entrance("multi_tensor_lamb_stage2", [params, updates, []], p_norms, u_norms, 0.05, decay, nvlamb)
     lists.assert_near(params, wanted, arithmetic=8, smallest=8 * lists.ROUNDING[F32])
+
+
+@pytest.mark.parametrize("nvlamb", [False, True])
+@pytest.mark.parametrize("model", [F16, BF16], ids=str)
+def test_stage2_with_decays_and_copies(variant, entrance, model, nvlamb):
+    """Each tensor's own decay says whether norms scale its step; copies are the rounded parameters."""
+    params, updates = (lists.random(F32, variant.device, lists.FEW, seed=k) for k in (1, 2))
+    copies = lists.empties(params, model)
+    norms = [torch.tensor([2.0, 4.0, 1.0, 8.0, c], device=variant.device, dtype=F32) for c in (6.0, 3.0)]
+    norms[1][1:4] = 2.0
+    decays = torch.tensor([0.1, 0.0, 0.1, 0.1, 0.0], device=variant.device, dtype=F32)
+    wanted = []
+    for p, u, a, b, decay in zip(lists.exact(params), lists.exact(updates), *norms, decays, strict=True):
+        wanted.append(p - 0.25 * (float(a / b) if nvlamb or decay else 1.0) * u)
+    tensors = [params, updates, copies]
+    for flags in (dict(noop_flag=flag(variant.device, 1)), dict(found_inf=scalar(1.0, variant.device))):
+        before = [lists.clones(column) for column in tensors]
+        stage2(entrance, tensors, norms, variant, nvlamb, per_tensor_decay=decays, **flags)
+        for column, old in zip(tensors, before, strict=True):
+            lists.assert_same_bits(column, old)
+    stage2(entrance, tensors, norms, variant, nvlamb, per_tensor_decay=decays, noop_flag=flag(variant.device))
+    lists.assert_near(params, wanted, arithmetic=8, smallest=8 * lists.ROUNDING[F32])
+    lists.assert_same_bits(copies, [p.to(model) for p in params])
+
+
+def stage2(entrance, tensors, norms, variant, nvlamb, **options):
+    rate = scalar(0.25, variant.device)
+    entrance("multi_tensor_lamb_stage2", tensors, *norms, 9.0, 0.0, nvlamb, lr_tensor=rate, **options)
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_stage1_with_scalars_of_each_tensor(variant, entrance, mode):
+    tensors = _state(variant.device, F32, F32, F32)
+    own = dict(beta1=0.5, beta2=0.75, gradient_share=0.25, eps=1e-3, bias_correction=0.0)
+    count = len(lists.FEW)
+    values = {name: [v * (1 + (k % 2) / 4) for k in range(count)] for name, v in own.items()}
+    values["bias_correction"] = [float(k % 2) for k in range(count)]
+    decays = [0.125 * k for k in range(count)]
+    found = [[], [], []]
+    rows = zip(*map(lists.exact, tensors[:4]), decays, *values.values(), strict=True)
+    for g, p, m, v, decay, b1, b2, share, eps, correct in rows:
+        g = g * 0.5 + (0 if mode else decay * p)
+        m, v = b1 * m + share * g, b2 * v + (1 - b2) * g * g
+        c1, c2 = (1 - b1**STEP, 1 - b2**STEP) if correct else (1, 1)
+        u = (m / c1) / ((v / c2).sqrt() + eps) + (decay * p if mode else 0)
+        for column, value in zip(found, (u, m, v), strict=True):
+            column.append(value)
+    given = {f"per_tensor_{n}": torch.tensor(v, dtype=F32, device=variant.device) for n, v in values.items()}
+    options = given | dict(
+        step_tensor=scalar(STEP, variant.device, torch.int32),
+        inv_scale=scalar(0.5, variant.device),
+        decay_mode=mode,
+    )
+    per_tensor = torch.tensor(decays, dtype=F32, device=variant.device)
+    arguments = [per_tensor, 0, 0.0, 0.0, 9.0, None, 0.0]
+    before = [lists.clones(column) for column in tensors]
+    entrance("multi_tensor_lamb_stage1", tensors, *arguments, **options, noop_flag=flag(variant.device, 1))
+    for column, old in zip(tensors, before, strict=True):
+        lists.assert_same_bits(column, old)
+    entrance("multi_tensor_lamb_stage1", tensors, *arguments, **options, noop_flag=flag(variant.device))
+    for column, value in zip((tensors[4], tensors[2], tensors[3]), found, strict=True):
+        lists.assert_near(column, value, arithmetic=64, smallest=64 * lists.ROUNDING[F32])
+
+
+@pytest.mark.parametrize(("average", "correct"), [(False, True), (True, False)])
+def test_stage1_options(variant, average, correct):
+    tensors = _state(variant.device, F32, F32, F32)
+    wanted = []
+    for g, _, m, v in zip(*map(lists.exact, tensors[:4]), strict=True):
+        m = BETA1 * m + (1 - BETA1 if average else 1.0) * g
+        v = BETA2 * v + (1 - BETA2) * g * g
+        c1, c2 = (1 - BETA1**STEP, 1 - BETA2**STEP) if correct else (1, 1)
+        wanted.append((m / c1) / ((v / c2).sqrt() + EPS))
+    decays = torch.zeros(len(lists.FEW), dtype=F32, device=variant.device)
+    options = dict(bias_correction=correct, grad_averaging=average)
+    dispatcher("multi_tensor_lamb_stage1", tensors, decays, STEP, BETA1, BETA2, EPS, None, 0.0, **options)
+    lists.assert_near(tensors[4], wanted, arithmetic=64, smallest=64 * lists.ROUNDING[F32])
 
 
 def test_both_are_one_step_of_lamb(variant):
@@ -106,7 +183,7 @@ def test_both_are_one_step_of_lamb(variant):
         torch.stack([x.norm() if x.numel() else x.new_zeros(()) for x in column])
         for column in (tensors[1], tensors[4])
     ]
-    dispatcher("multi_tensor_lamb_stage2", [tensors[1], tensors[4]], *norms, 0.05, 0.1)
+    dispatcher("multi_tensor_lamb_stage2", [tensors[1], tensors[4], []], *norms, 0.05, 0.1)
     lists.assert_near(tensors[1], wanted, arithmetic=64, smallest=64 * lists.ROUNDING[F32])
 
 

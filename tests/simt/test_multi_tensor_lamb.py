@@ -210,3 +210,53 @@ def test_stage2(device, parameter, update):
         ratio = norms[0][i] / norms[1][i] if norms[0][i] and norms[1][i] else 1.0
         tolerance = max(ROUNDING[parameter], 1e-6)
         np.testing.assert_allclose(halves.now()[0][i], p - LR * ratio * u, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("mode", [L2, DECOUPLED])
+def test_stage1_with_scalars_of_each_tensor(device, mode):
+    halves, count = Lamb(device, "f32", "f32", "f32", model="f32"), len(SIZES)
+    own = dict(beta1=0.5, beta2=0.75, gradient_share=0.25, eps=1e-3)
+    own = {name: [v * (1 + k % 3 / 8) for k in range(count)] for name, v in own.items()}
+    own |= dict(bias_correction=[float(k % 2) for k in range(count)], decay=[k / 8 for k in range(count)])
+    arguments = make(
+        "LambArguments", "multi_tensor_lamb.h", mode=mode, step=99, step_on_device=device.full(1, STEP, np.int32),
+        inv_scale=device.full(1, 0.5),
+        **{f"per_tensor_{name}": device.put(np.array(v, np.float32)) for name, v in own.items()},
+    )  # fmt: skip
+    table = tensor_table(device, halves.lists, list(SIZES), CHUNK)
+    device.launch("multi_tensor_lamb_stage1_f32_f32_f32", GRID, THREADS, [table, arguments])
+    now = halves.now()
+    for k, (g, p, m, v) in enumerate(zip(*halves.values[:4], strict=True)):
+        s = {name: values[k] for name, values in own.items()}
+        g = g * 0.5 + (s["decay"] * p if mode == L2 else 0)
+        m = s["beta1"] * m + s["gradient_share"] * g
+        v = s["beta2"] * v + (1 - s["beta2"]) * g * g
+        c1, c2 = (1 - s["beta1"] ** STEP, 1 - s["beta2"] ** STEP) if s["bias_correction"] else (1, 1)
+        u = (m / c1) / (np.sqrt(v / c2) + s["eps"]) + (s["decay"] * p if mode == DECOUPLED else 0)
+        for place, wanted in ((2, m), (3, v), (4, u)):
+            np.testing.assert_allclose(now[place][k], wanted, rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("nvlamb", [0, 1])
+@pytest.mark.parametrize("model", ["f16", "bf16"])
+def test_stage2_with_decays_and_copies(device, model, nvlamb):
+    halves, count = Lamb(device, "f32", "f32", model), len(SIZES)  # of these lists, the first three
+    norms = [np.full(count, n, np.float32) for n in (6.0, 3.0)]
+    decays = np.array([k % 2 / 8 for k in range(count)], np.float32)
+    table = tensor_table(device, halves.lists[:3], list(SIZES), CHUNK)
+    for skipped in (dict(found_inf=device.full(1, 1.0)), dict(noop_flag=device.full(1, 1, np.int32)), {}):
+        arguments = make(
+            "LambStage2Arguments", "multi_tensor_lamb_stage2.h", use_nvlamb=nvlamb, lr_on_device=device.full(1, LR),
+            parameter_norms=device.put(norms[0]), update_norms=device.put(norms[1]),
+            per_tensor_decay=device.put(decays), **skipped,
+        )  # fmt: skip
+        device.launch(f"multi_tensor_lamb_stage2_f32_f32_{model}", GRID, THREADS, [table, arguments])
+        now = halves.now()
+        for k, (p, u) in enumerate(zip(*halves.values[:2], strict=True)):
+            if skipped:
+                np.testing.assert_array_equal(now[0][k], p)
+                np.testing.assert_array_equal(now[2][k], halves.values[2][k])
+                continue
+            step = LR * (2.0 if nvlamb or decays[k] else 1.0)
+            np.testing.assert_allclose(now[0][k], p - step * u, rtol=1e-6, atol=1e-6)
+            np.testing.assert_array_equal(now[2][k], decode(encode(now[0][k], model), model))

@@ -8,6 +8,7 @@ import io
 import torch
 import torch.distributed as dist
 
+from apex._bits import split_remainders
 from apex.contrib.optimizers import _states
 from apex.contrib.optimizers._buckets import ParameterFragment, StateBucket
 from apex.contrib.optimizers._flat import flat, flat_like
@@ -62,7 +63,7 @@ def scatter(saved, buckets, params, parameter_of):
             p = parameter_of(fragment)
             part = flats[id(p)]["param"][slice(*fragment.param_range)]
             if bucket.param_remainders_shard is not None:
-                part = _states.split_remainders(part.clone())[0]
+                part = split_remainders(part.clone())[0]
             flat(p)[slice(*fragment.param_range)] = part.to(p.device)
 
 

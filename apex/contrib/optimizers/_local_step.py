@@ -7,6 +7,7 @@ import typing
 import torch
 
 from apex import _loader
+from apex._bits import split_remainders
 from apex.contrib.optimizers import _states
 from apex.contrib.optimizers._flat import copy_lists
 from apex.optimizers._scalars import learning_rate
@@ -127,7 +128,7 @@ class LocalStep:
             if moment is not kept:
                 _states.store_moment(bucket, name, moment)
         if bucket.param_remainders_shard is not None:
-            values = _states.split_remainders(values)[0]
+            values = split_remainders(values)[0]
         elif not bucket.param_sync_dtype.is_floating_point and bucket.state_scales is None:
             values = values.to(bucket.dtype)  # whose leading bytes are sent
         return self._to_send(bucket, values, target)

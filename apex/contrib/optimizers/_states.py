@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from apex._bits import join_remainders, split_remainders
 from apex.contrib.optimizers._flat import copy_lists, flat
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -55,20 +56,6 @@ def store_parameters(bucket, values):
         _store(bucket, "param", bucket.params_shard, values)
     if bucket.param_remainders_shard is not None:
         bucket.param_remainders_shard.copy_(split_remainders(values)[1])
-
-
-def split_remainders(values):
-    """(bfloat16, int16) of float32: the nearest, halves up, and the lower 16 bits, with which it is exact."""
-    bits = values.view(torch.int32)
-    rounded = ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
-    return rounded, bits.to(torch.int16)
-
-
-def join_remainders(rounded, remainders):
-    """The float32 that `split_remainders` was given."""
-    low = remainders.to(torch.int32)
-    high = rounded.view(torch.int16).to(torch.int32)
-    return ((high << 16) + low).view(torch.float32)
 
 
 def model_shard(bucket, parameter_of, dtype):

@@ -9,6 +9,8 @@ import torch
 
 from apex._gradients import separate_gradients
 from apex._legacy import amp_C
+from apex.contrib.optimizers.fused_adam import FusedAdam
+from apex.contrib.optimizers.fused_sgd import FusedSGD
 from apex.fp16_utils._master_optimizer import MasterOptimizer
 from apex.multi_tensor_apply import multi_tensor_applier
 
@@ -27,8 +29,9 @@ class FP16_Optimizer(MasterOptimizer):
             optimizer.backward(criterion(model(images), labels))    # in the place of loss.backward()
             optimizer.step()
 
-    It wraps any optimizer of apex.optimizers or torch (public apex's wraps those of its contrib, whose step() takes
-    gradients). New code: FusedAdam(..., master_weights=True) with torch.amp.GradScaler, or apex.amp.
+    It wraps any optimizer of apex.optimizers or torch, and FusedAdam and FusedSGD of this package, whose step() is
+    given gradients and the model's parameters, so that masters need no gradients. New code: FusedAdam of
+    apex.optimizers with master_weights=True and torch.amp.GradScaler, or apex.amp.
 
     Args:
         init_optimizer: an optimizer over floating-point parameters; the masters take their place in its groups.
@@ -106,6 +109,9 @@ class FP16_Optimizer(MasterOptimizer):
             for p, master in zip(params, masters, strict=True)
             if p.grad is not None
         ]
+        if isinstance(self.optimizer, (FusedAdam, FusedSGD)):
+            self._update_scale(self._step_with_gradients())
+            return
         skip = self._unscale(pairs)
         try:
             if not skip:
@@ -116,6 +122,22 @@ class FP16_Optimizer(MasterOptimizer):
             for _, master in pairs:
                 master.grad = None
         self._update_scale(skip)
+
+    def _step_with_gradients(self):
+        """The step of an optimizer that is given gradients, left out where one holds inf or nan: whether it was."""
+        grads = [[p.grad for p in group] for group in self.fp16_groups]
+        flags, norms = [], []
+        for group in grads:
+            known = [grad for grad in group if grad is not None]
+            device = known[0].device if known else torch.device("cpu")
+            flags.append(torch.zeros(1, dtype=torch.int32, device=device))
+            norms.append(multi_tensor_applier(amp_C.multi_tensor_l2norm, flags[-1], [known])[0])
+        skip = any(bool(flag) for flag in flags)
+        if not skip:
+            self.optimizer.step(
+                grads=grads, output_params=self.fp16_groups, scale=self.cur_scale, grad_norms=norms
+            )
+        return skip
 
     def _unscale(self, pairs):
         """Gives the masters their gradients; whether one holds inf or nan."""

@@ -15,10 +15,10 @@ import zero_ranks
 from zero_common import HYPER, SMALL, Oracle, backward, clones, equal, make, parameters
 
 from apex import amp
+from apex._bits import join_remainders, split_remainders
 from apex.amp import AmpUsageError
 from apex.contrib.optimizers import DistributedFusedAdam
 from apex.contrib.optimizers._buckets import Layout
-from apex.contrib.optimizers._states import join_remainders, split_remainders
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed")
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16

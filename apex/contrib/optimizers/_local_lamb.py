@@ -1,0 +1,165 @@
+"""LAMB on this rank's shards: moments and updates, the norms of whole parameters over all ranks, then the step."""
+
+from __future__ import annotations
+
+import torch
+
+from apex import _loader
+from apex._bits import to_e5m2
+from apex.optimizers._scalars import rate_on_device
+
+_HALVES = (torch.float16, torch.bfloat16)  # copies that the step writes beside float32 parameters
+
+
+class Fragments:
+    """The local fragments whose parameters are updated, group by group, and what does not change from step to step.
+
+    Args:
+        buckets: all StateBuckets.
+        place: parameter's (group, place in the group) -> its number among all parameters.
+        is_updated: fragment -> whether its parameter is.
+        device: where they are.
+
+    Attributes:
+        of_group: {group: [(number of the bucket, slice of its shard)]}.
+        parameters: {group: int64 tensor, the number of each fragment's parameter}.
+        count: of parameters.
+    """
+
+    def __init__(self, buckets, place, is_updated, device):
+        self.count = len(place)
+        self.of_group: dict[int, list] = {}
+        numbers: dict[int, list[int]] = {}
+        for number, bucket in enumerate(buckets):
+            for fragment in bucket.local_fragments:
+                if is_updated(fragment):
+                    group = fragment.param_group_id
+                    self.of_group.setdefault(group, []).append((number, slice(*fragment.shard_range)))
+                    numbers.setdefault(group, []).append(place[group, fragment.param_id])
+        self.parameters = {
+            group: torch.tensor(found, dtype=torch.int64, device=device) for group, found in numbers.items()
+        }
+        order = [number for found in numbers.values() for number in found]
+        self._table = _table(order, self.count, device)
+
+    def sums(self, of_fragments):
+        """(k, fragments, in the order of the groups) -> (k, parameters): sums, in one order at every step."""
+        padded = torch.cat([of_fragments, of_fragments.new_zeros(of_fragments.size(0), 1)], dim=1)
+        return padded[:, self._table].sum(-1)
+
+
+def _table(order, count, device):
+    """(parameters, most fragments of one): places in `order` where the parameter stands, and len(order) beyond them."""
+    places: list[list[int]] = [[] for _ in range(count)]
+    for place, number in enumerate(order):
+        places[number].append(place)
+    most = max(map(len, places), default=0)
+    rows = [row + [len(order)] * (most - len(row)) for row in places]
+    return torch.tensor(rows, dtype=torch.int64, device=device).view(count, most)
+
+
+class LocalLamb:
+    """One step of all buckets, whose state is float32.
+
+    Args:
+        optimizer: DistributedFusedLAMB.
+        fragments: Fragments.
+        inv_scale: float32 tensor of one element: gradients are multiplied by it.
+        norm: float32 tensor of one element, of all gradients times inv_scale, for max_grad_norm.
+        found_inf: float32 tensor of one element: not 0: nothing is to change.
+    """
+
+    def __init__(self, optimizer, fragments, inv_scale, norm, found_inf):
+        _loader.load()
+        self._o, self._fragments = optimizer, fragments
+        self._inv_scale, self._norm, self._found_inf = inv_scale, norm, found_inf
+        # Of all groups, on every rank: what raises does so before anything is updated, and on all ranks alike.
+        self._options = [self._options_of(group) for group in optimizer.param_groups]
+
+    def update(self, buckets, gradients, targets):
+        """Updates buckets, and returns this rank's shard of each as it is to be sent.
+
+        gradients: this rank's shard of each bucket's. targets: where the shard of parameters goes, or None.
+        """
+        updates = [torch.empty_like(bucket.params_shard) for bucket in buckets]
+        rows = {
+            group: [
+                [shards[number][part] for number, part in fragments]
+                for shards in (
+                    gradients,
+                    [b.params_shard for b in buckets],
+                    [b.exp_avg_shard for b in buckets],
+                    [b.exp_avg_sq_shard for b in buckets],
+                    updates,
+                )
+            ]
+            for group, fragments in self._fragments.of_group.items()
+        }
+        for group, lists in rows.items():
+            self._moments(group, lists)
+        norms = self._norms(rows)
+        sent = [self._copies(bucket, target) for bucket, target in zip(buckets, targets, strict=True)]
+        for group, lists in rows.items():
+            self._apply(group, lists, norms, sent)
+        return [self._sent(bucket, copies) for bucket, copies in zip(buckets, sent, strict=True)]
+
+    def _options_of(self, group):
+        beta1, beta2 = map(float, group["betas"])
+        moments = dict(
+            beta1=beta1, beta2=beta2, eps=float(group["eps"]), bias_correction=bool(group["bias_correction"]),
+            grad_averaging=bool(group["grad_averaging"]),
+        )  # fmt: skip
+        return moments, float(group["weight_decay"]), rate_on_device(group, self._o.device)
+
+    def _moments(self, group, lists):
+        moments, decay, _ = self._options[group]
+        decays = torch.full((len(lists[0]),), decay, dtype=torch.float32, device=self._o.device)
+        torch.ops.apex.multi_tensor_lamb_stage1(
+            *lists, decays, 0, global_grad_norm=self._norm, max_global_grad_norm=self._o.max_norm_of_step,
+            decay_mode=int(self._o.adam_w_mode), step_tensor=self._o.state["step"], inv_scale=self._inv_scale,
+            found_inf=self._found_inf, **moments,
+        )  # fmt: skip
+
+    def _norms(self, rows):
+        """(2, parameters): of whole parameters, and of their updates."""
+        device = self._o.device
+        squares = [[], []]
+        for lists in rows.values():
+            for k, tensors in enumerate((lists[1], lists[4])):
+                total, each = (torch.zeros(n, dtype=torch.float32, device=device) for n in (1, len(tensors)))
+                torch.ops.apex.multi_tensor_l2norm(tensors, total, each)
+                squares[k].append(each.square_())
+        empty = torch.zeros(0, dtype=torch.float32, device=device)
+        found = self._fragments.sums(torch.stack([torch.cat([empty, *column]) for column in squares]))
+        self._o._ranks.sum_over_shards(found)
+        return found.sqrt_()
+
+    def _apply(self, group, lists, norms, sent):
+        _, decay, rate = self._options[group]
+        fragments = self._fragments.of_group[group]
+        of_fragments = norms[:, self._fragments.parameters[group]]
+        kinds: dict[bool, list[int]] = {}
+        for place, (number, _) in enumerate(fragments):
+            kinds.setdefault(sent[number] is not None, []).append(place)
+        for has_copies, places in kinds.items():
+            chosen = of_fragments if len(kinds) == 1 else of_fragments[:, places]
+            copies = [sent[fragments[i][0]][fragments[i][1]] for i in places] if has_copies else []
+            torch.ops.apex.multi_tensor_lamb_stage2(
+                [lists[1][i] for i in places], [lists[4][i] for i in places], copies, *chosen.contiguous().unbind(),
+                rate["lr"], decay, self._o.use_nvlamb, lr_tensor=rate["lr_tensor"], found_inf=self._found_inf,
+            )  # fmt: skip
+
+    # ---- what is sent
+
+    def _copies(self, bucket, target):
+        """Where the step writes parameters as they are sent, holding what it does not write; None: it does not."""
+        if bucket.param_sync_dtype not in _HALVES:
+            return None
+        if target is None:
+            target = torch.empty_like(bucket.params_shard, dtype=bucket.param_sync_dtype)
+        return target.copy_(bucket.params_shard)
+
+    def _sent(self, bucket, copies):
+        if copies is not None:
+            return copies
+        return to_e5m2(bucket.params_shard) if bucket.param_sync_dtype == torch.uint8 else bucket.params_shard
