@@ -32,7 +32,6 @@ LISTED = public_names.listed()
 ABSENT = [
     "apex.DeprecatedFeatureWarning",
     "apex.contrib.openfold_triton",
-    "apex.contrib.optimizers.distributed_fused_lamb",
     "apex.contrib.sparsity",
     "apex.contrib.torchsched",
     "apex.deprecated_warning",

@@ -76,18 +76,18 @@ def check_whole(state_dict, groups):
         missing = [name for name in NAMES if name not in states.get(key, ())]
         if missing:
             raise ValueError(
-                f"DistributedFusedAdam: the checkpoint has no {', '.join(missing)} for parameter {key}: it is not "
+                f"apex.contrib.optimizers: the checkpoint has no {', '.join(missing)} for parameter {key}: it is not "
                 "one of this optimizer. Load torch's and FusedAdam's into those optimizers"
             )
         shapes = {tuple(states[key][name].shape) for name in NAMES}
         if shapes != {tuple(p.shape)}:
             raise ValueError(
-                f"DistributedFusedAdam: parameter {key} has shape {tuple(p.shape)} here and "
+                f"apex.contrib.optimizers: parameter {key} has shape {tuple(p.shape)} here and "
                 f"{', '.join(map(str, shapes))} in the checkpoint: build the model that was saved"
             )
     if "step" not in states:
         raise ValueError(
-            "DistributedFusedAdam: the checkpoint counts no steps: it is not one of this optimizer"
+            "apex.contrib.optimizers: the checkpoint counts no steps: it is not one of this optimizer"
         )
     return [states[key] for key in keys]
 
@@ -98,7 +98,7 @@ def check_groups(state_dict, groups):
     wanted = [len(group["params"]) for group in groups]
     if found != wanted:
         raise ValueError(
-            f"DistributedFusedAdam: the checkpoint has groups of {found} parameters, this optimizer of {wanted}: "
+            f"apex.contrib.optimizers: the checkpoint has groups of {found} parameters, this optimizer of {wanted}: "
             "make the groups that were saved"
         )
     return [key for group in state_dict["param_groups"] for key in group["params"]]
@@ -163,7 +163,7 @@ def load_shard(state_dict, buckets):
     """Copies the tensors of saved buckets into these, once all are known to fit."""
     saved = state_dict["state"].get("buckets")
     if saved is None:
-        raise ValueError("DistributedFusedAdam: the checkpoint has no buckets: it is not one of format 1")
+        raise ValueError("apex.contrib.optimizers: the checkpoint has no buckets: it is not one of format 1")
     if [b.fragments for b in saved] != [b.fragments for b in buckets]:
         raise _other_layout("parameters lie in other places of the buckets")
     pairs = []
@@ -192,6 +192,6 @@ def _tensors(bucket):
 
 def _other_layout(why):
     return RuntimeError(
-        f"DistributedFusedAdam: this checkpoint of format 1 fits the ranks and options that it was saved with alone: "
-        f"{why}. Load it there, and save it with state_dict(state_dict_format=2), which fits any"
+        "apex.contrib.optimizers: this checkpoint of format 1 fits the ranks and options that it was saved with "
+        f"alone: {why}. Load it there, and save it with state_dict(state_dict_format=2), which fits any"
     )

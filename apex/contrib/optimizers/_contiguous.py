@@ -47,7 +47,7 @@ def check_can_move(p, bucket):
     same_bytes = not dtype.is_floating_point and dtype.itemsize == p.dtype.itemsize
     if p.dtype != dtype and not same_bytes:
         raise RuntimeError(
-            f"DistributedFusedAdam: a parameter of {p.dtype} cannot be a view of a buffer of {dtype}: pass "
+            f"apex.contrib.optimizers: a parameter of {p.dtype} cannot be a view of a buffer of {dtype}: pass "
             f"param_sync_dtype={p.dtype}, or leave out contiguous_param_buffer"
         )
 

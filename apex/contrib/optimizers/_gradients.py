@@ -279,6 +279,10 @@ class Gradients:
         self.finish()
         self._started = 0
 
+    def locals(self):
+        """What this rank contributes, of the buckets where it has something, for the current stream to write."""
+        return [bucket.open(self._streams) for bucket in self.buckets if bucket.local is not None]
+
     def shards(self):
         """Each bucket's shard of what was reduced, for the current stream to read."""
         for bucket in self.buckets:
@@ -289,7 +293,7 @@ class Gradients:
 def _elements(p):
     if p.grad.layout != torch.strided:
         raise TypeError(
-            f"DistributedFusedAdam: the gradient of a parameter of shape {tuple(p.shape)} is sparse and cannot be "
+            f"apex.contrib.optimizers: the gradient of a parameter of shape {tuple(p.shape)} is sparse and cannot be "
             "reduced: make it without sparse=True"
         )
     return flat_like(p.grad, p)

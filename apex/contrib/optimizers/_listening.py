@@ -11,7 +11,7 @@ _hooks = WeakTensorKeyDictionary()  # parameter -> (reference to its optimizer, 
 
 
 class Listening:
-    """Mixin of DistributedFusedAdam."""
+    """Mixin of ShardedOptimizer."""
 
     def _listen(self):
         """Hooks on all parameters, frozen ones too: they may thaw. Those of an earlier optimizer are removed."""

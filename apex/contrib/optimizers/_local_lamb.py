@@ -8,8 +8,6 @@ from apex import _loader
 from apex._bits import to_e5m2
 from apex.optimizers._scalars import rate_on_device
 
-_HALVES = (torch.float16, torch.bfloat16)  # copies that the step writes beside float32 parameters
-
 
 class Fragments:
     """The local fragments whose parameters are updated, group by group, and what does not change from step to step.
@@ -65,21 +63,23 @@ class LocalLamb:
         optimizer: DistributedFusedLAMB.
         fragments: Fragments.
         inv_scale: float32 tensor of one element: gradients are multiplied by it.
-        norm: float32 tensor of one element, of all gradients times inv_scale, for max_grad_norm.
+        norm: float32 tensor of one element, of all gradients times inv_scale.
+        max_norm: gradients are scaled down to this norm; 0: never.
         found_inf: float32 tensor of one element: not 0: nothing is to change.
     """
 
-    def __init__(self, optimizer, fragments, inv_scale, norm, found_inf):
+    def __init__(self, optimizer, fragments, inv_scale, norm, max_norm, found_inf):
         _loader.load()
         self._o, self._fragments = optimizer, fragments
-        self._inv_scale, self._norm, self._found_inf = inv_scale, norm, found_inf
+        self._inv_scale, self._norm, self._max_norm, self._found_inf = inv_scale, norm, max_norm, found_inf
         # Of all groups, on every rank: what raises does so before anything is updated, and on all ranks alike.
         self._options = [self._options_of(group) for group in optimizer.param_groups]
 
-    def update(self, buckets, gradients, targets):
+    def update(self, buckets, gradients, copies):
         """Updates buckets, and returns this rank's shard of each as it is to be sent.
 
-        gradients: this rank's shard of each bucket's. targets: where the shard of parameters goes, or None.
+        gradients: this rank's shard of each bucket's. copies: of the shard of parameters, in half precision, which the
+        step updates with it, or None.
         """
         updates = [torch.empty_like(bucket.params_shard) for bucket in buckets]
         rows = {
@@ -98,10 +98,9 @@ class LocalLamb:
         for group, lists in rows.items():
             self._moments(group, lists)
         norms = self._norms(rows)
-        sent = [self._copies(bucket, target) for bucket, target in zip(buckets, targets, strict=True)]
         for group, lists in rows.items():
-            self._apply(group, lists, norms, sent)
-        return [self._sent(bucket, copies) for bucket, copies in zip(buckets, sent, strict=True)]
+            self._apply(group, lists, norms, copies)
+        return [_sent(bucket, copy) for bucket, copy in zip(buckets, copies, strict=True)]
 
     def _options_of(self, group):
         beta1, beta2 = map(float, group["betas"])
@@ -115,7 +114,7 @@ class LocalLamb:
         moments, decay, _ = self._options[group]
         decays = torch.full((len(lists[0]),), decay, dtype=torch.float32, device=self._o.device)
         torch.ops.apex.multi_tensor_lamb_stage1(
-            *lists, decays, 0, global_grad_norm=self._norm, max_global_grad_norm=self._o.max_norm_of_step,
+            *lists, decays, 0, global_grad_norm=self._norm, max_global_grad_norm=self._max_norm,
             decay_mode=int(self._o.adam_w_mode), step_tensor=self._o.state["step"], inv_scale=self._inv_scale,
             found_inf=self._found_inf, **moments,
         )  # fmt: skip
@@ -134,32 +133,35 @@ class LocalLamb:
         self._o._ranks.sum_over_shards(found)
         return found.sqrt_()
 
-    def _apply(self, group, lists, norms, sent):
+    def _apply(self, group, lists, norms, of_buckets):
         _, decay, rate = self._options[group]
         fragments = self._fragments.of_group[group]
         of_fragments = norms[:, self._fragments.parameters[group]]
         kinds: dict[bool, list[int]] = {}
         for place, (number, _) in enumerate(fragments):
-            kinds.setdefault(sent[number] is not None, []).append(place)
+            kinds.setdefault(of_buckets[number] is not None, []).append(place)
         for has_copies, places in kinds.items():
             chosen = of_fragments if len(kinds) == 1 else of_fragments[:, places]
-            copies = [sent[fragments[i][0]][fragments[i][1]] for i in places] if has_copies else []
+            copies = [of_buckets[fragments[i][0]][fragments[i][1]] for i in places] if has_copies else []
             torch.ops.apex.multi_tensor_lamb_stage2(
                 [lists[1][i] for i in places], [lists[4][i] for i in places], copies, *chosen.contiguous().unbind(),
                 rate["lr"], decay, self._o.use_nvlamb, lr_tensor=rate["lr_tensor"], found_inf=self._found_inf,
             )  # fmt: skip
 
-    # ---- what is sent
 
-    def _copies(self, bucket, target):
-        """Where the step writes parameters as they are sent, holding what it does not write; None: it does not."""
-        if bucket.param_sync_dtype not in _HALVES:
-            return None
-        if target is None:
-            target = torch.empty_like(bucket.params_shard, dtype=bucket.param_sync_dtype)
-        return target.copy_(bucket.params_shard)
+def copy_of(bucket, target):
+    """What the step keeps a half-precision copy of the parameters in, to be sent; None: it is another dtype.
 
-    def _sent(self, bucket, copies):
-        if copies is not None:
-            return copies
-        return to_e5m2(bucket.params_shard) if bucket.param_sync_dtype == torch.uint8 else bucket.params_shard
+    target: where it lies if the parameters are gathered in place, or None.
+    """
+    if bucket.param_sync_dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if target is None:
+        target = torch.empty_like(bucket.params_shard, dtype=bucket.param_sync_dtype)
+    return target.copy_(bucket.params_shard)
+
+
+def _sent(bucket, copy):
+    if copy is not None:
+        return copy
+    return to_e5m2(bucket.params_shard) if bucket.param_sync_dtype == torch.uint8 else bucket.params_shard

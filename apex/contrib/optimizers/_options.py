@@ -1,4 +1,4 @@
-"""What DistributedFusedAdam refuses: options that contradict each other, and parameters that it cannot shard."""
+"""What sharded optimizers refuse: options that contradict each other, and parameters that they cannot shard."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def device_of(params, wanted):
     devices = {p.device for p in params}
     if len(devices) > 1:
         raise ValueError(
-            f"DistributedFusedAdam: parameters are on {', '.join(sorted(map(str, devices)))}: one device a process"
+            f"apex.contrib.optimizers: parameters are on {', '.join(sorted(map(str, devices)))}: one device a process"
         )
     wanted = None if wanted is None else torch.device(wanted)
     if not devices:
@@ -72,7 +72,7 @@ def device_of(params, wanted):
         return device
     if wanted.type != device.type or wanted.index not in (None, device.index):
         raise RuntimeError(
-            f"DistributedFusedAdam: device={wanted}, but the parameters are on {device}: move the model first, or "
+            f"apex.contrib.optimizers: device={wanted}, but the parameters are on {device}: move the model first, or "
             "leave device out"
         )
     return device
@@ -112,7 +112,8 @@ def check_placement(where, p, optimizer, dtypes):
             f"init_params(such parameters, param_sync_dtype={p.dtype}) first"
         )
     sent = torch.float32 if optimizer.with_scaled_states else state
-    if not values.is_floating_point and torch.float16 in (sent, p.dtype) and sent != p.dtype:
+    leading = not values.is_floating_point and optimizer._unpack is None  # bytes of `sent`
+    if leading and torch.float16 in (sent, p.dtype) and sent != p.dtype:
         raise ValueError(
             f"{where} is {p.dtype}, whose leading bytes are not those of {sent}: it cannot travel as {values}; "
             "choose another param_sync_dtype"

@@ -52,10 +52,11 @@ class ParameterBucket:
         state: the StateBucket.
         shard: this rank's shard, of state.param_sync_dtype.
         buffer: the bucket's part of a contiguous parameter buffer, or None.
+        unpack: what arrived, of param_sync_dtype -> the values to be written; None: these are.
     """
 
-    def __init__(self, places, state, shard, buffer=None):
-        self.params = places.params
+    def __init__(self, places, state, shard, buffer=None, unpack=None):
+        self.params, self._unpack = places.params, unpack
         self._places, self._state, self._shard = places, state, shard
         self._whole, self._work = buffer, None
 
@@ -71,10 +72,11 @@ class ParameterBucket:
         if self._work is not None:
             with waiting_for_ranks(PARAMETERS):
                 self._work.wait()
+        whole = self._whole if self._unpack is None else self._unpack(self._whole)
         copies = [
             (source, target)
             for source, target, p in zip(
-                self._places.in_bucket(self._whole), self._places.in_model(), self.params, strict=True
+                self._places.in_bucket(whole), self._places.in_model(), self.params, strict=True
             )
             if p.requires_grad and source.data_ptr() != target.data_ptr()
         ]

@@ -18,11 +18,11 @@ from apex.contrib.optimizers._states import model_shard, scale_states, store_par
 
 def name_of(group, place):
     """What errors call a parameter."""
-    return f"DistributedFusedAdam: parameter {place} of group {group}"
+    return f"apex.contrib.optimizers: parameter {place} of group {group}"
 
 
 class Placement:
-    """Mixin of DistributedFusedAdam, which makes these attributes."""
+    """Mixin of ShardedOptimizer, which makes these attributes."""
 
     device: Any
     state: Any
@@ -201,7 +201,7 @@ class Placement:
         """
         if not self.contiguous_grad_buffer:
             raise RuntimeError(
-                "DistributedFusedAdam: there is no gradient buffer to view: pass contiguous_grad_buffer=True"
+                "apex.contrib.optimizers: there is no gradient buffer to view: pass contiguous_grad_buffer=True"
             )
         self._materialize()
         if not param.numel():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import typing
 import zlib
 
@@ -36,12 +37,12 @@ class Agreement(typing.NamedTuple):
 
 
 def waiting_for_ranks(what):
-    """`waiting`, in the words of DistributedFusedAdam."""
+    """`waiting`, in the words of sharded optimizers."""
     return waiting(
         what,
         "a rank ended, or did not call what this one called. Every rank calls step(), zero_grad(), grad_sync(), "
         "grad_norm(), clip_grad_norm(), unscale_grads() and state_dict() alike",
-        "DistributedFusedAdam",
+        "apex.contrib.optimizers",
     )
 
 
@@ -52,15 +53,27 @@ class Ranks:
         process_group: all ranks; None: those of torch.distributed.
         distributed: ranks to shard over; None: all.
         redundant: ranks that hold the same shard; None: this one alone.
+        full: reductions give every rank all sums, of which it takes its shard.
+        reducing, across, gathering: groups of the same ranks as distributed, redundant (full: process_group) and
+            distributed, by turns for reductions, those over copies, and parameters; None: that one alone.
 
     Raises:
         RuntimeError: torch.distributed is not initialized; the sizes do not multiply to that of the whole.
     """
 
-    def __init__(self, process_group=None, distributed=None, redundant=None):
+    def __init__(
+        self,
+        process_group=None,
+        distributed=None,
+        redundant=None,
+        full=False,
+        reducing=None,
+        across=None,
+        gathering=None,
+    ):
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
-                "DistributedFusedAdam: there are no ranks to shard over; call "
+                "apex.contrib.optimizers: there are no ranks to shard over; call "
                 'torch.distributed.init_process_group("nccl") first ("gloo" on CPUs; a single process may be a '
                 "group of one)"
             )
@@ -73,11 +86,15 @@ class Ranks:
         self.rank = dist.get_rank(self.distributed)
         if self.count < 1 or self.shards * self.copies != self.count:
             raise RuntimeError(
-                f"DistributedFusedAdam: {self.shards} ranks in distributed_process_group times {self.copies} in "
+                f"apex.contrib.optimizers: {self.shards} ranks in distributed_process_group times {self.copies} in "
                 f"redundant_process_group are not the {self.count} of process_group; pass groups that make a grid "
                 "of it, or leave them out to shard over all ranks"
             )
         self.root = dist.get_global_rank(self.everyone, 0)
+        self._full = full
+        self._reducing = itertools.cycle(reducing or [self.distributed])
+        self._across = itertools.cycle(across or [self.everyone if full else self.redundant])
+        self._gathering = itertools.cycle(gathering or [self.distributed])
         self._hosts = _hosts_of(self.everyone)
 
     def broadcast(self, tensors):
@@ -88,6 +105,20 @@ class Ranks:
                     dist.broadcast(t, src=self.root, group=self.everyone, async_op=True) for t in tensors
                 ]:
                     work.wait()
+
+    def check_same(self, what, described):
+        """Raises RuntimeError on every rank unless all described themselves by the same text. Every rank calls it."""
+        if self._hosts is None:
+            return
+        checksum = zlib.crc32(described.encode())
+        found = torch.tensor([checksum, -checksum], dtype=torch.int64, device="cpu")
+        with waiting_for_ranks("the parameters at the start"):
+            self._hosts.allreduce([found], _largest()).wait()
+        if found[0] != -found[1]:
+            raise RuntimeError(
+                f"apex.contrib.optimizers: {what} are not the same on all ranks: build the same model, in the same "
+                "order and with the same options, on every rank of the process group"
+            )
 
     def ask(self, purpose, late=False, *, started, opened, trained):
         """Starts to agree on what all ranks are about to do. Every rank must call it.
@@ -103,10 +134,8 @@ class Ranks:
         checksum = zlib.crc32(bytes(trained))
         mine = [purpose is DROP, purpose is SYNC, started, late, opened, not opened, checksum, -checksum]
         found = torch.tensor([int(number) for number in mine], dtype=torch.int64, device="cpu")
-        largest = dist.AllreduceOptions()
-        largest.reduceOp = dist.ReduceOp.MAX
         with waiting_for_ranks(purpose):
-            work = self._hosts.allreduce([found], largest)
+            work = self._hosts.allreduce([found], _largest())
 
         def answer():
             with waiting_for_ranks(purpose):
@@ -129,13 +158,18 @@ class Ranks:
             operation = dist.ReduceOp.AVG
         elif average:
             whole.mul_(1 / self.count)  # before the sum, so that float16 stays in range
+        if self._full:
+            with waiting_for_ranks(REDUCTION):
+                work = dist.all_reduce(whole, op=operation, group=next(self._across), async_op=True)
+            return _OwnPart(work, whole.chunk(self.shards)[self.rank], shard)
         with waiting_for_ranks(REDUCTION):
-            work = _reduce_scatter(shard, whole, op=operation, group=self.distributed, async_op=True)
+            work = _reduce_scatter(shard, whole, op=operation, group=next(self._reducing), async_op=True)
         if self.copies > 1:
+            group = next(self._across)
 
             def over_copies():
                 with waiting_for_ranks(REDUCTION):
-                    return dist.all_reduce(shard, op=operation, group=self.redundant, async_op=True)
+                    return dist.all_reduce(shard, op=operation, group=group, async_op=True)
 
             work = _Both(work, over_copies)
             if shard.device.type != "cpu":
@@ -149,13 +183,19 @@ class Ranks:
                 whole.copy_(shard)
             return None
         with waiting_for_ranks(PARAMETERS):
-            return _all_gather(whole, shard, group=self.distributed, async_op=True)
+            return _all_gather(whole, shard, group=next(self._gathering), async_op=True)
 
     def sum_over_shards(self, tensor):
         """Sums a tensor over the ranks that hold different shards, in place."""
         if self.shards > 1:
             with waiting_for_ranks("a norm of gradients"):
                 dist.all_reduce(tensor, group=self.distributed)
+
+
+def _largest():
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    return options
 
 
 class _Both:
@@ -180,6 +220,18 @@ class _Both:
         self._work.wait()
 
 
+class _OwnPart:
+    """A collective that gives every rank everything: what to wait for, then `shard` is its own part."""
+
+    def __init__(self, work, part, shard):
+        self._work, self._part, self._shard = work, part, shard
+        self.is_completed = work.is_completed
+
+    def wait(self):
+        self._work.wait()
+        self._shard.copy_(self._part)
+
+
 def _problem(some_dropped, some_opened, others_train):
     """What keeps ranks from going on together, in words; None: nothing."""
     drop = (
@@ -187,12 +239,12 @@ def _problem(some_dropped, some_opened, others_train):
         "every rank alike"
     )
     if some_dropped:
-        return f"DistributedFusedAdam: some ranks called {DROP}, while others are at {SYNC}: {drop}"
+        return f"apex.contrib.optimizers: some ranks called {DROP}, while others are at {SYNC}: {drop}"
     if some_opened:
-        return f"DistributedFusedAdam: only some ranks called {DROP} since the last step: {drop}"
+        return f"apex.contrib.optimizers: only some ranks called {DROP} since the last step: {drop}"
     if others_train:
         return (
-            "DistributedFusedAdam: parameters require gradients on some ranks only: set requires_grad alike on "
+            "apex.contrib.optimizers: parameters require gradients on some ranks only: set requires_grad alike on "
             "every rank, then call zero_grad()"
         )
     return None
@@ -211,11 +263,11 @@ def _hosts_of(group):
         return None
     if not dist.is_gloo_available():
         raise RuntimeError(
-            "DistributedFusedAdam: ranks tell each other by gloo what they are about to do, and this torch has none: "
-            "use a torch built with USE_GLOO=1"
+            "apex.contrib.optimizers: ranks tell each other by gloo what they are about to do, and this torch has "
+            "none: use a torch built with USE_GLOO=1"
         )
     _made[group.group_name] += 1
-    name = f"DistributedFusedAdam/{group.group_name}/{_made[group.group_name]}"
+    name = f"apex.contrib.optimizers/{group.group_name}/{_made[group.group_name]}"
     store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     try:
@@ -226,7 +278,7 @@ def _hosts_of(group):
         if not is_of_ranks(error):
             raise
         raise RuntimeError(
-            f"DistributedFusedAdam: the hosts of {ranks} ranks do not reach each other by gloo: every rank of the "
+            f"apex.contrib.optimizers: the hosts of {ranks} ranks do not reach each other by gloo: every rank of the "
             "process group makes the optimizer; GLOO_SOCKET_IFNAME names the network interface, as eth0"
         ) from error
 

@@ -10,7 +10,7 @@ from apex.contrib.optimizers import _checkpoint
 
 
 class Saving:
-    """Mixin of DistributedFusedAdam, before torch's Optimizer; the optimizer makes these attributes."""
+    """Mixin of ShardedOptimizer, before torch's Optimizer; the optimizer makes these attributes."""
 
     device: Any
     state: Any
@@ -38,7 +38,7 @@ class Saving:
         """
         if state_dict_format not in (None, 1, 2):
             raise ValueError(
-                f"DistributedFusedAdam: there is no state dict format {state_dict_format}: 1 or 2"
+                f"apex.contrib.optimizers: there is no state dict format {state_dict_format}: 1 or 2"
             )
         if gather_on_root is not None and state_dict_format != 1:
             raise ValueError("gather_on_root belongs to state_dict_format=1: format 2 is whole on every rank")
@@ -79,7 +79,7 @@ class Saving:
         if form is None:
             form = 1 if "gathered_states" in state_dict or "buckets" in state_dict["state"] else 2
         if form not in (1, 2):
-            raise ValueError(f"DistributedFusedAdam: there is no state dict format {form}: 1 or 2")
+            raise ValueError(f"apex.contrib.optimizers: there is no state dict format {form}: 1 or 2")
         if form == 1:
             state_dict = _checkpoint.shard_of(state_dict, self._ranks)
             _checkpoint.check_groups(state_dict, self.param_groups)

@@ -9,7 +9,7 @@ from torch.amp.grad_scaler import OptState
 
 
 class ScaledGradients:
-    """Mixin of DistributedFusedAdam: nothing here touches a gradient; one factor, `_grad_scale`, is the step's."""
+    """Mixin of ShardedOptimizer: nothing here touches a gradient; one factor, `_grad_scale`, is the step's."""
 
     def _shards_of_gradients(self, parameters=None):
         """This rank's parts of the gradients: of all, or of these parameters."""
@@ -22,13 +22,13 @@ class ScaledGradients:
     def _subset(self, parameters, norm_type):
         """None for all parameters of the optimizer, else a list."""
         if float(norm_type) != 2.0:
-            raise ValueError(f"DistributedFusedAdam: norm_type must be 2, not {norm_type}")
+            raise ValueError(f"apex.contrib.optimizers: norm_type must be 2, not {norm_type}")
         if parameters is None:
             return None
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if any(p not in self._place for p in parameters):
             raise RuntimeError(
-                "DistributedFusedAdam: a parameter that is not this optimizer's has no gradient here: pass its own"
+                "apex.contrib.optimizers: a parameter that is not this optimizer's has no gradient here: pass its own"
             )
         chosen = set(parameters)
         return None if len(chosen) == len(self._place) else [p for p in self._place if p in chosen]
@@ -38,13 +38,17 @@ class ScaledGradients:
         """This rank's part of the squared norm, before _grad_scale: float32, on the device."""
         parameters = self._subset(parameters, norm_type)
         self.grad_sync()
+        return self._square_sum(self._shards_of_gradients(parameters))
+
+    def _square_sum(self, tensors):
+        """The sum of the squares of all elements: float32, of no dimension, on the device."""
         by_dtype = {}
-        for shard in self._shards_of_gradients(parameters):
-            by_dtype.setdefault(shard.dtype, []).append(shard)
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
         squares = torch.zeros([], dtype=torch.float32, device=self.device)
-        for shards in by_dtype.values():
+        for of_dtype in by_dtype.values():
             norm = torch.zeros(1, dtype=torch.float32, device=self.device)
-            torch.ops.apex.multi_tensor_l2norm(shards, norm)
+            torch.ops.apex.multi_tensor_l2norm(of_dtype, norm)
             squares += norm.square().view([])
         return squares
 
@@ -79,7 +83,7 @@ class ScaledGradients:
         Raises ValueError unless max_norm > 0, and what `grad_norm` raises.
         """
         if not max_norm > 0:
-            raise ValueError(f"DistributedFusedAdam: max_norm must be positive: {max_norm}")
+            raise ValueError(f"apex.contrib.optimizers: max_norm must be positive: {max_norm}")
         norm = self.grad_norm(parameters=parameters, norm_type=norm_type)
         self._grad_scale.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
@@ -135,7 +139,7 @@ class ScaledGradients:
             self.unscale_grads(grad_scaler=grad_scaler)
         elif not self._unscaled:
             raise RuntimeError(
-                "GradScaler.unscale_(optimizer) does not reach the gradients of DistributedFusedAdam, which lie in "
+                "GradScaler.unscale_(optimizer) does not reach gradients of a sharded optimizer, which lie in "
                 "buckets: call optimizer.unscale_grads(grad_scaler=scaler) in its place"
             )
         first, *others = stage["found_inf_per_device"].values()
