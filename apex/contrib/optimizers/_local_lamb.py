@@ -26,8 +26,8 @@ class Fragments:
 
     def __init__(self, buckets, place, is_updated, device):
         self.count = len(place)
-        self.of_group: dict[int, list] = {}
-        numbers: dict[int, list[int]] = {}
+        self.of_group = {}
+        numbers = {}
         for number, bucket in enumerate(buckets):
             for fragment in bucket.local_fragments:
                 if is_updated(fragment):
@@ -48,7 +48,7 @@ class Fragments:
 
 def _table(order, count, device):
     """(parameters, most fragments of one): places in `order` where the parameter stands, and len(order) beyond them."""
-    places: list[list[int]] = [[] for _ in range(count)]
+    places = [[] for _ in range(count)]
     for place, number in enumerate(order):
         places[number].append(place)
     most = max(map(len, places), default=0)
@@ -137,7 +137,7 @@ class LocalLamb:
         _, decay, rate = self._options[group]
         fragments = self._fragments.of_group[group]
         of_fragments = norms[:, self._fragments.parameters[group]]
-        kinds: dict[bool, list[int]] = {}
+        kinds = {}
         for place, (number, _) in enumerate(fragments):
             kinds.setdefault(of_buckets[number] is not None, []).append(place)
         for has_copies, places in kinds.items():

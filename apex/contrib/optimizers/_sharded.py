@@ -28,6 +28,7 @@ class ShardedOptimizer(Placement, Listening, ScaledGradients, Saving, torch.opti
     A subclass sets the attributes that `_make` reads, calls it, and has `_update_shards`.
     """
 
+    overlap_grad_sync: bool
     skip_allgather = False  # step() leaves parameters to be gathered by param_sync()
     _unpack = None  # parameters as they arrive -> as the model takes them
     ParameterFragment = ParameterFragment

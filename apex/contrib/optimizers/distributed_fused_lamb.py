@@ -151,8 +151,8 @@ class DistributedFusedLAMB(ShardedOptimizer):
         self.contiguous_param_buffer = views
         self.pipeline_size = parts
         self._unpack = _from_bytes if self.e5m2_allgather else None
-        self._fragments: tuple[list[bool], int, Fragments] | None = None
-        self._copies: list | None = None
+        self._fragments = None
+        self._copies = None
 
     def _init_param_state(
         self, param, param_group_id, param_id, dtype=None, grad_sync_dtype=None, param_sync_dtype=None

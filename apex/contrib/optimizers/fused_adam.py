@@ -84,8 +84,8 @@ class FusedAdam(torch.optim.Optimizer):
         grads = by_group(grads, self.param_groups, "gradients")
         outputs = by_group(output_params, self.param_groups, "output_params")
         norms = [None] * len(self.param_groups) if grad_norms is None else list(grad_norms)
-        for group, *given, norm in zip(self.param_groups, grads, outputs, norms, strict=True):
-            self._step_group(group, *given, scale * _clip(group["max_grad_norm"], norm, scale))
+        for group, own, copies, norm in zip(self.param_groups, grads, outputs, norms, strict=True):
+            self._step_group(group, own, copies, scale * _clip(group["max_grad_norm"], norm, scale))
         return loss
 
     def _step_group(self, group, grads, outputs, scale):
@@ -104,7 +104,7 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _lists(self, group, grads, outputs):
         """(the step's number, whether with copies) -> [(value, exp_avg, exp_avg_sq, gradient, copy, parameter)]."""
-        found: dict[tuple[int, bool], list[tuple]] = {}
+        found = {}
         for p, grad, output in zip(group["params"], grads, outputs, strict=True):
             grad = p.grad if grad is None else grad
             if grad is None:

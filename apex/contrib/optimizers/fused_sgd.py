@@ -103,14 +103,12 @@ class FusedSGD(torch.optim.Optimizer):
             )
         grads = by_group(grads, self.param_groups, "gradients")
         outputs = by_group(output_params, self.param_groups, "output_params")
-        for group, *given in zip(self.param_groups, grads, outputs, strict=True):
-            self._step_group(group, *given, scale)
+        for group, own, copies in zip(self.param_groups, grads, outputs, strict=True):
+            self._step_group(group, own, copies, scale)
         return loss
 
     def _step_group(self, group, grads, outputs, scale):
-        kinds: dict[
-            tuple[bool, bool], list[tuple]
-        ] = {}  # (a first step, the kernel writes the model's) -> rows
+        kinds = {}  # (a first step, the kernel writes the model's) -> rows
         for p, grad, output in zip(group["params"], grads, outputs, strict=True):
             if grad is None:
                 continue

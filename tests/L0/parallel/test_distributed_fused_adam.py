@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # Cases that one rank has nothing of.
 SEVERAL = ("grid", "order_of_use", "overlap", "frozen_on_some_ranks", "raises_and_goes_on_alone", "absent")
-SEVERAL += ("dropped_on_some_ranks", "in_other_groups")
+SEVERAL += ("dropped_on_some_ranks", "in_other_groups", "unequal")
 
 
 class Wrapper(torch.Tensor):

@@ -389,8 +389,18 @@ def _absent(mesh):
             optimizer.step()
 
 
+def _unequal(mesh):
+    """Other shapes on one rank: an error on every one, in words, where a broadcast would hang or mix up values."""
+    shapes = ((3,), (2, 4)) if rank() else ((3,), (4, 2))
+    with raises(RuntimeError, "not the same on all ranks"):
+        make(parameters(shapes=shapes))
+    with raises(RuntimeError, "not the same on all ranks"):
+        make(parameters(shapes=shapes[rank() :]))
+
+
 CASES = {
     "absent": _absent,
+    "unequal": _unequal,
     "idle": _idle,
     "skipped": _skipped,
     "thawed": _thawed,
