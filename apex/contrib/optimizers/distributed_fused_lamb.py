@@ -232,8 +232,10 @@ class DistributedFusedLAMB(ShardedOptimizer):
 
     def _scale(self):
         """The scale of the gradients, on the device."""
-        scale = 1.0 if self._global_scale is None else self._global_scale
-        return torch.as_tensor(scale, dtype=torch.float32, device=self.device).reshape(1)
+        scale = self._global_scale
+        if isinstance(scale, torch.Tensor):
+            return scale.detach().to(self.device, torch.float32).reshape(1)
+        return torch.full((1,), 1.0 if scale is None else scale, dtype=torch.float32, device=self.device)
 
     def _before_reduction(self):
         """Without clip_after_ar: clips what this rank contributes by its own norm."""
