@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from apex._legacy import amp_C
+from apex._legacy._raw import raw
 
 __all__ = ["lamb"]
 
 
+@raw
 def lamb(
     chunk_size,
     noop_flag,

@@ -58,6 +58,64 @@ def _(m, random):
     yield "multi_tensor_axpby", y
 
 
+@calls("fused_adam_cuda")
+def _(m, random):
+    p, exp_avg, g = random(6), random(6), random(6, dtype=F16)
+    exp_avg_sq, copy, flag = random(6).square(), zeros(6, dtype=F16), ints(0)
+    options = 0.1, 0.9, 0.99, 1e-3, 2.0, 3, 1, 1, 0.1
+    for name in ("adam", "reversible_adam"):
+        getattr(m, name)(p, copy, exp_avg, exp_avg_sq, g, *options)
+        yield name, [t.clone() for t in (p, copy, exp_avg, exp_avg_sq)]
+    m.adam_mt(64, flag, [[p], [exp_avg], [exp_avg_sq], [g], [copy]], *options)
+    yield "adam_mt", [t.clone() for t in (p, copy, exp_avg, exp_avg_sq)]
+    m.maybe_adam_undo(ints(1), p, exp_avg, exp_avg_sq, g, *options)
+    yield "maybe_adam_undo", [p, exp_avg, exp_avg_sq]
+    found = [zeros(6, dtype=F16), zeros(6, dtype=U8)]
+    m.maybe_cast(flag, p, found[0])
+    m.maybe_cast_mt(64, flag, [[p], [found[1]]])
+    yield "maybe_cast", found[0]
+    yield "maybe_cast_mt", found[1]
+    m.strided_check_finite(flag, p, 1, 1)
+    yield "strided_check_finite", flag
+
+
+@calls("fused_lamb_cuda")
+def _(m, random):
+    lists = [[random(6)], [random(6)], [random(6)], [random(6).square()]]
+    m.lamb(64, ints(0), lists, 0.1, 0.9, 0.99, 1e-3, 3, 1, 0.1, 1, 1, 2.0, 1.0)
+    yield "lamb", [column[0] for column in lists]
+
+
+@calls("distributed_adam_cuda")
+def _(m, random):
+    lists = [[random(6)], [random(6)], [random(6).square()], [random(6, dtype=F16)], [zeros(6, dtype=F16)]]
+    flag, scale, end = ints(0), ints(1, dtype=F32), (1, 1, 0.1)
+    m.multi_tensor_fused_adam(64, flag, lists, scale, 0.1, 0.9, 0.99, 1e-3, 3, *end)
+    yield "multi_tensor_fused_adam", [column[0].clone() for column in lists]
+    rate = ints(1, dtype=F32)
+    m.multi_tensor_fused_adam_capturable(64, flag, lists, scale, rate, 0.9, 0.99, 1e-3, ints(3), *end)
+    yield "multi_tensor_fused_adam_capturable", [column[0].clone() for column in lists]
+    halves = [[random(6, dtype=torch.bfloat16)], [zeros(6, dtype=torch.int16)]]
+    lists = [*halves, *lists[1:4], [zeros(6, dtype=torch.bfloat16)]]
+    m.multi_tensor_fused_adam_with_param_remainders(64, flag, lists, scale, 0.1, 0.9, 0.99, 1e-3, 3, *end)
+    yield "multi_tensor_fused_adam_with_param_remainders", [column[0] for column in lists]
+
+
+@calls("distributed_lamb_cuda")
+def _(m, random):
+    one, g, p, u = ints(1, dtype=F32), [random(6)], [random(6)], [zeros(6)]
+    m.multi_tensor_lamb_compute_update_term(
+        64, ints(0), [g, p, [random(6)], [random(6).square()], u], one / 2, one / 2, one / 2, ints(1), ints(3), one, 1,
+        one, one, one, 1.0,
+    )  # fmt: skip
+    yield "multi_tensor_lamb_compute_update_term", u
+    copies = [zeros(6, dtype=F16)]
+    m.multi_tensor_lamb_update_weights(
+        64, ints(0), [u, p, copies], one, one, ints(0, dtype=I64), one, one, one, True
+    )
+    yield "multi_tensor_lamb_update_weights", [*p, *copies]
+
+
 @calls("apex_C")
 def _(m, random):
     flat = m.flatten([random(2, 3), random(4)])
