@@ -70,7 +70,7 @@ def quickstart(session):
 
 
 # Groups of packages without which some test would not run.
-TESTING = ["farm", "cluster", "s3", "variants", "containers", "tests", "examples", "docs"]
+TESTING = ["farm", "cluster", "s3", "variants", "containers", "tests", "jax", "examples", "docs"]
 
 
 @nox.session

@@ -6,7 +6,7 @@ Opens a driver only where torch has a GPU; what is absent never raises.
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Callable, Set
 from pathlib import Path
 
 from apex._loader import drivers, environment, installed, jit
@@ -18,7 +18,7 @@ def describe() -> Machine:
     """This machine, read now."""
     torch = _torch()
     level = cpu_level(_cpu_flags())
-    gpus = torch_devices()
+    gpus = torch_devices() or next(filter(None, (devices() for devices in _others)), ())
     described = Machine(
         torch=torch,
         python=environment.python_tag(),
@@ -51,6 +51,16 @@ def for_bindings() -> Machine:
 def here() -> Machine:
     """`describe()`, once a process."""
     return describe()
+
+
+_others: list[Callable[[], tuple[Device, ...]]] = []
+
+
+def also_devices(devices: Callable[[], tuple[Device, ...]]) -> None:
+    """Asks another framework for its GPUs where torch has none: JAX's, in its process."""
+    if devices not in _others:
+        _others.append(devices)
+        here.forget()
 
 
 def _torch() -> Torch | None:

@@ -46,7 +46,7 @@ CONTENTS = {
             "docs/sync_batchnorm",
             "docs/group_batchnorm",
         ),
-        *("docs/distributed_optimizers", "docs/combined_tensors"),
+        *("docs/distributed_optimizers", "docs/combined_tensors", "docs/transformer_engine_jax"),
     ),
     "Reference": ("api/index",),
     "Inside": (

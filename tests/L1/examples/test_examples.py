@@ -20,20 +20,25 @@ MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"the examples need {', '.join(MISSING)}")
 
 
-def run(folder, script, *arguments, ranks=1, launcher=("apex.parallel.multiproc",)):
-    """What it prints. Runs in `folder`, where it also finds nothing of the checkout."""
-    done = start(folder, script, *arguments, ranks=ranks, launcher=launcher)
+def run(folder, script, *arguments, ranks=1, launcher=("apex.parallel.multiproc",), paths=()):
+    """What it prints. Runs in `folder`, where it also finds nothing of the checkout; modules of `paths` come first."""
+    done = start(folder, script, *arguments, ranks=ranks, launcher=launcher, paths=paths)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def start(folder, script, *arguments, ranks=1, launcher=()):
+def start(folder, script, *arguments, ranks=1, launcher=(), paths=()):
     """The same, as a process that has ended."""
     command = [sys.executable, str(ROOT / "examples" / script), *map(str, arguments)]
     if ranks > 1:
         command[1:1] = ["-m", *launcher]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK")}
-    environment.update(PYTHONPATH=str(ROOT), WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1", COLUMNS="200")
+    environment.update(
+        PYTHONPATH=os.pathsep.join(map(str, [*paths, ROOT])),
+        WORLD_SIZE=str(ranks),
+        OMP_NUM_THREADS="1",
+        COLUMNS="200",
+    )
     environment["PYTHONUTF8"] = "1"  # progress bars are no ASCII, whatever the locale of the tests
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=300
@@ -218,4 +223,14 @@ def test_fp8_digits(tmp_path, recipe):
     assert "products: emulated" in printed
     (wide,), (narrow,) = (figures(printed, rf"test accuracy, {name}: (\S+)") for name in ("bf16", "fp8"))
     assert wide > 0.85 and narrow > wide - 0.05
+
+
+def test_jax_digits(tmp_path):
+    """JAX learns in FP8 what it learns in bfloat16, and no torch is needed for it."""
+    pytest.importorskip("jax", reason="jax is not installed: pip install jax flax")
+    (tmp_path / "torch.py").write_text("raise ImportError('this environment has no torch')")
+    printed = run(tmp_path, "jax_digits/train.py", "--epochs", 3, "--layers", 1, paths=[tmp_path])
+    losses = figures(printed, r"loss (\S+),")
+    assert len(losses) == 2 and losses[1] == pytest.approx(losses[0], rel=0.1)
+    assert all(accuracy > 0.6 for accuracy in figures(printed, r"test accuracy (\S+),"))
     assert_pictures(tmp_path / "losses.png")

@@ -1,0 +1,262 @@
+"""Attention for Flax: its core, the layer around it, and T5's relative position biases.
+
+C. Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", arXiv:1910.10683.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from apex.transformer_engine.jax.flax.module import (
+    DenseGeneral,
+    LayerNormDenseGeneral,
+    Softmax,
+    SoftmaxType,
+    TransformerEngineBase,
+)
+
+Initializer = Callable[..., jax.Array]
+_kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+
+
+class DotProductAttention(nn.Module):
+    """softmax(query . key + bias) . value, with dropout on the probabilities.
+
+    query, key, value: [batch, sequence, heads, head_dim], or [sequence, batch, heads, head_dim] with
+    transpose_batch_sequence; key and value may have fewer heads, of which each serves as many queries' heads. mask:
+    true where a key is left out, [batch, 1 or heads, queries, keys]; bias: added, likewise. Returns query's shape.
+    """
+
+    attn_mask_type: str = "causal"
+    dropout_rate: float = 0.0
+    dropout_rng_name: str = "dropout"
+    dtype: Any = jnp.float32
+    float32_logits: bool = False
+    scale_attn_logits: bool = False
+    transpose_batch_sequence: bool = False
+
+    @nn.compact
+    def __call__(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        mask: jax.Array | None = None,
+        bias: jax.Array | None = None,
+        *,
+        deterministic: bool = False,
+    ) -> jax.Array:
+        sizes = "qbhgd,kbhd->bhgqk" if self.transpose_batch_sequence else "bqhgd,bkhd->bhgqk"
+        back = "bhgqk,kbhd->qbhgd" if self.transpose_batch_sequence else "bhgqk,bkhd->bqhgd"
+        if query.shape[2] % key.shape[2]:
+            raise ValueError(
+                f"{query.shape[2]} heads of queries cannot share {key.shape[2]} heads of keys evenly"
+            )
+        if self.float32_logits:
+            query, key = query.astype(jnp.float32), key.astype(jnp.float32)
+        grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
+        logits = jnp.einsum(sizes, grouped, key)
+        batch, heads, groups, queries, keys = logits.shape
+        probabilities = Softmax(
+            scale_factor=1 / math.sqrt(query.shape[-1]) if self.scale_attn_logits else 1.0,
+            softmax_type=_softmax_type(self.attn_mask_type, mask, queries),
+        )(logits.reshape(batch, heads * groups, queries, keys), mask, bias).astype(self.dtype)
+        # One mask of dropout for all queries of a sequence, as public's layers have it.
+        probabilities = nn.Dropout(
+            self.dropout_rate, broadcast_dims=(2,), rng_collection=self.dropout_rng_name
+        )(probabilities, deterministic=deterministic)
+        grouped = jnp.einsum(back, probabilities.reshape(logits.shape), value.astype(self.dtype))
+        return grouped.reshape(query.shape[:2] + (heads * groups, value.shape[-1]))
+
+
+def _softmax_type(attn_mask_type: str, mask: jax.Array | None, queries: int) -> SoftmaxType:
+    if attn_mask_type == "causal":
+        # One query (decoding) sees all keys but those of the mask.
+        return SoftmaxType.SCALED_UPPER_TRIANG_MASKED if queries > 1 else SoftmaxType.SCALED_MASKED
+    if attn_mask_type in ("padding", "no_mask"):
+        masked = mask is not None and attn_mask_type == "padding"
+        return SoftmaxType.SCALED_MASKED if masked else SoftmaxType.SCALED
+    raise ValueError(f"attn_mask_type must be 'causal', 'padding' or 'no_mask', not {attn_mask_type!r}")
+
+
+class MultiHeadAttention(TransformerEngineBase):
+    """Attention with its projections: a norm first unless `output_layernorm`, then query, key and value, then the
+    output.
+
+    Returns (output, residual): the residual is the norm's output with apply_residual_connection_post_layernorm, else
+    inputs_q. Submodules: qkv (inputs_q is inputs_kv, fuse_qkv), or query and kv, or query, key and value; out. With
+    scaled_query_init the query's kernel begins divided by sqrt(head_dim), so that logits need no scale.
+    """
+
+    head_dim: int
+    num_heads: int
+    num_gqa_groups: int | None = None
+    dropout_rate: float = 0.0
+    dropout_rng_name: str = "dropout"
+    layernorm_type: str = "layernorm"
+    layernorm_epsilon: float = 1e-6
+    zero_centered_gamma: bool = False
+    kernel_init: Initializer = _kernel_init
+    use_bias: bool = False
+    bias_init: Initializer = nn.initializers.zeros
+    apply_residual_connection_post_layernorm: bool = False
+    output_layernorm: bool = False
+    attn_mask_type: str = "causal"
+    dtype: Any = jnp.float32
+    fuse_qkv: bool = True
+    transpose_batch_sequence: bool = True
+    scale_attn_logits: bool = False
+    scaled_query_init: bool = True
+    float32_logits: bool = False
+
+    def _dense(
+        self, name: str, features: Any, init: Initializer, normalized: bool, **fields: Any
+    ) -> nn.Module:
+        """A projection, with the norm before it if `normalized`."""
+        common = {
+            "features": features, "kernel_init": init, "use_bias": self.use_bias, "bias_init": self.bias_init,
+            "dtype": self.dtype, "transpose_batch_sequence": self.transpose_batch_sequence, "name": name, **fields,
+        }  # fmt: skip
+        if not normalized:
+            return DenseGeneral(**common)
+        return LayerNormDenseGeneral(
+            enable_layernorm=not self.output_layernorm,
+            layernorm_type=self.layernorm_type,
+            epsilon=self.layernorm_epsilon,
+            zero_centered_gamma=self.zero_centered_gamma,
+            return_layernorm_output=True,
+            **common,
+        )
+
+    def _project(self, inputs_q: jax.Array, inputs_kv: jax.Array) -> tuple[jax.Array, ...]:
+        """query, key, value as [.., .., heads * head_dim], and what the norm gave."""
+        groups = self.num_gqa_groups or self.num_heads
+        width, narrow = self.num_heads * self.head_dim, groups * self.head_dim
+        depth = math.sqrt(self.head_dim) if self.scaled_query_init else 1.0
+
+        def query_init(key, shape, dtype):
+            return self.kernel_init(key, shape, dtype) / depth
+
+        def init_of(parts):
+            """Of `parts` kernels side by side, each with fans of its own; the query's is the first of three."""
+
+            def init(key, shape, dtype):
+                inits = [query_init, *[self.kernel_init] * 2] if parts == 3 else [self.kernel_init] * 2
+                one = (shape[0], shape[1] // parts)
+                keys = jax.random.split(key, parts)
+                return jnp.concatenate([f(k, one, dtype) for f, k in zip(inits, keys, strict=True)], 1)
+
+            return init
+
+        heads = {"kernel_axes": ("embed", "joined_kv"), "bias_axes": ("joined_kv",)}
+        joined = {"kernel_axes": ("embed", "qkv_dim", "joined_kv"), "bias_axes": ("qkv_dim", "joined_kv")}
+        same = inputs_q is inputs_kv
+        if self.fuse_qkv and same and width == narrow:
+            qkv, normalized = self._dense("qkv", (3, width), init_of(3), True, **joined)(inputs_q)
+            return *(qkv[..., i, :] for i in range(3)), normalized
+        query, normalized = self._dense("query", width, query_init, True, **heads)(inputs_q)
+        source = normalized if same else inputs_kv
+        if self.fuse_qkv:
+            kv = self._dense("kv", (2, narrow), init_of(2), False, **joined)(source)
+            return query, kv[..., 0, :], kv[..., 1, :], normalized
+        key, value = (
+            self._dense(name, narrow, self.kernel_init, False, **heads)(source) for name in ("key", "value")
+        )
+        return query, key, value, normalized
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs_q: jax.Array,
+        inputs_kv: jax.Array,
+        mask: jax.Array | None = None,
+        bias: jax.Array | None = None,
+        *,
+        decode: bool = False,
+        deterministic: bool = False,
+    ) -> tuple[jax.Array, jax.Array]:
+        query, key, value, normalized = self._project(inputs_q, inputs_kv)
+        query, key, value = (t.reshape(*t.shape[:2], -1, self.head_dim) for t in (query, key, value))
+        if decode:
+            key, value, mask, bias = self._remember(key, value, mask, bias)
+        context = DotProductAttention(
+            attn_mask_type="padding" if decode else self.attn_mask_type,
+            dropout_rate=self.dropout_rate,
+            dropout_rng_name=self.dropout_rng_name,
+            dtype=self.dtype,
+            float32_logits=self.float32_logits,
+            scale_attn_logits=self.scale_attn_logits,
+            transpose_batch_sequence=self.transpose_batch_sequence,
+        )(query, key, value, mask, bias, deterministic=deterministic)
+        context = context.reshape(*context.shape[:2], -1)
+        axes = {"kernel_axes": ("joined_kv", "embed"), "bias_axes": ("embed",)}
+        output = self._dense("out", inputs_q.shape[-1], self.kernel_init, False, **axes)(context)
+        return output, normalized if self.apply_residual_connection_post_layernorm else inputs_q
+
+    def _remember(self, key, value, mask, bias):
+        """Keys and values so far, in the collection `cache`, which `init` with decode makes as long as its inputs: then
+        each call is one position."""
+        started = self.has_variable("cache", "cached_key")
+        keys = self.variable("cache", "cached_key", jnp.zeros, key.shape, key.dtype)
+        values = self.variable("cache", "cached_value", jnp.zeros, value.shape, value.dtype)
+        index = self.variable("cache", "cache_index", lambda: jnp.array(0, jnp.int32))
+        if not started:
+            return key, value, mask, bias
+        axis = 0 if self.transpose_batch_sequence else 1
+        length = keys.value.shape[axis]
+        if key.shape[axis] != 1:
+            raise ValueError(f"decoding takes one position a call, not {key.shape[axis]}")
+        at = index.value
+        keys.value = jax.lax.dynamic_update_slice_in_dim(keys.value, key, at, axis)
+        values.value = jax.lax.dynamic_update_slice_in_dim(values.value, value, at, axis)
+        index.value = at + 1
+        later = (jnp.arange(length) > at)[None, None, None, :]
+        later = jnp.broadcast_to(later, (key.shape[1 - axis], 1, 1, length))
+        mask = later if mask is None else (mask != 0) | later
+        if bias is not None and bias.shape[2] == length:
+            bias = jax.lax.dynamic_slice_in_dim(bias, at, 1, 2)
+        return keys.value, values.value, mask, bias
+
+
+class RelativePositionBiases(TransformerEngineBase):
+    """A learned number for each head and distance of query and key; far distances share one, in logarithmic buckets.
+
+    Call: (number of queries, of keys, whether keys after the query count too) -> [1, heads, queries, keys]. Parameter:
+    rel_embedding [heads, buckets].
+    """
+
+    num_buckets: int
+    max_distance: int
+    num_attention_heads: int
+    embedding_init: Initializer = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+    embedding_axes: tuple[str | None, ...] = ("heads", "relpos_buckets")
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, q_seqlen: int, k_seqlen: int, bidirectional: bool = True) -> jax.Array:
+        distance = np.arange(k_seqlen)[None, :] - np.arange(q_seqlen)[:, None]
+        buckets = self._buckets(distance, bidirectional)
+        shape = (self.num_attention_heads, self.num_buckets)
+        table = self.weight("rel_embedding", self.embedding_init, shape, self.embedding_axes)
+        return jnp.asarray(table, self.dtype)[:, buckets][None]
+
+    def _buckets(self, distance: np.ndarray, bidirectional: bool) -> np.ndarray:
+        """The bucket of every key - query. Half of the buckets hold one distance each, the others ever more."""
+        buckets, first = self.num_buckets, np.zeros_like(distance)
+        if bidirectional:
+            buckets //= 2
+            first = np.where(distance > 0, buckets, 0)
+            distance = np.abs(distance)
+        else:
+            distance = np.maximum(-distance, 0)
+        exact = buckets // 2
+        growth = np.log(np.maximum(distance, 1) / exact) / np.log(self.max_distance / exact)
+        far = np.minimum(exact + (growth * (buckets - exact)).astype(np.int64), buckets - 1)
+        return first + np.where(distance < exact, distance, far)

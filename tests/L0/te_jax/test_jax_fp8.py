@@ -1,0 +1,163 @@
+"""FP8 of apex.transformer_engine.jax: casts for every code and every bfloat16, products, histories and scales."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from apex.transformer_engine import jax as te
+from apex.transformer_engine.jax import fp8
+
+FORMATS = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+
+
+def values_of(dtype):
+    """Every code's value, by the formats' own conversion in numpy."""
+    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("scale", [1.0, 0.37, 1.5e4])
+def test_every_bfloat16_is_cast_to_the_nearest_code(name, scale):
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    x = np.arange(65536, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    got = np.asarray(
+        jax.jit(lambda x: fp8.quantize(x, jnp.float32(scale), getattr(jnp, name)))(jnp.asarray(x))
+    )
+    got = got.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = (x.astype(np.float32) * np.float32(scale)).astype(np.float64)
+    codes = values_of(dtype)
+    finite = np.unique(codes[np.isfinite(codes)].astype(np.float64))
+    lost = np.isnan(scaled) | (np.isinf(scaled) & name.endswith("fnuz"))
+    assert np.isnan(got[lost]).all() and not np.isnan(got[~lost]).any()
+    wanted = np.clip(scaled[~lost], finite[0], finite[-1])
+    above = np.clip(np.searchsorted(finite, wanted), 1, len(finite) - 1)
+    low, high = finite[above - 1], finite[above]
+    chosen = got[~lost].astype(np.float64)
+    assert ((chosen == low) | (chosen == high)).all()
+    nearest = np.minimum(wanted - low, high - wanted)
+    np.testing.assert_array_equal(np.abs(chosen - wanted), nearest)
+    tied = wanted - low == high - wanted
+    even = np.asarray(chosen[tied], np.float32).astype(dtype).view(np.uint8) & 1
+    assert (tied.any() or scale != 1) and not even.any()  # with 1, some lie halfway between two codes
+
+
+def metas(scale_x=2.0, scale_k=4.0, scale_g=8.0, history=3):
+    scale = jnp.asarray([[scale_x], [scale_k], [scale_g]], jnp.float32)
+    amax = jnp.arange(3 * history, dtype=jnp.float32).reshape(3, history)
+    return {fp8.AMAX: amax, fp8.SCALE: scale, fp8.SCALE_INV: 1 / scale}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("shape", [(7, 24), (2, 3, 24), (0, 24)])
+def test_products(dtype, shape):
+    rng = np.random.default_rng(0)
+    x, kernel = (jnp.asarray(rng.standard_normal(s), dtype) for s in (shape, (24, 10)))
+    grad = jnp.asarray(rng.standard_normal((*shape[:-1], 10)), dtype)
+    before = metas()
+    output, pull = jax.vjp(jax.jit(fp8.dot), x, kernel, before)
+    dx, dk, after = pull(grad)
+    narrow, broad = jnp.float8_e4m3fn, jnp.float8_e5m2
+    qx, qk, qg = (
+        np.asarray(fp8.quantize(t, jnp.float32(s), f)).astype(np.float64) / s
+        for t, s, f in ((x, 2, narrow), (kernel, 4, narrow), (grad, 8, broad))
+    )
+    eps = float(jnp.finfo(dtype).eps) + 1e-6
+    flat = (-1, shape[-1])
+    for got, wanted in (
+        (output, qx @ qk),
+        (dx, qg @ qk.T),
+        (dk, qx.reshape(flat).T @ qg.reshape(-1, 10)),
+    ):
+        np.testing.assert_allclose(
+            np.asarray(got, np.float64), wanted, rtol=eps, atol=eps * np.abs(wanted).max(initial=0)
+        )
+    largest = [float(jnp.abs(t.astype(jnp.float32)).max(initial=0)) for t in (x, kernel, grad)]
+    moved = np.roll(np.asarray(before[fp8.AMAX]), -1, 1)
+    moved[:, 0] = largest
+    np.testing.assert_array_equal(after[fp8.AMAX], moved)
+    np.testing.assert_array_equal(after[fp8.SCALE], before[fp8.SCALE])
+
+
+def test_nan_does_not_reach_the_history():
+    x = jnp.asarray([[jnp.nan, 2.0]], jnp.float32)
+    after = jax.grad(lambda m: fp8.dot(x, jnp.ones((2, 1)), m).sum())(metas())
+    assert float(after[fp8.AMAX][0, 0]) == 2.0
+
+
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+@pytest.mark.parametrize("margin", [0, 2])
+@pytest.mark.parametrize("form", [te.Format.HYBRID, te.Format.E4M3])
+def test_scales(algorithm, margin, form):
+    recipe = te.DelayedScaling(
+        margin=margin, amax_compute_algo=algorithm, fp8_format=form, amax_history_len=4
+    )
+    history = jnp.asarray(
+        [[1, 8, 2, 0], [0, 0, 0, 0], [jnp.inf] * 4, [4, 2, 1, 0], [jnp.nan] * 4, [3, 6, 0, 0]], jnp.float32
+    )
+    old = jnp.asarray([[5.0]] * 6, jnp.float32)
+    state = {
+        "params": 1,
+        te.FP8_META: {"a": {"b": {fp8.AMAX: history, fp8.SCALE: old, fp8.SCALE_INV: 1 / old}}},
+    }
+    with te.fp8_autocast(enabled=True, fp8_recipe=recipe):
+        updated = te.update_fp8_metas(state)
+    got = updated[te.FP8_META]["a"]["b"]
+    newest = algorithm == "most_recent"
+    gradient = 57344.0 if form is te.Format.HYBRID else 448.0
+    wanted = [
+        448 / (1 if newest else 8),
+        5 * 2**margin,
+        5 * 2**margin,
+        448 / 4,
+        5 * 2**margin,
+        gradient / (3 if newest else 6),
+    ]
+    np.testing.assert_allclose(got[fp8.SCALE][:, 0], np.asarray(wanted) / 2**margin)
+    np.testing.assert_allclose(got[fp8.SCALE_INV], 1 / got[fp8.SCALE])
+    assert updated["params"] == 1 and te.update_fp8_metas({"params": 1}) == {"params": 1}
+
+
+def test_a_layer_that_the_loss_does_not_reach_begins_anew():
+    zeros = jax.tree.map(jnp.zeros_like, metas())
+    got = te.update_fp8_metas({te.FP8_META: {"layer": zeros}})[te.FP8_META]["layer"]
+    assert (got[fp8.SCALE] == 1).all() and (got[fp8.SCALE_INV] == 1).all()
+
+
+def test_collections():
+    original = {"params": {"w": 1}, te.FP8_META: {"a": {"x": 1, "y": 2}}}
+    merged = te.update_collections({te.FP8_META: {"a": {"x": 3}}, "cache": 4}, original)
+    assert merged == {"params": {"w": 1}, te.FP8_META: {"a": {"x": 3, "y": 2}}, "cache": 4}
+    assert original[te.FP8_META]["a"]["x"] == 1
+
+
+def test_autocast():
+    assert not te.is_fp8_enabled()
+    outer, inner = te.DelayedScaling(amax_history_len=2), te.DelayedScaling(margin=1)
+    with te.fp8_autocast(enabled=True, fp8_recipe=outer, mesh_resource=te.MeshResource("data")):
+        assert te.is_fp8_enabled() and te.get_delayed_scaling() is outer
+        with te.fp8_autocast(enabled=False):
+            assert not te.is_fp8_enabled()
+        with pytest.raises(KeyError), te.fp8_autocast(enabled=True, fp8_recipe=inner):
+            assert te.get_delayed_scaling() is inner
+            raise KeyError
+        assert te.is_fp8_enabled() and te.get_delayed_scaling() is outer
+    assert not te.is_fp8_enabled()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text"),
+    [
+        (te.DelayedScaling(amax_compute_algo=lambda h: h[0]), "amax_compute_algo"),
+        (te.DelayedScaling(scaling_factor_compute_algo=lambda *a: a[1]), "scaling_factor_compute_algo"),
+        (te.DelayedScaling(override_linear_precision=(False, False, True)), "override_linear_precision"),
+        (te.DelayedScaling(reduce_amax=False), "reduce_amax"),
+        ("delayed", "DelayedScaling"),
+    ],
+)
+def test_recipes_that_are_refused(recipe, text):
+    with pytest.raises(ValueError, match=text), te.fp8_autocast(enabled=True, fp8_recipe=recipe):
+        pass
+    assert not te.is_fp8_enabled()
