@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import apex
-from apex._autocast_utils import _cast_if_autocast_enabled
+from apex._autocast_utils import _cast_if_autocast_enabled, _get_autocast_dtypes
 from apex.testing import common_utils
+from apex.transformer.pipeline_parallel import utils
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -38,6 +39,24 @@ def test_casts_leave_other_devices_alone():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         (tensor,) = _cast_if_autocast_enabled(torch.ones(2, dtype=torch.float32, device="meta"))
     assert tensor.dtype == torch.float32
+
+
+def test_dtypes_of_autocast(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert _get_autocast_dtypes() == [torch.float16, torch.bfloat16]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    assert _get_autocast_dtypes() == [torch.float16]
+
+
+def test_microbatches_of_a_batch():
+    batch = [
+        torch.arange(8, dtype=torch.int64, device="cpu"),
+        torch.zeros(8, 2, dtype=torch.bool, device="cpu"),
+    ]
+    found = list(utils._split_batch_into_microbatch(batch, _micro_batch_size=2, _global_batch_size=8))
+    assert [[x.shape for x in each] for each in found] == [[(2,), (2, 2)]] * 4
+    assert torch.equal(torch.cat([first for first, _ in found]), batch[0])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,22 @@ def get_current_global_batch_size() -> int:
 def update_num_microbatches(consumed_samples: int, consistency_check: bool = True) -> None:
     """Says how many samples were consumed so far, for batches that grow; on every rank, between steps."""
     _calculator().update(consumed_samples, consistency_check)
+
+
+def _split_batch_into_microbatch(
+    batch: Sequence[torch.Tensor],
+    *,
+    _micro_batch_size: int | None = None,
+    _global_batch_size: int | None = None,
+) -> Iterator[list[torch.Tensor]]:
+    """Views [micro batch size, ...] of each tensor of a batch, one microbatch after the other; None: the sizes set up.
+
+    Public apex's gives the first microbatch alone its samples where a microbatch has several.
+    """
+    micro = get_micro_batch_size() if _micro_batch_size is None else _micro_batch_size
+    samples = get_current_global_batch_size() if _global_batch_size is None else _global_batch_size
+    for first in range(0, samples, micro):
+        yield [x[first : first + micro] for x in batch]
 
 
 def get_kth_microbatch(batch: Any, k: int) -> Any:

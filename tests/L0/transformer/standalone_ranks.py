@@ -7,6 +7,7 @@ import itertools
 import standalone_pipelines
 import torch
 import torch.distributed as dist
+import tp_common
 from standalone_common import (
     BATCH,
     CHECKPOINTS,
@@ -110,7 +111,8 @@ def _options_of_the_model(mesh):
     same = "--no-bias-gelu-fusion --openai-gelu", "--no-masked-softmax-fusion", "--no-query-key-layer-scaling"
     with split(size), arguments(f"--tensor-model-parallel-size {size}", dist.get_world_size()):
         wanted = _run(_gpt(), _gpt_loss)
-    for options in (*same, "--cpu-offload", "--use-cpu-initialization"):
+    on_cpu = ("--use-cpu-initialization",) if tp_common.on_cpu() else ()
+    for options in (*same, "--cpu-offload", *on_cpu):
         options = f"--tensor-model-parallel-size {size} {options}"
         with split(size), arguments(options, dist.get_world_size()):
             torch.testing.assert_close(_run(_gpt(), _gpt_loss), wanted, rtol=1e-4, atol=1e-6)
