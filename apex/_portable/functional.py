@@ -74,6 +74,7 @@ class Kernel:
             "keys": torch._C._dispatch_keys, "foreign": tensors._FOREIGN,
             "has_memory": tensors._plain.has_memory, "refuse": self._refuse,
             "reference": getattr(torch.ops.apex_reference, name).default,
+            "is_lazy": tensors.is_lazy, "dispatched": lambda *given: getattr(torch.ops.apex, name).default(*given),
         }  # fmt: skip
         self.run = self.trusting(())
 
@@ -88,8 +89,12 @@ class Kernel:
             )
             values = "" if t in known else f"keys({t}).raw_repr() & foreign or {t}.is_complex() or "
             memory = f"({t}.numel() and {held} if {t}.is_contiguous() else not has_memory({t}))"
-            lines.append(f"    if {t} is not None and ({values}{memory}) and refuse({t}, {t!r}):")
-            lines.append(f"        return reference({names})")
+            lines.append(f"    if {t} is not None and ({values}{memory}):")
+            if (
+                not self.op.writes
+            ):  # a direct entry came past torch's dispatcher, which makes values of lazy views
+                lines.append(f"        if is_lazy({t}): return dispatched({names})")
+            lines.append(f"        if refuse({t}, {t!r}): return reference({names})")
         lines.append(f"    found = function({names})")
         if self.op.returns_nothing:
             lines.append(f"    if found is None: reference({names})")

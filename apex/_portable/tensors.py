@@ -94,6 +94,12 @@ def foreign_keys(tensor):
     return _keys(tensor).raw_repr() & _FOREIGN
 
 
+def is_lazy(tensor):
+    """Whether it has memory of its own, whose bytes are not its values: negative, conjugate or zero."""
+    keys = foreign_keys(tensor)
+    return bool(keys) and not keys & ~_LAZY and _has_memory(tensor)
+
+
 def is_plain(tensor):
     """What the compiled module's is_plain says."""
     return _plain.is_plain(tensor)

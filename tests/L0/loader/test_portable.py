@@ -331,6 +331,32 @@ def test_compiled_autograd_and_a_gradient_that_is_not_there(binding):
     python(ABSENT, APEX_BINDING=binding)
 
 
+LAZY = """
+import torch
+
+from apex._loader import bindings
+from apex.fused_dense import fused_dense_function
+from apex.normalization.fused_layer_norm import fused_rms_norm_affine
+
+bindings.load()
+lazily = lambda t: torch.complex(t, -t).conj().imag
+x, w, g = torch.randn(4, 8), torch.randn(8, 8), torch.randn(4, 8)
+assert lazily(x).is_neg()
+for function in (lambda x: fused_dense_function(x, w, w[0]), lambda x: fused_rms_norm_affine(x, w[0], (8,), 1e-5)):
+    found, wanted = [], []
+    for turn, into in ((lazily, found), (torch.Tensor.clone, wanted)):
+        leaf = turn(x).requires_grad_()
+        y = function(leaf)
+        into += [y, *torch.autograd.grad(y, leaf, turn(g))]
+    torch.testing.assert_close(found, wanted)
+"""
+
+
+def test_lazy_views_are_read_by_direct_entries():
+    """As by the dispatcher, which the compiled binding's entries go through: in the forward, and as a gradient."""
+    python(LAZY, APEX_BINDING="portable")
+
+
 def test_statuses_tell_types_from_values():
     """libapex's own words for a dtype and for a size, through either kind of status."""
     code = """
