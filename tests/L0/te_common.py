@@ -37,6 +37,7 @@ def random(*shape, seed=0, dtype=torch.float32, device="cpu", grad=False):
 def clean():
     """No state of another test is there, or stays; parameters are float32 on the CPU."""
     _state.forget()
+    torch.manual_seed(0)
     with torch_defaults.set_to(torch.float32, "cpu" if torch_defaults.DEVICE else None):
         yield
     assert not _state.current.enabled and not _state.current.calibrating and _state.current.depth == 0

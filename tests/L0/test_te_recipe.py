@@ -219,7 +219,7 @@ def test_calibration_records_and_changes_no_value():
     assert scale[:2].tolist() == pytest.approx(
         [448 / x.abs().max().item(), 448 / layer.weight.abs().max().item()]
     )
-    assert 0 < (narrow - found).norm() < 0.05 * found.norm()
+    assert 0 < (narrow - found).norm() < 0.1 * found.norm()
 
 
 def test_a_layer_keeps_the_newest_steps_of_another_history():
