@@ -262,15 +262,16 @@ def test_the_state_moves_with_the_layer_and_keeps_its_dtype():
     train(shadow, RECIPES["delayed"], random(5, 32))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.minutes)])
 @ALL_RECIPES
-def test_compiled_without_breaks(of, backend):
+def test_compiled_without_breaks(of, backend, device):
     torch_defaults.skip_compiled("layers of apex.transformer_engine")
-    made, x = layer(130, 48), random(5, 130, grad=True)
-    other, x2 = copy.deepcopy(made), random(5, 130, grad=True)
+    made, x = layer(130, 48, device=device), random(5, 130, device=device, grad=True)
+    other, x2 = copy.deepcopy(made), random(5, 130, device=device, grad=True)
     compiled = torch.compile(made, fullgraph=True, backend=backend)
     for step in range(3):
-        grad = random(5, 48, seed=step)
+        grad = random(5, 48, seed=step, device=device)
         y, y2 = train(compiled, of, x, grad), train(other, of, x2, grad)
         for found, value in zip((y, x.grad, made.weight.grad), (y2, x2.grad, other.weight.grad), strict=True):
             torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-5)

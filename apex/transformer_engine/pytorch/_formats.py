@@ -53,6 +53,14 @@ def multiplies(device: torch.device) -> bool:
     return _multiply[device]
 
 
+def look_up(device: torch.device) -> None:
+    """Asks a GPU what it has, before torch.compile traces the question."""
+    if device.type == "cuda":
+        known = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        multiplies(known)
+        formats(known)
+
+
 def served(device: torch.device | str | None = None) -> dict[str, str]:
     """What serves FP8 on a device (None: the current GPU, or the CPU where there is none).
 

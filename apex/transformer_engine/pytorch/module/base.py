@@ -31,6 +31,8 @@ class TransformerEngineBaseModule(nn.Module):
     ) -> None:
         super().__init__()
         self._sharing, self.fuse_wgrad_accumulation = sharing, fuse_wgrad_accumulation
+        if device is not None:
+            _formats.look_up(device)
         on_device = device is not None and device.type != "meta"
         self._state = LayerState(gemms, device if on_device else torch.device("cpu"))
         self._cached: dict[int, Quantized] = {}
@@ -62,6 +64,7 @@ class TransformerEngineBaseModule(nn.Module):
         found = super()._apply(fn, recurse)
         self._cached.clear()
         device = next(self.parameters()).device
+        _formats.look_up(device)
         for scaling in (self._state.forward, self._state.backward):
             scaling.move(device)
         return found
