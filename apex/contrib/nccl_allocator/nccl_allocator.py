@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from apex._legacy import _apex_nccl_allocator
 from apex._loader.errors import ArgumentError
 
 __all__ = ["create_nccl_mem_pool", "init", "nccl_mem"]
@@ -35,8 +36,6 @@ def create_nccl_mem_pool(symmetric: bool | None = None) -> torch.cuda.MemPool:
         NoDriverError: there is no NCCL 2.19, or no GPU.
         ArgumentError: symmetric is given, and this torch has no such pools.
     """
-    import _apex_nccl_allocator
-
     allocator = _apex_nccl_allocator.get_nccl_allocator()
     if symmetric is None:
         return torch.cuda.MemPool(allocator)
