@@ -11,12 +11,10 @@ from apex._loader import registry
 
 # Between ranks: bytes are moved, and nothing is computed that a dtype could change.
 MOVE_BYTES = ("peer_memory_cuda", "nccl_p2p_cuda", "_apex_nccl_allocator")
-# Optimizers' steps over lists of tensors, in place.
-STEPS = ("fused_adam_cuda", "fused_lamb_cuda", "distributed_adam_cuda", "distributed_lamb_cuda")
 COMPLETE = [
     name
     for name, extension in registry.extensions().items()
-    if extension.state == "complete" and name not in (*MOVE_BYTES, *STEPS)
+    if extension.state == "complete" and name not in MOVE_BYTES
 ]
 # Over lists, in place: their ops have no rule for autocast. The rest take no tensor, or none that has numbers.
 IN_PLACE = ("amp_C", "apex_C")
