@@ -177,6 +177,30 @@ def compiled(mesh):
         near(train(run, of, x), train(other, of, x))
 
 
+def distributed_activations(mesh):
+    """A checkpoint of which each rank keeps a part of the input: the same bits, and every magnitude once."""
+    group()
+    _state.forget()
+    of, made = RECIPES["delayed"], whole(lambda **o: te.LayerNormMLP(32, 64, **o))
+    other, x, x2 = copy.deepcopy(made), random(4, 32, grad=True), random(4, 32, grad=True)
+    for step in range(3):
+        grad = random(4, 32, seed=step)
+        for module, value, again in ((made, x, True), (other, x2, False)):
+            module.zero_grad()
+            value.grad = None
+            with te.fp8_autocast(fp8_recipe=of):
+                y = (
+                    te.checkpoint(module, value, distribute_saved_activations=True)
+                    if again
+                    else module(value)
+                )
+            y.backward(grad)
+        assert torch.equal(x.grad, x2.grad)
+        assert all(
+            torch.equal(p.grad, q.grad) for p, q in zip(made.parameters(), other.parameters(), strict=True)
+        )
+
+
 def distributed_checkpoints(mesh):
     """FSDP2 and torch.distributed.checkpoint: weights are shards, the FP8 state is whole on each rank."""
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
@@ -217,6 +241,7 @@ CASES = {
         scales,
         scales_of_a_group,
         compiled,
+        distributed_activations,
         distributed_checkpoints,
     )
 }
