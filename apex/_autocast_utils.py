@@ -8,7 +8,13 @@ import torch
 
 from apex._functional import is_autocast_enabled
 
-__all__ = ["_cast_if_autocast_enabled"]
+__all__ = ["_cast_if_autocast_enabled", "_get_autocast_dtypes"]
+
+
+def _get_autocast_dtypes() -> list[torch.dtype]:
+    """Those that autocast takes here: float16, and bfloat16 but on GPUs that lack it."""
+    lacks = torch.cuda.is_available() and not torch.cuda.is_bf16_supported()
+    return [torch.float16] if lacks else [torch.float16, torch.bfloat16]
 
 
 def _cast_if_autocast_enabled(*args):

@@ -1,7 +1,7 @@
 """How long the stages of a pipeline wait, against the schedule's own arithmetic: passes that only take time, on CPUs.
 
     python benchmarks/pipeline_bubble.py --stages 2 --microbatches 8
-    python benchmarks/pipeline_bubble.py --stages 4 --chunks 2 --lazily
+    python benchmarks/pipeline_bubble.py --stages 4 --chunks 2
 
 Each stage is a process, on gloo. A forward pass sleeps for --forward ms, a backward pass for --backward ms, divided by
 the parts of a stage, so that a step has the same work at any number of parts. By the arithmetic, a step of m
@@ -74,7 +74,7 @@ def run(rank, args, store, found):
     for _ in range(args.steps + 1):
         dist.barrier()
         start = time.perf_counter()
-        schedule(_step, batch, models, forward_only=False, tensor_shape=SHAPE, async_comm=args.lazily)
+        schedule(_step, batch, models, forward_only=False, tensor_shape=SHAPE)
         dist.barrier()
         times.append(time.perf_counter() - start)
     if rank == 0:
@@ -93,7 +93,6 @@ def main():
     parser.add_argument("--forward", type=float, default=20, help="ms of a microbatch on a stage")
     parser.add_argument("--backward", type=float, default=40)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--lazily", action="store_true", help="async_comm")
     args = parser.parse_args()
     times = torch.multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +101,7 @@ def main():
     waits = (args.stages - 1) / args.chunks * pass_seconds
     work = args.microbatches * pass_seconds
     step = statistics.median(times.get())
-    print(f"{args.stages} stages x {args.chunks}, {args.microbatches} microbatches, async_comm {args.lazily}")
+    print(f"{args.stages} stages x {args.chunks}, {args.microbatches} microbatches")
     for name, found, wanted in (("step", step, work + waits), ("waiting", step - work, waits)):
         print(
             f"{name:8s} {1000 * found:8.1f} ms, by the arithmetic {1000 * wanted:8.1f} ({found / wanted:.3f} x)"

@@ -93,3 +93,10 @@ def test_what_torch_was_built_for(monkeypatch):
 def test_import_brings_neither_torch_nor_the_list_of_names():
     code = "import sys, apex; assert not {'torch', 'apex._torch_build', 'apex._legacy.public_names'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_dtypes_of_autocast(monkeypatch):
+    for there, supported, wanted in ((False, False, 2), (True, True, 2), (True, False, 1)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda supported=supported: supported)
+        assert _get_autocast_dtypes() == [torch.float16, torch.bfloat16][:wanted]

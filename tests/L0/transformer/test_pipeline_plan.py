@@ -74,6 +74,33 @@ def test_messages_meet(sizes, forward_only):
                     here.pop(0)
 
 
+@pytest.mark.parametrize("backward", [0.5, 1, 2, 3])
+@pytest.mark.parametrize("sizes", [size for size in SIZES if size[0] > 1 and size[2] >= 2 * size[0]], ids=str)
+def test_seconds_in_which_a_stage_waits(sizes, backward):
+    """Also where backward passes take longer than forward ones, or shorter: a stage waits for what it needs, when it
+    needs it, and before it sends for what it sent before."""
+    stages, chunks, microbatches = sizes
+    parts = stages * chunks
+    plans = [{tick.number: tick for tick in plan(stage, *sizes, False)} for stage in range(stages)]
+    now, there, under_way = [0.0] * stages, {None: 0.0}, [[] for _ in range(stages)]
+    for number in range(len(timeline(*sizes, False))):
+        ticks = [(stage, plans[stage][number]) for stage in range(stages) if number in plans[stage]]
+        for stage, (step, received) in ((stage, tick[1:]) for stage, tick in ticks):
+            if step:
+                now[stage] = (
+                    max(now[stage], there[step.source(parts)]) + (1 if step.forward else backward) / chunks
+                )
+            if received or (step and step.target(parts)):
+                now[stage] = max([now[stage], *(there[sent] for sent in under_way[stage])])
+                under_way[stage] = []
+        for stage, tick in ticks:
+            for step in tick.received:
+                sender = step.part % stages
+                there[step] = max(now[stage], now[sender])
+                under_way[sender].append(step)
+    assert max(now) == pytest.approx((microbatches + (stages - 1) / chunks) * (1 + backward), rel=1e-9)
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_what_a_stage_keeps(sizes):
     """Microbatches whose gradients are not there yet: with one part a stage, those of the stages behind, and one."""

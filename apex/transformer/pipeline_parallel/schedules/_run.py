@@ -46,7 +46,6 @@ class Options:
     grad_scaler: torch.amp.GradScaler | None
     disable_autocast: bool
     deallocate: bool
-    lazily: bool
     scatter_gather: bool
     uncheckpointed: int | None
 
@@ -94,7 +93,7 @@ class Run:
     def _settings(self):
         o = self._options
         shapes = [[list(map(int, shape)) for shape in o.shapes(part)] for part in range(self._parts - 1)]
-        names = ("dtype", "forward_only", "lazily", "scatter_gather")
+        names = ("dtype", "forward_only", "scatter_gather")
         return {
             "microbatches": self._microbatches,
             "parts": self._parts,
@@ -213,12 +212,9 @@ class Run:
             ],
             self._options.scatter_gather,
         )
+        # They are waited for when they are needed: neighbours need not be at the same tick at the same time.
         for (step, _), future in zip(receives, futures, strict=True):
             self._received.setdefault(step, []).append(future)
-        if not self._options.lazily:
-            for future in futures:
-                future.get()
-            self._wait_for_sent()
 
     def _wait_for_sent(self):
         if self._sent is not None:

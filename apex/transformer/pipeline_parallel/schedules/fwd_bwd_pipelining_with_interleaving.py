@@ -49,12 +49,11 @@ def _forward_backward_pipelining_with_interleaving(
 
     Args:
         model: this stage's parts, as build_model returns them.
-        async_comm, overlap_p2p_comm: either: what is received is waited for when it is needed, and not at once.
         custom_sync_context_handler: left for the last backward pass of each part.
         custom_grad_sync_func: called with the parameters of each part, when its gradients are there.
         custom_param_sync_func: called with the parameters of each part, before its first forward pass: of the first two
             at once, of others while the part before works.
-        sync_batch_comm, batch_p2p_comm, kwargs: without effect.
+        async_comm, overlap_p2p_comm, sync_batch_comm, batch_p2p_comm, kwargs: without effect.
 
     Raises:
         RuntimeError: also a `model` that is no list of as many parts as there are, and a number of microbatches that
@@ -83,7 +82,6 @@ def _forward_backward_pipelining_with_interleaving(
         grad_scaler,
         disable_autocast,
         deallocate_pipeline_outputs,
-        async_comm or overlap_p2p_comm,
         scatter_gather_tensors_in_pipeline and not sequence_parallel_enabled,
         num_micro_batches_with_partial_activation_checkpoints,
     )

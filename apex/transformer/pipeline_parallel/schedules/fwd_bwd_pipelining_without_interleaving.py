@@ -135,14 +135,13 @@ def forward_backward_pipelining_without_interleaving(
         dtype: of what stages send, to which outputs are cast, and of autocast, see forward_step; None: float32.
         grad_scaler: scales the losses.
         deallocate_pipeline_outputs: see common.free_output_tensor.
-        async_comm: what is received is waited for when it is needed, and not at once.
         custom_sync_context_handler: makes a context in which gradients are not reduced over the data parallel ranks;
             it is left for the last backward pass. None: torch's DistributedDataParallel reduces in that pass alone.
         custom_grad_sync_func: reduces gradients behind the passes, on all stages but the first.
         num_micro_batches_with_partial_activation_checkpoints: of as many microbatches as a stage keeps at a time, those
             before this one pass False as a third argument to forward_step_func, the others True.
         scatter_gather_tensors_in_pipeline: see p2p_communication.
-        sync_batch_comm, kwargs: without effect; what other schedules take besides.
+        async_comm, sync_batch_comm, kwargs: without effect: what is received is waited for when it is needed, always.
 
     Returns:
         On the last stage what the loss function returned besides the loss, of each microbatch; elsewhere [].
@@ -171,7 +170,6 @@ def forward_backward_pipelining_without_interleaving(
         grad_scaler,
         disable_autocast,
         deallocate_pipeline_outputs,
-        async_comm,
         scatter_gather_tensors_in_pipeline and not sequence_parallel_enabled,
         num_micro_batches_with_partial_activation_checkpoints,
     )
