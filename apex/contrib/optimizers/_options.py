@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 from apex._plain import is_plain
 from apex.contrib.optimizers._flat import is_dense
@@ -39,15 +40,24 @@ def check_options(optimizer):
             "DistributedFusedAdam: with_scaled_states rounds anew at every step, a skipped one included, so "
             "capturable is not offered with it: use dtype=torch.float32"
         )
-    if o.nccl_ub:
-        raise NotImplementedError(
-            "DistributedFusedAdam: nccl_ub needs NCCL's own allocator (apex.contrib.nccl_allocator), which is not "
-            "part of this apex: use nccl_ub=False"
+    if o.nccl_ub and not o.contiguous_grad_buffer:
+        raise RuntimeError(
+            "DistributedFusedAdam: nccl_ub registers the contiguous buffers with NCCL: add contiguous_grad_buffer=True"
         )
     if not (o.bucket_cap_mb > 0 and o.pipeline_size >= 1):
         raise ValueError(
             "DistributedFusedAdam: bucket_cap_mb and pipeline_size must be positive: "
             f"{o.bucket_cap_mb} and {o.pipeline_size}"
+        )
+
+
+def check_user_buffers(device, group):
+    """Raises RuntimeError unless NCCL reduces on GPUs, whose memory is to be registered with it."""
+    backend = str(dist.get_backend(group))
+    if device.type != "cuda" or "nccl" not in backend:
+        raise RuntimeError(
+            f"DistributedFusedAdam: nccl_ub registers memory of GPUs with NCCL, and these parameters are on {device}, "
+            f"their ranks connected by {backend}: use nccl_ub=False"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from apex import _loader
+from apex.contrib import nccl_allocator
 from apex.contrib.optimizers import _contiguous, _options
 from apex.contrib.optimizers._buckets import ParameterFragment
 from apex.contrib.optimizers._gradients import GradientBucket
@@ -31,6 +33,9 @@ class Placement:
     grad_sync_dtype: torch.dtype
     param_sync_dtype: torch.dtype
     contiguous_grad_buffer: bool
+    nccl_ub: bool
+    distributed_process_group: Any
+    _pool: Any
     store_params: bool
     store_param_remainders: bool
     with_scaled_states: bool
@@ -145,7 +150,8 @@ class Placement:
         new = self._layout.close()
         parts = [None] * len(new)
         if self.contiguous_grad_buffer:
-            buffers, parts = _contiguous.gradient_buffers(new, self.device)
+            with self._registered():
+                buffers, parts = _contiguous.gradient_buffers(new, self.device)
             self._grad_buffers += buffers
         for bucket in new:
             bucket.allocate(self.device)
@@ -176,6 +182,14 @@ class Placement:
 
     # ---- contiguous buffers ----------------------------------------------------------------------------
 
+    def _registered(self):
+        """Memory that is allocated within is registered with the ranks' NCCL, if that is asked for."""
+        if not self.nccl_ub:
+            return contextlib.nullcontext()
+        if self._pool is None:
+            self._pool = nccl_allocator.create_nccl_mem_pool()
+        return nccl_allocator.nccl_mem(self._pool, device=self.device, group=self.distributed_process_group)
+
     @torch.no_grad()
     def init_param_buffer(self) -> None:
         """Makes parameters views of large buffers, as contiguous_param_buffer=True does at the first step.
@@ -189,7 +203,8 @@ class Placement:
         buckets = self.state["buckets"]
         for p, first in firsts:
             _contiguous.check_can_move(p, buckets[first.bucket_id])
-        self._param_buffers = _contiguous.parameter_buffers(buckets, self.device)
+        with self._registered():
+            self._param_buffers = _contiguous.parameter_buffers(buckets, self.device)
         for p, first in firsts:
             _contiguous.move(p, first, _contiguous.part_of(self._param_buffers, buckets[first.bucket_id]))
 

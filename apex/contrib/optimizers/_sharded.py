@@ -29,6 +29,8 @@ class ShardedOptimizer(Placement, Listening, ScaledGradients, Saving, torch.opti
     """
 
     overlap_grad_sync: bool
+    nccl_ub = False  # whether contiguous buffers are registered with NCCL
+    _pool: Any = None  # of their memory
     skip_allgather = False  # step() leaves parameters to be gathered by param_sync()
     _unpack = None  # parameters as they arrive -> as the model takes them
     ParameterFragment = ParameterFragment

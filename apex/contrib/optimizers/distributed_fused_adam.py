@@ -67,7 +67,8 @@ class DistributedFusedAdam(ShardedOptimizer):
             bfloat16 ones: exact, at half the memory.
         with_scaled_states: keep the state in half precision, each parameter's divided by a number of its own
             (FP8-LM, arXiv:2310.18313).
-        nccl_ub: must be False.
+        nccl_ub: the contiguous buffers lie in memory that is registered with NCCL (apex.contrib.nccl_allocator), so
+            that its collectives need no copies; needs contiguous_grad_buffer, GPUs and NCCL.
         capturable: learning rate and step count lie on the device, and nothing waits for the host, so that a
             step can be captured in a CUDA graph and replayed.
 
@@ -79,7 +80,7 @@ class DistributedFusedAdam(ShardedOptimizer):
             each other; amsgrad.
         ValueError: numbers out of bounds; dtypes that are not supported; parameters on several devices.
         TypeError: a parameter of another dtype, one that is not dense, or a wrapper (DTensor, float8 tensor).
-        NotImplementedError: nccl_ub; with_scaled_states with capturable.
+        NotImplementedError: with_scaled_states with capturable.
 
     Sources: arXiv:1412.6980, arXiv:1711.05101, arXiv:1910.02054; interface and checkpoints of public apex.
     """
@@ -124,6 +125,7 @@ class DistributedFusedAdam(ShardedOptimizer):
         self.with_scaled_states, self.capturable = with_scaled_states, capturable
         self.nccl_ub = nccl_ub
         self.bucket_cap_mb, self.pipeline_size = bucket_cap_mb, pipeline_size
+        self.contiguous_grad_buffer = contiguous_grad_buffer
         _options.check_options(self)
 
         ranks = Ranks(process_group, distributed_process_group, redundant_process_group)
@@ -131,13 +133,14 @@ class DistributedFusedAdam(ShardedOptimizer):
         self.average_grad_sync = average_grad_sync
         self.overlap_grad_sync, self.overlap_param_sync = overlap_grad_sync, overlap_param_sync
         self.contiguous_param_buffer = contiguous_param_buffer
-        self.contiguous_grad_buffer = contiguous_grad_buffer
         self.default_shard_size = int(bucket_cap_mb * 2**20 / self.grad_sync_dtype.itemsize / ranks.shards)
         self._runs = None
         defaults = dict(
             lr=lr, bias_correction=bias_correction, betas=betas, eps=eps, weight_decay=weight_decay
         )
         self._make(params, defaults, ranks, device)
+        if nccl_ub:
+            _options.check_user_buffers(self.device, self.distributed_process_group)
 
     def _update_shards(self, order, found_inf):
         """Adam on this rank's shards of these buckets; returns what is sent of each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 
@@ -17,7 +18,8 @@ from zero_common import HYPER, SMALL, Oracle, backward, clones, equal, make, par
 from apex import amp
 from apex._bits import join_remainders, split_remainders
 from apex.amp import AmpUsageError
-from apex.contrib.optimizers import DistributedFusedAdam
+from apex.contrib import nccl_allocator
+from apex.contrib.optimizers import DistributedFusedAdam, _contiguous, _options
 from apex.contrib.optimizers._buckets import Layout
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed")
@@ -178,7 +180,8 @@ def test_needs_a_process_group():
             "dtype=torch.float32",
             dict(with_scaled_states=True, dtype=F16, capturable=True),
         ),
-        (NotImplementedError, "nccl_ub=False", dict(nccl_ub=True)),
+        (RuntimeError, "contiguous_grad_buffer=True", dict(nccl_ub=True)),
+        (RuntimeError, "nccl_ub=False", dict(nccl_ub=True, contiguous_grad_buffer=True)),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -351,6 +354,40 @@ def test_layout():
 @pytest.mark.gpu
 def test_captured_step(alone):
     zero_cuda.captured()
+
+
+def test_user_buffers_lie_in_registered_memory(alone, monkeypatch):
+    """Contiguous buffers, and nothing else, are allocated while NCCL's pool is torch's. There is no NCCL here."""
+    within, made = [], []
+
+    @contextlib.contextmanager
+    def nccl_mem(pool, device, group):
+        within.append(pool)
+        yield
+        within.pop()
+
+    for name in ("gradient_buffers", "parameter_buffers"):
+        real = getattr(_contiguous, name)
+        note = lambda *a, real=real, name=name: made.append((name, list(within))) or real(*a)  # noqa: E731
+        monkeypatch.setattr(_contiguous, name, note)
+    monkeypatch.setattr(nccl_allocator, "create_nccl_mem_pool", lambda: "pool")
+    monkeypatch.setattr(nccl_allocator, "nccl_mem", nccl_mem)
+    monkeypatch.setattr(_options, "check_user_buffers", lambda *a: None)
+    params = parameters()
+    optimizer = make(params, nccl_ub=True, contiguous_grad_buffer=True, contiguous_param_buffer=True)
+    oracle = Oracle(params)
+    for seed in range(2):
+        optimizer.zero_grad()
+        backward(params, seed)
+        optimizer.step()
+        oracle.step(seed)
+    oracle.check()
+    assert made == [("gradient_buffers", ["pool"]), ("parameter_buffers", ["pool"])] and not within
+
+
+@pytest.mark.two_gpus
+def test_user_buffers_on_two_gpus(tmp_path):
+    torch.multiprocessing.spawn(zero_cuda.run_user_buffers, (2, str(tmp_path)), nprocs=2)
 
 
 @pytest.mark.two_gpus

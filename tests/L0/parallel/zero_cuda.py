@@ -12,6 +12,8 @@ import zero_faults
 from torch import nn
 from zero_common import SMALL, Oracle, agree, backward, clones, equal, make, parameters
 
+from apex.contrib import nccl_allocator
+
 BF16 = torch.bfloat16
 FAULTS = (
     "idle",
@@ -52,6 +54,22 @@ def run(rank, ranks, folder):
     for name in FAULTS:
         zero_faults.CASES[name](None)
     pathlib.Path(folder, f"rank{rank}.json").write_text(json.dumps(_overlap()))
+    dist.destroy_process_group()
+
+
+def run_user_buffers(rank, ranks, folder):
+    """Parity over NCCL with buffers that are registered with it."""
+    nccl_allocator.init()
+    start(rank, ranks, folder)
+    params = parameters(device="cuda")
+    options = dict(SMALL, nccl_ub=True, contiguous_grad_buffer=True, contiguous_param_buffer=True)
+    optimizer, oracle = make(params, **options), Oracle(params)
+    for seed in range(3):
+        optimizer.zero_grad()
+        backward(params, seed)
+        optimizer.step()
+        oracle.step(seed)
+    oracle.check()
     dist.destroy_process_group()
 
 
