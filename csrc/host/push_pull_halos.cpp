@@ -24,6 +24,14 @@ int32_t kernel_of(int32_t unit_bytes) {
   return -1;
 }
 
+// There is no reference of what moves memory: where that is asked for, a CPU does it as ever.
+int32_t choose(const apex_place& place, int32_t* variant) {
+  const int32_t status = choose_variant(place, unit, variant);
+  if (status != APEX_USE_REFERENCE || place.platform != APEX_CPU) return status;
+  *variant = APEX_VARIANT_CPU;
+  return APEX_OK;
+}
+
 bool aligned(const void* p, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
 
 // Strips, slots and rounds, from the halo's size and the inbox's alone: both sides come to the same.
@@ -69,7 +77,7 @@ int32_t apex_push_pull_halos(const apex_place* place, const gpu::PushPullHalos* 
   if (which < 0) return fail(APEX_ERROR_ARGUMENT, "%s: elements have 1, 2, 4 or 8 bytes, not %d", unit, a.unit_bytes);
   if (const int32_t status = cut(a)) return status;
   int32_t variant;
-  if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
+  if (const int32_t status = choose(*place, &variant)) return status;
   if (a.strips == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
     push_pull_halos_cpu(a);
@@ -84,7 +92,7 @@ int32_t apex_push_pull_halos(const apex_place* place, const gpu::PushPullHalos* 
 int32_t apex_add_delay(const apex_place* place, int64_t nanoseconds) {
   using namespace apex;
   int32_t variant;
-  if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
+  if (const int32_t status = choose(*place, &variant)) return status;
   if (variant == APEX_VARIANT_CPU) {
     const timespec time = {nanoseconds / 1000000000, nanoseconds % 1000000000};
     nanosleep(&time, nullptr);
