@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from apex.transformer import _collectives as collectives
 from apex.transformer import parallel_state
+from apex.transformer.tensor_parallel.utils import current_device
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -30,6 +31,12 @@ class GradScaler(torch.amp.GradScaler):
     ) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+
+    def _check_scale_growth_tracker(self, funcname):
+        """Stages without a loss never call scale(), which makes the scale; theirs begins alike."""
+        if self._scale is None and not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+            self._lazy_init_scale_growth_tracker(current_device())
+        return super()._check_scale_growth_tracker(funcname)
 
     def _unscale_grads_(self, optimizer, *args):
         """{device: 1 where a gradient of any rank is not finite}: all that torch does goes by this."""

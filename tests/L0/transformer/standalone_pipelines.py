@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from pp_model import pipeline
 from standalone_common import BATCH, HIDDEN, SEQUENCE, WORDS, arguments, padding, token_types
-from tp_common import words
+from tp_common import raises, words
 from tp_model import _whole
 
 from apex.transformer import parallel_state
+from apex.transformer.amp import GradScaler
 from apex.transformer.pipeline_parallel import build_model, get_forward_backward_func
 from apex.transformer.testing.standalone_bert import bert_model_provider
 from apex.transformer.testing.standalone_gpt import gpt_model_provider
@@ -117,7 +118,39 @@ def _any_pipeline(provider, forward_step):
     return case
 
 
+def _scaled(mesh):
+    """Stages that have no loss unscale, step and lower the scale as the last one does, from the first step on."""
+    weights = []
+    for scaler in (None, GradScaler(2.0**10)):
+        with (
+            pipeline(1, 2, 1, BATCH, 2 * BATCH),
+            arguments("--pipeline-model-parallel-size 2", dist.get_world_size()),
+        ):
+            torch.manual_seed(7)
+            (model,) = build_model(gpt_model_provider, False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            run = get_forward_backward_func(None, 2)
+            shape = (SEQUENCE, BATCH, HIDDEN)
+            options = dict(forward_only=False, tensor_shape=shape, grad_scaler=scaler)
+            run(_gpt_step, _batch(2 * BATCH), model, **options)
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+                assert scaler.get_scale() == 2.0**10
+                wrong = GradScaler(2.0)
+                if (
+                    parallel_state.is_pipeline_last_stage()
+                ):  # who has a loss is still told of a scale that was left out
+                    with raises(AssertionError, "_scale is None"):
+                        wrong.step(optimizer)
+            weights.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-6, atol=1e-7)
+
+
 CASES = {
+    "a scaler of stages": _scaled,
     "GPT as a pipeline": _any_pipeline(gpt_model_provider, _gpt_step),
     "BERT as a pipeline": _any_pipeline(bert_model_provider, _bert_step),
 }
