@@ -41,14 +41,6 @@ def test_casts_leave_other_devices_alone():
     assert tensor.dtype == torch.float32
 
 
-def test_dtypes_of_autocast(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert _get_autocast_dtypes() == [torch.float16, torch.bfloat16]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
-    assert _get_autocast_dtypes() == [torch.float16]
-
-
 def test_microbatches_of_a_batch():
     batch = [
         torch.arange(8, dtype=torch.int64, device="cpu"),

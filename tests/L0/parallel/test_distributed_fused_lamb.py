@@ -82,7 +82,7 @@ def test_variants(alone, variant, dtype, options):
 
 
 @pytest.mark.parametrize("limit", [0.0, 1.0])
-def test_one_rank_is_fused_lamb_bit_for_bit(alone, variant, limit):
+def test_one_rank_is_fused_lamb(alone, variant, limit):
     """Where each parameter lies in one bucket, sums are taken in the same order."""
     params = parameters(F32, device=variant.device)
     twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
