@@ -18,7 +18,7 @@ _OP = "bias_activation"
 _X_SIGMOID, _SIGMOID, _SQUARED_RELU, _RELU = range(4)
 _KINDS = {"squared_relu": _SQUARED_RELU, "relu": _RELU, "sigmoid": _SIGMOID}
 # slope, cubic, function
-_FUNCTIONS = {name: (*numbers, _KINDS.get(name, _X_SIGMOID)) for name, numbers in ACTIVATIONS.items()}
+FUNCTIONS = {name: (*numbers, _KINDS.get(name, _X_SIGMOID)) for name, numbers in ACTIVATIONS.items()}
 _layout = interface.layout("BiasActivation")
 _pack = _layout.filler(
     "input", "bias", "hidden", "rows", "slope", "cubic", "function", "gated", "type", "bias_type", "output",
@@ -29,14 +29,19 @@ _c_prepare = interface.function("apex_bias_activation_prepare")
 _c_backward = interface.function("apex_bias_activation_backward")
 
 
+def function_of(activation):
+    """(slope, cubic, function) of an activation's name; raises ValueError for another."""
+    value(
+        activation in FUNCTIONS,
+        "bias_activation: the activation must be silu, gelu, quick_gelu, relu, squared_relu or sigmoid, not '{}'",
+        activation,
+    )
+    return FUNCTIONS[activation]
+
+
 def _check(input, bias, activation, gated):
     """The output's columns."""
-    if activation not in _FUNCTIONS:
-        value(
-            False,
-            "bias_activation: the activation must be silu, gelu, quick_gelu, relu, squared_relu or sigmoid, not '{}'",
-            activation,
-        )
+    function_of(activation)
     code_of(_OP, input.dtype)
     value(input.dim() >= 1, "bias_activation: the input must have at least one dimension")
     columns = input.shape[-1]
@@ -62,7 +67,7 @@ def _arguments(x, b, activation, gated, output, grad=None, grad_bias=None):
     columns, code = x.shape[-1], code_of(_OP, x.dtype)
     return _pack(
         x.data_ptr(), address(b), columns // (2 if gated else 1), x.numel() // columns if columns else 0,
-        *_FUNCTIONS[activation], gated, code, code if b is None else code_of(_OP, b.dtype), output.data_ptr(),
+        *FUNCTIONS[activation], gated, code, code if b is None else code_of(_OP, b.dtype), output.data_ptr(),
         address(grad), address(grad_bias),
     )  # fmt: skip
 

@@ -82,10 +82,10 @@ class Layout:
         return one.unpack_from(buffer, at)[0]
 
     def set(self, buffer, **values):
-        """Writes fields of a buffer."""
+        """Writes fields of a buffer; of an array a tuple of all its elements."""
         for field, value in values.items():
             one, at = self._single[field]
-            one.pack_into(buffer, at, value)
+            one.pack_into(buffer, at, *(value if isinstance(value, tuple) else (value,)))
 
 
 @functools.cache

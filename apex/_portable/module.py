@@ -10,6 +10,7 @@ from apex._portable import (  # noqa: F401 (kernels enter themselves)
     channels,
     conv_bias_relu,
     dense,
+    fp8,
     functional,
     group_norm,
     interface,

@@ -85,16 +85,21 @@ def from_codes(codes, dtype):
     return torch.where(nan, torch.full_like(value, float("nan")), value)
 
 
-def check_input(name, x):
-    """Raises for a tensor that cannot be cast: its dtype, or that autograd would have to go through it."""
-    if x.dtype not in FLOATS:
-        raise TypeError(f"{name} takes float32, float16 and bfloat16, not {x.dtype}")
+def check_tensor(name, x):
+    """Raises for a tensor without a dimension, and where autograd would have to go through it."""
     if x.dim() < 1:
         raise ValueError(f"{name}: the input must have at least one dimension")
     if x.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
             f"{name} has no derivative: call it under torch.no_grad() or in a torch.autograd.Function"
         )
+
+
+def check_input(name, x):
+    """Raises for a tensor that cannot be cast."""
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name} takes float32, float16 and bfloat16, not {x.dtype}")
+    check_tensor(name, x)
 
 
 def check_number(name, what, tensor, x):
@@ -107,7 +112,8 @@ def check_number(name, what, tensor, x):
         raise ValueError(f"{name}: {what} is on {tensor.device} but the input is on {x.device}")
 
 
-def _check_cast(name, x, scale, dtype, amax):
+def check_cast(name, x, scale, dtype, amax):
+    """Raises where x cannot be cast so."""
     format_of(name, dtype)
     check_input(name, x)
     check_number(name, "scale", scale, x)
@@ -128,7 +134,8 @@ def record_amax(amax, x):
     amax.copy_(torch.maximum(amax.reshape(()), largest_magnitude(x)).reshape(amax.shape))
 
 
-def _cast(x, scale, dtype, amax):
+def cast(x, scale, dtype, amax):
+    """As `quantize`, without its checks."""
     if amax is not None:
         record_amax(amax, x)
     return to_codes(x.to(torch.float32) * scale.reshape(()), dtype).view(dtype)
@@ -140,9 +147,9 @@ def quantize(x, scale, dtype, amax=None):
     x: [...] float32, float16 or bfloat16. scale, amax: float32, one element; amax becomes max(amax, max |x|).
     dtype: one of FORMATS. Raises TypeError, ValueError, and RuntimeError where x asks for a gradient.
     """
-    _check_cast("quantize", x, scale, dtype, amax)
+    check_cast("quantize", x, scale, dtype, amax)
     with torch.no_grad():
-        return _cast(x, scale, dtype, amax)
+        return cast(x, scale, dtype, amax)
 
 
 def activated(x, activation, gated):
@@ -171,25 +178,36 @@ def quantize_transpose(
     given, and x is the gradient of its result: cast (and summed) is then the gradient of `before`. The sum has x's
     dtype and is made in float32. Raises as `quantize` does.
     """
-    _check_cast("quantize_transpose", x, scale, dtype, amax)
+    check_cast("quantize_transpose", x, scale, dtype, amax)
     with torch.no_grad():
         made = x
         if activation is not None and before is None:
             made = activated(x, activation, gated)
         elif activation is not None:
             made = activation_gradient(x, before, activation, gated)
-        q = _cast(made, scale, dtype, amax)
+        q = cast(made, scale, dtype, amax)
         columns = transpose(q)
         if not bias_gradient:
             return q, columns
-        return q, columns, made.reshape(-1, made.shape[-1]).to(torch.float32).sum(0).to(x.dtype)
+        return q, columns, column_sums(made).to(x.dtype)
+
+
+def column_sums(x):
+    """The sums of x's columns over all leading dimensions, in float32."""
+    return x.to(torch.float32).sum(list(range(x.dim() - 1))) if x.dim() > 1 else x.to(torch.float32)
+
+
+def rows_of(x):
+    """The product of all dimensions but the last."""
+    rows = 1
+    for size in x.shape[:-1]:
+        rows *= size
+    return rows
 
 
 def transpose(q):
     """[columns, rows] of an FP8 tensor [..., columns], contiguous."""
-    columns = q.shape[-1]
-    rows = q.numel() // columns if columns else 0
-    codes = q.contiguous().view(torch.uint8).reshape(rows, columns)
+    codes = q.contiguous().view(torch.uint8).reshape(rows_of(q), q.shape[-1])
     return codes.t().contiguous().view(q.dtype)
 
 
@@ -199,6 +217,7 @@ def dequantize(q, scale_inv, dtype):
     q: [...] FP8. scale_inv: float32, one element. Raises TypeError and ValueError.
     """
     format_of("dequantize", q.dtype)
+    check_tensor("dequantize", q)
     if dtype not in FLOATS:
         raise TypeError(f"dequantize gives float32, float16 and bfloat16, not {dtype}")
     check_number("dequantize", "scale_inv", scale_inv, q)
@@ -211,7 +230,7 @@ def _usable(amax):
 
 def _quotient(fp8_max, amax):
     """fp8_max / amax, correctly rounded (number / tensor is a reciprocal and a product in torch)."""
-    return torch.full_like(amax, fp8_max) / amax
+    return (fp8_max if isinstance(fp8_max, torch.Tensor) else torch.full_like(amax, fp8_max)) / amax
 
 
 def delayed_scale(amax, scale, fp8_max, margin=0):
@@ -239,10 +258,10 @@ def update_scales(amax_history, scale, scale_inv, fp8_max, margin=0, algorithm="
     """Delayed scaling's update of all modules, in place.
 
     amax_history, scale, scale_inv: lists, an entry for a module and direction: float32 [history, n], [n], [n]. fp8_max:
-    a number for each entry, or one for all. reduced: float32, row 0 of all histories one behind the other (after a
-    reduction over ranks), or None, where the histories hold it. amax of a column is its largest entry ("max") or its
-    row 0 ("most_recent"); scale becomes `delayed_scale` of it and scale_inv 1 / scale. Each history moves up by a row,
-    row 0 becoming the last, and row 0 is 0 then. Raises ValueError and TypeError.
+    a number, or a float32 [n], for each entry, or one number for all. reduced: float32, row 0 of all histories one
+    behind the other (after a reduction over ranks), or None, where the histories hold it. amax of a column is its
+    largest entry ("max") or its row 0 ("most_recent"); scale becomes `delayed_scale` of it and scale_inv 1 / scale.
+    Each history moves up by a row, row 0 becoming the last, and row 0 is 0 then. Raises ValueError and TypeError.
     """
     check_update(amax_history, scale, scale_inv, fp8_max, algorithm, reduced)
     begin = 0
@@ -307,8 +326,7 @@ def quantize_blocks(x, dtype, block=(1, BLOCK), power_of_two=True, epsilon=0.0):
     check_input("quantize_blocks", x)
     high = _block_rows(block)
     with torch.no_grad():
-        columns = x.shape[-1]
-        rows = x.numel() // columns if columns else 0
+        rows, columns = rows_of(x), x.shape[-1]
         wide = x.reshape(rows, columns).to(torch.float32)
         tall, across = -(-rows // high), -(-columns // BLOCK)
         padded = torch.nn.functional.pad(wide, (0, across * BLOCK - columns, 0, tall * high - rows)).abs()
@@ -323,7 +341,6 @@ def dequantize_blocks(q, scale_inv, dtype, block=(1, BLOCK)):
     """The inverse of `quantize_blocks`: q [..., columns], scale_inv as it gives it, the result in `dtype`."""
     format_of("dequantize_blocks", q.dtype)
     _block_rows(block)
-    columns = q.shape[-1]
-    rows = q.numel() // columns if columns else 0
+    rows, columns = rows_of(q), q.shape[-1]
     values = from_codes(q.contiguous().view(torch.uint8), q.dtype).reshape(rows, columns)
     return (values * _spread(scale_inv, block, rows, columns)).reshape(q.shape).to(dtype)

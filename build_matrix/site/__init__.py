@@ -33,6 +33,7 @@ CONTENTS = {
         *(
             "docs/optimizers",
             "docs/dense",
+            "docs/fp8",
             "docs/convolutions",
             "docs/spatial",
             "docs/fmha",

@@ -18,6 +18,15 @@ OURS, NOW = "apex", "Of these sources."
 # Units whose kernels a benchmark measures; others: all.
 UNITS = {
     "bias_swiglu": ("bias_activation",),
+    "fp8_casts": (
+        "fp8_quantize",
+        "fp8_dequantize",
+        "fp8_transpose",
+        "fp8_update_scales",
+        "fp8_quantize_blocks",
+        "fp8_layer_norm",
+        "fp8_rms_norm",
+    ),
     "group_norm": ("group_norm",),
     "norms": ("layer_norm", "rms_norm"),
     "rotary": ("rope",),

@@ -4,28 +4,12 @@
 // A thread has its columns' bias in registers and walks down rows, several in flight. The bias's gradient is summed on
 // the way, a sum for each part of the rows in memory, and `finish` adds these up in order: same input, same bits.
 #include "bias_activation.h"
-#include "reduce.h"
+#include "cells.h"
+#include "column_sums.h"
 
 namespace gpu {
 namespace {
 #if !defined(GPU_HOST)
-// What one access moves, as it lies in memory (width 1: its value).
-template <class Math, int width, i32 fixed> struct ActivationVector {
-  Words words;
-
-  GPU_FN void load(const u8* p, i32, i64 index) { words = load_words<width>(p + index * bytes_of(fixed), fixed); }
-  GPU_FN void get(Math (&x)[width], i32) const { unpack(x, words, fixed); }
-  GPU_FN static void store(u8* p, i32, i64 index, const Math (&x)[width]) {
-    store_words<width>(p + index * bytes_of(fixed), fixed, pack(x, fixed));
-  }
-};
-template <class Math, i32 fixed> struct ActivationVector<Math, 1, fixed> {
-  Math value[1];
-
-  GPU_FN void load(const u8* p, i32 type, i64 index) { load_values(value, p, type, index); }
-  GPU_FN void get(Math (&x)[1], i32) const { x[0] = value[0]; }
-  GPU_FN static void store(u8* p, i32 type, i64 index, const Math (&x)[1]) { store_values(p, type, index, x); }
-};
 // A column's number; `otherwise` where there are none.
 template <class Math> GPU_FN void load_number(Math& x, const u8* numbers, i32 type, i64 column, Math otherwise) {
   Math one[1] = {otherwise};
@@ -52,7 +36,7 @@ struct ActivationPlace {
 
 template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_forward(const BiasActivation& a) {
   constexpr int in_flight = gated ? 4 : 8, halves = gated ? 2 : 1;
-  using Cells = ActivationVector<Math, width, fixed>;
+  using Moved = Cells<Math, width, fixed>;
   const ActivationPlace place(a, width);
   const Activation<Math, fixed != type_f16 && fixed != type_bf16> f(a);
   if (!place.works) return;
@@ -62,7 +46,7 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_f
     GPU_UNROLL_FOR (int i = 0; i < width; ++i)
       load_number(bias[k][i], a.bias, a.bias_type, k * a.hidden + place.column + i, Math(0));
   for (i64 row = place.row; row < a.rows; row += place.step * in_flight) {
-    Cells u[in_flight][halves];
+    Moved u[in_flight][halves];
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n)
       if (row + n * place.step < a.rows)
         GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
@@ -75,7 +59,7 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_f
         y[i] = f(x[0][i] + bias[0][i]);
         if constexpr (gated) y[i] *= x[1][i] + bias[1][i];
       }
-      Cells::store(a.output, a.type, (row + n * place.step) * a.hidden + place.column, y);
+      Moved::store(a.output, a.type, (row + n * place.step) * a.hidden + place.column, y);
     }
   }
 }
@@ -83,7 +67,7 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_f
 template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_backward(const BiasActivation& a) {
   constexpr int in_flight = gated ? 2 : 4, halves = gated ? 2 : 1;
   GPU_SHARED(Math, shared, bias_activation_threads * halves * width);
-  using Cells = ActivationVector<Math, width, fixed>;
+  using Moved = Cells<Math, width, fixed>;
   const ActivationPlace place(a, width);
   const Activation<Math, fixed != type_f16 && fixed != type_bf16> f(a);
   const i64 columns = a.hidden * halves;
@@ -96,7 +80,7 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
   GPU_UNROLL_FOR (int i = 0; i < width; ++i)
     if (place.works) load_number(scale[i], a.scale, a.bias_type, place.column + i, Math(1));
   for (i64 row = place.row; place.works && row < a.rows; row += place.step * in_flight) {
-    Cells u[in_flight][halves], g[in_flight];
+    Moved u[in_flight][halves], g[in_flight];
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n)
       if (row + n * place.step < a.rows) {
         GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
@@ -121,11 +105,11 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
         GPU_UNROLL_FOR (int k = 0; k < halves; ++k) sums[k][i] += x[k][i];
       }
       if constexpr (!gated) {
-        if (a.unscaled) Cells::store(a.unscaled, a.type, (row + n * place.step) * columns + place.column, x[0]);
+        if (a.unscaled) Moved::store(a.unscaled, a.type, (row + n * place.step) * columns + place.column, x[0]);
         GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[0][i] *= scale[i];
       }
       GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-        Cells::store(a.output, a.type, (row + n * place.step) * columns + k * a.hidden + place.column, x[k]);
+        Moved::store(a.output, a.type, (row + n * place.step) * columns + k * a.hidden + place.column, x[k]);
     }
   }
   if (!a.grad_bias) return;
@@ -145,30 +129,9 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
     GPU_UNROLL_FOR (int i = 0; i < width; ++i) partials[k * a.hidden + i] = sums[k][i];
 }
 
-// The bias's gradient from its parts: a block takes some columns, and groups of its threads take parts, each several
-// at once.
 template <class Math> GPU_FN void activation_finish(const BiasActivation& a) {
-  constexpr u32 together = 8;
-  GPU_SHARED(Math, sums, bias_activation_finish_threads);
-  const i64 columns = a.hidden * (a.gated ? 2 : 1);
-  const u32 wide = bias_activation_finish_columns(columns);
-  const u32 groups = block_size_x() / wide, group = thread_x() / wide, lane = thread_x() % wide;
-  const i64 column = (i64)block_x() * wide + lane;
-  const Math* const partials = reinterpret_cast<const Math*>(a.partials) + column;
-  Math total = Math(0);
-  for (i64 part = group; column < columns && part < a.parts; part += together * groups) {
-    Math loaded[together];
-    GPU_UNROLL_FOR (u32 n = 0; n < together; ++n)
-      loaded[n] = part + n * groups < a.parts ? partials[(part + n * groups) * columns] : Math(0);
-    GPU_UNROLL_FOR (u32 n = 0; n < together; ++n) total += loaded[n];
-  }
-  for (u32 mask = wide; mask < warp_size; mask *= 2) total += shuffle_xor_value(total, (int)mask);
-  if (lane_id() < wide) sums[thread_x() / warp_size * wide + lane] = total;
-  sync_threads();
-  if (thread_x() >= wide || column >= columns) return;
-  for (u32 warp = 1; warp < block_size_x() / warp_size; ++warp) total += sums[warp * wide + lane];
-  Math x[1] = {total};
-  store_values(a.grad_bias, a.bias_type, column, x);
+  column_sums(reinterpret_cast<const Math*>(a.partials), a.parts, a.hidden * (a.gated ? 2 : 1), a.grad_bias,
+              a.bias_type);
 }
 #endif
 }  // namespace
@@ -196,5 +159,5 @@ KERNELS(f16x8, float, 8, gpu::type_f16)
 KERNELS(f32x4, float, 4, gpu::type_f32)
 KERNELS(any1, float, 1, -1)
 KERNELS(f64, double, 1, gpu::type_f64)
-KERNEL(finish, gpu::bias_activation_finish_threads, activation_finish, float)
-KERNEL(finish_f64, gpu::bias_activation_finish_threads, activation_finish, double)
+KERNEL(finish, gpu::column_sums_threads, activation_finish, float)
+KERNEL(finish_f64, gpu::column_sums_threads, activation_finish, double)

@@ -30,9 +30,6 @@ struct BiasActivation {
   i64 parts;            // blocks on top of each other: each takes every parts-th row, or group of rows
 };
 constexpr int bias_activation_threads = 128;
-constexpr int bias_activation_finish_threads = 256;
-// Columns that a block of `finish` takes: few where there are few, so that there are blocks enough.
-GPU_FN u32 bias_activation_finish_columns(i64 columns) { return columns < 8192 ? 8 : 32; }
 
 // f and its derivative. exact: exp as exact as Math; else it loses what halves do not see.
 template <class Math, bool exact> struct Activation {
@@ -40,7 +37,8 @@ template <class Math, bool exact> struct Activation {
   Math minus_slope, minus_cubic;  // of exp2's, which is -1 / ln(2) of it
   i32 function;
 
-  GPU_FN explicit Activation(const BiasActivation& a)
+  template <class Arguments>
+  GPU_FN explicit Activation(const Arguments& a)
       : slope((Math)a.slope), cubic((Math)a.cubic), minus_slope((Math)(a.slope * -1.4426950408889634)),
         minus_cubic((Math)(a.cubic * -1.4426950408889634)), function(a.function) {}
 

@@ -1,12 +1,13 @@
 // Norms of rows of any length: a row is read once for each step.
 #pragma once
-#include "norm_arguments.h"
+#include "norm_codes.h"
 #include "normalized.h"
 #include "reduce.h"
 
 namespace gpu {
 #if !defined(GPU_HOST)
-template <bool centered, class Math, int width> GPU_FN void norm_forward_long(const NormForward& a) {
+template <bool centered, class Math, int width, class Output = NormNumbers>
+GPU_FN auto norm_forward_long(const NormForward& a, Output out = {}) {
   const i64 step = (i64)block_size_x() * width, mine = (i64)thread_x() * width;
   for (i64 row = block_x(); row < a.rows; row += grid_x()) {
     const i64 begin = row * a.hidden;
@@ -43,10 +44,13 @@ template <bool centered, class Math, int width> GPU_FN void norm_forward_long(co
       load_values(x, input, a.input_type, begin + at);
       load_weight(w, a.weight, a.weight_type, at, Math(1));
       load_weight(b, centered ? a.bias : nullptr, a.weight_type, at, Math(0));
+      if constexpr (Output::as_codes) out.centre(w);
       GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = fma((x[i] - mean) * rstd, w[i], b[i]);
-      store_values(a.output, a.output_type, begin + at, x);
+      if constexpr (Output::as_codes) out.store(begin + at, x);
+      else store_values(a.output, a.output_type, begin + at, x);
     }
   }
+  if constexpr (Output::as_codes) return out.largest;
 }
 
 // Normalised values, gradients and weights of [at, at + width) of a row.

@@ -1,13 +1,14 @@
 // Norms of rows that fit in the registers of one warp or one block: every tensor is read once and written once.
 #pragma once
-#include "norm_arguments.h"
+#include "norm_codes.h"
 #include "norm_layout.h"
 #include "normalized.h"
 #include "row_stream.h"
 
 namespace gpu {
 #if !defined(GPU_HOST)
-template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_forward_rows(const NormForward& a) {
+template <bool centered, i32 types, int width, int vectors, class Output = NormNumbers>
+GPU_FN auto norm_forward_rows(const NormForward& a, Output out = {}) {
   using Layout = QuadLayout<width, vectors>;
   GPU_DYNAMIC_SHARED(u8, memory);
   typedef Vector<float, 4> Quad;
@@ -87,16 +88,21 @@ template <bool centered, i32 types, int width, int vectors> GPU_FN void norm_for
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       float w[width], b[width];
       weight.read(w, v);
+      if constexpr (Output::as_codes) out.centre(w);
       if constexpr (centered) bias.read(b, v);
       GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
         if (by_product) x[v][i] = fma(x[v][i], rstd, -mean_by_std);
         else x[v][i] = (centered ? x[v][i] - mean : x[v][i]) * rstd;
         x[v][i] = centered ? fma(x[v][i], w[i], b[i]) : x[v][i] * w[i];
       }
-      if (part.has(v))
+      if constexpr (Output::as_codes) {
+        if (part.has(v)) out.store(at + part.offset(v), x[v]);
+      } else if (part.has(v)) {
         store_words<width>(output + part.offset(v) * bytes_of(output_type), output_type, pack(x[v], output_type));
+      }
     }
   }
+  if constexpr (Output::as_codes) return out.largest;
 }
 
 // The gradient of the input, and for each block partial sums of the weights' gradients.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "device/column_sums.h"
 #include "device_limits.h"
 #include "status.h"
 
@@ -90,8 +91,7 @@ int32_t run_backward(const apex_place* place, gpu::BiasActivation a, int32_t var
     status = launch(place, backward_kernels[a.gated][kind], a.column_blocks * a.parts, gpu::bias_activation_threads, a);
   if (status == APEX_OK && a.grad_bias)
     status = launch(place, finish_kernels[a.type == APEX_F64],
-                    ceil_divide(columns_of(a), gpu::bias_activation_finish_columns(columns_of(a))),
-                    gpu::bias_activation_finish_threads, a);
+                    ceil_divide(columns_of(a), gpu::column_sums_columns(columns_of(a))), gpu::column_sums_threads, a);
   return status;
 }
 }  // namespace

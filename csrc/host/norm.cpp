@@ -142,8 +142,8 @@ NormTeams* find_teams(NormTeams (&shapes)[NormOp::most_teams], const apex_place*
 
 template <class Arguments>
 int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, int64_t shared,
-               const Arguments& a) {
-  void* parameters[] = {const_cast<Arguments*>(&a)};
+               const Arguments& a, const gpu::Fp8Norm* fp8 = nullptr) {
+  void* parameters[] = {const_cast<Arguments*>(&a), const_cast<gpu::Fp8Norm*>(fp8)};
   return apex_launch(place, &kernel, {uint32_t(std::min(blocks, most_threads / threads)), 1, 1}, {threads, 1, 1},
                      uint32_t(shared), parameters);
 }
@@ -205,13 +205,13 @@ int32_t check(const NormOp& op, int32_t input, int32_t output, int32_t weight, b
 }
 }  // namespace
 
-int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a) {
+int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a, const gpu::Fp8Norm* fp8) {
   int32_t variant;
   if (const int32_t status = check(op, a.input_type, a.output_type, a.weight_type, a.weight)) return status;
   if (const int32_t status = choose_variant(*place, op.unit, &variant)) return status;
   if (a.rows == 0 || a.hidden == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
-    norm_forward_cpu(op.centered, a);
+    norm_forward_cpu(op.centered, a, fp8);
     return APEX_OK;
   }
   DeviceLimits limits;
@@ -236,11 +236,11 @@ int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a
       a.warp_rows = layout.warp_rows;
       a.stages = int32_t(r.stages);
       a.constant_bytes = int32_t(r.constant_bytes);
-      return launch(place, kernel, r.blocks, uint32_t(layout.threads), r.shared, a);
+      return launch(place, kernel, r.blocks, uint32_t(layout.threads), r.shared, a, fp8);
     }
     layout = choose_long(a.hidden, vectors, false, limits);
   }
-  return launch(place, op.forward_long[layout.kernel], a.rows, uint32_t(layout.threads), 0, a);
+  return launch(place, op.forward_long[layout.kernel], a.rows, uint32_t(layout.threads), 0, a, fp8);
 }
 
 int32_t prepare_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward* a, NormPlan* plan) {

@@ -4,7 +4,7 @@
 #include <atomic>
 
 #include "apex.h"
-#include "device/norm_arguments.h"
+#include "device/norm_codes.h"
 
 namespace apex {
 // The `teams` kernels of one length of row (norm_layout.h), of bfloat16 and float16.
@@ -37,13 +37,14 @@ struct NormPlan {
   int64_t blocks, shared;
 };
 
-int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a);
+// fp8: of an op whose output is FP8; else null.
+int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a, const gpu::Fp8Norm* fp8 = nullptr);
 // Fills in what the launch needs, `parts` among it: `partials` must hold 2 * parts * norm_partials_pitch(hidden) floats
 // (or doubles) before run_norm_backward, unless grad_weight is null.
 int32_t prepare_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward* a, NormPlan* plan);
 int32_t run_norm_backward(NormOp& op, const apex_place* place, const gpu::NormBackward& a, const NormPlan& plan);
 
-void norm_forward_cpu(bool centered, const gpu::NormForward& a);
+void norm_forward_cpu(bool centered, const gpu::NormForward& a, const gpu::Fp8Norm* fp8);
 void norm_backward_cpu(bool centered, const gpu::NormBackward& a);
 }  // namespace apex
 
@@ -64,6 +65,17 @@ extern "C" APEX_EXPORT void apex_set_norm_layout(int32_t backward, const apex_no
       APEX_NORM_KERNEL(op, part, f16x2), APEX_NORM_KERNEL(op, part, f16x3), APEX_NORM_KERNEL(op, part, f16x4), \
       APEX_NORM_KERNEL(op, part, f32x4), APEX_NORM_KERNEL(op, part, f32x8), APEX_NORM_KERNEL(op, part, anyx4), \
       APEX_NORM_KERNEL(op, part, anyx8)
+// The table of an op whose output is FP8: the forward's kernels alone.
+#define APEX_FP8_NORM_OP(op, centered)                                                                                \
+  static apex::NormOp kernels = {                                                                                     \
+      #op, centered, {APEX_NORM_ROWS(op, forward_)},                                                                  \
+      {},  {},       {APEX_NORM_KERNEL(op, forward_, long8), APEX_NORM_KERNEL(op, forward_, long1), {}},              \
+      {},  {},       {}};                                                                                             \
+  extern "C" int32_t apex_##op(const apex_place* place, const gpu::NormForward* arguments, const gpu::Fp8Norm* fp8) { \
+    if (const int32_t status = apex::check_fp8(#op, arguments->input_type, fp8->format, fp8->scale, "scale"))         \
+      return status;                                                                                                  \
+    return apex::run_norm_forward(kernels, place, *arguments, fp8);                                                   \
+  }
 // The one table and the C functions of an op; last, its two lists of `teams` kernels, if it has them.
 #define APEX_NORM_OP(op, centered, ...)                                                                           \
   static apex::NormOp kernels = {#op,                                                                             \

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "multi_tensor_cpu.h"
+#include "fp8_cpu.h"
 #include "device/gpu.h"
 #include "device/norm_layout.h"
 #include "norm.h"
@@ -45,10 +45,21 @@ template <class Math> struct Normalize {
 
 template <bool centered, class Math> struct Forward {
   const gpu::NormForward& a;
+  const gpu::Fp8Norm* fp8;
+
+  // A tile of the output in FP8; returns the largest magnitude, as record_amax_cpu takes it.
+  APEX_INLINE int32_t store_codes(const Math* y, int64_t at, int64_t n, int32_t largest) const {
+    if constexpr (std::is_same_v<Math, float>) {
+      encode_tile(gpu::Fp8(fp8->format), y, *fp8->scale, n, a.output + at);
+      return largest_of_tile(largest, y, n);
+    }
+    return largest;
+  }
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math first[tile], second[tile], third[tile], fourth[tile];
+    alignas(64) Math first[tile], second[tile], third[tile], fourth[tile], moved[tile];
+    int32_t largest = 0;
     for (int64_t row = begin; row < end; ++row) {
       const int64_t base = row * a.hidden;
       const void* input = a.input;
@@ -90,6 +101,10 @@ template <bool centered, class Math> struct Forward {
         const Math* x = load_tile(convert, input, a.input_type, base + i, n, first);
         const Math* w = a.weight ? load_tile(convert, a.weight, a.weight_type, i, n, second) : nullptr;
         const Math* b = centered && a.bias ? load_tile(convert, a.bias, a.weight_type, i, n, fourth) : nullptr;
+        if (fp8 && fp8->zero_centered_gamma && w) {
+          for (int64_t j = 0; j < n; ++j) moved[j] = w[j] + Math(1);
+          w = moved;
+        }
         for (int64_t j = 0; j < n; ++j) third[j] = normalize(x[j]);
         if (w && b)
           for (int64_t j = 0; j < n; ++j) third[j] = gpu::fma(third[j], w[j], b[j]);
@@ -97,9 +112,11 @@ template <bool centered, class Math> struct Forward {
           for (int64_t j = 0; j < n; ++j) third[j] *= w[j];
         else if (b)
           for (int64_t j = 0; j < n; ++j) third[j] += b[j];
-        store_tile(convert, a.output, a.output_type, base + i, n, third);
+        if (fp8) largest = store_codes(third, base + i, n, largest);
+        else store_tile(convert, a.output, a.output_type, base + i, n, third);
       }
     }
+    if (fp8) record_amax_cpu(fp8->amax, largest);
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };
@@ -198,8 +215,8 @@ template <bool centered, class Math> struct Finish {
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };
 
-template <bool centered, class Math> void forward(const gpu::NormForward& a) {
-  run_at_level(Forward<centered, Math>{a}, 0, a.rows, std::max<int64_t>(1, elements_per_task / a.hidden));
+template <bool centered, class Math> void forward(const gpu::NormForward& a, const gpu::Fp8Norm* fp8) {
+  run_at_level(Forward<centered, Math>{a, fp8}, 0, a.rows, std::max<int64_t>(1, elements_per_task / a.hidden));
 }
 template <bool centered, class Math> void backward(const gpu::NormBackward& a) {
   const int64_t rows = std::max<int64_t>(1, a.rows / std::max<int64_t>(1, a.parts));
@@ -211,9 +228,9 @@ template <bool centered, class Math> void backward(const gpu::NormBackward& a) {
 }
 }  // namespace
 
-void norm_forward_cpu(bool centered, const gpu::NormForward& a) {
-  if (a.input_type == APEX_F64) (centered ? forward<true, double> : forward<false, double>)(a);
-  else (centered ? forward<true, float> : forward<false, float>)(a);
+void norm_forward_cpu(bool centered, const gpu::NormForward& a, const gpu::Fp8Norm* fp8) {
+  if (a.input_type == APEX_F64) (centered ? forward<true, double> : forward<false, double>)(a, fp8);
+  else (centered ? forward<true, float> : forward<false, float>)(a, fp8);
 }
 void norm_backward_cpu(bool centered, const gpu::NormBackward& a) {
   if (a.input_type == APEX_F64) (centered ? backward<true, double> : backward<false, double>)(a);

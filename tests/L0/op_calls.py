@@ -14,6 +14,17 @@ def call_of(name, device):
     return kind(make, name)
 
 
+def checks_of(arguments):
+    """The checks of opcheck that a call can have. Its look at the schema multiplies tensors, which torch cannot do with
+    FP8's."""
+    given = [t for value in arguments.values() for t in (value if isinstance(value, list) else [value])]
+    codes = any(
+        isinstance(t, torch.Tensor) and t.dtype.is_floating_point and t.dtype.itemsize == 1 for t in given
+    )
+    known = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    return known[1:] if codes else known
+
+
 class _Make:
     """Tensors with values that depend on how many were made before."""
 
@@ -339,7 +350,59 @@ def _transducer_loss(make, name):
     return forward | dict(grad_loss=make(2), alpha=alpha, beta=beta, normalizers=normalizers, of_logits=True)
 
 
+def _fp8_quantize(make, name):
+    amax, scale = make.full(0.0, 1), make.full(2.0, 1)
+    shared = dict(scale=scale, amax=amax, dtype=torch.float8_e4m3fn, rowwise=True, columnwise=True)
+    gradient = dict(before=make(4, 16), activation="silu", gated=True, bias_gradient=True)
+    return dict(input=make(4, 8)) | shared | gradient
+
+
+def _fp8_of(make):
+    codes = torch.arange(64, dtype=torch.int32, device="cpu").to(torch.uint8).view(4, 16)
+    return codes.to(make.device).view(torch.float8_e4m3fn)
+
+
+def _fp8_dequantize(make, name):
+    return dict(input=_fp8_of(make), scale_inv=make.full(0.5, 1))
+
+
+def _fp8_transpose(make, name):
+    return dict(input=_fp8_of(make), scale_inv=make.full(0.5, 1), bias_gradient=True)
+
+
+def _fp8_update_scales(make, name):
+    numbers = dict(scale=make.positive(5), scale_inv=make.positive(5), fp8_max=make.full(448.0, 5))
+    return dict(amax_history=make.positive(3, 5), reduced=make.positive(5)) | numbers
+
+
+def _fp8_multi_quantize(make, name):
+    inputs = [make(4, 16), make(3, 8)]
+    outputs = [[make.full(0, *size, dtype=torch.uint8).view(torch.float8_e5m2) for size in sizes]
+               for sizes in (((4, 16), (3, 8)), ((16, 4), (8, 3)))]  # fmt: skip
+    return dict(
+        scales=make.positive(2), amaxes=make.full(0.0, 2), inputs=inputs, rows=outputs[0], columns=outputs[1]
+    )
+
+
+def _fp8_quantize_blocks(make, name):
+    return dict(input=make(5, 16), dtype=torch.float8_e4m3fn, columnwise=True)
+
+
+def _fp8_norm(make, name):
+    codes = dict(scale=make.full(2.0, 1), amax=make.full(0.0, 1), dtype=torch.float8_e4m3fn)
+    bias = dict(bias=make(8)) if name == "fp8_layer_norm" else {}
+    return dict(input=make(4, 8), weight=make(8), eps=1e-5, zero_centered_gamma=True) | codes | bias
+
+
 _KINDS = {
+    "fp8_layer_norm": _fp8_norm,
+    "fp8_rms_norm": _fp8_norm,
+    "fp8_quantize_blocks": _fp8_quantize_blocks,
+    "fp8_multi_quantize": _fp8_multi_quantize,
+    "fp8_quantize": _fp8_quantize,
+    "fp8_dequantize": _fp8_dequantize,
+    "fp8_transpose": _fp8_transpose,
+    "fp8_update_scales": _fp8_update_scales,
     "multi_tensor_scale": _scale,
     "multi_tensor_axpby": _axpby,
     "multi_tensor_l2norm": _l2norm,

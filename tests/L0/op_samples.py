@@ -605,3 +605,75 @@ def assert_same(found, wanted):
     assert len(found) == len(wanted)
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+# ---- FP8 ---------------------------------------------------------------------------------------------------
+
+
+@sample("fp8_quantize")
+def _(v):
+    return dict(
+        input=v.normal(300, 272), scale=v.of(2.0), amax=v.of(0.0), dtype=torch.float8_e4m3fn, rowwise=True,
+        columnwise=True, bias_gradient=True,
+    )  # fmt: skip
+
+
+@sample("fp8_quantize")
+def _(v):
+    return dict(
+        input=v.normal(300, 136), scale=v.of(2.0), amax=v.of(0.0), dtype=torch.float8_e5m2, rowwise=True,
+        columnwise=True, bias_gradient=True, before=v.normal(300, 272), activation="silu", gated=True,
+    )  # fmt: skip
+
+
+def _codes(v):
+    return v.below(120, 300, 272, dtype=I32).to(torch.uint8).view(torch.float8_e4m3fn)
+
+
+@sample("fp8_dequantize")
+def _(v):
+    return dict(input=_codes(v), scale_inv=v.of(0.5))
+
+
+@sample("fp8_transpose")
+def _(v):
+    return dict(input=_codes(v), scale_inv=v.of(0.5), bias_gradient=True)
+
+
+@sample("fp8_update_scales")
+def _(v):
+    numbers = dict(scale=v.positive(300), scale_inv=v.positive(300), fp8_max=v.positive(300))
+    return dict(amax_history=v.positive(40, 300)) | numbers
+
+
+@sample("fp8_multi_quantize")
+def _(v):
+    shapes = ((300, 272), (16, 32), (0, 8))
+    outputs = [
+        [torch.zeros(s, dtype=torch.uint8, device=v.device).view(torch.float8_e4m3fn) for s in sizes]
+        for sizes in (shapes, [s[::-1] for s in shapes])
+    ]
+    given = dict(scales=v.positive(3), amaxes=v.of(0.0, 0.0, 0.0), inputs=[v.normal(*s) for s in shapes])
+    return given | dict(rows=outputs[0], columns=outputs[1])
+
+
+@sample("fp8_quantize_blocks")
+def _(v):
+    return dict(input=v.normal(300, 272), dtype=torch.float8_e4m3fn, columnwise=True)
+
+
+@sample("fp8_quantize_blocks")
+def _(v):
+    return dict(input=v.normal(300, 272), dtype=torch.float8_e4m3fn, square=True, columnwise=True)
+
+
+@sample("fp8_layer_norm")
+def _(v):
+    weights = dict(weight=v.normal(1024), bias=v.normal(1024))
+    return _fp8_norm(v) | weights
+
+
+@sample("fp8_rms_norm")
+def _fp8_norm(v):
+    given = dict(input=v.normal(300, 1024), weight=v.normal(1024), eps=1e-5, scale=v.of(2.0), amax=v.of(0.0))
+    return given | dict(dtype=torch.float8_e4m3fn)

@@ -203,7 +203,7 @@ def test_blocks(block, shape, power_of_two):
     dtype = torch.float8_e4m3fn
     x = random(*shape, spread=2.0, dtype=torch.bfloat16)
     q, scale_inv = fp8.quantize_blocks(x, dtype, block, power_of_two)
-    rows, columns = (x.numel() // shape[-1] if shape[-1] else 0), shape[-1]
+    rows, columns = int(np.prod(shape[:-1])), shape[-1]
     assert q.shape == x.shape and scale_inv.shape == (-(-rows // block[0]), -(-columns // 128))
     wide, back = x.float().numpy().reshape(rows, columns), codes(q).reshape(rows, columns)
     for i in range(scale_inv.shape[0]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_calls import call_of
+from op_calls import call_of, checks_of
 
 from apex import _loader
 from apex._loader import reference, registry
@@ -41,4 +41,4 @@ def test_every_op_passes_opcheck(op):
     for name in schema.differentiable:
         if arguments.get(name) is not None and not schema.double_backward:
             arguments[name].requires_grad_()
-    torch.library.opcheck(getattr(torch.ops.apex, op).default, (), arguments)
+    torch.library.opcheck(getattr(torch.ops.apex, op).default, (), arguments, test_utils=checks_of(arguments))

@@ -1,0 +1,60 @@
+// What FP8 ops share: formats, checks of what is cast, of scales, and of what autograd asks for. They have no
+// derivative: modules define that of what they make of them.
+#pragma once
+#include "checks.h"
+#include "host/fp8_quantize.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "scalars.h"
+
+namespace apex::fp8 {
+inline int32_t format_of(const char* op, std::optional<at::ScalarType> type) {
+  const at::ScalarType given = type.value_or(at::ScalarType::Undefined);
+  if (given == at::kFloat8_e4m3fn) return gpu::fp8_e4m3fn;
+  if (given == at::kFloat8_e5m2) return gpu::fp8_e5m2;
+  if (given == at::kFloat8_e4m3fnuz) return gpu::fp8_e4m3fnuz;
+  if (given == at::kFloat8_e5m2fnuz) return gpu::fp8_e5m2fnuz;
+  TORCH_CHECK_TYPE(false, op,
+                   ": the FP8 dtype must be float8_e4m3fn, float8_e5m2, float8_e4m3fnuz or float8_e5m2fnuz, not ",
+                   type ? c10::toString(*type) : "None");
+}
+inline int32_t type_of(const char* op, at::ScalarType type) {
+  const int32_t code = dtype_code(type);
+  TORCH_CHECK_TYPE(code >= 0 && code != APEX_F64, op, " takes float32, float16 and bfloat16, not ", type);
+  return code;
+}
+inline void check_input(const char* op, const at::Tensor& input) {
+  TORCH_CHECK_VALUE(input.dim() >= 1, op, ": the input must have at least one dimension");
+  TORCH_CHECK(!(input.requires_grad() && at::GradMode::is_enabled()), op,
+              " has no derivative: call it under torch.no_grad() or in a torch.autograd.Function");
+}
+// One float32 number on the input's device.
+inline void check_number(const char* op, const char* what, const at::Tensor& number, const at::Tensor& input) {
+  TORCH_CHECK_TYPE(number.scalar_type() == at::kFloat, op, ": ", what, " must be float32, not ", number.scalar_type());
+  TORCH_CHECK_VALUE(number.sym_numel() == 1, op, ": ", what, " must have one element, not the shape ",
+                    number.sym_sizes());
+  TORCH_CHECK_VALUE(number.device() == input.device(), op, ": ", what, " is on ", number.device(),
+                    " but the input is on ", input.device());
+}
+inline c10::SymInt rows_of(const at::Tensor& tensor) {
+  c10::SymInt rows = 1;
+  for (int64_t d = 0; d + 1 < tensor.dim(); ++d) rows = rows * tensor.sym_size(d);
+  return rows;
+}
+inline at::Tensor empty_like_of(const at::Tensor& like, c10::SymIntArrayRef sizes, at::ScalarType type) {
+  return at::empty_symint(sizes, like.options().dtype(type).memory_format(at::MemoryFormat::Contiguous));
+}
+inline const float* number_of(const at::Tensor& number) { return static_cast<const float*>(number.const_data_ptr()); }
+// One that is written.
+inline float* written_number(const OptionalTensor& number) {
+  if (!has_value(number)) return nullptr;
+  bump_version(*number);
+  return static_cast<float*>(number->mutable_data_ptr());
+}
+// What sums of columns need: a float for each part and column.
+inline at::Tensor partials(const at::Tensor& input, int64_t rows, int64_t columns) {
+  return at::empty({apex_fp8_quantize_parts(rows), columns}, input.options().dtype(at::kFloat));
+}
+}  // namespace apex::fp8

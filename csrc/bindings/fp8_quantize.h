@@ -1,0 +1,76 @@
+#pragma once
+#include "generated/fp8_quantize.h"
+#include "bias_activation.h"
+#include "fp8.h"
+
+namespace apex {
+namespace fp8 {
+inline bool halves(const Fp8Quantize& c) { return c.gated && !has_value(c.before); }
+inline bool doubles(const Fp8Quantize& c) { return c.gated && has_value(c.before); }
+// Of what is cast.
+inline std::vector<c10::SymInt> sizes_of(const Fp8Quantize& c) {
+  auto sizes = c.input.sym_sizes().vec();
+  if (halves(c)) sizes.back() = sizes.back() / 2;
+  if (doubles(c)) sizes.back() = sizes.back() * 2;
+  return sizes;
+}
+inline gpu::Fp8Quantize arguments_of(const Fp8Quantize& c, const at::Tensor& x) {
+  gpu::Fp8Quantize a{};
+  a.input = bytes(x), a.scale = number_of(c.scale), a.amax = written_number(c.amax);
+  a.columns = x.size(-1) / (halves(c) ? 2 : 1), a.rows = x.size(-1) ? x.numel() / x.size(-1) : 0;
+  a.type = type_of(c.name, x.scalar_type()), a.format = format_of(c.name, c.dtype);
+  if (c.activation == "none") return a;
+  const auto f = activation::function_of(c.activation);
+  a.slope = f.slope, a.cubic = f.cubic, a.function = f.kind, a.gated = c.gated;
+  a.source = has_value(c.before) ? gpu::fp8_of_gradient : gpu::fp8_of_activation;
+  return a;
+}
+}  // namespace fp8
+
+inline void Fp8Quantize::check() const {
+  fp8::format_of(name, dtype);
+  fp8::type_of(name, input.scalar_type());
+  fp8::check_input(name, input);
+  fp8::check_number(name, "scale", scale, input);
+  if (has_value(amax)) fp8::check_number(name, "amax", *amax, input);
+  if (activation == "none") {
+    TORCH_CHECK_VALUE(!gated && !has_value(before), name, ": without an activation there is no `before`, and no gate");
+    return;
+  }
+  activation::function_of(activation);
+  TORCH_CHECK_VALUE(!fp8::halves(*this) || input.sym_size(-1) % 2 == 0, name,
+                    ": a gated activation halves the last dimension, which is ", input.sym_size(-1));
+  TORCH_CHECK_VALUE(has_value(before) || !bias_gradient, name,
+                    ": a bias gradient is of a gradient, not of an activation: give `before`");
+  if (!has_value(before)) return;
+  TORCH_CHECK_TYPE(before->scalar_type() == input.scalar_type(), name, ": `before` is ", before->scalar_type(),
+                   " but the input ", input.scalar_type());
+  check_device(name, "`before`", *before, input);
+  const auto wanted = fp8::sizes_of(*this);
+  TORCH_CHECK_VALUE(before->sym_sizes() == c10::SymIntArrayRef(wanted), name, ": `before` has shape ",
+                    before->sym_sizes(), ", not ", c10::SymIntArrayRef(wanted));
+}
+// What is not asked for is empty.
+inline Fp8Quantize::Result Fp8Quantize::outputs() const {
+  const auto sizes = fp8::sizes_of(*this);
+  const std::vector<c10::SymInt> none{0}, turned{sizes.back(), fp8::rows_of(input)}, sums{sizes.back()};
+  return {fp8::empty_like_of(input, rowwise ? sizes : none, *dtype),
+          fp8::empty_like_of(input, columnwise ? turned : none, *dtype),
+          fp8::empty_like_of(input, bias_gradient ? sums : none, input.scalar_type())};
+}
+inline bool Fp8Quantize::launch(const apex_place& place, Result& made) const {
+  const at::Tensor x = input.contiguous(), u = contiguous(before);
+  made = outputs();
+  auto& [rows, columns, grad_bias] = made;
+  gpu::Fp8Quantize a = fp8::arguments_of(*this, x);
+  a.before = bytes(u);
+  if (rowwise) a.by_row = mutable_bytes(rows);
+  if (columnwise) a.by_column = mutable_bytes(columns);
+  at::Tensor partials;
+  if (bias_gradient) {
+    partials = fp8::partials(x, a.rows, grad_bias.size(0));
+    a.grad_bias = mutable_bytes(grad_bias), a.partials = mutable_bytes(partials);
+  }
+  return !use_reference(apex_fp8_quantize(&place, &a), unit);
+}
+}  // namespace apex

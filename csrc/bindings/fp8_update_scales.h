@@ -1,0 +1,47 @@
+#pragma once
+#include "generated/fp8_update_scales.h"
+#include "checks.h"
+#include "plain.h"
+
+namespace apex {
+namespace fp8 {
+inline void check_column_numbers(const char* op, const char* what, const at::Tensor& numbers,
+                                 const at::Tensor& history) {
+  TORCH_CHECK_TYPE(numbers.scalar_type() == at::kFloat, op, ": ", what, " must be float32, not ",
+                   numbers.scalar_type());
+  TORCH_CHECK_VALUE(numbers.dim() == 1 && numbers.sym_size(0) == history.sym_size(1), op, ": ", what, " has shape ",
+                    numbers.sym_sizes(), " but amax_history ", history.sym_sizes());
+  check_device(op, what, numbers, history);
+  if (!numbers.is_meta())
+    TORCH_CHECK_VALUE(numbers.numel() <= 1 || numbers.stride(0) == 1, op, ": ", what, " must be contiguous");
+}
+}  // namespace fp8
+
+inline void Fp8UpdateScales::check() const {
+  TORCH_CHECK_TYPE(amax_history.scalar_type() == at::kFloat, name, ": amax_history must be float32, not ",
+                   amax_history.scalar_type());
+  TORCH_CHECK_VALUE(amax_history.dim() == 2 && amax_history.sym_size(0) >= 1, name,
+                    ": amax_history must be [rows, columns] with at least one row, not ", amax_history.sym_sizes());
+  fp8::check_column_numbers(name, "scale", scale, amax_history);
+  fp8::check_column_numbers(name, "scale_inv", scale_inv, amax_history);
+  fp8::check_column_numbers(name, "fp8_max", fp8_max, amax_history);
+  if (has_value(reduced)) fp8::check_column_numbers(name, "reduced", *reduced, amax_history);
+  if (amax_history.is_meta()) return;
+  TORCH_CHECK_VALUE(amax_history.size(1) <= 1 || amax_history.stride(1) == 1, name,
+                    ": the rows of amax_history must be contiguous");
+  refuse_overlap(amax_history, std::string(name) + ": amax_history");
+}
+inline bool Fp8UpdateScales::launch(const apex_place& place) const {
+  gpu::Fp8UpdateScales a{};
+  a.amax_history = static_cast<float*>(amax_history.mutable_data_ptr());
+  a.scale = static_cast<float*>(scale.mutable_data_ptr());
+  a.scale_inv = static_cast<float*>(scale_inv.mutable_data_ptr());
+  a.fp8_max = static_cast<const float*>(fp8_max.const_data_ptr());
+  if (has_value(reduced)) a.reduced = static_cast<const float*>(reduced->const_data_ptr());
+  a.rows = amax_history.size(0), a.columns = amax_history.size(1), a.pitch = amax_history.stride(0);
+  a.factor = float(std::exp2(-margin)), a.most_recent = most_recent;
+  if (use_reference(apex_fp8_update_scales(&place, &a), unit)) return false;
+  for (const at::Tensor* written : {&amax_history, &scale, &scale_inv}) bump_version(*written);
+  return true;
+}
+}  // namespace apex

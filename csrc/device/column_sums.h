@@ -1,0 +1,36 @@
+// Sums of a matrix's columns from the sums of its parts, in a fixed order: a bias's gradient.
+#pragma once
+#include "reduce.h"
+#include "vectors.h"
+
+namespace gpu {
+constexpr int column_sums_threads = 256;
+// Columns that a block takes: few where there are few, so that there are blocks enough.
+GPU_FN u32 column_sums_columns(i64 columns) { return columns < 8192 ? 8 : 32; }
+
+#if !defined(GPU_HOST)
+// partials: [parts][columns]; out: [columns] of `type`. A block takes some columns, and groups of its threads take
+// parts, each several at once.
+template <class Math> GPU_FN void column_sums(const Math* partials, i64 parts, i64 columns, u8* out, i32 type) {
+  constexpr u32 together = 8;
+  GPU_SHARED(Math, sums, column_sums_threads);
+  const u32 wide = column_sums_columns(columns);
+  const u32 groups = block_size_x() / wide, group = thread_x() / wide, lane = thread_x() % wide;
+  const i64 column = (i64)block_x() * wide + lane;
+  Math total = Math(0);
+  for (i64 part = group; column < columns && part < parts; part += together * groups) {
+    Math loaded[together];
+    GPU_UNROLL_FOR (u32 n = 0; n < together; ++n)
+      loaded[n] = part + n * groups < parts ? partials[(part + n * groups) * columns + column] : Math(0);
+    GPU_UNROLL_FOR (u32 n = 0; n < together; ++n) total += loaded[n];
+  }
+  for (u32 mask = wide; mask < warp_size; mask *= 2) total += shuffle_xor_value(total, (int)mask);
+  if (lane_id() < wide) sums[thread_x() / warp_size * wide + lane] = total;
+  sync_threads();
+  if (thread_x() >= wide || column >= columns) return;
+  for (u32 warp = 1; warp < block_size_x() / warp_size; ++warp) total += sums[warp * wide + lane];
+  Math x[1] = {total};
+  store_values(out, type, column, x);
+}
+#endif
+}  // namespace gpu

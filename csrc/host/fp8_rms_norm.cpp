@@ -1,0 +1,6 @@
+#include "fp8_rms_norm.h"
+
+#include "fp8_checks.h"
+#include "norm.h"
+
+APEX_FP8_NORM_OP(fp8_rms_norm, false)

@@ -1,0 +1,12 @@
+"""Kernels of RMS norm to FP8 against float64, on every SIMT build and the emulated AMD targets."""
+
+from __future__ import annotations
+
+import pytest
+
+from simt import fp8_norms
+
+
+@pytest.mark.parametrize("case, format, zero_centered", fp8_norms.CASES, ids=str)
+def test_forward(device, case, format, zero_centered):
+    fp8_norms.check(device, "fp8_rms_norm", case, format, zero_centered)
