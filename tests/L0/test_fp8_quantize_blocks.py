@@ -96,7 +96,7 @@ def test_against_the_reference_and_back(variant):
 
 
 def test_opcheck_and_refusals():
-    x = inputs((5, 16), F32, "cpu")
+    x = inputs((5, 16), F32, "cpu").nan_to_num()  # opcheck compares NaN with itself
     opcheck(op, (x, E4M3, False, True, True))
     opcheck(op, (x, E4M3, True, False, True, False, 1e-3))
     for error, text, arguments in [
