@@ -158,6 +158,7 @@ UNTOUCHED = (
 # Tests of what does not bear their name.
 COMBINED = ("amp/test_combined_optimizers",)
 OTHER_TESTS = {
+    "_fp8_norm": ("test_fp8_layer_norm", "test_fp8_rms_norm"),
     "_amp_c": ("test_optimizer_subclasses", "test_amp_C"),
     "_arguments": ("test_defaults", "test_fused_adam", "test_fused_sgd"),
     "_capturable": ("test_empty_groups", "test_fused_adam", "test_fused_novograd"),
