@@ -111,10 +111,16 @@ def implementation(name: str) -> Kernel:
     def function() -> Kernel:
         return getattr(module(name), name)
 
+    @functools.cache
+    def has_no_derivative() -> bool:
+        return getattr(module(name), "NO_DERIVATIVE", False)
+
     def reference(*arguments: Any, **keywords: Any) -> Any:
         import torch
 
         _check_arguments(name, arguments, keywords)
+        if has_no_derivative():
+            _refuse_gradients(name, arguments, keywords)
         # Gradients belong to the differentiable op above; in-place ops may write leaves that require grad.
         with torch.no_grad(), PlainTorch():
             return function()(*arguments, **keywords)
@@ -212,6 +218,17 @@ def _check_arguments(name: str, arguments: Arguments, keywords: Keywords) -> Non
     for where, tensor, written in tensors:
         check_argument(tensor, where, written and not (read and where.startswith(read)))
     _refuse_meta_beside_others(tensors)
+
+
+def _refuse_gradients(name: str, arguments: Arguments, keywords: Keywords) -> None:
+    """Of an op without derivative, as the bindings do: raises RuntimeError where its input asks for a gradient."""
+    import torch
+
+    tensors = _tensors(NAMESPACE, name, arguments, keywords)
+    if torch.is_grad_enabled() and any(t.requires_grad for where, t, _ in tensors if ": input" in where):
+        raise RuntimeError(
+            f"{name} has no derivative: call it under torch.no_grad() or in a torch.autograd.Function"
+        )
 
 
 def _unscales(name: str, arguments: Arguments, keywords: Keywords) -> bool:

@@ -4,6 +4,8 @@ import torch
 
 from apex.reference import fp8
 
+NO_DERIVATIVE = True
+
 
 def fp8_dequantize(input, scale_inv, dtype=None):
     """input * scale_inv, multiplied in float32, in `dtype`: float32 (None), float16 or bfloat16.

@@ -2,6 +2,8 @@
 
 from apex.reference import _fp8_norm
 
+NO_DERIVATIVE = True
+
 
 def fp8_layer_norm(input, weight, bias, eps, scale, amax, dtype, zero_centered_gamma=False):
     """(output, mean, rstd): the layer norm of the last dimension times scale, in FP8.

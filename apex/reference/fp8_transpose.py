@@ -4,6 +4,8 @@ import torch
 
 from apex.reference import fp8
 
+NO_DERIVATIVE = True
+
 
 def fp8_transpose(input, scale_inv=None, bias_gradient=False, dtype=None):
     """(columns, grad_bias): the transpose of an FP8 matrix, and the sums of the columns of input * scale_inv.
