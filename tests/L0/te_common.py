@@ -7,8 +7,8 @@ import torch
 import torch_defaults
 
 import apex.transformer_engine.pytorch as te
+from apex.reference import fp8
 from apex.transformer_engine.common import recipe
-from apex.transformer_engine.pytorch import _plain_casts as fp8
 from apex.transformer_engine.pytorch import _state
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -6,15 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from apex.transformer_engine.pytorch import _plain_casts as plain
-from apex.transformer_engine.pytorch._plain_casts import (
-    current_scale,
-    delayed_scale,
-    dequantize,
-    dequantize_blocks,
-)
-from apex.transformer_engine.pytorch._plain_casts import largest_magnitude as amax
-from apex.transformer_engine.pytorch._plain_casts import record_amax as record
+from apex import _fp8
+from apex._fp8 import dequantize, transpose
+from apex.reference.fp8 import BLOCK, current_scale, delayed_scale, dequantize_blocks
+from apex.reference.fp8 import largest_magnitude as amax
+from apex.reference.fp8 import record_amax as record
 
 __all__ = [
     "amax",
@@ -28,7 +24,6 @@ __all__ = [
     "transpose",
     "update_scales",
 ]
-transpose = plain.transpose
 
 
 def cast(
@@ -40,8 +35,10 @@ def cast(
     columns: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(matrix * scale in FP8, its transpose), None what is not asked for; amax becomes max(amax, max |matrix|)."""
-    codes = plain.quantize(matrix, scale, dtype, amax)
-    return codes if rows else None, plain.transpose(codes) if columns else None
+    if not columns:
+        return _fp8.quantize(matrix, scale, dtype, amax), None
+    codes, transposed = _fp8.quantize_transpose(matrix, scale, dtype, amax, rowwise=rows)
+    return codes if rows else None, transposed
 
 
 def cast_blocks(
@@ -57,16 +54,12 @@ def cast_blocks(
 
     Blocks are 1 x 128, or square: 128 x 128. Those of a transpose are its own, but where they are square.
     """
-    block = (plain.BLOCK if square else 1, plain.BLOCK)
-    found: list[torch.Tensor | None] = [None] * 4
-    if rows or square:
-        codes, scale_inv = plain.quantize_blocks(matrix, dtype, block, power_of_two, epsilon)
-        found[:2] = (codes, scale_inv) if rows else (None, None)
-    if columns and square:
-        found[2:] = plain.transpose(codes), scale_inv.t().contiguous()
-    elif columns:
-        found[2:] = plain.quantize_blocks(matrix.t().contiguous(), dtype, block, power_of_two, epsilon)
-    return tuple(found)
+    block = (BLOCK if square else 1, BLOCK)
+    found = _fp8.quantize_blocks(
+        matrix, dtype, block, power_of_two, epsilon, rowwise=rows, columnwise=columns
+    )
+    wanted = rows, rows, columns, columns
+    return tuple(tensor if want else None for tensor, want in zip(found, wanted, strict=True))
 
 
 def update_scales(
@@ -76,11 +69,15 @@ def update_scales(
     margin: float,
     algorithm: str,
 ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-    """(new scales, 1 / them) of delayed scaling, of all layers; histories move on by a row, in place.
+    """(new scales, 1 / them) of delayed scaling, of all layers, in one launch; histories move on by a row, in place.
 
     histories: float32 [steps, n] each; scales: [n]; maxima: the largest number of each one's format.
     """
-    made = [scale.clone() for scale in scales]
-    inverses = [torch.empty_like(scale) for scale in made]
-    plain.update_scales(histories, made, inverses, list(maxima), margin, algorithm)
-    return made, inverses
+    sizes = [scale.numel() for scale in scales]
+    history, scale = torch.cat(list(histories), 1), torch.cat(list(scales))
+    largest = [number for number, size in zip(maxima, sizes, strict=True) for _ in range(size)]
+    numbers = torch.tensor(largest, dtype=torch.float32, device=scale.device)
+    inverse = torch.empty_like(scale)
+    _fp8.update_scales(history, scale, inverse, numbers, margin, algorithm)
+    torch._foreach_copy_(list(histories), list(history.split(sizes, 1)))
+    return scale.split(sizes), inverse.split(sizes)
