@@ -26,7 +26,7 @@ int64_t width_of_result(const gpu::Fp8Quantize& a) {
 
 // Rows alone may be cut anywhere: into some that are as wide as a tile.
 void cut_rows(gpu::Fp8Quantize& a) {
-  if (a.source != gpu::fp8_of_input || a.by_column || a.partials) return;
+  if (a.source != gpu::fp8_of_input || a.by_column || a.grad_bias) return;
   const int64_t count = a.rows * a.columns;
   for (const int64_t columns : {1024, 128, 64, 16}) {
     if (count % columns) continue;
