@@ -20,7 +20,7 @@ from apex.contrib.fmha import _flash, _packed
 class FMHAFun(torch.autograd.Function):
     """FMHAFun.apply(qkv, cu_seqlens, p_dropout, max_s, is_training, zero_tensors): the attention, [total, h, d].
 
-    Args of apply:
+    Args:
         qkv: [total, 3, h, d]: query, key and value of every token, sequence behind sequence.
         cu_seqlens: [sequences + 1], int32, on qkv's device: where sequences begin, the first 0, and where the last one
             ends; a sequence may have no tokens. Numbers that fall, or lie behind `total`, and sequences longer than

@@ -257,8 +257,8 @@ class RowParallelLinear(_ParallelLinear):
         bias: False: there is none.
         input_is_parallel: the input is this rank's part already, as ColumnParallelLinear(gather_output=False) gives it.
         init_method: fills the whole weight, [output_size, input_size], in place. The bias is 0.
-        stride, keep_master_weight_for_test, skip_bias_add, params_dtype, use_cpu_initialization,
-            gradient_accumulation_fusion, accumulation_in_fp16: as of ColumnParallelLinear.
+        stride: as of ColumnParallelLinear, and so are keep_master_weight_for_test, skip_bias_add, params_dtype,
+            use_cpu_initialization, gradient_accumulation_fusion and accumulation_in_fp16.
         sequence_parallel_enabled: each rank gets its part of the output's first dimension. The bias is then marked
             sequence_parallel_enabled: each rank has its own part's gradient, which is to be summed over the ranks.
 
