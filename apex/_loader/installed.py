@@ -113,7 +113,10 @@ def staleness() -> str | None:
     torch does not notice: a call with other arguments than the compiled ones ends the process.
     """
     path, now = layout.built_schemas(), registry.schemas()
-    compiled = op_model.parse(layout.read_bytes(path).decode("utf-8")) if path else {}
+    try:
+        compiled = op_model.parse(layout.read_bytes(path).decode("utf-8")) if path else {}
+    except ValueError as error:  # its words are not those of today
+        return f"the build in {layout.built()} is of another csrc/ops.schemas: {error}"
     changed = [name for name in compiled if name not in now or now[name].text != compiled[name].text]
     if not changed:
         return None

@@ -229,3 +229,11 @@ for call in (
         print("newer" in error.what, bool(error.remedy))
 """
     assert python(code, APEX_BINDING=kind).stdout == "True True\n" * 3
+
+
+def test_a_build_whose_schemas_cannot_be_read_is_stale(tmp_path, monkeypatch):
+    """Words that another version's csrc/ops.schemas has: said as any other difference is, by every command."""
+    path = tmp_path / "ops.schemas"
+    path.write_text("f(Tensor x) -> Tensor\n  unheard: of\n", encoding="utf-8")
+    monkeypatch.setattr(layout, "built_schemas", lambda: path)
+    assert "another csrc/ops.schemas: f: no directive is called 'unheard'" in installed.staleness()
