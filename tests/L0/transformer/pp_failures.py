@@ -168,6 +168,33 @@ def _ranks_that_differ(mesh):
         _again(models)
 
 
+def _messages_that_fail_behind_a_pass(mesh):
+    """What a pass raised is told, and not only that its neighbours are gone then."""
+    exchange = _run.p2p.exchange
+
+    def lost(*_):
+        raise RuntimeError("lost")
+
+    def broken(batch, model):
+        _run.p2p.exchange = lost
+        raise KeyError("the cause")
+
+    with _models() as models:
+        run = get_forward_backward_func(None, dist.get_world_size())
+        options = dict(forward_only=False, tensor_shape=(SEQUENCE, MICRO, HIDDEN))
+        try:
+            if parallel_state.is_pipeline_first_stage():
+                with raises(KeyError, "the cause"):
+                    run(broken, batch_of(0, 1), models, **options)
+            else:
+                _run.p2p.exchange = lost
+                with raises(RuntimeError, "lost"):
+                    run(forward_step, batch_of(0, 1), models, **options)
+        finally:
+            _run.p2p.exchange = exchange
+        _again(models)
+
+
 def _before_a_start(mesh):
     """Groups or microbatches that are not there."""
     with raises(RuntimeError, "initialize_model_parallel"):
@@ -207,6 +234,7 @@ CASES = {
     "a wrong shape": _a_wrong_shape,
     "arguments that do not fit": _arguments_that_do_not_fit,
     "ranks that differ": _ranks_that_differ,
+    "messages that fail behind a pass": _messages_that_fail_behind_a_pass,
     "before a start": _before_a_start,
     "timeouts of groups": _groups_wait_as_long_as_the_world,
     "settings of groups that ended": _settings_are_forgotten_with_the_groups,

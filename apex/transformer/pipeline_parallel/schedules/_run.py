@@ -85,6 +85,10 @@ class Run:
             if self._failure is None:
                 with self._failing(tick.number + 1):
                     self._sync.finish()
+        except Exception as error:
+            if self._failure is not None:  # which the others wait for in vain, so that messages fail, too
+                raise self._failure[1] from error
+            raise
         finally:
             parallel_state.set_virtual_pipeline_model_parallel_rank(before)
         self._raise_failures()
