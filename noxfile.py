@@ -161,7 +161,7 @@ def lint(session):
 @nox.session
 def docs(session):
     """Builds the documentation into build/docs: pages, reference of every module, tables, plots. A warning fails it."""
-    prepare(session, "farm", "docs")
+    prepare(session, "farm", "docs", "jax")
     farm(session, "ensure-torch")
     session.run("python", "-m", "build_matrix.site", env={"PYTHONPATH": str(ROOT)})
 

@@ -25,13 +25,6 @@ def _cast_if_autocast_enabled(*args):
     return tuple(_cast(value) for value in args)
 
 
-def _get_autocast_dtypes():
-    """The dtypes that autocast takes on the current GPU, or the CPU where there is none: a list."""
-    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
-        return [torch.float16]
-    return [torch.float16, torch.bfloat16]
-
-
 def _cast(value):
     if isinstance(value, torch.Tensor):
         kind = value.device.type
