@@ -1,8 +1,10 @@
 """Memory that NCCL registers for its collectives (user buffers), with public apex's names.
 
-pool = create_nccl_mem_pool()
-with nccl_mem(pool, group=group):
-    buffer = torch.empty(size, device="cuda")      # collectives of `group` on it need no copies
+    pool = create_nccl_mem_pool()
+    with nccl_mem(pool, group=group):
+        buffer = torch.empty(size, device="cuda")      # collectives of `group` on it need no copies
+
+What is allocated within stays in that memory until it is freed; it may be used as any other tensor.
 """
 
 from __future__ import annotations

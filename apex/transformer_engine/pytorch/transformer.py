@@ -26,8 +26,9 @@ class TransformerLayer(torch.nn.Module):
 
     Args:
         hidden_size, ffn_hidden_size: of the input, and between the products of the MLP.
-        num_attention_heads, num_gqa_groups, kv_channels, attention_dropout, window_size, fuse_qkv_params,
-            qkv_weight_interleaved: as of MultiheadAttention. self_attn_mask_type, enc_dec_attn_mask_type: their masks.
+        num_attention_heads, num_gqa_groups, kv_channels, attention_dropout, window_size: as of MultiheadAttention.
+        fuse_qkv_params, qkv_weight_interleaved: likewise.
+        self_attn_mask_type, enc_dec_attn_mask_type: their masks.
         layernorm_epsilon, normalization, zero_centered_gamma: of all norms.
         hidden_dropout: chance with which a number becomes 0 before it is added to the residual, in training.
         init_method, output_layer_init_method: fill the weights before, and those that end in the residual.
@@ -40,9 +41,10 @@ class TransformerLayer(torch.nn.Module):
         attn_input_format: "sbhd" ([s, b, hidden]) or "bshd".
         activation: as of LayerNormMLP.
         set_parallel_mode: ranks of tp_group share the layer.
-        seq_length, micro_batch_size, apply_query_key_layer_scaling, attention_softmax_in_fp32: accepted; nothing
-            depends on them.
-        The others: as of Linear.
+        seq_length, micro_batch_size: accepted; nothing depends on them.
+        apply_query_key_layer_scaling, attention_softmax_in_fp32: likewise.
+
+    Other arguments are as of Linear.
 
     Attributes:
         self_attention, inter_attention (of a decoder), layernorm_mlp, layernorm (with output_layernorm).
