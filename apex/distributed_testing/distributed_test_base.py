@@ -20,6 +20,7 @@ from torch.utils import collect_env
 
 from apex.transformer._ucc_util import HAS_UCC
 
+_frozen = torch.backends.flags_frozen()
 try:
     from torch.testing._internal import common_distributed, common_utils
 except ModuleNotFoundError as error:
@@ -27,6 +28,9 @@ except ModuleNotFoundError as error:
         f"{error}: the test bases extend torch's own, which needs it; pip install {error.name}",
         name=error.name,
     ) from error
+finally:
+    # As torch's test classes are imported, they forbid the whole process to set torch.backends' flags.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = not _frozen
 
 HAS_TORCH_UCC: bool = HAS_UCC
 CPU_RANKS = 4  # without a GPU

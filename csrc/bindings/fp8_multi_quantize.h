@@ -24,6 +24,25 @@ inline void check_output(const char* op, const char* what, const at::Tensor& out
   if (output.is_meta()) return;
   TORCH_CHECK_VALUE(output.is_contiguous(), op, ": ", what, "[", i, "] must be contiguous");
 }
+// Which value stays in memory that two outputs share would be left to chance.
+inline void refuse_shared_outputs(const char* op, at::TensorList rows, at::TensorList columns) {
+  struct Range {
+    uintptr_t begin, end;
+    std::string name;
+  };
+  std::vector<Range> ranges;
+  const auto add = [&](const char* what, at::TensorList list) {
+    for (size_t i = 0; i < list.size(); ++i) {
+      const auto begin = reinterpret_cast<uintptr_t>(list[i].const_data_ptr());
+      if (list[i].numel()) ranges.push_back({begin, begin + list[i].numel(), c10::str(what, "[", i, "]")});
+    }
+  };
+  add("rows", rows), add("columns", columns);
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (size_t r = 1; r < ranges.size(); ++r)
+    TORCH_CHECK_VALUE(ranges[r - 1].end <= ranges[r].begin, op, ": ", ranges[r - 1].name, " and ", ranges[r].name,
+                      " share memory: both are written");
+}
 }  // namespace fp8
 
 inline void Fp8MultiQuantize::check() const {
@@ -51,6 +70,7 @@ inline void Fp8MultiQuantize::check() const {
 }
 inline bool Fp8MultiQuantize::launch(const apex_place& place) const {
   if (inputs.empty()) return true;
+  fp8::refuse_shared_outputs(name, rows, columns);
   gpu::Fp8MultiQuantize a{};
   a.type = fp8::type_of(name, inputs[0].scalar_type());
   a.format = fp8::format_of(name, (rows.empty() ? columns : rows)[0].scalar_type());

@@ -137,3 +137,11 @@ def scalar(value, device, dtype=F32):
 def flag(device, value=0):
     """A noop flag."""
     return scalar(value, device, torch.int32)
+
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+
+def comparable(tensor):
+    """FP8 as float32, with which torch computes; other tensors as they are."""
+    return tensor.to(F32) if tensor.dtype in FP8 else tensor

@@ -124,7 +124,7 @@ def _lamb_stage2(make, name):
 
 
 def _reversible_adam(make, name):
-    lists = make.lists("grads", "params", "exp_avgs") | make.squares("exp_avg_sqs") | {"model_params": []}
+    lists = make.lists("grads", "params", "exp_avgs", "model_params") | make.squares("exp_avg_sqs")
     return lists | dict(
         step_size=0.1, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.1, scale=2.0, skip_non_finite=True,
         overflow_flag=make.full(0, 1, dtype=I32),

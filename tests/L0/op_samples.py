@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
+from lists import FP8, comparable
 
 from apex import _loader
 from apex._loader import registry
@@ -578,7 +579,7 @@ class Call:
     def fresh(self, turn=0):
         """Copies of the tensors, that require gradients where they have one; another turn has other values."""
         copies = [t.detach().clone(memory_format=torch.preserve_format) for t in self.tensors]
-        copies = [t * (1 + turn / 8) if t.is_floating_point() else t for t in copies]
+        copies = [_changed(t, turn) for t in copies]
         for i in self.wanted:
             copies[i].requires_grad_()
         return copies
@@ -600,11 +601,19 @@ class Call:
         return found + [tensors[i].grad.clone() for i in self.wanted]
 
 
+def _changed(tensor, turn):
+    if tensor.dtype in FP8:  # torch has no arithmetic for it
+        codes = tensor.contiguous().view(torch.uint8).flatten().roll(turn)
+        return codes.view(tensor.shape).view(tensor.dtype)
+    return tensor * (1 + turn / 8) if tensor.is_floating_point() else tensor
+
+
 def assert_same(found, wanted):
     """Two answers of Call.run: the same op on the same values, but for the order in which atomic additions came."""
     assert len(found) == len(wanted)
     for ours, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(comparable(ours), comparable(theirs), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 # ---- FP8 ---------------------------------------------------------------------------------------------------
