@@ -50,7 +50,7 @@ def multi_tensor_lamb_stage1(
     ):
         math = math_dtype(param)
         b1, b2, share, added = beta1, beta2, 1 - beta1 if grad_averaging else 1.0, eps
-        correct = torch.as_tensor(bias_correction, device=param.device)
+        correct = torch.as_tensor(bias_correction, dtype=torch.bool, device=param.device)
         if per_tensor_beta1 is not None:
             wide = math if param.device.type == "mps" else torch.float64
             own = per_tensor_beta1, per_tensor_beta2, per_tensor_gradient_share, per_tensor_eps
@@ -73,7 +73,9 @@ def multi_tensor_lamb_stage1(
 
 def _correction(beta, step, math, correct):
     """1 - beta ** step where `correct` holds, else 1."""
-    found = torch.as_tensor(1 - power(beta, step, math), device=correct.device)
+    found = 1 - power(beta, step, math)
+    if not isinstance(found, torch.Tensor):
+        found = torch.tensor(found, dtype=math, device=correct.device)
     return torch.where(correct, found, torch.ones_like(found))
 
 

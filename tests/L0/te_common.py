@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import torch_defaults
@@ -42,6 +44,8 @@ def clean():
         yield
     assert not _state.current.enabled and not _state.current.calibrating and _state.current.depth == 0
     _state.forget()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # it counts the compilations of a layer's code over all tests, and stops at eight
 
 
 def values(x, dtype, scale=None, block=None):
