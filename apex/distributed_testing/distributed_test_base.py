@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import collect_env
 
+from apex.parallel._waiting import CALLS, waiting
 from apex.transformer._ucc_util import HAS_UCC
 
 _frozen = torch.backends.flags_frozen()
@@ -95,9 +96,11 @@ class DistributedTestBase(common_distributed.MultiProcessTestCase):
         self = cls(test_name)
         self.rank, self.file_name = rank, file_name
         self._start()
-        dist.barrier()
+        with waiting(f"the start of {test_name}", CALLS):
+            dist.barrier()
         self.run_test(test_name, pipe)
-        dist.barrier()
+        with waiting(f"the end of {test_name}", CALLS):
+            dist.barrier()
         dist.destroy_process_group()
         sys.exit(0)
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from apex.contrib.peer_memory import PeerMemoryPool
+from apex.parallel._waiting import CALLS, waiting
 
 __all__ = [
     "HaloExchanger",
@@ -139,7 +140,8 @@ class HaloExchangerAllGather(HaloExchanger):
     def _exchange(self, left_output, right_output, left_input, right_input):
         mine = torch.stack([left_output, right_output])
         everyone = [torch.empty_like(mine) for _ in range(self.group_size)]
-        dist.all_gather(everyone, mine, group=self.comm)
+        with waiting("an exchange of halos", CALLS, type(self).__name__):
+            dist.all_gather(everyone, mine, group=self.comm)
         left = everyone[self.wrap_around_left_rank_in_group][1]
         self._write(left_input, right_input, left, everyone[self.wrap_around_right_rank_in_group][0])
 
@@ -168,8 +170,9 @@ class HaloExchangerSendRecv(HaloExchanger):
         for rank, out, into in zip((self.left_rank, self.right_rank), sent, received, strict=True):
             if rank >= 0:
                 calls += [dist.P2POp(dist.isend, out, rank), dist.P2POp(dist.irecv, into, rank)]
-        for work in dist.batch_isend_irecv(calls) if calls else ():
-            work.wait()
+        with waiting("an exchange of halos", CALLS, type(self).__name__):
+            for work in dist.batch_isend_irecv(calls) if calls else ():
+                work.wait()
         self._write(left_input, right_input, *received)
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from apex.contrib.optimizers._ranks import Ranks
+from apex.parallel._waiting import CALLS, waiting
 from apex.parallel.process_groups import timeout_of
 
 
@@ -52,5 +53,6 @@ def _turns(groups, count, everyone):
     if everyone and count == 1:
         return [dist.group.WORLD]
     timeout = timeout_of(dist.group.WORLD)
-    made = [(ranks, dist.new_group(ranks, timeout=timeout)) for ranks in groups for _ in range(count)]
+    with waiting("the process groups of this optimizer", CALLS, "DistributedFusedLAMB"):
+        made = [(ranks, dist.new_group(ranks, timeout=timeout)) for ranks in groups for _ in range(count)]
     return [group for ranks, group in made if dist.get_rank() in ranks]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from apex._loader.errors import ApexError, ArgumentError, PeerMemoryError
 from apex.contrib.peer_memory import _memory, _push_pull
+from apex.parallel._waiting import CALLS, waiting
 
 ALIGNMENT, STRIP, BOX_BYTES = 256, 4096, 1 << 20
 
@@ -81,7 +82,8 @@ class PeerMemoryPool:
             sizes=(self.static_size, self.dynamic_size),
         )  # fmt: skip
         everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
+        with waiting("making this pool", CALLS, "PeerMemoryPool"):
+            dist.all_gather_object(everyone, mine)
         chosen = []
         for r, one in enumerate(everyone):
             near = [i for i, other in enumerate(everyone) if other["machine"] == one["machine"]]
@@ -133,7 +135,8 @@ class PeerMemoryPool:
         except ApexError as error:
             mine = (None, error.what)
         everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
+        with waiting("making this pool", CALLS, "PeerMemoryPool"):
+            dist.all_gather_object(everyone, mine)
         for r, (_, why) in enumerate(everyone):
             if why:
                 self.close()

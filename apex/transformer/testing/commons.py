@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from apex.parallel._waiting import CALLS, waiting
 from apex.transformer import tensor_parallel
 from apex.transformer.pipeline_parallel.utils import average_losses_across_data_parallel_group
 from apex.transformer.testing import global_vars
@@ -223,7 +224,8 @@ def initialize_distributed(backend: str = "nccl") -> None:
 
 def print_separator(message: str) -> None:
     """A line with the message in its middle, on rank 0, when all ranks are there."""
-    dist.barrier()
-    if dist.get_rank() == 0:
-        print("\n" + f" {message} ".center(78, "-"), flush=True)
-    dist.barrier()
+    with waiting("a line that separates", CALLS, "print_separator"):
+        dist.barrier()
+        if dist.get_rank() == 0:
+            print("\n" + f" {message} ".center(78, "-"), flush=True)
+        dist.barrier()

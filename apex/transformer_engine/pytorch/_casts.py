@@ -8,7 +8,8 @@ import torch
 
 from apex import _fp8
 from apex._fp8 import dequantize, transpose
-from apex.reference.fp8 import BLOCK, current_scale, delayed_scale, dequantize_blocks
+from apex.reference import fp8 as reference
+from apex.reference.fp8 import BLOCK, current_scale, delayed_scale
 from apex.reference.fp8 import largest_magnitude as amax
 from apex.reference.fp8 import record_amax as record
 
@@ -60,6 +61,28 @@ def cast_blocks(
     )
     wanted = rows, rows, columns, columns
     return tuple(tensor if want else None for tensor, want in zip(found, wanted, strict=True))
+
+
+def dequantize_blocks(
+    codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, block: tuple[int, int]
+) -> torch.Tensor:
+    """The numbers of codes [rows, columns], each times its block's element of `scale`, in `dtype`."""
+    return _dequantize_blocks(codes, scale, block[0]).to(dtype)
+
+
+# An op of its own: what torch's inductor makes of this on a CPU reads scales of other blocks where there are several.
+@torch.library.custom_op(
+    "apex_te::dequantize_blocks",
+    mutates_args=(),
+    schema="(Tensor codes, Tensor scale, int block_rows) -> Tensor",
+)
+def _dequantize_blocks(codes, scale, block_rows):
+    return reference.dequantize_blocks(codes, scale, torch.float32, (block_rows, BLOCK))
+
+
+@_dequantize_blocks.register_fake
+def _(codes, scale, block_rows):
+    return torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
 
 
 def update_scales(
