@@ -395,7 +395,7 @@ def _unequal(mesh):
     with raises(RuntimeError, "not the same on all ranks"):
         make(parameters(shapes=shapes))
     with raises(RuntimeError, "not the same on all ranks"):
-        make(parameters(shapes=shapes[rank() :]))
+        make(parameters(shapes=shapes[min(rank(), 1) :]))
 
 
 CASES = {
