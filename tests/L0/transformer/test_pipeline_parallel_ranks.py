@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pp_ends
 import pp_ranks
@@ -38,7 +39,8 @@ def told(tmp_path_factory):
 def test_a_rank_that(told, rank):
     """What waits for it says so: who, for what, from whom, and what may have happened."""
     assert f"rank {rank} waited in vain for" in told[rank]
-    assert f"the gradients of microbatch 2 that stage 1 sends from rank {rank + 2}" in told[rank]
+    # A process that ends may take the message before along.
+    assert re.search(f"the gradients of microbatch [12] that stage 1 sends from rank {rank + 2}", told[rank])
     assert "that rank ended, failed, or is in another part of the schedule" in told[rank]
 
 
