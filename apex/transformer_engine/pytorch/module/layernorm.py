@@ -2,41 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
-
-from apex import _symbolic as symbolic
-from apex.normalization import _norm
-from apex.transformer_engine.pytorch import _parameters
+from apex.transformer_engine.pytorch.module._norm import _Norm
 
 
-def norm_vector(value, size, dtype, device, sequence_parallel):
-    """gamma or beta."""
-    made = _parameters.vector(size, value, dtype, device)
-    made.sequence_parallel = sequence_parallel
-    return made
-
-
-def normalize(kind, input, weight, bias, eps, zero_centered_gamma):
-    """Layer or RMS norm over the last dimension, of the input's dtype, autocast's within one.
-
-    kind: "LayerNorm" or "RMSNorm". zero_centered_gamma: the weight is gamma - 1; the sum is made in float32.
-    """
-    if zero_centered_gamma:
-        weight = weight.to(torch.float32) + 1.0
-        bias = None if bias is None else bias.to(torch.float32)
-    if kind == "RMSNorm":
-        return _norm.rms_norm(input, (input.shape[-1],), weight, eps, False)
-    return _norm.layer_norm(input, (input.shape[-1],), weight, bias, eps, False)
-
-
-def check_normalization(kind: str) -> None:
-    """Raises ValueError for a norm that there is not."""
-    if kind not in ("LayerNorm", "RMSNorm"):
-        raise ValueError(f"normalization must be 'LayerNorm' or 'RMSNorm', not {kind!r}")
-
-
-class LayerNorm(nn.Module):
+class LayerNorm(_Norm):
     """(x - mean) / sqrt(variance + eps) * gamma + beta, over the last dimension.
 
     Args:
@@ -51,27 +20,4 @@ class LayerNorm(nn.Module):
         weight, bias: [hidden_size].
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        eps: float = 1e-5,
-        sequence_parallel: bool = False,
-        params_dtype: torch.dtype | None = None,
-        zero_centered_gamma: bool = False,
-        device: torch.device | str | None = None,
-    ) -> None:
-        super().__init__()
-        self.hidden_size, self.eps, self.zero_centered_gamma = hidden_size, eps, zero_centered_gamma
-        place, first = _parameters.device_of(device), 0.0 if zero_centered_gamma else 1.0
-        self.weight = norm_vector(first, hidden_size, params_dtype, place, sequence_parallel)
-        self.bias = norm_vector(0.0, hidden_size, params_dtype, place, sequence_parallel)
-
-    def forward(self, inp: torch.Tensor) -> torch.Tensor:
-        """Of inp's shape and dtype."""
-        node = symbolic.leaf(self, inp)
-        if node is not None:
-            return node
-        return normalize("LayerNorm", inp, self.weight, self.bias, self.eps, self.zero_centered_gamma)
-
-    def extra_repr(self) -> str:
-        return f"{self.hidden_size}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
+    kind = "LayerNorm"

@@ -8,15 +8,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apex import _symbolic as symbolic
 from apex.transformer_engine.pytorch import _parameters, _refusals
 from apex.transformer_engine.pytorch._parallel import Sharing
+from apex.transformer_engine.pytorch.module._norm import _NormFirst, check_normalization
 from apex.transformer_engine.pytorch.module.base import TransformerEngineBaseModule
-from apex.transformer_engine.pytorch.module.layernorm import check_normalization, norm_vector, normalize
 from apex.transformer_engine.pytorch.module.linear import Linear, weights_and_biases, whole
 
 
-class LayerNormLinear(Linear):
+class LayerNormLinear(_NormFirst, Linear):
     """A norm of the input, then Linear.
 
     Args:
@@ -64,16 +63,12 @@ class LayerNormLinear(Linear):
         place = _parameters.device_of(device)
         sharing = Sharing(parallel_mode, tp_group, tp_size, sequence_parallel)
         TransformerEngineBaseModule.__init__(self, 1, place, sharing, fuse_wgrad_accumulation)
-        self.use_bias, self.return_bias, self.normalization = bias, return_bias, normalization
-        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
+        self.use_bias, self.return_bias = bias, return_bias
         self.return_layernorm_output = return_layernorm_output
         self.return_layernorm_output_gathered = return_layernorm_output_gathered
-        first = 0.0 if zero_centered_gamma else 1.0
-        self.layer_norm_weight = norm_vector(first, in_features, params_dtype, place, sequence_parallel)
-        beta = None
-        if normalization == "LayerNorm":
-            beta = norm_vector(0.0, in_features, params_dtype, place, sequence_parallel)
-        self.register_parameter("layer_norm_bias", beta)
+        self._make_norm(
+            normalization, eps, zero_centered_gamma, in_features, params_dtype, place, sequence_parallel
+        )
         self._split = weights_and_biases(
             *(self, in_features, out_features, parameters_split, init_method, params_dtype, place),
             get_rng_state_tracker,
@@ -84,17 +79,10 @@ class LayerNormLinear(Linear):
         self, inp: torch.Tensor, is_first_microbatch: bool | None = None
     ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
         """[..., out_features] of inp [..., in_features]; behind it, where asked for, the bias and the norm's output."""
-        node = symbolic.leaf(self, inp, is_first_microbatch=is_first_microbatch)
-        if node is not None:
-            return node
-        normed = normalize(
-            self.normalization,
-            *(inp, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.zero_centered_gamma),
-        )
-        entered = self._sharing.enter(normed)
-        found: list[torch.Tensor | None] = [self._share(entered, is_first_microbatch)]
-        if self.return_bias:
-            found.append(whole(self, "bias"))
-        if self.return_layernorm_output:
-            found.append(entered if self.return_layernorm_output_gathered else normed)
-        return found[0] if len(found) == 1 else tuple(found)  # type: ignore[return-value]
+        return self._run(inp, is_first_microbatch)
+
+    def _products(self, entered, is_first_microbatch):
+        return self._share(entered, is_first_microbatch)
+
+    def _returned_bias(self):
+        return whole(self, "bias")

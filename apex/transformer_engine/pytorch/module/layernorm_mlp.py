@@ -8,12 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from apex import _symbolic as symbolic
 from apex._functional import call
 from apex.transformer_engine.pytorch import _parameters, _refusals
 from apex.transformer_engine.pytorch._parallel import Sharing
+from apex.transformer_engine.pytorch.module._norm import _NormFirst, check_normalization
 from apex.transformer_engine.pytorch.module.base import TransformerEngineBaseModule
-from apex.transformer_engine.pytorch.module.layernorm import check_normalization, norm_vector, normalize
 
 # (the function, whether the other half of the columns is multiplied with it)
 ACTIVATIONS = {
@@ -30,7 +29,7 @@ ACTIVATIONS = {
 _activation = torch.ops.apex.bias_activation_forward.default
 
 
-class LayerNormMLP(TransformerEngineBaseModule):
+class LayerNormMLP(_NormFirst, TransformerEngineBaseModule):
     """A norm of the input, a product, an activation, a second product.
 
     Args:
@@ -95,23 +94,16 @@ class LayerNormMLP(TransformerEngineBaseModule):
         super().__init__(2, place, sharing, fuse_wgrad_accumulation)
         self._second = Sharing(mode[1], tp_group, tp_size, sequence_parallel)
         self.use_bias, self.return_bias = bias, return_bias
-        self.normalization, self.activation = normalization, activation
-        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
+        self.activation = activation
         self.return_layernorm_output = return_layernorm_output
         self.return_layernorm_output_gathered = return_layernorm_output_gathered
-        self._make_norm(hidden_size, params_dtype, place, sequence_parallel)
+        self._make_norm(
+            normalization, eps, zero_centered_gamma, hidden_size, params_dtype, place, sequence_parallel
+        )
         options = (params_dtype, place, get_rng_state_tracker)
         halves = 2 if ACTIVATIONS[activation][1] else 1
         self._make("fc1", sharing, (hidden_size, halves * ffn_hidden_size), init_method, *options)
         self._make("fc2", self._second, (ffn_hidden_size, hidden_size), output_layer_init_method, *options)
-
-    def _make_norm(self, size, dtype, device, sequence_parallel):
-        first = 0.0 if self.zero_centered_gamma else 1.0
-        self.layer_norm_weight = norm_vector(first, size, dtype, device, sequence_parallel)
-        beta = None
-        if self.normalization == "LayerNorm":
-            beta = norm_vector(0.0, size, dtype, device, sequence_parallel)
-        self.register_parameter("layer_norm_bias", beta)
 
     def _make(self, name, sharing, sizes, init, dtype, device, tracker):
         """The parameters of one product."""
@@ -135,20 +127,10 @@ class LayerNormMLP(TransformerEngineBaseModule):
         self, inp: torch.Tensor, is_first_microbatch: bool | None = None
     ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
         """[..., hidden_size]; behind it, where asked for, the second bias and the norm's output."""
-        node = symbolic.leaf(self, inp, is_first_microbatch=is_first_microbatch)
-        if node is not None:
-            return node
-        normed = normalize(
-            self.normalization,
-            *(inp, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.zero_centered_gamma),
-        )
-        entered = self._sharing.enter(normed)
-        found: list[torch.Tensor | None] = [self._products(entered, is_first_microbatch)]
-        if self.return_bias:
-            found.append(self.fc2_bias)
-        if self.return_layernorm_output:
-            found.append(entered if self.return_layernorm_output_gathered else normed)
-        return found[0] if len(found) == 1 else tuple(found)  # type: ignore[return-value]
+        return self._run(inp, is_first_microbatch)
+
+    def _returned_bias(self):
+        return self.fc2_bias
 
     def _products(self, entered, is_first_microbatch):
         hidden = self._multiply(entered, self.fc1_weight, None, is_first_microbatch, 0)
