@@ -87,8 +87,7 @@ def dispatch(unit: str, kernel: Callable[..., Any], formula: Callable[..., Any])
     """
 
     def chosen(*arguments: jax.Array) -> Any:
-        names = {"cpu": "cpu", "cuda": "cuda", "rocm": "hip"}
-        served = {theirs: kernel for theirs, ours in names.items() if serves(unit, ours)}
+        served = {theirs.lower(): kernel for ours, theirs in PLATFORMS.items() if serves(unit, ours)}
         return jax.lax.platform_dependent(*arguments, default=formula, **served)
 
     return chosen
@@ -129,3 +128,12 @@ def differentiable(function: Callable[..., Any], formula: Callable[..., Any]) ->
         lambda arguments, cotangents: jax.vjp(formula, *arguments)[1](cotangents),
     )
     return wrapped
+
+
+def op(
+    unit: str, kernel: Callable[..., Any], formula: Callable[..., Any], rows: Sequence[bool] | None = None
+) -> Callable[..., Any]:
+    """`kernel` where the library serves `unit`, else `formula`, whose derivative both have. rows: as of `over_rows`;
+    None: under vmap each element of the batch is a call."""
+    function = dispatch(unit, kernel, formula)
+    return differentiable(function if rows is None else over_rows(function, rows), formula)

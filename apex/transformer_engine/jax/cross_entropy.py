@@ -56,10 +56,8 @@ def _cross_entropy(smoothing: float, dtype: jnp.dtype) -> Any:
 
     forward_formula = functools.partial(_forward_formula, smoothing, dtype)
     backward_formula = functools.partial(_backward_formula, smoothing)
-    forward = _library.over_rows(_library.dispatch("xentropy", run_forward, forward_formula), (True, True))
-    forward = _library.differentiable(forward, forward_formula)
-    backward = _library.over_rows(_library.dispatch("xentropy", run_backward, backward_formula), (True,) * 4)
-    backward = _library.differentiable(backward, backward_formula)
+    forward = _library.op("xentropy", run_forward, forward_formula, (True, True))
+    backward = _library.op("xentropy", run_backward, backward_formula, (True,) * 4)
 
     @jax.custom_vjp
     def function(logits, labels):

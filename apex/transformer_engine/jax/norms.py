@@ -80,12 +80,9 @@ def _norm(centered: bool, epsilon: float, dtype: jnp.dtype) -> Any:
         return tuple(_library.call(f"{unit}_backward", results, grad, x, *rest))
 
     forward_formula = functools.partial(_forward_formula, centered, epsilon, dtype)
-    backward_formula = functools.partial(_backward_formula, centered)
-    forward = _library.dispatch(unit, run_forward, forward_formula)
-    forward = _library.over_rows(forward, (True, *(False,) * (1 + centered)))
-    forward = _library.differentiable(forward, forward_formula)
-    backward = _library.dispatch(unit, run_backward, backward_formula)
-    backward = _library.differentiable(backward, backward_formula)
+    rows = (True, *(False,) * (1 + centered))
+    forward = _library.op(unit, run_forward, forward_formula, rows)
+    backward = _library.op(unit, run_backward, functools.partial(_backward_formula, centered))
 
     @jax.custom_vjp
     def norm(x, *weights):

@@ -56,12 +56,8 @@ def _softmax(scale: float, causal: bool, masked: bool) -> Any:
             _library.call(f"{_UNIT}_backward", like(output), grad, output, scale=scale, causal=causal)
         )
 
-    forward_formula = functools.partial(_forward_formula, scale, causal)
-    backward_formula = functools.partial(_backward_formula, scale)
-    forward = _library.dispatch(_UNIT, run_forward, forward_formula)
-    forward = _library.differentiable(forward, forward_formula)
-    backward = _library.dispatch(_UNIT, run_backward, backward_formula)
-    backward = _library.differentiable(backward, backward_formula)
+    forward = _library.op(_UNIT, run_forward, functools.partial(_forward_formula, scale, causal))
+    backward = _library.op(_UNIT, run_backward, functools.partial(_backward_formula, scale))
 
     @jax.custom_vjp
     def function(logits, *mask):

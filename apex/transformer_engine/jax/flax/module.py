@@ -110,14 +110,18 @@ class DenseGeneral(TransformerEngineBase):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        x = jnp.asarray(inputs, self.dtype)
-        features, axes = _tuple(self.features), _tuple(self.axis)
-        shape = (*(x.shape[axis] for axis in axes), *features)
-        kernel = self.weight("kernel", _flat(self.kernel_init, len(axes)), shape, self.kernel_axes)
-        output = contract(x, kernel, axes, self.metas(1))
-        if self.use_bias:
-            output = output + self.weight("bias", self.bias_init, features, self.bias_axes).astype(self.dtype)
+        return projected(self, jnp.asarray(inputs, self.dtype))
+
+
+def projected(layer: DenseGeneral | LayerNormDenseGeneral, x: jax.Array) -> jax.Array:
+    """x through a dense layer's kernel and bias, which are made here, in x's dtype."""
+    features, axes = _tuple(layer.features), _tuple(layer.axis)
+    shape = (*(x.shape[axis] for axis in axes), *features)
+    kernel = layer.weight("kernel", _flat(layer.kernel_init, len(axes)), shape, layer.kernel_axes)
+    output = contract(x, kernel, axes, layer.metas(1))
+    if not layer.use_bias:
         return output
+    return output + layer.weight("bias", layer.bias_init, features, layer.bias_axes).astype(x.dtype)
 
 
 def _flat(init: Initializer, inputs: int) -> Initializer:
@@ -205,12 +209,7 @@ class LayerNormDenseGeneral(_Normalized):
         x = jnp.asarray(inputs, self.dtype)
         if self.enable_layernorm:
             x = self.normalized(x, self.layernorm_type, self.zero_centered_gamma)
-        features, axes = _tuple(self.features), _tuple(self.axis)
-        shape = (*(x.shape[axis] for axis in axes), *features)
-        kernel = self.weight("kernel", _flat(self.kernel_init, len(axes)), shape, self.kernel_axes)
-        output = contract(x, kernel, axes, self.metas(1))
-        if self.use_bias:
-            output = output + self.weight("bias", self.bias_init, features, self.bias_axes).astype(self.dtype)
+        output = projected(self, x)
         if self.depth_scaling is not None:
             output = output / self.depth_scaling
         return output, x if self.return_layernorm_output else None
