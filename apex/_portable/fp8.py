@@ -259,19 +259,6 @@ def _check_multi(op, scales, amaxes, inputs, rows, columns):
                 type_(given[i].dtype is (rows or columns)[0].dtype, "{}: outputs must have one dtype", op)
 
 
-def _refuse_shared_outputs(op, rows, columns):
-    """Which value stays in memory that two outputs share would be left to chance."""
-    ranges = [
-        (tensor.data_ptr(), tensor.data_ptr() + tensor.numel(), f"{what}[{i}]")
-        for what, given in (("rows", rows), ("columns", columns))
-        for i, tensor in enumerate(given)
-        if tensor.numel()
-    ]
-    ranges.sort()
-    for (_, end, first), (begin, _, second) in zip(ranges, ranges[1:], strict=False):
-        value(end <= begin, "{}: {} and {} share memory: both are written", op, first, second)
-
-
 @kernel
 def fp8_multi_quantize(scales, amaxes, inputs, rows, columns):
     op = "fp8_multi_quantize"
@@ -282,7 +269,13 @@ def fp8_multi_quantize(scales, amaxes, inputs, rows, columns):
     place = tensors.place_of(scales)
     if place is None:
         return None
-    _refuse_shared_outputs(op, rows, columns)
+    ranges = [
+        (t.data_ptr(), t.data_ptr() + t.numel(), what, (what, i))  # an index of its own for each output
+        for what, given in (("rows", rows), ("columns", columns))
+        for i, t in enumerate(given)
+        if t.numel()
+    ]
+    tensors.refuse_shared(ranges, lambda what, index: f"{what}[{index[1]}]", f"{op}: ")
     dense = [x.contiguous() for x in inputs]
     for first in range(0, len(dense), _MOST):
         part = slice(first, min(first + _MOST, len(dense)))

@@ -10,8 +10,6 @@ the last of three or more is none that the op needs there (a parameter without m
 
 from __future__ import annotations
 
-import operator
-
 import torch
 
 from apex import _plain
@@ -189,7 +187,7 @@ class TensorPlan:
                 if not self._read(bucket, k, mine[k], written, copies):
                     return False
         if not self._outputs_are_apart:
-            self._refuse_shared_outputs(columns)
+            self._refuse_shared_outputs()
         self._outputs_are_apart = True
         return True
 
@@ -263,9 +261,8 @@ class TensorPlan:
         """Of what shares no memory. Gradients that are read from their parameters are no outputs."""
         return self.written >> k & 1 and not (k == 0 and self.owners is not None)
 
-    def _refuse_shared_outputs(self, columns):
-        """Which value stays in memory that outputs of two indices share would be left to chance. Those of one index may
-        be one tensor: a parameter without a rounded copy."""
+    def _refuse_shared_outputs(self):
+        """Those of one index may be one tensor: a parameter without a rounded copy."""
         ranges = []
         for bucket in self._buckets:
             for k, kind in enumerate(bucket.kinds):
@@ -274,11 +271,7 @@ class TensorPlan:
                 for i, begin, numel in zip(bucket.members, bucket.addresses[k], bucket.numels, strict=True):
                     if numel and begin:
                         ranges.append((begin, begin + numel * kind.itemsize, k, i))
-        ranges.sort(key=operator.itemgetter(0))
-        for (a, a_end, k, i), (b, b_end, of_k, of_i) in zip(ranges, ranges[1:], strict=False):
-            if a_end > b and not (a == b and a_end == b_end and i == of_i):
-                pair = f"{self._describe(k, i)} and {self._describe(of_k, of_i)}"
-                raise ValueError(f"{pair} share memory: both are written")
+        tensors.refuse_shared(ranges, self._describe)
 
     def _run_bucket(self, op, bucket, columns, written, copies):
         place, status = tensors.place_of_device(bucket.device), tensors.USE_REFERENCE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 
 import torch
 
@@ -149,6 +150,20 @@ def _layout_name(layout):
 
 def _kind(tensor):
     return type(tensor).__name__
+
+
+def refuse_shared(ranges, describe, op=""):
+    """Raises ValueError where two outputs share memory: which value stays in it would be left to chance.
+
+    ranges: (begin, end, list, index) of each; one range may be that of several lists at one index. describe(list,
+    index): an output's name. op: what the error begins with.
+    """
+    ranges = sorted(ranges, key=operator.itemgetter(0))
+    for (a, a_end, k, i), (b, b_end, of_k, of_i) in zip(ranges, ranges[1:], strict=False):
+        if a_end > b and not (a == b and a_end == b_end and i == of_i):
+            raise ValueError(
+                f"{op}{describe(k, i)} and {describe(of_k, of_i)} share memory: both are written"
+            )
 
 
 def refuse_overlap(tensor, name):

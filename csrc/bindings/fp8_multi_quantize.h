@@ -1,6 +1,7 @@
 #pragma once
 #include "generated/fp8_multi_quantize.h"
 #include "fp8.h"
+#include "plain.h"
 
 namespace apex {
 namespace fp8 {
@@ -24,24 +25,18 @@ inline void check_output(const char* op, const char* what, const at::Tensor& out
   if (output.is_meta()) return;
   TORCH_CHECK_VALUE(output.is_contiguous(), op, ": ", what, "[", i, "] must be contiguous");
 }
-// Which value stays in memory that two outputs share would be left to chance.
 inline void refuse_shared_outputs(const char* op, at::TensorList rows, at::TensorList columns) {
-  struct Range {
-    uintptr_t begin, end;
-    std::string name;
-  };
-  std::vector<Range> ranges;
-  const auto add = [&](const char* what, at::TensorList list) {
-    for (size_t i = 0; i < list.size(); ++i) {
-      const auto begin = reinterpret_cast<uintptr_t>(list[i].const_data_ptr());
-      if (list[i].numel()) ranges.push_back({begin, begin + list[i].numel(), c10::str(what, "[", i, "]")});
+  std::vector<OutputRange> ranges;
+  for (size_t list = 0; list < 2; ++list) {
+    const at::TensorList written = list == 0 ? rows : columns;
+    for (size_t i = 0; i < written.size(); ++i) {
+      const auto begin = reinterpret_cast<uint64_t>(written[i].const_data_ptr());
+      const uint64_t bytes = written[i].numel();
+      if (bytes) ranges.push_back({begin, begin + bytes, list, i, 2 * i + list});
     }
-  };
-  add("rows", rows), add("columns", columns);
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  for (size_t r = 1; r < ranges.size(); ++r)
-    TORCH_CHECK_VALUE(ranges[r - 1].end <= ranges[r].begin, op, ": ", ranges[r - 1].name, " and ", ranges[r].name,
-                      " share memory: both are written");
+  }
+  const auto describe = [](size_t list, size_t i) { return c10::str(list == 0 ? "rows" : "columns", "[", i, "]"); };
+  refuse_shared(std::move(ranges), describe, c10::str(op, ": "));
 }
 }  // namespace fp8
 

@@ -8,8 +8,10 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace apex {
 // The keys of dense tensors with memory on a device, of autograd and of autocast. Whatever else a tensor has says that
@@ -95,6 +97,24 @@ inline void refuse_overlap(const at::Tensor& tensor, const std::string& name) {
   TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, name, " overlaps itself (sizes ",
                     tensor.sizes(), ", strides ", tensor.strides(),
                     "): it cannot be written; pass a contiguous tensor");
+}
+
+// The memory of an output. `owner`: outputs of one owner may be one memory.
+struct OutputRange {
+  uint64_t begin, end;
+  size_t list, index, owner;
+};
+// Throws ValueError where two outputs share memory: which value stays in it would be left to chance. describe(list,
+// index) names an output.
+template <class Describe>
+void refuse_shared(std::vector<OutputRange> ranges, const Describe& describe, const std::string& op = "") {
+  std::sort(ranges.begin(), ranges.end(), [](const OutputRange& a, const OutputRange& b) { return a.begin < b.begin; });
+  for (size_t r = 1; r < ranges.size(); ++r) {
+    const OutputRange &a = ranges[r - 1], &b = ranges[r];
+    const bool one_memory = a.begin == b.begin && a.end == b.end && a.owner == b.owner;
+    TORCH_CHECK_VALUE(a.end <= b.begin || one_memory, op, describe(a.list, a.index), " and ", describe(b.list, b.index),
+                      " share memory: both are written");
+  }
 }
 
 // In-place kernels are invisible to autograd: without this a stale saved tensor would go unnoticed.

@@ -152,29 +152,18 @@ bool TensorPlan::is_output(const Call& call, size_t list) const {
   return (written_ >> list & 1) && !(list == 0 && call.source.gradients_of);
 }
 
-// Which value stays in memory that outputs of two indices share would be left to chance. Those of one index may be one
-// tensor: a parameter without a rounded copy.
+// Those of one index may be one tensor: a parameter without a rounded copy.
 void TensorPlan::refuse_shared_outputs(const Call& call) const {
-  struct Range {
-    uint64_t begin, end;
-    size_t list, index;
-  };
-  std::vector<Range> ranges;
+  std::vector<OutputRange> ranges;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Bucket& bucket = buckets_[slots_[i].bucket];
     for (size_t k = 0; k < bucket.dtypes.size(); ++k) {
       if (!is_output(call, k) || slots_[i].numel == 0) continue;
       const uint64_t begin = bucket.image[k * bucket.members.size() + slots_[i].position];
-      if (begin) ranges.push_back({begin, begin + uint64_t(slots_[i].numel) * call.source(k, i).itemsize(), k, i});
+      if (begin) ranges.push_back({begin, begin + uint64_t(slots_[i].numel) * call.source(k, i).itemsize(), k, i, i});
     }
   }
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  for (size_t r = 1; r < ranges.size(); ++r) {
-    const Range &a = ranges[r - 1], &b = ranges[r];
-    const bool one_tensor = a.begin == b.begin && a.end == b.end && a.index == b.index;
-    TORCH_CHECK_VALUE(a.end <= b.begin || one_tensor, describe(a.list, a.index), " and ", describe(b.list, b.index),
-                      " share memory: both are written");
-  }
+  refuse_shared(std::move(ranges), [&](size_t list, size_t index) { return describe(list, index); });
 }
 
 bool TensorPlan::refresh(Call& call) {
