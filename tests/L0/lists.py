@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from apex._loader import bindings
+from apex.reference.fp8 import FORMATS
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
+FP8 = tuple(FORMATS)
 # Nothing, one, less than a vector, odd, one chunk of the CPU's plans to the brim, several chunks.
 SHAPES = ((0,), (1,), (7,), (2, 0, 3), (33, 5), (1031,), (16384,), (3, 11001))
 FEW = ((0,), (1,), (7,), (33, 5), (2050,))
@@ -137,9 +139,6 @@ def scalar(value, device, dtype=F32):
 def flag(device, value=0):
     """A noop flag."""
     return scalar(value, device, torch.int32)
-
-
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 def comparable(tensor):

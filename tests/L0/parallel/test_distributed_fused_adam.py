@@ -54,14 +54,6 @@ def test_ranks(results, case):
         assert not result[case], f"rank {rank}: {result[case]}"
 
 
-@pytest.fixture
-def alone():
-    """A process group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("case", [case for case in zero_ranks.CASES if case not in SEVERAL])
 def test_alone(alone, case):
     zero_ranks.CASES[case](None)

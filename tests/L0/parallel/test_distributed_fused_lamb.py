@@ -49,14 +49,6 @@ def test_four_ranks(four, case):
         assert not result[case], f"rank {rank}: {result[case]}"
 
 
-@pytest.fixture
-def alone():
-    """A process group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("case", [case for case in zero_lamb.CASES if case not in zero_lamb.SEVERAL])
 def test_alone(alone, case):
     zero_lamb.CASES[case](None)
