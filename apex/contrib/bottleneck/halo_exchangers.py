@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from apex.contrib.peer_memory import PeerMemoryPool
+from apex.contrib.peer_memory._push_pull import check_alike
 from apex.parallel._waiting import CALLS, waiting
 
 __all__ = [
@@ -97,15 +98,8 @@ def _streams(count):
 def _check(name, left_output, right_output, left_input, right_input):
     if (left_input is None) != (right_input is None):
         raise ValueError(f"{name}: left_input_halo and right_input_halo are both given, or both None")
-    others = [t for t in (right_output, left_input, right_input) if t is not None]
-    for other in others:
-        if other.dtype != left_output.dtype:
-            raise TypeError(f"{name}: halos are {left_output.dtype} and {other.dtype}, they must be alike")
-        if other.shape != left_output.shape or other.device != left_output.device:
-            raise ValueError(
-                f"{name}: halos are {list(left_output.shape)} on {left_output.device} and {list(other.shape)} on "
-                f"{other.device}, they must be alike"
-            )
+    given = (left_output, right_output, left_input, right_input)
+    check_alike(name, [halo for halo in given if halo is not None])
 
 
 class HaloExchangerNoComm(HaloExchanger):

@@ -85,6 +85,19 @@ def push_pull(what, explicit_nhwc, multiprocessors, sides, box_bytes, faults, ti
         faults.check(what, timeout)
 
 
+def check_alike(what, halos):
+    """Raises ArgumentTypeError or ArgumentError unless all halos have one dtype, shape and device."""
+    first = halos[0]
+    for other in halos[1:]:
+        if other.dtype != first.dtype:
+            raise ArgumentTypeError(f"{what}: halos are {first.dtype} and {other.dtype}, they must be alike")
+        if other.shape != first.shape or other.device != first.device:
+            raise ArgumentError(
+                f"{what}: halos are {list(first.shape)} on {first.device} and {list(other.shape)} on "
+                f"{other.device}, they must be alike"
+            )
+
+
 def _check(what, tensors, halos):
     first = halos[0]
     if first.dim() not in (3, 4):
@@ -93,14 +106,8 @@ def _check(what, tensors, halos):
         raise ArgumentTypeError(
             f"{what}: elements have 1, 2, 4 or 8 bytes; {first.dtype} has {first.element_size()}"
         )
+    check_alike(what, halos)
     for tensor in halos:
-        if tensor.dtype != first.dtype:
-            raise ArgumentTypeError(f"{what}: halos are {first.dtype} and {tensor.dtype}, they must be alike")
-        if tensor.shape != first.shape or tensor.device != first.device:
-            raise ArgumentError(
-                f"{what}: halos are {list(first.shape)} on {first.device} and {list(tensor.shape)} on "
-                f"{tensor.device}, they must be alike"
-            )
         tensors.refuse_unless_plain(tensor, f"{what}: a halo")
     for tensor in (halos[1], halos[3]):
         tensors.refuse_overlap(tensor, f"{what}: a halo that is received")
