@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -162,7 +163,8 @@ class DistributedFusedLAMB(ShardedOptimizer):
             param, param_group_id, param_id, dtype, grad_sync_dtype or param.dtype, param_sync_dtype or own
         )
 
-    def init_params(self, params=None, **dtypes):
+    def init_params(self, params: Iterable[torch.Tensor] | None = None, **dtypes: torch.dtype | None) -> None:
+        """As the base's; None: all parameters, in the order that param_order gives."""
         if params is None and self._param_order is not None:
             params = sorted(self.parameters(), key=self._param_order.__getitem__)
         super().init_params(params, **dtypes)
