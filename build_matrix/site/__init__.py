@@ -1,9 +1,9 @@
 """The documentation as a site: `nox -s docs`, or `python -m build_matrix.site`, writes build/docs.
 
 Pages are those of the repository, as they stand: README is the first one, and links between them work in both places.
-To them come what only a build makes: the reference of every public module from its docstrings (api), plots of the
-recorded measurements (plots), and which wheel serves which machine (page). Sphinx makes HTML of it, for which a warning
-is an error; then every link within the site is looked at (links).
+To them come what only a build makes: the reference of every public module from its docstrings (api), which names of
+public apex are here (names), plots of the recorded measurements (plots), and which wheel serves which machine (page).
+Sphinx makes HTML of it, for which a warning is an error; then every link within the site is looked at (links).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
 from build_matrix.serve import compat, page
-from build_matrix.site import api, links, plots
+from build_matrix.site import api, links, names, plots
 
 OUTPUT = REPOSITORY / "build/docs"
 STAGE = REPOSITORY / "build/docs-source"
@@ -26,6 +26,8 @@ CONTENTS = {
         "docs/migration",
         "docs/torch_amp",
         "docs/support",
+        "docs/names",
+        "docs/decisions",
         "docs/compatibility",
         "docs/speed",
     ),
@@ -37,6 +39,7 @@ CONTENTS = {
             "docs/convolutions",
             "docs/spatial",
             "docs/fmha",
+            "docs/openfold",
             "docs/multihead_attn",
             "docs/amp",
             "docs/parallel",
@@ -92,6 +95,7 @@ def write_sources(stage: Path) -> None:
         speed, speed.read_text(encoding="utf-8").replace(plots.PLACE, plots.markdown("plots") + plots.PLACE)
     )
     _write(stage / "docs/compatibility.md", _compatibility())
+    _write(stage / "docs/names.md", names.markdown())
     _write(stage / "extra" / COMPATIBILITY, page.render(page.of_checkout()))
 
 

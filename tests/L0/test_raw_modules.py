@@ -9,8 +9,8 @@ from raw_calls import CALLS, functions, results_of
 from apex._legacy import _raw
 from apex._loader import registry
 
-# Between ranks: bytes are moved, and nothing is computed that a dtype could change.
-MOVE_BYTES = ("peer_memory_cuda", "nccl_p2p_cuda", "_apex_nccl_allocator")
+# Between ranks, or to files: bytes are moved, and nothing is computed that a dtype could change.
+MOVE_BYTES = ("peer_memory_cuda", "nccl_p2p_cuda", "_apex_nccl_allocator", "_apex_gpu_direct_storage")
 COMPLETE = [
     name
     for name, extension in registry.extensions().items()

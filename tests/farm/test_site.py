@@ -8,10 +8,11 @@ from types import ModuleType
 import pytest
 import yaml
 
+from apex._legacy import public_names
 from build_matrix import REPOSITORY, site
 from build_matrix.farm import workflow
 from build_matrix.serve import page
-from build_matrix.site import api, docstrings, links, speed
+from build_matrix.site import api, docstrings, links, names, speed
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_every_public_name_is_on_a_page_once(pages):
 def test_the_contents_name_every_page_of_docs():
     named = {name for pages in site.CONTENTS.values() for name in pages}
     assert {f"docs/{path.stem}" for path in REPOSITORY.glob("docs/*.md")} <= named
-    made = {"docs/compatibility", "api/index"}
+    made = {"docs/compatibility", "docs/names", "api/index"}
     assert all(list(REPOSITORY.glob(f"{name}.md")) for name in named - made)
 
 
@@ -138,3 +139,30 @@ def test_a_release_publishes_it():
     assert built.endswith("nox -s docs") and "upload-pages-artifact@" in kept and "deploy-pages@" in published
     assert said["steps"][-2]["with"]["path"] == site.OUTPUT.relative_to(REPOSITORY).as_posix()
     assert said["needs"] == "release" and said["permissions"]["pages"] == "write"
+
+
+def test_names_of_public_apex_are_counted_once_and_what_is_absent_is_told():
+    rows = names.rows()
+    assert sum(here + len(absent) for here, absent in rows.values()) == len(public_names.listed())
+    assert rows["apex.optimizers"][0] > 5 and not rows["apex.optimizers"][1]
+    assert rows["apex.contrib.torchsched"] == (
+        0,
+        [
+            name
+            for name in public_names.listed()
+            if name.rpartition(".")[0] == "apex.contrib.torchsched"
+            and not public_names.listed()[name].is_module
+            or name == "apex.contrib.torchsched"
+        ],
+    )
+    told = names.markdown()
+    assert (
+        "| `apex.contrib.torchsched` | 0 | the module: torch.compile; `get_backend`: torch.compile;" in told
+    )
+
+
+@pytest.mark.parametrize(
+    "name,here", [("apex.amp.initialize", True), ("apex.pyprof.x", False), ("apex.no", False)]
+)
+def test_a_name_is_here_or_not(name, here):
+    assert names.is_here(name) is here

@@ -163,11 +163,17 @@ class DistributedFusedLAMB(ShardedOptimizer):
             param, param_group_id, param_id, dtype, grad_sync_dtype or param.dtype, param_sync_dtype or own
         )
 
-    def init_params(self, params: Iterable[torch.Tensor] | None = None, **dtypes: torch.dtype | None) -> None:
+    def init_params(
+        self,
+        params: Iterable[torch.Tensor] | None = None,
+        dtype: torch.dtype | None = None,
+        grad_sync_dtype: torch.dtype | None = None,
+        param_sync_dtype: torch.dtype | None = None,
+    ) -> None:
         """As the base's; None: all parameters, in the order that param_order gives."""
         if params is None and self._param_order is not None:
             params = sorted(self.parameters(), key=self._param_order.__getitem__)
-        super().init_params(params, **dtypes)
+        super().init_params(params, dtype, grad_sync_dtype, param_sync_dtype)
 
     # ---- what public apex's scripts call -----------------------------------------------------------------
 
