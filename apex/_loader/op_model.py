@@ -39,9 +39,9 @@ reductions       of an op over tensor lists: how many quantities its kernels red
 optional         of an op over tensor lists: a list that may be left out; `name = expression` says when it is there,
                  else that it is not empty does
 field            the struct's field that an argument goes to, where it has another name; none: it is set by hand
-set              a field that is worked out of several arguments
+set              a field that is worked out of several arguments, and of the launch `l`: l.first, l.last
 per_tensor       an argument with one number for each tensor, and its field: a bucket's kernels number their own
-counter          a field that points to a counter of blocks, where the last launch of a kernel advances the step
+workspace        of an op over tensor lists: `yes`: its C function takes an apex_workspace last
 call             what the C function is given after the struct
 checks           of an op over tensor lists: betas, decay_mode, step: whether these arguments lie in their ranges
 """
@@ -70,7 +70,7 @@ TYPES = (
 )
 LISTS = ("differentiable", "history", "entry", "by_hand", "call", "checks")
 TABLES = ("given", "gradient", "alone", "autocast", "optional", "field", "set", "per_tensor")
-TEXTS = ("shared", "backward", "double_backward", "formula_unless", "launch", "reductions", "counter")
+TEXTS = ("shared", "backward", "double_backward", "formula_unless", "launch", "reductions", "workspace")
 CHECKS = ("betas", "decay_mode", "step")
 REQUIRED = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()  # the default of what has none
 
@@ -116,7 +116,7 @@ class Op:
     field: dict[str, str] = dataclasses.field(default_factory=dict)
     set: dict[str, str] = dataclasses.field(default_factory=dict)
     per_tensor: dict[str, str] = dataclasses.field(default_factory=dict)
-    counter: str = ""
+    workspace: str = ""
     shared: str = ""
     backward: str = ""
     double_backward: str = ""

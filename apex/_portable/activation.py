@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from apex._portable import interface, tensors
-from apex._portable.checks import float64_alone, index, is_index, type_, value
+from apex._portable import interface, tensors, workspace
+from apex._portable.checks import float64_alone, is_index, like, type_, value
 from apex._portable.functional import kernel
-from apex._portable.tensors import F32, address, code_of, contiguous, math_type
+from apex._portable.tensors import F32, address, code_of, contiguous
 from apex.reference.bias_activation import ACTIVATIONS
 
 # ---- bias_activation -------------------------------------------------------------------------------------------------
@@ -19,13 +19,11 @@ _X_SIGMOID, _SIGMOID, _SQUARED_RELU, _RELU = range(4)
 _KINDS = {"squared_relu": _SQUARED_RELU, "relu": _RELU, "sigmoid": _SIGMOID}
 # slope, cubic, function
 FUNCTIONS = {name: (*numbers, _KINDS.get(name, _X_SIGMOID)) for name, numbers in ACTIVATIONS.items()}
-_layout = interface.layout("BiasActivation")
-_pack = _layout.filler(
+_pack = interface.layout("BiasActivation").packer(
     "input", "bias", "hidden", "rows", "slope", "cubic", "function", "gated", "type", "bias_type", "output",
     "grad_output", "grad_bias",
 )  # fmt: skip
 _c_forward = interface.function("apex_bias_activation_forward")
-_c_prepare = interface.function("apex_bias_activation_prepare")
 _c_backward = interface.function("apex_bias_activation_backward")
 
 
@@ -51,14 +49,7 @@ def _check(input, bias, activation, gated):
     )  # fmt: skip
     if bias is not None:
         code_of(_OP, bias.dtype)
-        value(
-            bias.dim() == 1 and bias.shape[0] == columns,
-            "bias_activation: bias has shape {} but the input ends in {}", bias.shape, columns,
-        )  # fmt: skip
-        value(
-            bias.device == input.device,
-            "bias_activation: bias is on {} but the input is on {}", bias.device, input.device,
-        )  # fmt: skip
+        like(_OP, "bias", bias, (columns,), None, "the input's last, ")
         float64_alone(_OP, "bias", bias, input, "bias")
     return columns // 2 if gated else columns
 
@@ -88,34 +79,15 @@ def bias_activation_forward(input, bias, activation, gated):
 def bias_activation_backward(grad_output, input, bias, activation, gated, bias_gradient):
     hidden = _check(input, bias, activation, gated)
     shape = (*input.shape[:-1], hidden)
-    value(
-        grad_output.shape == shape and grad_output.device == input.device,
-        "bias_activation: the gradient has shape {} on {}, not {} on {}",
-        grad_output.shape, grad_output.device, shape, input.device,
-    )  # fmt: skip
-    type_(
-        grad_output.dtype is input.dtype,
-        "bias_activation: the gradient is {}, not {}",
-        grad_output.dtype,
-        input.dtype,
-    )
+    like(_OP, "the gradient", grad_output, shape, input.dtype)
     place = tensors.place_of(input)
     if place is None:
         return None
     x, b, g = input.contiguous(), contiguous(bias), grad_output.contiguous()
     of_input, wanted = input.new_empty(input.shape), bias is not None and bias_gradient
     of_bias = bias.new_empty(bias.shape) if wanted else input.new_empty(0)
-    buffer = _arguments(x, b, activation, gated, of_input, g, of_bias if wanted else None)
-    variant = interface.variant()
-    status = _c_prepare(place, buffer, variant)
-    if status and tensors.must_use_reference(status, _OP):
-        return None
-    parts = _layout.get(buffer, "parts")
-    if wanted and parts > 0:
-        partials = x.new_empty((parts, x.shape[-1]), dtype=math_type(x.dtype))
-        _layout.set(buffer, partials=partials.data_ptr())
-    status = _c_backward(place, buffer, variant[0])
-    return None if status and tensors.must_use_reference(status, _OP) else (of_input, of_bias)
+    packed = _arguments(x, b, activation, gated, of_input, g, of_bias if wanted else None)
+    return (of_input, of_bias) if workspace.run(_c_backward, place, packed, _OP, x) else None
 
 
 # ---- index_mul_2d ----------------------------------------------------------------------------------------------------
@@ -149,25 +121,10 @@ def _check_mul(in1, second, idx1):
         "index_mul_2d: in1 [entries, features], in2 [rows, features] and idx1 [rows] do not fit: {}, {}, {}",
         in1.shape, second.shape, idx1.shape,
     )  # fmt: skip
-    value(
-        in1.device == second.device == idx1.device,
-        "index_mul_2d: tensors are on {}, {} and {}", in1.device, second.device, idx1.device,
-    )  # fmt: skip
-
-
-def _check_index(idx, entries):
-    """A CPU can look before it leaps; elsewhere such rows give nan."""
-    if not idx.is_cpu or not idx.numel():
-        return
-    outside = (idx < 0) | (idx >= entries)
-    if outside.any():
-        row = outside.nonzero()[0].item()
-        index(False, "index_mul_2d: idx1[{}] is {}, outside [0, {})", row, idx[row].item(), entries)
 
 
 def _gather(place, source, factor, idx):
     a, b, i = source.contiguous(), factor.contiguous(), idx.contiguous()
-    _check_index(i, a.shape[0])
     out = b.new_empty(b.shape)
     packed = _mul(
         a.data_ptr(), b.data_ptr(), out.data_ptr(), i.data_ptr(), 0, 0, b.shape[0], a.shape[0], b.shape[1],

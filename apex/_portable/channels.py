@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from apex._loader import library
-from apex._portable import interface, tensors
-from apex._portable.checks import float64_alone, type_, value
+from apex._portable import interface, tensors, workspace
+from apex._portable.checks import affine, like, type_, value
 from apex._portable.functional import kernel
 from apex._portable.tensors import address, code_of, contiguous, math_type
 
@@ -22,10 +21,10 @@ _apply = interface.layout("ChannelApply").packer(
     *_SHAPE, "input", "grad_output", "z", "mean", "inv_std", "weight", "shift", "output", "relu", "bitmask", "grad_z",
     "sum_dy", "sum_dy_xmu", "count", "counts", "count_is_int",
 )  # fmt: skip
-_reduce_layout = interface.layout("ChannelReduce")
-_reduce = _reduce_layout.filler(
+_reduce = interface.layout("ChannelReduce").packer(
     *_SHAPE, "input", "sums", "grad_output", "mean", "inv_std", "bitmask", "grad_weight", "grad_bias"
 )
+_c_moments, _c_sums = interface.function("apex_welford_mean_var"), interface.function("apex_reduce_bn")
 
 
 class _Channels(NamedTuple):
@@ -60,79 +59,30 @@ def _channels_of(op, input, channel_last, nhwc=False):
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check_per_channel(op, name, tensor, input, count):
-    value(
-        tensor.dim() == 1 and tensor.shape[0] == count,
-        "{}: {} has shape {} but the input has {} channels", op, name, tensor.shape, count,
-    )  # fmt: skip
-    value(
-        tensor.device == input.device,
-        "{}: {} is on {} but the input is on {}",
-        op,
-        name,
-        tensor.device,
-        input.device,
-    )
-
-
-def _check_given(op, name, tensor):
-    """The dispatcher passes None for a tensor that an op needs, too."""
-    type_(tensor is not None, "{}: {} must be a tensor, not None", op, name)
-
-
-def _check_statistic(op, name, tensor, input, channels):
-    if tensor is None:
-        return
-    _check_per_channel(op, name, tensor, input, channels.size)
-    type_(tensor.dtype is channels.math, "{}: {} must be {}, not {}", op, name, channels.math, tensor.dtype)
-
-
-def _check_affine(op, weight, shift, input, channels):
-    for name, w in (("weight", weight), ("bias", shift)):
-        if w is not None:
-            _check_per_channel(op, name, w, input, channels.size)
-            float64_alone(op, name, w, input, name)
-    type_(
-        weight is None or shift is None or weight.dtype is shift.dtype,
-        "{}: weight and bias must have one dtype",
-        op,
-    )
-
-
 def _check_like_input(op, name, tensor, input):
-    if tensor is None:
-        return
-    value(
-        tensor.shape == input.shape and tensor.device == input.device,
-        "{}: {} has shape {} on {}, not the input's {} on {}",
-        op, name, tensor.shape, tensor.device, input.shape, input.device,
-    )  # fmt: skip
-    type_(
-        tensor.dtype is input.dtype,
-        "{}: {} has dtype {}, not the input's {}",
-        op,
-        name,
-        tensor.dtype,
-        input.dtype,
-    )
+    like(op, name, tensor, input.shape, input.dtype, "the input's ")
+
+
+def _check_statistic(op, name, tensor, channels):
+    like(op, name, tensor, (channels.size,), channels.math)
+
+
+def _check_statistics(op, channels, **given):
+    """Of mean and inv_std; the dispatcher passes None for a tensor that an op needs, too."""
+    for name, tensor in given.items():
+        type_(tensor is not None, "{}: {} must be a tensor, not None", op, name)
+        _check_statistic(op, name, tensor, channels)
 
 
 def _check_gradient(op, grad, input):
-    _check_given(op, "grad_output", grad)
+    type_(grad is not None, "{}: grad_output must be a tensor, not None", op)
     _check_like_input(op, "grad_output", grad, input)
 
 
-def _check_statistics(op, input, channels, mean, inv_std):
-    _check_given(op, "mean", mean)
-    _check_given(op, "inv_std", inv_std)
-
-
 def _check_normalization(op, input, channels, z, mean, inv_std, weight, shift):
-    _check_statistics(op, input, channels, mean, inv_std)
+    _check_statistics(op, channels, mean=mean, inv_std=inv_std)
     _check_like_input(op, "z", z, input)
-    _check_statistic(op, "mean", mean, input, channels)
-    _check_statistic(op, "inv_std", inv_std, input, channels)
-    _check_affine(op, weight, shift, input, channels)
+    affine(op, weight, shift, input, channels.size)
 
 
 def _check_bitmask(op, bitmask, input):
@@ -141,15 +91,14 @@ def _check_bitmask(op, bitmask, input):
     wanted = (input.numel() + 7) // 8
     type_(bitmask.dtype is torch.uint8, "{}: bitmask must be uint8, not {}", op, bitmask.dtype)
     value(
-        bitmask.dim() == 1 and bitmask.shape[0] == wanted and bitmask.device == input.device,
-        "{}: bitmask must hold {} bytes on {}, a bit for each element, not {} on {}",
-        op, wanted, input.device, bitmask.shape, bitmask.device,
+        bitmask.shape == (wanted,),
+        "{}: bitmask must hold {} bytes, a bit for each element, not {}", op, wanted, bitmask.shape,
     )  # fmt: skip
 
 
 def _check_sums(op, input, channels, sum_dy, sum_dy_xmu, count):
-    _check_statistic(op, "sum_dy", sum_dy, input, channels)
-    _check_statistic(op, "sum_dy_xmu", sum_dy_xmu, input, channels)
+    _check_statistic(op, "sum_dy", sum_dy, channels)
+    _check_statistic(op, "sum_dy_xmu", sum_dy_xmu, channels)
     value(
         (sum_dy is None) == (sum_dy_xmu is None) == (count is None),
         "{}: sum_dy, sum_dy_xmu and count come together, or not at all", op,
@@ -159,13 +108,6 @@ def _check_sums(op, input, channels, sum_dy, sum_dy_xmu, count):
             count.dtype in (torch.int32, channels.math), "{}: count must be int32 or {}, not {}",
             op, channels.math, count.dtype,
         )  # fmt: skip
-        value(
-            count.device == input.device,
-            "{}: count is on {} but the input is on {}",
-            op,
-            count.device,
-            input.device,
-        )
 
 
 # ---- launches --------------------------------------------------------------------------------------------------------
@@ -212,23 +154,6 @@ def _run_apply(op, channels, input, mean, inv_std, *, grad=None, z=None, weight=
     return None if status and tensors.must_use_reference(status, op) else output
 
 
-def _run_reduce(op, place, x, channels, buffer):
-    """Whether the kernels ran: partial sums, counters, the launch."""
-    counters, variant = interface.counter(), interface.variant()
-    status = interface.function(f"apex_{op}_prepare")(place, buffer, counters, variant)
-    if status and tensors.must_use_reference(status, op):
-        return False
-    kept, parts = [], _reduce_layout.get(buffer, "parts")
-    if parts > 1 or variant[0] == library.CPU:  # the CPU variant merges a single part too
-        kept.append(torch.empty((parts, 3, channels.size), dtype=channels.math, device=x.device))
-        _reduce_layout.set(buffer, partials=kept[-1].data_ptr())
-    if counters[0] > 0:
-        kept.append(tensors.ZeroedCounters(place, x.device, counters[0], op))
-        _reduce_layout.set(buffer, counters=kept[-1].address)
-    status = interface.function(f"apex_{op}")(place, buffer, variant[0])
-    return not (status and tensors.must_use_reference(status, op))
-
-
 # ---- ops -------------------------------------------------------------------------------------------------------------
 
 
@@ -242,8 +167,8 @@ def welford_mean_var(input, channel_last):
     made = torch.empty(2 * channels.size + 1, dtype=channels.math, device=input.device)
     if x.numel() == 0:
         return made.zero_()
-    buffer = _reduce(*_shape_of(op, x, channels, None), x.data_ptr(), made.data_ptr(), *(0,) * 6)
-    return made if _run_reduce(op, place, x, channels, buffer) else None
+    packed = _reduce(*_shape_of(op, x, channels, None), x.data_ptr(), made.data_ptr(), *(0,) * 6)
+    return made if workspace.run(_c_moments, place, packed, op, x) else None
 
 
 @kernel
@@ -252,10 +177,8 @@ def reduce_bn(grad_output, input, mean, inv_std, weight, channel_last, bitmask):
     channels = _channels_of(op, input, channel_last, nhwc=bitmask is not None)
     _check_bitmask(op, bitmask, input)
     _check_gradient(op, grad_output, input)
-    _check_statistics(op, input, channels, mean, inv_std)
-    _check_statistic(op, "mean", mean, input, channels)
-    _check_statistic(op, "inv_std", inv_std, input, channels)
-    _check_affine(op, weight, None, input, channels)
+    _check_statistics(op, channels, mean=mean, inv_std=inv_std)
+    affine(op, weight, None, input, channels.size)
     place = tensors.place_of(input)
     if place is None:
         return None
@@ -267,11 +190,11 @@ def reduce_bn(grad_output, input, mean, inv_std, weight, channel_last, bitmask):
     if x.numel() == 0:
         return sums.zero_(), of_weight.zero_(), of_bias.zero_()
     given = weight is not None
-    buffer = _reduce(
+    packed = _reduce(
         *_shape_of(op, x, channels, weight), x.data_ptr(), sums.data_ptr(), dy.data_ptr(), m.data_ptr(), r.data_ptr(),
         address(mask), of_weight.data_ptr() if given else 0, of_bias.data_ptr() if given else 0,
     )  # fmt: skip
-    return (sums, of_weight, of_bias) if _run_reduce(op, place, x, channels, buffer) else None
+    return (sums, of_weight, of_bias) if workspace.run(_c_sums, place, packed, op, x) else None
 
 
 @kernel

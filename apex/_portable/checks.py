@@ -26,9 +26,43 @@ def type_(ok, text, *parts):
         raise TypeError(text.format(*map(_show, parts)))
 
 
-def index(ok, text, *parts):
-    if not ok:
-        raise IndexError(text.format(*map(_show, parts)))
+def like(op, name, tensor, shape, dtype=None, whose=""):
+    """Raises unless a tensor has this shape, and that dtype if one is given; None is left to others. whose: the shape,
+    as "the input's "."""
+    if tensor is None:
+        return
+    value(tensor.shape == shape, "{}: {} has shape {}, not {}{}", op, name, tensor.shape, whose, tuple(shape))
+    type_(
+        dtype is None or tensor.dtype is dtype,
+        "{}: {} has dtype {}, not {}{}", op, name, tensor.dtype, whose, dtype,
+    )  # fmt: skip
+
+
+def labelled(op, logits, name, labels):
+    """Raises unless there is a label for each row of logits."""
+    code_of(op, logits.dtype)
+    value(
+        logits.dim() >= 1 and labels.shape == logits.shape[:-1],
+        "{}: logits of shape {} need {} of the same shape without the last dimension, not {}",
+        op, logits.shape, name, labels.shape,
+    )  # fmt: skip
+    type_(is_index(labels), "{}: {} are int64 or int32, not {}", op, name, labels.dtype)
+
+
+def seed_for(op, dropout, seed, input):
+    """Raises unless dropout has the seed that it needs."""
+    fits = seed is not None and seed.dtype is torch.int64 and seed.numel() == 1
+    value(dropout == 0 or fits, "{}: dropout needs a seed, one int64 on {}", op, input.device)
+
+
+def affine(op, weight, bias, input, channels):
+    """Raises unless these, or None, hold a number for each channel, of a dtype that goes with the input's."""
+    for name, w in (("weight", weight), ("bias", bias)):
+        if w is not None:
+            like(op, name, w, (channels,), None, "a number each channel, ")
+            float64_alone(op, name, w, input, name)
+    one = weight is None or bias is None or weight.dtype is bias.dtype
+    type_(one, "{}: weight and bias must have one dtype", op)
 
 
 def is_index(tensor):

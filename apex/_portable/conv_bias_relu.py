@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from apex._portable import channels, interface, tensors
-from apex._portable.checks import float64_alone, type_, value
+from apex._portable import channels, interface, tensors, workspace
+from apex._portable.checks import float64_alone, like, type_, value
 from apex._portable.functional import kernel
 from apex._portable.tensors import address, code_of, contiguous, math_type
 
 _OP = "conv_bias_relu"
 _RELU = 3  # in csrc/device/bias_activation.h
 _LAST, _FIRST = torch.channels_last, torch.contiguous_format
-_layout = interface.layout("BiasActivation")
-_pack = _layout.filler(
+_pack = interface.layout("BiasActivation").packer(
     "input",
     "hidden",
     "rows",
@@ -27,7 +26,6 @@ _pack = _layout.filler(
     "unscaled",
 )
 _c_finish = interface.function("apex_batchnorm_forward")
-_c_prepare = interface.function("apex_bias_activation_prepare")
 _c_backward = interface.function("apex_bias_activation_backward")
 
 
@@ -46,7 +44,6 @@ def _check(input, weight, scale, bias, stride, padding):
         "are no groups): {} and {}", _OP, input.shape, weight.shape,
     )  # fmt: skip
     type_(weight.dtype is input.dtype, "{}: the input is {}, the weight {}", _OP, input.dtype, weight.dtype)
-    _check_beside("the weight", weight, input)
     value(
         stride >= 1 and padding >= 0,
         "{}: stride must be at least 1 and padding 0, not {} and {}", _OP, stride, padding,
@@ -65,7 +62,6 @@ def _check(input, weight, scale, bias, stride, padding):
             tensor.dim() == 1 and tensor.shape[0] == weight.shape[0],
             "{}: {} has shape {} but the weight {} outputs", _OP, name, tensor.shape, weight.shape[0],
         )  # fmt: skip
-        _check_beside(name, tensor, input)
         code_of(_OP, tensor.dtype)
         float64_alone(_OP, name, tensor, input, name)
     type_(
@@ -75,21 +71,6 @@ def _check(input, weight, scale, bias, stride, padding):
     )
     sizes = ((input.shape[d] + 2 * padding - weight.shape[d]) // stride + 1 for d in (2, 3))
     return (input.shape[0], weight.shape[0], *sizes)
-
-
-def _check_beside(name, tensor, input):
-    value(
-        tensor.device == input.device,
-        "{}: {} is on {} but the input is on {}", _OP, name, tensor.device, input.device,
-    )  # fmt: skip
-
-
-def _check_gradient(tensor, shape, input):
-    value(
-        tensor.shape == shape and tensor.device == input.device,
-        "{}: the gradient has shape {} on {}, not {} on {}", _OP, tensor.shape, tensor.device, shape, input.device,
-    )  # fmt: skip
-    type_(tensor.dtype is input.dtype, "{}: the gradient is {}, not {}", _OP, tensor.dtype, input.dtype)
 
 
 def _finish(place, x, scale, bias, residual, format, relu, made):
@@ -139,7 +120,6 @@ def conv_bias_relu_forward(input, weight, scale, bias, residual, mask, stride, p
     for name, tensor in (("residual", residual), ("mask", mask)):
         if tensor is not None:
             value(tensor.shape == shape, "{}: {} has shape {}, the output {}", _OP, name, tensor.shape, shape)
-            _check_beside(name, tensor, input)
     if residual is not None:
         type_(
             residual.dtype is input.dtype,
@@ -163,21 +143,12 @@ def _masked(place, g, y, scale, of_bias, of_residual):
     unscaled = torch.empty_like(y) if of_residual and scale is not None else None
     code, hidden = code_of(_OP, y.dtype), y.shape[1]
     numbers = of_bias if scale is None else scale
-    buffer = _pack(
+    packed = _pack(
         y.data_ptr(), hidden, y.numel() // hidden if hidden else 0, _RELU, code,
         code if numbers is None else code_of(_OP, numbers.dtype), scaled.data_ptr(), g.data_ptr(), address(of_bias),
         address(scale), address(unscaled),
     )  # fmt: skip
-    variant = interface.variant()
-    status = _c_prepare(place, buffer, variant)
-    if status and tensors.must_use_reference(status, _OP):
-        return None
-    parts = _layout.get(buffer, "parts")
-    if of_bias is not None and parts > 0:
-        partials = y.new_empty((parts, hidden), dtype=math_type(y.dtype))
-        _layout.set(buffer, partials=partials.data_ptr())
-    status = _c_backward(place, buffer, variant[0])
-    if status and tensors.must_use_reference(status, _OP):
+    if not workspace.run(_c_backward, place, packed, _OP, y):
         return None
     return scaled, scaled if unscaled is None else unscaled
 
@@ -213,9 +184,8 @@ def conv_bias_relu_backward(
     of_residual,
 ):
     shape = _check(input, weight, scale, bias, stride, padding)
-    for tensor in (grad_output, output):
-        if tensor is not None:
-            _check_gradient(tensor, shape, input)
+    like(_OP, "the gradient", grad_output, shape, input.dtype)
+    like(_OP, "what the forward kept", output, shape, input.dtype)
     place = tensors.place_of(input)
     if place is None:
         return None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from apex._portable import interface, products, tensors
-from apex._portable.checks import type_, value
+import torch
+
+from apex._portable import interface, products, workspace
+from apex._portable.checks import like, type_, value
 from apex._portable.functional import kernel
 from apex._portable.tensors import address, code_of, contiguous
 
 _ACTIVATIONS = ("none", "relu", "sigmoid", "gelu")  # by apex_activation
 _GELU = 3
-_layout = interface.layout("apex_dense")
-_pack = _layout.filler(
+_pack = interface.layout("apex_dense").packer(
     "input", "weight", "bias", "inputs", "outputs", "rows", "type", "activation", "output", "before", "grad_output",
     "grad_input", "grad_weight", "grad_bias",
 )  # fmt: skip
-_c_prepare = interface.function("apex_dense_prepare")
 _c_forward = interface.function("apex_dense_forward")
 _c_backward = interface.function("apex_dense_backward")
 
@@ -35,16 +35,12 @@ def _check(op, input, inputs, weight, bias):
         "{}: a bias has shape {} but the weight {} outputs",
         op, None if bias is None else bias.shape, weight.shape[0],
     )  # fmt: skip
-    for name, tensor in (("a weight", weight), ("a bias", bias)):
+    for tensor in (weight, bias):
         if tensor is None:
             continue
         type_(
             tensor.dtype is input.dtype,
             "{}: tensors must have one dtype, not {} and {}", op, input.dtype, tensor.dtype,
-        )  # fmt: skip
-        value(
-            tensor.device == input.device,
-            "{}: {} is on {} but the input is on {}", op, name, tensor.device, input.device,
         )  # fmt: skip
 
 
@@ -52,13 +48,8 @@ def _check_input(op, input):
     value(input.dim() >= 1, "{}: the input must have at least one dimension", op)
 
 
-def _check_like(op, tensor, input, outputs):
-    shape = (*input.shape[:-1], outputs)
-    value(
-        tensor.shape == shape and tensor.device == input.device,
-        "{}: the gradient has shape {} on {}, not {} on {}", op, tensor.shape, tensor.device, shape, input.device,
-    )  # fmt: skip
-    type_(tensor.dtype is input.dtype, "{}: the gradient is {}, not {}", op, tensor.dtype, input.dtype)
+def _check_like(op, tensor, input, outputs, name="what the forward kept"):
+    like(op, name, tensor, (*input.shape[:-1], outputs), input.dtype)
 
 
 class _Layer:
@@ -71,19 +62,16 @@ class _Layer:
     def run(self, call, place, *, output=None, before=None, grad=None, gradients=(None,) * 3):
         """False: the reference must run."""
         outputs, inputs = self.weight.shape
-        buffer = _pack(
+        packed = _pack(
             self.input.data_ptr(), self.weight.data_ptr(), address(self.bias), inputs, outputs,
             self.input.numel() // inputs if inputs else 0, code_of(self.op, self.input.dtype), self.activation,
             address(output), address(before), address(grad), *map(address, gradients),
         )  # fmt: skip
-        status = _c_prepare(place, buffer)
-        if status and tensors.must_use_reference(status, self.op):
+        try:
+            status = workspace.status_of(call, self.input.device, place, packed)
+        except torch.OutOfMemoryError:  # torch's own products may do with less
             return False
-        workspace = products.workspace(_layout.get(buffer, "workspace_bytes"), self.input)
-        if workspace is None:
-            return False
-        _layout.set(buffer, workspace=workspace.data_ptr())
-        return not products.was_refused(place, call(place, buffer), self.op)
+        return not products.was_refused(place, status, self.op)
 
 
 def _like(tensor, wanted, input):
@@ -114,7 +102,7 @@ def dense_backward(grad_output, input, weight, bias, saved, activation, of_input
     kind = _activation(activation)
     _check_input("dense", input)
     _check("dense", input, input.shape[-1], weight, bias)
-    _check_like("dense", grad_output, input, weight.shape[0])
+    _check_like("dense", grad_output, input, weight.shape[0], "the gradient")
     if kind:
         _check_like("dense", saved, input, weight.shape[0])
     place = products.place_of(input)
@@ -157,7 +145,7 @@ def dense_gelu_dense_backward(
     grad_output, input, weight1, bias1, weight2, bias2, hidden, before, of_input, of_first, of_second
 ):
     _check_layers(input, weight1, bias1, weight2, bias2)
-    _check_like(_TWO, grad_output, input, weight2.shape[0])
+    _check_like(_TWO, grad_output, input, weight2.shape[0], "the gradient")
     for kept in (hidden, before):
         _check_like(_TWO, kept, input, weight1.shape[0])
     place = products.place_of(input)

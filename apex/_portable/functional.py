@@ -72,7 +72,7 @@ class Kernel:
         self._scope = {
             "function": function, "quick": fast.module and quick,
             "keys": torch._C._dispatch_keys, "foreign": tensors._FOREIGN,
-            "has_memory": tensors._plain.has_memory, "refuse": self._refuse,
+            "has_memory": tensors._plain.has_memory, "refuse": self._refuse, "apart": self._apart,
             "reference": getattr(torch.ops.apex_reference, name).default,
             "is_lazy": tensors.is_lazy, "dispatched": lambda *given: getattr(torch.ops.apex, name).default(*given),
         }  # fmt: skip
@@ -95,6 +95,10 @@ class Kernel:
             ):  # a direct entry came past torch's dispatcher, which makes values of lazy views
                 lines.append(f"        if is_lazy({t}): return dispatched({names})")
             lines.append(f"        if refuse({t}, {t!r}): return reference({names})")
+        first, *others = (a.name for a in self.arguments if a.is_tensor)
+        if others:
+            apart = " or ".join(f"{t} is not None and {t}.device != {first}.device" for t in others)
+            lines += [f"    if {apart}:", f"        apart({first}, {', '.join(others)})"]
         lines.append(f"    found = function({names})")
         if self.op.returns_nothing:
             lines.append(f"    if found is None: reference({names})")
@@ -129,6 +133,15 @@ class Kernel:
             )
         tensors.refuse_unless_plain(tensor, f"apex::{self.name}: {name}")
         return False
+
+    def _apart(self, first, *others):
+        """Raises for the last tensor that lies on another device: kernels would read another device's memory."""
+        names = [a.name for a in self.arguments if a.is_tensor]
+        for name, tensor in reversed(list(zip(names[1:], others, strict=True))):
+            if tensor is not None and tensor.device != first.device:
+                raise ValueError(
+                    f"{self.name}: {name} is on {tensor.device} but {names[0]} is on {first.device}"
+                )
 
 
 def parameters(op):

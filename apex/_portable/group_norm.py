@@ -6,19 +6,16 @@ import math
 
 import torch
 
-from apex._portable import interface, tensors
-from apex._portable.checks import float64_alone, type_, value
+from apex._portable import interface, tensors, workspace
+from apex._portable.checks import affine, like, value
 from apex._portable.functional import kernel
 from apex._portable.tensors import address, code_of, contiguous, math_type
 
 _OP = "group_norm"
-_layout = interface.layout("GroupNorm")
-_pack = _layout.filler(
+_pack = interface.layout("GroupNorm").packer(
     "input", "weight", "bias", "batch", "channels", "groups", "spatial", "eps", "input_type", "weight_type",
     "channels_last", "silu", "output", "mean", "rstd", "grad_output", "grad_weight", "grad_bias",
 )  # fmt: skip
-_plan = interface.layout("GroupNormPlan")
-_c_prepare = interface.function("apex_group_norm_prepare")
 _c_forward, _c_backward = (
     interface.function("apex_group_norm_forward"),
     interface.function("apex_group_norm_backward"),
@@ -37,25 +34,7 @@ def _check(input, groups, weight, bias):
     channels = input.shape[1]
     value(groups >= 1, "group_norm: num_groups must be at least 1, not {}", groups)
     value(channels % groups == 0, "group_norm: {} channels cannot be parted into {} groups", channels, groups)
-    for name, w in (("weight", weight), ("bias", bias)):
-        if w is None:
-            continue
-        value(
-            w.dim() == 1 and w.shape[0] == channels,
-            "group_norm: {} has shape {} but the input has {} channels", name, w.shape, channels,
-        )  # fmt: skip
-        value(
-            w.device == input.device,
-            "group_norm: {} is on {} but the input is on {}",
-            name,
-            w.device,
-            input.device,
-        )
-        float64_alone(_OP, name, w, input, name)
-    type_(
-        weight is None or bias is None or weight.dtype is bias.dtype,
-        "group_norm: weight and bias must have one dtype",
-    )
+    affine(_OP, weight, bias, input, channels)
 
 
 def _format_of(input):
@@ -91,21 +70,6 @@ def _arguments(x, format, groups, w, b, eps, silu, output, mean, rstd, *gradient
     )  # fmt: skip
 
 
-def _launch(place, buffer, run, backward, like):
-    """Whether the kernels ran: what they leave for each other is allocated as the plan says."""
-    plan, kept = _plan.buffer(), []
-    status = _c_prepare(place, buffer, backward, plan)
-    if status and tensors.must_use_reference(status, _OP):
-        return False
-    for name in ("group_partials", "channel_partials"):
-        count = _plan.get(plan, name)
-        if count:
-            kept.append(like.new_empty(count))
-            _layout.set(buffer, **{name: kept[-1].data_ptr()})
-    status = run(place, buffer, plan)
-    return not (status and tensors.must_use_reference(status, _OP))
-
-
 @kernel
 def group_norm_forward(input, num_groups, weight, bias, eps, silu):
     _check(input, num_groups, weight, bias)
@@ -117,8 +81,8 @@ def group_norm_forward(input, num_groups, weight, bias, eps, silu):
     output = _empty_like(input, format)
     mean = input.new_empty((input.shape[0], num_groups), dtype=math_type(input.dtype))
     rstd = torch.empty_like(mean)
-    buffer = _arguments(x, format, num_groups, w, b, eps, silu, output, mean, rstd)
-    if not _launch(place, buffer, _c_forward, 0, mean):
+    packed = _arguments(x, format, num_groups, w, b, eps, silu, output, mean, rstd)
+    if not workspace.run(_c_forward, place, packed, _OP, x):
         return None
     if x.numel() == 0:
         mean.fill_(math.nan)
@@ -128,18 +92,9 @@ def group_norm_forward(input, num_groups, weight, bias, eps, silu):
 
 def _check_backward(grad, input, mean, rstd, groups):
     kind = math_type(input.dtype)
-    value(
-        grad.shape == input.shape and grad.device == input.device,
-        "group_norm: the gradient has shape {} on {}, not {} on {}", grad.shape, grad.device, input.shape, input.device,
-    )  # fmt: skip
-    type_(grad.dtype is input.dtype, "group_norm: the gradient is {}, not {}", grad.dtype, input.dtype)
+    like(_OP, "the gradient", grad, input.shape, input.dtype)
     for name, one in (("mean", mean), ("rstd", rstd)):
-        value(
-            one.shape == (input.shape[0], groups) and one.device == input.device,
-            "group_norm: {} must hold one number for each image and group, not have shape {} on {}",
-            name, one.shape, one.device,
-        )  # fmt: skip
-        type_(one.dtype is kind, "group_norm: {} must be {}, not {}", name, kind, one.dtype)
+        like(_OP, name, one, (input.shape[0], groups), kind, "one for each image and group, ")
 
 
 @kernel
@@ -161,8 +116,8 @@ def group_norm_backward(
     wanted = [
         made if t is not None and weight_gradients else None for t, made in ((w, of_weight), (b, of_bias))
     ]
-    buffer = _arguments(x, format, num_groups, w, b, eps, silu, of_input, m, r, dy, *wanted)
-    if not _launch(place, buffer, _c_backward, 1, m):
+    packed = _arguments(x, format, num_groups, w, b, eps, silu, of_input, m, r, dy, *wanted)
+    if not workspace.run(_c_backward, place, packed, _OP, x):
         return None
     if x.numel() == 0:
         of_weight.zero_()

@@ -14,7 +14,7 @@ import torch
 
 from apex._loader import registry
 from apex._loader.op_model import REQUIRED
-from apex._portable import interface, tensors
+from apex._portable import interface, tensors, workspace
 from apex._portable.plan import TensorPlan
 
 _INTEGERS = ("noop_flag", "step_tensor", "growth_tracker", "hysteresis_tracker", "overflow_flag")
@@ -79,9 +79,7 @@ class ListOp:
         """How the struct is packed: scalars, pointers, what `_derived` works out, and what `more` does."""
         layout, model = interface.layout(self.model.launch), self.model
         derived = ["step_offset", "advance_step"] * self._advances + [*model.set]
-        derived += [model.per_tensor[name] for name, _ in self._per_tensor] + [model.counter] * bool(
-            model.counter
-        )
+        derived += [model.per_tensor[name] for name, _ in self._per_tensor]
         others = {*derived, *self.extra}
         named = [(a, _field(model, a)) for a in self.arguments]
         named = [(a, field) for a, field in named if field in layout.codes and field not in others]
@@ -99,15 +97,10 @@ class ListOp:
         values, advance = [], self._advances and call["advance_step"]
         if self._advances:  # by the last launch alone, after every other has read it
             values += [advance, advance and launch.last]
-        values += [eval(code, {}, call) for code in self._set]
+        values += [eval(code, {"l": launch}, call) for code in self._set]
         for name, written in self._per_tensor:
             kept.append(PerTensor(call[name], launch, name))
             values.append(kept[-1].address(written))
-        if self.model.counter:
-            counts = advance and launch.last and launch.table  # kernels alone have a table
-            if counts:
-                kept.append(tensors.ZeroedCounters(launch.place, launch.device, 1, self.name))
-            values.append(kept[-1].address if counts else 0)
         return values
 
     def call(self, keywords):
@@ -218,7 +211,8 @@ class Running:
             tensors.scalar(call[name], name, dtype, device, written) for name, dtype, written in op._pointers
         ]
         packed = op._pack(*values, *op._derived(call, launch, kept), *op.more(call, launch, kept))
-        status = op.c(launch.place, launch.lists, packed, *op.arguments_of(call))
+        arguments = launch.place, launch.lists, packed, *op.arguments_of(call)
+        status = workspace.status_of(op.c, device, *arguments) if op.model.workspace else op.c(*arguments)
         op.after(kept)
         return status
 

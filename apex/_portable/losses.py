@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from apex._portable import interface, tensors
-from apex._portable.checks import index, is_index, type_, value
+from apex._portable import interface, tensors, workspace
+from apex._portable.checks import labelled, like, value
 from apex._portable.functional import kernel
 from apex._portable.tensors import code_of, math_type
 
@@ -16,12 +16,10 @@ _FIELDS = (
     "logits", "labels", "rows", "classes", "row_stride", "padding_index", "has_padding", "smoothing", "logits_type",
     "wide_labels",
 )  # fmt: skip
-_forward_layout = interface.layout("XentropyForward")
-_forward = _forward_layout.filler(*_FIELDS, "losses", "normalizers", "loss_type")
+_forward = interface.layout("XentropyForward").packer(*_FIELDS, "losses", "normalizers", "loss_type")
 _backward = interface.layout("XentropyBackward").packer(
     *_FIELDS, "grad_losses", "grad_stride", "grad_type", "normalizers", "grad_logits"
 )
-_c_prepare = interface.function("apex_xentropy_prepare")
 _c_forward, _c_backward = (
     interface.function("apex_xentropy_forward"),
     interface.function("apex_xentropy_backward"),
@@ -29,34 +27,8 @@ _c_forward, _c_backward = (
 
 
 def _check(logits, labels, smoothing):
-    code_of("xentropy", logits.dtype)
-    value(
-        logits.dim() >= 1 and labels.shape == logits.shape[:-1],
-        "xentropy: logits of shape {} need labels of the same shape without the last dimension, not {}",
-        logits.shape, labels.shape,
-    )  # fmt: skip
-    type_(is_index(labels), "xentropy: labels are int64 or int32, not {}", labels.dtype)
-    value(
-        labels.device == logits.device,
-        "xentropy: logits are on {} but labels on {}",
-        logits.device,
-        labels.device,
-    )
+    labelled("xentropy", logits, "labels", labels)
     value(0 <= smoothing <= 1, "xentropy: smoothing must be between 0 and 1, not {}", smoothing)
-
-
-def _check_labels(labels, classes, padding_idx):
-    """A CPU can look before it leaps; elsewhere such labels give nan."""
-    if not labels.is_cpu or not labels.numel():
-        return
-    outside = ((labels < 0) | (labels >= classes)) & (labels != _IGNORED)
-    if padding_idx is not None:
-        outside &= labels != padding_idx
-    if outside.any():
-        index(
-            False, "xentropy: label {} is outside [0, {}), and neither padding_idx nor -100",
-            labels[outside][0].item(), classes,
-        )  # fmt: skip
 
 
 def _rows(logits):
@@ -73,7 +45,6 @@ def _common(logits, labels, smoothing, padding_idx):
     (rows, stride), given = _rows(logits), labels.contiguous()
     classes, count = rows.shape[-1], given.numel()
     value(classes > 0 or count == 0, "xentropy: logits have no classes: their shape is {}", rows.shape)
-    _check_labels(given, classes, padding_idx)
     packed = (
         rows.data_ptr(), given.data_ptr(), count, classes, stride, padding_idx or 0, padding_idx is not None, smoothing,
         code_of("xentropy", rows.dtype), given.dtype is torch.int64,
@@ -91,18 +62,10 @@ def xentropy_forward(logits, labels, smoothing, padding_idx, half_to_float):
     math = math_type(logits.dtype)
     losses = logits.new_empty(labels.shape, dtype=math if half_to_float else logits.dtype)
     normalizers = logits.new_empty((*labels.shape, 2), dtype=math)
-    buffer = _forward(*common, losses.data_ptr(), normalizers.data_ptr(), code_of("xentropy", losses.dtype))
-    variant = interface.variant()
-    status = _c_prepare(place, buffer, variant)
-    if status and tensors.must_use_reference(status, "xentropy"):
-        return None
-    splits = _forward_layout.get(buffer, "splits")
-    if splits > 1:
-        partials = normalizers.new_empty((common[2], splits, 3))
-        _forward_layout.set(buffer, partials=partials.data_ptr())
-    status = _c_forward(place, buffer, variant[0])
+    packed = _forward(*common, losses.data_ptr(), normalizers.data_ptr(), code_of("xentropy", losses.dtype))
+    served = workspace.run(_c_forward, place, packed, "xentropy", logits)
     del kept
-    return None if status and tensors.must_use_reference(status, "xentropy") else (losses, normalizers)
+    return (losses, normalizers) if served else None
 
 
 def _is_one_value(grad):
@@ -114,17 +77,8 @@ def _is_one_value(grad):
 def xentropy_backward(grad_losses, logits, labels, normalizers, smoothing, padding_idx):
     _check(logits, labels, smoothing)
     math = math_type(logits.dtype)
-    value(
-        grad_losses.shape == labels.shape and grad_losses.device == logits.device,
-        "xentropy: the gradient of the losses must have their shape {} and device, not {}",
-        labels.shape, grad_losses.shape,
-    )  # fmt: skip
-    value(
-        normalizers.shape == (*labels.shape, 2)
-        and normalizers.dtype is math
-        and normalizers.device == logits.device,
-        "xentropy: normalizers are two {} for each label, on {}, as the forward gives them", math, logits.device,
-    )  # fmt: skip
+    like("xentropy", "the gradient", grad_losses, labels.shape, None, "the labels' ")
+    like("xentropy", "normalizers", normalizers, (*labels.shape, 2), math, "the forward's ")
     place = tensors.place_of(logits)
     if place is None:
         return None
@@ -146,33 +100,20 @@ def xentropy_backward(grad_losses, logits, labels, normalizers, smoothing, paddi
 
 # ---- focal_loss ------------------------------------------------------------------------------------------------------
 
-_focal_layout = interface.layout("FocalLoss")
-_focal = _focal_layout.filler(
+_focal = interface.layout("FocalLoss").packer(
     "logits", "targets", "num_positives", "rows", "classes", "real_classes", "alpha", "gamma", "smoothing", "type",
     "wide_targets", "in_vectors", "grad_loss", "result",
 )  # fmt: skip
-_focal_prepare = interface.function("apex_focal_loss_prepare")
 _focal_forward = interface.function("apex_focal_loss_forward")
 _focal_backward = interface.function("apex_focal_loss_backward")
 
 
 def _check_focal(logits, targets, num_positives, classes, smoothing):
-    code_of("focal_loss", logits.dtype)
-    value(
-        logits.dim() >= 1 and targets.shape == logits.shape[:-1],
-        "focal_loss: logits of shape {} need targets of the same shape without the last dimension, not {}",
-        logits.shape, targets.shape,
-    )  # fmt: skip
-    type_(is_index(targets), "focal_loss: targets are int64 or int32, not {}", targets.dtype)
+    labelled("focal_loss", logits, "targets", targets)
     value(
         num_positives.numel() == 1 and num_positives.is_floating_point(),
         "focal_loss: num_positives_sum is a floating-point tensor of one element, not {} of shape {}",
         num_positives.dtype, num_positives.shape,
-    )  # fmt: skip
-    value(
-        targets.device == logits.device and num_positives.device == logits.device,
-        "focal_loss: logits are on {}, targets on {} and num_positives_sum on {}",
-        logits.device, targets.device, num_positives.device,
     )  # fmt: skip
     value(
         0 <= classes <= logits.shape[-1],
@@ -200,27 +141,21 @@ def focal_loss_forward(logits, targets, num_positives, num_real_classes, alpha, 
     place = tensors.place_of(logits)
     if place is None:
         return None
-    buffer, kept = _focal_call(logits, targets, num_positives, num_real_classes, alpha, gamma, smoothing)
-    variant = interface.variant()
-    status = _focal_prepare(place, buffer, variant)
-    if status and tensors.must_use_reference(status, "focal_loss"):
-        return None
-    math = math_type(logits.dtype)
-    loss = logits.new_empty((), dtype=math)
-    partials = logits.new_empty((_focal_layout.get(buffer, "blocks"),), dtype=math)
-    _focal_layout.set(buffer, result=loss.data_ptr(), partials=partials.data_ptr())
-    status = _focal_forward(place, buffer, variant[0])
+    loss = logits.new_empty((), dtype=math_type(logits.dtype))
+    packed, kept = _focal_call(
+        logits, targets, num_positives, num_real_classes, alpha, gamma, smoothing, result=loss
+    )
+    served = workspace.run(_focal_forward, place, packed, "focal_loss", logits)
     del kept
-    return None if status and tensors.must_use_reference(status, "focal_loss") else loss
+    return loss if served else None
 
 
 @kernel
 def focal_loss_backward(grad_loss, logits, targets, num_positives, num_real_classes, alpha, gamma, smoothing):
     _check_focal(logits, targets, num_positives, num_real_classes, smoothing)
     value(
-        grad_loss.numel() == 1 and grad_loss.device == logits.device,
-        "focal_loss: the gradient of the loss is one element on {}, not a tensor of shape {} on {}",
-        logits.device, grad_loss.shape, grad_loss.device,
+        grad_loss.numel() == 1,
+        "focal_loss: the gradient of the loss is one element, not a tensor of shape {}", grad_loss.shape,
     )  # fmt: skip
     place = tensors.place_of(logits)
     if place is None:

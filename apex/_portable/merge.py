@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from apex._portable import interface, tensors
-from apex._portable.channels import _check_per_channel
-from apex._portable.checks import type_, value
+from apex._portable.checks import like, type_, value
 from apex._portable.functional import kernel
 from apex._portable.tensors import F32, F64, address, code_of
 
@@ -20,20 +19,11 @@ _c_merge = interface.function("apex_welford_parallel")
 
 def _check_merge(mean, var_biased, numel, running_mean, running_var, batches):
     op, kind = "welford_parallel", mean.dtype
-    value(
-        mean.dim() == 2 and var_biased.shape == mean.shape,
-        "{}: mean and var_biased must both be [ranks, channels], not {} and {}", op, mean.shape, var_biased.shape,
-    )  # fmt: skip
-    value(
-        numel.dim() == 1 and numel.shape[0] == mean.shape[0],
-        "{}: numel must hold one count for each of {} ranks; its shape is {}", op, mean.shape[0], numel.shape,
-    )  # fmt: skip
-    type_(
-        kind in (F32, F64) and var_biased.dtype is kind,
-        "{}: mean and var_biased must both be float32 or both float64, not {} and {}", op, kind, var_biased.dtype,
-    )  # fmt: skip
+    value(mean.dim() == 2, "{}: mean must be [ranks, channels], not {}", op, mean.shape)
+    type_(kind in (F32, F64), "{}: mean must be float32 or float64, not {}", op, kind)
+    like(op, "var_biased", var_biased, mean.shape, kind, "the mean's ")
+    like(op, "numel", numel, (mean.shape[0],), None, "one for each rank, ")
     type_(numel.dtype in (torch.int32, kind), "{}: numel must be int32 or {}, not {}", op, kind, numel.dtype)
-    value(var_biased.device == mean.device == numel.device, "{}: all arguments must be on one device", op)
     value(
         (running_mean is None) == (running_var is None),
         "{}: running_mean and running_var come together, or not at all", op,
@@ -41,7 +31,7 @@ def _check_merge(mean, var_biased, numel, running_mean, running_var, batches):
     if running_mean is None:
         return
     for name, running in (("running_mean", running_mean), ("running_var", running_var)):
-        _check_per_channel(op, name, running, mean, mean.shape[1])
+        like(op, name, running, (mean.shape[1],))
         code_of(op, running.dtype)
         type_(
             running.dtype is running_mean.dtype and (running.dtype is F64) == (kind is F64),
@@ -53,8 +43,8 @@ def _check_merge(mean, var_biased, numel, running_mean, running_var, batches):
             batches.dtype is torch.int64, "{}: num_batches_tracked must be int64, not {}", op, batches.dtype
         )
         value(
-            batches.device == mean.device and batches.numel() == 1,
-            "{}: num_batches_tracked must be one number on {}", op, mean.device,
+            batches.numel() == 1,
+            "{}: num_batches_tracked must be one number", op,
         )  # fmt: skip
 
 

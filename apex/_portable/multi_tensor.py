@@ -127,12 +127,6 @@ class Rmsprop(ListOp):
 
 
 class L2norm(ListOp):
-    extra = ("first", "last", "per_tensor")
-
-    def more(self, call, launch, kept):
-        kept.append(PerTensor(call["per_tensor"], launch, "per_tensor"))
-        return launch.first, launch.last, kept[-1].address(written=True)
-
     def run_on(self, names, lists, call):
         if lists[0]:
             super().run_on(names, lists, call)

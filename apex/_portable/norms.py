@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from apex._portable import fast, interface, tensors
+from apex._portable import checks, fast, interface, tensors, workspace
 from apex._portable.functional import kernel
 from apex._portable.tensors import CODES, F32, F64, address, code_of, contiguous
 
@@ -15,12 +15,10 @@ _forward = interface.layout("NormForward").packer(
     "input", "residual", "sum", "weight", "bias", "output", "mean", "rstd", "rows", "hidden", "eps", "input_type",
     "output_type", "weight_type",
 )  # fmt: skip
-_layout = interface.layout("NormBackward")
-_backward = _layout.filler(
+_backward = interface.layout("NormBackward").packer(
     "grad_output", "saved", "grad_sum", "mean", "rstd", "weight", "bias", "grad_input", "grad_weight", "grad_bias",
     "rows", "hidden", "eps", "input_type", "output_type", "weight_type", "from_output",
 )  # fmt: skip
-_plan = interface.layout("NormPlan").buffer
 
 
 def _math(dtype):
@@ -41,14 +39,7 @@ def _check(op, input, shape, weight, bias):
             f"{op}: normalized_shape {_list(shape)} is not how the input's shape {_list(sizes)} ends"
         )
     for name, w in (("weight", weight), ("bias", bias)):
-        if w is None:
-            continue
-        if tuple(w.shape) != shape:
-            raise ValueError(
-                f"{op}: {name} has shape {_list(w.shape)} but normalized_shape is {_list(shape)}"
-            )
-        if w.device != input.device:
-            raise ValueError(f"{op}: {name} is on {w.device} but the input is on {input.device}")
+        checks.like(op, name, w, shape, None, "normalized_shape ")
     if weight is not None and bias is not None and weight.dtype != bias.dtype:
         raise TypeError(f"{op}: weight and bias must have one dtype")
 
@@ -64,23 +55,12 @@ def _fits(input, shape, weight, bias):
     return weight is None or bias is None or weight.dtype is bias.dtype
 
 
-def _check_residual(op, input, residual):
-    if residual.shape != input.shape or residual.device != input.device:
-        raise ValueError(
-            f"{op}: the residual must have the input's shape {_list(input.shape)} and be on its device, {input.device}"
-        )
-    if residual.dtype != input.dtype:
-        name = tensors.dtype_name(input.dtype)
-        raise TypeError(f"{op}: the residual must have the input's dtype {name}")
-
-
 class _Norm:
     """One of the two ops."""
 
     def __init__(self, name, centered):
         self.name, self.centered = name, centered
         self.c_forward = interface.function(f"apex_{name}_forward")
-        self.c_prepare = interface.function(f"apex_{name}_prepare")
         self.c_backward = interface.function(f"apex_{name}_backward")
 
     def forward(self, input, residual, shape, weight, bias, eps, dtype):
@@ -89,7 +69,7 @@ class _Norm:
         if not _fits(input, shape, weight, bias):
             _check(self.name, input, shape, weight, bias)
         if residual is not None:
-            _check_residual(self.name, input, residual)
+            checks.like(self.name, "the residual", residual, input.shape, input.dtype, "the input's ")
         place = tensors.place_of(input)
         if place is None:
             return None
@@ -183,30 +163,15 @@ class _Norm:
         op, name_of = self.name, tensors.dtype_name
         if not _fits(saved, shape, weight, bias):
             _check(op, saved, shape, weight, bias)
-        here = saved.device
-        if grad.shape != saved.shape or grad.device != here:
-            raise ValueError(
-                f"{op}: the gradient has shape {_list(grad.shape)} on {grad.device}, not {_list(saved.shape)} on {here}"
-            )
-        wanted = grad.dtype if from_output else dtype
-        if saved.dtype is not wanted:
-            raise TypeError(f"{op}: the saved tensor has dtype {name_of(saved.dtype)}, not {name_of(wanted)}")
-        if grad_sum is not None:
-            if grad_sum.shape != saved.shape or grad_sum.device != here:
-                raise ValueError(
-                    f"{op}: the gradient of the sum has shape {_list(grad_sum.shape)} on {grad_sum.device}, not "
-                    f"{_list(saved.shape)} on {here}"
-                )
-            if grad_sum.dtype is not dtype:
-                raise TypeError(
-                    f"{op}: the gradient of the sum has dtype {name_of(grad_sum.dtype)}, not {name_of(dtype)}"
-                )
+        checks.like(op, "the gradient", grad, saved.shape)
+        checks.like(op, "the saved tensor", saved, saved.shape, grad.dtype if from_output else dtype)
+        checks.like(op, "the gradient of the sum", grad_sum, saved.shape, dtype)
         kind, rows = _math(dtype), math.prod(saved.shape[: saved.dim() - len(shape)])
         for name, one in (("rstd", rstd), ("mean", mean)):
             if name == "mean" and (not self.centered or from_output):
                 continue
-            if one is None or one.numel() != rows or one.dtype is not kind or one.device != here:
-                raise ValueError(f"{op}: {name} must hold one {name_of(kind)} for each row, on {here}")
+            if one is None or one.numel() != rows or one.dtype is not kind:
+                raise ValueError(f"{op}: {name} must hold one {name_of(kind)} for each row")
 
     def backward(
         self, grad, grad_sum, saved, mean, rstd, shape, weight, bias, eps, from_output, dtype, wanted
@@ -229,22 +194,12 @@ class _Norm:
             raise ValueError(f"{self.name}: a bias needs a weight beside it")
         hidden, rows, name = math.prod(shape), r.numel(), self.name
         code = code_of(name, dtype)
-        buffer = _backward(
+        packed = _backward(
             g.data_ptr(), x.data_ptr(), address(more), address(m), r.data_ptr(), address(w), address(b),
             of_input.data_ptr(), address(of_weight), address(of_bias), rows, hidden, eps, code, code_of(name, g.dtype),
             code if w is None else code_of(name, w.dtype), bool(from_output),
         )  # fmt: skip
-        plan = _plan()
-        status = self.c_prepare(place, buffer, plan)
-        if status and tensors.must_use_reference(status, name):
-            return None
-        parts = _layout.get(buffer, "parts")
-        if of_weight is not None and parts > 0:
-            pitch = (hidden + 3) // 4 * 4  # gpu::norm_partials_pitch
-            partials = r.new_empty((2 if self.centered else 1) * parts * pitch)
-            _layout.set(buffer, partials=partials.data_ptr())
-        status = self.c_backward(place, buffer, plan)
-        if status and tensors.must_use_reference(status, name):
+        if not workspace.run(self.c_backward, place, packed, name, saved):
             return None
         return self._gradients(saved, of_input, of_weight, of_bias)
 

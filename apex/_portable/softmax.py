@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from apex._portable import fast, interface, tensors
-from apex._portable.checks import type_, value
+from apex._portable.checks import like, seed_for, type_, value
 from apex._portable.functional import kernel
 from apex._portable.tensors import CODES, address, contiguous
 from apex.reference.scaled_masked_softmax import _check
@@ -103,23 +103,12 @@ def scaled_masked_softmax_forward(input, mask, scale, causal):
     return None if status and tensors.must_use_reference(status, _OP) else output
 
 
-def _check_gradient(op, grad_output, output):
-    if grad_output.shape != output.shape or grad_output.device != output.device:
-        raise ValueError(
-            f"{op}: the gradient must have the output's shape {list(output.shape)} and be on its device, "
-            f"{output.device}"
-        )
-    if grad_output.dtype is not output.dtype:
-        name = tensors.dtype_name(output.dtype)
-        raise TypeError(f"{op}: the gradient must have the output's dtype {name}")
-
-
 @kernel(quick=_quick_backward)
 def scaled_masked_softmax_backward(grad_output, output, scale, causal):
     if output.dtype not in _DTYPES or output.dim() < (2 if causal else 1):
         tensors.code_of(_OP, output.dtype)
         _check(output, None, causal)
-    _check_gradient(_OP, grad_output, output)
+    like(_OP, "the gradient", grad_output, output.shape, output.dtype, "the output's ")
     place = tensors.place_of(output)
     if place is None:
         return None
@@ -154,10 +143,7 @@ def _check_dropout(dropout, seed, input):
         0 <= dropout <= 1,
         "{}: the dropout probability must be between 0 and 1, not {}", _DROPOUT, float(dropout),
     )  # fmt: skip
-    fits = (
-        seed is not None and seed.dtype is torch.int64 and seed.numel() == 1 and seed.device == input.device
-    )
-    value(dropout == 0 or fits, "{}: dropout needs a seed, one int64 on {}", _DROPOUT, input.device)
+    seed_for(_DROPOUT, dropout, seed, input)
 
 
 @kernel
@@ -189,11 +175,7 @@ def masked_softmax_dropout_forward(input, mask, dropout, seed, keep_mask):
 
 
 def _check_kept(kept, softmax):
-    value(
-        kept.shape == softmax.shape and kept.device == softmax.device,
-        "{}: the mask of what was kept must have the softmax's shape {} and be on its device, {}",
-        _DROPOUT, softmax.shape, softmax.device,
-    )  # fmt: skip
+    like(_DROPOUT, "the mask of what was kept", kept, softmax.shape)
     type_(
         kept.dtype in (torch.uint8, torch.bool),
         "{}: the mask of what was kept is uint8 or bool, not {}", _DROPOUT, kept.dtype,
@@ -204,11 +186,11 @@ def _check_kept(kept, softmax):
 def masked_softmax_dropout_backward(grad_output, softmax, kept_mask, dropout, seed, grad_softmax):
     tensors.code_of(_DROPOUT, softmax.dtype)
     _check(softmax, None, False, op=_DROPOUT)
-    _check_gradient(_DROPOUT, grad_output, softmax)
+    like(_DROPOUT, "the gradient", grad_output, softmax.shape, softmax.dtype, "the output's ")
     if kept_mask is not None:
         _check_kept(kept_mask, softmax)
     if grad_softmax is not None and grad_softmax.numel():
-        _check_gradient(_DROPOUT, grad_softmax, softmax)
+        like(_DROPOUT, "the gradient", grad_softmax, softmax.shape, softmax.dtype, "the output's ")
     _check_dropout(0.0 if kept_mask is not None and 0 <= dropout <= 1 else dropout, seed, softmax)
     place = tensors.place_of(softmax)
     if place is None:

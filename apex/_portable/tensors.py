@@ -71,7 +71,8 @@ def code_of(op, dtype):
 # ---- statuses --------------------------------------------------------------------------------------------------
 
 USE_REFERENCE = 1  # enum apex_status
-_ERRORS = {2: TypeError, 10: ValueError}  # likewise: a dtype, a size; others are no fault of the caller's
+# Likewise: a dtype, a size, an index; others are no fault of the caller's.
+_ERRORS = {2: TypeError, 10: ValueError, 12: IndexError}
 
 
 def must_use_reference(status, op):
@@ -211,7 +212,6 @@ def scalar(tensor, name, dtype, device, written=False):
 
 # ---- memory of libapex's own -----------------------------------------------------------------------------------
 
-_counters = interface.function("apex_counters")
 _is_capturing = interface.function("apex_is_capturing")
 _take, _give_back = interface.function("apex_take_memory"), interface.function("apex_give_memory_back")
 
@@ -222,20 +222,6 @@ def is_capturing(place, op):
     if answer < 0:
         must_use_reference(-answer, op)
     return answer
-
-
-class ZeroedCounters:
-    """Counters that are 0 before a launch on the place's stream and after it; to be kept until that is queued."""
-
-    def __init__(self, place, device, count, op):
-        found = ctypes.c_void_p()
-        status = _counters(place, is_capturing(place, op), count, ctypes.byref(found))
-        if status:
-            must_use_reference(status, op)
-        self.address = found.value
-        if not self.address:  # a graph zeroes these itself, at every replay
-            self.memory = torch.zeros(count, dtype=torch.int32, device=device)
-            self.address = self.memory.data_ptr()
 
 
 class StreamMemory:

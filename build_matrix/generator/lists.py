@@ -132,13 +132,14 @@ def _launch(op: Op) -> list[str]:
         argument = op.argument(name)
         pointer = "pointer_to_write" if argument and argument.written else "pointer"
         lines.append(f"    fields.{field} = of_{name}.{pointer}();")
-    if op.counter:
-        lines.append("    ZeroedCounters blocks;  // of kernels, which alone have a table")
-        counts = "advance_step && l.last && l.lists.table"
-        lines.append(f"    if ({counts}) blocks = {{l.place, l.device, 1, l.capturing}};")
-        lines.append(f"    fields.{op.counter} = blocks.data();")
     more = [cpp.expression(text) for text in op.call]
-    call = listed(f"apex_{op.name}(", ["&l.place", "&l.lists", "&fields", *more], ");")
+    if op.workspace:
+        lines.append("    const auto run = [&](const apex_workspace* lent) {")
+        arguments = ["&l.place", "&l.lists", "&fields", *more, "lent"]
+        lines += [listed(f"      return apex_{op.name}(", arguments, ");"), "    };"]
+        call = "with_workspace(l.device, run);"
+    else:
+        call = listed(f"apex_{op.name}(", ["&l.place", "&l.lists", "&fields", *more], ");")
     back = _write_back(op)
     if not back:
         return [*lines, f"    return {call}", "  }"]

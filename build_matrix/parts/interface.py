@@ -17,10 +17,10 @@ from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
 
 CSRC = REPOSITORY / "csrc"
-# C type -> character of Python's struct module. enum class NormKernels is an int32_t.
+# C type -> character of Python's struct module. The last one is a pointer to a function.
 CODES = {
     "double": "d", "float": "f", "bool": "?", "size_t": "N", "i32": "i", "u32": "I", "i64": "q", "u64": "Q",
-    "int32_t": "i", "uint32_t": "I", "int64_t": "q", "uint64_t": "Q", "NormKernels": "i",
+    "int32_t": "i", "uint32_t": "I", "int64_t": "q", "uint64_t": "Q", "apex_take_workspace": "P",
 }  # fmt: skip
 POINTER, TEXT = "P", "z"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)

@@ -35,9 +35,7 @@ inline void check(const at::Tensor& input, const OptionalTensor& bias, c10::stri
   TORCH_CHECK_VALUE(!gated || columns % 2 == 0,
                     "bias_activation: a gated activation halves the last dimension, which is ", columns);
   if (has_value(bias)) {
-    TORCH_CHECK_VALUE(bias->dim() == 1 && bias->sym_size(0) == columns, "bias_activation: bias has shape ",
-                      bias->sym_sizes(), " but the input ends in ", columns);
-    check_device("bias_activation", "bias", *bias, input);
+    check_like("bias_activation", "bias", bias, c10::SymDimVector{columns}, std::nullopt, "the input's last, ");
     check_math("bias_activation", "bias", *bias, input);
   }
 }
@@ -88,13 +86,10 @@ inline bool BiasActivationForward::launch(const apex_place& place, Result& made)
 
 inline void BiasActivationBackward::check() const {
   act::check(input, bias, activation, gated);
-  check_gradient_of(unit, grad_output, act::output_sizes(input, gated), input);
+  check_like(unit, "the gradient", grad_output, act::output_sizes(input, gated), input.scalar_type());
 }
-// The gradient of a bias that is not there, or not wanted, is empty.
 inline BiasActivationBackward::Result BiasActivationBackward::outputs() const {
-  return {at::empty_symint(input.sym_sizes(), input.options()),
-          has_value(bias) && bias_gradient ? at::empty_symint(bias->sym_sizes(), bias->options())
-                                           : at::empty({0}, input.options())};
+  return {at::empty_symint(input.sym_sizes(), input.options()), gradient_like(bias, bias_gradient, input)};
 }
 inline bool BiasActivationBackward::launch(const apex_place& place, Result& made) const {
   const at::Tensor x = input.contiguous(), b = contiguous(bias), g = grad_output.contiguous();
@@ -102,12 +97,7 @@ inline bool BiasActivationBackward::launch(const apex_place& place, Result& made
   gpu::BiasActivation a = act::arguments_of(x, b, act::function_of(activation), gated);
   a.grad_output = bytes(g), a.output = mutable_bytes(std::get<0>(made));
   if (b.defined() && bias_gradient) a.grad_bias = mutable_bytes(std::get<1>(made));
-  int32_t variant;
-  if (use_reference(apex_bias_activation_prepare(&place, &a, &variant), unit)) return false;
-  at::Tensor partials;
-  if (a.grad_bias && a.parts > 0) partials = at::empty({a.parts, x.size(-1)}, x.options().dtype(math_type(x)));
-  a.partials = mutable_bytes(partials);
-  return !use_reference(apex_bias_activation_backward(&place, &a, variant), unit);
+  return run_with_workspace(&apex_bias_activation_backward, place, a, unit, x.device());
 }
 inline BiasActivationBackward::Result BiasActivationBackward::formula() const {
   const act::Function f = act::function_of(activation);

@@ -6,10 +6,8 @@
 #include "checks.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include "host/reduce_bn.h"
-#include "zeroed_counters.h"
 
 namespace apex {
 // The tensor's channels are its last dimension, or else the second one, whatever their order in memory.
@@ -53,40 +51,18 @@ inline c10::SymInt bitmask_bytes(const at::Tensor& input) { return (input.sym_nu
 inline void check_bitmask(const char* op, const OptionalTensor& bitmask, const at::Tensor& input) {
   if (!has_value(bitmask)) return;
   TORCH_CHECK_TYPE(bitmask->scalar_type() == at::kByte, op, ": bitmask must be uint8, not ", bitmask->scalar_type());
-  TORCH_CHECK_VALUE(
-      bitmask->dim() == 1 && bitmask->sym_size(0) == bitmask_bytes(input) && bitmask->device() == input.device(), op,
-      ": bitmask must hold ", bitmask_bytes(input), " bytes on ", input.device(), ", a bit for each element, not ",
-      bitmask->sym_sizes(), " on ", bitmask->device());
+  TORCH_CHECK_VALUE(bitmask->dim() == 1 && bitmask->sym_size(0) == bitmask_bytes(input), op, ": bitmask must hold ",
+                    bitmask_bytes(input), " bytes, a bit for each element, not ", bitmask->sym_sizes());
 }
 
-// The dispatcher passes None for a tensor that an op needs, too.
-inline void check_given(const char* op, const char* name, const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(tensor.defined(), op, ": ", name, " must be a tensor, not None");
+inline void check_statistic(const char* op, const char* name, const OptionalTensor& tensor, const Channels& channels) {
+  check_like(op, name, tensor, c10::SymDimVector{channels.count}, channels.math);
 }
-inline void check_statistic(const char* op, const char* name, const OptionalTensor& tensor, const at::Tensor& input,
-                            const Channels& channels) {
-  if (!has_value(tensor)) return;
-  check_per_channel(op, name, *tensor, input, channels.count);
-  TORCH_CHECK_TYPE(tensor->scalar_type() == channels.math, op, ": ", name, " must be ", channels.math, ", not ",
-                   tensor->scalar_type());
-}
-// Another tensor of the input's shape: a gradient, or what is added.
-inline void check_like_input(const char* op, const char* name, const OptionalTensor& tensor, const at::Tensor& input) {
-  if (!has_value(tensor)) return;
-  TORCH_CHECK_VALUE(tensor->sym_sizes() == input.sym_sizes() && tensor->device() == input.device(), op, ": ", name,
-                    " has shape ", tensor->sym_sizes(), " on ", tensor->device(), ", not the input's ",
-                    input.sym_sizes(), " on ", input.device());
-  TORCH_CHECK_TYPE(tensor->scalar_type() == input.scalar_type(), op, ": ", name, " has dtype ", tensor->scalar_type(),
-                   ", not the input's ", input.scalar_type());
-}
-inline void check_gradient(const char* op, const at::Tensor& grad_output, const at::Tensor& input) {
-  check_given(op, "grad_output", grad_output);
-  check_like_input(op, "grad_output", grad_output, input);
+inline void check_statistics(const char* op, const at::Tensor& mean, const at::Tensor& inv_std, const Channels& found) {
+  check_like(op, "mean", mean, c10::SymDimVector{found.count}, found.math);
+  check_like(op, "inv_std", inv_std, c10::SymDimVector{found.count}, found.math);
 }
 
-inline at::Tensor in_format(const OptionalTensor& tensor, at::MemoryFormat format = at::MemoryFormat::Contiguous) {
-  return has_value(tensor) ? tensor->contiguous(format) : at::Tensor();
-}
 inline at::Tensor output_like(const at::Tensor& input, const Channels& channels) {
   return at::empty_symint(input.sym_sizes(), input.options().memory_format(channels.format));
 }
@@ -106,26 +82,5 @@ template <class Arguments> void set_shape(const char* op, const at::Tensor& inpu
   }
   a->input_type = element_type(op, input.scalar_type());
   a->weight_type = has_value(weight) ? element_type(op, weight->scalar_type()) : a->input_type;
-}
-
-// A reduction: its partial sums and counters, and the launch. False: the reference must run.
-inline bool reduce_over_channels(const char* op, const apex_place& place, const at::Tensor& input,
-                                 const Channels& channels, gpu::ChannelReduce* a,
-                                 decltype(&apex_reduce_bn_prepare) prepare, decltype(&apex_reduce_bn) run) {
-  int64_t count = 0;
-  int32_t variant;
-  if (use_reference(prepare(&place, a, &count, &variant), op)) return false;
-  at::Tensor partials;
-  ZeroedCounters counters;
-  if (a->parts > 1 || variant == APEX_VARIANT_CPU) {  // which merges a single part too
-    partials = at::empty({a->parts, 3, a->channels},
-                         input.options().dtype(channels.math).memory_format(at::MemoryFormat::Contiguous));
-    a->partials = mutable_bytes(partials);
-  }
-  if (count > 0) {
-    counters = ZeroedCounters(place, input.device(), count);
-    a->counters = counters.data();
-  }
-  return !use_reference(run(&place, a, variant), op);
 }
 }  // namespace apex

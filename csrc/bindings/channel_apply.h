@@ -28,23 +28,19 @@ inline void check(const Arguments& p) {
   const at::Tensor& input = p.input;
   const OptionalTensor &sum_dy = p.sum_dy, &sum_dy_xmu = p.sum_dy_xmu, &count = p.count;
   const Channels channels = channels_of(p);
-  check_given(op, "mean", p.mean);
-  check_given(op, "inv_std", p.inv_std);
-  check_like_input(op, "z", p.z, input);
-  check_statistic(op, "mean", p.mean, input, channels);
-  check_statistic(op, "inv_std", p.inv_std, input, channels);
+  check_statistics(op, p.mean, p.inv_std, channels);
+  check_like(op, "z", p.z, input.sym_sizes(), input.scalar_type(), "the input's ");
   check_affine(op, p.weight, p.shift, input, channels.count);
-  if (has_gradient(p)) check_gradient(op, p.grad_output, input);
+  if (has_gradient(p))
+    check_like(op, "grad_output", p.grad_output, input.sym_sizes(), input.scalar_type(), "the input's ");
   check_bitmask(op, p.bitmask, input);
-  check_statistic(op, "sum_dy", sum_dy, input, channels);
-  check_statistic(op, "sum_dy_xmu", sum_dy_xmu, input, channels);
+  check_statistic(op, "sum_dy", sum_dy, channels);
+  check_statistic(op, "sum_dy_xmu", sum_dy_xmu, channels);
   TORCH_CHECK_VALUE(has_value(sum_dy) == has_value(sum_dy_xmu) && has_value(sum_dy) == has_value(count), op,
                     ": sum_dy, sum_dy_xmu and count come together, or not at all");
-  if (has_value(count)) {
+  if (has_value(count))
     TORCH_CHECK_TYPE(count->scalar_type() == at::kInt || count->scalar_type() == channels.math, op,
                      ": count must be int32 or ", channels.math, ", not ", count->scalar_type());
-    check_device(op, "count", *count, input);
-  }
   TORCH_CHECK_VALUE(p.fuse_relu || !p.make_bitmask, op,
                     ": a bitmask says what a ReLU let through: make_bitmask needs fuse_relu");
 }
@@ -63,7 +59,7 @@ inline Results outputs(const Arguments& p) {
 
 inline bool launch(const Arguments& p, const apex_place& place, Results& made) {
   const Channels channels = channels_of(p);
-  const at::Tensor x = p.input.contiguous(channels.format), z = in_format(p.z, channels.format),
+  const at::Tensor x = p.input.contiguous(channels.format), z = contiguous(p.z, channels.format),
                    dy = has_gradient(p) ? p.grad_output.contiguous(channels.format) : at::Tensor(),
                    mean = p.mean.contiguous(), inv_std = p.inv_std.contiguous(), weight = contiguous(p.weight),
                    shift = contiguous(p.shift), sum_dy = contiguous(p.sum_dy), sum_dy_xmu = contiguous(p.sum_dy_xmu),

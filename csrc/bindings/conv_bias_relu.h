@@ -32,7 +32,6 @@ template <class Call> void check(const Call& c) {
                     input.sym_sizes(), " and ", weight.sym_sizes());
   TORCH_CHECK_TYPE(weight.scalar_type() == input.scalar_type(), op, ": the input is ", input.scalar_type(),
                    ", the weight ", weight.scalar_type());
-  check_device(op, "the weight", weight, input);
   TORCH_CHECK_VALUE(c.stride >= 1 && c.padding >= 0, op, ": stride must be at least 1 and padding 0, not ", c.stride,
                     " and ", c.padding);
   for (int64_t d = 0; d < 4; ++d)
@@ -44,7 +43,6 @@ template <class Call> void check(const Call& c) {
     if (!has_value(*tensor)) continue;
     TORCH_CHECK_VALUE((*tensor)->dim() == 1 && (*tensor)->sym_size(0) == weight.sym_size(0), op, ": ", name,
                       " has shape ", (*tensor)->sym_sizes(), " but the weight ", weight.sym_size(0), " outputs");
-    check_device(op, name, **tensor, input);
     check_math(op, name, **tensor, input);
   }
   TORCH_CHECK_TYPE(!has_value(c.scale) || !has_value(c.bias) || c.scale->scalar_type() == c.bias->scalar_type(), op,
@@ -104,7 +102,7 @@ inline bool sum_channels(const apex_place& place, const at::Tensor& g, at::Memor
   set_shape(op, g, channels, of_bias, &a);
   a.input = a.grad_output = bytes(g), a.mean = a.inv_std = bytes(zeros), a.sums = mutable_bytes(sums);
   a.grad_weight = mutable_bytes(unused), a.grad_bias = mutable_bytes(of_bias);
-  return reduce_over_channels(op, place, g, channels, &a, &apex_reduce_bn_prepare, &apex_reduce_bn);
+  return run_with_workspace(&apex_reduce_bn, place, a, op, g.device());
 }
 // What reaches a convolution from behind its ReLU, channels last, with the bias's gradient summed on the way.
 struct Masked {
@@ -121,14 +119,7 @@ struct Masked {
     a.bias_type = scale.defined() || of_bias.defined()
                       ? element_type(op, (scale.defined() ? scale : of_bias).scalar_type())
                       : a.type;
-    int32_t variant;
-    if (use_reference(apex_bias_activation_prepare(&place, &a, &variant), op)) return false;
-    at::Tensor partials;
-    if (a.grad_bias && a.parts > 0)
-      partials = at::empty({a.parts, a.hidden},
-                           scaled.options().dtype(math_type(y)).memory_format(at::MemoryFormat::Contiguous));
-    a.partials = mutable_bytes(partials);
-    return !use_reference(apex_bias_activation_backward(&place, &a, variant), op);
+    return run_with_workspace(&apex_bias_activation_backward, place, a, op, y.device());
   }
 };
 }  // namespace conv
@@ -139,14 +130,12 @@ inline void ConvBiasReluForward::check() const {
   if (has_value(residual)) {
     TORCH_CHECK_VALUE(residual->sym_sizes() == sizes, unit, ": residual has shape ", residual->sym_sizes(),
                       ", the output ", sizes);
-    check_device(unit, "residual", *residual, input);
     TORCH_CHECK_TYPE(residual->scalar_type() == input.scalar_type(), unit, ": the input is ", input.scalar_type(),
                      ", the residual ", residual->scalar_type());
   }
   if (!has_value(mask)) return;
   TORCH_CHECK_VALUE(relu, unit, ": a mask goes with a ReLU");
   TORCH_CHECK_VALUE(mask->sym_sizes() == sizes, unit, ": mask has shape ", mask->sym_sizes(), ", the output ", sizes);
-  check_device(unit, "mask", *mask, input);
 }
 inline at::Tensor ConvBiasReluForward::outputs() const {
   return at::empty_symint(conv::output_sizes(*this), input.options().memory_format(conv::format_of(input, weight)));
@@ -163,7 +152,7 @@ inline bool ConvBiasReluForward::launch(const apex_place& place, Result& made) c
   // A CPU's convolution adds the bias before it rounds, those of GPUs behind it.
   OptionalTensor added;
   if (place.platform == APEX_CPU && has_value(bias) && !has_value(scale)) added = bias->to(input.scalar_type());
-  const at::Tensor more = in_format(residual, format), s = contiguous(scale),
+  const at::Tensor more = contiguous(residual, format), s = contiguous(scale),
                    b = added ? at::Tensor() : contiguous(bias);
   made = at::convolution(input.contiguous(format), weight.contiguous(format), added, {stride, stride},
                          {padding, padding}, {1, 1}, false, {0, 0}, 1)
@@ -178,8 +167,8 @@ inline bool ConvBiasReluForward::launch(const apex_place& place, Result& made) c
 inline void ConvBiasReluBackward::check() const {
   conv::check(*this);
   const auto sizes = conv::output_sizes(*this);
-  check_gradient_of(unit, grad_output, sizes, input);
-  if (has_value(output)) check_gradient_of(unit, *output, sizes, input);
+  check_like(unit, "the gradient", grad_output, sizes, input.scalar_type());
+  if (has_value(output)) check_like(unit, "what the forward kept", *output, sizes, input.scalar_type());
 }
 inline ConvBiasReluBackward::Result ConvBiasReluBackward::outputs() const {
   const at::MemoryFormat format = conv::format_of(input, weight);
@@ -191,7 +180,7 @@ inline ConvBiasReluBackward::Result ConvBiasReluBackward::outputs() const {
 inline bool ConvBiasReluBackward::launch(const apex_place& place, Result& made) const {
   const at::MemoryFormat format = conv::format_of(input, weight);
   const bool convolves = of_input || of_weight, sums = of_bias && has_value(bias), relu = has_value(output);
-  const at::Tensor y = in_format(output, format), s = convolves ? contiguous(scale) : at::Tensor();
+  const at::Tensor y = contiguous(output, format), s = convolves ? contiguous(scale) : at::Tensor();
   at::Tensor g = grad_output.contiguous(format), of_b = conv::none_of(input), of_r = conv::none_of(input);
   if (relu && format == at::MemoryFormat::ChannelsLast) {
     conv::Masked masked{at::empty_like(y), of_residual && s.defined() ? at::empty_like(y) : at::Tensor(),

@@ -27,7 +27,6 @@ inline void check_layer(const char* op, const at::Tensor& input, const c10::SymI
   for (const at::Tensor* tensor : {&weight, has_value(bias) ? &*bias : &weight}) {
     TORCH_CHECK_TYPE(tensor->scalar_type() == input.scalar_type(), op, ": tensors must have one dtype, not ",
                      input.scalar_type(), " and ", tensor->scalar_type());
-    check_device(op, tensor == &weight ? "a weight" : "a bias", *tensor, input);
   }
 }
 inline void check_input(const char* op, const at::Tensor& input) {
@@ -65,14 +64,13 @@ struct Operands {
     return d;
   }
 };
-using Direction = int32_t (*)(const apex_place*, const apex_dense*);
+using Direction = int32_t (*)(const apex_place*, const apex_dense*, const apex_workspace*);
 // False: the reference must run.
-inline bool run(const apex_place& place, apex_dense& d, Direction direction, const at::Tensor& like, const char* op) {
-  if (use_reference(apex_dense_prepare(&place, &d), op)) return false;
-  const at::Tensor workspace = products::workspace(d.workspace_bytes, like);
-  if (!workspace.defined()) return false;
-  d.workspace = workspace.mutable_data_ptr();
-  return !products::was_refused(place, direction(&place, &d), op);
+inline bool run(const apex_place& place, const apex_dense& d, Direction direction, const at::Tensor& like,
+                const char* op) {
+  Workspace workspace(like.device());
+  const int32_t status = direction(&place, &d, workspace.lent());
+  return !products::ran_out(workspace) && !products::was_refused(place, status, op);
 }
 
 // ---- by torch's ops, differentiable
@@ -114,8 +112,9 @@ inline void DenseBackward::check() const {
   const int32_t kind = dense::activation_of(activation);
   dense::check_input(unit, input);
   dense::check_layer(unit, input, input.sym_size(-1), weight, bias);
-  check_gradient_of(unit, grad_output, dense::sizes_behind(input, weight), input);
-  if (kind != APEX_ACTIVATION_NONE) check_gradient_of(unit, saved, dense::sizes_behind(input, weight), input);
+  check_like(unit, "the gradient", grad_output, dense::sizes_behind(input, weight), input.scalar_type());
+  if (kind != APEX_ACTIVATION_NONE)
+    check_like(unit, "what the forward kept", saved, dense::sizes_behind(input, weight), input.scalar_type());
 }
 inline DenseBackward::Result DenseBackward::outputs() const {
   return {dense::gradient_of(input, of_input), dense::gradient_of(weight, of_weight),

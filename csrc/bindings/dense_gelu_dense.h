@@ -38,9 +38,9 @@ inline bool DenseGeluDenseForward::launch(const apex_place& place, Result& made)
 
 inline void DenseGeluDenseBackward::check() const {
   dense::check_layers(*this);
-  check_gradient_of(unit, grad_output, dense::sizes_behind(input, weight2), input);
+  check_like(unit, "the gradient", grad_output, dense::sizes_behind(input, weight2), input.scalar_type());
   for (const at::Tensor* saved : {&hidden, &before})
-    check_gradient_of(unit, *saved, dense::sizes_behind(input, weight1), input);
+    check_like(unit, "what the forward kept", *saved, dense::sizes_behind(input, weight1), input.scalar_type());
 }
 inline DenseGeluDenseBackward::Result DenseGeluDenseBackward::outputs() const {
   return {dense::gradient_of(input, of_input), dense::gradient_of(weight1, of_first),

@@ -8,22 +8,15 @@
 namespace apex {
 namespace focal {
 template <class Call> void check(const Call& call) {
-  const at::Tensor &logits = call.logits, &targets = call.targets, &num_positives = call.num_positives;
-  const int64_t num_real_classes = call.num_real_classes;
+  const at::Tensor &logits = call.logits, &num_positives = call.num_positives;
   const double smoothing = call.smoothing;
-  element_type("focal_loss", logits.scalar_type());
-  TORCH_CHECK_VALUE(logits.dim() >= 1 && targets.sym_sizes() == logits.sym_sizes().slice(0, logits.dim() - 1),
-                    "focal_loss: logits of shape ", logits.sym_sizes(),
-                    " need targets of the same shape without the last dimension, not ", targets.sym_sizes());
-  check_integers("focal_loss", "targets", targets, " are");
+  check_classes("focal_loss", logits, "targets", call.targets);
   TORCH_CHECK_VALUE(num_positives.sym_numel() == 1 && num_positives.is_floating_point(),
                     "focal_loss: num_positives_sum is a floating-point tensor of one element, not ",
                     num_positives.scalar_type(), " of shape ", num_positives.sym_sizes());
-  TORCH_CHECK_VALUE(targets.device() == logits.device() && num_positives.device() == logits.device(),
-                    "focal_loss: logits are on ", logits.device(), ", targets on ", targets.device(),
-                    " and num_positives_sum on ", num_positives.device());
-  TORCH_CHECK_VALUE(num_real_classes >= 0 && logits.sym_size(-1) >= num_real_classes, "focal_loss: ", num_real_classes,
-                    " real classes do not fit logits of shape ", logits.sym_sizes());
+  TORCH_CHECK_VALUE(call.num_real_classes >= 0 && logits.sym_size(-1) >= call.num_real_classes,
+                    "focal_loss: ", call.num_real_classes, " real classes do not fit logits of shape ",
+                    logits.sym_sizes());
   TORCH_CHECK_VALUE(smoothing >= 0 && smoothing <= 1, "focal_loss: label_smoothing must be between 0 and 1, not ",
                     smoothing);
 }
@@ -50,19 +43,16 @@ inline void FocalLossForward::check() const { focal::check(*this); }
 inline at::Tensor FocalLossForward::outputs() const { return at::empty({}, logits.options().dtype(math_type(logits))); }
 inline bool FocalLossForward::launch(const apex_place& place, Result& made) const {
   focal::Tensors call(*this);
-  int32_t variant;
-  if (use_reference(apex_focal_loss_prepare(&place, &call.a, &variant), unit)) return false;
   made = outputs();
-  const at::Tensor partials = at::empty({call.a.blocks}, made.options());
-  call.a.result = mutable_bytes(made), call.a.partials = mutable_bytes(partials);
-  return !use_reference(apex_focal_loss_forward(&place, &call.a, variant), unit);
+  call.a.result = mutable_bytes(made);
+  return run_with_workspace(&apex_focal_loss_forward, place, call.a, unit, logits.device());
 }
 
 inline void FocalLossBackward::check() const {
   focal::check(*this);
-  TORCH_CHECK_VALUE(grad_loss.sym_numel() == 1 && grad_loss.device() == logits.device(),
-                    "focal_loss: the gradient of the loss is one element on ", logits.device(),
-                    ", not a tensor of shape ", grad_loss.sym_sizes(), " on ", grad_loss.device());
+  TORCH_CHECK_VALUE(grad_loss.sym_numel() == 1,
+                    "focal_loss: the gradient of the loss is one element, not a tensor of shape ",
+                    grad_loss.sym_sizes());
 }
 inline at::Tensor FocalLossBackward::outputs() const { return at::empty_symint(logits.sym_sizes(), logits.options()); }
 inline bool FocalLossBackward::launch(const apex_place& place, Result& made) const {

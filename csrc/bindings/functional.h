@@ -39,8 +39,8 @@ inline const uint8_t* bytes(const at::Tensor& tensor) {
 inline uint8_t* mutable_bytes(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<uint8_t*>(tensor.mutable_data_ptr()) : nullptr;
 }
-inline at::Tensor contiguous(const OptionalTensor& tensor) {
-  return has_value(tensor) ? tensor->contiguous() : at::Tensor();
+inline at::Tensor contiguous(const OptionalTensor& tensor, at::MemoryFormat format = at::MemoryFormat::Contiguous) {
+  return has_value(tensor) ? tensor->contiguous(format) : at::Tensor();
 }
 // What was expanded from one element, as the gradients that sum() and mean() hand back.
 inline bool is_one_value(const at::Tensor& tensor) {
@@ -59,42 +59,30 @@ inline bool is_one_value(const at::Tensor& tensor) {
 #include "status.h"
 
 namespace apex {
-inline const at::Tensor& first_tensor(const at::Tensor& tensor) { return tensor; }
-template <class... Rest> const at::Tensor& first_tensor(const at::Tensor& tensor, const Rest&...) { return tensor; }
-
-// An op's kernels, of the struct of its arguments: one for every device, one for shapes alone.
+// An op's kernels, of the struct of its arguments: one for every device, one for shapes alone. It returns fresh
+// tensors, or writes its arguments and returns nothing.
 template <class Call, class Signature = typename Call::Signature> struct Kernels;
 template <class Call, class Result, class... Arguments> struct Kernels<Call, Result(Arguments...)> {
   // Runs a variant of ours, or else the reference.
   static Result run(Arguments... arguments) {
     if (!are_readable(arguments...)) refuse_unreadable(Call::name, arguments...);
+    check_one_device(Call::name, arguments...);
     const Call call{arguments...};
     call.check();
-    const apex_place place = place_of(first_tensor(arguments...).device());
-    Result made;
-    if (place.platform >= 0 && call.launch(place, made)) return made;
+    const apex_place place = place_of(std::get<0>(std::tie(arguments...)).device());
+    if constexpr (std::is_void_v<Result>) {
+      if (place.platform >= 0 && call.launch(place)) return;
+    } else {
+      Result made;
+      if (place.platform >= 0 && call.launch(place, made)) return made;
+    }
     return call_reference<Result(Arguments...)>(Call::name, arguments...);
   }
   static Result meta(Arguments... arguments) {
     refuse_meta_beside_others(Call::name, arguments...);
     const Call call{arguments...};
     call.check();
-    return call.outputs();
-  }
-};
-// Likewise of an op that writes its arguments and returns nothing.
-template <class Call, class... Arguments> struct Kernels<Call, void(Arguments...)> {
-  static void run(Arguments... arguments) {
-    if (!are_readable(arguments...)) refuse_unreadable(Call::name, arguments...);
-    const Call call{arguments...};
-    call.check();
-    const apex_place place = place_of(first_tensor(arguments...).device());
-    if (place.platform >= 0 && call.launch(place)) return;
-    call_reference<void(Arguments...)>(Call::name, arguments...);
-  }
-  static void meta(Arguments... arguments) {
-    refuse_meta_beside_others(Call::name, arguments...);
-    Call{arguments...}.check();
+    if constexpr (!std::is_void_v<Result>) return call.outputs();
   }
 };
 

@@ -68,8 +68,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_batch_norm_layer(
   const auto& forward = dispatcher_op<GroupbnForward>();
   // Before anything is counted.
   const Channels channels = nhwc_channels_of(op, input, channel_last);
-  check_like_input(op, "z", z, input);
+  check_like(op, "z", z, input.sym_sizes(), input.scalar_type(), "the input's ");
   check_affine(op, weight, bias, input, channels.count);
+  for (const OptionalTensor* tensor : {&z, &weight, &bias})
+    TORCH_CHECK_VALUE(!has_value(*tensor) || (*tensor)->device() == input.device(), op, ": the input is on ",
+                      input.device(), " but what goes with it on ", (*tensor)->device());
   refuse_forward_mode_of(op, input, z, weight, bias);
   NodePointer<GroupBatchNormNode> node;
   if (records(input, z, weight, bias)) {

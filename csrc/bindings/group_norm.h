@@ -45,17 +45,6 @@ inline at::Tensor empty_like(const at::Tensor& input, Layout layout) {
   return at::empty_symint(input.sym_sizes(), input.options().memory_format(format_of(layout)));
 }
 
-inline void check_statistics(const at::Tensor& input, int64_t groups, const at::Tensor& mean, const at::Tensor& rstd) {
-  for (const at::Tensor* t : {&mean, &rstd}) {
-    TORCH_CHECK_VALUE(t->dim() == 2 && t->sym_size(0) == input.sym_size(0) && t->sym_size(1) == groups &&
-                          t->device() == input.device(),
-                      "group_norm: ", t == &mean ? "mean" : "rstd",
-                      " must hold one number for each image and group, not have shape ", t->sym_sizes(), " on ",
-                      t->device());
-    TORCH_CHECK_TYPE(t->scalar_type() == math_type(input), "group_norm: ", t == &mean ? "mean" : "rstd", " must be ",
-                     math_type(input), ", not ", t->scalar_type());
-  }
-}
 inline gpu::GroupNorm arguments(const at::Tensor& x, Layout layout, int64_t groups, const at::Tensor& w,
                                 const at::Tensor& b, double eps, bool silu) {
   gpu::GroupNorm a{};
@@ -72,21 +61,6 @@ inline gpu::GroupNorm arguments(const at::Tensor& x, Layout layout, int64_t grou
   a.silu = silu;
   return a;
 }
-// What kernels leave for each other, allocated as the plan says.
-struct Partials {
-  at::Tensor of_groups, of_channels;
-
-  Partials(const GroupNormPlan& plan, const at::TensorOptions& options, gpu::GroupNorm* a) {
-    const auto make = [&](int64_t count, at::Tensor& tensor, gpu::u8*& at) {
-      if (count == 0) return;
-      tensor = at::empty({count}, options);
-      at = mutable_bytes(tensor);
-    };
-    make(plan.group_partials, of_groups, a->group_partials);
-    make(plan.channel_partials, of_channels, a->channel_partials);
-  }
-};
-
 }  // namespace group_norm
 namespace gn = group_norm;
 
@@ -103,10 +77,7 @@ inline bool GroupNormForward::launch(const apex_place& place, Result& made) cons
   const auto& [output, mean, rstd] = made;
   gpu::GroupNorm a = gn::arguments(x, layout, num_groups, w, b, eps, silu);
   a.output = mutable_bytes(output), a.mean = mutable_bytes(mean), a.rstd = mutable_bytes(rstd);
-  GroupNormPlan plan;
-  if (use_reference(apex_group_norm_prepare(&place, &a, 0, &plan), unit)) return false;
-  const gn::Partials partials(plan, mean.options(), &a);
-  if (use_reference(apex_group_norm_forward(&place, &a, &plan), unit)) return false;
+  if (!run_with_workspace(&apex_group_norm_forward, place, a, unit, x.device())) return false;
   if (x.numel() == 0)
     for (const at::Tensor& statistic : {mean, rstd}) statistic.fill_(std::numeric_limits<double>::quiet_NaN());
   return true;
@@ -114,16 +85,14 @@ inline bool GroupNormForward::launch(const apex_place& place, Result& made) cons
 
 inline void GroupNormBackward::check() const {
   gn::check(input, num_groups, weight, bias);
-  check_gradient_of(unit, grad_output, input.sym_sizes(), input);
-  gn::check_statistics(input, num_groups, mean, rstd);
+  check_like(unit, "the gradient", grad_output, input.sym_sizes(), input.scalar_type());
+  const c10::SymDimVector sizes{input.sym_size(0), num_groups};
+  for (const at::Tensor* t : {&mean, &rstd})
+    check_like(unit, t == &mean ? "mean" : "rstd", *t, sizes, math_type(input), "one for each image and group, ");
 }
-// The gradients of weights that are not there, or not wanted, are empty.
 inline GroupNormBackward::Result GroupNormBackward::outputs() const {
-  const auto like = [&](const OptionalTensor& w) {
-    return has_value(w) && weight_gradients ? at::empty_symint(w->sym_sizes(), w->options())
-                                            : at::empty({0}, input.options());
-  };
-  return {gn::empty_like(input, gn::layout_of(input)), like(weight), like(bias)};
+  return {gn::empty_like(input, gn::layout_of(input)), gradient_like(weight, weight_gradients, input),
+          gradient_like(bias, weight_gradients, input)};
 }
 inline bool GroupNormBackward::launch(const apex_place& place, Result& made) const {
   const gn::Layout layout = gn::layout_of(input);
@@ -136,10 +105,7 @@ inline bool GroupNormBackward::launch(const apex_place& place, Result& made) con
   a.mean = const_cast<gpu::u8*>(bytes(m)), a.rstd = const_cast<gpu::u8*>(bytes(r));  // the backward reads them
   if (w.defined() && weight_gradients) a.grad_weight = mutable_bytes(grad_weight);
   if (b.defined() && weight_gradients) a.grad_bias = mutable_bytes(grad_bias);
-  GroupNormPlan plan;
-  if (use_reference(apex_group_norm_prepare(&place, &a, 1, &plan), unit)) return false;
-  const gn::Partials partials(plan, m.options(), &a);
-  if (use_reference(apex_group_norm_backward(&place, &a, &plan), unit)) return false;
+  if (!run_with_workspace(&apex_group_norm_backward, place, a, unit, x.device())) return false;
   if (x.numel() == 0) grad_weight.zero_(), grad_bias.zero_();
   return true;
 }

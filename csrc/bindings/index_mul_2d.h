@@ -21,25 +21,11 @@ inline void check(const at::Tensor& in1, const at::Tensor& second, const at::Ten
                         second.sym_size(0) == index.sym_size(0),
                     "index_mul_2d: in1 [entries, features], in2 [rows, features] and idx1 [rows] do not fit: ",
                     in1.sym_sizes(), ", ", second.sym_sizes(), ", ", index.sym_sizes());
-  TORCH_CHECK_VALUE(in1.device() == second.device() && in1.device() == index.device(), "index_mul_2d: tensors are on ",
-                    in1.device(), ", ", second.device(), " and ", index.device());
-}
-// A CPU can look before it leaps; elsewhere such rows give nan.
-inline void check_index(const at::Tensor& index, int64_t entries) {
-  if (!index.is_cpu()) return;
-  const auto each = [&](const auto* values) {
-    for (int64_t i = 0; i < index.numel(); ++i)
-      TORCH_CHECK_INDEX(values[i] >= 0 && values[i] < entries, "index_mul_2d: idx1[", i, "] is ", values[i],
-                        ", outside [0, ", entries, ")");
-  };
-  if (index.scalar_type() == at::kLong) each(index.const_data_ptr<int64_t>());
-  else each(index.const_data_ptr<int32_t>());
 }
 // False: the reference must.
 inline bool gather(const apex_place& place, const at::Tensor& from, const at::Tensor& factor, const at::Tensor& index,
                    at::Tensor* out) {
   const at::Tensor a = from.contiguous(), b = factor.contiguous(), i = index.contiguous();
-  check_index(i, a.size(0));
   *out = at::empty(b.sizes(), b.options());
   gpu::IndexMul2d call{};
   call.a = bytes(a), call.b = bytes(b), call.out = mutable_bytes(*out), call.index = bytes(i);
@@ -75,10 +61,7 @@ inline void IndexMul2dBackward::check() const {
   index_mul::check(in1, grad_out, idx1);
 }
 inline IndexMul2dBackward::Result IndexMul2dBackward::outputs() const {
-  const auto like = [](const at::Tensor& tensor, bool wanted) {
-    return wanted ? at::empty_symint(tensor.sym_sizes(), tensor.options()) : at::empty({0}, tensor.options());
-  };
-  return {like(in1, of_in1), like(in2, of_in2)};
+  return {gradient_like(in1, of_in1, in1), gradient_like(in2, of_in2, in2)};
 }
 inline bool IndexMul2dBackward::launch(const apex_place& place, Result& made) const {
   at::Tensor first = at::empty({0}, in1.options()), second = first;

@@ -11,7 +11,7 @@
 #include "scalars.h"
 #include "status.h"
 #include "tensor_plan.h"
-#include "zeroed_counters.h"
+#include "workspace.h"
 
 namespace apex {
 template <class Field, class Value> void set(Field& field, Value value) { field = static_cast<Field>(value); }

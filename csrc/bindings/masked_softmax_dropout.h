@@ -7,9 +7,7 @@ namespace dropout_softmax {
 inline void check_dropout(const char* op, double dropout, const OptionalTensor& seed, const at::Tensor& input) {
   TORCH_CHECK_VALUE(dropout >= 0 && dropout <= 1, op, ": the dropout probability must be between 0 and 1, not ",
                     dropout);
-  TORCH_CHECK_VALUE(dropout == 0 || (has_value(seed) && seed->scalar_type() == at::kLong && seed->sym_numel() == 1 &&
-                                     seed->device() == input.device()),
-                    op, ": dropout needs a seed, one int64 on ", input.device());
+  check_seed(op, dropout, seed, input);
 }
 inline at::Tensor like(const at::Tensor& tensor, at::ScalarType type, bool wanted = true) {
   const auto options = tensor.options().dtype(type).memory_format(at::MemoryFormat::Contiguous);
@@ -56,15 +54,14 @@ inline bool MaskedSoftmaxDropoutForward::launch(const apex_place& place, Result&
 
 inline void MaskedSoftmaxDropoutBackward::check() const {
   check_softmax(unit, softmax, std::nullopt, false);
-  check_softmax_gradient(unit, grad_output, softmax);
+  check_like(unit, "the gradient", grad_output, softmax.sym_sizes(), softmax.scalar_type(), "the output's ");
   if (has_value(kept_mask)) {
-    TORCH_CHECK_VALUE(kept_mask->sym_sizes() == softmax.sym_sizes() && kept_mask->device() == softmax.device(), unit,
-                      ": the mask of what was kept must have the softmax's shape ", softmax.sym_sizes(),
-                      " and be on its device, ", softmax.device());
+    check_like(unit, "the mask of what was kept", *kept_mask, softmax.sym_sizes(), kept_mask->scalar_type());
     TORCH_CHECK_TYPE(kept_mask->scalar_type() == at::kByte || kept_mask->scalar_type() == at::kBool, unit,
                      ": the mask of what was kept is uint8 or bool, not ", kept_mask->scalar_type());
   }
-  if (dropout_softmax::is_there(grad_softmax)) check_softmax_gradient(unit, *grad_softmax, softmax);
+  if (dropout_softmax::is_there(grad_softmax))
+    check_like(unit, "the gradient", *grad_softmax, softmax.sym_sizes(), softmax.scalar_type(), "the output's ");
   dropout_softmax::check_dropout(unit, has_value(kept_mask) && dropout <= 1 && dropout >= 0 ? 0 : dropout, seed,
                                  softmax);
 }

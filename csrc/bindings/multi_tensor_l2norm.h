@@ -5,17 +5,6 @@
 #include <ATen/ops/zeros_like.h>
 
 namespace apex {
-inline int32_t MultiTensorL2norm::launch(const TensorPlan::Launch& l) const {
-  gpu::NormArguments a = arguments(l);
-  a.first = l.first;
-  a.last = l.last;
-  PerTensor results(per_tensor, l, "per_tensor");
-  a.per_tensor = results.pointer_to_write();
-  const int32_t status = apex_multi_tensor_l2norm(&l.place, &l.lists, &a, maximum);
-  results.write_back();
-  return status;
-}
-
 inline void MultiTensorL2norm::reference(const TensorPlan::Tensors& t, const TensorPlan::Launch& l) const {
   PerTensor results(per_tensor, l, "per_tensor");
   MultiTensorL2norm of_this = *this;

@@ -2,7 +2,6 @@
 //
 // Each function is one of all these ops, which differ in the arguments that they have (generated/shared_norm.h).
 #pragma once
-#include "device/norm_layout.h"
 #include "checks.h"
 #include "generated/shared_norm.h"
 #include "host/layer_norm.h"
@@ -35,41 +34,23 @@ inline void check_shape(const char* op, const at::Tensor& input, c10::SymIntArra
   TORCH_CHECK_VALUE(!shape.empty(), op, ": normalized_shape must have at least one dimension");
   TORCH_CHECK_VALUE(sizes.size() >= shape.size() && sizes.slice(sizes.size() - shape.size()) == shape, op,
                     ": normalized_shape ", shape, " is not how the input's shape ", sizes, " ends");
-  for (const OptionalTensor* w : {&weight, &bias}) {
-    if (!has_value(*w)) continue;
-    const char* name = w == &weight ? "weight" : "bias";
-    TORCH_CHECK_VALUE((*w)->sym_sizes() == shape, op, ": ", name, " has shape ", (*w)->sym_sizes(),
-                      " but normalized_shape is ", shape);
-    check_device(op, name, **w, input);
-  }
+  check_like(op, "weight", weight, shape, std::nullopt, "normalized_shape ");
+  check_like(op, "bias", bias, shape, std::nullopt, "normalized_shape ");
   check_one_dtype(op, weight, bias);
 }
 // Throws unless a backward op is given what its forward left: kernels read as much of each tensor as the shape says.
 inline void check_backward(const Arguments& in) {
   const char* op = in.unit;
   const at::Tensor& saved = in.saved;
-  const at::ScalarType type = type_of(in), output_type = in.grad_output.scalar_type(), math = math_type(type),
-                       of_saved = in.memory_efficient ? output_type : type;
+  const at::ScalarType type = type_of(in), output_type = in.grad_output.scalar_type(), math = math_type(type);
   check_shape(op, saved, in.normalized_shape, in.weight, in.bias);
-  const auto beside = [&](const at::Tensor& tensor) { return tensor.device() == saved.device(); };
-  const auto check_gradient = [&](const char* name, const at::Tensor& tensor) {
-    TORCH_CHECK_VALUE(tensor.sym_sizes() == saved.sym_sizes() && beside(tensor), op, ": the gradient", name,
-                      " has shape ", tensor.sym_sizes(), " on ", tensor.device(), ", not ", saved.sym_sizes(), " on ",
-                      saved.device());
-  };
-  check_gradient("", in.grad_output);
-  TORCH_CHECK_TYPE(saved.scalar_type() == of_saved, op, ": the saved tensor has dtype ", saved.scalar_type(), ", not ",
-                   of_saved);
-  if (has_value(in.grad_sum)) {
-    check_gradient(" of the sum", *in.grad_sum);
-    TORCH_CHECK_TYPE(in.grad_sum->scalar_type() == type, op, ": the gradient of the sum has dtype ",
-                     in.grad_sum->scalar_type(), ", not ", type);
-  }
+  check_like(op, "the gradient", in.grad_output, saved.sym_sizes(), output_type);
+  check_like(op, "the saved tensor", saved, saved.sym_sizes(), in.memory_efficient ? output_type : type);
+  check_like(op, "the gradient of the sum", in.grad_sum, saved.sym_sizes(), type);
   const c10::SymInt rows = rows_of(saved, in.normalized_shape);
   const auto check_statistic = [&](const char* name, const OptionalTensor& tensor) {
-    TORCH_CHECK_VALUE(
-        has_value(tensor) && tensor->sym_numel() == rows && tensor->scalar_type() == math && beside(*tensor), op, ": ",
-        name, " must hold one ", math, " for each row, on ", saved.device());
+    TORCH_CHECK_VALUE(has_value(tensor) && tensor->sym_numel() == rows && tensor->scalar_type() == math, op, ": ", name,
+                      " must hold one ", math, " for each row");
   };
   check_statistic("rstd", in.rstd);
   if (is_centered(in) && !in.memory_efficient) check_statistic("mean", in.mean);
@@ -79,12 +60,7 @@ inline void check_forward(const Arguments& in) {
   const char* op = in.unit;
   check_shape(op, in.input, in.normalized_shape, in.weight, in.bias);
   if (!std::string_view(in.name).starts_with("add_")) return;
-  TORCH_CHECK_TYPE(has_residual(in), op, ": the residual must be a tensor, not None");
-  TORCH_CHECK_VALUE(in.residual.sym_sizes() == in.input.sym_sizes() && in.residual.device() == in.input.device(), op,
-                    ": the residual must have the input's shape ", in.input.sym_sizes(), " and be on its device, ",
-                    in.input.device());
-  TORCH_CHECK_TYPE(in.residual.scalar_type() == in.input.scalar_type(), op,
-                   ": the residual must have the input's dtype ", in.input.scalar_type());
+  check_like(op, "the residual", in.residual, in.input.sym_sizes(), in.input.scalar_type(), "the input's ");
 }
 inline void check(const Arguments& in) { in.is_forward ? check_forward(in) : check_backward(in); }
 
@@ -99,14 +75,9 @@ inline Results outputs(const Arguments& in) {
     if (has_residual(in)) made.sum = at::empty_symint(in.input.sym_sizes(), in.input.options());
     return made;
   }
-  // The gradients of weights that are not there, or not wanted, are empty.
-  const auto like = [&](const OptionalTensor& w) {
-    return has_value(w) && in.weight_gradients ? at::empty_symint(w->sym_sizes(), w->options())
-                                               : at::empty({0}, in.saved.options());
-  };
   made.grad_input = at::empty_symint(in.saved.sym_sizes(), in.saved.options().dtype(type_of(in)));
-  made.grad_weight = like(in.weight);
-  if (is_centered(in)) made.grad_bias = like(in.bias);
+  made.grad_weight = gradient_like(in.weight, in.weight_gradients, in.saved);
+  if (is_centered(in)) made.grad_bias = gradient_like(in.bias, in.weight_gradients, in.saved);
   return made;
 }
 
@@ -137,8 +108,6 @@ inline bool launch_forward(const Arguments& in, const apex_place& place, Results
 inline bool launch_backward(const Arguments& in, const apex_place& place, Results& made) {
   const char* op = in.unit;
   const bool centered = is_centered(in);
-  const auto prepare = centered ? &apex_layer_norm_prepare : &apex_rms_norm_prepare;
-  const auto launch = centered ? &apex_layer_norm_backward : &apex_rms_norm_backward;
   const at::Tensor grad = in.grad_output.contiguous(), saved = in.saved.contiguous(), more = contiguous(in.grad_sum),
                    mean = contiguous(in.mean), rstd = in.rstd.contiguous(), w = contiguous(in.weight),
                    b = contiguous(in.bias);
@@ -157,14 +126,8 @@ inline bool launch_backward(const Arguments& in, const apex_place& place, Result
   a.output_type = element_type(op, grad.scalar_type());
   a.weight_type = w.defined() ? element_type(op, w.scalar_type()) : a.input_type;
   a.from_output = in.memory_efficient;
-  NormPlan plan;
-  if (use_reference(prepare(&place, &a, &plan), op)) return false;
-  at::Tensor partials;
-  if (a.grad_weight && a.parts > 0) {
-    partials = at::empty({centered ? 2 : 1, a.parts, gpu::norm_partials_pitch(a.hidden)}, rstd.options());
-    a.partials = mutable_bytes(partials);
-  }
-  return !use_reference(launch(&place, &a, &plan), op);
+  const auto launch = centered ? &apex_layer_norm_backward : &apex_rms_norm_backward;
+  return run_with_workspace(launch, place, a, op, saved.device());
 }
 inline bool launch(const Arguments& in, const apex_place& place, Results& made) {
   return (in.is_forward ? &launch_forward : &launch_backward)(in, place, made);

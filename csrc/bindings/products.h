@@ -2,9 +2,9 @@
 #pragma once
 #include "functional.h"
 #include "host/blas.h"
+#include "workspace.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/empty.h>
 
 #include <type_traits>
 
@@ -25,11 +25,18 @@ inline bool may_ask_vendor(const apex_place& place, at::ScalarType type) {
   if (type == at::kBFloat16) return is_allowed(torch.allowBF16ReductionCuBLAS());
   return true;
 }
-// Undefined where the device has no room: torch's own products may do with less.
+// Undefined where the device has no room.
 inline at::Tensor workspace(int64_t bytes, const at::Tensor& like) {
   try {
     return at::empty({bytes}, like.options().dtype(at::kByte));
   } catch (const c10::OutOfMemoryError&) { return {}; }
+}
+// Whether the device had no room for a call's workspace: torch's own products may do with less.
+inline bool ran_out(const Workspace& workspace) {
+  if (!workspace.failure()) return false;
+  try {
+    std::rethrow_exception(workspace.failure());
+  } catch (const c10::OutOfMemoryError&) { return true; }
 }
 // Returns whether torch's products must serve; a vendor's library that is there and refuses is named once a process.
 inline bool was_refused(const apex_place& place, int32_t status, const char* op) {

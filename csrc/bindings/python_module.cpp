@@ -15,20 +15,18 @@
 
 namespace {
 // torch's exceptions as the Python exceptions they are named after, without the C++ backtrace.
+PyObject* python_type_of(const c10::Error& error) {
+  if (dynamic_cast<const c10::TypeError*>(&error)) return PyExc_TypeError;
+  if (dynamic_cast<const c10::ValueError*>(&error)) return PyExc_ValueError;
+  if (dynamic_cast<const c10::IndexError*>(&error)) return PyExc_IndexError;
+  return dynamic_cast<const c10::NotImplementedError*>(&error) ? PyExc_NotImplementedError : PyExc_RuntimeError;
+}
 void translate(std::exception_ptr pending) {
   try {
     if (pending) std::rethrow_exception(pending);
-  } catch (const c10::TypeError& error) {
-    PyErr_SetString(PyExc_TypeError, error.what_without_backtrace());
-  } catch (const c10::ValueError& error) {
-    PyErr_SetString(PyExc_ValueError, error.what_without_backtrace());
-  } catch (const c10::IndexError& error) {
-    PyErr_SetString(PyExc_IndexError, error.what_without_backtrace());
-  } catch (const c10::NotImplementedError& error) {
-    PyErr_SetString(PyExc_NotImplementedError, error.what_without_backtrace());
   } catch (python_error& error) {  // raised by a reference, in Python
     error.restore();
-  } catch (const c10::Error& error) { PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace()); }
+  } catch (const c10::Error& error) { PyErr_SetString(python_type_of(error), error.what_without_backtrace()); }
 }
 }  // namespace
 

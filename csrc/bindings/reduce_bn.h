@@ -10,20 +10,15 @@ inline Channels channels_to_reduce(const ReduceBn& call) {
 inline void ReduceBn::check() const {
   const Channels channels = channels_to_reduce(*this);
   check_bitmask(name, bitmask, input);
-  check_gradient(name, grad_output, input);
-  check_given(name, "mean", mean);
-  check_given(name, "inv_std", inv_std);
-  check_statistic(name, "mean", mean, input, channels);
-  check_statistic(name, "inv_std", inv_std, input, channels);
+  check_like(name, "grad_output", grad_output, input.sym_sizes(), input.scalar_type(), "the input's ");
+  check_statistics(name, mean, inv_std, channels);
   check_affine(name, weight, std::nullopt, input, channels.count);
 }
 // The sums, and gradients of weight and bias, without elements where there is no weight.
 inline ReduceBn::Result ReduceBn::outputs() const {
   const Channels channels = channels_to_reduce(*this);
   const auto options = input.options().memory_format(at::MemoryFormat::Contiguous).dtype(channels.math);
-  const auto like = [&] {
-    return has_value(weight) ? at::empty_symint({channels.count}, weight->options()) : at::empty({0}, options);
-  };
+  const auto like = [&] { return gradient_like(weight, true, mean); };
   return {at::empty_symint({2 * channels.count}, options), like(), like()};
 }
 inline bool ReduceBn::launch(const apex_place& place, Result& made) const {
@@ -41,6 +36,6 @@ inline bool ReduceBn::launch(const apex_place& place, Result& made) const {
   a.input = bytes(x), a.grad_output = bytes(dy), a.mean = bytes(m), a.inv_std = bytes(r), a.bitmask = bytes(mask);
   a.sums = mutable_bytes(sums);
   if (has_value(weight)) a.grad_weight = mutable_bytes(grad_weight), a.grad_bias = mutable_bytes(grad_bias);
-  return reduce_over_channels(name, place, x, channels, &a, &apex_reduce_bn_prepare, &apex_reduce_bn);
+  return run_with_workspace(&apex_reduce_bn, place, a, name, x.device());
 }
 }  // namespace apex

@@ -52,6 +52,22 @@ template <class... Arguments> void refuse_meta_beside_others(const char* name, c
                     " is not: tensors on ", other->device(),
                     " and on the meta device, which has no data, do not go together");
 }
+// Throws unless all tensors of an op lie on one device, whose kernels would read another's memory.
+template <class... Arguments> void check_one_device(const char* name, const Arguments&... arguments) {
+  const at::Tensor *first = nullptr, *other = nullptr;
+  const auto look = [&](const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    if (!first) first = &tensor;
+    if (tensor.device() != first->device()) other = &tensor;
+  };
+  (each_tensor(look, arguments), ...);
+  if (!other) return;
+  const auto named = [&](const at::Tensor* wanted) {
+    return argument_name(name, [&](const at::Tensor& tensor) { return &tensor == wanted; }, arguments...);
+  };
+  TORCH_CHECK_VALUE(false, name, ": ", named(other), " is on ", other->device(), " but ", named(first), " is on ",
+                    first->device());
+}
 // Whether kernels may read a tensor where it lies; none takes complex numbers. A device of another kind may have
 // tensors without storage: there the reference runs.
 inline bool is_readable(const at::Tensor& tensor) {

@@ -18,7 +18,6 @@ inline void check_softmax(const char* op, const at::Tensor& input, const Optiona
                            "the input, not "
                          : ": the mask is bool or uint8, true where a key is left out, not ",
                    type, added ? "" : "; a mask of numbers is added to the input instead");
-  check_device(op, "the mask", *mask, input);
   const auto wide = input.sym_sizes(), narrow = mask->sym_sizes();
   bool fits = narrow.size() <= wide.size();
   for (size_t i = 1; fits && i <= narrow.size(); ++i) {
@@ -26,14 +25,6 @@ inline void check_softmax(const char* op, const at::Tensor& input, const Optiona
     fits = size == 1 || size == wide[wide.size() - i];
   }
   TORCH_CHECK_VALUE(fits, op, ": the mask's shape ", narrow, " does not broadcast to the input's ", wide);
-}
-
-inline void check_softmax_gradient(const char* op, const at::Tensor& grad_output, const at::Tensor& output) {
-  TORCH_CHECK_VALUE(grad_output.sym_sizes() == output.sym_sizes() && grad_output.device() == output.device(), op,
-                    ": the gradient must have the output's shape ", output.sym_sizes(), " and be on its device, ",
-                    output.device());
-  TORCH_CHECK_TYPE(grad_output.scalar_type() == output.scalar_type(), op,
-                   ": the gradient must have the output's dtype ", output.scalar_type());
 }
 
 // A contiguous tensor as batches of heads of queries of keys; dimensions before these four are batches.
@@ -83,7 +74,7 @@ inline bool ScaledMaskedSoftmaxForward::launch(const apex_place& place, Result& 
 
 inline void ScaledMaskedSoftmaxBackward::check() const {
   check_softmax(unit, output, std::nullopt, causal);
-  check_softmax_gradient(unit, grad_output, output);
+  check_like(unit, "the gradient", grad_output, output.sym_sizes(), output.scalar_type(), "the output's ");
 }
 inline at::Tensor ScaledMaskedSoftmaxBackward::outputs() const {
   return at::empty_symint(output.sym_sizes(), output.options().memory_format(at::MemoryFormat::Contiguous));

@@ -11,6 +11,7 @@ inline bool use_reference(int32_t status, const char* op) {
   if (status == APEX_USE_REFERENCE) return true;
   TORCH_CHECK_TYPE(status != APEX_ERROR_ARGUMENT, apex_last_error());
   TORCH_CHECK_VALUE(status != APEX_ERROR_VALUE, apex_last_error());
+  TORCH_CHECK_INDEX(status != APEX_ERROR_INDEX, apex_last_error());
   TORCH_CHECK(false, op, ": ", apex_last_error());
 }
 }  // namespace apex

@@ -17,6 +17,6 @@ inline bool WelfordMeanVar::launch(const apex_place& place, Result& made) const 
   made = outputs();
   if (x.numel() == 0) return made.zero_(), true;
   a.input = bytes(x), a.sums = mutable_bytes(made);
-  return reduce_over_channels(name, place, x, channels, &a, &apex_welford_mean_var_prepare, &apex_welford_mean_var);
+  return run_with_workspace(&apex_welford_mean_var, place, a, name, x.device());
 }
 }  // namespace apex

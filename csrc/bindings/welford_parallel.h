@@ -6,25 +6,18 @@ namespace apex {
 inline void WelfordParallel::check() const {
   constexpr const char* op = name;
   const at::ScalarType type = mean.scalar_type();
-  TORCH_CHECK_VALUE(mean.dim() == 2 && var_biased.sym_sizes() == mean.sym_sizes(), op,
-                    ": mean and var_biased must both be [ranks, channels], not ", mean.sym_sizes(), " and ",
-                    var_biased.sym_sizes());
-  TORCH_CHECK_VALUE(numel.dim() == 1 && numel.sym_size(0) == mean.sym_size(0), op,
-                    ": numel must hold one count for each of ", mean.sym_size(0), " ranks; its shape is ",
-                    numel.sym_sizes());
-  TORCH_CHECK_TYPE((type == at::kFloat || type == at::kDouble) && var_biased.scalar_type() == type, op,
-                   ": mean and var_biased must both be float32 or both float64, not ", type, " and ",
-                   var_biased.scalar_type());
+  TORCH_CHECK_VALUE(mean.dim() == 2, op, ": mean must be [ranks, channels], not ", mean.sym_sizes());
+  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kDouble, op, ": mean must be float32 or float64, not ", type);
+  check_like(op, "var_biased", var_biased, mean.sym_sizes(), type, "the mean's ");
+  check_like(op, "numel", numel, c10::SymDimVector{mean.sym_size(0)}, std::nullopt, "one for each rank, ");
   TORCH_CHECK_TYPE(numel.scalar_type() == at::kInt || numel.scalar_type() == type, op, ": numel must be int32 or ",
                    type, ", not ", numel.scalar_type());
-  TORCH_CHECK_VALUE(var_biased.device() == mean.device() && numel.device() == mean.device(), op,
-                    ": all arguments must be on one device");
   TORCH_CHECK_VALUE(has_value(running_mean) == has_value(running_var), op,
                     ": running_mean and running_var come together, or not at all");
   if (!has_value(running_mean)) return;
   for (const OptionalTensor* r : {&running_mean, &running_var}) {
     const char* what = r == &running_mean ? "running_mean" : "running_var";
-    check_per_channel(op, what, **r, mean, mean.sym_size(1));
+    check_like(op, what, *r, c10::SymDimVector{mean.sym_size(1)}, std::nullopt);
     element_type(op, (*r)->scalar_type());
     TORCH_CHECK_TYPE((*r)->scalar_type() == running_mean->scalar_type() &&
                          ((*r)->scalar_type() == at::kDouble) == (type == at::kDouble),
@@ -36,8 +29,7 @@ inline void WelfordParallel::check() const {
   if (has_value(num_batches_tracked)) {
     TORCH_CHECK_TYPE(num_batches_tracked->scalar_type() == at::kLong, op, ": num_batches_tracked must be int64, not ",
                      num_batches_tracked->scalar_type());
-    TORCH_CHECK_VALUE(num_batches_tracked->device() == mean.device() && num_batches_tracked->sym_numel() == 1, op,
-                      ": num_batches_tracked must be one number on ", mean.device());
+    TORCH_CHECK_VALUE(num_batches_tracked->sym_numel() == 1, op, ": num_batches_tracked must be one number");
   }
 }
 inline WelfordParallel::Result WelfordParallel::outputs() const {

@@ -43,8 +43,6 @@ inline void WgradGemmAccum::check() const {
                    " but the input ", type);
   TORCH_CHECK_TYPE(of_main == type || (of_main == at::kFloat && wgrad::is_half(type)), name, ": main_grad is ", of_main,
                    ", not ", type, wgrad::is_half(type) ? " or Float" : "");
-  check_device(name, "grad_output", grad_output, input);
-  check_device(name, "main_grad", main_grad, input);
   TORCH_CHECK_VALUE(input.dim() >= 1 && grad_output.dim() >= 1, name,
                     ": input and grad_output must have at least one dimension");
   const c10::SymInt rows = wgrad::row_count(input), others = wgrad::row_count(grad_output);

@@ -10,28 +10,8 @@
 namespace apex {
 namespace cross_entropy {
 inline void check(const at::Tensor& logits, const at::Tensor& labels, double smoothing) {
-  element_type("xentropy", logits.scalar_type());
-  TORCH_CHECK_VALUE(logits.dim() >= 1 && labels.sym_sizes() == logits.sym_sizes().slice(0, logits.dim() - 1),
-                    "xentropy: logits of shape ", logits.sym_sizes(),
-                    " need labels of the same shape without the last dimension, not ", labels.sym_sizes());
-  check_integers("xentropy", "labels", labels, " are");
-  TORCH_CHECK_VALUE(labels.device() == logits.device(), "xentropy: logits are on ", logits.device(), " but labels on ",
-                    labels.device());
+  check_classes("xentropy", logits, "labels", labels);
   TORCH_CHECK_VALUE(smoothing >= 0 && smoothing <= 1, "xentropy: smoothing must be between 0 and 1, not ", smoothing);
-}
-
-// A CPU can look before it leaps; elsewhere such labels give nan.
-inline void check_labels(const at::Tensor& labels, int64_t classes, std::optional<int64_t> padding_idx) {
-  if (!labels.is_cpu()) return;
-  const auto each = [&](const auto* label) {
-    for (int64_t i = 0; i < labels.numel(); ++i) {
-      const int64_t value = label[i];
-      TORCH_CHECK_INDEX((value >= 0 && value < classes) || value == gpu::xentropy_ignored_label || value == padding_idx,
-                        "xentropy: label ", value, " is outside [0, ", classes, "), and neither padding_idx nor -100");
-    }
-  };
-  if (labels.scalar_type() == at::kLong) each(labels.const_data_ptr<int64_t>());
-  else each(labels.const_data_ptr<int32_t>());
 }
 
 // The logits as rows that lie at even distances: a view where their strides allow it (a slice of a padded vocabulary).
@@ -53,13 +33,7 @@ Arguments arguments(const Call& call, const at::Tensor& rows, const at::Tensor& 
   a.logits_type = element_type("xentropy", rows.scalar_type());
   a.wide_labels = labels.scalar_type() == at::kLong;
   TORCH_CHECK_VALUE(a.classes > 0 || a.rows == 0, "xentropy: logits have no classes: their shape is ", rows.sizes());
-  check_labels(labels, a.classes, call.padding_idx);
   return a;
-}
-inline c10::SymDimVector normalizer_sizes(const at::Tensor& labels) {
-  c10::SymDimVector sizes(labels.sym_sizes().begin(), labels.sym_sizes().end());
-  sizes.push_back(2);
-  return sizes;
 }
 }  // namespace cross_entropy
 namespace ce = cross_entropy;
@@ -68,7 +42,7 @@ inline void XentropyForward::check() const { ce::check(logits, labels, smoothing
 inline XentropyForward::Result XentropyForward::outputs() const {
   const at::ScalarType math = math_type(logits);
   return {at::empty_symint(labels.sym_sizes(), logits.options().dtype(half_to_float ? math : logits.scalar_type())),
-          at::empty_symint(ce::normalizer_sizes(labels), logits.options().dtype(math))};
+          at::empty_symint(with_last(labels.sym_sizes(), 2), logits.options().dtype(math))};
 }
 inline bool XentropyForward::launch(const apex_place& place, Result& made) const {
   const at::Tensor rows = ce::rows_of(logits), indices = labels.contiguous();
@@ -77,23 +51,13 @@ inline bool XentropyForward::launch(const apex_place& place, Result& made) const
   const auto& [losses, normalizers] = made;
   a.losses = mutable_bytes(losses), a.normalizers = mutable_bytes(normalizers);
   a.loss_type = element_type(unit, losses.scalar_type());
-  int32_t variant;
-  if (use_reference(apex_xentropy_prepare(&place, &a, &variant), unit)) return false;
-  at::Tensor partials;
-  if (a.splits > 1) partials = at::empty({a.rows, a.splits, 3}, normalizers.options());
-  a.partials = mutable_bytes(partials);
-  return !use_reference(apex_xentropy_forward(&place, &a, variant), unit);
+  return run_with_workspace(&apex_xentropy_forward, place, a, unit, rows.device());
 }
 
 inline void XentropyBackward::check() const {
   ce::check(logits, labels, smoothing);
-  TORCH_CHECK_VALUE(grad_losses.sym_sizes() == labels.sym_sizes() && grad_losses.device() == logits.device(),
-                    "xentropy: the gradient of the losses must have their shape ", labels.sym_sizes(),
-                    " and device, not ", grad_losses.sym_sizes());
-  TORCH_CHECK_VALUE(normalizers.sym_sizes() == c10::SymIntArrayRef(ce::normalizer_sizes(labels)) &&
-                        normalizers.scalar_type() == math_type(logits) && normalizers.device() == logits.device(),
-                    "xentropy: normalizers are two ", math_type(logits), " for each label, on ", logits.device(),
-                    ", as the forward gives them");
+  check_like(unit, "the gradient", grad_losses, labels.sym_sizes(), std::nullopt, "the labels' ");
+  check_like(unit, "normalizers", normalizers, with_last(labels.sym_sizes(), 2), math_type(logits), "the forward's ");
 }
 
 inline at::Tensor XentropyBackward::outputs() const { return at::empty_symint(logits.sym_sizes(), logits.options()); }

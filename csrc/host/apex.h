@@ -23,7 +23,9 @@ typedef enum apex_status {
   APEX_ERROR_EXECUTOR = 7,   /* the SIMT executor (a test tool) reported a fault */
   APEX_ERROR_MEMORY = 8,     /* out of host memory */
   APEX_ERROR_NO_VARIANT = 9, /* the resolver gave no answer: a variant was forbidden, or it failed */
-  APEX_ERROR_VALUE = 10      /* the caller's fault, a size or a number: apex_last_error() says which */
+  APEX_ERROR_VALUE = 10,     /* the caller's fault, a size or a number: apex_last_error() says which */
+  APEX_ERROR_WORKSPACE = 11, /* the caller's apex_workspace gave no memory */
+  APEX_ERROR_INDEX = 12      /* the caller's fault, an index or a label; looked at on a CPU alone */
 } apex_status;
 
 /* Text of the last failure on this thread; valid until the next failing call on this thread. */
@@ -40,6 +42,16 @@ typedef struct apex_place {
   int32_t device;
   void* stream;
 } apex_place;
+
+/* Memory that one call needs beside its arguments (partial sums): the call asks for it itself, from the thread that
+ * called, so that each direction of an op is one call. What `take` hands out lies on the place, is aligned to 16 bytes
+ * and stays until the work that was queued is over, as that of a stream-ordered allocator does; null: there is none,
+ * which is answered by APEX_ERROR_WORKSPACE. */
+typedef void* (*apex_take_workspace)(void* context, uint64_t bytes);
+typedef struct apex_workspace {
+  apex_take_workspace take;
+  void* context;
+} apex_workspace;
 
 /* ---- which variant serves a unit ---------------------------------------------------------------
  * A unit is one device source (csrc/device/<unit>.cu). The choice is the probe's: at the first use of a

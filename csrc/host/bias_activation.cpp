@@ -6,6 +6,7 @@
 #include "device/column_sums.h"
 #include "device_limits.h"
 #include "status.h"
+#include "workspace.h"
 
 namespace apex {
 namespace {
@@ -20,7 +21,7 @@ apex_kernel forward_kernels[2][5] = {APEX_ACTIVATION_KINDS(forward_), APEX_ACTIV
 apex_kernel backward_kernels[2][5] = {APEX_ACTIVATION_KINDS(backward_), APEX_ACTIVATION_KINDS(backward_gated_)};
 apex_kernel finish_kernels[2] = {APEX_ACTIVATION_KERNEL(finish), APEX_ACTIVATION_KERNEL(finish_f64)};
 
-// How blocks share the tensor; the same from prepare and from the launch, as it depends on the arguments alone.
+// How blocks share the tensor.
 Kind lay_out(gpu::BiasActivation& a, const DeviceLimits& limits, bool sums_bias) {
   const Kind wide = a.type == APEX_BF16 ? bf16x8 : a.type == APEX_F16 ? f16x8 : f32x4;
   const int64_t vector = wide == f32x4 ? 4 : 8;
@@ -65,26 +66,24 @@ int32_t run_forward(const apex_place* place, gpu::BiasActivation a) {
   const Kind kind = lay_out(a, limits, false);
   return launch(place, forward_kernels[a.gated][kind], a.column_blocks * a.parts, gpu::bias_activation_threads, a);
 }
-int32_t prepare(const apex_place* place, gpu::BiasActivation* a, int32_t* variant) {
-  if (const int32_t status = choose(place, *a, variant)) return status;
-  if (*variant == APEX_VARIANT_CPU) {
-    a->parts = cpu_parts(a->rows);
-    return APEX_OK;
-  }
-  DeviceLimits limits;
-  if (const int32_t status = device_limits(*place, &limits)) return status;
-  if (a->hidden > 0) lay_out(*a, limits, a->grad_bias);
-  return APEX_OK;
-}
-int32_t run_backward(const apex_place* place, gpu::BiasActivation a, int32_t variant) {
+int32_t run_backward(const apex_place* place, gpu::BiasActivation a, const apex_workspace* workspace) {
+  int32_t variant;
+  if (const int32_t status = choose(place, a, &variant)) return status;
   if (a.hidden == 0) return APEX_OK;
+  Kind kind = any1;
+  if (variant == APEX_VARIANT_CPU) {
+    a.parts = cpu_parts(a.rows);
+  } else {
+    DeviceLimits limits;
+    if (const int32_t status = device_limits(*place, &limits)) return status;
+    kind = lay_out(a, limits, a.grad_bias);
+  }
+  const int64_t sums = a.grad_bias ? a.parts * columns_of(a) : 0;
+  if (const int32_t status = take_workspace(workspace, sums * (a.type == APEX_F64 ? 8 : 4), &a.partials)) return status;
   if (variant == APEX_VARIANT_CPU) {
     bias_activation_backward_cpu(a);
     return APEX_OK;
   }
-  DeviceLimits limits;
-  if (const int32_t status = device_limits(*place, &limits)) return status;
-  const Kind kind = lay_out(a, limits, a.grad_bias);
   if (a.rows == 0) a.parts = 0;
   int32_t status = APEX_OK;
   if (a.rows > 0)
@@ -100,11 +99,7 @@ int32_t run_backward(const apex_place* place, gpu::BiasActivation a, int32_t var
 extern "C" int32_t apex_bias_activation_forward(const apex_place* place, const gpu::BiasActivation* arguments) {
   return apex::run_forward(place, *arguments);
 }
-extern "C" int32_t apex_bias_activation_prepare(const apex_place* place, gpu::BiasActivation* arguments,
-                                                int32_t* variant) {
-  return apex::prepare(place, arguments, variant);
-}
 extern "C" int32_t apex_bias_activation_backward(const apex_place* place, const gpu::BiasActivation* arguments,
-                                                 int32_t variant) {
-  return apex::run_backward(place, *arguments, variant);
+                                                 const apex_workspace* workspace) {
+  return apex::run_backward(place, *arguments, workspace);
 }

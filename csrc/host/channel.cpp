@@ -4,6 +4,7 @@
 
 #include "device_limits.h"
 #include "status.h"
+#include "workspace.h"
 
 namespace apex {
 namespace {
@@ -83,29 +84,31 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uin
 }
 }  // namespace
 
-int32_t prepare_channel_reduce(const ChannelReduceOp& op, const apex_place* place, gpu::ChannelReduce* a,
-                               int32_t* variant) {
-  if (const int32_t status = check(op.unit, a->input_type, a->weight_type)) return status;
-  if (const int32_t status = choose_variant(*place, op.unit, variant)) return status;
-  a->parts = 1;
-  if (a->batch == 0 || a->channels == 0 || a->spatial == 0) return APEX_OK;
-  if (*variant == APEX_VARIANT_CPU) {  // as many parts whatever the number of threads: the sums stay the same
-    if (a->channels_last) a->parts = uint32_t(std::clamp<int64_t>(a->batch / 64, 1, 64));
-    return APEX_OK;
-  }
-  // Kernels count vectors, rows of a part and blocks in 32 bits: 10^10 elements a channel.
-  if (a->batch / 64 > most || a->channels > most - 64 || a->spatial > most - 64 ||
-      a->batch * ceil_divide(a->spatial, width_of(a->input_type)) > most / 2)
-    return APEX_USE_REFERENCE;
-  DeviceLimits limits;
-  if (const int32_t status = device_limits(*place, &limits)) return status;
-  (a->channels_last ? plan_channels_last : plan_channels_first)(*a, limits);
-  return APEX_OK;
-}
-
-int32_t run_channel_reduce(ChannelReduceOp& op, const apex_place* place, const gpu::ChannelReduce& a, int32_t variant) {
+int32_t run_channel_reduce(ChannelReduceOp& op, const apex_place* place, gpu::ChannelReduce a,
+                           const apex_workspace* workspace) {
+  if (const int32_t status = check(op.unit, a.input_type, a.weight_type)) return status;
+  int32_t variant;
+  if (const int32_t status = choose_variant(*place, op.unit, &variant)) return status;
+  a.parts = 1;
   if (a.batch == 0 || a.channels == 0 || a.spatial == 0) return APEX_OK;
-  if (variant == APEX_VARIANT_CPU) {
+  const bool cpu = variant == APEX_VARIANT_CPU;
+  if (cpu) {  // as many parts whatever the number of threads: the sums stay the same
+    if (a.channels_last) a.parts = uint32_t(std::clamp<int64_t>(a.batch / 64, 1, 64));
+  } else {
+    // Kernels count vectors, rows of a part and blocks in 32 bits: 10^10 elements a channel.
+    if (a.batch / 64 > most || a.channels > most - 64 || a.spatial > most - 64 ||
+        a.batch * ceil_divide(a.spatial, width_of(a.input_type)) > most / 2)
+      return APEX_USE_REFERENCE;
+    DeviceLimits limits;
+    if (const int32_t status = device_limits(*place, &limits)) return status;
+    (a.channels_last ? plan_channels_last : plan_channels_first)(a, limits);
+  }
+  const int64_t sums = a.parts > 1 || cpu ? int64_t(a.parts) * 3 * a.channels : 0;  // the CPU merges one part, too
+  const int64_t counters = a.parts <= 1 || cpu ? 0 : a.channels_last ? int64_t(a.column_blocks) : a.channels;
+  if (const int32_t status = take_workspace(*place, workspace, sums * (a.input_type == APEX_F64 ? 8 : 4), counters,
+                                            &a.partials, &a.counters))
+    return status;
+  if (cpu) {
     op.cpu(a);
     return APEX_OK;
   }

@@ -9,31 +9,20 @@
 #include "bias_activation.h"
 #include "blas.h"
 #include "status.h"
+#include "workspace.h"
 
 namespace apex {
 namespace {
 
-constexpr int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 constexpr int64_t element_bytes = 2;
 
 class Layer {
  public:
-  Layer(const apex_place& place, const apex_dense& dense) : place_(place), d_(dense) {}
+  Layer(const apex_place& place, const apex_dense& dense, const apex_workspace* workspace)
+      : place_(place), d_(dense), workspace_(workspace) {}
 
-  // The workspace: the vendor's, the gradient before the activation, partial sums of the bias's gradient.
-  int32_t prepare(int64_t* workspace_bytes, int32_t* variant) const {
-    if (const int32_t status = check()) return status;
-    *workspace_bytes = APEX_MATMUL_WORKSPACE_BYTES;
-    *variant = APEX_VARIANT_UNKNOWN;
-    if (!d_.grad_output || d_.activation == APEX_ACTIVATION_NONE) return APEX_OK;
-    gpu::BiasActivation pass = gradient_pass();
-    if (const int32_t status = apex_bias_activation_prepare(&place_, &pass, variant)) return status;
-    *workspace_bytes += gradient_bytes();
-    if (d_.grad_bias) *workspace_bytes += aligned(pass.parts * d_.outputs * int64_t(sizeof(float)));
-    return APEX_OK;
-  }
-
-  int32_t forward() const {
+  int32_t forward() {
+    if (const int32_t status = begin(0)) return status;
     const bool before = d_.activation == APEX_ACTIVATION_GELU || d_.activation == APEX_ACTIVATION_SIGMOID;
     apex_matmul m = product(d_.input, d_.weight, before ? d_.before : d_.output, d_.rows, d_.outputs, d_.inputs);
     m.transpose_b = 1;
@@ -54,13 +43,14 @@ class Layer {
     return apex_bias_activation_forward(&place_, &pass);
   }
 
-  int32_t backward() const {
+  int32_t backward() {
+    const bool pass_first = d_.activation != APEX_ACTIVATION_NONE;
+    if (const int32_t status = begin(pass_first ? d_.rows * d_.outputs * element_bytes : 0)) return status;
     const void* gradient = d_.grad_output;
-    if (d_.activation != APEX_ACTIVATION_NONE) {
+    if (pass_first) {
       gpu::BiasActivation pass = gradient_pass();
-      pass.output = static_cast<uint8_t*>(d_.workspace) + APEX_MATMUL_WORKSPACE_BYTES;
-      pass.partials = pass.output + gradient_bytes();
-      if (const int32_t status = apex_bias_activation_backward(&place_, &pass, d_.variant)) return status;
+      pass.output = vendors_ + APEX_MATMUL_WORKSPACE_BYTES;
+      if (const int32_t status = apex_bias_activation_backward(&place_, &pass, workspace_)) return status;
       gradient = pass.output;
     }
     if (d_.grad_weight)
@@ -69,6 +59,11 @@ class Layer {
   }
 
  private:
+  // Before any product: the vendor's workspace, and `bytes` behind it.
+  int32_t begin(int64_t bytes) {
+    if (const int32_t status = check()) return status;
+    return take_workspace(workspace_, APEX_MATMUL_WORKSPACE_BYTES + bytes, &vendors_);
+  }
   int32_t check() const {
     if (d_.type != APEX_F16 && d_.type != APEX_BF16)
       return fail(APEX_USE_REFERENCE, "torch multiplies float32 and float64");
@@ -80,7 +75,6 @@ class Layer {
       return fail(APEX_USE_REFERENCE, "torch sums the gradient of a bias alone");
     return blas_serves(place_.platform);
   }
-  int64_t gradient_bytes() const { return aligned(d_.rows * d_.outputs * element_bytes); }
 
   // d[m, n] = a[m, k] b[k, n], all dense.
   apex_matmul product(const void* a, const void* b, void* d, int64_t m, int64_t n, int64_t k) const {
@@ -89,7 +83,7 @@ class Layer {
     made.m = m, made.n = n, made.k = k;
     made.ld_a = k, made.ld_b = n, made.ld_d = n;
     made.type = made.type_d = d_.type;
-    made.workspace = d_.workspace;
+    made.workspace = vendors_;
     made.workspace_bytes = APEX_MATMUL_WORKSPACE_BYTES;
     return made;
   }
@@ -134,27 +128,18 @@ class Layer {
 
   const apex_place& place_;
   const apex_dense& d_;
+  const apex_workspace* const workspace_;
+  uint8_t* vendors_ = nullptr;
 };
-
-template <class Step> int32_t run(const apex_place* place, const apex_dense* dense, Step&& step) {
-  return guarded([&]() -> int32_t {
-    if (!dense->workspace || dense->workspace_bytes < APEX_MATMUL_WORKSPACE_BYTES)
-      return fail(APEX_ERROR_ARGUMENT, "apex_dense: the workspace of apex_dense_prepare is wanted");
-    if (reinterpret_cast<uintptr_t>(dense->workspace) % 16)  // how the pass is laid out depends on it
-      return fail(APEX_ERROR_ARGUMENT, "apex_dense: the workspace must be aligned to 16 bytes");
-    return step(Layer(*place, *dense));
-  });
-}
 
 }  // namespace
 }  // namespace apex
 
-extern "C" int32_t apex_dense_prepare(const apex_place* place, apex_dense* dense) {
-  return apex::guarded([&] { return apex::Layer(*place, *dense).prepare(&dense->workspace_bytes, &dense->variant); });
+extern "C" int32_t apex_dense_forward(const apex_place* place, const apex_dense* dense,
+                                      const apex_workspace* workspace) {
+  return apex::guarded([&] { return apex::Layer(*place, *dense, workspace).forward(); });
 }
-extern "C" int32_t apex_dense_forward(const apex_place* place, const apex_dense* dense) {
-  return apex::run(place, dense, [](const apex::Layer& layer) { return layer.forward(); });
-}
-extern "C" int32_t apex_dense_backward(const apex_place* place, const apex_dense* dense) {
-  return apex::run(place, dense, [](const apex::Layer& layer) { return layer.backward(); });
+extern "C" int32_t apex_dense_backward(const apex_place* place, const apex_dense* dense,
+                                       const apex_workspace* workspace) {
+  return apex::guarded([&] { return apex::Layer(*place, *dense, workspace).backward(); });
 }

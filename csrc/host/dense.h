@@ -24,17 +24,15 @@ typedef struct apex_dense {
   void* grad_input;        /* of the backward: null where not wanted */
   void* grad_weight;
   void* grad_bias; /* without an activation, beside grad_weight alone */
-  void* workspace;
-  int64_t rows, inputs, outputs, workspace_bytes;
+  int64_t rows, inputs, outputs;
   int32_t type, activation;
-  int32_t variant; /* of the pass over memory in the backward */
 } apex_dense;
 
-/* Fills in workspace_bytes and variant: what the forward or, with grad_output, the backward needs. It comes first. */
-APEX_EXPORT int32_t apex_dense_prepare(const apex_place* place, apex_dense* dense);
 /* APEX_USE_REFERENCE: something was refused, and outputs hold nothing; apex_last_error() says what. */
-APEX_EXPORT int32_t apex_dense_forward(const apex_place* place, const apex_dense* dense);
-APEX_EXPORT int32_t apex_dense_backward(const apex_place* place, const apex_dense* dense);
+APEX_EXPORT int32_t apex_dense_forward(const apex_place* place, const apex_dense* dense,
+                                       const apex_workspace* workspace);
+APEX_EXPORT int32_t apex_dense_backward(const apex_place* place, const apex_dense* dense,
+                                        const apex_workspace* workspace);
 
 #if defined(__cplusplus)
 }

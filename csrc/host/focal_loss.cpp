@@ -4,6 +4,7 @@
 
 #include "device_limits.h"
 #include "status.h"
+#include "workspace.h"
 
 namespace apex {
 namespace {
@@ -43,27 +44,29 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, con
 
 using namespace apex;
 
-int32_t apex_focal_loss_prepare(const apex_place* place, gpu::FocalLoss* a, int32_t* variant) {
-  if (const int32_t status = check(*a)) return status;
-  if (const int32_t status = choose_variant(*place, unit, variant)) return status;
-  if (*variant == APEX_VARIANT_CPU) {  // as many parts whatever the number of threads: the sums stay the same
-    a->blocks = int32_t(
-        std::clamp<int64_t>(a->rows * a->classes / 16384, 1, std::max<int64_t>(1, std::min<int64_t>(a->rows, 256))));
+int32_t apex_focal_loss_forward(const apex_place* place, const gpu::FocalLoss* arguments,
+                                const apex_workspace* workspace) {
+  gpu::FocalLoss a = *arguments;
+  if (const int32_t status = check(a)) return status;
+  int32_t variant;
+  if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
+  const bool cpu = variant == APEX_VARIANT_CPU;
+  if (cpu) {  // as many parts whatever the number of threads: the sums stay the same
+    const int64_t most = std::max<int64_t>(1, std::min<int64_t>(a.rows, 256));
+    a.blocks = int32_t(std::clamp<int64_t>(a.rows * a.classes / 16384, 1, most));
+  } else {
+    DeviceLimits limits;
+    if (const int32_t status = device_limits(*place, &limits)) return status;
+    a.blocks = int32_t(blocks_of(a, limits));
+  }
+  if (const int32_t status = take_workspace(workspace, a.blocks * (a.type == APEX_F64 ? 8 : 4), &a.partials))
+    return status;
+  if (cpu) {
+    focal_loss_forward_cpu(a);
     return APEX_OK;
   }
-  DeviceLimits limits;
-  if (const int32_t status = device_limits(*place, &limits)) return status;
-  a->blocks = int32_t(blocks_of(*a, limits));
-  return APEX_OK;
-}
-
-int32_t apex_focal_loss_forward(const apex_place* place, const gpu::FocalLoss* a, int32_t variant) {
-  if (variant == APEX_VARIANT_CPU) {
-    focal_loss_forward_cpu(*a);
-    return APEX_OK;
-  }
-  if (const int32_t status = launch(place, forward_kernels[a->type], a->blocks, *a)) return status;
-  return launch(place, finish_kernels[a->type == APEX_F64], 1, *a);
+  if (const int32_t status = launch(place, forward_kernels[a.type], a.blocks, a)) return status;
+  return launch(place, finish_kernels[a.type == APEX_F64], 1, a);
 }
 
 int32_t apex_focal_loss_backward(const apex_place* place, const gpu::FocalLoss* a) {

@@ -3,12 +3,8 @@
 #include "apex.h"
 #include "device/focal_loss_arguments.h"
 
-/* Sets `blocks`: `partials` must hold so many floats (doubles of doubles) before apex_focal_loss_forward, which
- * `variant` goes on to: the choice may change. */
-extern "C" APEX_EXPORT int32_t apex_focal_loss_prepare(const apex_place* place, gpu::FocalLoss* arguments,
-                                                       int32_t* variant);
 extern "C" APEX_EXPORT int32_t apex_focal_loss_forward(const apex_place* place, const gpu::FocalLoss* arguments,
-                                                       int32_t variant);
+                                                       const apex_workspace* workspace);
 extern "C" APEX_EXPORT int32_t apex_focal_loss_backward(const apex_place* place, const gpu::FocalLoss* arguments);
 
 namespace apex {

@@ -6,6 +6,7 @@
 
 #include "device_limits.h"
 #include "status.h"
+#include "workspace.h"
 
 namespace apex {
 namespace {
@@ -63,6 +64,16 @@ int64_t columns_of_whole_groups(const gpu::GroupNorm& a, int64_t width, int64_t 
   return columns *
          std::min<int64_t>(ceil_divide(least_columns, columns), ceil_divide(ceil_divide(a.channels, width), columns));
 }
+
+struct GroupNormPlan {
+  int32_t variant;
+  bool in_one_launch;   // an image's groups stay in shared memory
+  int32_t kernel;       // of the tables
+  int32_t sums_kernel;  // likewise, of the backward's sums, channels first
+  uint32_t threads, sums_threads;
+  int64_t blocks, sums_blocks;  // of the launch that writes, and of the one before
+  int64_t shared;               // bytes
+};
 
 // False: an image's groups do not fit.
 bool plan_tile(gpu::GroupNorm& a, GroupNormPlan& plan, int64_t width, bool backward, const DeviceLimits& limits) {
@@ -147,16 +158,7 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uin
   return apex_launch(place, &kernel, {uint32_t(std::min<int64_t>(blocks, most_threads / threads)), 1, 1},
                      {threads, 1, 1}, uint32_t(shared), parameters);
 }
-}  // namespace
-}  // namespace apex
-
-using namespace apex;
-
-void apex_set_group_norm_launches(int32_t launches) { asked_launches = launches; }
-
-int32_t apex_group_norm_prepare(const apex_place* place, gpu::GroupNorm* arguments, int32_t backward,
-                                GroupNormPlan* plan) {
-  gpu::GroupNorm& a = *arguments;
+int32_t check(const gpu::GroupNorm& a) {
   for (const int32_t type : {a.input_type, a.weight_type})
     if (type < APEX_F32 || type > APEX_F64)
       return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
@@ -165,64 +167,86 @@ int32_t apex_group_norm_prepare(const apex_place* place, gpu::GroupNorm* argumen
   if (a.groups < 1 || a.channels % a.groups != 0)
     return fail(APEX_ERROR_VALUE, "%s: %lld channels cannot be parted into %lld groups", unit, (long long)a.channels,
                 (long long)a.groups);
-  *plan = {};
-  if (const int32_t status = choose_variant(*place, unit, &plan->variant)) return status;
-  if (empty(a)) return APEX_OK;
-  a.parts = a.slots = 1;
-  if (plan->variant == APEX_VARIANT_CPU) {
-    plan->channel_partials = backward ? a.batch * 2 * a.channels : 0;
-    return APEX_OK;
-  }
-  if (a.channels > most_channels) return APEX_USE_REFERENCE;
-  DeviceLimits limits;
-  if (const int32_t status = device_limits(*place, &limits)) return status;
-  const bool vectors = aligned({a.input, a.grad_output, a.output});
-  const bool weights = backward && wants_weights(a);
-  if (a.channels_last) {
-    const int64_t width = vectors && a.channels % width_of(a.input_type) == 0 ? width_of(a.input_type) : 1;
-    plan->kernel = plan->sums_kernel = kernel_of(a.input_type, width);
-    if (asked_launches == 2 || !plan_tile(a, *plan, width, backward, limits))
-      plan_last(a, *plan, width, backward, limits);
-  } else {
-    plan_first(a, *plan, vectors, backward, limits);
-  }
-  if (!plan->in_one_launch && (!backward || a.channels_last)) plan->group_partials = a.batch * a.groups * a.slots * 2;
-  if (weights || (backward && !a.channels_last)) plan->channel_partials = a.batch * a.parts * 2 * a.channels;
-  a.apply_blocks = uint32_t(std::min<int64_t>(plan->blocks, most_threads / plan->threads / 2));
   return APEX_OK;
 }
 
-int32_t apex_group_norm_forward(const apex_place* place, const gpu::GroupNorm* arguments, const GroupNormPlan* plan) {
-  const gpu::GroupNorm& a = *arguments;
+// Fills in the geometry, and what kernels leave for each other.
+int32_t prepare(const apex_place& place, gpu::GroupNorm& a, bool backward, GroupNormPlan& plan,
+                const apex_workspace* workspace) {
+  if (const int32_t status = check(a)) return status;
+  if (const int32_t status = choose_variant(place, unit, &plan.variant)) return status;
   if (empty(a)) return APEX_OK;
-  if (plan->variant == APEX_VARIANT_CPU) {
+  a.parts = a.slots = 1;
+  int64_t of_groups = 0, of_channels = 0;
+  if (plan.variant == APEX_VARIANT_CPU) {
+    of_channels = backward ? a.batch * 2 * a.channels : 0;
+  } else {
+    if (a.channels > most_channels) return APEX_USE_REFERENCE;
+    DeviceLimits limits;
+    if (const int32_t status = device_limits(place, &limits)) return status;
+    const bool vectors = aligned({a.input, a.grad_output, a.output});
+    if (a.channels_last) {
+      const int64_t width = vectors && a.channels % width_of(a.input_type) == 0 ? width_of(a.input_type) : 1;
+      plan.kernel = plan.sums_kernel = kernel_of(a.input_type, width);
+      if (asked_launches == 2 || !plan_tile(a, plan, width, backward, limits))
+        plan_last(a, plan, width, backward, limits);
+    } else {
+      plan_first(a, plan, vectors, backward, limits);
+    }
+    if (!plan.in_one_launch && (!backward || a.channels_last)) of_groups = a.batch * a.groups * a.slots * 2;
+    if (backward && (wants_weights(a) || !a.channels_last)) of_channels = a.batch * a.parts * 2 * a.channels;
+    a.apply_blocks = uint32_t(std::min<int64_t>(plan.blocks, most_threads / plan.threads / 2));
+  }
+  const int64_t item = a.input_type == APEX_F64 ? 8 : 4, first = ceil_divide(of_groups * item, 16) * 16;
+  uint8_t* memory;
+  if (const int32_t status = take_workspace(workspace, first + of_channels * item, &memory)) return status;
+  if (of_groups) a.group_partials = memory;
+  if (of_channels) a.channel_partials = memory + first;
+  return APEX_OK;
+}
+}  // namespace
+}  // namespace apex
+
+using namespace apex;
+
+void apex_set_group_norm_launches(int32_t launches) { asked_launches = launches; }
+
+int32_t apex_group_norm_forward(const apex_place* place, const gpu::GroupNorm* arguments,
+                                const apex_workspace* workspace) {
+  gpu::GroupNorm a = *arguments;
+  GroupNormPlan plan{};
+  if (const int32_t status = prepare(*place, a, false, plan, workspace)) return status;
+  if (empty(a)) return APEX_OK;
+  if (plan.variant == APEX_VARIANT_CPU) {
     group_norm_forward_cpu(a);
     return APEX_OK;
   }
-  if (plan->in_one_launch)
-    return launch(place, forward_tile[a.input_type], plan->blocks, plan->threads, plan->shared, a);
-  if (const int32_t status = launch(place, statistics[a.channels_last][plan->kernel], plan->sums_blocks,
-                                    plan->sums_threads, plan->shared, a))
+  if (plan.in_one_launch) return launch(place, forward_tile[a.input_type], plan.blocks, plan.threads, plan.shared, a);
+  if (const int32_t status =
+          launch(place, statistics[a.channels_last][plan.kernel], plan.sums_blocks, plan.sums_threads, plan.shared, a))
     return status;
-  return launch(place, apply[a.channels_last][plan->kernel], plan->blocks, plan->threads, plan->shared, a);
+  return launch(place, apply[a.channels_last][plan.kernel], plan.blocks, plan.threads, plan.shared, a);
 }
 
-int32_t apex_group_norm_backward(const apex_place* place, const gpu::GroupNorm* arguments, const GroupNormPlan* plan) {
-  const gpu::GroupNorm& a = *arguments;
+int32_t apex_group_norm_backward(const apex_place* place, const gpu::GroupNorm* arguments,
+                                 const apex_workspace* workspace) {
+  gpu::GroupNorm a = *arguments;
+  GroupNormPlan plan{};
+  if (const int32_t status = prepare(*place, a, true, plan, workspace)) return status;
   if (empty(a)) return APEX_OK;
-  if (plan->variant == APEX_VARIANT_CPU) {
+  if (plan.variant == APEX_VARIANT_CPU) {
     group_norm_backward_cpu(a);
     return APEX_OK;
   }
   const int64_t finish_blocks = wants_weights(a) ? ceil_divide(a.channels, gpu::group_norm_finish_columns) : 0;
-  if (plan->in_one_launch) {
-    if (const int32_t status = launch(place, backward_tile[a.input_type], plan->blocks, plan->threads, plan->shared, a))
+  if (plan.in_one_launch) {
+    if (const int32_t status = launch(place, backward_tile[a.input_type], plan.blocks, plan.threads, plan.shared, a))
       return status;
     return launch(place, finish, finish_blocks, gpu::group_norm_threads, 0, a);
   }
-  if (const int32_t status = launch(place, sums[a.channels_last][plan->sums_kernel], plan->sums_blocks,
-                                    plan->sums_threads, plan->shared, a))
+  if (const int32_t status =
+          launch(place, sums[a.channels_last][plan.sums_kernel], plan.sums_blocks, plan.sums_threads, plan.shared, a))
     return status;
-  return launch(place, gradient[a.channels_last][plan->kernel], a.apply_blocks + finish_blocks, plan->threads,
-                plan->shared, a);
+  return launch(place, gradient[a.channels_last][plan.kernel], a.apply_blocks + finish_blocks, plan.threads,
+                plan.shared, a);
 }

@@ -4,6 +4,7 @@
 
 #include "device_limits.h"
 #include "status.h"
+#include "values.h"
 
 namespace apex {
 namespace {
@@ -44,6 +45,12 @@ int32_t run(const apex_place* place, apex_kernel* kernels, int64_t rows, gpu::In
 }  // namespace apex
 
 int32_t apex_index_mul_2d_forward(const apex_place* place, const gpu::IndexMul2d* a) {
+  for (int64_t i = 0; place->platform == APEX_CPU && i < a->rows; ++i) {
+    const int64_t index = apex::integer_at(a->index, i, a->wide_index);
+    if (index < 0 || index >= a->entries)
+      return apex::fail(APEX_ERROR_INDEX, "%s: idx1[%lld] is %lld, outside [0, %lld)", apex::unit, (long long)i,
+                        (long long)index, (long long)a->entries);
+  }
   return apex::run(place, apex::gather_kernels, a->rows, *a, &apex::index_mul_2d_gather_cpu);
 }
 int32_t apex_index_mul_2d_scatter(const apex_place* place, const gpu::IndexMul2d* a) {

@@ -7,6 +7,8 @@ static apex::MultiTensorVariant variants[] = {MULTI_TENSOR_ADAM(VARIANT)};
 static apex::MultiTensorVariant unscale[] = {MULTI_TENSOR_UNSCALE(VARIANT, AdamUnscale)};
 
 extern "C" int32_t apex_multi_tensor_adam(const apex_place* place, const apex_tensor_lists* lists,
-                                          const gpu::AdamArguments* arguments) {
-  return apex::run_and_unscale(variants, unscale, arguments->unscale_grads, place, lists, arguments);
+                                          const gpu::AdamArguments* arguments, const apex_workspace* workspace) {
+  gpu::AdamArguments a = *arguments;
+  if (const int32_t status = apex::count_blocks(*place, *lists, workspace, &a)) return status;
+  return apex::run_and_unscale(variants, unscale, a.unscale_grads, place, lists, &a);
 }

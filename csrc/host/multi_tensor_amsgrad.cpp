@@ -6,6 +6,8 @@
 static apex::MultiTensorVariant variants[] = {MULTI_TENSOR_AMSGRAD(VARIANT)};
 
 extern "C" int32_t apex_multi_tensor_amsgrad(const apex_place* place, const apex_tensor_lists* lists,
-                                             const gpu::AdamArguments* arguments) {
-  return apex::run_multi_tensor(variants, place, lists, arguments);
+                                             const gpu::AdamArguments* arguments, const apex_workspace* workspace) {
+  gpu::AdamArguments a = *arguments;
+  if (const int32_t status = apex::count_blocks(*place, *lists, workspace, &a)) return status;
+  return apex::run_multi_tensor(variants, place, lists, &a);
 }

@@ -5,6 +5,7 @@
 
 #include "host/multi_tensor_cpu.h"
 #include "host/multi_tensor_reduce_cpu.h"
+#include "host/workspace.h"
 
 namespace apex {
 struct MultiTensorVariant {
@@ -40,6 +41,15 @@ template <size_t N>
 int32_t run_multi_tensor(MultiTensorVariant (&variants)[N], const apex_place* place, const apex_tensor_lists* lists,
                          const void* arguments, uint32_t used = 0) {
   return run_multi_tensor(variants, N, place, lists, arguments, used ? used : lists->lists);
+}
+
+// Before the launch of kernels, which alone have a table, that advances the step on the device: the counter by which
+// its last block knows itself.
+template <class Arguments> int32_t count_blocks(const apex_place& place, const apex_tensor_lists& lists,
+                                                const apex_workspace* workspace, Arguments* a) {
+  uint8_t* none;
+  return a->advance_step && lists.table ? take_workspace(place, workspace, 0, 1, &none, &a->blocks_done)
+                                        : int32_t{APEX_OK};
 }
 }  // namespace apex
 

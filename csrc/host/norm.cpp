@@ -7,6 +7,7 @@
 #include "device_limits.h"
 #include "driver.h"
 #include "status.h"
+#include "workspace.h"
 
 namespace apex {
 namespace {
@@ -148,6 +149,15 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uin
                      uint32_t(shared), parameters);
 }
 
+// Where a backward's kernel is in the op's table. All but `longer` sum the weights' gradients up too.
+enum class NormKernels { longer, rows, teams };
+struct NormPlan {
+  int32_t kernel;
+  NormKernels of;
+  uint32_t threads;
+  int64_t blocks, shared;
+};
+
 int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a, NormPlan* plan) {
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
@@ -158,8 +168,7 @@ int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a,
     if (NormTeams* t = find_teams(op.backward_teams, place, limits, a.rows, a.hidden, a.input_type, a.output_type,
                                   asked, 4, 2, &shared)) {
       a.parts = limits.multiprocessors;
-      *plan = {plan->variant, int32_t(t - op.backward_teams), NormKernels::teams, uint32_t(t->threads), a.parts,
-               shared};
+      *plan = {int32_t(t - op.backward_teams), NormKernels::teams, uint32_t(t->threads), a.parts, shared};
       return APEX_OK;
     }
   }
@@ -179,7 +188,7 @@ int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a,
       a.stages = int32_t(r.stages);
       a.constant_bytes = int32_t(r.constant_bytes);
       a.parts = r.blocks;
-      *plan = {plan->variant, layout.kernel, NormKernels::rows, uint32_t(layout.threads), r.blocks, r.shared};
+      *plan = {layout.kernel, NormKernels::rows, uint32_t(layout.threads), r.blocks, r.shared};
       return APEX_OK;
     }
     layout = choose_long(a.hidden, vectors, false, limits);
@@ -190,7 +199,7 @@ int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a,
   a.column_blocks = int32_t(ceil_divide(a.hidden, wide));
   const int64_t high = gpu::norm_threads / wide, wanted = ceil_divide(limits.multiprocessors * 4, a.column_blocks);
   a.parts = std::min<int64_t>(wanted, ceil_divide(a.rows, high * 4));
-  *plan = {plan->variant, layout.kernel, NormKernels::longer, uint32_t(layout.threads), a.rows, 0};
+  *plan = {layout.kernel, NormKernels::longer, uint32_t(layout.threads), a.rows, 0};
   return APEX_OK;
 }
 
@@ -243,21 +252,19 @@ int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a
   return launch(place, op.forward_long[layout.kernel], a.rows, uint32_t(layout.threads), 0, a, fp8);
 }
 
-int32_t prepare_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward* a, NormPlan* plan) {
-  *plan = {};
-  if (const int32_t status = check(op, a->input_type, a->output_type, a->weight_type, a->weight)) return status;
-  if (const int32_t status = choose_variant(*place, op.unit, &plan->variant)) return status;
-  if (a->hidden == 0) return APEX_OK;
-  if (plan->variant == APEX_VARIANT_CPU) {  // as many parts whatever the number of threads: the sums stay the same
-    a->parts = a->rows == 0 ? 0 : std::clamp<int64_t>(a->rows / 16, 1, 64);
-    return APEX_OK;
-  }
-  return plan_backward(op, place, *a, plan);
-}
-
-int32_t run_norm_backward(NormOp& op, const apex_place* place, const gpu::NormBackward& a, const NormPlan& plan) {
+int32_t run_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward a, const apex_workspace* workspace) {
+  if (const int32_t status = check(op, a.input_type, a.output_type, a.weight_type, a.weight)) return status;
+  int32_t variant;
+  if (const int32_t status = choose_variant(*place, op.unit, &variant)) return status;
   if (a.hidden == 0) return APEX_OK;
-  if (plan.variant == APEX_VARIANT_CPU) {
+  NormPlan plan{};
+  if (variant == APEX_VARIANT_CPU)  // as many parts whatever the number of threads: the sums stay the same
+    a.parts = a.rows == 0 ? 0 : std::clamp<int64_t>(a.rows / 16, 1, 64);
+  else if (const int32_t status = plan_backward(op, place, a, &plan)) return status;
+  const int64_t sums = a.grad_weight ? (op.centered ? 2 : 1) * a.parts * gpu::norm_partials_pitch(a.hidden) : 0;
+  if (const int32_t status = take_workspace(workspace, sums * (a.input_type == APEX_F64 ? 8 : 4), &a.partials))
+    return status;
+  if (variant == APEX_VARIANT_CPU) {
     norm_backward_cpu(op.centered, a);
     return APEX_OK;
   }

@@ -26,23 +26,9 @@ struct NormOp {
   NormTeams forward_teams[most_teams]{}, backward_teams[most_teams]{};
 };
 
-// Where a backward's kernel is in the op's table. All but `longer` sum the weights' gradients up too.
-enum class NormKernels : int32_t { longer, rows, teams };
-
-// What prepare decided for one backward.
-struct NormPlan {
-  int32_t variant, kernel;
-  NormKernels of;
-  uint32_t threads;
-  int64_t blocks, shared;
-};
-
 // fp8: of an op whose output is FP8; else null.
 int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a, const gpu::Fp8Norm* fp8 = nullptr);
-// Fills in what the launch needs, `parts` among it: `partials` must hold 2 * parts * norm_partials_pitch(hidden) floats
-// (or doubles) before run_norm_backward, unless grad_weight is null.
-int32_t prepare_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward* a, NormPlan* plan);
-int32_t run_norm_backward(NormOp& op, const apex_place* place, const gpu::NormBackward& a, const NormPlan& plan);
+int32_t run_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward a, const apex_workspace* workspace);
 
 void norm_forward_cpu(bool centered, const gpu::NormForward& a, const gpu::Fp8Norm* fp8);
 void norm_backward_cpu(bool centered, const gpu::NormBackward& a);
@@ -96,11 +82,7 @@ extern "C" APEX_EXPORT void apex_set_norm_layout(int32_t backward, const apex_no
   extern "C" int32_t apex_##op##_forward(const apex_place* place, const gpu::NormForward* arguments) {            \
     return apex::run_norm_forward(kernels, place, *arguments);                                                    \
   }                                                                                                               \
-  extern "C" int32_t apex_##op##_prepare(const apex_place* place, gpu::NormBackward* arguments,                   \
-                                         apex::NormPlan* plan) {                                                  \
-    return apex::prepare_norm_backward(kernels, place, arguments, plan);                                          \
-  }                                                                                                               \
   extern "C" int32_t apex_##op##_backward(const apex_place* place, const gpu::NormBackward* arguments,            \
-                                          const apex::NormPlan* plan) {                                           \
-    return apex::run_norm_backward(kernels, place, *arguments, *plan);                                            \
+                                          const apex_workspace* workspace) {                                      \
+    return apex::run_norm_backward(kernels, place, *arguments, workspace);                                        \
   }

@@ -57,12 +57,7 @@ ChannelReduceOp& op_of(const gpu::ChannelReduce& a) { return a.bitmask ? masked 
 }  // namespace
 }  // namespace apex
 
-extern "C" int32_t apex_reduce_bn_prepare(const apex_place* place, gpu::ChannelReduce* arguments, int64_t* counters,
-                                          int32_t* variant) {
-  const int32_t status = apex::prepare_channel_reduce(apex::op_of(*arguments), place, arguments, variant);
-  *counters = apex::channel_counters(*arguments);
-  return status;
-}
-extern "C" int32_t apex_reduce_bn(const apex_place* place, const gpu::ChannelReduce* arguments, int32_t variant) {
-  return apex::run_channel_reduce(apex::op_of(*arguments), place, *arguments, variant);
+extern "C" int32_t apex_reduce_bn(const apex_place* place, const gpu::ChannelReduce* arguments,
+                                  const apex_workspace* workspace) {
+  return apex::run_channel_reduce(apex::op_of(*arguments), place, *arguments, workspace);
 }

@@ -106,9 +106,29 @@ int32_t run(const apex_place* place, const gpu::Rope& a) {
     return fail(APEX_ERROR_VALUE, "rope: batch times heads, and the places of an image, must each stay below 2^31");
   return launch(place, a);
 }
+
+// What a GPU answers with nan, because looking would make it wait, is refused where looking costs nothing.
+int32_t check_sequences(const gpu::Rope& a) {
+  if (!a.cu_seqlens) return APEX_OK;
+  const int32_t *at = a.cu_seqlens, last = at[a.sequences];
+  if (at[0] != 0 || last > a.width)
+    return fail(APEX_ERROR_VALUE,
+                "rope: cu_seqlens must begin at 0 and end within the input's %lld places, not go from %d to %d",
+                (long long)a.width, at[0], last);
+  for (int32_t k = 1; k <= a.sequences; ++k) {
+    if (at[k - 1] > at[k])
+      return fail(APEX_ERROR_VALUE, "rope: cu_seqlens falls from %d to %d at index %d", at[k - 1], at[k], k);
+    if (at[k] - at[k - 1] > a.angle_rows)
+      return fail(APEX_ERROR_VALUE, "rope: sequence %d has %d places but freqs only %lld", k - 1, at[k] - at[k - 1],
+                  (long long)a.angle_rows);
+  }
+  return APEX_OK;
+}
 }  // namespace
 }  // namespace apex
 
 extern "C" int32_t apex_rope(const apex_place* place, const gpu::Rope* arguments) {
+  if (place->platform == APEX_CPU)
+    if (const int32_t status = apex::check_sequences(*arguments)) return status;
   return apex::run(place, *arguments);
 }

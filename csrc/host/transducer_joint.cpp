@@ -5,6 +5,8 @@
 #include "device_limits.h"
 #include "driver.h"
 #include "status.h"
+#include "values.h"
+#include "workspace.h"
 
 namespace apex {
 namespace {
@@ -33,6 +35,28 @@ template <class... Tensors> bool rows_in_vectors(int64_t hidden, int64_t width, 
   return hidden % width == 0 && ((reinterpret_cast<uintptr_t>(tensors) | ...) % 16) == 0;
 }
 
+template <class Arguments> int32_t check_items(const apex_place& place, const Arguments& a) {
+  if (place.platform != APEX_CPU) return APEX_OK;
+  const auto* const ends = reinterpret_cast<const int64_t*>(a.batch_offset);
+  long long end = 0;
+  for (long long b = 0; b < a.batch; ++b) {
+    const long long t = integer_at(a.f_len, b, a.wide_lengths), u = integer_at(a.g_len, b, a.wide_lengths);
+    if (t < 0 || t > a.frames)
+      return fail(APEX_ERROR_VALUE, "%s: f_len[%lld] is %lld, but f has %lld frames", unit, b, t, (long long)a.frames);
+    if (u < 0 || u > a.labels)
+      return fail(APEX_ERROR_VALUE, "%s: g_len[%lld] is %lld, but g has %lld labels", unit, b, u, (long long)a.labels);
+    if (!ends) continue;
+    end += t * u;
+    if (ends[b] != end)
+      return fail(APEX_ERROR_VALUE, "%s: batch_offset[%lld] is %lld, but the sum of f_len * g_len up to it is %lld",
+                  unit, b, (long long)ends[b], end);
+    if (end > a.rows)
+      return fail(APEX_ERROR_VALUE, "%s: packed_batch is %lld, less than the %lld rows of the items", unit,
+                  (long long)a.rows, end);
+  }
+  return APEX_OK;
+}
+
 template <class Arguments> int32_t choose(const apex_place* place, const Arguments& a, int32_t* variant) {
   if (a.type < APEX_F32 || a.type > APEX_F64)
     return fail(APEX_ERROR_ARGUMENT, "%s: element types are float32, float16, bfloat16 and float64", unit);
@@ -40,6 +64,7 @@ template <class Arguments> int32_t choose(const apex_place* place, const Argumen
     return fail(APEX_ERROR_VALUE,
                 "%s: %lld frames, %lld labels, %lld columns: 2^30 - 1, 2^30 - 1 and 2^24 - 1 are the most", unit,
                 (long long)a.frames, (long long)a.labels, (long long)a.hidden);
+  if (const int32_t status = check_items(*place, a)) return status;
   return choose_variant(*place, unit, variant);
 }
 
@@ -92,6 +117,32 @@ Backward backward_of(const apex_place* place, const gpu::TransducerJointBackward
           3,
           halves ? 4 : 2};
 }
+// Blocks that share an item's frames, and frames of each.
+int32_t split_frames(const apex_place* place, const Backward& backward, const DeviceLimits& limits,
+                     gpu::TransducerJointBackward& a) {
+  // AMD's blocks share less memory.
+  const int64_t shared = place->platform == APEX_HIP ? 16 << 10 : 32 << 10,
+                most_frames = backward.row_bytes ? shared / backward.row_bytes : a.frames;
+  int32_t at_once = 0;
+  if (const int32_t status = blocks_at_once(*place, backward.kernel, backward.threads,
+                                            backward.row_bytes ? uint32_t(shared) : backward.shared, &at_once))
+    return status;
+  const int64_t slots = int64_t(limits.multiprocessors) * std::max(1, at_once ? at_once : 2);
+  // Turns of all slots, times what a block takes.
+  constexpr int64_t most_splits = 256;
+  int64_t best = 0;
+  for (int64_t splits = ceil_divide(a.frames, most_frames);
+       splits <= std::min<int64_t>(most_splits, a.frames) || best == 0; ++splits) {
+    const int64_t tile = ceil_divide(a.frames, splits), used = ceil_divide(a.frames, tile);
+    const int64_t cost = ceil_divide(a.batch * backward.slabs * used, slots) *
+                         (tile + backward.start + (used > 1 ? backward.sharing : 0));
+    if (best && cost >= best) continue;
+    best = cost;
+    a.splits = int32_t(used);
+    a.tile_frames = int32_t(tile);
+  }
+  return APEX_OK;
+}
 }  // namespace
 }  // namespace apex
 
@@ -120,42 +171,13 @@ int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::Transd
                      {gpu::joint_forward_threads, 1, 1}, 0, parameters);
 }
 
-int32_t apex_transducer_joint_prepare(const apex_place* place, gpu::TransducerJointBackward* a, int32_t* variant) {
-  if (const int32_t status = choose(place, *a, variant)) return status;
-  a->splits = 1;
-  a->tile_frames = int32_t(std::max<int64_t>(1, a->frames));
-  if (*variant == APEX_VARIANT_CPU || a->batch == 0 || a->frames == 0 || a->labels == 0 || a->hidden == 0)
-    return APEX_OK;
-  DeviceLimits limits;
-  if (const int32_t status = device_limits(*place, &limits)) return status;
-  const Backward backward = backward_of(place, *a, limits);
-  // AMD's blocks share less memory.
-  const int64_t shared = place->platform == APEX_HIP ? 16 << 10 : 32 << 10,
-                most_frames = backward.row_bytes ? shared / backward.row_bytes : a->frames;
-  int32_t at_once = 0;
-  if (const int32_t status = blocks_at_once(*place, backward.kernel, backward.threads,
-                                            backward.row_bytes ? uint32_t(shared) : backward.shared, &at_once))
-    return status;
-  const int64_t slots = int64_t(limits.multiprocessors) * std::max(1, at_once ? at_once : 2);
-  // Turns of all slots, times what a block takes.
-  constexpr int64_t most_splits = 256;
-  int64_t best = 0;
-  for (int64_t splits = ceil_divide(a->frames, most_frames);
-       splits <= std::min<int64_t>(most_splits, a->frames) || best == 0; ++splits) {
-    const int64_t tile = ceil_divide(a->frames, splits), used = ceil_divide(a->frames, tile);
-    const int64_t cost = ceil_divide(a->batch * backward.slabs * used, slots) *
-                         (tile + backward.start + (used > 1 ? backward.sharing : 0));
-    if (best && cost >= best) continue;
-    best = cost;
-    a->splits = int32_t(used);
-    a->tile_frames = int32_t(tile);
-  }
-  return APEX_OK;
-}
-
 int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::TransducerJointBackward* arguments,
-                                       int32_t variant) {
+                                       const apex_workspace* workspace) {
   gpu::TransducerJointBackward a = *arguments;
+  int32_t variant;
+  if (const int32_t status = choose(place, a, &variant)) return status;
+  a.splits = 1;
+  a.tile_frames = int32_t(std::max<int64_t>(1, a.frames));
   if (a.batch == 0 || a.hidden == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
     transducer_joint_backward_cpu(a);
@@ -164,6 +186,16 @@ int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::Trans
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const Backward backward = backward_of(place, a, limits);
+  if (a.frames && a.labels)
+    if (const int32_t status = split_frames(place, backward, limits, a)) return status;
+  if (a.splits > 1) {
+    const int64_t sums = a.splits * a.batch * a.labels * a.hidden;
+    uint32_t* counters;
+    if (const int32_t status = take_workspace(*place, workspace, sums * (a.type == APEX_F64 ? 8 : 4),
+                                              a.batch * a.hidden, &a.partials, &counters))
+      return status;
+    a.counters = reinterpret_cast<gpu::u8*>(counters);
+  }
   const int64_t blocks = std::min<int64_t>(a.batch * a.splits * backward.slabs, most_threads / backward.threads);
   void* parameters[] = {&a};
   return apex_launch(place, backward.kernel, {uint32_t(blocks), 1, 1}, {uint32_t(backward.threads), 1, 1},

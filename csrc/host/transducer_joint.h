@@ -5,14 +5,9 @@
 
 extern "C" APEX_EXPORT int32_t apex_transducer_joint_forward(const apex_place* place,
                                                              const gpu::TransducerJointForward* arguments);
-/* Fills in what the launch needs. Where `splits` is more than 1 afterwards, `partials` must hold splits * batch *
- * labels * hidden floats (doubles of doubles) and `counters` batch * hidden zeros before
- * apex_transducer_joint_backward, which `variant` goes on to: the choice may change. */
-extern "C" APEX_EXPORT int32_t apex_transducer_joint_prepare(const apex_place* place,
-                                                             gpu::TransducerJointBackward* arguments, int32_t* variant);
 extern "C" APEX_EXPORT int32_t apex_transducer_joint_backward(const apex_place* place,
                                                               const gpu::TransducerJointBackward* arguments,
-                                                              int32_t variant);
+                                                              const apex_workspace* workspace);
 
 namespace apex {
 void transducer_joint_forward_cpu(const gpu::TransducerJointForward& a);

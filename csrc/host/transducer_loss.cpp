@@ -4,6 +4,8 @@
 
 #include "device_limits.h"
 #include "status.h"
+#include "values.h"
+#include "workspace.h"
 
 namespace apex {
 namespace {
@@ -20,6 +22,37 @@ apex_kernel backward_kernels[] = {{unit, "transducer_loss_backward_f32", 0, 1},
                                   {unit, "transducer_loss_backward_bf16", 0, 1},
                                   {unit, "transducer_loss_backward_f64", 0, 1}};
 
+template <class Arguments> int32_t check_items(const apex_place& place, const Arguments& a) {
+  if (place.platform != APEX_CPU) return APEX_OK;
+  const auto* const ends = reinterpret_cast<const int64_t*>(a.batch_offset);
+  const long long most = a.labels - 1;
+  long long end = 0;
+  for (long long b = 0; b < a.batch; ++b) {
+    const long long t = integer_at(a.f_len, b, a.wide_lengths), u = integer_at(a.g_len, b, a.wide_lengths);
+    if (t < 1 || t > a.frames)
+      return fail(APEX_ERROR_VALUE, "%s: f_len[%lld] is %lld, outside [1, %lld]: an item has at least one frame", unit,
+                  b, t, (long long)a.frames);
+    if (u < 0 || u > most)
+      return fail(APEX_ERROR_VALUE, "%s: y_len[%lld] is %lld, but label has %lld columns", unit, b, u, most);
+    for (long long i = 0; i < u; ++i) {
+      const long long label = integer_at(a.label, b * most + i, a.wide_labels);
+      if (label < 0 || label >= a.classes)
+        return fail(APEX_ERROR_INDEX, "%s: label[%lld, %lld] is %lld, outside [0, %lld)", unit, b, i, label,
+                    (long long)a.classes);
+    }
+    if (!ends) continue;
+    end += t * (u + 1);
+    if (ends[b] != end)
+      return fail(APEX_ERROR_VALUE,
+                  "%s: batch_offset[%lld] is %lld, but the sum of f_len * (y_len + 1) up to it is %lld", unit, b,
+                  (long long)ends[b], end);
+    if (end > a.rows)
+      return fail(APEX_ERROR_VALUE, "%s: packed x has %lld rows, less than the %lld of the items", unit,
+                  (long long)a.rows, end);
+  }
+  return APEX_OK;
+}
+
 // Sets *cpu where the CPU variant serves.
 template <class Arguments> int32_t resolve(const apex_place* place, const Arguments& a, int32_t other_type, bool* cpu) {
   const auto known = [](int32_t type) { return type >= APEX_F32 && type <= APEX_F64; };
@@ -30,6 +63,7 @@ template <class Arguments> int32_t resolve(const apex_place* place, const Argume
   if (a.frames > 0x3fffffff || a.labels > 0x3fffffff || a.classes > 0x3fffffff)
     return fail(APEX_ERROR_VALUE, "%s: %lld frames, %lld labels, %lld classes: 2^30 - 1 are the most", unit,
                 (long long)a.frames, (long long)a.labels, (long long)a.classes);
+  if (const int32_t status = check_items(*place, a)) return status;
   int32_t variant;
   const int32_t status = choose_variant(*place, unit, &variant);
   *cpu = variant == APEX_VARIANT_CPU;
@@ -59,10 +93,14 @@ template <class Arguments> int32_t launch_rows(const apex_place* place, apex_ker
 
 using namespace apex;
 
-int32_t apex_transducer_loss_forward(const apex_place* place, const gpu::TransducerLossForward* arguments) {
+int32_t apex_transducer_loss_forward(const apex_place* place, const gpu::TransducerLossForward* arguments,
+                                     const apex_workspace* workspace) {
   gpu::TransducerLossForward a = *arguments;
   bool cpu = false;
   if (const int32_t status = resolve(place, a, a.loss_type, &cpu)) return status;
+  const int64_t emissions = a.batch * (a.frames + a.labels - 1) * a.labels * 2;
+  if (const int32_t status = take_workspace(workspace, emissions * (a.type == APEX_F64 ? 8 : 4), &a.emissions))
+    return status;
   if (cpu) {
     transducer_loss_forward_cpu(a);
     return APEX_OK;

@@ -3,9 +3,10 @@
 #include "apex.h"
 #include "device/transducer_loss_arguments.h"
 
-/* All tensors of the arguments must be there. */
+/* All tensors of the arguments but `emissions`, which the workspace holds, must be there. */
 extern "C" APEX_EXPORT int32_t apex_transducer_loss_forward(const apex_place* place,
-                                                            const gpu::TransducerLossForward* arguments);
+                                                            const gpu::TransducerLossForward* arguments,
+                                                            const apex_workspace* workspace);
 extern "C" APEX_EXPORT int32_t apex_transducer_loss_backward(const apex_place* place,
                                                              const gpu::TransducerLossBackward* arguments);
 

@@ -65,13 +65,7 @@ ChannelReduceOp op = {"welford_mean_var", APEX_CHANNEL_KERNELS("welford_mean_var
 }  // namespace
 }  // namespace apex
 
-extern "C" int32_t apex_welford_mean_var_prepare(const apex_place* place, gpu::ChannelReduce* arguments,
-                                                 int64_t* counters, int32_t* variant) {
-  const int32_t status = apex::prepare_channel_reduce(apex::op, place, arguments, variant);
-  *counters = apex::channel_counters(*arguments);
-  return status;
-}
 extern "C" int32_t apex_welford_mean_var(const apex_place* place, const gpu::ChannelReduce* arguments,
-                                         int32_t variant) {
-  return apex::run_channel_reduce(apex::op, place, *arguments, variant);
+                                         const apex_workspace* workspace) {
+  return apex::run_channel_reduce(apex::op, place, *arguments, workspace);
 }

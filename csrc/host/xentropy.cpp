@@ -4,6 +4,8 @@
 
 #include "device_limits.h"
 #include "status.h"
+#include "values.h"
+#include "workspace.h"
 
 namespace apex {
 namespace {
@@ -75,6 +77,18 @@ int32_t check(int32_t logits_type, int32_t other_type, int64_t classes) {
   return APEX_OK;
 }
 
+template <class Arguments> int32_t check_labels(const apex_place& place, const Arguments& a) {
+  if (place.platform != APEX_CPU) return APEX_OK;
+  for (int64_t i = 0; i < a.rows; ++i) {
+    const int64_t label = integer_at(a.labels, i, a.wide_labels);
+    const bool ignored = label == gpu::xentropy_ignored_label || (a.has_padding && label == a.padding_index);
+    if ((label < 0 || label >= a.classes) && !ignored)
+      return fail(APEX_ERROR_INDEX, "%s: label %lld is outside [0, %lld), and neither padding_idx nor -100", unit,
+                  (long long)label, (long long)a.classes);
+  }
+  return APEX_OK;
+}
+
 template <class Arguments>
 int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, const Arguments& a) {
   void* parameters[] = {const_cast<Arguments*>(&a)};
@@ -86,21 +100,14 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uin
 
 using namespace apex;
 
-int32_t apex_xentropy_prepare(const apex_place* place, gpu::XentropyForward* a, int32_t* variant) {
-  if (const int32_t status = check(a->logits_type, a->loss_type, a->classes)) return status;
-  if (const int32_t status = choose_variant(*place, unit, variant)) return status;
-  a->splits = 1;
-  if (*variant == APEX_VARIANT_CPU || a->rows == 0) return APEX_OK;
-  DeviceLimits limits;
-  if (const int32_t status = device_limits(*place, &limits)) return status;
-  const Layout layout = choose(a->rows, a->classes, a->logits_type, false, limits);
-  a->splits = int32_t(layout.splits);
-  a->warp_rows = layout.warp_rows;
-  return APEX_OK;
-}
-
-int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForward* prepared, int32_t variant) {
-  gpu::XentropyForward a = *prepared;
+int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForward* arguments,
+                              const apex_workspace* workspace) {
+  gpu::XentropyForward a = *arguments;
+  if (const int32_t status = check(a.logits_type, a.loss_type, a.classes)) return status;
+  if (const int32_t status = check_labels(*place, a)) return status;
+  int32_t variant;
+  if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
+  a.splits = 1;
   if (a.rows == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
     xentropy_forward_cpu(a);
@@ -110,7 +117,13 @@ int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForwar
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const bool whole = whole_vectors(a.classes, a.row_stride, a.logits_type, a.logits, nullptr);
   const Layout layout = choose(a.rows, a.classes, a.logits_type, whole, limits);
+  a.splits = int32_t(layout.splits);
+  a.warp_rows = layout.warp_rows;
   a.rows_a_warp = int32_t(layout.rows_a_warp);
+  if (a.splits > 1) {
+    const int64_t bytes = a.rows * a.splits * 3 * (a.logits_type == APEX_F64 ? 8 : 4);
+    if (const int32_t status = take_workspace(workspace, bytes, &a.partials)) return status;
+  }
   apex_kernel* const kernels = layout.rows_a_warp ? forward_short_kernels : forward_kernels;
   if (const int32_t status = launch(place, kernels[a.logits_type], layout.blocks, layout.threads, a)) return status;
   if (a.splits == 1) return APEX_OK;
@@ -121,6 +134,7 @@ int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForwar
 
 int32_t apex_xentropy_backward(const apex_place* place, const gpu::XentropyBackward* arguments) {
   if (const int32_t status = check(arguments->logits_type, arguments->grad_type, arguments->classes)) return status;
+  if (const int32_t status = check_labels(*place, *arguments)) return status;
   int32_t variant;
   if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
   if (arguments->rows == 0) return APEX_OK;

@@ -5,7 +5,7 @@
 
 extern "C" {
 enum DLDeviceType : int32_t { kDLCPU = 1, kDLCUDA = 2, kDLROCM = 10 };
-enum DLDataTypeCode : uint8_t { kDLFloat = 2, kDLBfloat = 4 };
+enum DLDataTypeCode : uint8_t { kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4 };
 
 struct DLPackVersion { uint32_t major, minor; };
 struct DLDevice {

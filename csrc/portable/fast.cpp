@@ -5,151 +5,12 @@
 // It says nothing about what is wrong: what it does not take (tensors that do not fit, are not contiguous, have other
 // types than torch's own, or are negative views) it answers with None, and Python, which has made the outputs, looks
 // closely and does the same by ctypes. Else the answer is libapex's status.
-#include "dlpack.h"
 #include "host/layer_norm.h"
 #include "host/rms_norm.h"
 #include "host/scaled_masked_softmax.h"
-#include "python_abi3.h"
-// after the host's: alone it would do without gpu.h
-#include "device/norm_layout.h"
+#include "view.h"
 
 namespace {
-const DLPackExchangeAPI* api;
-PyObject *tensor_type, *parameter_type, *is_negative;
-
-// ---- one tensor ----------------------------------------------------------------------------------------------------
-
-struct View : DLTensor {
-  bool given = false;
-
-  // False: an exception is set. None is no tensor.
-  bool read(PyObject* object) {
-    given = object != &_Py_NoneStruct;
-    if (!given) return true;
-    return api->dltensor_from_py_object_no_sync(object, this) == 0;
-  }
-  gpu::u8* bytes() const { return given ? static_cast<gpu::u8*>(data) + byte_offset : nullptr; }
-  int64_t numel() const {
-    int64_t count = 1;
-    for (int32_t d = 0; d < ndim; ++d) count *= shape[d];
-    return count;
-  }
-  bool is_contiguous() const {
-    if (!strides) return true;
-    int64_t expected = 1;
-    for (int32_t d = ndim; d-- > 0;) {
-      if (shape[d] == 0) return true;
-      if (shape[d] != 1 && strides[d] != expected) return false;
-      expected *= shape[d];
-    }
-    return true;
-  }
-  // apex_dtype, or -1.
-  int32_t code() const {
-    if (dtype.lanes != 1) return -1;
-    if (dtype.code == kDLBfloat) return dtype.bits == 16 ? APEX_BF16 : -1;
-    if (dtype.code != kDLFloat) return -1;
-    return dtype.bits == 32 ? APEX_F32 : dtype.bits == 16 ? APEX_F16 : dtype.bits == 64 ? APEX_F64 : -1;
-  }
-  bool is_usable() const { return code() >= 0 && data && is_contiguous(); }
-  bool is_on(const DLDevice& other) const {
-    return device.device_type == other.device_type && device.device_id == other.device_id;
-  }
-  bool has_shape_of(const View& other) const {
-    if (ndim != other.ndim) return false;
-    for (int32_t d = 0; d < ndim; ++d)
-      if (shape[d] != other.shape[d]) return false;
-    return true;
-  }
-};
-
-// Whether the object is of torch's own types and no negative view. What else may keep bytes from being values, DLPack
-// finds: wrappers have no address there, conjugate views no dtype that is known here.
-bool may_be_plain(PyObject* object) {
-  PyObject* const type = PyObject_Type(object);
-  Py_DecRef(type);  // the object holds it
-  if (type != tensor_type && type != parameter_type) return false;
-  PyObject* const negative = PyObject_CallFunctionObjArgs(is_negative, object, nullptr);
-  if (!negative) return false;
-  Py_DecRef(negative);  // True and False are for ever
-  return negative == &_Py_FalseStruct;
-}
-
-// Where the tensor's work runs, on torch's current stream. 0; 1: no place of ours; -1: an exception is set.
-int place_of(const View& tensor, apex_place* place) {
-  const DLDevice device = tensor.device;
-  if (device.device_type == kDLCPU) {
-    *place = {APEX_CPU, 0, nullptr};
-    return 0;
-  }
-  const bool hip = device.device_type == kDLROCM;
-  if (!hip && device.device_type != kDLCUDA) return 1;
-  *place = {hip ? APEX_HIP : APEX_CUDA, device.device_id, nullptr};
-  return api->current_work_stream(device.device_type, device.device_id, &place->stream);
-}
-
-// The tensors of an entry, its last arguments: inputs, some of which may be None, then outputs that Python has made.
-template <int inputs, int outputs> struct Given {
-  View views[inputs + outputs];
-  apex_place place;
-
-  // `at`: of the input whose device it is. 0; 1: Python must do it; -1: an exception is set.
-  int read(PyObject* const* arguments, int at) {
-    for (int i = 0; i < inputs + outputs; ++i) {
-      const bool plain = i >= inputs || arguments[i] == &_Py_NoneStruct || may_be_plain(arguments[i]);
-      if (!plain || !views[i].read(arguments[i])) {
-        PyErr_Clear();
-        return 1;
-      }
-      if (views[i].given && !views[i].is_usable()) return 1;
-    }
-    if (!views[at].given) return 1;
-    for (const View& view : views)
-      if (view.given && !view.is_on(views[at].device)) return 1;
-    return place_of(views[at], &place);
-  }
-};
-
-PyObject* wrong_count(const char* message) {
-  PyErr_SetString(PyExc_TypeError, message);
-  return nullptr;
-}
-PyObject* leave(int answer) { return answer < 0 ? nullptr : none(); }
-PyObject* leave_to_python() {
-  PyErr_Clear();  // of a shape that holds no numbers
-  return none();
-}
-
-void set_error(void*, const char*, const char* message) { PyErr_SetString(PyExc_RuntimeError, message); }
-
-// Memory of torch's allocator for the time of one call, whose order on the stream makes giving it back safe.
-struct Workspace {
-  DLManagedTensorVersioned* tensor = nullptr;
-  Workspace() = default;
-  Workspace(const Workspace&) = delete;
-  ~Workspace() {
-    if (tensor && tensor->deleter) tensor->deleter(tensor);
-  }
-  bool allocate(const View& like, int64_t count) {
-    DLTensor prototype = like;
-    prototype.ndim = 1;
-    prototype.shape = &count;
-    prototype.strides = nullptr;
-    return api->managed_tensor_allocator(&prototype, &tensor, nullptr, &set_error) == 0;
-  }
-  gpu::u8* bytes() const { return static_cast<gpu::u8*>(tensor->dl_tensor.data) + tensor->dl_tensor.byte_offset; }
-};
-
-// Calls libapex while other threads of Python run: a first launch asks the probe, CPU variants compute for long.
-template <class Call> int32_t unlocked(const Call& call) {
-  void* const state = PyEval_SaveThread();
-  const int32_t status = call();
-  PyEval_RestoreThread(state);
-  return status;
-}
-
-// ---- entries -------------------------------------------------------------------------------------------------------
-
 // set_api(capsule, torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg): False where this DLPack is another than is
 // known here.
 PyObject* set_api(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -301,16 +162,10 @@ PyObject* norm_backward(PyObject*, PyObject* const* arguments, Py_ssize_t count)
   a.weight_type = weight.given ? weight.code() : a.input_type;
   a.from_output = from_output;
   if (PyErr_Occurred()) return nullptr;
-  apex::NormPlan plan;
-  const auto prepare = centered ? &apex_layer_norm_prepare : &apex_rms_norm_prepare;
-  if (const int32_t status = unlocked([&] { return prepare(&place, &a, &plan); })) return PyLong_FromLong(status);
-  Workspace partials;
-  if (a.grad_weight && a.parts > 0) {
-    if (!partials.allocate(rstd, (centered ? 2 : 1) * a.parts * gpu::norm_partials_pitch(a.hidden))) return nullptr;
-    a.partials = partials.bytes();
-  }
   const auto run = centered ? &apex_layer_norm_backward : &apex_rms_norm_backward;
-  return PyLong_FromLong(unlocked([&] { return run(&place, &a, &plan); }));
+  Workspace workspace(rstd);
+  const int32_t status = workspace.lend([&](const apex_workspace* lent) { return run(&place, &a, lent); });
+  return PyErr_Occurred() ? nullptr : PyLong_FromLong(status);
 }
 
 // Of a contiguous tensor as batches of heads of queries of keys.

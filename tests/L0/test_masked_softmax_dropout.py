@@ -230,11 +230,11 @@ def test_refusals(variant):
     for bad in (None, seed.int(), torch.cat((seed, seed))):
         with pytest.raises(ValueError, match="dropout needs a seed, one int64"):
             forward(x, None, 0.5, bad)
-    with pytest.raises(ValueError, match="must have the output's shape"):
+    with pytest.raises(ValueError, match="gradient has shape .* not the output's"):
         backward(x[:1], x)
-    with pytest.raises(TypeError, match="must have the output's dtype"):
+    with pytest.raises(TypeError, match="gradient has dtype .* not the output's"):
         backward(x.half(), x)
-    with pytest.raises(ValueError, match="what was kept must have the softmax's shape"):
+    with pytest.raises(ValueError, match="what was kept has shape"):
         backward(x, x, x[:1] > 0)
     with pytest.raises(TypeError, match="what was kept is uint8 or bool"):
         backward(x, x, x)

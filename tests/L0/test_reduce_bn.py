@@ -87,7 +87,7 @@ def test_refused(variant):
     case = Case("first", (2, 4, 6), F32, variant.device)
     with pytest.raises(ValueError, match="not the input's"):
         reduce(case.dy[:, :, :3], case.x, case.mean, case.inv_std)
-    with pytest.raises(ValueError, match="4 channels"):
+    with pytest.raises(ValueError, match=r"has shape .*, not .*\[4\]"):
         reduce(case.dy, case.x, case.mean[:2], case.inv_std)
     with pytest.raises(TypeError, match="float64 goes with float64"):
         reduce(case.dy, case.x, case.mean, case.inv_std, case.weight.double())

@@ -100,14 +100,18 @@ def test_no_and_one_element(variant):
 @pytest.mark.parametrize(
     "change, error, words",
     [
-        (dict(var_biased=torch.ones(2, 4, dtype=F32, device="cpu")), ValueError, "must both be"),
+        (dict(var_biased=torch.ones(2, 4, dtype=F32, device="cpu")), ValueError, "var_biased has shape"),
         (
             dict(numel=torch.ones(3, dtype=torch.int32, device="cpu")),
             ValueError,
-            "one count for each of 2 ranks",
+            r"one for each rank, \[2\]",
         ),
         (dict(numel=torch.ones(2, dtype=torch.int64, device="cpu")), TypeError, "numel must be int32"),
-        (dict(mean=torch.ones(2, 3, dtype=F32, device="cpu").half()), TypeError, "float32 or both float64"),
+        (
+            dict(mean=torch.ones(2, 3, dtype=F32, device="cpu").half()),
+            TypeError,
+            "must be float32 or float64",
+        ),
         (dict(running_mean=torch.ones(3, dtype=F32, device="cpu")), ValueError, "come together"),
         (
             dict(
@@ -115,7 +119,7 @@ def test_no_and_one_element(variant):
                 running_var=torch.ones(4, dtype=F32, device="cpu"),
             ),
             ValueError,
-            "3 channels",
+            r"running_mean has shape \[4\], not \[3\]",
         ),
         (
             dict(

@@ -131,9 +131,9 @@ def test_an_op_over_lists(tmp_path):
 
 
 def test_what_kernels_are_given_beside_the_arguments(tmp_path):
-    """Fields that are worked out, numbers for each tensor, a counter, arguments after the struct, shared checks."""
+    """Fields that are worked out, numbers for each tensor, a workspace, arguments after the struct, shared checks."""
     text = LISTS.replace("int step,", "int step, Tensor(d!) norms, Tensor? decays, bool maximum,").replace(
-        "field: step = steps", "field: step = steps\n  field: maximum =\n  set: scale = 1.0 - lr\n  counter: done\n"
+        "field: step = steps", "field: step = steps\n  field: maximum =\n  set: scale = 1.0 - lr\n  workspace: yes\n"
         "  per_tensor: norms = grad_norms\n  per_tensor: decays = decay\n  call: maximum, step == 1\n"
         "  checks: betas, step\n  by_hand: check",
     )  # fmt: skip
@@ -144,9 +144,8 @@ def test_what_kernels_are_given_beside_the_arguments(tmp_path):
         '    PerTensor of_norms(norms, l, "norms");',
         "    fields.grad_norms = of_norms.pointer_to_write();",
         "    fields.decay = of_decays.pointer();",
-        "    if (advance_step && l.last && l.lists.table) blocks = {l.place, l.device, 1, l.capturing};",
-        "    fields.done = blocks.data();",
-        "apex_multi_tensor_f(&l.place, &l.lists, &fields, maximum, step == 1);",
+        "      return apex_multi_tensor_f(&l.place, &l.lists, &fields, maximum, step == 1, lent);",
+        "    const int32_t status = with_workspace(l.device, run);",
         "    MultiTensorF of_this = of_bucket(*this, l);",
         "    of_this.norms = of_norms.bucket();",
         "    of_this.decays = of_decays.bucket_if_any();",

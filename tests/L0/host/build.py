@@ -116,3 +116,11 @@ def build_shared(file_name: str, source: Path, flags: list[str] = (), soname: st
 
 if __name__ == "__main__":
     sys.stdout.write(f"{build_library()}\n")
+
+
+def check_library() -> Path:
+    """libapex with a few more exports (host_check.cpp)."""
+    source = Path(__file__).with_name("host_check.cpp")
+    objects = [*host_objects(host_sources()), *host_objects([source])]
+    link = [flag for flag in HOST_LINK if "version-script" not in flag]
+    return cached("libcheck.so", objects, [*map(str, objects), *link])

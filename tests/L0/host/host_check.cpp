@@ -5,6 +5,7 @@
 #include "host/cpu_level.h"
 #include "host/parallel.h"
 #include "host/status.h"
+#include "host/workspace.h"
 
 extern "C" {
 
@@ -26,6 +27,11 @@ APEX_EXPORT int32_t check_guarded(int32_t kind) {
     if (kind == 3) std::vector<char>().reserve(static_cast<size_t>(-1) / 2 + 1);
     return APEX_OK;
   });
+}
+
+APEX_EXPORT int32_t check_take_workspace(const apex_place* place, const apex_workspace* workspace, int64_t bytes,
+                                         int64_t count, uint8_t** memory, uint32_t** counters) {
+  return apex::take_workspace(*place, workspace, bytes, count, memory, counters);
 }
 
 APEX_EXPORT int32_t check_machine_level() { return apex::machine_cpu_level(); }

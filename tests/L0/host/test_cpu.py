@@ -17,10 +17,7 @@ ParallelFor = CFUNCTYPE(None, c_int64, c_int64, c_int64, Body, c_void_p)
 @pytest.fixture(scope="module")
 def check():
     """libapex with a few more exports (host_check.cpp)."""
-    source = build.Path(__file__).with_name("host_check.cpp")
-    objects = [*build.host_objects(build.host_sources()), *build.host_objects([source])]
-    link = [flag for flag in build.HOST_LINK if "version-script" not in flag]
-    library = ctypes.CDLL(str(build.cached("libcheck.so", objects, [*map(str, objects), *link])))
+    library = ctypes.CDLL(str(build.check_library()))
     library.check_parallel_sum.restype = c_int64
     library.check_parallel_sum.argtypes = [c_int64, c_int64, c_int64, ctypes.POINTER(c_int64)]
     library.apex_last_error.restype = ctypes.c_char_p

@@ -198,7 +198,7 @@ from op_samples import SAMPLES, Values
 from apex._loader import library, load, registry
 from apex._loader.op_model import REQUIRED
 load()
-from apex._portable import activation, channels, functional, interface, losses, plan, transducer
+from apex._portable import functional, plan
 
 of = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p)
 resolvers = {{variant: of(lambda *place, variant=variant: variant) for variant in (library.CPU, library.REFERENCE)}}
@@ -216,12 +216,6 @@ def then_changes(function):
     return call
 
 
-for module in (activation, losses, transducer):
-    for name, value in list(vars(module).items()):
-        if getattr(value, "__name__", "").endswith("_prepare"):
-            setattr(module, name, then_changes(value))
-function = interface.function
-interface.function = lambda name: then_changes(function(name)) if name.endswith("_prepare") else function(name)
 plan._resolve = then_changes(plan._resolve)
 plan.TensorPlan._run_reference = None  # calling it is an error
 
@@ -243,15 +237,96 @@ print(*ran)
 
 @native
 def test_a_choice_that_changes_within_a_call():
-    """An op that calls libapex twice, or looks at the choice and calls it, runs what the first of them found: memory
-    was made for that."""
-    names = (
-        "bias_activation_backward", "xentropy_forward", "focal_loss_forward", "transducer_joint_backward",
-        "welford_mean_var", "reduce_bn", "multi_tensor_adam", "multi_tensor_lamb",
-    )  # fmt: skip
+    """An op that looks at the choice and then calls libapex runs what it found: memory was made for that."""
+    names = ("multi_tensor_adam", "multi_tensor_lamb")
     paths = [str(ROOT / "tests/L0"), str(ROOT / "tests")]
     code = CHANGES.format(paths=paths, names=names)
     assert python(code, APEX_BINDING="portable").stdout.split() == list(names)
+
+
+CALLS = """
+import sys
+sys.path[:0] = {paths!r}
+import torch
+from op_samples import SAMPLES, Values
+from apex._loader.op_model import REQUIRED
+from apex._portable import interface
+
+seen = []
+plain = interface.function
+
+
+def counting(name):
+    function = plain(name)
+
+    def call(*arguments):
+        seen.append(name)
+        return function(*arguments)
+    return call
+
+
+interface.function = counting
+from apex._loader import load, registry
+load()
+from apex._portable import functional
+
+for name, kernel in functional.KERNELS.items():
+    given = {{a.name: a.default for a in kernel.arguments if a.default is not REQUIRED}}
+    given |= SAMPLES[name][0](Values("cpu"))
+    seen.clear()
+    kernel._scope["function"](*(given[a.name] for a in kernel.arguments))
+    if len(seen) > 1:
+        print(name, *seen)
+"""
+
+
+@native
+def test_each_direction_is_one_call_of_libapex():
+    """What it needs beside its arguments the call takes itself. index_mul_2d's two gradients are two kernels, between
+    which torch sorts."""
+    paths = [str(ROOT / "tests/L0"), str(ROOT / "tests")]
+    found = python(CALLS.format(paths=paths), APEX_BINDING="portable", APEX_PORTABLE_MODULE="0").stdout
+    assert found.splitlines() == ["index_mul_2d_backward apex_index_mul_2d_forward apex_index_mul_2d_scatter"]
+
+
+REFUSALS = """
+import json, sys
+sys.path[:0] = {paths!r}
+import torch
+from op_samples import SAMPLES, Values
+from apex._loader import load, registry
+from apex._loader.op_model import REQUIRED
+
+load()
+changes = {{
+    "shorter": lambda t: t[..., :-1], "longer": lambda t: torch.cat((t, t), -1) if t.dim() else t.expand(2),
+    "deeper": lambda t: t[None], "other dtype": lambda t: t.half() if t.is_floating_point() else t.float(),
+}}
+said = {{}}
+for name, op in registry.schemas().items():
+    if op.lists or name not in SAMPLES:
+        continue
+    given = {{a.name: a.default for a in op.arguments if a.default is not REQUIRED}}
+    given |= SAMPLES[name][0](Values("cpu"))
+    for argument in op.arguments:
+        value = given[argument.name]
+        for change, make in changes.items() if isinstance(value, torch.Tensor) else ():
+            try:
+                getattr(torch.ops.apex, name)(**given | {{argument.name: make(value)}})
+            except (TypeError, ValueError, IndexError) as error:
+                said[f"{{name}} {{argument.name}} {{change}}"] = f"{{type(error).__name__}}: {{error}}"
+print(json.dumps(said))
+"""
+
+
+@native
+def test_refusals_read_alike():
+    """Every op, each of its tensors changed: what the bindings refuse they refuse in one type and in one text."""
+    code = REFUSALS.format(paths=[str(ROOT / "tests/L0"), str(ROOT / "tests")])
+    exact, portable = (
+        json.loads(python(code, APEX_BINDING=kind).stdout.splitlines()[-1]) for kind in ("exact", "portable")
+    )
+    assert len(exact) > 100 and portable == exact
 
 
 GRADIENTS = """
@@ -366,9 +441,7 @@ load()
 from apex._portable import group_norm, interface, tensors
 layout = interface.layout("GroupNorm")
 for fields in (dict(input_type=9), dict(groups=3, channels=8)):
-    buffer = layout.buffer()
-    layout.set(buffer, **fields)
-    status = group_norm._c_prepare(tensors.CPU_PLACE, buffer, 0, interface.layout("GroupNormPlan").buffer())
+    status = group_norm._c_forward(tensors.CPU_PLACE, layout.packer(*fields)(*fields.values()), None)
     try:
         tensors.must_use_reference(status, "group_norm")
     except (TypeError, ValueError) as error:
