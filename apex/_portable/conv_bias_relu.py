@@ -117,18 +117,9 @@ def _convolve(input, weight, scale, bias, residual, relu, stride, padding, forma
 @kernel
 def conv_bias_relu_forward(input, weight, scale, bias, residual, mask, stride, padding, relu):
     shape = _check(input, weight, scale, bias, stride, padding)
-    for name, tensor in (("residual", residual), ("mask", mask)):
-        if tensor is not None:
-            value(tensor.shape == shape, "{}: {} has shape {}, the output {}", _OP, name, tensor.shape, shape)
-    if residual is not None:
-        type_(
-            residual.dtype is input.dtype,
-            "{}: the input is {}, the residual {}",
-            _OP,
-            input.dtype,
-            residual.dtype,
-        )
+    like(_OP, "residual", residual, shape, input.dtype, "the output's ")
     value(mask is None or relu, "{}: a mask goes with a ReLU", _OP)
+    like(_OP, "mask", mask, shape, None, "the output's ")
     place = tensors.place_of(input)
     if place is None:
         return None

@@ -98,7 +98,10 @@ class Kernel:
         first, *others = (a.name for a in self.arguments if a.is_tensor)
         if others:
             apart = " or ".join(f"{t} is not None and {t}.device != {first}.device" for t in others)
-            lines += [f"    if {apart}:", f"        apart({first}, {', '.join(others)})"]
+            lines += [
+                f"    if {first} is not None and ({apart}):",
+                f"        apart({first}, {', '.join(others)})",
+            ]
         lines.append(f"    found = function({names})")
         if self.op.returns_nothing:
             lines.append(f"    if found is None: reference({names})")

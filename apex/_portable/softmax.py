@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from apex._portable import fast, interface, tensors
 from apex._portable.checks import like, seed_for, type_, value
 from apex._portable.functional import kernel
-from apex._portable.tensors import CODES, address, contiguous
-from apex.reference.scaled_masked_softmax import _check
+from apex._portable.tensors import CODES, address, contiguous, dtype_name
+from apex.reference import scaled_masked_softmax as _reference
 
+_check = functools.partial(_reference._check, name_of=dtype_name)
 _OP = "scaled_masked_softmax"
 _forward = interface.layout("SoftmaxForward").packer(
     "input",

@@ -11,8 +11,9 @@ def _math_dtype(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _check(input, mask, causal, op=_OP, added=False):
-    """Raises ValueError or TypeError, as the bindings do. added: the mask may have numbers, which are added."""
+def _check(input, mask, causal, op=_OP, added=False, name_of=str):
+    """Raises ValueError or TypeError, as the bindings do. added: the mask may have numbers, which are added. name_of: what
+    a dtype is called."""
     if input.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         raise TypeError(f"{op} takes float32, float16, bfloat16 and float64, not {input.dtype}")
     if input.dim() < (2 if causal else 1):
@@ -26,7 +27,8 @@ def _check(input, mask, causal, op=_OP, added=False):
         or_added = " or of floating point, added to the input," if added else ""
         instead = "" if added else "; a mask of numbers is added to the input instead"
         raise TypeError(
-            f"{op}: the mask is bool or uint8, true where a key is left out,{or_added} not {mask.dtype}{instead}"
+            f"{op}: the mask is bool or uint8, true where a key is left out,{or_added} not "
+            f"{name_of(mask.dtype)}{instead}"
         )
     if mask.device != input.device:
         raise ValueError(f"{op}: the mask is on {mask.device} but the input is on {input.device}")

@@ -127,15 +127,10 @@ struct Masked {
 inline void ConvBiasReluForward::check() const {
   conv::check(*this);
   const auto sizes = conv::output_sizes(*this);
-  if (has_value(residual)) {
-    TORCH_CHECK_VALUE(residual->sym_sizes() == sizes, unit, ": residual has shape ", residual->sym_sizes(),
-                      ", the output ", sizes);
-    TORCH_CHECK_TYPE(residual->scalar_type() == input.scalar_type(), unit, ": the input is ", input.scalar_type(),
-                     ", the residual ", residual->scalar_type());
-  }
+  check_like(unit, "residual", residual, sizes, input.scalar_type(), "the output's ");
   if (!has_value(mask)) return;
   TORCH_CHECK_VALUE(relu, unit, ": a mask goes with a ReLU");
-  TORCH_CHECK_VALUE(mask->sym_sizes() == sizes, unit, ": mask has shape ", mask->sym_sizes(), ", the output ", sizes);
+  check_like(unit, "mask", mask, sizes, std::nullopt, "the output's ");
 }
 inline at::Tensor ConvBiasReluForward::outputs() const {
   return at::empty_symint(conv::output_sizes(*this), input.options().memory_format(conv::format_of(input, weight)));
