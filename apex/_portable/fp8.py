@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from apex._portable import interface, tensors
+from apex._portable import interface, tensors, workspace
 from apex._portable.activation import FUNCTIONS, function_of
-from apex._portable.checks import type_, value
+from apex._portable.checks import like, type_, value
 from apex._portable.functional import kernel
 from apex._portable.tensors import BF16, CODES, F16, F32, address, bump_version, contiguous
 from apex.reference.fp8 import BLOCK, rows_of
@@ -16,14 +16,14 @@ _FORMATS = {
 }  # fmt: skip
 _OF_INPUT, _OF_ACTIVATION, _OF_GRADIENT = range(3)  # in csrc/device/fp8_quantize.h
 _quantize = interface.layout("Fp8Quantize").packer(
-    "input", "before", "scale", "amax", "by_row", "by_column", "partials", "grad_bias", "rows", "columns", "slope",
-    "cubic", "function", "source", "gated", "type", "format",
+    "input", "before", "scale", "amax", "by_row", "by_column", "grad_bias", "rows", "columns", "slope", "cubic",
+    "function", "source", "gated", "type", "format",
 )  # fmt: skip
 _dequantize = interface.layout("Fp8Dequantize").packer(
     "input", "scale_inv", "output", "count", "type", "format"
 )
 _transpose = interface.layout("Fp8Transpose").packer(
-    "input", "scale_inv", "output", "partials", "grad_bias", "rows", "columns", "type", "format"
+    "input", "scale_inv", "output", "grad_bias", "rows", "columns", "type", "format"
 )
 _update = interface.layout("Fp8UpdateScales").packer(
     "amax_history", "scale", "scale_inv", "fp8_max", "reduced", "rows", "columns", "pitch", "factor", "most_recent"
@@ -32,11 +32,12 @@ _blocks = interface.layout("Fp8QuantizeBlocks").packer(
     "input", "by_row", "by_column", "scale_inv", "scale_inv_turned", "rows", "columns", "epsilon", "square",
     "power_of_two", "type", "format",
 )  # fmt: skip
-_multi = interface.layout("Fp8MultiQuantize")
+_multi = interface.layout("Fp8MultiQuantize").packer(
+    "input", "by_row", "by_column", "rows", "columns", "scale", "amax", "count", "type", "format"
+)
 _MOST = 64  # matrices of a launch, in csrc/device/fp8_multi_quantize.h
 _c_blocks = interface.function("apex_fp8_quantize_blocks")
 _c_multi = interface.function("apex_fp8_multi_quantize")
-_c_parts = interface.function("apex_fp8_quantize_parts")
 _c_quantize = interface.function("apex_fp8_quantize")
 _c_dequantize = interface.function("apex_fp8_dequantize")
 _c_transpose = interface.function("apex_fp8_transpose")
@@ -65,17 +66,15 @@ def _check_input(op, input):
         )
 
 
-def _check_number(op, what, number, input):
+def _check_number(op, what, number):
     type_(number.dtype is F32, "{}: {} must be float32, not {}", op, what, number.dtype)
     value(number.numel() == 1, "{}: {} must have one element, not the shape {}", op, what, number.shape)
-    value(
-        number.device == input.device,
-        "{}: {} is on {} but the input is on {}", op, what, number.device, input.device,
-    )  # fmt: skip
 
 
-def _partials(like, rows, columns):
-    return like.new_empty((_c_parts(rows), columns), dtype=F32)
+def _check_numbers(op, what, numbers, count, whose=""):
+    type_(numbers.dtype is F32, "{}: {} must be float32, not {}", op, what, numbers.dtype)
+    like(op, what, numbers, (count,), None, whose)
+    value(count <= 1 or numbers.stride(0) == 1, "{}: {} must be contiguous", op, what)
 
 
 def _check_activation(input, before, activation, gated, bias_gradient):
@@ -96,12 +95,7 @@ def _check_activation(input, before, activation, gated, bias_gradient):
     if before is None:
         return
     type_(before.dtype is input.dtype, "{}: `before` is {} but the input {}", op, before.dtype, input.dtype)
-    value(
-        before.device == input.device,
-        "{}: `before` is on {} but the input is on {}", op, before.device, input.device,
-    )  # fmt: skip
-    wanted = (*input.shape[:-1], columns * (2 if gated else 1))
-    value(before.shape == wanted, "{}: `before` has shape {}, not {}", op, before.shape, wanted)
+    like(op, "`before`", before, (*input.shape[:-1], columns * (2 if gated else 1)))
 
 
 @kernel
@@ -109,9 +103,9 @@ def fp8_quantize(input, scale, amax, dtype, rowwise, columnwise, bias_gradient, 
     op = "fp8_quantize"
     format, code = _format_of(op, dtype), _type_of(op, input.dtype)
     _check_input(op, input)
-    _check_number(op, "scale", scale, input)
+    _check_number(op, "scale", scale)
     if amax is not None:
-        _check_number(op, "amax", amax, input)
+        _check_number(op, "amax", amax)
     _check_activation(input, before, activation, gated, bias_gradient)
     place = tensors.place_of(input)
     if place is None:
@@ -123,16 +117,15 @@ def fp8_quantize(input, scale, amax, dtype, rowwise, columnwise, bias_gradient, 
     by_row = x.new_empty((*x.shape[:-1], width) if rowwise else 0, dtype=dtype)
     by_column = x.new_empty((width, rows_of(x)) if columnwise else 0, dtype=dtype)
     grad_bias = x.new_empty(width if bias_gradient else 0)
-    partials = _partials(x, rows, width) if bias_gradient else None
     source = _OF_INPUT if activation == "none" else _OF_ACTIVATION if u is None else _OF_GRADIENT
     if amax is not None:
         bump_version(amax)
-    status = _c_quantize(place, _quantize(
+    packed = _quantize(
         x.data_ptr(), address(u), scale.data_ptr(), address(amax), by_row.data_ptr() if rowwise else 0,
-        by_column.data_ptr() if columnwise else 0, address(partials), grad_bias.data_ptr() if bias_gradient else 0,
-        rows, columns, *FUNCTIONS.get(activation, (0.0, 0.0, 0)), source, gated, code, format,
-    ))  # fmt: skip
-    return None if status and tensors.must_use_reference(status, op) else (by_row, by_column, grad_bias)
+        by_column.data_ptr() if columnwise else 0, grad_bias.data_ptr() if bias_gradient else 0, rows, columns,
+        *FUNCTIONS.get(activation, (0.0, 0.0, 0)), source, gated, code, format,
+    )  # fmt: skip
+    return (by_row, by_column, grad_bias) if workspace.run(_c_quantize, place, packed, op, x) else None
 
 
 @kernel
@@ -141,7 +134,7 @@ def fp8_dequantize(input, scale_inv, dtype):
     format, dtype = _format_of(op, input.dtype), dtype or F32
     code = _type_of(op, dtype)
     _check_input(op, input)
-    _check_number(op, "scale_inv", scale_inv, input)
+    _check_number(op, "scale_inv", scale_inv)
     place = tensors.place_of(input)
     if place is None:
         return None
@@ -160,31 +153,17 @@ def fp8_transpose(input, scale_inv, bias_gradient, dtype):
     code = _type_of(op, dtype) if bias_gradient else CODES[F32]
     if bias_gradient:
         value(scale_inv is not None, "{}: a bias gradient needs scale_inv", op)
-        _check_number(op, "scale_inv", scale_inv, input)
+        _check_number(op, "scale_inv", scale_inv)
     place = tensors.place_of(input)
     if place is None:
         return None
     x, columns, rows = input.contiguous(), input.shape[-1], rows_of(input)
     made, grad_bias = x.new_empty((columns, rows)), x.new_empty(columns if bias_gradient else 0, dtype=dtype)
-    partials = _partials(x, rows, columns) if bias_gradient else None
-    status = _c_transpose(place, _transpose(
-        x.data_ptr(), address(scale_inv) if bias_gradient else 0, made.data_ptr(), address(partials),
+    packed = _transpose(
+        x.data_ptr(), address(scale_inv) if bias_gradient else 0, made.data_ptr(),
         grad_bias.data_ptr() if bias_gradient else 0, rows, columns, code, format,
-    ))  # fmt: skip
-    return None if status and tensors.must_use_reference(status, op) else (made, grad_bias)
-
-
-def _check_column_numbers(op, what, numbers, history):
-    type_(numbers.dtype is F32, "{}: {} must be float32, not {}", op, what, numbers.dtype)
-    value(
-        numbers.shape == history.shape[1:],
-        "{}: {} has shape {} but amax_history {}", op, what, numbers.shape, history.shape,
     )  # fmt: skip
-    value(
-        numbers.device == history.device,
-        "{}: {} is on {} but the input is on {}", op, what, numbers.device, history.device,
-    )  # fmt: skip
-    value(numbers.numel() <= 1 or numbers.stride(0) == 1, "{}: {} must be contiguous", op, what)
+    return (made, grad_bias) if workspace.run(_c_transpose, place, packed, op, x) else None
 
 
 @kernel
@@ -198,7 +177,7 @@ def fp8_update_scales(amax_history, scale, scale_inv, fp8_max, margin, most_rece
     given = {"scale": scale, "scale_inv": scale_inv, "fp8_max": fp8_max, "reduced": reduced}
     for what, numbers in given.items():
         if numbers is not None:
-            _check_column_numbers(op, what, numbers, amax_history)
+            _check_numbers(op, what, numbers, amax_history.shape[1], "amax_history's columns, ")
     rows, columns = amax_history.shape
     value(columns <= 1 or amax_history.stride(1) == 1, "{}: the rows of amax_history must be contiguous", op)
     tensors.refuse_overlap(amax_history, f"{op}: amax_history")
@@ -216,21 +195,9 @@ def fp8_update_scales(amax_history, scale, scale_inv, fp8_max, margin, most_rece
     return True
 
 
-def _check_numbers(op, what, numbers, count, device):
-    type_(numbers.dtype is F32, "{}: {} must be float32, not {}", op, what, numbers.dtype)
-    value(numbers.shape == (count,), "{}: {} has shape {}, not [{}]", op, what, numbers.shape, count)
-    value(
-        numbers.device == device, "{}: {} is on {} but the input is on {}", op, what, numbers.device, device
-    )
-    value(count <= 1 or numbers.stride(0) == 1, "{}: {} must be contiguous", op, what)
-
-
-def _check_output(op, what, output, shape, x, i):
+def _check_output(op, what, output, shape, i):
     _format_of(op, output.dtype)
-    value(
-        output.shape == shape and output.device == x.device,
-        "{}: {}[{}] has shape {} on {}, not {} on {}", op, what, i, output.shape, output.device, shape, x.device,
-    )  # fmt: skip
+    value(output.shape == shape, "{}: {}[{}] has shape {}, not {}", op, what, i, output.shape, shape)
     value(output.is_contiguous(), "{}: {}[{}] must be contiguous", op, what, i)
 
 
@@ -240,32 +207,32 @@ def _check_multi(op, scales, amaxes, inputs, rows, columns):
         value(
             not given or len(given) == len(inputs), "{}: {} inputs, {} {}", op, len(inputs), len(given), what
         )
-    _check_numbers(op, "scales", scales, len(inputs), scales.device)
+    _check_numbers(op, "scales", scales, len(inputs))
     if amaxes is not None:
-        _check_numbers(op, "amaxes", amaxes, len(inputs), scales.device)
+        _check_numbers(op, "amaxes", amaxes, len(inputs))
     for i, x in enumerate(inputs):
         _type_of(op, x.dtype)
         _check_input(op, x)
-        value(
-            x.device == scales.device,
-            "{}: scales is on {} but the input is on {}", op, scales.device, x.device,
-        )  # fmt: skip
         type_(
             x.dtype is inputs[0].dtype, "{}: inputs have the dtypes {} and {}", op, inputs[0].dtype, x.dtype
         )
         for what, given, shape in (("rows", rows, x.shape), ("columns", columns, (x.shape[-1], rows_of(x)))):
             if given:
-                _check_output(op, what, given[i], shape, x, i)
+                _check_output(op, what, given[i], shape, i)
                 type_(given[i].dtype is (rows or columns)[0].dtype, "{}: outputs must have one dtype", op)
 
 
 @kernel
 def fp8_multi_quantize(scales, amaxes, inputs, rows, columns):
     op = "fp8_multi_quantize"
-    _check_multi(op, scales, amaxes, inputs, rows, columns)
     for name, given in (("inputs", inputs), ("rows", rows), ("columns", columns)):
         for i, tensor in enumerate(given):
             tensors.refuse_unless_plain(tensor, f"apex::{op}: {name}[{i}]")
+            value(
+                tensor.device == scales.device,
+                "{}: {} is on {} but scales is on {}", op, name, tensor.device, scales.device,
+            )  # fmt: skip
+    _check_multi(op, scales, amaxes, inputs, rows, columns)
     place = tensors.place_of(scales)
     if place is None:
         return None
@@ -294,21 +261,14 @@ def _multi_arguments(op, scales, amaxes, dense, rows, columns, part):
     def of(values):
         return (*values, *(0,) * (_MOST - count))
 
-    buffer, inputs = _multi.buffer(), dense[part]
-    _multi.set(
-        buffer,
-        input=of(x.data_ptr() for x in inputs),
-        by_row=of(t.data_ptr() for t in rows[part]) if rows else of([0] * count),
-        by_column=of(t.data_ptr() for t in columns[part]) if columns else of([0] * count),
-        rows=of(rows_of(x) for x in inputs),
-        columns=of(x.shape[-1] for x in inputs),
-        scale=scales.data_ptr() + 4 * part.start,
-        amax=0 if amaxes is None else amaxes.data_ptr() + 4 * part.start,
-        count=count,
-        type=_type_of(op, inputs[0].dtype),
-        format=_format_of(op, (rows or columns)[0].dtype),
-    )
-    return buffer
+    inputs = dense[part]
+    return _multi(
+        of(x.data_ptr() for x in inputs), of(t.data_ptr() for t in rows[part]) if rows else of([0] * count),
+        of(t.data_ptr() for t in columns[part]) if columns else of([0] * count), of(rows_of(x) for x in inputs),
+        of(x.shape[-1] for x in inputs), scales.data_ptr() + 4 * part.start,
+        0 if amaxes is None else amaxes.data_ptr() + 4 * part.start, count, _type_of(op, inputs[0].dtype),
+        _format_of(op, (rows or columns)[0].dtype),
+    )  # fmt: skip
 
 
 @kernel
@@ -347,14 +307,7 @@ def _check_weights(op, weight, bias, input):
         if numbers is None:
             continue
         _type_of(op, numbers.dtype)
-        value(
-            numbers.shape == input.shape[-1:],
-            "{}: {} has shape {} but the input ends in {}", op, what, numbers.shape, input.shape[-1],
-        )  # fmt: skip
-        value(
-            numbers.device == input.device,
-            "{}: {} is on {} but the input is on {}", op, what, numbers.device, input.device,
-        )  # fmt: skip
+        like(op, what, numbers, input.shape[-1:], None, "the input's last, ")
     type_(
         weight is None or bias is None or weight.dtype is bias.dtype,
         "{}: weight and bias must have one dtype", op,
@@ -365,9 +318,9 @@ def _run_norm(op, function, input, weight, bias, eps, scale, amax, dtype, zero_c
     """(output, mean, rstd), or None where the reference must run."""
     format, code = _format_of(op, dtype), _type_of(op, input.dtype)
     _check_input(op, input)
-    _check_number(op, "scale", scale, input)
+    _check_number(op, "scale", scale)
     if amax is not None:
-        _check_number(op, "amax", amax, input)
+        _check_number(op, "amax", amax)
     _check_weights(op, weight, bias, input)
     place = tensors.place_of(input)
     if place is None:

@@ -12,8 +12,8 @@ def _math_dtype(dtype):
 
 
 def _check(input, mask, causal, op=_OP, added=False, name_of=str):
-    """Raises ValueError or TypeError, as the bindings do. added: the mask may have numbers, which are added. name_of: what
-    a dtype is called."""
+    """Raises ValueError or TypeError, as the bindings do. added: the mask may have numbers, which are added. name_of:
+    what a dtype is called."""
     if input.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         raise TypeError(f"{op} takes float32, float16, bfloat16 and float64, not {input.dtype}")
     if input.dim() < (2 if causal else 1):

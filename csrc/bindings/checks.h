@@ -5,8 +5,7 @@
 
 namespace apex {
 // Throws unless a tensor has these sizes, and that dtype if one is asked for: kernels read as much of it as another
-// one's shape says. The dispatcher passes None for a tensor that an op needs, too. `whose`: the sizes, as "the input's
-// ".
+// one's shape says. The dispatcher passes None for a tensor that an op needs, too. whose: as "the input's ".
 inline void check_like(const char* op, const char* name, const at::Tensor& tensor, c10::SymIntArrayRef sizes,
                        std::optional<at::ScalarType> type, const char* whose = "") {
   TORCH_CHECK_TYPE(tensor.defined(), op, ": ", name, " must be a tensor, not None");

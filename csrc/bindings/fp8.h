@@ -30,13 +30,20 @@ inline void check_input(const char* op, const at::Tensor& input) {
   TORCH_CHECK(!(input.requires_grad() && at::GradMode::is_enabled()), op,
               " has no derivative: call it under torch.no_grad() or in a torch.autograd.Function");
 }
-// One float32 number on the input's device.
-inline void check_number(const char* op, const char* what, const at::Tensor& number, const at::Tensor& input) {
+// One float32 number.
+inline void check_number(const char* op, const char* what, const at::Tensor& number) {
   TORCH_CHECK_TYPE(number.scalar_type() == at::kFloat, op, ": ", what, " must be float32, not ", number.scalar_type());
   TORCH_CHECK_VALUE(number.sym_numel() == 1, op, ": ", what, " must have one element, not the shape ",
                     number.sym_sizes());
-  TORCH_CHECK_VALUE(number.device() == input.device(), op, ": ", what, " is on ", number.device(),
-                    " but the input is on ", input.device());
+}
+// So many float32 numbers, one behind the other. `whose`: as of check_like.
+inline void check_numbers(const char* op, const char* what, const at::Tensor& numbers, const c10::SymInt& count,
+                          const char* whose = "") {
+  TORCH_CHECK_TYPE(numbers.scalar_type() == at::kFloat, op, ": ", what, " must be float32, not ",
+                   numbers.scalar_type());
+  check_like(op, what, numbers, c10::SymDimVector{count}, std::nullopt, whose);
+  if (!numbers.is_meta())
+    TORCH_CHECK_VALUE(numbers.numel() <= 1 || numbers.stride(0) == 1, op, ": ", what, " must be contiguous");
 }
 inline c10::SymInt rows_of(const at::Tensor& tensor) {
   c10::SymInt rows = 1;
@@ -52,9 +59,5 @@ inline float* written_number(const OptionalTensor& number) {
   if (!has_value(number)) return nullptr;
   bump_version(*number);
   return static_cast<float*>(number->mutable_data_ptr());
-}
-// What sums of columns need: a float for each part and column.
-inline at::Tensor partials(const at::Tensor& input, int64_t rows, int64_t columns) {
-  return at::empty({apex_fp8_quantize_parts(rows), columns}, input.options().dtype(at::kFloat));
 }
 }  // namespace apex::fp8

@@ -7,7 +7,7 @@ inline void Fp8Dequantize::check() const {
   fp8::format_of(name, input.scalar_type());
   fp8::type_of(name, dtype.value_or(at::kFloat));
   fp8::check_input(name, input);
-  fp8::check_number(name, "scale_inv", scale_inv, input);
+  fp8::check_number(name, "scale_inv", scale_inv);
 }
 inline at::Tensor Fp8Dequantize::outputs() const {
   return fp8::empty_like_of(input, input.sym_sizes(), dtype.value_or(at::kFloat));

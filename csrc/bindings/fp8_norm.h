@@ -16,15 +16,13 @@ inline void check(const Arguments& in) {
   fp8::format_of(op, in.dtype);
   fp8::type_of(op, in.input.scalar_type());
   fp8::check_input(op, in.input);
-  fp8::check_number(op, "scale", in.scale, in.input);
-  if (has_value(in.amax)) fp8::check_number(op, "amax", *in.amax, in.input);
+  fp8::check_number(op, "scale", in.scale);
+  if (has_value(in.amax)) fp8::check_number(op, "amax", *in.amax);
   for (const OptionalTensor* w : {&in.weight, &in.bias}) {
     if (!has_value(*w)) continue;
     const char* name = w == &in.weight ? "weight" : "bias";
     fp8::type_of(op, (*w)->scalar_type());
-    TORCH_CHECK_VALUE((*w)->dim() == 1 && (*w)->sym_size(0) == in.input.sym_size(-1), op, ": ", name, " has shape ",
-                      (*w)->sym_sizes(), " but the input ends in ", in.input.sym_size(-1));
-    check_device(op, name, **w, in.input);
+    check_like(op, name, **w, c10::SymDimVector{in.input.sym_size(-1)}, std::nullopt, "the input's last, ");
   }
   check_one_dtype(op, in.weight, in.bias);
 }

@@ -31,8 +31,8 @@ inline void Fp8Quantize::check() const {
   fp8::format_of(name, dtype);
   fp8::type_of(name, input.scalar_type());
   fp8::check_input(name, input);
-  fp8::check_number(name, "scale", scale, input);
-  if (has_value(amax)) fp8::check_number(name, "amax", *amax, input);
+  fp8::check_number(name, "scale", scale);
+  if (has_value(amax)) fp8::check_number(name, "amax", *amax);
   if (activation == "none") {
     TORCH_CHECK_VALUE(!gated && !has_value(before), name, ": without an activation there is no `before`, and no gate");
     return;
@@ -45,10 +45,7 @@ inline void Fp8Quantize::check() const {
   if (!has_value(before)) return;
   TORCH_CHECK_TYPE(before->scalar_type() == input.scalar_type(), name, ": `before` is ", before->scalar_type(),
                    " but the input ", input.scalar_type());
-  check_device(name, "`before`", *before, input);
-  const auto wanted = fp8::sizes_of(*this);
-  TORCH_CHECK_VALUE(before->sym_sizes() == c10::SymIntArrayRef(wanted), name, ": `before` has shape ",
-                    before->sym_sizes(), ", not ", c10::SymIntArrayRef(wanted));
+  check_like(name, "`before`", *before, fp8::sizes_of(*this), std::nullopt);
 }
 // What is not asked for is empty.
 inline Fp8Quantize::Result Fp8Quantize::outputs() const {
@@ -66,11 +63,7 @@ inline bool Fp8Quantize::launch(const apex_place& place, Result& made) const {
   a.before = bytes(u);
   if (rowwise) a.by_row = mutable_bytes(rows);
   if (columnwise) a.by_column = mutable_bytes(columns);
-  at::Tensor partials;
-  if (bias_gradient) {
-    partials = fp8::partials(x, a.rows, grad_bias.size(0));
-    a.grad_bias = mutable_bytes(grad_bias), a.partials = mutable_bytes(partials);
-  }
-  return !use_reference(apex_fp8_quantize(&place, &a), unit);
+  if (bias_gradient) a.grad_bias = mutable_bytes(grad_bias);
+  return run_with_workspace(&apex_fp8_quantize, place, a, unit, x.device());
 }
 }  // namespace apex

@@ -9,7 +9,7 @@ inline void Fp8Transpose::check() const {
   if (!bias_gradient) return;
   fp8::type_of(name, dtype.value_or(at::kFloat));
   TORCH_CHECK_VALUE(has_value(scale_inv), name, ": a bias gradient needs scale_inv");
-  fp8::check_number(name, "scale_inv", *scale_inv, input);
+  fp8::check_number(name, "scale_inv", *scale_inv);
 }
 inline Fp8Transpose::Result Fp8Transpose::outputs() const {
   const std::vector<c10::SymInt> turned{input.sym_size(-1), fp8::rows_of(input)},
@@ -25,12 +25,10 @@ inline bool Fp8Transpose::launch(const apex_place& place, Result& made) const {
   a.input = bytes(x), a.output = mutable_bytes(columns);
   a.columns = columns.size(0), a.rows = columns.size(1);
   a.format = fp8::format_of(name, x.scalar_type()), a.type = APEX_F32;
-  at::Tensor partials;
   if (bias_gradient) {
-    partials = fp8::partials(x, a.rows, a.columns);
     a.scale_inv = fp8::number_of(*scale_inv), a.type = fp8::type_of(name, grad_bias.scalar_type());
-    a.grad_bias = mutable_bytes(grad_bias), a.partials = mutable_bytes(partials);
+    a.grad_bias = mutable_bytes(grad_bias);
   }
-  return !use_reference(apex_fp8_transpose(&place, &a), unit);
+  return run_with_workspace(&apex_fp8_transpose, place, a, unit, x.device());
 }
 }  // namespace apex

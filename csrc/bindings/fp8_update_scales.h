@@ -1,31 +1,19 @@
 #pragma once
 #include "generated/fp8_update_scales.h"
-#include "checks.h"
+#include "fp8.h"
 #include "plain.h"
 
 namespace apex {
-namespace fp8 {
-inline void check_column_numbers(const char* op, const char* what, const at::Tensor& numbers,
-                                 const at::Tensor& history) {
-  TORCH_CHECK_TYPE(numbers.scalar_type() == at::kFloat, op, ": ", what, " must be float32, not ",
-                   numbers.scalar_type());
-  TORCH_CHECK_VALUE(numbers.dim() == 1 && numbers.sym_size(0) == history.sym_size(1), op, ": ", what, " has shape ",
-                    numbers.sym_sizes(), " but amax_history ", history.sym_sizes());
-  check_device(op, what, numbers, history);
-  if (!numbers.is_meta())
-    TORCH_CHECK_VALUE(numbers.numel() <= 1 || numbers.stride(0) == 1, op, ": ", what, " must be contiguous");
-}
-}  // namespace fp8
-
 inline void Fp8UpdateScales::check() const {
   TORCH_CHECK_TYPE(amax_history.scalar_type() == at::kFloat, name, ": amax_history must be float32, not ",
                    amax_history.scalar_type());
   TORCH_CHECK_VALUE(amax_history.dim() == 2 && amax_history.sym_size(0) >= 1, name,
                     ": amax_history must be [rows, columns] with at least one row, not ", amax_history.sym_sizes());
-  fp8::check_column_numbers(name, "scale", scale, amax_history);
-  fp8::check_column_numbers(name, "scale_inv", scale_inv, amax_history);
-  fp8::check_column_numbers(name, "fp8_max", fp8_max, amax_history);
-  if (has_value(reduced)) fp8::check_column_numbers(name, "reduced", *reduced, amax_history);
+  const auto check_numbers = [&](const char* what, const at::Tensor& numbers) {
+    fp8::check_numbers(name, what, numbers, amax_history.sym_size(1), "amax_history's columns, ");
+  };
+  check_numbers("scale", scale), check_numbers("scale_inv", scale_inv), check_numbers("fp8_max", fp8_max);
+  if (has_value(reduced)) check_numbers("reduced", *reduced);
   if (amax_history.is_meta()) return;
   TORCH_CHECK_VALUE(amax_history.size(1) <= 1 || amax_history.stride(1) == 1, name,
                     ": the rows of amax_history must be contiguous");

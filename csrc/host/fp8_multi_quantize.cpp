@@ -46,8 +46,8 @@ int32_t launch(const apex_place* place, gpu::Fp8MultiQuantize& a) {
 }  // namespace
 }  // namespace apex
 
-extern "C" int32_t apex_fp8_multi_quantize(const apex_place* place, gpu::Fp8MultiQuantize* arguments) {
-  gpu::Fp8MultiQuantize& a = *arguments;
+extern "C" int32_t apex_fp8_multi_quantize(const apex_place* place, const gpu::Fp8MultiQuantize* arguments) {
+  gpu::Fp8MultiQuantize a = *arguments;
   if (const int32_t status = apex::check_fp8(apex::unit, a.type, a.format, a.scale, "scale")) return status;
   if (a.count < 0 || a.count > gpu::fp8_multi_most)
     return apex::fail(APEX_ERROR_VALUE, "fp8_multi_quantize: %d matrices, a launch takes up to %d", int(a.count),

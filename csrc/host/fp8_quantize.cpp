@@ -4,6 +4,7 @@
 #include "device/column_sums.h"
 #include "device_limits.h"
 #include "fp8_checks.h"
+#include "workspace.h"
 
 namespace apex {
 namespace {
@@ -49,8 +50,6 @@ int32_t check(const gpu::Fp8Quantize& a) {
     return fail(APEX_ERROR_ARGUMENT, "fp8_quantize: the source is none of fp8_of_input, _activation, _gradient");
   if (a.source == gpu::fp8_of_gradient && !a.before && a.rows * a.columns > 0)
     return fail(APEX_ERROR_ARGUMENT, "fp8_quantize: of a gradient, `before` is missing");
-  if (a.grad_bias && !a.partials && a.rows > 0)
-    return fail(APEX_ERROR_ARGUMENT, "fp8_quantize: partials are missing beside grad_bias");
   return APEX_OK;
 }
 int32_t launch_all(const apex_place* place, gpu::Fp8Quantize a) {
@@ -70,15 +69,16 @@ int32_t launch_all(const apex_place* place, gpu::Fp8Quantize a) {
 }  // namespace
 }  // namespace apex
 
-extern "C" int64_t apex_fp8_quantize_parts(int64_t rows) { return apex::ceil_divide(rows, gpu::fp8_tile_rows); }
-extern "C" int32_t apex_fp8_quantize(const apex_place* place, const gpu::Fp8Quantize* arguments) {
+extern "C" int32_t apex_fp8_quantize(const apex_place* place, const gpu::Fp8Quantize* arguments,
+                                     const apex_workspace* workspace) {
   gpu::Fp8Quantize a = *arguments;
   if (const int32_t status = apex::check(a)) return status;
   int32_t variant;
   if (const int32_t status = apex::choose_variant(*place, apex::unit, &variant)) return status;
   if (a.columns == 0) return APEX_OK;
-  if (!a.grad_bias) a.partials = nullptr;
   if (a.source == gpu::fp8_of_input) a.gated = 0;
+  const int64_t sums = a.grad_bias ? apex::ceil_divide(a.rows, gpu::fp8_tile_rows) * apex::width_of_result(a) : 0;
+  if (const int32_t status = apex::take_workspace(workspace, sums * int64_t(sizeof(float)), &a.partials)) return status;
   apex::cut_rows(a);
   if (variant != APEX_VARIANT_CPU) return apex::launch_all(place, a);
   apex::fp8_quantize_cpu(a);

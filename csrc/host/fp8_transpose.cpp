@@ -4,6 +4,7 @@
 #include "device/column_sums.h"
 #include "device_limits.h"
 #include "fp8_checks.h"
+#include "workspace.h"
 
 namespace apex {
 namespace {
@@ -29,14 +30,16 @@ int32_t launch_all(const apex_place* place, gpu::Fp8Transpose a) {
 }  // namespace
 }  // namespace apex
 
-extern "C" int32_t apex_fp8_transpose(const apex_place* place, const gpu::Fp8Transpose* arguments) {
+extern "C" int32_t apex_fp8_transpose(const apex_place* place, const gpu::Fp8Transpose* arguments,
+                                      const apex_workspace* workspace) {
   gpu::Fp8Transpose a = *arguments;
   const void* number = a.grad_bias ? static_cast<const void*>(a.scale_inv) : place;
   if (const int32_t status = apex::check_fp8(apex::unit, a.type, a.format, number, "scale_inv")) return status;
   int32_t variant;
   if (const int32_t status = apex::choose_variant(*place, apex::unit, &variant)) return status;
   if (a.columns == 0) return APEX_OK;
-  if (!a.grad_bias) a.partials = nullptr;
+  const int64_t sums = a.grad_bias ? apex::ceil_divide(a.rows, gpu::fp8_tile_rows) * a.columns : 0;
+  if (const int32_t status = apex::take_workspace(workspace, sums * int64_t(sizeof(float)), &a.partials)) return status;
   if (variant != APEX_VARIANT_CPU) return apex::launch_all(place, a);
   apex::fp8_transpose_cpu(a);
   return APEX_OK;

@@ -96,17 +96,11 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uin
                      parameters);
 }
 }  // namespace
-}  // namespace apex
 
-using namespace apex;
-
-int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForward* arguments,
-                              const apex_workspace* workspace) {
-  gpu::XentropyForward a = *arguments;
+int32_t run_xentropy_forward(const apex_place& place, gpu::XentropyForward a, const apex_workspace* workspace) {
   if (const int32_t status = check(a.logits_type, a.loss_type, a.classes)) return status;
-  if (const int32_t status = check_labels(*place, a)) return status;
   int32_t variant;
-  if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
+  if (const int32_t status = choose_variant(place, unit, &variant)) return status;
   a.splits = 1;
   if (a.rows == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
@@ -114,7 +108,7 @@ int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForwar
     return APEX_OK;
   }
   DeviceLimits limits;
-  if (const int32_t status = device_limits(*place, &limits)) return status;
+  if (const int32_t status = device_limits(place, &limits)) return status;
   const bool whole = whole_vectors(a.classes, a.row_stride, a.logits_type, a.logits, nullptr);
   const Layout layout = choose(a.rows, a.classes, a.logits_type, whole, limits);
   a.splits = int32_t(layout.splits);
@@ -125,31 +119,41 @@ int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForwar
     if (const int32_t status = take_workspace(workspace, bytes, &a.partials)) return status;
   }
   apex_kernel* const kernels = layout.rows_a_warp ? forward_short_kernels : forward_kernels;
-  if (const int32_t status = launch(place, kernels[a.logits_type], layout.blocks, layout.threads, a)) return status;
+  if (const int32_t status = launch(&place, kernels[a.logits_type], layout.blocks, layout.threads, a)) return status;
   if (a.splits == 1) return APEX_OK;
   constexpr uint32_t threads = 128;
-  return launch(place, merge_kernels[a.logits_type == APEX_F64], ceil_divide(a.rows, threads / limits.block_multiple),
+  return launch(&place, merge_kernels[a.logits_type == APEX_F64], ceil_divide(a.rows, threads / limits.block_multiple),
                 threads, a);
 }
 
-int32_t apex_xentropy_backward(const apex_place* place, const gpu::XentropyBackward* arguments) {
-  if (const int32_t status = check(arguments->logits_type, arguments->grad_type, arguments->classes)) return status;
-  if (const int32_t status = check_labels(*place, *arguments)) return status;
+int32_t run_xentropy_backward(const apex_place& place, gpu::XentropyBackward a) {
+  if (const int32_t status = check(a.logits_type, a.grad_type, a.classes)) return status;
   int32_t variant;
-  if (const int32_t status = choose_variant(*place, unit, &variant)) return status;
-  if (arguments->rows == 0) return APEX_OK;
+  if (const int32_t status = choose_variant(place, unit, &variant)) return status;
+  if (a.rows == 0) return APEX_OK;
   if (variant == APEX_VARIANT_CPU) {
-    xentropy_backward_cpu(*arguments);
+    xentropy_backward_cpu(a);
     return APEX_OK;
   }
   DeviceLimits limits;
-  if (const int32_t status = device_limits(*place, &limits)) return status;
-  gpu::XentropyBackward a = *arguments;
+  if (const int32_t status = device_limits(place, &limits)) return status;
   const bool whole = whole_vectors(a.classes, a.row_stride, a.logits_type, a.logits, a.grad_logits);
   const Layout layout = choose(a.rows, a.classes, a.logits_type, whole, limits);
   a.splits = int32_t(layout.splits);
   a.warp_rows = layout.warp_rows;
   a.rows_a_warp = int32_t(layout.rows_a_warp);
-  return launch(place, (layout.rows_a_warp ? backward_short_kernels : backward_kernels)[a.logits_type], layout.blocks,
+  return launch(&place, (layout.rows_a_warp ? backward_short_kernels : backward_kernels)[a.logits_type], layout.blocks,
                 layout.threads, a);
+}
+}  // namespace apex
+
+int32_t apex_xentropy_forward(const apex_place* place, const gpu::XentropyForward* arguments,
+                              const apex_workspace* workspace) {
+  if (const int32_t status = apex::check_labels(*place, *arguments)) return status;
+  return apex::run_xentropy_forward(*place, *arguments, workspace);
+}
+
+int32_t apex_xentropy_backward(const apex_place* place, const gpu::XentropyBackward* arguments) {
+  if (const int32_t status = apex::check_labels(*place, *arguments)) return status;
+  return apex::run_xentropy_backward(*place, *arguments);
 }

@@ -56,9 +56,12 @@ Error* make_error(const Api* api, const char* message, int32_t code) {
 }
 
 int32_t code_of(int32_t status) {
-  if (status == APEX_ERROR_ARGUMENT || status == APEX_ERROR_VALUE) return invalid_argument;
+  if (status == APEX_ERROR_ARGUMENT || status == APEX_ERROR_VALUE || status == APEX_ERROR_INDEX)
+    return invalid_argument;
   return status == APEX_USE_REFERENCE || status == APEX_ERROR_NO_VARIANT ? unavailable : internal_error;
 }
+
+void* take_scratch(void* call, uint64_t bytes) { return static_cast<Call*>(call)->scratch(int64_t(bytes)); }
 
 const Buffer nothing{sizeof nothing, nullptr, 0, nullptr, 0, nullptr};
 }  // namespace
@@ -85,7 +88,7 @@ int32_t element_type(const Buffer& buffer) {
 }
 
 Call::Call(const Frame* frame, int32_t platform, const char* op)
-    : frame_(frame), op_(op), place_{platform, 0, nullptr} {
+    : frame_(frame), op_(op), place_{platform, 0, nullptr}, workspace_{&take_scratch, this} {
   if (platform == APEX_CPU) return;
   StreamGet stream{sizeof stream, nullptr, frame->context, nullptr};
   DeviceGet device{sizeof device, nullptr, frame->context, 0};
@@ -199,6 +202,7 @@ Error* handle(const Frame* frame, int32_t platform, const char* op, Body* body, 
   const int32_t status = guarded([&] {
     Call call(frame, platform, op);
     const int32_t answer = call.status() == APEX_OK ? body(call) : call.status();
+    if (answer == APEX_ERROR_WORKSPACE) return fail(APEX_ERROR_MEMORY, "%s: no memory for what it keeps aside", op);
     return call.status() == APEX_OK ? answer : call.status();
   });
   if (status == APEX_OK) return nullptr;

@@ -105,6 +105,8 @@ class Call {
   void expect(const char* name, const Buffer& buffer, int64_t elements, std::initializer_list<int32_t> types = {});
   // Device memory until the work that this call launches is done.
   uint8_t* scratch(int64_t bytes);
+  // The same for the C functions that take an apex_workspace.
+  const apex_workspace* workspace() const { return &workspace_; }
   void fail(const char* what);
 
  private:
@@ -119,6 +121,7 @@ class Call {
   apex_place place_;
   int32_t status_ = APEX_OK;
   std::vector<Block> blocks_;
+  const apex_workspace workspace_;
 };
 
 int64_t elements(const Buffer& buffer);

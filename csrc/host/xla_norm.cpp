@@ -3,8 +3,6 @@
 #include "rms_norm.h"
 #include "xla.h"
 
-#include "device/norm_layout.h"
-
 namespace apex::xla {
 namespace {
 struct Rows { int64_t rows, hidden; };
@@ -40,8 +38,7 @@ int32_t forward(Call& call, bool centered, decltype(apex_layer_norm_forward)* ru
 }
 
 // grad_output, input [, mean], rstd, weight -> grad_input, grad_weight [, grad_bias].
-int32_t backward(Call& call, bool centered, decltype(apex_layer_norm_prepare)* prepare,
-                 decltype(apex_layer_norm_backward)* run) {
+int32_t backward(Call& call, bool centered, decltype(apex_layer_norm_backward)* run) {
   const Buffer &grad = call.argument(0), &input = call.argument(1), &rstd = call.argument(centered ? 3 : 2),
                &weight = call.argument(centered ? 4 : 3), &grad_input = call.result(0), &grad_weight = call.result(1);
   const Rows r = rows_of(call, input, weight);
@@ -62,21 +59,14 @@ int32_t backward(Call& call, bool centered, decltype(apex_layer_norm_prepare)* p
   a.grad_input = bytes(grad_input), a.grad_weight = bytes(grad_weight);
   a.rows = r.rows, a.hidden = r.hidden;
   a.input_type = element_type(input), a.output_type = element_type(grad), a.weight_type = element_type(weight);
-  NormPlan plan;
-  const int32_t status = prepare(call.place(), &a, &plan);
-  if (status != APEX_OK) return status;
-  const int64_t numbers = (centered ? 2 : 1) * a.parts * gpu::norm_partials_pitch(a.hidden);
-  a.partials = call.scratch(numbers * (statistics == f64 ? 8 : 4));
-  return call.status() == APEX_OK ? run(call.place(), &a, &plan) : call.status();
+  return run(call.place(), &a, call.workspace());
 }
 }  // namespace
 
 int32_t layer_norm_forward(Call& call) { return forward(call, true, &apex_layer_norm_forward); }
-int32_t layer_norm_backward(Call& call) {
-  return backward(call, true, &apex_layer_norm_prepare, &apex_layer_norm_backward);
-}
+int32_t layer_norm_backward(Call& call) { return backward(call, true, &apex_layer_norm_backward); }
 int32_t rms_norm_forward(Call& call) { return forward(call, false, &apex_rms_norm_forward); }
-int32_t rms_norm_backward(Call& call) { return backward(call, false, &apex_rms_norm_prepare, &apex_rms_norm_backward); }
+int32_t rms_norm_backward(Call& call) { return backward(call, false, &apex_rms_norm_backward); }
 }  // namespace apex::xla
 
 APEX_XLA_HANDLER(layer_norm_forward, 1)

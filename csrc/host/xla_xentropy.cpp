@@ -25,16 +25,11 @@ int32_t xentropy_forward(Call& call) {
                &normalizers = call.result(1);
   gpu::XentropyForward a{};
   set_rows(call, logits, labels, &a);
-  const int32_t statistics = statistics_type(logits);
   call.expect("losses", losses, a.rows, {f16, bf16, f32, f64});
-  call.expect("normalizers", normalizers, 2 * a.rows, {statistics});
+  call.expect("normalizers", normalizers, 2 * a.rows, {statistics_type(logits)});
   if (call.status() != APEX_OK) return call.status();
   a.losses = bytes(losses), a.normalizers = bytes(normalizers), a.loss_type = element_type(losses);
-  int32_t variant;
-  const int32_t status = apex_xentropy_prepare(call.place(), &a, &variant);
-  if (status != APEX_OK) return status;
-  if (a.splits > 1) a.partials = call.scratch(3 * a.rows * a.splits * (statistics == f64 ? 8 : 4));
-  return call.status() == APEX_OK ? apex_xentropy_forward(call.place(), &a, variant) : call.status();
+  return run_xentropy_forward(*call.place(), a, call.workspace());
 }
 
 // grad_losses, logits, labels, normalizers -> grad_logits; smoothing.
@@ -49,7 +44,7 @@ int32_t xentropy_backward(Call& call) {
   if (call.status() != APEX_OK) return call.status();
   a.grad_losses = bytes(grad), a.grad_stride = 1, a.grad_type = element_type(grad);
   a.normalizers = bytes(normalizers), a.grad_logits = bytes(grad_logits);
-  return apex_xentropy_backward(call.place(), &a);
+  return run_xentropy_backward(*call.place(), a);
 }
 }  // namespace apex::xla
 

@@ -1,8 +1,10 @@
 // The FP8 functions of libapex's C interface as a program without torch or Python calls them. It says what is wrong and
 // returns how many things are.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -44,18 +46,22 @@ static std::vector<float> numbers(size_t count) {
   return made;
 }
 
+// Memory for one call after the other, as long as the program runs.
+static void* take(void*, uint64_t bytes) { return std::malloc(bytes); }
+static const apex_workspace workspace = {take, nullptr}, none = {nullptr, nullptr};
+
 static void check_quantize() {
   constexpr int64_t rows = 130, columns = 35;
   const std::vector<float> x = numbers(rows * columns);
   std::vector<uint8_t> by_row(x.size()), by_column(x.size());
-  std::vector<float> sums(columns), partials(size_t(apex_fp8_quantize_parts(rows) * columns));
+  std::vector<float> sums(columns);
   float scale = 2.0f, amax = 0.0f;
   gpu::Fp8Quantize a{};
   a.input = reinterpret_cast<const uint8_t*>(x.data()), a.scale = &scale, a.amax = &amax;
   a.by_row = by_row.data(), a.by_column = by_column.data();
-  a.partials = reinterpret_cast<uint8_t*>(partials.data()), a.grad_bias = reinterpret_cast<uint8_t*>(sums.data());
+  a.grad_bias = reinterpret_cast<uint8_t*>(sums.data());
   a.rows = rows, a.columns = columns, a.type = APEX_F32, a.format = gpu::fp8_e4m3fn;
-  expect(apex_fp8_quantize(&cpu, &a) == APEX_OK, "quantize");
+  expect(apex_fp8_quantize(&cpu, &a, &workspace) == APEX_OK, "quantize");
   double largest = 0, sum = 0;
   bool right = true, turned = true;
   for (int64_t r = 0; r < rows; ++r)
@@ -74,7 +80,7 @@ static void check_quantize() {
   std::vector<uint8_t> again(x.size());
   gpu::Fp8Transpose t{};
   t.input = by_row.data(), t.output = again.data(), t.rows = rows, t.columns = columns;
-  expect(apex_fp8_transpose(&cpu, &t) == APEX_OK, "transpose");
+  expect(apex_fp8_transpose(&cpu, &t, nullptr) == APEX_OK, "transpose");
   expect(again == by_column, "the transpose of the rows");
 
   std::vector<float> back(x.size());
@@ -95,12 +101,27 @@ static void check_quantize() {
   expect(apex_fp8_multi_quantize(&cpu, &m) == APEX_ERROR_VALUE, "65 matrices");
 
   a.scale = nullptr;
-  expect(apex_fp8_quantize(&cpu, &a) == APEX_ERROR_ARGUMENT, "no scale");
+  expect(apex_fp8_quantize(&cpu, &a, &workspace) == APEX_ERROR_ARGUMENT, "no scale");
   expect(!std::strcmp(apex_last_error(), "fp8_quantize: there is no scale"), "its words");
   a.scale = &scale, a.format = 4;
-  expect(apex_fp8_quantize(&cpu, &a) == APEX_ERROR_ARGUMENT, "an unknown format");
+  expect(apex_fp8_quantize(&cpu, &a, &workspace) == APEX_ERROR_ARGUMENT, "an unknown format");
   a.format = 0, a.type = APEX_F64;
-  expect(apex_fp8_quantize(&cpu, &a) == APEX_ERROR_ARGUMENT, "float64");
+  expect(apex_fp8_quantize(&cpu, &a, &workspace) == APEX_ERROR_ARGUMENT, "float64");
+  a.type = APEX_F32;
+  expect(apex_fp8_quantize(&cpu, &a, &none) == APEX_ERROR_ARGUMENT, "no workspace");
+  expect(!std::strcmp(apex_last_error(), "a workspace is wanted"), "its words");
+}
+
+// The bias's gradient of no rows is as long as a row, and 0.
+static void check_no_rows() {
+  constexpr int64_t columns = 35;
+  std::vector<float> sums(4096, 7.0f), wanted(sums);
+  std::fill_n(wanted.begin(), columns, 0.0f);
+  float scale = 2.0f;
+  gpu::Fp8Quantize a{};
+  a.scale = &scale, a.grad_bias = reinterpret_cast<uint8_t*>(sums.data());
+  a.columns = columns, a.type = APEX_F32, a.format = gpu::fp8_e4m3fn;
+  expect(apex_fp8_quantize(&cpu, &a, &workspace) == APEX_OK && sums == wanted, "quantize no rows");
 }
 
 static void check_blocks() {
@@ -128,6 +149,7 @@ static void check_scales() {
 
 int main() {
   check_quantize();
+  check_no_rows();
   check_blocks();
   check_scales();
   return faults;
