@@ -1,6 +1,7 @@
 """The portable binding's products by a fake cublasLt: what is handed to the vendor's BLAS, on tensors of the host."""
 
 import os
+import types
 
 from .apex_library import CUDA, HIP
 from .fresh_process import fresh_process
@@ -92,14 +93,19 @@ def test_no_workspace(apex, cuda):
     lt, ops = served_by_fakes()
     import torch
 
-    from apex._portable import products
+    from apex._portable import products, workspace
+
+    def full(*size, **options):
+        raise torch.OutOfMemoryError
 
     products.workspace = lambda size, like: None
     x, g, main = torch.ones(4, 8).half(), torch.ones(4, 6).half(), torch.ones(6, 8)
     ops.wgrad_gemm_accum(x, g, main)
     assert (main == 5).all() and lt.log()[-2].endswith("workspace 0")
     calls = len(lt.log())
-    output, _ = ops.dense_forward(x, g.t() @ x)
+    weight = g.t() @ x
+    workspace.torch = types.SimpleNamespace(empty=full, uint8=torch.uint8)
+    output, _ = ops.dense_forward(x, weight)
     assert (output == 32).all() and len(lt.log()) == calls
 
 
