@@ -91,7 +91,8 @@ def _fields(op: Op, device: str) -> list[str]:
     for argument in _scalars(op):
         field = field_of(op, argument)
         if field and argument.is_tensor:
-            lines.append(f'    set(fields.{field}, {argument.name}, "{argument.name}", {device});')
+            setter = "set_written" if argument.written else "set"
+            lines.append(f'    {setter}(fields.{field}, {argument.name}, "{argument.name}", {device});')
         elif field:
             lines.append(f"    set(fields.{field}, {argument.name});")
     return lines

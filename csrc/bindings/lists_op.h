@@ -15,9 +15,13 @@
 
 namespace apex {
 template <class Field, class Value> void set(Field& field, Value value) { field = static_cast<Field>(value); }
-// The address of a tensor of one element, of the field's type: const where the op reads it.
+// The address of a tensor of one element that the op reads, though the field may be one that another op writes.
 template <class T>
 void set(T*& field, const std::optional<at::Tensor>& tensor, const char* name, c10::Device device) {
+  field = const_cast<T*>(scalar_pointer<const T>(tensor, name, device));
+}
+template <class T>
+void set_written(T*& field, const std::optional<at::Tensor>& tensor, const char* name, c10::Device device) {
   field = scalar_pointer<T>(tensor, name, device);
 }
 

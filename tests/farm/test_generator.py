@@ -117,7 +117,8 @@ def test_an_op_over_lists(tmp_path):
     text = files["generated/multi_tensor_f.h"]
     for line in (
         "set(fields.steps, step);",
-        'set(fields.lr_on_device, lr_tensor, "lr_tensor", l.device);',
+        ' set(fields.lr_on_device, lr_tensor, "lr_tensor", l.device);',
+        'set_written(fields.step_on_device, step_tensor, "step_tensor", l.device);',
         "fields.advance_step = advance_step && l.last;",
         "fields.unscale_grads = unscales();",
         'if ((lr > 0) && !copies.empty()) names.push_back("copies"), lists.push_back(copies);',
