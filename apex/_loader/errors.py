@@ -2,7 +2,7 @@
 
 Every error carries fields (`wanted`, `found`, `available`, `remedy`); its text is made from them only when it
 is shown, so a program reads the fields and never parses the text. All derive from `ApexError`, which is a
-RuntimeError; errors that are the caller's own are a ValueError or a TypeError too.
+RuntimeError; errors that are the caller's own are a ValueError, a TypeError or an IndexError too.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ class ArgumentTypeError(ApexError, TypeError):
     """An argument's type or dtype does not fit."""
 
 
+class ArgumentIndexError(ApexError, IndexError):
+    """An index or a label lies outside of what it counts."""
+
+
 class InstallationError(ApexError):
     """What is installed cannot work: a file is missing, damaged, or belongs to somebody else."""
 
@@ -135,6 +139,10 @@ class HostMemoryError(ApexError, MemoryError):
     """Out of host memory."""
 
 
+class WorkspaceError(ApexError, MemoryError):
+    """A call of the C interface was lent no memory, or too little."""
+
+
 class SlowPathWarning(RuntimeWarning):
     """A slower variant serves an op; said once, with the reason."""
 
@@ -152,6 +160,8 @@ BY_STATUS = {
     8: HostMemoryError,
     9: ResolverError,
     10: ArgumentError,
+    11: WorkspaceError,
+    12: ArgumentIndexError,
 }
 
 _REMEDIES = {

@@ -22,6 +22,9 @@ def test_statuses_are_the_header_s():
         "ERROR_ARGUMENT",
         "ERROR_VALUE",
     }
+    assert [found[n] for n, kind in errors.BY_STATUS.items() if issubclass(kind, IndexError)] == [
+        "ERROR_INDEX"
+    ]
 
 
 def test_variants_and_platforms_are_the_header_s():
