@@ -145,6 +145,14 @@ def transformer_engine(session):
 
 
 @nox.session
+def canary(session):
+    """What a wheel serves under the newest torch of the index: `-- dist/WHEEL`; without one, this checkout's."""
+    prepare(session, "farm")
+    farm(session, "ensure-torch")
+    farm(session, "canary", *session.posargs)
+
+
+@nox.session
 def variants(session):
     """Writes the wheels of dist/ as variants of one project (PEP 817), into dist/variants/."""
     prepare(session, "farm", "variants")

@@ -4,6 +4,6 @@ that it lacks keeps no other from running."""
 
 NAMES = (
     "tree", "wheel", "index", "publish", "variants", "bake", "serve", "toolchain", "quickstart", "ensure-torch",
-    "compat", "which", "load-test", "farm", "plan", "explain", "diff", "sign", "verify", "lint", "tests", "tier",
-    "release-check", "receipts", "changelog", "readme", "transformer-engine",
+    "compat", "which", "load-test", "canary", "farm", "plan", "explain", "diff", "sign", "verify", "lint", "tests",
+    "tier", "release-check", "receipts", "changelog", "readme", "transformer-engine",
 )  # fmt: skip

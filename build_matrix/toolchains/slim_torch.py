@@ -37,6 +37,7 @@ SYSTEM = (
     "ld-linux-x86-64.so.2",
     "libpthread.so.0",
 )
+VALUES = REPOSITORY / "tests/L0/binding_values.py"
 INIT = """
 import ctypes as _ct, os as _os
 _ct.CDLL(_os.path.join(_os.path.dirname(__file__), "lib", "libtorch_cuda.so"), _ct.RTLD_GLOBAL)
@@ -189,27 +190,51 @@ def load(version: str, python: Python, built: Path, store: Store) -> str:
 def portable_values(version: str, python: Python, built: Path, store: Store) -> dict[str, list[str]]:
     """What every op gives by the portable binding under a slim torch: tests/L0/binding_values.py's digests. Raises
     BuildError."""
-    program = [str(REPOSITORY / "tests/L0/binding_values.py")]
-    found = json.loads(_run(version, python, built, store, program, APEX_BINDING="portable").splitlines()[-1])
-    return found["digests"]
+    printed = _run(version, python, built, store, [str(VALUES)], APEX_BINDING="portable")
+    return _values(printed)["digests"]
 
 
 def own_values(built: Path) -> dict[str, list[str]]:
     """The same under the torch of the Python that runs this."""
-    environment = {
-        **os.environ,
-        "APEX_TREE": str(built),
-        "APEX_BINDING": "portable",
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    command = [sys.executable, str(REPOSITORY / "tests/L0/binding_values.py")]
-    done = subprocess.run(command, env=environment, encoding="utf-8", capture_output=True)
+    environment = {"APEX_TREE": str(built), "APEX_BINDING": "portable", "PYTHONPATH": str(REPOSITORY)}
+    return _own(environment)["digests"]
+
+
+def wheel_values(
+    version: str | None, python: Python, installed: Path, store: Store
+) -> tuple[str, dict[str, list[str]]]:
+    """What an unpacked wheel serves (exact, portable or reference), and what its ops give, under a slim torch, or, if
+    `version` is None, under the torch of the Python that runs this. Raises BuildError where nothing loads."""
+    if version is None:
+        found = _own({"PYTHONPATH": str(installed)})
+    else:
+        environment = _environment(version, python, installed, store)
+        found = _values(_call([python.program, "-W", "ignore", str(VALUES)], environment, version, python))
+    return found["kind"], found["digests"]
+
+
+def _own(environment: dict[str, str]) -> dict:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("APEX_")}
+    done = subprocess.run(
+        [sys.executable, str(VALUES)], env=inherited | environment, encoding="utf-8", capture_output=True
+    )
     if done.returncode:
-        raise BuildError(f"the portable binding does not load:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])["digests"]
+        raise BuildError(f"the binding does not load:\n{done.stderr[-3000:]}")
+    return _values(done.stdout)
+
+
+def _values(printed: str) -> dict:
+    return json.loads(printed.splitlines()[-1])
 
 
 def _run(version: str, python: Python, built: Path, store: Store, program: list[str], **more: str) -> str:
+    environment = _environment(version, python, REPOSITORY, store)
+    environment |= {"APEX_TREE": str(built), "APEX_STRICT": "1", **more}
+    return _call([python.program, "-W", "ignore", *program], environment, version, python)
+
+
+def _environment(version: str, python: Python, apex: Path, store: Store) -> dict[str, str]:
+    """That in which `import torch` is the slim one and `import apex` that of the folder `apex`."""
     slim = store.build(unit(version, python)).folder
     lent = store.root / "lent" / python.tag
     lent.mkdir(parents=True, exist_ok=True)
@@ -219,16 +244,14 @@ def _run(version: str, python: Python, built: Path, store: Store, program: list[
         for name, path in borrow.top_level(distribution).items():
             if not (lent / name).exists() and not list(path.glob("**/*.so")):
                 (lent / name).symlink_to(path)
-    paths = [str(REPOSITORY), str(slim), str(lent)]
-    environment = {
+    return {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join([str(apex), str(slim), str(lent)]),
         "LD_LIBRARY_PATH": str(slim / "torch/lib"),
-        "APEX_TREE": str(built),
-        "APEX_STRICT": "1",
-        **more,
     }
-    command = [python.program, "-W", "ignore", *program]
+
+
+def _call(command: list[str], environment: dict[str, str], version: str, python: Python) -> str:
     done = subprocess.run(command, env=environment, encoding="utf-8", errors="replace", capture_output=True)
     if done.returncode:
         raise BuildError(
