@@ -24,7 +24,13 @@ def formats(device):
     return _OCP
 
 
-def _cast(x, scale, dtype, amax, rowwise, columnwise, bias_gradient, before, activation, gated):
+def pass_over(
+    x, scale, dtype, amax, rowwise, columnwise, bias_gradient, before=None, activation=None, gated=False
+):
+    """(q, its transpose, sums of columns), each without an element where it is not asked for.
+
+    With none of them it is amax alone that is written. See apex.reference.fp8.quantize_transpose.
+    """
     arguments = (
         x, scale, amax, dtype, rowwise, columnwise, bias_gradient, before, activation or "none", gated,
     )  # fmt: skip
@@ -33,7 +39,7 @@ def _cast(x, scale, dtype, amax, rowwise, columnwise, bias_gradient, before, act
 
 def quantize(x, scale, dtype, amax=None, activation=None, gated=False):
     """x * scale in FP8, or with `activation` that of f(x), gated f(x1) * x2; see apex.reference.fp8.quantize."""
-    return _cast(x, scale, dtype, amax, True, False, False, None, activation, gated)[0]
+    return pass_over(x, scale, dtype, amax, True, False, False, None, activation, gated)[0]
 
 
 def quantize_transpose(
@@ -51,7 +57,7 @@ def quantize_transpose(
 
     rowwise=False: q has no element, and is not written.
     """
-    found = _cast(x, scale, dtype, amax, rowwise, True, bias_gradient, before, activation, gated)
+    found = pass_over(x, scale, dtype, amax, rowwise, True, bias_gradient, before, activation, gated)
     return found if bias_gradient else found[:2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -10,10 +11,10 @@ from apex import _fp8
 from apex._fp8 import dequantize, transpose
 from apex.reference import fp8 as reference
 from apex.reference.fp8 import BLOCK, current_scale, delayed_scale
-from apex.reference.fp8 import largest_magnitude as amax
 from apex.reference.fp8 import record_amax as record
 
 __all__ = [
+    "Activation",
     "amax",
     "cast",
     "cast_blocks",
@@ -21,10 +22,37 @@ __all__ = [
     "delayed_scale",
     "dequantize",
     "dequantize_blocks",
+    "normalize",
     "record",
     "transpose",
     "update_scales",
 ]
+
+
+class Activation(NamedTuple):
+    """What is cast in a matrix's place: `name` of it, gated that of one half of its columns times the other half.
+
+    With `before`, which the activation was given, the matrix is the gradient of what the activation gave, and what is
+    cast is the gradient of `before`.
+    """
+
+    name: str
+    gated: bool
+    before: torch.Tensor | None = None
+
+
+def _pass(matrix, scale, dtype, amax, layouts, of):
+    """_fp8's pass of (rows, columns, sums) in `layouts`; each result has no element where it is False."""
+    name, gated, before = of or (None, False, None)
+    return _fp8.pass_over(matrix, scale, dtype, amax, *layouts, before, name, gated)
+
+
+def amax(matrix: torch.Tensor, of: Activation | None = None) -> torch.Tensor:
+    """The largest magnitude of what is cast: float32 of one element; NaN left out. Writes nothing else."""
+    made = torch.zeros(1, dtype=torch.float32, device=matrix.device)
+    # Any scale and format: nothing is cast.
+    _pass(matrix, torch.ones_like(made), torch.float8_e4m3fn, made, (False, False, False), of)
+    return made.reshape(())
 
 
 def cast(
@@ -34,12 +62,36 @@ def cast(
     amax: torch.Tensor | None,
     rows: bool,
     columns: bool,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(matrix * scale in FP8, its transpose), None what is not asked for; amax becomes max(amax, max |matrix|)."""
-    if not columns:
-        return _fp8.quantize(matrix, scale, dtype, amax), None
-    codes, transposed = _fp8.quantize_transpose(matrix, scale, dtype, amax, rowwise=rows)
-    return codes if rows else None, transposed
+    of: Activation | None = None,
+    sums: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """(matrix * scale in FP8, its transpose, the sums of its columns), None what is not asked for, in one pass.
+
+    of: what is cast in its place. amax becomes max(amax, max |what is cast|). Sums are made in float32, and have the
+    matrix's dtype.
+    """
+    found = _pass(matrix, scale, dtype, amax, (rows, columns, sums), of)
+    wanted = zip(found, (rows, columns, sums), strict=True)
+    codes, transposed, total = (tensor if want else None for tensor, want in wanted)
+    return codes, transposed, total
+
+
+def normalize(
+    matrix: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    centered: bool,
+    zero_centered_gamma: bool,
+    scale: torch.Tensor,
+    dtype: torch.dtype,
+    amax: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """(norm * scale in FP8, mean, 1 / deviation) of rows, in one pass: layer norm where centered, else RMS norm."""
+    if centered:
+        return _fp8.layer_norm(matrix, weight, bias, eps, scale, dtype, amax, zero_centered_gamma)
+    codes, rstd = _fp8.rms_norm(matrix, weight, eps, scale, dtype, amax, zero_centered_gamma)
+    return codes, None, rstd
 
 
 def cast_blocks(

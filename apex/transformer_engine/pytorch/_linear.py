@@ -10,6 +10,7 @@ import torch
 from apex._functional import is_autocast_enabled
 from apex._once import differentiable_once, in_given_dtypes
 from apex.fused_dense import _main_grad
+from apex.transformer_engine.pytorch._norms import Norm, Statistics
 from apex.transformer_engine.pytorch._products import product
 from apex.transformer_engine.pytorch._quantizers import Quantized
 
@@ -27,6 +28,7 @@ class Plan:
         accurate: of the product, of the input's and of the weight's gradient: no fast sums.
         wide_wgrad: the weight's gradient is made without FP8.
         main_grad: the weight's gradient is added to its main_grad.
+        norm: by which the input goes first; None: it is quantized as it is.
     """
 
     input: Any
@@ -37,6 +39,7 @@ class Plan:
     accurate: tuple[bool, bool, bool]
     wide_wgrad: bool
     main_grad: bool
+    norm: Norm | None = None
 
 
 def output_dtype(input: torch.Tensor) -> torch.dtype:
@@ -49,58 +52,113 @@ def output_dtype(input: torch.Tensor) -> torch.dtype:
 
 
 class Linear(torch.autograd.Function):
-    """apply(input, weight, bias, plan): input weight^T + bias, of quantized values.
+    """apply(input, gamma, beta, weight, bias, plan): input weight^T + bias, of quantized values.
 
-    input [..., inputs], weight [outputs, inputs], bias [outputs] or None.
+    input [..., inputs], weight [outputs, inputs], bias [outputs] or None. gamma, beta [inputs], or None: of plan.norm,
+    by which rows of the input go first.
     """
 
     @staticmethod
-    def forward(ctx, input, weight, bias, plan):
+    def forward(ctx, input, gamma, beta, weight, bias, plan):
         with in_given_dtypes(input.device.type):
-            return _forward(ctx, input, weight, bias, plan)
+            return _forward(ctx, input, gamma, beta, weight, bias, plan)
 
     @staticmethod
     @differentiable_once("an FP8 layer of apex.transformer_engine")
     def backward(ctx, saved, grad):
-        of_input, of_weight, of_bias = ctx.needs_input_grad[:3]
-        wide, weights, inputs = saved[0], saved[1:3], saved[3:5]
-        plan, rows = ctx.plan, grad.reshape(-1, grad.shape[-1]).contiguous()
-        narrow_wgrad = of_weight and not plan.wide_wgrad
-        grad_input = grad_weight = None
-        q = plan.gradient.quantize(rows, of_input, narrow_wgrad) if of_input or narrow_wgrad else None
+        needed, plan = ctx.needs_input_grad, ctx.plan
+        matrix, mean, rstd, gamma, beta, wide, w_columns, w_scale, x_columns, x_scale, _ = saved
+        of_input, (of_weight, of_bias) = any(needed[:3]), needed[3:5]
+        rows = grad.reshape(-1, grad.shape[-1]).contiguous()
+        q, grad_bias = gradient_and_sum(plan, rows, of_input, of_weight, ctx.bias_dtype if of_bias else None)
+        grads = None, None, None
         if of_input:
-            grad_input = product(q.rows, q.row_scale, *weights, ctx.input_dtype, accurate=plan.accurate[1])
-            grad_input = _shaped(grad_input, grad.shape)
-        if of_weight:
-            dtype = torch.float32 if plan.main_grad else ctx.weight_dtype
-            if narrow_wgrad:
-                made = product(q.columns, q.column_scale, *inputs, dtype, accurate=plan.accurate[2])
-            else:
-                made = rows.t().to(wide.dtype).matmul(wide).to(dtype)
-            grad_weight = _main_grad.add_made(ctx.weight, made) if plan.main_grad else made
-        grad_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if of_bias else None
-        return grad_input, grad_weight, grad_bias, None
+            dtype = ctx.input_dtype if plan.norm is None else plan.dtype
+            made = product(q.rows, q.row_scale, w_columns, w_scale, dtype, accurate=plan.accurate[1])
+            grads = entering(plan.norm, made, matrix, Statistics(mean, rstd), gamma, beta, any(needed[1:3]))
+            grads = shaped(grads[0], grad.shape), *grads[1:]
+        grad_weight = None
+        if of_weight and plan.wide_wgrad:
+            made = rows.t().to(wide.dtype).matmul(wide)
+            grad_weight = weight_gradient(plan, ctx.weight, made, ctx.weight_dtype)
+        elif of_weight:
+            made = of_codes(plan, q, x_columns, x_scale, ctx.weight_dtype)
+            grad_weight = weight_gradient(plan, ctx.weight, made, ctx.weight_dtype)
+        return *grads, grad_weight, grad_bias, None
 
 
-def _forward(ctx, input, weight, bias, plan):
-    of_input, of_weight = ctx.needs_input_grad[:2]
+def _forward(ctx, input, gamma, beta, weight, bias, plan):
+    of_input, of_weight = any(ctx.needs_input_grad[:3]), ctx.needs_input_grad[3]
     matrix = input.reshape(-1, input.shape[-1])
-    x = plan.input.quantize(matrix, True, of_weight and not plan.wide_wgrad)
-    w = plan.cached
-    if w is None:
-        w = plan.weight.quantize(weight, True, of_input)
-    bias_in = None if bias is None else bias.to(plan.dtype)
-    output = product(x.rows, x.row_scale, w.rows, w.row_scale, plan.dtype, bias_in, plan.accurate[0])
+    x, statistics = entered(plan, matrix, gamma, beta, of_weight and not plan.wide_wgrad)
+    w = quantized_weight(plan, weight, of_input)
+    output = product(
+        x.rows, x.row_scale, w.rows, w.row_scale, plan.dtype, of_dtype(bias, plan), plan.accurate[0]
+    )
     wide = matrix.to(plan.dtype) if of_weight and plan.wide_wgrad else None
+    kept = None if plan.norm is None or not of_input else matrix
     # The weight is saved for who asks for a second derivative, which is refused where something here has a gradient.
-    ctx.save_for_backward(wide, w.columns, w.column_scale, x.columns, x.column_scale, weight)
+    ctx.save_for_backward(
+        *(kept, *statistics, gamma, beta, wide, w.columns, w.column_scale, x.columns, x.column_scale, weight)
+    )
     ctx.plan, ctx.input_dtype, ctx.weight_dtype = plan, input.dtype, weight.dtype
     ctx.bias_dtype = None if bias is None else bias.dtype
-    if plan.main_grad:
-        ctx.weight = weight
-    return _shaped(output, input.shape)
+    ctx.weight = weight if plan.main_grad else None
+    return shaped(output, input.shape)
 
 
-def _shaped(matrix, like):
+# ---- parts of products, of one layer or of two one behind the other --------------------------------------------------
+
+
+def entered(plan, matrix, gamma, beta, columns):
+    """(what a product takes, the norm's Statistics or two Nones) of a matrix, by the plan's norm where it has one."""
+    if plan.norm is None:
+        return plan.input.quantize(matrix, True, columns), (None, None)
+    return plan.norm.quantize(plan.input, matrix, gamma, beta, columns)
+
+
+def quantized_weight(plan, weight, columns):
+    """The weight in FP8: of an earlier call, where there is one."""
+    return plan.weight.quantize(weight, True, columns) if plan.cached is None else plan.cached
+
+
+def of_dtype(bias, plan):
+    """A bias as the product adds it."""
+    return None if bias is None else bias.to(plan.dtype)
+
+
+def gradient_and_sum(plan, rows, of_input, of_weight, bias_dtype):
+    """(the gradient of the output in FP8, or None where nobody wants it; the bias's, of bias_dtype, None without it).
+
+    The bias's is made by the same pass where it loses nothing there: a sum of halves is a half.
+    """
+    narrow = of_weight and not plan.wide_wgrad
+    q = total = None
+    if of_input or narrow:
+        q, total = plan.gradient.quantize_and_sum(rows, of_input, narrow, bias_dtype == rows.dtype)
+    if bias_dtype is not None and total is None:
+        total = rows.sum(0, dtype=torch.float32)
+    return q, None if bias_dtype is None else total.to(bias_dtype)
+
+
+def of_codes(plan, q, columns, scale, dtype):
+    """A weight's gradient, in float32 where main_grad takes it."""
+    dtype = torch.float32 if plan.main_grad else dtype
+    return product(q.columns, q.column_scale, columns, scale, dtype, accurate=plan.accurate[2])
+
+
+def weight_gradient(plan, weight, made, dtype):
+    """What autograd is given for it; `weight` is there where main_grad takes it."""
+    return _main_grad.add_made(weight, made) if plan.main_grad else made.to(dtype)
+
+
+def entering(norm, grad, matrix, statistics, gamma, beta, of_parameters):
+    """Gradients of (the input, gamma, beta) from that of what a product took."""
+    if norm is None:
+        return grad, None, None
+    return norm.gradients(grad, matrix, statistics, gamma, beta, of_parameters)
+
+
+def shaped(matrix, like):
     """With the leading dimensions of a shape. No view to autograd: what it is of is nobody's else."""
     return torch.ops.aten._unsafe_view.default(matrix, [*like[:-1], matrix.shape[1]])

@@ -24,7 +24,8 @@ def _scattered(tensor, group):
     return collectives.start_reduce_scatter(tensor, group, _SUM).wait()
 
 
-def _summed(tensor, group):
+def summed(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The sum of all ranks' tensors, a new one."""
     return collectives.all_reduce(collectives.copy(tensor), group, _SUM)
 
 
@@ -47,7 +48,7 @@ class Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, group):
         ctx.group = group
-        return _summed(tensor, group)
+        return summed(tensor, group)
 
     @staticmethod
     def backward(ctx, grad):
@@ -122,6 +123,10 @@ class Sharing:
         if self.mode != "row" or self.size == 1:
             return tensor
         return (Scatter if self.sequence else Sum).apply(tensor, self._known())
+
+    def group_of_gradients(self) -> dist.ProcessGroup | None:
+        """Whose gradients of what enters add up; None: nobody's. Raises RuntimeError where the group is missing."""
+        return self._known() if self.mode == "column" and self.size > 1 else None
 
     def _known(self):
         if self.group is None:

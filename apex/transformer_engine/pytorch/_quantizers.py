@@ -8,6 +8,7 @@ import torch
 
 from apex.transformer_engine.common.recipe import QParams
 from apex.transformer_engine.pytorch import _casts, _formats
+from apex.transformer_engine.pytorch._casts import Activation
 from apex.transformer_engine.pytorch._scaling import Scaling
 
 
@@ -30,20 +31,37 @@ class ByScale:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def scale_of(self, matrix: torch.Tensor) -> torch.Tensor:
-        """float32 of one element."""
+    def scale_of(self, matrix: torch.Tensor, of: Activation | None = None) -> torch.Tensor:
+        """float32 of one element; of: what is cast in the matrix's place."""
         raise NotImplementedError
 
     def recorded(self) -> torch.Tensor | None:
         """Where the largest magnitude goes, or None."""
         return None
 
-    def quantize(self, matrix: torch.Tensor, rows: bool, columns: bool) -> Quantized:
-        """Of a matrix [m, k] of any dtype."""
-        scale = self.scale_of(matrix)
-        inverse = torch.ones_like(scale) / scale
-        codes, transposed = _casts.cast(matrix, scale, self.dtype, self.recorded(), rows, columns)
-        return Quantized(codes, inverse if rows else None, transposed, inverse if columns else None)
+    def quantize(
+        self, matrix: torch.Tensor, rows: bool, columns: bool, of: Activation | None = None
+    ) -> Quantized:
+        """Of a matrix [m, k], or of what `of` makes of it."""
+        return self.quantize_and_sum(matrix, rows, columns, False, of)[0]
+
+    def quantize_and_sum(
+        self, matrix: torch.Tensor, rows: bool, columns: bool, sums: bool, of: Activation | None = None
+    ) -> tuple[Quantized, torch.Tensor | None]:
+        """The same, and with `sums` the sums of the columns of what is cast, before its scale."""
+        scale = self.scale_of(matrix, of)
+        codes, transposed, total = _casts.cast(
+            matrix, scale, self.dtype, self.recorded(), rows, columns, of, sums
+        )
+        return _both(codes, transposed, scale), total
+
+
+def _both(codes, transposed, scale):
+    """Of layouts with one scale."""
+    inverse = torch.ones_like(scale) / scale
+    shown = (inverse if layout is not None else None for layout in (codes, transposed))
+    row_scale, column_scale = shown
+    return Quantized(codes, row_scale, transposed, column_scale)
 
 
 class Delayed(ByScale):
@@ -55,24 +73,40 @@ class Delayed(ByScale):
         super().__init__(dtype)
         self._scale, self._scaling, self._index, self._record = scale, scaling, index, record
 
-    def scale_of(self, matrix: torch.Tensor) -> torch.Tensor:
+    def scale_of(self, matrix: torch.Tensor, of: Activation | None = None) -> torch.Tensor:
         return self._scale[self._index].clone()
 
     def recorded(self) -> torch.Tensor | None:
         return self._scaling.amax_history[0, self._index] if self._record else None
 
+    def quantize_norm(
+        self,
+        matrix: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        options: tuple[float, bool, bool],
+        columns: bool,
+    ) -> tuple[Quantized, torch.Tensor | None, torch.Tensor]:
+        """(the norm of a matrix's rows, mean, 1 / deviation); options: eps, centered, zero_centered_gamma."""
+        scale = self.scale_of(matrix)
+        codes, mean, rstd = _casts.normalize(
+            matrix, weight, bias, *options, scale, self.dtype, self.recorded()
+        )
+        return _both(codes, _casts.transpose(codes) if columns else None, scale), mean, rstd
+
 
 class Current(ByScale):
-    """By the largest magnitude of the matrix itself."""
+    """By the largest magnitude of the matrix itself, which is looked for first."""
 
     def __init__(self, dtype: torch.dtype, options: QParams) -> None:
         super().__init__(dtype)
         self._options = options
 
-    def scale_of(self, matrix: torch.Tensor) -> torch.Tensor:
+    def scale_of(self, matrix: torch.Tensor, of: Activation | None = None) -> torch.Tensor:
         largest = _formats.largest(self.dtype)
         options = self._options
-        return _casts.current_scale(_casts.amax(matrix), largest, options.power_2_scale, options.amax_epsilon)
+        amax = _casts.amax(matrix, of)
+        return _casts.current_scale(amax, largest, options.power_2_scale, options.amax_epsilon)
 
 
 class Blocks:
@@ -88,3 +122,10 @@ class Blocks:
             matrix, self.dtype, self._square, rows, columns, options.power_2_scale, options.amax_epsilon
         )
         return Quantized(*found)
+
+    def quantize_and_sum(
+        self, matrix: torch.Tensor, rows: bool, columns: bool, sums: bool
+    ) -> tuple[Quantized, torch.Tensor | None]:
+        """The same, and with `sums` the sums of the columns in float32."""
+        total = matrix.sum(0, dtype=torch.float32) if sums else None
+        return self.quantize(matrix, rows, columns), total

@@ -41,6 +41,18 @@ class _Autocast:
     def restore(self, kept):
         self.enabled, self.calibrating, self.recipe, self.group = kept
 
+    def fuses(self, delayed):
+        """Whether what is made before a cast may be made in its pass; delayed: where scales are known before.
+
+        Blocks' scales are made in the pass itself, and a weight's gradient without FP8 takes what is not cast.
+        """
+        recipe = self.recipe
+        if not self.enabled or self.exporting or recipe is None:
+            return False
+        if isinstance(recipe, DelayedScaling):
+            return not recipe.override_linear_precision[2]
+        return not delayed and recipe.float8_current_scaling()
+
 
 current = _Autocast()
 _pending: list[LayerState] = []

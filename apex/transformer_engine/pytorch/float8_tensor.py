@@ -114,7 +114,7 @@ class Float8Tensor(torch.Tensor):
 def _cast(values, dtype):
     """(codes, what they are multiplied with)"""
     scale = _casts.current_scale(_casts.amax(values), _formats.largest(dtype))
-    codes, _ = _casts.cast(values, scale, dtype, None, True, False)
+    codes = _casts.cast(values, scale, dtype, None, True, False)[0]
     return codes, torch.ones_like(scale) / scale
 
 

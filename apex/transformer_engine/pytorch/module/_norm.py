@@ -10,6 +10,8 @@ from torch import nn
 from apex import _symbolic as symbolic
 from apex.normalization import _norm
 from apex.transformer_engine.pytorch import _parameters
+from apex.transformer_engine.pytorch._norms import Norm
+from apex.transformer_engine.pytorch._state import current
 
 
 def check_normalization(kind: str) -> None:
@@ -80,8 +82,8 @@ class _Norm(nn.Module):
 class _NormFirst(nn.Module):
     """A layer that begins with a norm: its parameters, and the call of the layer around `_products`.
 
-    `_products(entered, is_first_microbatch)` is what the layer makes of the norm's output, `_returned_bias()` what it
-    gives beside that with return_bias.
+    `_products(entered, is_first_microbatch, norm)` is what the layer makes of the norm's output, or of the input and
+    the norm; `_returned_bias()` what it gives beside that with return_bias.
     """
 
     def _make_norm(self, kind, eps, zero_centered_gamma, size, dtype, device, sequence_parallel):
@@ -96,14 +98,28 @@ class _NormFirst(nn.Module):
         node = symbolic.leaf(self, inp, is_first_microbatch=is_first_microbatch)
         if node is not None:
             return node
-        normed = normalize(
-            self.normalization,
-            *(inp, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.zero_centered_gamma),
-        )
-        entered = self._sharing.enter(normed)
-        found = [self._products(entered, is_first_microbatch)]
+        norm, normed = self._norm_of_cast(), None
+        if norm is None:
+            normed = normalize(
+                self.normalization,
+                *(inp, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.zero_centered_gamma),
+            )
+        entered = inp if normed is None else self._sharing.enter(normed)
+        found = [self._products(entered, is_first_microbatch, norm)]
         if self.return_bias:
             found.append(self._returned_bias())
         if self.return_layernorm_output:
             found.append(entered if self.return_layernorm_output_gathered else normed)
         return found[0] if len(found) == 1 else tuple(found)
+
+    def _norm_of_cast(self):
+        """(Norm, gamma, beta) where one pass makes the norm and its cast, else None.
+
+        Current and block scaling look for magnitudes before they cast, so the norm has to be there; so it has to be
+        where it is returned, or sent to other ranks, or multiplied without FP8.
+        """
+        if not current.fuses(delayed=True) or self.return_layernorm_output or self._sharing.sequence:
+            return None
+        centered = self.normalization == "LayerNorm"
+        norm = Norm(centered, self.eps, self.zero_centered_gamma, self._sharing.group_of_gradients())
+        return norm, self.layer_norm_weight, self.layer_norm_bias

@@ -12,6 +12,7 @@ from torch import nn
 from apex.fused_dense import _main_grad, fused_dense_function
 from apex.transformer_engine.common.recipe import DelayedScaling
 from apex.transformer_engine.pytorch import _casts, _extra_state, _formats, _linear, _quantizers
+from apex.transformer_engine.pytorch._norms import Norm
 from apex.transformer_engine.pytorch._parallel import Sharing
 from apex.transformer_engine.pytorch._quantizers import Quantized
 from apex.transformer_engine.pytorch._state import LayerState, current
@@ -99,16 +100,19 @@ class TransformerEngineBaseModule(nn.Module):
         bias: torch.Tensor | None,
         is_first_microbatch: bool | None,
         gemm: int = 0,
+        norm: tuple[Norm, torch.Tensor, torch.Tensor | None] | None = None,
     ) -> torch.Tensor:
-        """input weight^T + bias, as the innermost autocast says."""
+        """input weight^T + bias, as the innermost autocast says.
+
+        norm: (it, gamma, beta), by which the input goes first; in FP8 alone.
+        """
         if current.exporting:
             return torch.nn.functional.linear(input, weight, bias)
-        again = current.frame is not None and current.frame.again
-        if is_first_microbatch and self._adds(weight) and not again:
-            _main_grad.main_grad_of(weight).zero_()
         if current.enabled:
-            plan = self._plan(input, weight, gemm, is_first_microbatch)
-            return _linear.Linear.apply(input, weight, bias, plan)
+            made, gamma, beta = norm or (None, None, None)
+            plan = self._plan(input, weight, gemm, is_first_microbatch, made)
+            return _linear.Linear.apply(input, gamma, beta, weight, bias, plan)
+        self._begin(weight, is_first_microbatch)
         if current.calibrating:
             self._calibrate(input, weight, gemm)
         if isinstance(weight, Float8Tensor):
@@ -116,6 +120,12 @@ class TransformerEngineBaseModule(nn.Module):
         if self._adds(weight):
             return _main_grad.Dense.apply(fused_dense_function, input, weight, bias)
         return fused_dense_function(input, weight, bias)
+
+    def _begin(self, weight, is_first_microbatch):
+        """main_grad begins at 0 with the first microbatch."""
+        again = current.frame is not None and current.frame.again
+        if is_first_microbatch and self._adds(weight) and not again:
+            _main_grad.main_grad_of(weight).zero_()
 
     def _adds(self, weight):
         """Whether the weight's gradient goes to its main_grad."""
@@ -137,7 +147,8 @@ class TransformerEngineBaseModule(nn.Module):
             _casts.record(row[3 * gemm], input.detach())
             _casts.record(row[3 * gemm + 1], weight.detach())
 
-    def _plan(self, input, weight, gemm, is_first_microbatch):
+    def _plan(self, input, weight, gemm, is_first_microbatch, norm=None):
+        self._begin(weight, is_first_microbatch)
         recipe, device = current.recipe, input.device
         forward, backward = (_formats.dtype_of(recipe, device, direction) for direction in (True, False))
         make = self._delayed if isinstance(recipe, DelayedScaling) else _of_values
@@ -158,6 +169,7 @@ class TransformerEngineBaseModule(nn.Module):
             accurate=tuple(accurate),
             wide_wgrad=override is not None and override[2],
             main_grad=self._adds(weight),
+            norm=norm,
         )
 
     def _delayed(self, recipe, forward, backward, device, gemm):

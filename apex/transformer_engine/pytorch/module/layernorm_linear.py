@@ -81,8 +81,8 @@ class LayerNormLinear(_NormFirst, Linear):
         """[..., out_features] of inp [..., in_features]; behind it, where asked for, the bias and the norm's output."""
         return self._run(inp, is_first_microbatch)
 
-    def _products(self, entered, is_first_microbatch):
-        return self._share(entered, is_first_microbatch)
+    def _products(self, entered, is_first_microbatch, norm):
+        return self._share(entered, is_first_microbatch, norm)
 
     def _returned_bias(self):
         return whole(self, "bias")

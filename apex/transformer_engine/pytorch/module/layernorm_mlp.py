@@ -10,7 +10,10 @@ import torch.distributed as dist
 
 from apex._functional import call
 from apex.transformer_engine.pytorch import _parameters, _refusals
+from apex.transformer_engine.pytorch._casts import Activation
+from apex.transformer_engine.pytorch._mlp import MLP
 from apex.transformer_engine.pytorch._parallel import Sharing
+from apex.transformer_engine.pytorch._state import current
 from apex.transformer_engine.pytorch.module._norm import _NormFirst, check_normalization
 from apex.transformer_engine.pytorch.module.base import TransformerEngineBaseModule
 
@@ -132,13 +135,28 @@ class LayerNormMLP(_NormFirst, TransformerEngineBaseModule):
     def _returned_bias(self):
         return self.fc2_bias
 
-    def _products(self, entered, is_first_microbatch):
-        hidden = self._multiply(entered, self.fc1_weight, None, is_first_microbatch, 0)
-        function, gated = ACTIVATIONS[self.activation]
-        hidden = call("bias_activation", _activation, 1, (hidden, self.fc1_bias, function, gated))
+    def _products(self, entered, is_first_microbatch, norm):
         late = self.return_bias or self._second.size > 1
         bias = None if late else self.fc2_bias
-        output = self._second.leave(self._multiply(hidden, self.fc2_weight, bias, is_first_microbatch, 1))
+        if current.fuses(delayed=False):
+            output = self._in_one(entered, bias, is_first_microbatch, norm)
+        else:
+            hidden = self._multiply(entered, self.fc1_weight, None, is_first_microbatch, 0)
+            function, gated = ACTIVATIONS[self.activation]
+            hidden = call("bias_activation", _activation, 1, (hidden, self.fc1_bias, function, gated))
+            output = self._multiply(hidden, self.fc2_weight, bias, is_first_microbatch, 1)
+        output = self._second.leave(output)
         if late and not self.return_bias and self.fc2_bias is not None:
             output = output + self.fc2_bias.to(output.dtype)
         return output
+
+    def _in_one(self, entered, bias, is_first_microbatch, norm):
+        """Both products; the activation and its gradient are made in the passes of their casts."""
+        made, gamma, beta = norm or (None, None, None)
+        plans = (
+            self._plan(entered, self.fc1_weight, 0, is_first_microbatch, made),
+            self._plan(entered, self.fc2_weight, 1, is_first_microbatch),
+        )
+        activation = Activation(*ACTIVATIONS[self.activation])
+        tensors = gamma, beta, self.fc1_weight, self.fc1_bias, self.fc2_weight, bias
+        return MLP.apply(entered, *tensors, plans, activation)

@@ -92,11 +92,12 @@ class Linear(TransformerEngineBaseModule):
         output = self._share(self._sharing.enter(inp), is_first_microbatch)
         return (output, whole(self, "bias")) if self.return_bias else output
 
-    def _share(self, entered, is_first_microbatch):
-        """What the layer gives of what entered it."""
+    def _share(self, entered, is_first_microbatch, norm=None):
+        """What the layer gives of what entered it, by `norm` first where there is one."""
         row = self._sharing.mode == "row" and self._sharing.size > 1
         added = None if self.return_bias else whole(self, "bias")
-        output = self._multiply(entered, whole(self, "weight"), None if row else added, is_first_microbatch)
+        bias = None if row else added
+        output = self._multiply(entered, whole(self, "weight"), bias, is_first_microbatch, norm=norm)
         output = self._sharing.leave(output)
         return output + added.to(output.dtype) if row and added is not None else output
 
