@@ -139,7 +139,7 @@ def publish(session):
 
 @nox.session(name="transformer-engine")
 def transformer_engine(session):
-    """Writes the wheel that gives apex.transformer_engine the name transformer_engine."""
+    """Writes the wheel that gives apex.transformer_engine the name transformer_engine, and that of its records."""
     prepare(session, "farm")
     farm(session, "transformer-engine", *session.posargs)
 

@@ -61,12 +61,19 @@ def describe() -> Installation:
     engines = set()
     for distribution in importlib.metadata.distributions():
         name = normal(distribution.metadata["Name"] or "")
-        if name in (ENGINE, "transformer-engine") or name.startswith("transformer-engine-"):
+        if name == ENGINE or _is_public_engine(name, distribution):
             engines.add(name)
         described = _describe(distribution)
         if described:  # the first on sys.path is the one that counts
             found.setdefault(described.name, described)
     return Installation(tuple(found.values()), str(layout.PACKAGE), _intact(), tuple(sorted(engines)))
+
+
+def _is_public_engine(name: str, distribution: importlib.metadata.Distribution) -> bool:
+    """Of a distribution by its normal name. One that requires ours has the name alone."""
+    if name != "transformer-engine" and not name.startswith("transformer-engine-"):
+        return False
+    return not any(text.startswith(ENGINE) for text in distribution.requires or ())
 
 
 def _describe(distribution: importlib.metadata.Distribution) -> Distribution | None:

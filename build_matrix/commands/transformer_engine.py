@@ -11,5 +11,6 @@ from build_matrix.wheels import transformer_engine
 @click.command("transformer-engine")
 @DIST
 def command(dist) -> None:
-    """Writes the wheel that gives apex.transformer_engine the name transformer_engine."""
+    """Writes the wheel that gives apex.transformer_engine the name transformer_engine, and that of its records."""
     click.echo(str(transformer_engine.write(dist)))
+    click.echo(str(transformer_engine.write_alias(dist)))

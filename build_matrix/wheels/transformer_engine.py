@@ -1,7 +1,8 @@
 """The distribution apex-transformer-engine, which gives apex.transformer_engine the name transformer_engine.
 
 It requires no distribution: which of apex-cpu, apex-cuda and apex-rocm is there is the user's choice. Its version is
-the release's.
+the release's. Beside it, for programs that look for "transformer-engine" in the installer's records before they import
+the module, there is a distribution of that name, which holds no file and requires the other; only who names it gets it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from build_matrix.wheels import sbom, wheel
 
 FOLDER = Path(__file__).with_name("apex-transformer-engine")
 PROJECT = "apex-transformer-engine"
+ALIAS = "transformer-engine"
 PACKAGE = "transformer_engine"
 TAG = "py3-none-any"
 
@@ -27,6 +29,15 @@ def write(folder: Path) -> Path:
     return path
 
 
+def write_alias(folder: Path) -> Path:
+    """Writes the wheel of metadata alone into `folder`."""
+    version = project()["version"]
+    path = folder / f"{PACKAGE}-{version}-{TAG}.whl"
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel.write(path, ALIAS, version, TAG, {}, described=alias_metadata())
+    return path
+
+
 def project() -> dict[str, str]:
     """The project's table of its pyproject.toml."""
     return toml.read(FOLDER / "pyproject.toml")["project"]
@@ -34,14 +45,25 @@ def project() -> dict[str, str]:
 
 def metadata() -> str:
     """Its METADATA."""
+    return _described(PROJECT, project()["description"], "", [])
+
+
+def alias_metadata() -> str:
+    """That of the distribution which holds no file."""
+    text = f"The name {ALIAS} for {PROJECT}, for programs that look for it in the installer's records"
+    return _described(ALIAS, text, " It holds no file.", [f"{PROJECT}=={project()['version']}"])
+
+
+def _described(name: str, text: str, more: str, required: list[str]) -> str:
     told = project()
     fields = [
         ("Metadata-Version", "2.4"),
-        ("Name", PROJECT),
+        ("Name", name),
         ("Version", told["version"]),
-        ("Summary", told["description"]),
+        ("Summary", text),
         ("License-Expression", sbom.LICENSE),
         ("License-File", "LICENSE"),
         ("Requires-Python", told["requires-python"]),
+        *(("Requires-Dist", other) for other in required),
     ]
-    return "".join(f"{name}: {value}\n" for name, value in fields) + f"\n{told['description']}.\n"
+    return "".join(f"{field}: {value}\n" for field, value in fields) + f"\n{text}.{more}\n"

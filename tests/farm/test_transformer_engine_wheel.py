@@ -76,6 +76,27 @@ def test_it_refuses_beside_the_public_engine(installed, tmp_path, name):
     assert found == ("apex-transformer-engine", name.replace("_", "-"))
 
 
+def test_the_name_alone_is_another_distribution(installed, tmp_path):
+    """accelerate asks importlib.metadata for it before it imports the module; its own check is not deceived."""
+    path = transformer_engine.write_alias(tmp_path)
+    assert path.name == "transformer_engine-1.10.0-py3-none-any.whl"
+    assert transformer_engine.write_alias(tmp_path / "again").read_bytes() == path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        assert all(name.startswith("transformer_engine-1.10.0.dist-info/") for name in archive.namelist())
+        archive.extractall(tmp_path)
+    done = run(
+        installed[1],
+        f"sys.path.append({str(tmp_path)!r})\nimport importlib.metadata as m\n"
+        "assert m.version('transformer-engine') == m.version('apex-transformer-engine') == '1.10.0'\n"
+        "assert m.requires('transformer_engine') == ['apex-transformer-engine==1.10.0']\n"
+        "import transformer_engine.pytorch\nprint('imported')\n",
+    )
+    assert done.stdout == "imported\n", done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(tmp_path), str(installed[1])])
+        assert distributions.describe().engines == ("apex-transformer-engine",)
+
+
 def told(*engines):
     own = Distribution("apex-cpu", "1.10.0+cpu", "/site")
     facts = Facts(Machine(python="cp311"), installation=Installation((own,), "/site/apex", True, engines))

@@ -114,6 +114,7 @@ class DelayedScaling(Recipe):
         override_linear_precision: (fprop, dgrad, wgrad): wgrad=True makes the weights' gradients without FP8.
         reduce_amax: magnitudes are those of all ranks of the group that fp8_autocast names.
         fp8_dpa, fp8_mha: False: attention itself is not made in FP8.
+        params_dtype, device: accepted, and without effect, as in the public engine, to which Megatron-LM passes them.
 
     Raises:
         TypeError, ValueError: a value that is none of these.
@@ -129,8 +130,10 @@ class DelayedScaling(Recipe):
     reduce_amax: bool = True
     fp8_dpa: bool = False
     fp8_mha: bool = False
+    params_dtype: dataclasses.InitVar[Any] = None
+    device: dataclasses.InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, params_dtype: Any, device: Any) -> None:
         self._check_format()
         _refuse_attention(self)
         self.override_linear_precision = OverridePrecision(*self.override_linear_precision)
@@ -214,3 +217,12 @@ class Float8BlockScaling(Recipe):
 def _refuse_attention(recipe: Any) -> None:
     if recipe.fp8_dpa or recipe.fp8_mha:
         raise ValueError("fp8_dpa and fp8_mha: attention is not made in FP8 here; leave both False")
+
+
+_ABSENT = ("MXFP8BlockScaling", "NVFP4BlockScaling", "CustomRecipe")
+
+
+def __getattr__(name: str) -> Any:
+    there = ", ".join(("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling"))
+    told = f": this recipe is not here; there are {there}" if name in _ABSENT else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")

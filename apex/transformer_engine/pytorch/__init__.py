@@ -1,6 +1,9 @@
 """Transformer Engine's layers and contexts for PyTorch: see docs/transformer_engine.md."""
 
+import os
+
 from apex.transformer.tensor_parallel.random import CudaRNGStatesTracker
+from apex.transformer_engine.pytorch import cpp_extensions, distributed, fp8
 from apex.transformer_engine.pytorch._formats import is_fp8_available, served
 from apex.transformer_engine.pytorch._recompute import checkpoint
 from apex.transformer_engine.pytorch._state import (
@@ -9,6 +12,7 @@ from apex.transformer_engine.pytorch._state import (
     fp8_model_init,
     quantized_model_init,
 )
+from apex.transformer_engine.pytorch._switches import warn_of_refused
 from apex.transformer_engine.pytorch.attention import (
     DotProductAttention,
     InferenceParams,
@@ -19,13 +23,21 @@ from apex.transformer_engine.pytorch.attention import (
 from apex.transformer_engine.pytorch.export import is_in_onnx_export_mode, onnx_export
 from apex.transformer_engine.pytorch.float8_tensor import Float8Tensor
 from apex.transformer_engine.pytorch.graph import make_graphed_callables
-from apex.transformer_engine.pytorch.module import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
+from apex.transformer_engine.pytorch.module import (
+    GroupedLinear,
+    LayerNorm,
+    LayerNormLinear,
+    LayerNormMLP,
+    Linear,
+    RMSNorm,
+)
 from apex.transformer_engine.pytorch.transformer import TransformerLayer
 
 __all__ = [
     "CudaRNGStatesTracker",
     "DotProductAttention",
     "Float8Tensor",
+    "GroupedLinear",
     "InferenceParams",
     "LayerNorm",
     "LayerNormLinear",
@@ -38,6 +50,9 @@ __all__ = [
     "apply_rotary_pos_emb",
     "autocast",
     "checkpoint",
+    "cpp_extensions",
+    "distributed",
+    "fp8",
     "fp8_autocast",
     "fp8_model_init",
     "is_fp8_available",
@@ -47,3 +62,5 @@ __all__ = [
     "quantized_model_init",
     "served",
 ]
+
+warn_of_refused(os.environ)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from apex import _fp8
-from apex._fp8 import dequantize, transpose
+from apex._fp8 import dequantize, quantize, transpose
 from apex.reference import fp8 as reference
 from apex.reference.fp8 import BLOCK, current_scale, delayed_scale
 from apex.reference.fp8 import record_amax as record
@@ -23,6 +23,7 @@ __all__ = [
     "dequantize",
     "dequantize_blocks",
     "normalize",
+    "quantize",
     "record",
     "transpose",
     "update_scales",

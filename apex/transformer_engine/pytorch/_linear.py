@@ -13,6 +13,7 @@ from apex.fused_dense import _main_grad
 from apex.transformer_engine.pytorch._norms import Norm, Statistics
 from apex.transformer_engine.pytorch._products import product
 from apex.transformer_engine.pytorch._quantizers import Quantized
+from apex.transformer_engine.pytorch._switches import ranged
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -59,11 +60,13 @@ class Linear(torch.autograd.Function):
     """
 
     @staticmethod
+    @ranged("apex.transformer_engine.Linear.forward")
     def forward(ctx, input, gamma, beta, weight, bias, plan):
         with in_given_dtypes(input.device.type):
             return _forward(ctx, input, gamma, beta, weight, bias, plan)
 
     @staticmethod
+    @ranged("apex.transformer_engine.Linear.backward")
     @differentiable_once("an FP8 layer of apex.transformer_engine")
     def backward(ctx, saved, grad):
         needed, plan = ctx.needs_input_grad, ctx.plan

@@ -8,6 +8,7 @@ from apex._once import differentiable_once, in_given_dtypes
 from apex.transformer_engine.pytorch import _linear as parts
 from apex.transformer_engine.pytorch._norms import Statistics
 from apex.transformer_engine.pytorch._products import product
+from apex.transformer_engine.pytorch._switches import ranged
 
 
 class MLP(torch.autograd.Function):
@@ -19,11 +20,13 @@ class MLP(torch.autograd.Function):
     """
 
     @staticmethod
+    @ranged("apex.transformer_engine.MLP.forward")
     def forward(ctx, input, gamma, beta, weight1, bias1, weight2, bias2, plans, activation):
         with in_given_dtypes(input.device.type):
             return _forward(ctx, input, gamma, beta, weight1, bias1, weight2, bias2, plans, activation)
 
     @staticmethod
+    @ranged("apex.transformer_engine.MLP.backward")
     @differentiable_once("an FP8 layer of apex.transformer_engine")
     def backward(ctx, saved, grad):
         matrix, mean, rstd, gamma, beta, u, *products = saved[:-2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,20 @@ def device_of(device: torch.device | str | None) -> torch.device:
     if found.type == "cpu" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return found
+
+
+class _Named:
+    """A tracker's fork of one name."""
+
+    def __init__(self, tracker, name):
+        self.fork = functools.partial(tracker.fork, name)
+
+
+def named(tracker: Callable[[], Any] | None, name: str | None) -> Callable[[], Any] | None:
+    """What gives a tracker, whose fork() is that of `name`; None: as it is."""
+    if tracker is None or name is None:
+        return tracker
+    return lambda: _Named(tracker(), name)
 
 
 def weight(

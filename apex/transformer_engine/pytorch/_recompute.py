@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.utils.checkpoint as torch_checkpoint
@@ -23,8 +23,8 @@ class _Frame:
         self._tracker = tracker
         self._random = None if tracker is None else tracker().get_states()
 
-    def scales(self, now):
-        """Those of now, the first time; those of then afterwards."""
+    def scales(self, now, state):
+        """Those of now, the first time; those of then afterwards. state: the layer's."""
         if not self.again:
             self._scales.append(now)
             return now
@@ -55,6 +55,43 @@ class _Frame:
             current.restore(autocast)
             if self._tracker is not None:
                 self._tracker().set_states(states)
+
+
+class _Phase:
+    """Of a checkpoint of somebody else: each layer keeps its scales of the first times, oldest first."""
+
+    def __init__(self, again):
+        self.again = again
+
+    def scales(self, now, state):
+        if not self.again:
+            state.kept.append(now)
+            return now
+        if not state.kept:
+            raise RuntimeError(
+                "a layer is run again, and was not run the first time within a recompute phase"
+            )
+        return state.kept.popleft()
+
+
+@contextlib.contextmanager
+def activation_recompute_forward(
+    activation_recompute: bool = False, recompute_phase: bool = False
+) -> Iterator[None]:
+    """Within, layers run for a checkpoint of the caller's own: what is run again multiplies with the scales of then.
+
+    activation_recompute: False: nothing is said. recompute_phase: False: the first time; True: again, in the backward
+    pass, under the same autocast. Several first times may come before their seconds; of each layer the oldest is next.
+    Raises RuntimeError for a layer that is run again more often than before.
+    """
+    before = current.frame
+    if activation_recompute:
+        current.frame = _Phase(recompute_phase)
+    depth, current.depth = current.depth, current.depth + (1 if recompute_phase else 0)
+    try:
+        yield
+    finally:
+        current.frame, current.depth = before, depth
 
 
 def checkpoint(

@@ -6,6 +6,7 @@ is entered; where magnitudes are reduced over ranks, at the first layer that tra
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
@@ -71,6 +72,7 @@ class LayerState:
         self.recipe: DelayedScaling | None = None  # of a state that was loaded: not known yet
         self.group: dist.ProcessGroup | None = None
         self.pending = self.used = False
+        self.kept: collections.deque[Any] = collections.deque()  # scales, of a checkpoint's first times
 
     def prepare(self, recipe: DelayedScaling, device: torch.device) -> None:
         """Histories as long as the recipe's, on the device."""

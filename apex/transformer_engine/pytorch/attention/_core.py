@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 import torch.nn.functional as F
 
 from apex.transformer.functional.fused_softmax import scaled_masked_softmax
+from apex.transformer_engine.pytorch._switches import is_unfused, ranged
 
 
-def is_unfused() -> bool:
-    """Whether NVTE_FLASH_ATTN=0 and NVTE_FUSED_ATTN=0 ask for products and a softmax."""
-    return os.environ.get("NVTE_FLASH_ATTN", "1") == "0" and os.environ.get("NVTE_FUSED_ATTN", "1") == "0"
-
-
+@ranged("apex.transformer_engine.attention")
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,

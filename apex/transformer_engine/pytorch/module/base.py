@@ -25,6 +25,7 @@ class TransformerEngineBaseModule(nn.Module):
     Attributes:
         fp8_meta: what delayed scaling knows, by the public engine's names: "scaling_fwd", "scaling_bwd" (each with
             scale, scale_inv, amax_history) and "recipe".
+        tp_size, parallel_mode, sequence_parallel: how ranks share the layer. Megatron-LM's layers write the first, too.
     """
 
     def __init__(
@@ -32,6 +33,11 @@ class TransformerEngineBaseModule(nn.Module):
     ) -> None:
         super().__init__()
         self._sharing, self.fuse_wgrad_accumulation = sharing, fuse_wgrad_accumulation
+        self.tp_size, self.parallel_mode, self.sequence_parallel = (
+            sharing.size,
+            sharing.mode,
+            sharing.sequence,
+        )
         if device is not None:
             _formats.look_up(device)
         on_device = device is not None and device.type != "meta"
@@ -47,11 +53,6 @@ class TransformerEngineBaseModule(nn.Module):
     def tp_group(self) -> dist.ProcessGroup | None:
         """The ranks that share this layer."""
         return self._sharing.group
-
-    @property
-    def tp_size(self) -> int:
-        """How many they are."""
-        return self._sharing.size
 
     def set_tensor_parallel_group(self, tp_group: dist.ProcessGroup | None) -> None:
         """Says which ranks share this layer, where it was made with tp_size alone."""
@@ -180,7 +181,7 @@ class TransformerEngineBaseModule(nn.Module):
             state.note()
         scales = state.forward.scale, state.backward.scale
         if current.frame is not None:
-            scales = current.frame.scales(scales)
+            scales = current.frame.scales(scales, state)
         return (
             _quantizers.Delayed(forward, scales[0], state.forward, 3 * gemm, records),
             _quantizers.Delayed(forward, scales[0], state.forward, 3 * gemm + 1, records),

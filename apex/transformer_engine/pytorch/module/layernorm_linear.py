@@ -52,6 +52,7 @@ class LayerNormLinear(_NormFirst, Linear):
         parameters_split: Sequence[str] | Mapping[str, int] | None = None,
         zero_centered_gamma: bool = False,
         device: torch.device | str | None = None,
+        rng_tracker_name: str | None = None,
         **overlaps: Any,
     ) -> None:
         _refusals.check_overlaps("LayerNormLinear", overlaps)
@@ -71,7 +72,7 @@ class LayerNormLinear(_NormFirst, Linear):
         )
         self._split = weights_and_biases(
             *(self, in_features, out_features, parameters_split, init_method, params_dtype, place),
-            get_rng_state_tracker,
+            _parameters.named(get_rng_state_tracker, rng_tracker_name),
         )
         self.in_features, self.out_features = sharing.parts((in_features, out_features))
 

@@ -23,7 +23,8 @@ class Linear(TransformerEngineBaseModule):
         sequence_parallel: outside of the layer each rank has its part of the first dimension.
         fuse_wgrad_accumulation: the weight's gradient is added to `weight.main_grad`.
         tp_group, tp_size: the ranks that share the layer; the size alone, where set_tensor_parallel_group comes later.
-        get_rng_state_tracker: gives what has `fork()`, within which ranks draw different values.
+        get_rng_state_tracker: gives what has `fork()`, within which ranks draw different values; rng_tracker_name: of
+            the state that they draw from, `fork(name)`.
         init_method: fills a weight in place; None: normal, 0.023.
         bias: False: there is none. Its values are 0.
         return_bias: the bias is not added, but returned beside the output.
@@ -59,6 +60,7 @@ class Linear(TransformerEngineBaseModule):
         parallel_mode: str | None = None,
         parameters_split: Sequence[str] | Mapping[str, int] | None = None,
         device: torch.device | str | None = None,
+        rng_tracker_name: str | None = None,
         **overlaps: Any,
     ) -> None:
         _refusals.check_overlaps("Linear", overlaps)
@@ -68,7 +70,7 @@ class Linear(TransformerEngineBaseModule):
         self.use_bias, self.return_bias = bias, return_bias
         self._split = weights_and_biases(
             *(self, in_features, out_features, parameters_split, init_method, params_dtype, place),
-            get_rng_state_tracker,
+            _parameters.named(get_rng_state_tracker, rng_tracker_name),
         )
         self.in_features, self.out_features = sharing.parts((in_features, out_features))
 

@@ -16,10 +16,15 @@ OWN = "apex-transformer-engine"
 
 
 def _public():
-    """The distribution of the public engine that is installed, or None."""
+    """The distribution of the public engine that is installed, or None.
+
+    One that requires this one is no such: it has the name alone.
+    """
     for distribution in importlib.metadata.distributions():
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if name == "transformer-engine" or name.startswith("transformer-engine-"):
+        if name != "transformer-engine" and not name.startswith("transformer-engine-"):
+            continue
+        if not any(text.startswith(OWN) for text in distribution.requires or ()):
             return name
     return None
 

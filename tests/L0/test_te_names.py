@@ -1,0 +1,208 @@
+"""Modules and names of the public engine by which programs reach for FP8's state, casts and checkpoints."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from te_common import (
+    ALL_RECIPES,
+    RECIPES,
+    clean,  # noqa: F401  a fixture
+    near,
+    random,
+    train,
+)
+
+import apex.transformer_engine.pytorch as te
+from apex.reference import fp8 as reference
+from apex.transformer_engine.common import recipe
+from apex.transformer_engine.pytorch import cpp_extensions, distributed, fp8
+from apex.transformer_engine.pytorch.module.base import TransformerEngineBaseModule
+
+pytestmark = pytest.mark.usefixtures("clean")
+State = fp8.FP8GlobalStateManager
+E4M3 = torch.float8_e4m3fn
+
+
+def test_state_of_the_innermost_autocast():
+    assert not State.is_fp8_enabled() and not State.is_fp8_calibration() and State.get_fp8_group() is None
+    assert State.get_fp8_recipe() == recipe.DelayedScaling() == fp8.get_default_fp8_recipe()
+    of = RECIPES["current"]
+    with te.fp8_autocast(fp8_recipe=of):
+        assert State.is_fp8_enabled() and State.get_fp8_recipe() is of
+        kept = State.get_fp8_autocast_state()
+        with te.fp8_autocast(enabled=False, calibrating=True):
+            assert not State.is_fp8_enabled() and State.is_fp8_calibration()
+            State.set_fp8_autocast_state(kept)
+            assert State.is_fp8_enabled() and State.get_fp8_recipe() is of
+    assert not State.is_fp8_enabled()
+    with te.fp8_model_init(preserve_high_precision_init_val=True):
+        assert State.with_fp8_parameters() and State.with_high_precision_init_val()
+    assert not State.with_fp8_parameters()
+
+
+def test_what_is_offered():
+    for told in (fp8.check_fp8_support, State.is_fp8_available, State.is_fp8_block_scaling_available):
+        assert told() == (True, "")
+    for told in (fp8.check_mxfp8_support, State.is_mxfp8_available):
+        assert told()[0] is False and "MXFP8" in told()[1]
+    with pytest.raises(AttributeError, match="MXFP8BlockScaling.*DelayedScaling"):
+        _ = recipe.MXFP8BlockScaling
+    assert not hasattr(recipe, "NVFP4BlockScaling")
+
+
+def test_reset_after_a_step_that_failed():
+    made, x = te.Linear(32, 48, device="cpu"), random(5, 32)
+    te.fp8_autocast(fp8_recipe=RECIPES["delayed"]).__enter__()
+    made(x)
+    State.reset()
+    assert not State.is_fp8_enabled()
+    with te.fp8_autocast(fp8_recipe=RECIPES["delayed"]):
+        pass
+    assert (
+        made.fp8_meta["scaling_fwd"].scale.eq(1).all() and made.fp8_meta["scaling_fwd"].amax_history[0].any()
+    )
+
+
+def test_scales_are_made_when_asked_for():
+    made, other, x = te.Linear(32, 48, device="cpu"), te.Linear(32, 48, device="cpu"), random(5, 32)
+    other.load_state_dict(made.state_dict())
+    for module in (made, other):
+        train(module, RECIPES["delayed"], x)
+    State.reduce_and_update_fp8_tensors(forward=False)
+    scale = made.fp8_meta["scaling_bwd"].scale
+    assert scale[0] != 1
+    with te.fp8_autocast(fp8_recipe=RECIPES["delayed"]):  # makes none a second time
+        pass
+    assert made.fp8_meta["scaling_bwd"].scale is scale
+    assert torch.equal(scale, other.fp8_meta["scaling_bwd"].scale)
+
+
+def test_casts_by_a_layer_s_state():
+    made, x = te.Linear(32, 48, device="cpu"), random(5, 32)
+    train(made, RECIPES["delayed"], x)
+    with te.fp8_autocast(fp8_recipe=RECIPES["delayed"]):
+        pass
+    meta = made.fp8_meta["scaling_fwd"]
+    codes = cpp_extensions.cast_to_fp8(3 * x, meta, 1, E4M3)
+    expected = reference.quantize(3 * x, meta.scale[1], E4M3)
+    assert torch.equal(codes.view(torch.uint8), expected.view(torch.uint8))
+    assert meta.amax_history[0, 1] == (3 * x).abs().max()
+    out = torch.empty(160, dtype=torch.uint8, device="cpu")[:160].view(5, 32)
+    cpp_extensions.cast_to_fp8(3 * x, meta, 1, E4M3, out=out)
+    assert torch.equal(out, expected.view(torch.uint8))
+    wide = cpp_extensions.cast_from_fp8(out, meta, 1, E4M3, torch.float32)
+    assert torch.equal(wide, reference.dequantize(expected, meta.scale_inv[1], torch.float32))
+    with pytest.raises(ValueError, match="cast_to_fp8"):
+        cpp_extensions.cast_to_fp8(x, meta, 1, E4M3, out=out[:4])
+
+
+def test_a_recipe_takes_what_megatron_passes():
+    of = recipe.DelayedScaling(amax_history_len=4, params_dtype=torch.float32, device="cpu")
+    assert of == recipe.DelayedScaling(amax_history_len=4)
+
+
+def test_layers_say_how_ranks_share_them():
+    for made in (te.Linear(8, 8, device="cpu"), te.LayerNormMLP(8, 8, device="cpu")):
+        assert isinstance(made, TransformerEngineBaseModule)
+        assert made.tp_size == 1 and made.parallel_mode is None and made.tp_group is None
+        made.tp_size = 2  # Megatron-LM writes it
+
+
+def test_a_state_of_that_name_is_drawn_from():
+    names = []
+
+    class Tracker:
+        def fork(self, name="default"):
+            names.append(name)
+            return torch.no_grad()
+
+    options = dict(tp_size=2, get_rng_state_tracker=Tracker, device="cpu")
+    te.Linear(8, 8, parallel_mode="column", rng_tracker_name="experts", **options)
+    te.LayerNormLinear(8, 8, parallel_mode="column", rng_tracker_name="experts", **options)
+    te.GroupedLinear(2, 8, 8, parallel_mode="column", rng_tracker_name="experts", **options)
+    te.Linear(8, 8, parallel_mode="row", **options)
+    assert names == ["experts"] * 4 + ["default"]
+
+
+# ---- checkpoints of somebody else ------------------------------------------------------------------------------------
+
+
+@ALL_RECIPES
+def test_recompute_phases(of):
+    """Two microbatches run first, and again, in order, with other scales in between: the same bits."""
+    made, xs = te.LayerNormMLP(32, 48, device="cpu"), [random(5, 32, seed=s) for s in (1, 2)]
+    first, again = [], []
+    train(made, of, xs[0])
+    with te.fp8_autocast(fp8_recipe=of):
+        for x in xs:
+            with distributed.activation_recompute_forward(True, False), torch.no_grad():
+                assert distributed.is_fp8_activation_recompute_enabled()
+                assert not distributed.in_fp8_activation_recompute_phase()
+                first.append(made(x))
+    history = made.fp8_meta["scaling_fwd"].amax_history.clone()
+    state = State.get_fp8_autocast_state()
+    with te.fp8_autocast(fp8_recipe=of):  # of which each has new scales
+        for x in xs:
+            with distributed.activation_recompute_forward(True, True):
+                assert distributed.in_fp8_activation_recompute_phase()
+                again.append(made(x))
+    assert all(map(torch.equal, first, again)) and state == State.get_fp8_autocast_state()
+    if of.delayed():
+        now = made.fp8_meta["scaling_fwd"].amax_history
+        assert torch.equal(
+            now, history.roll(-1, 0).index_fill(0, torch.tensor([0], dtype=torch.int64, device="cpu"), 0.0)
+        )
+        with (
+            te.fp8_autocast(fp8_recipe=of),
+            distributed.activation_recompute_forward(True, True),
+            pytest.raises(RuntimeError, match="run again"),
+        ):
+            made(xs[0])
+
+
+# ---- several layers of one size --------------------------------------------------------------------------------------
+
+
+@ALL_RECIPES
+@pytest.mark.parametrize("splits", [(3, 5), (0, 8), (8, 0)], ids=str)
+def test_grouped_layers(of, splits):
+    """The same bits as one layer for each part."""
+    made = te.GroupedLinear(2, 32, 48, device="cpu")
+    layers = [te.Linear(32, 48, device="cpu") for _ in splits]
+    for index, layer in enumerate(layers):
+        torch.nn.init.normal_(getattr(made, f"bias{index}"))
+        state = {name: getattr(made, f"{name}{index}") for name in ("weight", "bias")}
+        layer.load_state_dict(state)
+    x, grad = random(2, 4, 32, grad=True), random(2, 4, 48, seed=1)
+    for _ in range(2):
+        y = train(made, of, x, grad, m_splits=splits)
+        assert y.shape == (2, 4, 48)
+        begin = 0
+        for index, (layer, size) in enumerate(zip(layers, splits, strict=True)):
+            part = x.detach().flatten(0, 1)[begin : begin + size].requires_grad_()
+            found = train(layer, of, part, grad.flatten(0, 1)[begin : begin + size])
+            assert torch.equal(y.flatten(0, 1)[begin : begin + size], found)
+            assert torch.equal(x.grad.flatten(0, 1)[begin : begin + size], part.grad)
+            assert torch.equal(getattr(made, f"weight{index}").grad, layer.weight.grad)
+            assert torch.equal(getattr(made, f"bias{index}").grad, layer.bias.grad)
+            begin += size
+
+
+def test_what_grouped_layers_return_and_refuse():
+    made, x = te.GroupedLinear(2, 16, 32, return_bias=True, device="cpu"), random(6, 16)
+    y, biases = made(x, [2, 4])
+    assert biases[0] is made.bias0 and biases[1] is made.bias1
+    near(y[:2], x[:2].double() @ made.weight0.double().t().detach(), torch.float32, 16)
+    assert torch.equal(copy.deepcopy(made)(x, [2, 4])[0], y)
+    plain = te.GroupedLinear(2, 16, 32, bias=False, device="cpu")
+    assert [name for name, _ in plain.named_parameters()] == ["weight0", "weight1"]
+    for splits in ([2, 3], [6], [1, 2, 3]):
+        with pytest.raises(ValueError, match="m_splits"):
+            made(x, splits)
+    with pytest.raises(ValueError, match="sequence_parallel"):
+        te.GroupedLinear(2, 16, 32, tp_size=2, parallel_mode="column", sequence_parallel=True, device="cpu")
+    with pytest.raises(TypeError):
+        te.GroupedLinear(2, 16, 32, device="cpu", nothing=1)
