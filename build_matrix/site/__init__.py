@@ -51,6 +51,7 @@ CONTENTS = {
             "docs/group_batchnorm",
         ),
         *("docs/distributed_optimizers", "docs/combined_tensors", "docs/transformer_engine_jax"),
+        "docs/sparsity",
     ),
     "Reference": ("api/index",),
     "Inside": (

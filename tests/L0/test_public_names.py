@@ -31,7 +31,6 @@ LISTED = public_names.listed()
 # What this build does not have; a name that is neither here nor importable has been lost.
 ABSENT = [
     "apex.DeprecatedFeatureWarning",
-    "apex.contrib.sparsity",
     "apex.contrib.torchsched",
     "apex.deprecated_warning",
     "apex.git_version_info",
@@ -153,16 +152,16 @@ def test_absent_names_on_every_python(interpreter):
     code = """
 import importlib.util, apex, apex.contrib
 imports = ("import apex.pyprof", "from apex import pyprof", "import apex.pyprof as p")
-imports += ("from apex.contrib import sparsity",)
+imports += ("from apex.contrib import torchsched",)
 for statement in imports:
     try:
         exec(statement)
     except ModuleNotFoundError as error:
-        assert error.name in ("apex.pyprof", "apex.contrib.sparsity") and "not in this build" in str(error), error
+        assert error.name in ("apex.pyprof", "apex.contrib.torchsched") and "not in this build" in str(error), error
     else:
         raise AssertionError(statement)
 assert importlib.util.find_spec("apex.pyprof") is None
-assert not hasattr(apex, "pyprof") and getattr(apex.contrib, "sparsity", 1) == 1
+assert not hasattr(apex, "pyprof") and getattr(apex.contrib, "torchsched", 1) == 1
 print("done")
 """
     done = subprocess.run(

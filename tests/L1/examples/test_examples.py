@@ -234,3 +234,13 @@ def test_jax_digits(tmp_path):
     assert len(losses) == 2 and losses[1] == pytest.approx(losses[0], rel=0.1)
     assert all(accuracy > 0.6 for accuracy in figures(printed, r"test accuracy (\S+),"))
     assert_pictures(tmp_path / "losses.png")
+
+
+def test_sparsity(tmp_path):
+    """Training on brings the accuracy back, and half of the weights stay zero."""
+    printed = run(tmp_path, "sparsity/train.py", "--epochs", 8, "--device", "cpu")
+    dense, plain, reordered, trained = figures(printed, r"accuracy (\d\S+)\b")
+    assert dense > 0.93 and trained > dense - 0.03 and "still sparse: True" in printed
+    assert min(plain, reordered) > 0.5
+    kept = figures(printed, r"magnitude kept (\S+)")
+    assert kept[1] > kept[0]
