@@ -97,6 +97,15 @@ def parameters(op: Op, unused: Iterable[str] = ()) -> list[str]:
     ]  # fmt: skip
 
 
+def parameters_with_defaults(op: Op) -> list[str]:
+    """So that a new argument with a default is none of callers that do not pass it. C++ takes defaults at the end."""
+    found, last = parameters(op), len(op.arguments)
+    while last and op.arguments[last - 1].default is not REQUIRED:
+        last -= 1
+        found[last] += f" = {literal(op.arguments[last].default)}"
+    return found
+
+
 def names(op: Op) -> list[str]:
     return [argument.name for argument in op.arguments]
 

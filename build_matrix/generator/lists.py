@@ -53,7 +53,7 @@ def _of_lists(op: Op) -> str:
     )
     lines[-1] += f"{unscales}}};"
     lines += ["  }", *_run(op), "};", ""]
-    lines.append(listed(f"inline void {op.name}(", cpp.parameters(op), ") {"))
+    lines.append(listed(f"inline void {op.name}(", cpp.parameters_with_defaults(op), ") {"))
     call = ", ".join(a.name for a in op.lists)
     lines.append(listed(f"  const {own} call{{", [a.name for a in _scalars(op)], "};"))
     return "\n".join([*lines, f"  call.run({call});", "}"])
@@ -212,7 +212,7 @@ def _of_tensors(op: Op) -> str:
         listed("    using Signature = void(", [cpp.type_of(a).parameter for a in op.arguments], ");"),
         "};",
     ]
-    lines += [listed(f"inline void {op.name}(", cpp.parameters(op), ") {")]
+    lines += [listed(f"inline void {op.name}(", cpp.parameters_with_defaults(op), ") {")]
     lines += [f"    const c10::Device device = {first}.device();", f"    gpu::{op.launch} fields{{}};"]
     lines += _fields(op, "device")
     lines += ["    const apex_place place = place_of(device);"]

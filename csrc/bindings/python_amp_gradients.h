@@ -73,7 +73,7 @@ class AmpGradients {
     }
     try {
       pybind11::gil_scoped_release no_gil;
-      multi_tensor_scale(from, to, flag, scale, scale_tensor, false);
+      multi_tensor_scale(from, to, flag, scale, scale_tensor);
       multi_tensor_axpby(x, y, sum, flag, scale, 1.0, 0, scale_tensor);
     } catch (...) {  // what was kept aside is still there, and masters hold no memory that nothing was written to
       for (size_t i = 0; i < masters_.size(); ++i)
@@ -102,7 +102,7 @@ class AmpGradients {
   }
 
   // Model parameters become the roundings of their masters.
-  void update_models() { multi_tensor_scale(masters_, models_, std::nullopt, 1.0, std::nullopt, false); }
+  void update_models() { multi_tensor_scale(masters_, models_, std::nullopt, 1.0); }
 
  private:
   static void drop(std::vector<at::Tensor>& parameters) {

@@ -125,6 +125,7 @@ def test_an_op_over_lists(tmp_path):
         "run_once(op(), names, 0b110, lists);",
         "of_bucket(*this, l).call_reference(t[0], t[1], list_of(t, 2));",
         "return apex_multi_tensor_f(&l.place, &l.lists, &fields);",
+        "const std::optional<at::Tensor>& inv_scale = std::nullopt, bool unscale_grads = false) {",
     ):
         assert line in text, line
     assert '2, 3, "grads, params, [copies]"' in files["generated/multi_tensor_f_python.h"]
