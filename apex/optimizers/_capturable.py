@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from apex._sharding import local
-from apex.optimizers._scalars import learning_rate, rate_on_device
+from apex.optimizers._scalars import learning_rate
 
 
 def count_step(group, device, found_inf=None, on_device=False):
@@ -81,7 +81,7 @@ class Capturable:
             group["step"] = step
             return
         counted = count_on(group, device)
-        rate = (rate_on_device if self.capturable else learning_rate)(group, device)
+        rate = learning_rate(group, device, kept_there=self.capturable)
         found_inf = scalars.get("found_inf")
         if plan.shards:  # a rank may hold none, and must count all the same
             step = counted + counted_by(found_inf)

@@ -13,7 +13,7 @@ from apex.optimizers._capturable import count_on, count_step
 from apex.optimizers._fused_optimizer import FusedOptimizer, full_precision
 from apex.optimizers._gradient_norm import GradientNorm
 from apex.optimizers._model_copies import ModelCopies
-from apex.optimizers._scalars import rate_on_device
+from apex.optimizers._scalars import learning_rate
 from apex.optimizers._scaling import Scaling
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
             scalars |= dict(max_grad_norm=0.0, max_grad_norm_tensor=limit / scalars["inv_scale"])
         launches = self._plan(index).run(
             "multi_tensor_lamb",
-            **rate_on_device(group, device),
+            **learning_rate(group, device, kept_there=True),
             beta1=beta1,
             beta2=beta2,
             eps=group["eps"],

@@ -15,7 +15,7 @@ from lists import BF16, F16, F32, F64, scalar
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from apex.optimizers import FusedSGD
-from apex.optimizers._scalars import learning_rate, rate_on_device
+from apex.optimizers._scalars import learning_rate
 
 DTYPES = (F32, F16, BF16, F64)
 OPTIONS = [
@@ -381,10 +381,19 @@ def test_a_tensor_as_learning_rate(variant):
 @pytest.mark.parametrize("dtype", [F32, F64, F16], ids=str)
 def test_a_rate_on_the_device_is_read_there_as_float32(dtype):
     device = torch.device("meta")
-    for rate in (learning_rate, rate_on_device):
-        scalars = rate({"lr": torch.empty((), dtype=dtype, device=device)}, device)
+    for kept_there in (False, True):
+        scalars = learning_rate({"lr": torch.empty((), dtype=dtype, device=device)}, device, kept_there)
         assert scalars["lr"] == 0.0 and scalars["lr_tensor"].dtype == F32
         assert scalars["lr_tensor"].device == device
+
+
+def test_a_rate_on_the_cpu_is_a_number_unless_it_is_kept_on_the_device():
+    group = {"lr": torch.full((), 0.5, dtype=F64, device="cpu")}
+    for device in (torch.device("meta"), torch.device("cpu")):
+        assert learning_rate(group, device) == dict(lr=0.5, lr_tensor=None)
+        kept = learning_rate(group, device, kept_there=True)
+        assert kept["lr"] == 0.0 and kept["lr_tensor"].device == device and kept["lr_tensor"].dtype == F32
+        assert learning_rate({"lr": 0.25}, device, kept_there=True) == dict(lr=0.25, lr_tensor=None)
 
 
 def test_unscales_on_the_device(variant):

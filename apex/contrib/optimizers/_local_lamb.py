@@ -6,7 +6,7 @@ import torch
 
 from apex import _loader
 from apex._bits import to_e5m2
-from apex.optimizers._scalars import rate_on_device
+from apex.optimizers._scalars import learning_rate
 
 
 class Fragments:
@@ -108,7 +108,7 @@ class LocalLamb:
             beta1=beta1, beta2=beta2, eps=float(group["eps"]), bias_correction=bool(group["bias_correction"]),
             grad_averaging=bool(group["grad_averaging"]),
         )  # fmt: skip
-        return moments, float(group["weight_decay"]), rate_on_device(group, self._o.device)
+        return moments, float(group["weight_decay"]), learning_rate(group, self._o.device, kept_there=True)
 
     def _moments(self, group, lists):
         moments, decay, _ = self._options[group]
