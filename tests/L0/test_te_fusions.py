@@ -246,6 +246,23 @@ def test_compiled_without_breaks(make, of, backend):
         torch.testing.assert_close(made.fp8_meta[name].amax_history, other.fp8_meta[name].amax_history)
 
 
+@pytest.mark.gpu
+@ONE_SCALE
+@pytest.mark.parametrize("make", [te.LayerNormLinear, te.LayerNormMLP])
+def test_on_a_card(make, of):
+    """As on the CPU, but for codes that roundings of sums move."""
+    made = make(64, 96, params_dtype=BF16, device="cpu")
+    other, results = copy.deepcopy(made).to("cuda"), []
+    for module, device in ((made, "cpu"), (other, "cuda")):
+        x = random(48, 64, dtype=BF16, device=device, grad=True)
+        y = train(module, of, x, steps=3)
+        results.append(
+            [t.detach().double().cpu() for t in (y, x.grad, *(p.grad for p in module.parameters()))]
+        )
+    for found, expected in zip(results[1], results[0], strict=True):
+        assert (found - expected).norm() < 0.05 * expected.norm()
+
+
 @ONE_SCALE
 def test_second_derivatives_are_refused(of):
     made, x = te.LayerNormMLP(32, 48, device="cpu"), random(8, 32, grad=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -206,3 +207,68 @@ def test_what_grouped_layers_return_and_refuse():
         te.GroupedLinear(2, 16, 32, tp_size=2, parallel_mode="column", sequence_parallel=True, device="cpu")
     with pytest.raises(TypeError):
         te.GroupedLinear(2, 16, 32, device="cpu", nothing=1)
+
+
+# ---- layers that are made without memory -----------------------------------------------------------------------------
+
+
+def makers(**options):
+    return [
+        te.LayerNorm(16, **options),
+        te.RMSNorm(16, zero_centered_gamma=True, **options),
+        te.Linear(16, 32, **options),
+        te.Linear(16, 32, parameters_split=("a_", "b_"), **options),
+        te.LayerNormLinear(16, 32, **options),
+        te.LayerNormMLP(16, 32, activation="swiglu", **options),
+        te.GroupedLinear(2, 16, 32, **options),
+    ]
+
+
+@pytest.mark.parametrize("to_empty", [False, True])
+def test_parameters_are_made_where_they_were_not(to_empty):
+    """As FSDP does: device="meta", then reset_parameters, behind to_empty or without it."""
+    for shadow, whole in zip(makers(device="meta"), makers(device="cpu"), strict=True):
+        assert all(p.is_meta for p in shadow.parameters())
+        if to_empty:
+            shadow.to_empty(device="cpu")
+        torch.manual_seed(5)
+        shadow.reset_parameters()
+        torch.manual_seed(5)
+        whole.reset_parameters()
+        assert [*dict(shadow.named_parameters())] == [*dict(whole.named_parameters())]
+        for p, q in zip(shadow.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(p, q) and p.requires_grad and p.dtype == q.dtype
+            assert p.dim() == 1 or 0.01 < p.std() < 0.04
+        if not to_empty:
+            marks = ("tensor_model_parallel", "partition_dim", "sequence_parallel")
+            for p, q in zip(shadow.parameters(), whole.parameters(), strict=True):
+                assert all(getattr(p, mark, None) == getattr(q, mark, None) for mark in marks)
+
+
+def test_a_whole_layer_is_made_by_its_parts():
+    made = te.TransformerLayer(32, 64, 4, hidden_dropout=0.0, attention_dropout=0.0, device="meta")
+    for module in made.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert not any(p.is_meta for p in made.parameters())
+    assert train(made, RECIPES["delayed"], random(4, 2, 32, grad=True)).isfinite().all()
+
+
+def test_weights_in_fp8_alone_are_made_so_again():
+    for device in ("meta", "cpu"):
+        with te.fp8_model_init():
+            made = te.Linear(16, 32, device=device)
+        before = made.weight
+        made.reset_parameters()
+        assert type(made.weight) is te.Float8Tensor and 0.01 < made.weight.dequantize().std() < 0.04
+        assert (made.weight is before) == (device == "cpu")
+
+
+def test_how_weights_were_made_goes_with_copies():
+    made = te.Linear(16, 32, init_method=lambda weight: weight.fill_(3.0), device="cpu")
+    for copied in (copy.deepcopy(made), pickle.loads(pickle.dumps(te.Linear(16, 32, device="cpu")))):
+        copied.weight.data.zero_()
+        copied.reset_parameters()
+        assert copied.weight.abs().min() > 0
+    with pytest.raises(RuntimeError, match="init_method"):
+        pickle.loads(pickle.dumps(made)).reset_parameters()

@@ -18,6 +18,7 @@ from te_common import (
 )
 
 import apex.transformer_engine.pytorch as te
+from apex.transformer_engine.pytorch import _extra_state
 
 pytestmark = pytest.mark.usefixtures("clean")
 F32 = torch.float32
@@ -72,8 +73,13 @@ def test_without_fp8_there_is_no_state():
     made = model()
     train(made, None, random(5, 32))
     train(made, RECIPES["current"], random(5, 32))
-    assert made.state_dict()["2._extra_state"] == b""
+    assert made.state_dict()["2._extra_state"] == _extra_state.NONE
+    file = io.BytesIO()
+    torch.save(made.state_dict(), file)
+    file.seek(0)
     other = model()
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert all(map(torch.equal, made.parameters(), other.parameters()))
     other.load_state_dict({name: value for name, value in made.state_dict().items() if "extra" not in name})
 
 
@@ -165,7 +171,8 @@ def test_layouts_of_the_public_engine(layout, protocol, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "empty", [None, b"", torch.empty(0, dtype=torch.uint8, device="cpu"), "pickled", "saved"]
+    "empty",
+    [None, b"", _extra_state.NONE, torch.empty(0, dtype=torch.uint8, device="cpu"), "pickled", "saved"],
 )
 def test_states_that_say_nothing(empty):
     layer = te.Linear(32, 8, device="cpu")
@@ -175,7 +182,7 @@ def test_states_that_say_nothing(empty):
         empty = io.BytesIO()
         torch.save(None, empty)
     layer.set_extra_state(empty)
-    assert layer.get_extra_state() == b""
+    assert layer.get_extra_state() == _extra_state.NONE
 
 
 def test_the_old_list():

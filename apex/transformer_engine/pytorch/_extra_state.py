@@ -17,12 +17,14 @@ import torch._utils
 
 _PARTS = (("fwd", "forward"), ("bwd", "backward"))
 _NAMES = ("scale", "scale_inv", "amax_history")
+# That there is none. Not empty: torch.save writes empty bytes by a name that torch.load(weights_only=True) refuses.
+NONE = b"-"
 
 
 def write(state: Any) -> bytes:
-    """A torch archive of a LayerState; empty where neither FP8 nor calibration by delayed scaling ran."""
+    """A torch archive of a LayerState; NONE where neither FP8 nor calibration by delayed scaling ran."""
     if not state.used:
-        return b""
+        return NONE
     found: dict[str, Any] = {
         f"{name}_{short}": getattr(getattr(state, part), name).detach().cpu().clone()
         for short, part in _PARTS
@@ -90,7 +92,7 @@ def _opened(value):
         value = value.getvalue()
     if not isinstance(value, (bytes, bytearray)):
         raise TypeError(f"an FP8 state is bytes, a uint8 tensor or a file, not {type(value).__name__}")
-    if not value:
+    if not value or value == NONE:
         return None
     if value[:2] == b"PK":
         return torch.load(io.BytesIO(value), map_location="cpu", weights_only=True)

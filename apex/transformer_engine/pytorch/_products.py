@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from apex.transformer_engine.pytorch import _casts, _formats
+from apex.transformer_engine.pytorch import _block_products, _casts, _formats
 
 _MULTIPLE = 16  # what torch._scaled_mm asks of sizes
 _SUMS_WIDE = "dtype" in torch.ops.aten.mm.overloads() and torch.version.hip is None
@@ -34,12 +34,16 @@ def product(
         [m, n]
     """
     whole = a_scale.numel() == 1 and b_scale.numel() == 1 and a_scale.dim() == b_scale.dim() == 0
-    if whole and _formats.multiplies(a.device) and min(*a.shape, b.shape[0]) > 0:
+    card = _formats.multiplies(a.device) and min(*a.shape, b.shape[0]) > 0
+    if whole and card:
         return _by_card(a, a_scale, b, b_scale, dtype, bias, accurate)
     if whole:
         found = _widened(a, b) * (a_scale * b_scale)
     else:
-        found = _dequantized(a, a_scale) @ _dequantized(b, b_scale).t()
+        blocks = card and a_scale.dim() == b_scale.dim() == 2
+        found = _block_products.product(a, a_scale, b, b_scale, dtype) if blocks else None
+        if found is None:
+            found = _dequantized(a, a_scale) @ _dequantized(b, b_scale).t()
     if bias is not None:
         found = found + bias
     return found.to(dtype)

@@ -20,15 +20,14 @@ def check_normalization(kind: str) -> None:
         raise ValueError(f"normalization must be 'LayerNorm' or 'RMSNorm', not {kind!r}")
 
 
-def norm_parameters(kind, size, zero_centered_gamma, dtype, device, sequence_parallel):
-    """(gamma, beta); an RMS norm has no beta: None."""
-
-    def vector(value):
-        made = _parameters.vector(size, value, dtype, device)
+def add_norm(layer, prefix, kind, size, zero_centered_gamma, dtype, device, sequence_parallel):
+    """Adds a norm's weight and bias to a layer; an RMS norm has no bias."""
+    values = {"weight": 0.0 if zero_centered_gamma else 1.0}
+    if kind == "LayerNorm":
+        values["bias"] = 0.0
+    for name, value in values.items():
+        made = _parameters.add_vector(layer, prefix + name, size, value, dtype, device)
         made.sequence_parallel = sequence_parallel
-        return made
-
-    return vector(0.0 if zero_centered_gamma else 1.0), vector(0.0) if kind == "LayerNorm" else None
 
 
 def normalize(kind, input, weight, bias, eps, zero_centered_gamma):
@@ -60,12 +59,22 @@ class _Norm(nn.Module):
     ) -> None:
         super().__init__()
         self.hidden_size, self.eps, self.zero_centered_gamma = hidden_size, eps, zero_centered_gamma
-        self.weight, bias = norm_parameters(
-            *(self.kind, hidden_size, zero_centered_gamma, params_dtype, _parameters.device_of(device)),
+        add_norm(
+            *(
+                self,
+                "",
+                self.kind,
+                hidden_size,
+                zero_centered_gamma,
+                params_dtype,
+                _parameters.device_of(device),
+            ),
             sequence_parallel,
         )
-        if bias is not None:
-            self.bias = bias
+
+    def reset_parameters(self, defer_init: bool | None = False) -> None:
+        """Parameters begin anew; those on the meta device are made on the current GPU, or on the CPU."""
+        _parameters.reset(self)
 
     def forward(self, inp: torch.Tensor) -> torch.Tensor:
         """Of inp's shape and dtype."""
@@ -88,10 +97,10 @@ class _NormFirst(nn.Module):
 
     def _make_norm(self, kind, eps, zero_centered_gamma, size, dtype, device, sequence_parallel):
         self.normalization, self.eps, self.zero_centered_gamma = kind, eps, zero_centered_gamma
-        self.layer_norm_weight, beta = norm_parameters(
-            kind, size, zero_centered_gamma, dtype, device, sequence_parallel
-        )
-        self.register_parameter("layer_norm_bias", beta)
+        options = kind, size, zero_centered_gamma, dtype, device, sequence_parallel
+        add_norm(self, "layer_norm_", *options)
+        if kind == "RMSNorm":
+            self.register_parameter("layer_norm_bias", None)
 
     def _run(self, inp: torch.Tensor, is_first_microbatch: bool | None) -> Any:
         """The output; behind it, where asked for, the bias and the norm's output."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from apex.fused_dense import _main_grad, fused_dense_function
 from apex.transformer_engine.common.recipe import DelayedScaling
-from apex.transformer_engine.pytorch import _casts, _extra_state, _formats, _linear, _quantizers
+from apex.transformer_engine.pytorch import _casts, _extra_state, _formats, _linear, _parameters, _quantizers
 from apex.transformer_engine.pytorch._norms import Norm
 from apex.transformer_engine.pytorch._parallel import Sharing
 from apex.transformer_engine.pytorch._quantizers import Quantized
@@ -57,6 +57,15 @@ class TransformerEngineBaseModule(nn.Module):
     def set_tensor_parallel_group(self, tp_group: dist.ProcessGroup | None) -> None:
         """Says which ranks share this layer, where it was made with tp_size alone."""
         self._sharing.group = tp_group
+
+    def reset_parameters(self, defer_init: bool | None = False) -> None:
+        """Parameters are drawn anew, by init_method; those on the meta device are made on the current GPU, or the CPU.
+
+        As FSDP wants it for layers that were made with device="meta". Scales and magnitudes stay. Raises RuntimeError
+        for a layer that was pickled with an init_method that pickle cannot name.
+        """
+        _parameters.reset(self)
+        self._cached.clear()
 
     def fast_set(self, name: str, value: Any) -> None:
         """setattr, by the public engine's name."""

@@ -58,17 +58,10 @@ class GroupedLinear(TransformerEngineBaseModule):
         super().__init__(num_gemms, place, sharing, fuse_wgrad_accumulation)
         self.num_gemms, self.use_bias, self.return_bias = num_gemms, bias, return_bias
         self.in_features, self.out_features = sharing.parts((in_features, out_features))
-        split = {"column": 0, "row": 1}.get(parallel_mode or "", -1) if sharing.size > 1 else -1
-        tracker = _parameters.named(get_rng_state_tracker, rng_tracker_name) if split >= 0 else None
+        tracker = _parameters.named(get_rng_state_tracker, rng_tracker_name)
         for index in range(num_gemms):
-            made = _parameters.weight(
-                *((self.out_features, self.in_features), init_method, params_dtype, place, tracker, split)
-            )
-            self.register_parameter(f"weight{index}", made)
-            vector = _parameters.vector(self.out_features, 0.0, made.dtype, place) if bias else None
-            if vector is not None:
-                _parameters.mark(vector, 0 if split == 0 else -1)
-            self.register_parameter(f"bias{index}", vector)
+            both, sizes = (f"weight{index}", f"bias{index}"), (in_features, out_features)
+            _parameters.add_product(self, both, sizes, sharing, init_method, params_dtype, place, tracker)
 
     def forward(
         self, inp: torch.Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None

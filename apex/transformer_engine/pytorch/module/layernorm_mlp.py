@@ -103,24 +103,15 @@ class LayerNormMLP(_NormFirst, TransformerEngineBaseModule):
         self._make_norm(
             normalization, eps, zero_centered_gamma, hidden_size, params_dtype, place, sequence_parallel
         )
-        options = (params_dtype, place, get_rng_state_tracker)
         halves = 2 if ACTIVATIONS[activation][1] else 1
-        self._make("fc1", sharing, (hidden_size, halves * ffn_hidden_size), init_method, *options)
-        self._make("fc2", self._second, (ffn_hidden_size, hidden_size), output_layer_init_method, *options)
-
-    def _make(self, name, sharing, sizes, init, dtype, device, tracker):
-        """The parameters of one product."""
-        split = {"column": 0, "row": 1}.get(sharing.mode, -1) if sharing.size > 1 else -1
-        inputs, outputs = sharing.parts(sizes)
-        weight = _parameters.weight(
-            (outputs, inputs), init, dtype, device, tracker if split >= 0 else None, split
-        )
-        self.register_parameter(f"{name}_weight", weight)
-        bias = _parameters.vector(outputs, 0.0, weight.dtype, device) if self.use_bias else None
-        if bias is not None:
-            _parameters.mark(bias, 0 if split == 0 else -1)
-            bias.sequence_parallel = sharing.sequence and split != 0
-        self.register_parameter(f"{name}_bias", bias)
+        for name, share, sizes, init in (
+            ("fc1", sharing, (hidden_size, halves * ffn_hidden_size), init_method),
+            ("fc2", self._second, (ffn_hidden_size, hidden_size), output_layer_init_method),
+        ):
+            both = f"{name}_weight", f"{name}_bias"
+            _parameters.add_product(
+                self, both, sizes, share, init, params_dtype, place, get_rng_state_tracker
+            )
 
     def set_tensor_parallel_group(self, tp_group: dist.ProcessGroup | None) -> None:
         super().set_tensor_parallel_group(tp_group)

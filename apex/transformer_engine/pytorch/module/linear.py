@@ -119,17 +119,9 @@ def weights_and_biases(layer, inputs, outputs, names, init, dtype, device, track
             raise ValueError(f"parameters_split has {sum(sizes.values())} outputs, the layer {outputs}")
     else:
         sizes = {name: divide(outputs, len(names)) for name in names}
-    sharing = layer._sharing
-    split = {"column": 0, "row": 1}.get(sharing.mode, -1) if sharing.size > 1 else -1
     for name, size in sizes.items():
-        part = sharing.parts((inputs, size))
-        made = _parameters.weight(part[::-1], init, dtype, device, tracker if split >= 0 else None, split)
-        layer.register_parameter(f"{name}weight", made)
-        bias = _parameters.vector(part[1], 0.0, made.dtype, device) if layer.use_bias else None
-        if bias is not None:
-            _parameters.mark(bias, 0 if split == 0 else -1)
-            bias.sequence_parallel = sharing.sequence and split != 0
-        layer.register_parameter(f"{name}bias", bias)
+        both = f"{name}weight", f"{name}bias"
+        _parameters.add_product(layer, both, (inputs, size), layer._sharing, init, dtype, device, tracker)
     return tuple(sizes)
 
 
