@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -313,6 +314,30 @@ def test_compiled():
         graph = torch.compile(run, fullgraph=True, backend="aot_eager")
         assert not torch.equal(graph(x), graph(x))
         torch.autograd.grad(graph(x).sum(), x)
+
+
+def test_sizes_that_are_no_numbers():
+    """Sizes of a trace are tensors, those of a dynamic graph symbols: they are compared, and not put into a set."""
+    module = EncdecMultiheadAttn(C, H)
+    query, key = normal(T, B, C, dtype=F32), normal(S, B, C, dtype=F32)
+    wanted = module(query, key, key)[0]
+
+    class Output(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = module
+
+        def forward(self, query, key):
+            return self.module(query, key, key)[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a size that becomes a constant, which is what is wanted
+        traced = torch.jit.trace(Output(), (query, key), check_trace=False)
+    torch.testing.assert_close(traced(query, key), wanted)
+    graph = torch.compile(Output(), fullgraph=True, backend="aot_eager", dynamic=True)
+    torch.testing.assert_close(graph(query, key), wanted)
+    with pytest.raises(ValueError, match=r"different batches: \[2, 3\]"):
+        module(normal(T, 2, C, dtype=F32), normal(S, 3, C, dtype=F32), normal(S, 3, C, dtype=F32))
 
 
 def test_compiled_backward():

@@ -73,12 +73,13 @@ def mask_of(key_padding_mask, attn_mask):
 
 def check_input(module, **inputs):
     """ValueError unless all are [T, B, embed_dim] of one batch."""
-    batches = set()
     for name, tensor in inputs.items():
         if tensor.dim() != 3 or tensor.shape[2] != module.embed_dim:
             raise ValueError(
                 f"multihead_attn: {name} is [time, batch, {module.embed_dim}], not of shape {list(tensor.shape)}"
             )
-        batches.add(tensor.shape[1])
-    if len(batches) > 1:
-        raise ValueError(f"multihead_attn: {' and '.join(inputs)} have different batches: {sorted(batches)}")
+    batches = [
+        tensor.shape[1] for tensor in inputs.values()
+    ]  # numbers, or what stands for them in a trace: no set
+    if any(batch != batches[0] for batch in batches):
+        raise ValueError(f"multihead_attn: {' and '.join(inputs)} have different batches: {batches}")
