@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lists import BF16, F16, F32, F64
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_defaults import float32_on_cpu
 
 from apex._legacy import fast_bottleneck as raw
-from apex.contrib.bottleneck import Bottleneck
+from apex.contrib.bottleneck import Bottleneck, _block
 from apex.contrib.bottleneck.bottleneck import (
     FrozenBatchNorm2d,
     bottleneck_function,
@@ -28,6 +29,14 @@ LAST, FIRST = torch.channels_last, torch.contiguous_format
 # in, between, out, stride: the shortcut is x; has other channels; has a stride.
 BLOCKS = [(16, 8, 16, 1), (16, 8, 24, 1), (16, 8, 16, 2)]
 NHWC = (0, 2, 3, 1)
+
+
+@pytest.fixture(params=[False, True], ids=["composed", "forked"])
+def forked(request, monkeypatch):
+    """Whether the gradients of x are added by a product, as those of large images are."""
+    if request.param:
+        monkeypatch.setattr(_block, "SMALLEST", 0)
+    return request.param
 
 
 def block(sizes, dtype=F32, device="cpu", nhwc=False, **how):
@@ -67,7 +76,7 @@ def gradient_of(module, x):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("format", [LAST, FIRST], ids=["last", "first"])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, F64], ids=str)
-def test_values(device, dtype, format):
+def test_values(device, dtype, format, forked):
     """One pass behind each convolution is torch's layers one by one; by error against float64 no worse than these."""
     for sizes in BLOCKS:
         module = block(sizes, dtype, device)
@@ -89,7 +98,7 @@ def test_values(device, dtype, format):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_explicit_nhwc(device):
+def test_explicit_nhwc(device, forked):
     """Images and weights with channels last in their shape give the same."""
     for sizes in BLOCKS:
         module = block(sizes, F32, device)
@@ -166,15 +175,66 @@ def test_frozen_batch_norm():
     lists.assert_same_bits(drelu_dscale2(g, y, s, 2 * s), [(y > 0) * g * s, (y > 0) * g * 2 * s])
 
 
-def test_gradients_of_gradients():
-    module = block((4, 2, 6, 1), F64)
-    x = image((4,), F64, shape=(1, 2, 3))
+@pytest.mark.parametrize(
+    "sizes", [(4, 2, 4, 1), (4, 2, 6, 1), (4, 2, 4, 2)], ids=["same", "wider", "strided"]
+)
+def test_gradients_of_gradients(sizes, forked):
+    module = block(sizes, F64)
+    x = image(sizes, F64, shape=(1, 2, 3))
     assert torch.autograd.gradcheck(module, x)
     assert torch.autograd.gradgradcheck(module, x)
 
 
+class Seen(TorchDispatchMode):
+    """Names of torch's ops that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, op, types, arguments=(), keywords=None):
+        self.names.append(op._schema.name)
+        return op(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("sizes", BLOCKS, ids=["same", "wider", "strided"])
+def test_both_gradients_of_the_input_are_one(sizes, forked):
+    """No pass over x adds them."""
+    module, x = block(sizes), image(sizes)
+    y = module(x)
+    with Seen() as seen:
+        torch.autograd.grad(y, x, torch.ones_like(y))
+    added = [name for name in seen.names if name in ("aten::add", "aten::add_", "aten::addmm_")]
+    assert added == (["aten::addmm_"] if forked else ["aten::add"])
+
+
+@pytest.mark.parametrize("wanted", range(5), ids=["x", "1", "2", "3", "shortcut"])
+def test_one_gradient_alone(wanted, forked):
+    """What requires no gradient gets none, and the others get what they get otherwise."""
+    module = block(BLOCKS[1])
+    x = image(BLOCKS[1])
+    g = gradient_of(module, x)
+    all_of_them = run(module, x, g)[1:]
+    leaves = [x, *module.w_conv]
+    for i, leaf in enumerate(leaves):
+        leaf.requires_grad_(i == wanted)
+    module(x).backward(g)
+    near(leaves[wanted].grad, all_of_them[wanted])
+    assert [leaf.grad is not None for leaf in leaves] == [i == wanted for i in range(5)]
+
+
+def test_an_image_of_one_pixel(forked):
+    """It is contiguous in both formats."""
+    module, plain = block(BLOCKS[1]), block(BLOCKS[1])
+    plain.use_cudnn = False
+    x = image(BLOCKS[1], shape=(3, 1, 1))
+    g = gradient_of(module, x)
+    for a, b in zip(run(module, x, g), run(plain, x, g), strict=True):
+        near(a, b)
+
+
 @pytest.mark.parametrize("sizes", BLOCKS[::2], ids=["same", "strided"])
-def test_compiled(sizes, counting_backend):
+def test_compiled(sizes, counting_backend, forked):
     module = block(sizes)
     x = image(sizes)
     g = gradient_of(module, x)
@@ -187,7 +247,7 @@ def test_compiled(sizes, counting_backend):
     assert counting_backend.frame_count == 1
 
 
-def test_autocast():
+def test_autocast(forked):
     module, x = block(BLOCKS[2]), image(BLOCKS[2])
     with torch.autocast("cpu", BF16):
         y = module(x)
@@ -197,7 +257,7 @@ def test_autocast():
 
 
 @pytest.mark.gpu
-def test_captured():
+def test_captured(forked):
     module, x = block(BLOCKS[2], F16, "cuda"), image(BLOCKS[2], F16, "cuda")
     g = gradient_of(module, x)
     graphed = torch.cuda.make_graphed_callables(copy.deepcopy(module), (x,))

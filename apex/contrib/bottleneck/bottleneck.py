@@ -14,7 +14,7 @@ from torch import nn
 from apex import _symbolic as symbolic
 from apex._functional import Function, is_traced
 from apex._legacy import absent
-from apex.contrib.conv_bias_relu.conv_bias_relu import _conv
+from apex.contrib.bottleneck._block import block
 
 __getattr__ = absent.attributes_of(__name__)
 
@@ -115,12 +115,7 @@ class BottleneckFunction(Function):
     def forward(ctx, nhwc, stride_1x1, scale, bias, x, *conv):
         if nhwc:
             x, *conv = (t.permute(0, 3, 1, 2) for t in (x, *conv))
-        scale, bias = ([t.detach() for t in numbers] for numbers in (scale, bias))
-        out = _conv(x, conv[0], scale[0], bias[0], None, None, 0, stride_1x1, True)
-        out = _conv(out, conv[1], scale[1], bias[1], None, None, 1, 1, True)
-        if len(conv) > 3:
-            x = _conv(x, conv[3], scale[3], bias[3], None, None, 0, stride_1x1, False)
-        out = _conv(out, conv[2], scale[2], bias[2], x, None, 0, 1, True)
+        out = block(stride_1x1, scale, bias, x, conv)
         return out.permute(0, 2, 3, 1) if nhwc else out
 
 
