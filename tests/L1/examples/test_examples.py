@@ -225,6 +225,35 @@ def test_fp8_digits(tmp_path, recipe):
     assert wide > 0.85 and narrow > wide - 0.05
 
 
+def test_fp8_gpt(tmp_path):
+    """The held-out loss in FP8 is bfloat16's, nearly, for each seed; the curves are drawn."""
+    flags = ("--seeds", 2, "--steps", 30, "--hidden", 32, "--context", 32, "--batch", 8, "--device", "cpu")
+    printed = run(tmp_path, "fp8_gpt/train.py", *flags, "--plot", "curves.png")
+    assert "products: emulated" in printed
+    differences = figures(printed, r"held-out loss (\S+) % of bf16's, mean of 2 seeds")
+    assert len(differences) == 2 and all(abs(percent) < 5 for percent in differences)
+    assert_pictures(tmp_path / "curves.png")
+
+
+@pytest.mark.parametrize("flags", [(), ("--use-te", "--use-amp"), ("--ln-mlp", "--use-fp8")], ids=str)
+def test_sort(tmp_path, flags):
+    """Two digits in rows of 4 are sorted after little training, whatever layers the model is of."""
+    small = ("--digits", 2, "--length", 4, "--layers", 1, "--width", 32, "--miters", 200, "--lr", 5e-3)
+    printed = run(tmp_path, "sort/train.py", *small, "--device", "cpu", *flags)
+    (sorted_rows,) = figures(printed, r"(\S+) % of unseen rows sorted")
+    assert sorted_rows > 60
+    assert ("Transformer Engine's layers" in printed) == bool(flags)
+
+
+def test_jax_text(tmp_path):
+    """An encoder that reads text learns in FP8 without torch."""
+    pytest.importorskip("jax", reason="jax is not installed: pip install jax flax")
+    (tmp_path / "torch.py").write_text("raise ImportError('this environment has no torch')")
+    printed = run(tmp_path, "jax_text/train.py", "--epochs", 2, "--use-fp8", paths=[tmp_path])
+    (accuracy,) = figures(printed, r"held out (\S+)")
+    assert accuracy > 0.5  # of four kinds
+
+
 def test_jax_digits(tmp_path):
     """JAX learns in FP8 what it learns in bfloat16, and no torch is needed for it."""
     pytest.importorskip("jax", reason="jax is not installed: pip install jax flax")
