@@ -337,6 +337,23 @@ def test_checkpoints_repeat_every_bit(of):
         )
 
 
+@pytest.mark.parametrize("of", [None, RECIPES["delayed"]], ids=["wide", "fp8"])
+@pytest.mark.parametrize(
+    "options", [{}, dict(output_layernorm=True), dict(parallel_attention_mlp=True)], ids=str
+)
+def test_autocast_gives_its_dtype(options, of):
+    """The residual is of it, too; gradients have the dtypes of what they are of."""
+    made, x = layer(**options), random(5, 3, 32, grad=True)
+    with torch.autocast("cpu", dtype=BF16), te.fp8_autocast(enabled=of is not None, fp8_recipe=of):
+        y = made(x)
+    assert y.dtype == BF16
+    y.float().sum().backward()
+    assert x.grad.dtype == F32 and all(p.grad.dtype == F32 for p in made.parameters())
+    with torch.no_grad():
+        expected = made(x)
+    assert expected.dtype == F32 and (y - expected).norm() < 0.1 * expected.norm()
+
+
 def test_main_gradients_of_a_layer():
     made, x = layer(fuse_wgrad_accumulation=True, fuse_qkv_params=True), random(5, 3, 32)
     plain = layer(fuse_qkv_params=True)

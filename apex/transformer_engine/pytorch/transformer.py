@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from apex import _symbolic as symbolic
+from apex._functional import is_autocast_enabled
 from apex.transformer_engine.pytorch import _parameters, _refusals
 from apex.transformer_engine.pytorch.attention import InferenceParams, MultiheadAttention
 from apex.transformer_engine.pytorch.module import LayerNorm, LayerNormMLP, RMSNorm
@@ -198,7 +199,7 @@ class TransformerLayer(torch.nn.Module):
         alibi_slopes: torch.Tensor | None = None,
         fast_zero_fill: bool = True,
     ) -> torch.Tensor:
-        """[s, b, hidden_size] (or [b, s, hidden_size]) of hidden_states.
+        """[s, b, hidden_size] (or [b, s, hidden_size]) of hidden_states, of their dtype, in autocast of autocast's.
 
         encoder_output: what a decoder attends to; enc_dec_attn_mask, enc_dec_attn_mask_type, enc_dec_window_size: how.
         The others: as of MultiheadAttention.forward.
@@ -222,6 +223,7 @@ class TransformerLayer(torch.nn.Module):
         )
         if node is not None:
             return node
+        hidden_states = _as_autocast(hidden_states)
         common = dict(
             is_first_microbatch=is_first_microbatch, checkpoint_core_attention=checkpoint_core_attention
         )
@@ -286,3 +288,11 @@ class TransformerLayer(torch.nn.Module):
         shape = (1, output.shape[1], 1) if self.attn_input_format == "sbhd" else (output.shape[0], 1, 1)
         kept = torch.rand(shape, dtype=torch.float32, device=output.device) < keep
         return output / keep * kept
+
+
+def _as_autocast(hidden):
+    """What layers pass on, too, is of autocast's dtype where there is one, not what is between the layers alone."""
+    kind = hidden.device.type
+    if hidden.dtype == torch.float64 or not is_autocast_enabled(kind):
+        return hidden
+    return hidden.to(torch.get_autocast_dtype(kind))
