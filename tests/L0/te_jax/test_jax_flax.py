@@ -323,6 +323,29 @@ def test_transformer_layer(kind, post):
     close(got, transformer(x, v["params"], kind, post, encoded), 2e-4)
 
 
+def test_heads_may_be_together_of_another_width_than_the_input():
+    x = drawn(2, 6, 24)
+    layer = layers.TransformerLayer(
+        hidden_size=16, mlp_hidden_size=32, num_attention_heads=4, layernorm_type="rmsnorm"
+    )
+    v = made(layer, x, deterministic=True)
+    attention = v["params"]["attention"]
+    assert attention["qkv"]["kernel"].shape == (24, 3, 16) and attention["out"]["kernel"].shape == (16, 24)
+    got = layer.apply(v, x, deterministic=True)
+    assert got.shape == x.shape
+    # Heads that give nothing leave the MLP and the residual, which know the input's width alone.
+    v["params"]["attention"]["out"]["kernel"] = jnp.zeros((16, 24))
+    mlp = layers.LayerNormMLP(
+        intermediate_dim=32,
+        layernorm_type="rmsnorm",
+        intermediate_dropout_rate=0.0,
+        return_layernorm_output=False,
+    )
+    close(
+        layer.apply(v, x, deterministic=True), x + mlp.apply({"params": v["params"]["mlp"]}, x, True)[0], 1e-5
+    )
+
+
 def test_dropout():
     x = drawn(4, 64, 32)
     layer = layers.TransformerLayer(hidden_size=32, mlp_hidden_size=64, num_attention_heads=4, drop_path=0.5)
@@ -402,7 +425,6 @@ DECODER = layers.TransformerLayerType.DECODER
 BAD = {  # what is said, the layer, the shapes of its arguments
     "heads": ("no multiple of 3 heads", layers.TransformerLayer(16, num_attention_heads=3), [(1, 2, 16)]),
     "no encoder": ("needs `encoded`", layers.TransformerLayer(16, layer_type=DECODER), [(1, 2, 16)]),
-    "width": ("hidden_size is 512", layers.TransformerLayer(), [(1, 2, 16)]),
     "norm": ("'layernorm' or 'rmsnorm'", layers.LayerNorm(layernorm_type="batch"), [(2, 4)]),
     "activation": ("no activation 'what'", layers.LayerNormMLP(activations=("what",)), [(2, 4)]),
     "mask type": (

@@ -62,10 +62,10 @@ class TransformerLayer(nn.Module):
     """A layer of an encoder or a decoder.
 
     Each part is: norm, part, dropout, residual; with output_layernorm the norm is behind the whole layer instead (and
-    apply_residual_connection_post_layernorm takes the residual behind the norm). inputs: [batch, sequence,
-    hidden_size], or [sequence, batch, hidden_size] with transpose_batch_sequence; returns the same. attention_mask and
-    encoder_decoder_mask: true where a key is left out, [batch, 1, queries, keys]. Submodules: attention,
-    encoder_decoder_attention, mlp, relpos_bias, ln.
+    apply_residual_connection_post_layernorm takes the residual behind the norm). inputs: [batch, sequence, width], or
+    [sequence, batch, width] with transpose_batch_sequence; returns the same. hidden_size: of all heads together, which
+    may be another width. attention_mask and encoder_decoder_mask: true where a key is left out, [batch, 1, queries,
+    keys]. Submodules: attention, encoder_decoder_attention, mlp, relpos_bias, ln.
     """
 
     hidden_size: int = 512
@@ -170,8 +170,6 @@ class TransformerLayer(nn.Module):
     ) -> jax.Array:
         if self.layer_type is TransformerLayerType.DECODER and encoded is None:
             raise ValueError("a decoder's layer needs `encoded`, what the encoder gave")
-        if inputs.shape[-1] != self.hidden_size:
-            raise ValueError(f"inputs are {inputs.shape[-1]} wide, but hidden_size is {self.hidden_size}")
         inputs = jnp.asarray(inputs, self.dtype)
         length = inputs.shape[0 if self.transpose_batch_sequence else 1]
         if decode and max_decode_length is not None:
