@@ -31,7 +31,9 @@ class DotProductAttention(nn.Module):
 
     query, key, value: [batch, sequence, heads, head_dim], or [sequence, batch, heads, head_dim] with
     transpose_batch_sequence; key and value may have fewer heads, of which each serves as many queries' heads. mask:
-    true where a key is left out, [batch, 1 or heads, queries, keys]; bias: added, likewise. Returns query's shape.
+    true where a key is left out, [batch, 1 or heads, queries, keys]; bias: added, likewise. attn_mask_type: "causal" or
+    "padding_causal", which leave out later keys and those of the mask, "padding", those of the mask, or "no_mask".
+    Returns query's shape.
     """
 
     attn_mask_type: str = "causal"
@@ -77,13 +79,15 @@ class DotProductAttention(nn.Module):
 
 
 def _softmax_type(attn_mask_type: str, mask: jax.Array | None, queries: int) -> SoftmaxType:
-    if attn_mask_type == "causal":
+    if attn_mask_type in ("causal", "padding_causal", "causal_padding"):
         # One query (decoding) sees all keys but those of the mask.
         return SoftmaxType.SCALED_UPPER_TRIANG_MASKED if queries > 1 else SoftmaxType.SCALED_MASKED
     if attn_mask_type in ("padding", "no_mask"):
         masked = mask is not None and attn_mask_type == "padding"
         return SoftmaxType.SCALED_MASKED if masked else SoftmaxType.SCALED
-    raise ValueError(f"attn_mask_type must be 'causal', 'padding' or 'no_mask', not {attn_mask_type!r}")
+    raise ValueError(
+        f"attn_mask_type must be 'causal', 'padding_causal', 'padding' or 'no_mask', not {attn_mask_type!r}"
+    )
 
 
 class MultiHeadAttention(TransformerEngineBase):
