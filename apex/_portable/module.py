@@ -14,6 +14,7 @@ from apex._portable import (  # noqa: F401 (kernels enter themselves)
     functional,
     group_norm,
     interface,
+    kept_magnitudes,
     losses,
     merge,
     multi_tensor,

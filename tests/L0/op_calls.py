@@ -275,6 +275,10 @@ def _index_mul_2d(make, name):
     return common if name.endswith("forward") else dict(grad_out=make(4, 4)) | common
 
 
+def _kept_magnitudes(make, name):
+    return dict(columns=make(9, 5), groups=make.integers(*range(8), 8, *range(7), dtype=I32).view(2, 8))
+
+
 def _image(make):
     return make(2, 8, 3, 3)
 
@@ -433,6 +437,7 @@ _KINDS = {
     "conv_bias_relu": _conv_bias_relu,
     "focal_loss": _focal_loss,
     "index_mul_2d": _index_mul_2d,
+    "kept_magnitudes": _kept_magnitudes,
     "welford_mean_var": _welford_mean_var,
     "welford_parallel": _welford_parallel,
     "batchnorm": _batchnorm,

@@ -490,6 +490,12 @@ def _(v):
     return _focal_loss(v) | dict(grad_loss=v.of(2.0).reshape(()))
 
 
+@sample("kept_magnitudes")
+def _(v):
+    rows = v.either(70, 2048)
+    return dict(columns=v.normal(64, rows), groups=v.below(64, 50, 8, dtype=I32))
+
+
 @sample("index_mul_2d_forward")
 def _index_mul_2d(v):
     return dict(in1=v.normal(40, 64), in2=v.normal(1000, 64), idx1=v.below(40, 1000))

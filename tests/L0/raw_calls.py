@@ -374,3 +374,17 @@ def functions(name):
     module = importlib.import_module(f"apex._legacy.{name}")
     names = [n for n in module.__all__ if inspect.isfunction(getattr(module, n))]
     return {n: getattr(module, n) for n in names}
+
+
+@calls("permutation_search_cuda")
+def _(m, random):
+    x, orders = random(6, 16), ints(*range(8), 0, 1, 2, 4, 3, 5, 6, 7)
+    one, gains, best, swaps = zeros(1), zeros(2), zeros(2, dtype=I32), zeros(2, 16)
+    m.sum_after_2_to_4(x, 6, 16, 0, 16, 1, 32, one)
+    yield "sum_after_2_to_4", one
+    m.build_permute_map(x, 6, 16, ints(0, 1, 1, 3), 2, 2, orders, 8, gains, best)
+    yield "build_permute_map", [gains.clone(), best.clone()]
+    m.check_permutations(x, 6, 16, ints(0, 1), 2, 1, orders, 2, gains, best)
+    yield "check_permutations", [gains[:1], best[:1]]
+    m.build_swap_map(x, 6, 16, ints(0, 1, 1, 3), swaps)
+    yield "build_swap_map", swaps

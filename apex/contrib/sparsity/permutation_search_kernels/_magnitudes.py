@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from apex.contrib.sparsity.permutation_search_kernels._kept_magnitudes import kept_magnitudes
+from apex._functional import call
 
 _GROUPS_AT_ONCE = 8192
 _seed = 1
@@ -53,6 +53,11 @@ def _kept(matrix):
 def kept_magnitude(matrix: Any) -> float:
     """The sum of the two largest magnitudes of every four along the rows."""
     return _kept(as_tensor(matrix)).sum(dtype=torch.float64).item()
+
+
+def kept_magnitudes(columns: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """By whatever serves it here; apex.reference.kept_magnitudes says what it is."""
+    return call("kept_magnitudes", torch.ops.apex.kept_magnitudes.default, 1, (columns, groups))
 
 
 def columns_of(matrix: torch.Tensor) -> torch.Tensor:
@@ -126,25 +131,34 @@ def sums_of_fours(columns: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     return sums.view(len(groups), -1)[:, places]
 
 
+def _totals(columns, groups, orders):
+    """[groups, orders]: what is kept of each group in each order of its columns."""
+    if groups.shape[1] not in (8, 12, 16):
+        magnitudes = columns[groups.long()]
+        each = [_kept(magnitudes[:, order].transpose(1, 2).flatten(0, 1)) for order in orders]
+        return torch.stack([kept.reshape(len(groups), -1).sum(1) for kept in each], 1)
+    fours = fours_of(orders.cpu()).to(columns.device)
+    sums = sums_of_fours(columns, groups)
+    totals = sums[:, fours[:, 0]]
+    for four in fours[:, 1:].unbind(1):
+        totals += sums[:, four]
+    return totals
+
+
 def best_orders(columns: torch.Tensor, groups: torch.Tensor, orders: torch.Tensor) -> tuple:
     """(improvement, which order, what is kept without) of each group: the best of some orders of its columns.
 
     Args:
         columns: float32 [columns, rows].
-        groups: int32 [groups, 8, 12 or 16], indices of columns.
+        groups: int32 [groups, a multiple of 4], indices of columns; 8, 12 and 16 are fast.
         orders: int64 [orders, as many], the first of which is to be improved on.
 
     Returns:
         float32, int64 and float32 [groups] on the CPU. Of equal orders the first is taken.
     """
-    fours = fours_of(orders.cpu()).to(columns.device)
-    at_once = max(1, _GROUPS_AT_ONCE * 35 // len(fours))
     found = []
-    for part in groups.split(at_once):
-        sums = sums_of_fours(columns, part)
-        totals = sums[:, fours[:, 0]]
-        for four in fours[:, 1:].unbind(1):
-            totals += sums[:, four]
+    for part in groups.split(max(1, _GROUPS_AT_ONCE * 35 // len(orders))):
+        totals = _totals(columns, part, orders)
         best, which = totals.max(1)
         found.append((best - totals[:, 0], which, totals[:, 0]))
     if not found:
@@ -152,3 +166,27 @@ def best_orders(columns: torch.Tensor, groups: torch.Tensor, orders: torch.Tenso
             torch.empty(0, dtype=t, device="cpu") for t in (torch.float32, torch.int64, torch.float32)
         )
     return tuple(torch.cat(parts).cpu() for parts in zip(*found, strict=True))
+
+
+# ---- swaps of two columns ----------------------------------------------------------------------------
+
+
+@functools.cache
+def swap_orders() -> torch.Tensor:
+    """int64 [17, 8]: two stripes as they are, and with the columns i // 4 and 4 + i % 4 swapped."""
+    orders = torch.arange(8, dtype=torch.int64, device="cpu").repeat(17, 1)
+    for swap in range(16):
+        orders[swap + 1, swap // 4], orders[swap + 1, 4 + swap % 4] = 4 + swap % 4, swap // 4
+    return orders
+
+
+def gains_of_swaps(columns: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """float32 [groups, 16] on the CPU: how much more is kept of two stripes after each swap.
+
+    groups: int32 [groups, 8].
+    """
+    found = [torch.empty(0, 16, dtype=torch.float32, device="cpu")]
+    for part in groups.split(_GROUPS_AT_ONCE):
+        totals = _totals(columns, part, swap_orders())
+        found.append((totals[:, 1:] - totals[:, :1]).cpu())
+    return torch.cat(found)

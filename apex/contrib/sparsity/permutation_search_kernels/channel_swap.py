@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,19 +19,9 @@ __all__ = [
     "columns_to_stripes_and_swap_idx",
     "compute_swap_map",
     "stripes_and_swap_idx_to_columns",
-    "swap_orders",
     "try_swap",
     "use_swap_map",
 ]
-
-
-@functools.cache
-def swap_orders() -> torch.Tensor:
-    """int64 [17, 8]: two stripes as they are, and with the columns i // 4 and 4 + i % 4 swapped."""
-    orders = torch.arange(8, dtype=torch.int64, device="cpu").repeat(17, 1)
-    for swap in range(16):
-        orders[swap + 1, swap // 4], orders[swap + 1, 4 + swap % 4] = 4 + swap % 4, swap // 4
-    return orders
 
 
 def stripes_and_swap_idx_to_columns(stripe0: int, stripe1: int, idx: int) -> tuple[int, int] | None:
@@ -51,25 +40,17 @@ def build_stripe_pairs(matrix: Any, used_stripes: Iterable[int]) -> list[list[in
     return [[i, j] for i in range(count) for j in range(i + 1, count) if i in used or j in used]
 
 
-def _gains_of_swaps(tensor, pairs):
-    """float32 [pairs, 16] on the CPU: how much more is kept after each swap. pairs: int [pairs, 2], stripes."""
-    columns = _magnitudes.columns_of(tensor)
-    four = torch.arange(4, dtype=torch.int32, device=columns.device)
-    groups = (4 * pairs.to(columns.device, torch.int32)[..., None] + four).flatten(1)
-    fours = _magnitudes.fours_of(swap_orders()).to(columns.device)
-    found = [torch.empty(0, 16, dtype=torch.float32, device="cpu")]
-    for part in groups.split(8192):
-        totals = _magnitudes.sums_of_fours(columns, part)[:, fours].sum(-1)
-        found.append((totals[:, 1:] - totals[:, :1]).cpu())
-    return torch.cat(found)
-
-
 def compute_swap_map(matrix: Any, used_stripes: Iterable[int]) -> dict[tuple[int, int], float]:
     """{(column, column): how much more is kept when they are swapped} of all pairs of stripes with a used one."""
-    pairs = build_stripe_pairs(matrix, used_stripes)
-    gains = _gains_of_swaps(
-        _magnitudes.as_tensor(matrix), torch.tensor(pairs, dtype=torch.int64, device="cpu").view(-1, 2)
+    pairs, columns = (
+        build_stripe_pairs(matrix, used_stripes),
+        _magnitudes.columns_of(_magnitudes.as_tensor(matrix)),
     )
+    four = torch.arange(4, dtype=torch.int32, device="cpu")
+    groups = (4 * torch.tensor(pairs, dtype=torch.int32, device="cpu").view(-1, 2)[..., None] + four).flatten(
+        1
+    )
+    gains = _magnitudes.gains_of_swaps(columns, groups.to(columns.device))
     return {
         (4 * one + index // 4, 4 * two + index % 4): gain
         for (one, two), row in zip(pairs, gains.tolist(), strict=True)
@@ -141,7 +122,7 @@ def Channel_Swap(
     tensor, began = _magnitudes.as_tensor(matrix), time.perf_counter()
     found = list(range(tensor.shape[1]))
     if len(found) > 4:
-        found = local_search(tensor, swap_orders(), escape_attempts)
+        found = local_search(tensor, _magnitudes.swap_orders(), escape_attempts)
     seconds = time.perf_counter() - began
     if verbosity > 10:
         print(f"\tkept {_magnitudes.kept_magnitude(tensor[:, found]):.2f} after {seconds:.2f} s")

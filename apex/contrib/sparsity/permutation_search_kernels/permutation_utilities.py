@@ -58,8 +58,8 @@ def magnitude_after_pruning_rows(matrix: Any, rate: float = 0.5) -> float:
 
 
 def try_permutations_on_matrix(matrix: Any, permutations: Any) -> tuple[float, Any]:
-    """(how much more is kept, the order) of the best of some orders of all columns, at most 16 of them; the first is
-    what the others are compared with."""
+    """(how much more is kept, the order) of the best of some orders of all columns; the first is what the others
+    are compared with."""
     tensor = _magnitudes.as_tensor(matrix)
     orders = torch.as_tensor(permutations, dtype=torch.int64, device="cpu")
     group = torch.arange(tensor.shape[1], dtype=torch.int32, device=tensor.device)[None]

@@ -21,8 +21,16 @@ def check(columns, groups):
             "kept_magnitudes: columns [columns, rows] and groups [groups, 8] do not fit: "
             f"{list(columns.shape)}, {list(groups.shape)}"
         )
-    if columns.device != groups.device:
-        raise ValueError(f"kept_magnitudes: tensors are on {columns.device} and {groups.device}")
+
+
+def _outside(groups, count):
+    """Which groups have an index outside [0, count). On the CPU they raise IndexError."""
+    outside = (groups < 0) | (groups >= count)
+    if groups.device.type == "cpu" and outside.any():
+        group, place = outside.nonzero()[0].tolist()
+        found = groups[group, place].item()
+        raise IndexError(f"kept_magnitudes: groups[{group}] has the index {found}, outside [0, {count})")
+    return outside.any(1)
 
 
 def _of_rows(x):
@@ -52,9 +60,7 @@ def kept_magnitudes(columns, groups):
     """
     check(columns, groups)
     count, rows = columns.shape
-    outside = ((groups < 0) | (groups >= count)).any(1)
-    if groups.device.type == "cpu" and outside.any():
-        raise IndexError(f"kept_magnitudes: groups have indices outside [0, {count})")
+    outside = _outside(groups, count)
     made = torch.zeros(len(groups), len(FOURS), dtype=torch.float32, device=columns.device)
     if rows and len(groups) and count:
         magnitudes, index = columns.abs(), groups.long().clamp(0, count - 1)
