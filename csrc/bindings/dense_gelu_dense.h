@@ -4,7 +4,6 @@
 #include "dense.h"
 
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/gelu.h>
 
 namespace apex {
 namespace dense {
@@ -23,17 +22,27 @@ inline void DenseGeluDenseForward::check() const { dense::check_layers(*this); }
 inline DenseGeluDenseForward::Result DenseGeluDenseForward::outputs() const {
   return {dense::output_of(input, weight2), dense::output_of(input, weight1), dense::output_of(input, weight1)};
 }
-inline bool DenseGeluDenseForward::launch(const apex_place& place, Result& made) const {
-  if (!products::may_ask_vendor(place, input.scalar_type())) return false;
-  made = outputs();
+namespace dense {
+inline bool ask_vendor(const DenseGeluDenseForward& c, const apex_place& place, DenseGeluDenseForward::Result& made) {
+  if (!products::may_ask_vendor(place, c.input.scalar_type())) return false;
+  made = c.outputs();
   const auto& [output, hidden, before] = made;
-  const dense::Operands first(input, weight1, bias1), second(hidden, weight2, bias2);
+  const Operands first(c.input, c.weight1, c.bias1), second(hidden, c.weight2, c.bias2);
   apex_dense d = first.layer(APEX_ACTIVATION_GELU);
   d.output = mutable_bytes(hidden), d.before = mutable_bytes(before);
-  if (!dense::run(place, d, &apex_dense_forward, input, unit)) return false;
+  if (!run(place, d, &apex_dense_forward, c.input, c.unit)) return false;
   d = second.layer(APEX_ACTIVATION_NONE);
   d.output = mutable_bytes(output);
-  return dense::run(place, d, &apex_dense_forward, input, unit);
+  return run(place, d, &apex_dense_forward, c.input, c.unit);
+}
+}  // namespace dense
+
+inline bool DenseGeluDenseForward::launch(const apex_place& place, Result& made) const {
+  if (dense::ask_vendor(*this, place, made)) return true;
+  const auto no_autocast = without_autocast();
+  const at::Tensor before = dense::product(input, weight1, bias1), hidden = at::gelu(before, "tanh");
+  made = {dense::product(hidden, weight2, bias2), hidden, before};
+  return true;
 }
 
 inline void DenseGeluDenseBackward::check() const {
@@ -47,24 +56,39 @@ inline DenseGeluDenseBackward::Result DenseGeluDenseBackward::outputs() const {
           dense::gradient_of(bias1, of_first, input), dense::gradient_of(weight2, of_second),
           dense::gradient_of(bias2, of_second, input)};
 }
-inline bool DenseGeluDenseBackward::launch(const apex_place& place, Result& made) const {
-  if (!products::may_ask_vendor(place, input.scalar_type())) return false;
-  made = outputs();
+namespace dense {
+inline bool ask_vendor(const DenseGeluDenseBackward& c, const apex_place& place, DenseGeluDenseBackward::Result& made) {
+  if (!products::may_ask_vendor(place, c.input.scalar_type())) return false;
+  made = c.outputs();
   const auto& [grad_input, grad_weight1, grad_bias1, grad_weight2, grad_bias2] = made;
-  const at::Tensor g = grad_output.contiguous(), x = before.contiguous();
-  const dense::Operands first(input, weight1, bias1), second(hidden, weight2, bias2);
-  const bool reaches_first = of_first || of_input;
+  const at::Tensor g = c.grad_output.contiguous(), x = c.before.contiguous();
+  const Operands first(c.input, c.weight1, c.bias1), second(c.hidden, c.weight2, c.bias2);
+  const bool reaches_first = c.of_first || c.of_input;
   const at::Tensor grad_hidden = reaches_first ? at::empty_like(x) : at::Tensor();
   apex_dense d = second.layer(APEX_ACTIVATION_NONE);
   d.grad_output = bytes(g), d.grad_input = mutable_bytes(grad_hidden);
-  d.grad_weight = dense::wanted(grad_weight2), d.grad_bias = dense::wanted(grad_bias2);
-  if (!dense::run(place, d, &apex_dense_backward, input, unit)) return false;
+  d.grad_weight = wanted(grad_weight2), d.grad_bias = wanted(grad_bias2);
+  if (!run(place, d, &apex_dense_backward, c.input, c.unit)) return false;
   if (!reaches_first) return true;
   d = first.layer(APEX_ACTIVATION_GELU);
-  d.before = const_cast<uint8_t*>(bytes(x)), d.grad_output = bytes(grad_hidden),
-  d.grad_input = dense::wanted(grad_input);
-  d.grad_weight = dense::wanted(grad_weight1), d.grad_bias = dense::wanted(grad_bias1);
-  return dense::run(place, d, &apex_dense_backward, input, unit);
+  d.before = const_cast<uint8_t*>(bytes(x)), d.grad_output = bytes(grad_hidden), d.grad_input = wanted(grad_input);
+  d.grad_weight = wanted(grad_weight1), d.grad_bias = wanted(grad_bias1);
+  return run(place, d, &apex_dense_backward, c.input, c.unit);
+}
+}  // namespace dense
+
+inline bool DenseGeluDenseBackward::launch(const apex_place& place, Result& made) const {
+  if (dense::ask_vendor(*this, place, made)) return true;
+  const auto no_autocast = without_autocast();
+  const bool reaches_first = of_first || of_input;
+  const auto second = dense::gradients(grad_output, hidden, weight2, bias2, reaches_first, of_second, of_second);
+  dense::Gradients first{dense::none_of(input), dense::none_of(input), dense::none_of(input)};
+  if (reaches_first) {
+    const at::Tensor g = dense::before_activation(second.input, before, "gelu");
+    first = dense::gradients(g, input, weight1, bias1, of_input, of_first, of_first);
+  }
+  made = {first.input, first.weight, first.bias, second.weight, second.bias};
+  return true;
 }
 inline DenseGeluDenseBackward::Result DenseGeluDenseBackward::formula() const {
   const at::Tensor x = dense::product(input, weight1, bias1), y = at::gelu(x, "tanh");

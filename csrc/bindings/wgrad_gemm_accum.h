@@ -1,4 +1,4 @@
-// The gradient of a weight, added to what is there: one product of the vendor's BLAS, or the reference's of torch.
+// The gradient of a weight, added to what is there: one product of the vendor's BLAS or of torch, or the reference.
 #pragma once
 #include "generated/wgrad_gemm_accum.h"
 #include "checks.h"
@@ -57,10 +57,15 @@ inline void WgradGemmAccum::check() const {
 }
 inline bool WgradGemmAccum::launch(const apex_place& place) const {
   if (input.numel() == 0 || grad_output.numel() == 0) return true;
-  // float32 and float64 are torch's, which knows whether TF32 is allowed.
-  if (!wgrad::is_half(input.scalar_type()) || !products::may_ask_vendor(place, input.scalar_type())) return false;
-  if (!products::has_dense_rows(main_grad)) return false;
   const at::Tensor x = products::rows_of(input), g = products::rows_of(grad_output);
+  // float32 and float64 are torch's, which knows whether TF32 is allowed; nothing is recorded.
+  if (!wgrad::is_half(input.scalar_type())) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const auto no_autocast = without_autocast();
+    at::Tensor(main_grad).addmm_(g.t(), x);
+    return bump_version(main_grad), true;
+  }
+  if (!products::may_ask_vendor(place, input.scalar_type()) || !products::has_dense_rows(main_grad)) return false;
   const at::Tensor workspace = products::workspace(APEX_MATMUL_WORKSPACE_BYTES, input);
   apex_matmul m{};
   m.a = bytes(g), m.b = bytes(x), m.d = mutable_bytes(main_grad);
