@@ -55,19 +55,23 @@ inline gpu::BiasActivation arguments_of(const at::Tensor& input, const at::Tenso
   a.bias_type = bias.defined() ? element_type("bias_activation", bias.scalar_type()) : a.type;
   return a;
 }
-// f(x) and f'(x) by torch's ops, differentiable, in the dtype of x.
-inline std::pair<at::Tensor, at::Tensor> value_and_slope(const at::Tensor& x, const Function& f) {
+// f(x) and f'(x) by torch's ops, differentiable, in the dtype of x, as the reference has them. Far from 0 the sigmoid
+// is held where exp stays in range.
+inline std::pair<at::Tensor, at::Tensor> value_and_slope(const at::Tensor& given, const Function& f) {
   if (f.kind == gpu::function_sigmoid) {
-    const at::Tensor y = at::sigmoid(x);
-    return {y, y * (1 - y)};
+    const at::Tensor y = at::sigmoid(given);
+    return {y, y * at::sigmoid(-given)};
   }
   if (f.kind >= gpu::function_squared_relu) {
-    const at::Tensor positive = at::relu(x);
+    const at::Tensor positive = at::relu(given);
     if (f.kind == gpu::function_squared_relu) return {positive * positive, positive * 2};
-    return {positive, (x <= 0).logical_not().to(x.scalar_type())};
+    return {positive, (given <= 0).logical_not().to(given.scalar_type())};
   }
-  const at::Tensor s = at::sigmoid(x * (x * x * f.cubic + f.slope)), y = x * s;
-  return {y, s + y * (1 - s) * (x * x * (3 * f.cubic) + f.slope)};
+  const at::ScalarType type = given.scalar_type();
+  const double most = type == at::kDouble ? 700.0 : type == at::kHalf ? 11.0 : 87.0;
+  const at::Tensor x = given.clamp_min(-most), near = x.clamp_max(most), square = near * near;
+  const at::Tensor e = (-(near * (square * f.cubic + f.slope)).clamp(-most, most)).exp(), s = 1 / (1 + e);
+  return {x * s, s + near * s * (e * s) * (square * (3 * f.cubic) + f.slope)};
 }
 }  // namespace activation
 namespace act = activation;

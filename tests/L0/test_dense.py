@@ -167,6 +167,27 @@ def test_a_backward_under_an_autocast():
         lists.assert_same_bits(run(main_grad[1]), wanted)
 
 
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, F64], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_slopes_far_from_zero(activation, dtype):
+    """1 - sigmoid(x) is nothing where its logarithm is not, and infinity times nothing is no slope."""
+    x = torch.tensor([-6e4, -100, -20, -8, 0.5, 8, 20, 100, 6e4], dtype=dtype, device="cpu").unsqueeze(1)
+    wide = x.double().requires_grad_()
+    (wanted,) = torch.autograd.grad(ACTIVATIONS[activation](wide).sum(), wide)
+    if activation == "sigmoid":  # torch's is y (1 - y)
+        wanted = (wide.sigmoid() * (-wide).sigmoid()).detach()
+    one = torch.ones(1, 1, dtype=dtype, device="cpu")
+    given = x.clone().requires_grad_()
+    y = op.dense_forward(given, one, None, activation)[0]
+    (found,) = torch.autograd.grad(y, given, torch.ones_like(y), retain_graph=True)
+    least = torch.finfo(dtype).smallest_normal if activation == "sigmoid" else 1e-7
+    torch.testing.assert_close(found.double(), wanted, rtol=8 * lists.ROUNDING[dtype], atol=least)
+    if activation in ("sigmoid", "gelu") and dtype in (F32, F64):
+        (again,) = torch.autograd.grad(y, given, torch.ones_like(y), create_graph=True)
+        (second,) = torch.autograd.grad(again.sum(), given)
+        assert second.isfinite().all()
+
+
 WITHOUT_PYTHON = """
 import sys
 
