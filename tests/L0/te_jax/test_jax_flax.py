@@ -302,7 +302,7 @@ def transformer(x, p, kind, post, encoded, heads=4):
         [bucket(k - q, kind == "encoder", 32, 128) for k in range(x.shape[1])] for q in range(x.shape[1])
     ]
     bias = p["relpos_bias"]["rel_embedding"][:, np.asarray(distances)][None]
-    x = part(x, "attention", None, True, bias)
+    x = part(x, "self_attention" if kind == "decoder" else "attention", None, True, bias)
     if kind == "decoder":
         x = part(x, "encoder_decoder_attention", encoded, False)
     n = x if post else norm(x, p["mlp"], "rmsnorm")

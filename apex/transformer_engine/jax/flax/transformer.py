@@ -65,7 +65,7 @@ class TransformerLayer(nn.Module):
     apply_residual_connection_post_layernorm takes the residual behind the norm). inputs: [batch, sequence, width], or
     [sequence, batch, width] with transpose_batch_sequence; returns the same. hidden_size: of all heads together, which
     may be another width. attention_mask and encoder_decoder_mask: true where a key is left out, [batch, 1, queries,
-    keys]. Submodules: attention, encoder_decoder_attention, mlp, relpos_bias, ln.
+    keys]. Submodules: attention, or of a decoder self_attention and encoder_decoder_attention; mlp, relpos_bias, ln.
     """
 
     hidden_size: int = 512
@@ -176,7 +176,8 @@ class TransformerLayer(nn.Module):
             length = max_decode_length
         finish = functools.partial(self._residual, deterministic=deterministic)
         bias = self._bias(length, length)
-        output, residual = self._attention("attention", self.self_attn_mask_type)(
+        name = "self_attention" if self.layer_type is TransformerLayerType.DECODER else "attention"
+        output, residual = self._attention(name, self.self_attn_mask_type)(
             inputs, inputs, attention_mask, bias, decode=decode, deterministic=deterministic
         )
         x = finish(output, residual)
