@@ -155,7 +155,7 @@ def attend(q, k, v, mask=None, causal=False, bias=None, scale=1.0):
                     )[b, h, i]
                 if not kept.any():
                     continue
-                logits = k[b, kept, of] @ q[b, i, h]
+                logits = k[b, kept, of] @ q[b, i, h] * scale
                 if bias is not None:
                     logits = (
                         logits
@@ -163,7 +163,6 @@ def attend(q, k, v, mask=None, causal=False, bias=None, scale=1.0):
                             b, h, i, kept
                         ]
                     )
-                logits = logits * scale
                 weights = np.exp(logits - logits.max())
                 out[b, i, h] = weights @ v[b, kept, of] / weights.sum()
     return out

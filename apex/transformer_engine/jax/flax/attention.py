@@ -27,7 +27,9 @@ _kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 
 
 class DotProductAttention(nn.Module):
-    """softmax(query . key + bias) . value, with dropout on the probabilities.
+    """softmax(scale query . key + bias) . value, with dropout on the probabilities.
+
+    scale: 1 / sqrt(head_dim) with scale_attn_logits, else 1.
 
     query, key, value: [batch, sequence, heads, head_dim], or [sequence, batch, heads, head_dim] with
     transpose_batch_sequence; key and value may have fewer heads, of which each serves as many queries' heads. mask:
@@ -66,8 +68,11 @@ class DotProductAttention(nn.Module):
         grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
         logits = jnp.einsum(sizes, grouped, key)
         batch, heads, groups, queries, keys = logits.shape
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale_attn_logits else 1.0
+        if bias is not None:  # which the softmax would scale, too
+            logits, scale = logits * scale, 1.0
         probabilities = Softmax(
-            scale_factor=1 / math.sqrt(query.shape[-1]) if self.scale_attn_logits else 1.0,
+            scale_factor=scale,
             softmax_type=_softmax_type(self.attn_mask_type, mask, queries),
         )(logits.reshape(batch, heads * groups, queries, keys), mask, bias).astype(self.dtype)
         # One mask of dropout for all queries of a sequence, as public's layers have it.
