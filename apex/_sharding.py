@@ -35,9 +35,16 @@ def combine_norm(norm, groups, maximum=False):
     """The norm of all shards from this rank's `norm`, in place: a float32 tensor of one element."""
     for group in groups:
         if maximum:
-            torch.distributed.all_reduce(norm, op=torch.distributed.ReduceOp.MAX, group=group)
+            reduce_over_ranks(norm, group, "a norm of shards", torch.distributed.ReduceOp.MAX)
         else:
-            norm.square_()
-            torch.distributed.all_reduce(norm, group=group)
-            norm.sqrt_()
+            reduce_over_ranks(norm.square_(), group, "a norm of shards").sqrt_()
     return norm
+
+
+def reduce_over_ranks(tensor, group, what, op=None):
+    """Sums (or `op`s) a tensor over the ranks of a group, in place."""
+    from apex.parallel._waiting import CALLS, waiting  # a torch without torch.distributed has none
+
+    with waiting(what, CALLS, group=group) as wait:
+        wait.run(torch.distributed.all_reduce, tensor, op=op or torch.distributed.ReduceOp.SUM, group=group)
+    return tensor

@@ -8,7 +8,7 @@ the number (`loss_scale`, `amp.state_dict`) pays for the answer.
 import torch
 
 from apex import _lists
-from apex._sharding import is_sharded, local, shard_groups
+from apex._sharding import is_sharded, local, reduce_over_ranks, shard_groups
 from apex.amp._amp_state import _amp_state, maybe_print
 from apex.amp._errors import warn
 
@@ -344,7 +344,7 @@ class LossScaler:
         for flag in flags[1:]:
             found = torch.maximum(found, flag.to(found.device, torch.float32))
         for group in self._groups:
-            torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX, group=group)
+            reduce_over_ranks(found, group, "flags of overflow", torch.distributed.ReduceOp.MAX)
         return found
 
     def tell_of_overflow(self, loss_id):

@@ -2,6 +2,7 @@
 
 import torch
 
+from apex.parallel._failures import failing_together
 from apex.parallel.convert_syncbn import convert_syncbn_model
 from apex.parallel.distributed import DistributedDataParallel, Reducer
 from apex.parallel.optimized_sync_batchnorm import SyncBatchNorm
@@ -19,4 +20,5 @@ __all__ = [
     "SyncBatchNorm",
     "convert_syncbn_model",
     "create_syncbn_process_group",
+    "failing_together",
 ]

@@ -55,8 +55,8 @@ def agree(layer, group, channels, input):
         return
     mine = torch.tensor([channels, math == "float64"], dtype=torch.int64, device=input.device)
     found = mine.new_empty(dist.get_world_size(group), 2)
-    with waiting("a batch norm's statistics"):
-        _gather_into(found, mine, group)
+    with waiting("a batch norm's statistics", group=group) as wait:
+        _gather_into(wait, found, mine, group)
     rows = found.tolist()
     if any(row != rows[0] for row in rows):
         said = ", ".join(
@@ -81,16 +81,16 @@ def _gather(statistics, group):
 
         return functional.all_gather_tensor(statistics.unsqueeze(0), 0, group)
     gathered = statistics.new_empty(dist.get_world_size(group), statistics.numel())
-    with waiting("a batch norm's statistics"):
-        _gather_into(gathered, statistics, group)
+    with waiting("a batch norm's statistics", group=group) as wait:
+        _gather_into(wait, gathered, statistics, group)
     return gathered
 
 
-def _gather_into(gathered, statistics, group):
+def _gather_into(wait, gathered, statistics, group):
     if dist.get_backend(group) == "gloo":  # before torch 2.9 it has no all_gather_into_tensor
-        dist.all_gather(list(gathered.unbind(0)), statistics, group=group)
+        wait.run(dist.all_gather, list(gathered.unbind(0)), statistics, group=group)
     else:
-        dist.all_gather_into_tensor(gathered, statistics, group=group)
+        wait.run(dist.all_gather_into_tensor, gathered, statistics, group=group)
 
 
 def add_up(sums, group):
@@ -101,8 +101,8 @@ def add_up(sums, group):
         from torch.distributed import _functional_collectives as functional
 
         return functional.all_reduce(sums, "sum", group)
-    with waiting("a batch norm's gradients"):
-        dist.all_reduce(sums, group=group)
+    with waiting("a batch norm's gradients", group=group) as wait:
+        wait.run(dist.all_reduce, sums, group=group)
     return sums
 
 

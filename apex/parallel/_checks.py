@@ -81,8 +81,8 @@ def check_same_on_all_ranks(kinds, device, what, advice=""):
     """
     checksum = zlib.crc32(repr(kinds).encode())
     largest = torch.tensor([checksum, -checksum], dtype=torch.int64, device=device)
-    with waiting("what is compared over ranks", CALLS):
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    with waiting("what is compared over ranks", CALLS) as wait:
+        wait.run(dist.all_reduce, largest, op=dist.ReduceOp.MAX)
     if largest[0] != -largest[1]:
         raise RuntimeError(
             f"{what} of rank {dist.get_rank()} ({len(kinds)}) differ from another rank's{advice}"

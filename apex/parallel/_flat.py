@@ -32,8 +32,11 @@ def apply_flat_dist_call(bucket, call, extra_args=None):
     if not bucket:
         return
     coalesced = torch.cat([tensor.reshape(-1) for tensor in bucket])  # a copy, of a single tensor too
-    with waiting("tensors that all ranks have", CALLS):
-        call(coalesced, *(extra_args or ()))
+    with waiting("tensors that all ranks have", CALLS) as wait:
+        if call in (dist.all_reduce, dist.broadcast):
+            wait.run(call, coalesced, *(extra_args or ()))
+        else:  # of the caller's own
+            call(coalesced, *(extra_args or ()))
     if call is dist.all_reduce:
         coalesced /= dist.get_world_size()
     for tensor, synced in zip(bucket, unflatten(coalesced, bucket), strict=True):

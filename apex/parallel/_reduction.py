@@ -60,7 +60,7 @@ class Reduction:
     def __init__(self, params, averaging, group=None, name_of=lambda p: tuple(p.shape), status=_status.FINE):
         self.finished = False
         self._params = params
-        self._averaging = averaging
+        self._averaging, self._group = averaging, group
         self._grads = [p.grad if status is _status.FINE else None for p in params]
         for p, grad in zip(params, self._grads, strict=True):
             if grad is not None and grad.layout != torch.strided:
@@ -77,14 +77,14 @@ class Reduction:
         if averaging.predivide != 1.0:
             self._flat.mul_(1.0 / averaging.predivide)
         self._home = None if first.device.type == "cpu" else _current(first.device)
-        with waiting(MEAN):
+        with waiting(MEAN, group=group):
             self._work = dist.all_reduce(self._flat, group=group, async_op=True)
 
     def wait(self):
         """On the CPU the host waits for the all-reduce, on an accelerator the current stream does."""
         if self._work is not None:
-            with waiting(MEAN):
-                self._work.wait()
+            with waiting(MEAN, group=self._group) as wait:
+                wait.until(self._work)
             self._work = None
 
     @property

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import torch.distributed as dist
+
+from apex.parallel import _failures
 
 # How torch's backends speak of a rank that ended or is late, where they raise plain RuntimeErrors.
 _LOST = re.compile("gloo/|[Tt]imed out|[Tt]imeout|Connection |[Bb]roken pipe")
@@ -19,8 +22,10 @@ CALLS = "a rank ended, or did not make this call, which every rank makes"
 
 
 @contextlib.contextmanager
-def waiting(what: str, why: str = PASSES, who: str = "") -> Iterator[None]:
+def waiting(what: str, why: str = PASSES, who: str = "", group: Any = None) -> Iterator[_failures.Wait]:
     """Says of a collective that failed, by its timeout or by the end of another process, what it was for.
+
+    What waits is called by `run` or `until` of the result, or on its own.
 
     Errors of another kind pass through as they are: no memory, shapes that do not fit, a group without a backend for
     these tensors.
@@ -29,23 +34,31 @@ def waiting(what: str, why: str = PASSES, who: str = "") -> Iterator[None]:
         what: whose other ranks' part was waited for.
         why: what may have happened, and what every rank has to do.
         who: the class that speaks.
+        group: the process group that is waited in; None: that of all ranks. Ranks of it that fail end the waiting.
     """
-    with waiting_for(f"for the other ranks' part of {what}", why, who):
-        yield
+    with waiting_for(f"for the other ranks' part of {what}", why, who, group) as wait:
+        yield wait
 
 
 @contextlib.contextmanager
-def waiting_for(what: str, why: str, who: str = "") -> Iterator[None]:
+def waiting_for(what: str, why: str, who: str = "", group: Any = None) -> Iterator[_failures.Wait]:
     """The same of anything: `what` begins with "for"."""
+    wait = _failures.begin(group)
     try:
-        yield
+        wait.check()
+        yield wait
     except RuntimeError as error:
         if not is_of_ranks(error):
             raise
-        speaker = f"{who}: " if who else ""
-        raise RuntimeError(f"{speaker}rank {dist.get_rank()} waited in vain {what}: {why}") from error
+        speaker, told = f"{who}: " if who else "", _failures.reason(group)
+        raise RuntimeError(
+            f"{speaker}rank {dist.get_rank()} {_failures.VAIN} {what}: {told or why}"
+        ) from error
+    finally:
+        _failures.end(wait)
 
 
 def is_of_ranks(error: RuntimeError) -> bool:
     """Whether an error tells of ranks that are not there, rather than of this one."""
-    return isinstance(error, dist.DistError) or bool(_LOST.search(str(error)))
+    text = str(error)
+    return isinstance(error, dist.DistError) or (_failures.VAIN not in text and bool(_LOST.search(text)))

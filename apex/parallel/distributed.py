@@ -229,8 +229,8 @@ class DistributedDataParallel(torch.nn.Module):
             plan = plan_buckets(params, list(live.arrived.values()), self.message_size, triggers)
             pairs = [(number, i) for number, bucket in enumerate(plan) for i in bucket]
             pairs = torch.tensor(pairs, dtype=torch.int64, device=params[0].device)
-            with waiting("the order of gradients"):
-                dist.broadcast(pairs, 0)
+            with waiting("the order of gradients") as wait:
+                wait.run(dist.broadcast, pairs, 0)
             buckets: dict = {}
             for number, i in pairs.tolist():
                 buckets.setdefault(number, []).append(params[i])
@@ -438,8 +438,9 @@ class DistributedDataParallel(torch.nn.Module):
         summed = flat.float() if averaging.always_float32 and flat.dtype in HALVES else flat
         if averaging.predivide != 1.0:
             summed.mul_(1.0 / averaging.predivide)
-        with waiting("a bucket of gradients", CALLS):
-            dist.all_reduce(summed, group=None if force_default_stream else groups[bucket_idx % len(groups)])
+        group = None if force_default_stream else groups[bucket_idx % len(groups)]
+        with waiting("a bucket of gradients", CALLS, group=group) as wait:
+            wait.run(dist.all_reduce, summed, group=group)
         flat.copy_(summed.mul_(averaging.factor))
         if not self.retain_allreduce_buffers:
             torch._foreach_copy_(list(bucket), list(unflatten(flat, bucket)))

@@ -20,13 +20,13 @@ WHY = (
 class Pending:
     """A collective under way: `wait` gives its result; on an accelerator only the current stream waits."""
 
-    def __init__(self, what, result, work=None):
-        self._what, self._result, self._work = what, result, work
+    def __init__(self, what, result, work=None, group=None):
+        self._what, self._result, self._work, self._group = what, result, work, group
 
     def wait(self):
         if self._work is not None:
-            with waiting(self._what, WHY):
-                self._work.wait()
+            with waiting(self._what, WHY, group=self._group) as wait:
+                wait.until(self._work)
             self._work = None
         return self._result
 
@@ -45,9 +45,9 @@ def start_all_reduce(tensor, group, what, op=None):
     """Sums (or `op`s) contiguous tensors of all ranks, in place."""
     if dist.get_world_size(group) == 1:
         return Pending(what, tensor)
-    with waiting(what, WHY):
+    with waiting(what, WHY, group=group):
         work = dist.all_reduce(tensor, op=op or dist.ReduceOp.SUM, group=group, async_op=True)
-    return Pending(what, tensor, work)
+    return Pending(what, tensor, work, group)
 
 
 def all_reduce(tensor, group, what, op=None):
@@ -61,12 +61,12 @@ def start_all_gather(tensor, group, what):
     if ranks == 1:
         return Pending(what, tensor)
     gathered = tensor.new_empty((ranks * tensor.shape[0], *tensor.shape[1:]))
-    with waiting(what, WHY):
+    with waiting(what, WHY, group=group):
         if dist.get_backend(group) == "gloo":  # before torch 2.9 it has no all_gather_into_tensor
             work = dist.all_gather(list(gathered.chunk(ranks)), tensor, group=group, async_op=True)
         else:
             work = _all_gather(gathered, tensor, group=group, async_op=True)
-    return Pending(what, gathered, work)
+    return Pending(what, gathered, work, group)
 
 
 def all_gather(tensor, group, what):
@@ -88,9 +88,9 @@ def start_reduce_scatter(tensor, group, what, overwrite=False):
         return _Part(whole, tensor.shape[0] // ranks, dist.get_rank(group))
     tensor = contiguous(tensor)
     part = tensor.new_empty((tensor.shape[0] // ranks, *tensor.shape[1:]))
-    with waiting(what, WHY):
+    with waiting(what, WHY, group=group):
         work = _reduce_scatter(part, tensor, group=group, async_op=True)
-    return Pending(what, part, work)
+    return Pending(what, part, work, group)
 
 
 class _Part:
@@ -106,6 +106,6 @@ class _Part:
 def broadcast(tensor, source, group, what):
     """Writes the contiguous tensor of the global rank `source` into all others'."""
     if dist.get_world_size(group) > 1:
-        with waiting(what, WHY):
-            dist.broadcast(tensor, source, group=group)
+        with waiting(what, WHY, group=group) as wait:
+            wait.run(dist.broadcast, tensor, source, group=group)
     return tensor

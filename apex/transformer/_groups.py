@@ -7,6 +7,7 @@ import warnings
 
 import torch.distributed as dist
 
+from apex.parallel import _failures
 from apex.parallel._waiting import CALLS, waiting
 from apex.parallel.process_groups import timeout_of
 from apex.transformer._split import Split
@@ -77,6 +78,7 @@ class Call:
     def finish(self):
         """Waits for all ranks to have made their groups: one that ended them before would break the others'."""
         self._say("groups", "made")
+        _failures.restart(self._number)
 
     def _say(self, what, text):
         if self._store is None:

@@ -9,8 +9,8 @@ import torch
 from apex._plain import plain
 from apex.amp._amp_state import maybe_print
 from apex.amp._errors import AmpUsageError
-from apex.parallel._reduction import waiting
 from apex.parallel._status import Late
+from apex.parallel._waiting import CALLS, waiting
 
 MEBI = 1 << 20
 LEAST = MEBI  # elements of a slice
@@ -33,7 +33,8 @@ def broadcast_models(models):
     for model in models:
         for tensor in (*model.parameters(), *model.buffers()):
             data = plain(tensor.data).contiguous()
-            torch.distributed.broadcast(data, 0)
+            with waiting("the models at the start", CALLS) as wait:
+                wait.run(torch.distributed.broadcast, data, 0)
             tensor.data.copy_(data)
 
 
@@ -92,7 +93,8 @@ class Slice:
             for stream in self.streams - {here}:
                 here.wait_stream(stream)
         self.flat.div_(world)
-        return torch.distributed.all_reduce(self.flat, async_op=True)
+        with waiting("combined gradients"):
+            return torch.distributed.all_reduce(self.flat, async_op=True)
 
 
 class Reducer:
@@ -165,8 +167,8 @@ class Reducer:
         ]
         mine = torch.tensor(mine, dtype=torch.int64, device=self.device)
         found = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size())]
-        with waiting("the first backward pass of combined gradients"):
-            torch.distributed.all_gather(found, mine)
+        with waiting("the first backward pass of combined gradients") as wait:
+            wait.run(torch.distributed.all_gather, found, mine)
         if raised:
             return  # with the exception of this rank's own
         if any(other[-1] for other in found):
@@ -197,7 +199,8 @@ class Reducer:
         """After the first backward pass: nothing counted it."""
         for part in {id(piece.part): piece.part for piece in self._slices}.values():
             part.written.div_(self.world)
-            torch.distributed.all_reduce(part.written)
+            with waiting("combined gradients") as wait:
+                wait.run(torch.distributed.all_reduce, part.written)
 
     def start(self):
         """A backward pass begins."""
@@ -271,16 +274,17 @@ class Reducer:
         self._active = False
 
     def _wait(self):
-        with waiting("combined gradients"):
+        with waiting("combined gradients") as wait:
             for work in self._works:
-                work.wait()
+                wait.until(work)
         self._works = []
 
     def _learn_order(self):
         full = [self._slices.index(piece) for piece in self._full]
         order = full + [i for i in range(len(self._slices)) if i not in full]
         order = torch.tensor(order, dtype=torch.int64, device=self.device)
-        torch.distributed.broadcast(order, 0)
+        with waiting("the order of combined gradients") as wait:
+            wait.run(torch.distributed.broadcast, order, 0)
         self._order, self._ordered = [self._slices[i] for i in order.tolist()], True
 
 

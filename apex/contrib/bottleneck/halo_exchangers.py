@@ -134,8 +134,8 @@ class HaloExchangerAllGather(HaloExchanger):
     def _exchange(self, left_output, right_output, left_input, right_input):
         mine = torch.stack([left_output, right_output])
         everyone = [torch.empty_like(mine) for _ in range(self.group_size)]
-        with waiting("an exchange of halos", CALLS, type(self).__name__):
-            dist.all_gather(everyone, mine, group=self.comm)
+        with waiting("an exchange of halos", CALLS, type(self).__name__, self.comm) as wait:
+            wait.run(dist.all_gather, everyone, mine, group=self.comm)
         left = everyone[self.wrap_around_left_rank_in_group][1]
         self._write(left_input, right_input, left, everyone[self.wrap_around_right_rank_in_group][0])
 

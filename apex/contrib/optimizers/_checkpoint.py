@@ -142,7 +142,7 @@ def gather_bytes(state_dict, ranks):
     torch.save(state_dict, buffer)
     root = dist.get_global_rank(ranks.distributed, 0)
     found = [None] * ranks.shards if ranks.rank == 0 else None
-    with waiting_for_ranks("a checkpoint"):
+    with waiting_for_ranks("a checkpoint", ranks.distributed):
         dist.gather_object(buffer.getvalue(), found, dst=root, group=ranks.distributed)
     if dist.get_rank() != ranks.root:
         return None

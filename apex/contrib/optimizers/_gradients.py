@@ -7,7 +7,7 @@ import contextlib
 import torch
 
 from apex.contrib.optimizers._flat import flat_like
-from apex.contrib.optimizers._ranks import DROP, REDUCTION, SYNC, Streams, waiting_for_ranks
+from apex.contrib.optimizers._ranks import DROP, SYNC, Streams
 
 
 class GradientBucket:
@@ -90,8 +90,7 @@ class GradientBucket:
     def finish(self, streams):
         """Waits for the reduction (on an accelerator: the current stream does) and adds it to `shard`."""
         if self._work is not None:
-            with waiting_for_ranks(REDUCTION):
-                self._work.wait()
+            self._work.wait()
             streams.join()
         streams.follow(self._shard_written_on)
         self._shard_written_on = streams.current()

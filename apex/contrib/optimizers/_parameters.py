@@ -8,7 +8,7 @@ import torch
 
 from apex.contrib.optimizers import _pending
 from apex.contrib.optimizers._flat import copy_lists, flat
-from apex.contrib.optimizers._ranks import PARAMETERS, Streams, waiting_for_ranks
+from apex.contrib.optimizers._ranks import Streams
 
 
 class Places:
@@ -70,8 +70,7 @@ class ParameterBucket:
     def finish(self):
         """Waits (on an accelerator: the current stream does) and writes the parameters."""
         if self._work is not None:
-            with waiting_for_ranks(PARAMETERS):
-                self._work.wait()
+            self._work.wait()
         whole = self._whole if self._unpack is None else self._unpack(self._whole)
         copies = [
             (source, target)

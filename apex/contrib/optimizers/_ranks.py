@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 import typing
 import zlib
@@ -11,6 +12,7 @@ import zlib
 import torch
 import torch.distributed as dist
 
+from apex.parallel import _failures
 from apex.parallel._waiting import is_of_ranks, waiting
 from apex.parallel.process_groups import timeout_of
 
@@ -36,13 +38,14 @@ class Agreement(typing.NamedTuple):
     problem: str | None
 
 
-def waiting_for_ranks(what):
-    """`waiting`, in the words of sharded optimizers."""
+def waiting_for_ranks(what, group=None):
+    """`waiting` in a process group (None: that of all ranks), in the words of sharded optimizers."""
     return waiting(
         what,
         "a rank ended, or did not call what this one called. Every rank calls step(), zero_grad(), grad_sync(), "
         "grad_norm(), clip_grad_norm(), unscale_grads() and state_dict() alike",
         "apex.contrib.optimizers",
+        group,
     )
 
 
@@ -100,11 +103,9 @@ class Ranks:
     def broadcast(self, tensors):
         """Gives each tensor, contiguous, the values of the first rank."""
         if self.count > 1:
-            with waiting_for_ranks("the parameters at the start"):
-                for work in [
-                    dist.broadcast(t, src=self.root, group=self.everyone, async_op=True) for t in tensors
-                ]:
-                    work.wait()
+            broadcast = functools.partial(dist.broadcast, src=self.root)
+            for call in [_Call("the parameters at the start", self.everyone, broadcast, t) for t in tensors]:
+                call.wait()
 
     def check_same(self, what, described):
         """Raises RuntimeError on every rank unless all described themselves by the same text. Every rank calls it."""
@@ -112,8 +113,8 @@ class Ranks:
             return
         checksum = zlib.crc32(described.encode())
         found = torch.tensor([checksum, -checksum], dtype=torch.int64, device="cpu")
-        with waiting_for_ranks("the parameters at the start"):
-            self._hosts.allreduce([found], _largest()).wait()
+        with waiting_for_ranks("the parameters at the start", self._hosts) as wait:
+            wait.until(self._hosts.allreduce([found], _largest()))
         if found[0] != -found[1]:
             raise RuntimeError(
                 f"apex.contrib.optimizers: {what} are not the same on all ranks: build the same model, in the same "
@@ -134,12 +135,12 @@ class Ranks:
         checksum = zlib.crc32(bytes(trained))
         mine = [purpose is DROP, purpose is SYNC, started, late, opened, not opened, checksum, -checksum]
         found = torch.tensor([int(number) for number in mine], dtype=torch.int64, device="cpu")
-        with waiting_for_ranks(purpose):
+        with waiting_for_ranks(purpose, self._hosts):
             work = self._hosts.allreduce([found], _largest())
 
         def answer():
-            with waiting_for_ranks(purpose):
-                work.wait()
+            with waiting_for_ranks(purpose, self._hosts) as wait:
+                wait.until(work)
             dropped, synced, started, late, opened, closed, most, least = found.tolist()
             problem = _problem(dropped and synced, opened and closed, most != -least)
             return Agreement(bool(started), bool(late), problem)
@@ -159,19 +160,12 @@ class Ranks:
         elif average:
             whole.mul_(1 / self.count)  # before the sum, so that float16 stays in range
         if self._full:
-            with waiting_for_ranks(REDUCTION):
-                work = dist.all_reduce(whole, op=operation, group=next(self._across), async_op=True)
+            work = _Call(REDUCTION, next(self._across), dist.all_reduce, whole, op=operation)
             return _OwnPart(work, whole.chunk(self.shards)[self.rank], shard)
-        with waiting_for_ranks(REDUCTION):
-            work = _reduce_scatter(shard, whole, op=operation, group=next(self._reducing), async_op=True)
+        work = _Call(REDUCTION, next(self._reducing), _reduce_scatter, shard, whole, op=operation)
         if self.copies > 1:
-            group = next(self._across)
-
-            def over_copies():
-                with waiting_for_ranks(REDUCTION):
-                    return dist.all_reduce(shard, op=operation, group=group, async_op=True)
-
-            work = _Both(work, over_copies)
+            over_copies = functools.partial(_Call, REDUCTION, next(self._across), dist.all_reduce, shard)
+            work = _Both(work, functools.partial(over_copies, op=operation))
             if shard.device.type != "cpu":
                 work.start_second()
         return work
@@ -182,20 +176,33 @@ class Ranks:
             if whole.data_ptr() != shard.data_ptr():
                 whole.copy_(shard)
             return None
-        with waiting_for_ranks(PARAMETERS):
-            return _all_gather(whole, shard, group=next(self._gathering), async_op=True)
+        return _Call(PARAMETERS, next(self._gathering), _all_gather, whole, shard)
 
     def sum_over_shards(self, tensor):
         """Sums a tensor over the ranks that hold different shards, in place."""
         if self.shards > 1:
-            with waiting_for_ranks("a norm of gradients"):
-                dist.all_reduce(tensor, group=self.distributed)
+            with waiting_for_ranks("a norm of gradients", self.distributed) as wait:
+                wait.run(dist.all_reduce, tensor, group=self.distributed)
 
 
 def _largest():
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
     return options
+
+
+class _Call:
+    """A collective that was started, of `collective(*tensors, group=group, **options)`; waiting says for what."""
+
+    def __init__(self, what, group, collective, *tensors, **options):
+        self._what, self._group = what, group
+        with waiting_for_ranks(what, group):
+            self._work = collective(*tensors, group=group, async_op=True, **options)
+        self.is_completed = self._work.is_completed
+
+    def wait(self):
+        with waiting_for_ranks(self._what, self._group) as wait:
+            wait.until(self._work)
 
 
 class _Both:
@@ -271,9 +278,8 @@ def _hosts_of(group):
     store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     try:
-        return dist.ProcessGroupGloo(
-            store, rank, ranks, timeout_of(group) or dist.distributed_c10d.default_pg_timeout
-        )
+        timeout = timeout_of(group) or dist.distributed_c10d.default_pg_timeout
+        return _failures.name(dist.ProcessGroupGloo(store, rank, ranks, timeout), name)
     except RuntimeError as error:
         if not is_of_ranks(error):
             raise

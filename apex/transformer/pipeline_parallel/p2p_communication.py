@@ -86,13 +86,13 @@ class Receive:
 class Work:
     """Messages under way. `wait` may be called again, and raises RuntimeError where they do not come."""
 
-    def __init__(self, pending):
-        self._pending = pending  # [(torch's works, what is waited for)]
+    def __init__(self, pending, group):
+        self._pending, self._group = pending, group  # [(torch's works, what is waited for)]
 
     def wait(self) -> None:
         while self._pending:
             works, what = self._pending[0]
-            with waiting_for(what, WHY):
+            with waiting_for(what, WHY, group=self._group):
                 for work in works:
                     work.wait()
             self._pending.pop(0)
@@ -119,17 +119,17 @@ def exchange(
     works = iter(_start([op for op in ops if op[1].numel()], group, whats))
     pending = [([next(works)] if op[1].numel() else [], what) for op, what in zip(ops, whats, strict=True)]
     futures = [
-        FutureTensor(buffer, _Arrival(receive, buffer, Work([each]), scatter_gather))
+        FutureTensor(buffer, _Arrival(receive, buffer, Work([each], group), scatter_gather))
         for receive, buffer, each in zip(receives, buffers, pending[len(sends) :], strict=True)
     ]
-    return futures, Work(pending[: len(sends)])
+    return futures, Work(pending[: len(sends)], group)
 
 
 def _start(ops, group, whats):
     """torch's work of each; backends that start all of a batch as one have one."""
     if not ops:
         return []
-    with waiting_for("; ".join(whats), WHY):
+    with waiting_for("; ".join(whats), WHY, group=group):
         works = dist.batch_isend_irecv([dist.P2POp(op, tensor, peer, group) for op, tensor, peer in ops])
     return works if len(works) == len(ops) else works * len(ops)
 

@@ -112,7 +112,7 @@ def _naked(tree, within=False, function=""):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             own = isinstance(node.func, ast.Name) or ast.unparse(node.func).startswith(
-                ("dist.", "distributed.")
+                ("dist.", "distributed.", "torch.distributed.")
             )
             if name in COLLECTIVES and own and not within and function not in SPOKEN_BY_CALLERS:
                 yield f"{ast.unparse(node.func)} in {function}"

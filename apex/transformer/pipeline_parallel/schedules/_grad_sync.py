@@ -10,6 +10,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from apex.parallel._waiting import PASSES, waiting
+from apex.transformer import parallel_state
+
 
 class GradSync:
     """A context around a step: nothing is reduced within, but in the last backward pass of each part, or behind it.
@@ -70,7 +73,13 @@ class GradSync:
         if last and self._grad_func is None:
             self._held.close()
             self._expect(self._models[chunk], outputs)
-        yield
+        data = parallel_state.get_data_parallel_group()
+        with (
+            waiting("gradients over copies of the model", PASSES, group=data)
+            if last
+            else contextlib.nullcontext()
+        ):
+            yield
         if last and self._grad_func is not None:
             self._due.append((self._passes + (self._stage if len(self._models) > 1 else 0), chunk))
         if len(self._models) > 1:

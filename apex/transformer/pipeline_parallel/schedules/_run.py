@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from apex.parallel._failures import VAIN, Together
 from apex.parallel._waiting import waiting
 from apex.transformer import _collectives as collectives
 from apex.transformer import parallel_state
@@ -69,8 +70,18 @@ class Run:
         self._failure: tuple[int, Exception] | None = None
         self._sent: p2p.Work | None = None
         self._device = device_of(*models)
+        # The others learn of a failure when the step is over. Only those who wait within a pass learn of it at once.
+        answered = (
+            parallel_state.get_pipeline_model_parallel_group(),
+            parallel_state.get_model_parallel_group(),
+        )
+        self._together = Together("a pass of a pipeline", answered)
 
     def run(self) -> list[Any]:
+        with self._together:
+            return self._run()
+
+    def _run(self):
         agree(self._settings())
         before = parallel_state.get_virtual_pipeline_model_parallel_rank()
         sizes = self._stage, self._stages, self._chunks, self._microbatches, self._options.forward_only
@@ -128,6 +139,7 @@ class Run:
         except Exception as error:
             self._failure = number, error
             self._kept.clear()
+            self._together.tell(error)
 
     def _forward(self, step):
         o, chunk = self._options, step.part // self._stages
@@ -235,7 +247,8 @@ class Run:
         if self._failure is not None:
             number, error = self._failure
             mine = number, f"rank {dist.get_rank()} (stage {self._stage}): {type(error).__name__}: {error}"
-        told = [text for _, text in sorted(filter(None, _gathered(mine, group, "why a stage failed")))]
+        found = sorted(filter(None, _gathered(mine, group, "why a stage failed")))
+        told = [text for _, text in found if VAIN not in text] or [text for _, text in found]  # causes first
         if self._failure is not None and told[0] == mine[1]:
             raise self._failure[1]
         raise RuntimeError(
@@ -269,7 +282,7 @@ def agree(settings: dict[str, Any]) -> None:
 
 def _gathered(value, group, what):
     found: list[Any] = [None] * dist.get_world_size(group)
-    with waiting(what, collectives.WHY):
+    with waiting(what, collectives.WHY, group=group):
         dist.all_gather_object(found, value, group=group)
     return found
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from apex.parallel._failures import failing_together
 from apex.transformer.pipeline_parallel.schedules.common import (
     Batch,
     FwdStepFunc,
@@ -28,6 +29,7 @@ __all__ = ["forward_backward_no_pipelining"]
 placeholder_handler = contextlib.nullcontext
 
 
+@failing_together()
 def forward_backward_no_pipelining(
     forward_step_func: FwdStepFunc,
     batch: Batch | None,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from apex.parallel._failures import failing_together
 from apex.transformer import parallel_state
 from apex.transformer.enums import ModelType
 from apex.transformer.pipeline_parallel.schedules._grad_sync import GradSync
@@ -22,6 +23,7 @@ from apex.transformer.pipeline_parallel.utils import Shape, get_num_microbatches
 __all__ = ["_forward_backward_pipelining_with_interleaving"]
 
 
+@failing_together()
 def _forward_backward_pipelining_with_interleaving(
     forward_step_func: FwdStepFunc,
     batch: Batch | None,

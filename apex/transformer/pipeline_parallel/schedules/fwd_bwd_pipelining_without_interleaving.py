@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from apex.parallel._failures import failing_together
 from apex.transformer import parallel_state
 from apex.transformer.enums import ModelType
 from apex.transformer.pipeline_parallel import p2p_communication
@@ -102,6 +103,7 @@ def send_backward_recv_forward(input_tensor_grads: Any, tensor_shapes: Shapes, *
     return _each(p2p_communication.send_backward_recv_forward, input_tensor_grads, tensor_shapes, options)
 
 
+@failing_together()
 def forward_backward_pipelining_without_interleaving(
     forward_step_func: FwdStepFunc,
     batch: Batch | None,
