@@ -32,13 +32,25 @@ _NOBODY_SENDS = 2**30 + 17  # a tag
 
 
 class Wait:
-    """A call that waits for other ranks, in a process group (None: there are no others).
+    """A call that waits for other ranks, in a process group (None: that of all ranks).
 
     heard: how often in a row a failure was found that ends it. ended: the group is at an end.
     """
 
     def __init__(self, group: Any) -> None:
         self.group, self.heard, self.ended = group, 0, False
+
+    def begin(self) -> None:
+        board = _current()
+        if board is not None:
+            self.group = dist.group.WORLD if self.group is None else self.group
+            if board.doubtful:
+                board.why_ended(self.group)
+            self.ended = self.group in board.ended
+            _waits[id(self)] = self
+
+    def end(self) -> None:
+        _waits.pop(id(self), None)
 
     def run(self, collective: Any, *tensors: Any, **options: Any) -> None:
         """A collective of torch.distributed in this group, to its end."""
@@ -59,13 +71,10 @@ class Wait:
                 work.wait(_SLICE)
                 return
             except RuntimeError:
-                self.check()
+                if self.ended:
+                    raise RuntimeError("Connection closed: this process group was ended") from None
                 if over:
                     raise
-
-    def check(self) -> None:
-        if self.ended:
-            raise RuntimeError("Connection closed: this process group is at an end")
 
 
 class _Board:
@@ -211,23 +220,6 @@ def name(group: Any, text: str) -> Any:
     """The group. text: the same on all its ranks, of a group that has no name of its own."""
     _names[group] = text
     return group
-
-
-def begin(group: Any) -> Wait:
-    """From here on this rank waits in a process group (None: that of all ranks), until `end` of the result."""
-    board = _current()
-    if board is None:
-        return Wait(None)
-    wait = Wait(dist.group.WORLD if group is None else group)
-    if board.doubtful:
-        board.why_ended(wait.group)
-    wait.ended = wait.group in board.ended
-    _waits[id(wait)] = wait
-    return wait
-
-
-def end(wait: Wait) -> None:
-    _waits.pop(id(wait), None)
 
 
 def reason(group: Any) -> str | None:

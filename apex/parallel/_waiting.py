@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -21,11 +19,10 @@ PASSES = (
 CALLS = "a rank ended, or did not make this call, which every rank makes"
 
 
-@contextlib.contextmanager
-def waiting(what: str, why: str = PASSES, who: str = "", group: Any = None) -> Iterator[_failures.Wait]:
-    """Says of a collective that failed, by its timeout or by the end of another process, what it was for.
+def waiting(what: str, why: str = PASSES, who: str = "", group: Any = None) -> waiting_for:
+    """Says of a collective that failed, by its timeout or by another rank that did, what it was for.
 
-    What waits is called by `run` or `until` of the result, or on its own.
+    What waits is called by `run` or `until` of what the context gives, or on its own.
 
     Errors of another kind pass through as they are: no memory, shapes that do not fit, a group without a backend for
     these tensors.
@@ -36,26 +33,32 @@ def waiting(what: str, why: str = PASSES, who: str = "", group: Any = None) -> I
         who: the class that speaks.
         group: the process group that is waited in; None: that of all ranks. Ranks of it that fail end the waiting.
     """
-    with waiting_for(f"for the other ranks' part of {what}", why, who, group) as wait:
-        yield wait
+    return waiting_for(f"for the other ranks' part of {what}", why, who, group)
 
 
-@contextlib.contextmanager
-def waiting_for(what: str, why: str, who: str = "", group: Any = None) -> Iterator[_failures.Wait]:
+class waiting_for(_failures.Wait):
     """The same of anything: `what` begins with "for"."""
-    wait = _failures.begin(group)
-    try:
-        wait.check()
-        yield wait
-    except RuntimeError as error:
-        if not is_of_ranks(error):
-            raise
-        speaker, told = f"{who}: " if who else "", _failures.reason(group)
-        raise RuntimeError(
-            f"{speaker}rank {dist.get_rank()} {_failures.VAIN} {what}: {told or why}"
-        ) from error
-    finally:
-        _failures.end(wait)
+
+    def __init__(self, what: str, why: str, who: str = "", group: Any = None) -> None:
+        super().__init__(group)
+        self._what, self._why, self._who = what, why, who
+
+    def __enter__(self) -> _failures.Wait:
+        self.begin()
+        if self.ended:
+            self.end()
+            raise self._told()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.end()
+        if isinstance(error, RuntimeError) and is_of_ranks(error):
+            raise self._told() from error
+
+    def _told(self):
+        speaker, told = f"{self._who}: " if self._who else "", _failures.reason(self.group)
+        vain = f"rank {dist.get_rank()} {_failures.VAIN} {self._what}"
+        return RuntimeError(f"{speaker}{vain}: {told or self._why}")
 
 
 def is_of_ranks(error: RuntimeError) -> bool:
