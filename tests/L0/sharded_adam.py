@@ -54,6 +54,15 @@ def start_nccl(rank, ranks, folder, **options):
     return home
 
 
+def shorten(group, seconds=2):
+    """From here on the ranks of a gloo group wait so long for each other.
+
+    Groups are made with more time: ranks of a busy machine come to a start many seconds after each other.
+    """
+    gloo = group if isinstance(group, dist.ProcessGroupGloo) else group._get_backend(torch.device("cpu"))
+    gloo._set_default_timeout(datetime.timedelta(seconds=seconds))
+
+
 def run_cases(module, mesh, rank, folder):
     """Every case of a module, which gets the mesh, and a file that says how each ended. Ends the process."""
     results = {}

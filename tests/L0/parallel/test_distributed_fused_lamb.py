@@ -144,7 +144,7 @@ def _ends(rank, ranks, folder):
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks,
-        timeout=datetime.timedelta(seconds=5),
+        timeout=datetime.timedelta(seconds=60),
     )  # fmt: skip
     params = parameters()
     optimizer = make(params)

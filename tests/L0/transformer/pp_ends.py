@@ -11,8 +11,10 @@ import time
 import torch
 import torch.distributed as dist
 from pp_model import MICRO, batch_of, forward_step, make, pipeline
+from sharded_adam import shorten
 from tp_model import HIDDEN, SEQUENCE
 
+from apex.transformer import parallel_state
 from apex.transformer.pipeline_parallel import get_forward_backward_func
 
 TIMEOUT = 8  # seconds
@@ -22,11 +24,13 @@ def run(rank, folder):
     """Two pipelines: 0 and 2, of which 2 ends amid a step, and 1 and 3, of which 3 is late. Writes what is said."""
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
-    timeout = datetime.timedelta(seconds=TIMEOUT if rank % 2 else 60)
+    timeout = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=4, timeout=timeout)
     told = ""
     with pipeline(1, 2):
         calls = []
+        if rank % 2:
+            shorten(parallel_state.get_pipeline_model_parallel_group(), TIMEOUT)
 
         def leaving(batch, model):
             calls.append(1)
