@@ -37,11 +37,19 @@ def tensors_by_name(parts, optimizer):
 
 
 def save(folder, parts, optimizer, scaler, model, losses):
-    """Into a folder, which every rank calls. model: sizes; losses: of the steps so far."""
+    """Into a folder, which every rank calls. model: sizes; losses: of the steps so far.
+
+    progress.json is there only once all else is: what a run that was ended has left there is no checkpoint.
+    """
+    told = folder / "progress.json"
+    if dist.get_rank() == 0:
+        told.unlink(missing_ok=True)
+    dist.barrier()
     dcp.save(tensors_by_name(parts, optimizer), checkpoint_id=folder)
     if dist.get_rank() == 0:
         progress = dict(model=model, losses=losses, scaler=scaler.state_dict())
-        (folder / "progress.json").write_text(json.dumps(progress))
+        (folder / "progress.part").write_text(json.dumps(progress))
+        (folder / "progress.part").replace(told)
     dist.barrier()
 
 
@@ -49,11 +57,12 @@ def losses_of(folder, model):
     """The losses so far. Ends the process where the checkpoint is none, or of a model of other sizes."""
     try:
         progress = json.loads((folder / "progress.json").read_text())
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"--resume {folder}: no whole checkpoint: {error}") from None
-    if progress["model"] != model:
-        raise SystemExit(f"--resume {folder}: it holds a model of {progress['model']}, and not of {model}")
-    return progress["losses"]
+        found, losses = progress["model"], progress["losses"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"--resume {folder}: no whole checkpoint: {error!r}") from None
+    if found != model:
+        raise SystemExit(f"--resume {folder}: it holds a model of {found}, and not of {model}")
+    return losses
 
 
 def load(folder, parts, optimizer, scaler):

@@ -101,6 +101,8 @@ def misfits(a, ranks):
         "steps",
     )
     found = [f"--{name.replace('_', '-')} must be positive" for name in names if getattr(a, name) < 1]
+    if a.save_every < 0:
+        found.append("--save-every must not be negative")
     if found:
         return found
     data = max(1, ranks // (a.tensor * a.pipeline))
@@ -128,14 +130,22 @@ def misfits(a, ranks):
     return found
 
 
-def text_of(path, device):
+def text_of(path, context, device):
     """(letters to train on, held-out ones), int64 [letters]; what is no ASCII is a question mark."""
-    text = (
-        "\n\n".join(pydoc_data.topics.topics.values()) if path is None else path.read_text(encoding="utf-8")
-    )
+    try:
+        text = "\n\n".join(pydoc_data.topics.topics.values()) if path is None else path.read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise SystemExit(f"--text {path}: it cannot be read as UTF-8: {error}") from None
     letters = torch.tensor(list(text.encode("ascii", "replace")), dtype=torch.int64, device=device)
     pieces = letters.split(PIECE)
-    return torch.cat([piece for number, piece in enumerate(pieces) if number % 10]), torch.cat(pieces[::10])
+    held_out = torch.cat(pieces[::10])
+    training = torch.cat([letters[:0], *(piece for number, piece in enumerate(pieces) if number % 10)])
+    if min(len(training), len(held_out)) < context + 2:
+        raise SystemExit(
+            f"--text: of {len(letters)} letters {len(training)} are for training and {len(held_out)} held out, and "
+            f"--context {context} needs {context + 2} of each"
+        )
+    return training, held_out
 
 
 def batch_of(letters, arguments, number):
@@ -238,6 +248,10 @@ def train(trainer, letters):
     a, losses = trainer.arguments, []
     if a.resume is not None:
         losses = checkpoints.losses_of(a.resume, trainer.sizes)
+        if len(losses) >= a.steps:
+            raise SystemExit(
+                f"--resume {a.resume}: it is of step {len(losses)}, and --steps {a.steps} is no more"
+            )
         checkpoints.load(a.resume, trainer.parts, trainer.optimizer, trainer.scaler)
     speed, first = 0.0, len(losses)
     with progress_bar() as progress:
@@ -263,8 +277,12 @@ def main():
         torch.cuda.set_device(device)
     if "RANK" not in os.environ:  # python train.py: one process
         os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)  # now, and not when all is trained
+    except OSError as error:
+        raise SystemExit(f"--out {arguments.out}: {error}") from None
     dist.init_process_group("nccl" if cuda else "gloo")
-    letters, held_out = text_of(arguments.text, device)
+    letters, held_out = text_of(arguments.text, arguments.context, device)
     trainer = Trainer(arguments, device)
     losses, speed = train(trainer, letters)
     with torch.no_grad():

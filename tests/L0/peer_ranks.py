@@ -203,6 +203,36 @@ def a_silent_neighbour():
     own.close()
 
 
+def shapes():
+    """0 elements are a tensor; what is no shape, or does not fit, leaves the part as it was."""
+    own = PeerMemoryPool(1024, 1024, device=device())
+    for dynamic in (False, True):
+        assert own.allocate_peer_tensors((0, 4), F32, False, dynamic)[0].shape == (0, 4)
+        before = own.static_offset, own.dynamic_offset
+        for shape, channels_last in (((-64,), False), ((4.0,), False), ((4,), True), ((4096,), False)):
+            with pytest.raises((ArgumentError, PeerMemoryError)):
+                own.allocate_peer_tensors(shape, F32, channels_last, dynamic)
+            assert (own.static_offset, own.dynamic_offset) == before
+    dist.barrier()
+    own.close()
+
+
+def one_that_cannot():
+    """Whatever keeps a rank from sharing is told on every rank, and nobody waits for it; then it goes on."""
+    allocate, last = _memory.allocate, dist.get_world_size() - 1
+
+    def fails(*arguments):
+        raise MemoryError("no room")
+
+    _memory.allocate = fails if dist.get_rank() == last else allocate
+    try:
+        with pytest.raises(PeerMemoryError, match=f"rank {last}: MemoryError: no room"):
+            PeerMemoryPool(64, 64, device=device())
+    finally:
+        _memory.allocate = allocate
+    PeerMemoryPool(64, 64, device=device()).close()
+
+
 def refused():
     """Said on every rank, whichever has the reason."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -210,6 +240,9 @@ def refused():
         ((64, 64, None if rank else [0]), ArgumentError, "must give the same peer_ranks"),
         ((64 + 256 * rank, 64), ArgumentError, "same peer_ranks, sizes and kind"),
         ((64, 64, [size]), ArgumentError, "ranks of the world, itself too"),
+        ((64, 64, [rank, rank]), ArgumentError, "each once"),
+        ((-256, 64), ArgumentError, "static_size must be a number of bytes, not -256"),
+        ((64, 1.5), ArgumentError, "dynamic_size must be a number of bytes, not 1.5"),
     ):
         with pytest.raises(error, match=text):
             PeerMemoryPool(*arguments)
@@ -297,6 +330,8 @@ CASES = {
     "raw_functions-rocm": lambda mesh: raw_functions("rocm"),
     "a_silent_neighbour": lambda mesh: a_silent_neighbour(),
     "in_a_graph": lambda mesh: in_a_graph(),
+    "shapes": lambda mesh: shapes(),
+    "one_that_cannot": lambda mesh: one_that_cannot(),
     "refused": lambda mesh: refused(),
     "arguments": lambda mesh: arguments(),
 }

@@ -55,7 +55,7 @@ def start_nccl(rank, ranks, folder, **options):
 
 
 def shorten(group, seconds=2):
-    """From here on the ranks of a gloo group wait so long for each other.
+    """From here on the ranks of a gloo group, and of groups made like it, wait so long for each other's collectives.
 
     Groups are made with more time: ranks of a busy machine come to a start many seconds after each other.
     """

@@ -89,6 +89,7 @@ def test_a_pool_is_registered_at_the_end(monkeypatch):
             told.append("out")
 
     group = SimpleNamespace(_get_backend=lambda device: told.append(device) or Backend())
+    others = SimpleNamespace(_get_backend=lambda device: "of another kind, such as gloo's")
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool, device: Context())
     for device in (1, "cuda:1", torch.device("cuda", 1)):
         told.clear()
@@ -96,6 +97,10 @@ def test_a_pool_is_registered_at_the_end(monkeypatch):
             raise KeyError
         where = torch.device("cuda", 1)
         assert told == ["in", where, ("deregister", "a pool"), where, ("register", "a pool"), "out"]
+    told.clear()
+    with nccl_mem("a pool", device=1, group=others):
+        pass
+    assert told == ["in", "out"]
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import torch
 from torch_defaults import float32_on_cpu
 
 from apex.contrib.bottleneck import Bottleneck, SpatialBottleneck
+from apex.contrib.bottleneck.halo_exchangers import HaloExchangerNoComm, HaloPadder
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
 
@@ -41,3 +42,12 @@ def test_one_rank_is_a_bottleneck():
     x = torch.randn(2, 8, 6, 5, dtype=torch.float32, device="cpu")
     assert torch.equal(part(x), whole(x))
     assert part.spatial_parallel_args == (1, 0, None, None, 0, False)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 3), (1, 2, 2, 2, 2)], ids=str)
+@pytest.mark.parametrize("nhwc", [False, True])
+def test_padders_take_four_dimensions(shape, nhwc):
+    with pytest.raises(ValueError, match="y must have 4 dimensions"):
+        HaloPadder(HaloExchangerNoComm([0], 0))(
+            torch.zeros(shape, dtype=torch.float32, device="cpu"), 1, nhwc, False
+        )

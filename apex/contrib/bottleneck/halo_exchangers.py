@@ -220,8 +220,8 @@ class HaloPadder:
         Raises ValueError for y with fewer than half_halo rows.
         """
         axis = (1 if explicit_nhwc else 2) + (not H_split)
-        size = y.shape[axis]
-        if y.dim() != 4 or not 0 < half_halo <= size:
+        size = y.shape[axis] if y.dim() == 4 else 0
+        if not 0 < half_halo <= size:
             raise ValueError(
                 f"HaloPadder: y must have 4 dimensions and at least half_halo = {half_halo} > 0 rows to share; it is "
                 f"{list(y.shape)}, split along dimension {axis}"

@@ -107,8 +107,8 @@ class nccl_mem:
 
     def _tell(self, method):
         """Calls the group's NCCL. It refuses pools that it does not know, or knows already, and groups without
-        communicators: then collectives copy, as they do with any memory."""
+        communicators; backends other than NCCL have no such methods. Then collectives copy, as of any memory."""
         if self.group is None:
             return
-        with suppress(RuntimeError):
+        with suppress(RuntimeError, AttributeError):
             getattr(self.group._get_backend(self.device), method)(self.pool)

@@ -83,8 +83,12 @@ def _mapped(file, size):
 def _allocate_on_cpu(size):
     token = secrets.token_hex(8).encode()
     file = os.memfd_create(f"apex-{token.decode()}")
-    os.ftruncate(file, size)
-    raw, found = _mapped(file, size)
+    try:
+        os.ftruncate(file, size)
+        raw, found = _mapped(file, size)
+    except BaseException:
+        os.close(file)
+        raise
     return raw, _Region(torch.device("cpu"), size, False, found, file, token)
 
 
@@ -190,6 +194,8 @@ def view(raw, shape, dtype, channels_last):
             raise ArgumentError(f"channels_last takes 4 dimensions, not {len(shape)}")
         meta = meta.to(memory_format=torch.channels_last)
     size = meta.numel() * meta.element_size()
+    if not size:
+        return torch.empty_like(meta, device=region.device)
     if raw + size > begin + region.size:
         raise ArgumentError(
             f"a tensor of {size} bytes at {raw:#x} reaches beyond the {region.size} at {begin:#x}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import socket
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from apex._loader.errors import ApexError, ArgumentError, PeerMemoryError
+from apex._loader.errors import ArgumentError, PeerMemoryError
 from apex.contrib.peer_memory import _memory, _push_pull
 from apex.parallel._waiting import CALLS, waiting
 
@@ -45,7 +46,8 @@ class PeerMemoryPool:
     Raises:
         PeerMemoryError: on every rank, if one cannot share: ranks on other machines, GPUs without access to each other,
             containers that do not share IPC, no memory left. It says which exchanger works there.
-        ArgumentError: sizes or peer_ranks differ among peers; on every rank.
+        ArgumentError: sizes or peer_ranks differ among peers, or peer_ranks are no such ranks; on every rank. A size or
+            timeout that is none.
     """
 
     def __init__(
@@ -59,6 +61,11 @@ class PeerMemoryPool:
     ) -> None:
         self._opened: list[int] = []
         self.raw = 0
+        for name, size in (("static_size", static_size), ("dynamic_size", dynamic_size)):
+            if not isinstance(size, numbers.Integral) or size < 0:
+                raise ArgumentError(f"PeerMemoryPool: {name} must be a number of bytes, not {size!r}")
+        if not timeout > 0:
+            raise ArgumentError(f"PeerMemoryPool: timeout must be above 0 seconds, not {timeout!r}")
         self.alignment, self.timeout = ALIGNMENT, timeout
         self.static_size, self.dynamic_size = (
             _rounded(static_size, ALIGNMENT),
@@ -88,9 +95,10 @@ class PeerMemoryPool:
         for r, one in enumerate(everyone):
             near = [i for i, other in enumerate(everyone) if other["machine"] == one["machine"]]
             chosen.append(near if one["wanted"] is None else one["wanted"])
-            if r not in chosen[r] or not all(0 <= i < len(everyone) for i in chosen[r]):
+            others = set(chosen[r])
+            if r not in others or len(others) < len(chosen[r]) or not others <= set(range(len(everyone))):
                 raise ArgumentError(
-                    f"PeerMemoryPool: peer_ranks of rank {r} are {chosen[r]}: ranks of the world, itself too"
+                    f"PeerMemoryPool: peer_ranks of rank {r} are {chosen[r]}: ranks of the world, itself too, each once"
                 )
             far = [i for i in chosen[r] if i not in near]
             if far:
@@ -132,8 +140,8 @@ class PeerMemoryPool:
         """What `step` gave, on each rank. Raises on every rank what it raised on the first where it failed."""
         try:
             mine = (step(), "")
-        except ApexError as error:
-            mine = (None, error.what)
+        except Exception as error:  # of any kind: the others wait for this rank's word
+            mine = (None, getattr(error, "what", "") or f"{type(error).__name__}: {error}")
         everyone = [None] * dist.get_world_size()
         with waiting("making this pool", CALLS, "PeerMemoryPool"):
             dist.all_gather_object(everyone, mine)
@@ -165,8 +173,11 @@ class PeerMemoryPool:
         """A tensor on each peer, in the order of peer_ranks, of any dtype; contiguous, or in torch.channels_last.
 
         Peers that make the same calls in the same order get the same tensors. Raises PeerMemoryError when the part is
-        used up.
+        used up, and ArgumentError for what is no shape; the part stays as it was then.
         """
+        shape = list(shape)
+        if not all(isinstance(n, numbers.Integral) and n >= 0 for n in shape):
+            raise ArgumentError(f"allocate_peer_tensors: the shape {shape} must consist of sizes from 0 on")
         size = math.prod(shape) * dtype.itemsize
         used, part = (
             (self.dynamic_offset, self.dynamic_size) if dynamic else (self.static_offset, self.static_size)
@@ -178,12 +189,13 @@ class PeerMemoryPool:
                 f"{word} peer memory pool exhausted", wanted=f"{size} bytes", found=f"{part - begin} of {part} left",
                 remedy=f"PeerMemoryPool with a larger {word.lower()}_size{more}",
             )  # fmt: skip
+        first = begin + (self.static_size if dynamic else 0)
+        tensors = [_memory.view(raw + first, shape, dtype, channels_last) for raw in self.peer_raw]
         if dynamic:
             self.dynamic_offset = begin + size
         else:
             self.static_offset = begin + size
-        begin += self.static_size if dynamic else 0
-        return [_memory.view(raw + begin, list(shape), dtype, channels_last) for raw in self.peer_raw]
+        return tensors
 
     def check(self) -> None:
         """Raises PeerMemoryError if a neighbour did not answer in an exchange that has ended."""

@@ -191,6 +191,8 @@ def test_gpt(tmp_path):
     assert done.returncode == 1 and "it holds a model of" in done.stderr
     done = start(tmp_path, GPT, *SMALL_GPT, "--resume", "whole")
     assert done.returncode == 1 and "no whole checkpoint" in done.stderr
+    done = start(tmp_path, GPT, *SMALL_GPT, "--resume", "whole/step-000006")
+    assert done.returncode == 1 and "it is of step 6, and --steps 6 is no more" in done.stderr
 
 
 def test_gpt_with_flags_that_do_not_fit(tmp_path):
@@ -205,6 +207,22 @@ def test_gpt_with_flags_that_do_not_fit(tmp_path):
         "needs --pipeline",
     ):
         assert done.stderr.count(told) == 2, done.stderr
+
+
+def test_gpt_whose_files_do_not_fit(tmp_path):
+    """Said before anything is trained."""
+    (tmp_path / "short").write_text("a" * 3000)
+    (tmp_path / "strange").write_bytes(b"\xff" * 9000)
+    for flags, told in (
+        (("--text", "short"), "of 3000 letters 0 are for training and 3000 held out"),
+        (("--text", "strange"), "it cannot be read as UTF-8"),
+        (("--out", "short"), "--out short: "),
+        (("--save-every", -1), "--save-every must not be negative"),
+    ):
+        done = start(tmp_path, GPT, *SMALL_GPT, *flags)
+        assert done.returncode in (1, 2) and told in done.stderr and "Traceback" not in done.stderr, (
+            done.stderr
+        )
 
 
 def test_what_examples_write_without_being_asked_where_is_no_part_of_the_checkout():
