@@ -78,7 +78,8 @@ def _whole_weight(shape, init_method, dtype):
 def _part(whole, size, dim, stride):
     """This rank's pieces, which are `size` together."""
     rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-    return torch.cat(whole.split(divide(size, stride), dim)[rank::ranks], dim)
+    divide(size, stride)
+    return torch.cat(whole.chunk(stride * ranks, dim)[rank::ranks], dim)  # as many of 0 elements, too
 
 
 def _initialize_affine_weight_cpu(

@@ -23,7 +23,8 @@ def split_tensor_along_last_dim(
     Raises:
         ValueError: n is not divisible.
     """
-    chunks = tensor.split(divide(tensor.shape[-1], num_partitions), dim=-1)
+    divide(tensor.shape[-1], num_partitions)
+    chunks = tensor.chunk(num_partitions, dim=-1)  # as many of 0 elements, too
     return tuple(chunk.contiguous() for chunk in chunks) if contiguous_split_chunks else tuple(chunks)
 
 

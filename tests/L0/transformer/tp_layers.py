@@ -249,6 +249,19 @@ def _embedding_like_torch(mesh):
                 ours(torch.tensor([16]))
 
 
+def _without_elements(mesh):
+    """Layers of no inputs or outputs, a vocabulary of no words, and tensors of no columns: on every rank alike."""
+    for size in tensor_sizes():
+        with split(size):
+            x = torch.ones(2, 3)
+            for column, row in ((0, 4), (4, 0)):
+                y, _ = ColumnParallelLinear(3, column, gather_output=True)(x)
+                z, _ = RowParallelLinear(row, column)(torch.ones(2, row))
+                assert y.shape == (2, column) and z.shape == (2, column)
+            assert VocabParallelEmbedding(0, 4)(torch.zeros(0, dtype=torch.int64)).shape == (0, 4)
+            assert len(tensor_parallel.split_tensor_along_last_dim(torch.ones(2, 0), size)) == size
+
+
 CASES = {
     "column parallel": _column,
     "row parallel": _row,
@@ -257,4 +270,5 @@ CASES = {
     "embedding of one rank": _embedding_like_torch,
     "weights at any split": _same_weights_at_any_split,
     "weights of callers": _weights_of_callers,
+    "without elements": _without_elements,
 }
