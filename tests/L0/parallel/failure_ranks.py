@@ -32,6 +32,10 @@ BAD = 1  # the rank that fails
 F32 = torch.float32
 
 
+def ones(*shape):
+    return torch.ones(shape, dtype=F32, device="cpu")
+
+
 class _Broken(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -83,20 +87,20 @@ def _run(layers, x):
 
 def _in_forward(mesh):
     with split(dist.get_world_size()):
-        layers, x = _layers(), torch.ones(2, 2, HIDDEN)
+        layers, x = _layers(), ones(2, 2, HIDDEN)
         with ends("of forward", "a sum over the tensor parallel ranks", "make others"), failing_together():
             if _bad():
                 raise ValueError("of forward")
             _run(layers, x)
         with raises(RuntimeError, f"rank {BAD} failed in a step: ValueError: of forward", "make others"):
             collectives.all_reduce(
-                torch.ones(1), parallel_state.get_tensor_model_parallel_group(), "another use"
+                ones(1), parallel_state.get_tensor_model_parallel_group(), "another use"
             )
 
 
 def _in_backward(mesh):
     with split(dist.get_world_size()):
-        layers, x = _layers(), torch.ones(2, 2, HIDDEN, requires_grad=True)
+        layers, x = _layers(), ones(2, 2, HIDDEN).requires_grad_()
         y = _run(layers, x)
         with ends("of a backward pass", "the gradient of a layer's input"), failing_together("training"):
             (_Broken.apply(y) if _bad() else y).sum().backward()
@@ -106,9 +110,9 @@ def _in_an_optimizer(mesh):
     """Sharded: the others wait in the step itself, whichever group and collective it is."""
     for options in ({}, dict(overlap_param_sync=True)):
         group = dist.new_group()
-        model = nn.Linear(4, 4)
+        model = nn.Linear(4, 4, dtype=F32, device="cpu")
         optimizer = DistributedFusedAdam(model.parameters(), device="cpu", process_group=group, **options)
-        model(torch.ones(2, 4)).sum().backward()
+        model(ones(2, 4)).sum().backward()
         with ends("of a step", "apex.contrib.optimizers: rank"), failing_together():
             if _bad():
                 raise ValueError("of a step")
@@ -119,14 +123,14 @@ def _in_an_optimizer(mesh):
 def _behind_an_optimizer(mesh):
     """The others are at the next sum by then."""
     with split(dist.get_world_size()):
-        p = nn.Parameter(torch.ones(3))
+        p = nn.Parameter(ones(3))
         optimizer = torch.optim.SGD([p], lr=0.1)
-        p.grad = torch.ones(3)
+        p.grad = ones(3)
         with ends("of a hook", "a norm"), failing_together():
             if _bad():
                 optimizer.register_step_post_hook(lambda *_: (_ for _ in ()).throw(ValueError("of a hook")))
             optimizer.step()
-            collectives.all_reduce(torch.ones(1), parallel_state.get_tensor_model_parallel_group(), "a norm")
+            collectives.all_reduce(ones(1), parallel_state.get_tensor_model_parallel_group(), "a norm")
 
 
 def _in_a_batch_norm(mesh):
@@ -135,7 +139,7 @@ def _in_a_batch_norm(mesh):
     with ends("of a layer", "a batch norm's statistics"), failing_together():
         if _bad():
             raise ValueError("of a layer")
-        layer(torch.ones(4, 3))
+        layer(ones(4, 3))
     dist.destroy_process_group(group)
 
 
@@ -192,7 +196,7 @@ def _late_but_there(group):
     with failing_together():
         if _bad():
             time.sleep(5 * _failures.TICK)
-        total = collectives.all_reduce(torch.ones(1), group, "a late rank")
+        total = collectives.all_reduce(ones(1), group, "a late rank")
     assert total.item() == dist.get_world_size()
 
 
