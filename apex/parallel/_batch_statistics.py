@@ -10,6 +10,7 @@ import torch.distributed as dist
 from apex import _functional
 from apex._loader import bindings
 from apex.parallel._waiting import waiting
+from apex.parallel.process_groups import is_gloo
 
 bindings.load()
 
@@ -87,7 +88,7 @@ def _gather(statistics, group):
 
 
 def _gather_into(wait, gathered, statistics, group):
-    if dist.get_backend(group) == "gloo":  # before torch 2.9 it has no all_gather_into_tensor
+    if is_gloo(group, statistics.device):  # before torch 2.9 it has no all_gather_into_tensor
         wait.run(dist.all_gather, list(gathered.unbind(0)), statistics, group=group)
     else:
         wait.run(dist.all_gather_into_tensor, gathered, statistics, group=group)

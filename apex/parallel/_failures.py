@@ -74,7 +74,9 @@ class Wait:
             except RuntimeError:
                 if self.ended:
                     raise RuntimeError("Connection closed: this process group was ended") from None
-                if time.monotonic() - begin < TICK / 2:  # an error of its own, and not that it is not there yet
+                if (
+                    time.monotonic() - begin < TICK / 2
+                ):  # an error of its own, and not that it is not there yet
                     raise
 
 
@@ -316,8 +318,18 @@ def _heard_in(board, group):
     return board.why_ended(group) or board.heard(group, [*keys, _key(_PROCESS)])
 
 
+_gloo: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
 def _is_gloo(group):
-    return group is not None and "gloo" in group.name()
+    """Whether gloo alone carries a group's tensors: a wait for another backend must not be cut short."""
+    if group is None:
+        return False
+    if group not in _gloo:
+        devices = getattr(group, "_device_types", None)  # none: it is a backend by itself
+        backends = [group] if devices is None else [group._get_backend(device) for device in devices]
+        _gloo[group] = bool(backends) and all("gloo" in backend.name() for backend in backends)
+    return _gloo[group]
 
 
 def _break(group):

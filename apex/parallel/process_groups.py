@@ -10,6 +10,18 @@ import torch.distributed as dist
 from apex.parallel._waiting import CALLS, waiting
 
 
+def is_gloo(group: dist.ProcessGroup | None, device: torch.device) -> bool:
+    """Whether gloo carries tensors of a device in a group (None: that of all ranks); others may carry other devices'.
+
+    torch.distributed.get_backend says "undefined" of groups that were made without naming one.
+    """
+    group = dist.group.WORLD if group is None else group
+    try:
+        return "gloo" in group._get_backend(torch.device(device.type)).name()
+    except (AttributeError, RuntimeError):
+        return dist.get_backend(group) == "gloo"
+
+
 def timeout_of(group: dist.ProcessGroup | None = None) -> datetime.timedelta | None:
     """How long ranks of a process group (None: all) wait for each other, which torch's new_group would not take over.
 

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from apex._plain import plain
 from apex.parallel._waiting import waiting
+from apex.parallel.process_groups import is_gloo
 
 # Newer torch has these under other names, and warns about the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
@@ -62,7 +63,7 @@ def start_all_gather(tensor, group, what):
         return Pending(what, tensor)
     gathered = tensor.new_empty((ranks * tensor.shape[0], *tensor.shape[1:]))
     with waiting(what, WHY, group=group):
-        if dist.get_backend(group) == "gloo":  # before torch 2.9 it has no all_gather_into_tensor
+        if is_gloo(group, tensor.device):  # before torch 2.9 it has no all_gather_into_tensor
             work = dist.all_gather(list(gathered.chunk(ranks)), tensor, group=group, async_op=True)
         else:
             work = _all_gather(gathered, tensor, group=group, async_op=True)
@@ -82,7 +83,7 @@ def start_reduce_scatter(tensor, group, what, overwrite=False):
     if ranks == 1:
         return Pending(what, tensor)
     if (
-        dist.get_backend(group) == "gloo"
+        is_gloo(group, tensor.device)
     ):  # it has none for all dtypes in all versions, and would all-reduce anyway
         whole = start_all_reduce(tensor if overwrite else copy(tensor), group, what)
         return _Part(whole, tensor.shape[0] // ranks, dist.get_rank(group))

@@ -240,6 +240,15 @@ def _absent(mesh):
             assert torch.equal(layer.state_dict()[name], before[name])
 
 
+def _backends_by_device(mesh):
+    """Groups whose backend is named by device, or by nobody: torch.distributed.get_backend calls them otherwise."""
+    if dist.get_backend() != "gloo":
+        return
+    x = _random((2, 3, 4), torch.float32, dist.get_rank())
+    wanted = SyncBatchNorm(3)(x)
+    assert torch.equal(SyncBatchNorm(3, process_group=dist.new_group(backend="cpu:gloo"))(x), wanted)
+
+
 def _other_channels(mesh):
     """Another number of channels, or float64, on one rank: every rank raises, and nothing is counted; then it goes on.
 
@@ -386,6 +395,7 @@ def _given_statistics(mesh):
 
 
 CASES = {
+    "backends_by_device": _backends_by_device,
     "given_statistics": _given_statistics,
     "group_of_1": functools.partial(_group, size=1),
     "group_of_2": functools.partial(_group, size=2),
