@@ -57,7 +57,7 @@ class Call:
 
     def __init__(self):
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
-        self._store = None
+        self._store, self._number = None, 0
         if dist.get_backend() != "fake":  # whose ranks are not there
             self._store = dist.PrefixStore(INITIALIZE, dist.distributed_c10d._get_default_store())
             self._number = self._store.add(f"calls/{self._rank}", 1)
