@@ -261,6 +261,7 @@ def wheel_session(name, accelerator, archs, about):
 build_cpu = wheel_session("build-cpu", "cpu", [], "Builds the wheel apex-cpu.")
 build_cuda = wheel_session("build-cuda", "cuda", [], "Builds the wheel apex-cuda with packs for every sm.")
 build_rocm = wheel_session("build-rocm", "rocm", [], "Builds the wheel apex-rocm with packs for every gfx.")
+build_npu = wheel_session("build-npu", "npu", [], "Builds the wheel apex-npu: Python alone, for Ascend NPUs.")
 for _accelerator in ("cuda", "rocm"):
     _archs = matrix.load().archs(_accelerator)
     for _arch in _archs[:1] if LISTED else _archs:

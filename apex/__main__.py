@@ -44,6 +44,7 @@ def main(arguments=None):
     explain.add_argument("--torch", help="2.14, or better 2.14.0+cu130; default: the release here")
     explain.add_argument("--cuda", help="12.8: of torch, where its label does not say")
     explain.add_argument("--rocm", help="7.2: of torch, where its label does not say")
+    explain.add_argument("--cann", help="8.5.0: of Ascend NPUs")
     explain.add_argument("--git-version", help="torch.version.git_version of a build that is no release")
     explain.add_argument("--python", help="cp312; default: this one")
     explain.add_argument("--platform", help="linux_aarch64; default: this one")
@@ -62,6 +63,7 @@ def main(arguments=None):
 
         try:
             named = {"cuda": options.cuda, "rocm": options.rocm, "git_version": options.git_version}
+            named |= {"cann": options.cann}
             named |= {"driver": options.driver, "python": options.python, "system": options.platform}
             machine = explaining.machine(options.arch, torch=options.torch, **named)
         except ValueError as error:

@@ -48,8 +48,8 @@ def asked(settings: Settings | None) -> Asked | None:
         if words["arch"] or words["torch"]:
             raise BuildError("-C arch and -C torch belong to a wheel of the farm: say -C farm=rocm too")
         return None
-    if len(words["farm"]) > 1 or words["farm"][0] not in ("cpu", "cuda", "rocm"):
-        raise BuildError(f"-C farm={','.join(words['farm'])}: say one of cpu, cuda, rocm")
+    if len(words["farm"]) > 1 or words["farm"][0] not in ("cpu", "cuda", "rocm", "npu"):
+        raise BuildError(f"-C farm={','.join(words['farm'])}: say one of cpu, cuda, rocm, npu")
     return Asked(words["farm"][0], words["arch"], words["torch"])
 
 
@@ -92,6 +92,7 @@ def build_wheel(
         return build_meta.build_wheel(wheel_directory, _options_apart(config_settings), metadata_directory)
     try:
         from build_matrix.farm import report
+        from build_matrix.spec import matrix
         from build_matrix.store import Store
         from build_matrix.store.engine import Engine
         from build_matrix.toolchains import pythons
@@ -101,10 +102,13 @@ def build_wheel(
 
         sys.exit(alone.needs("pip wheel . -C farm", error))
     try:
+        engine = Engine(Store(), tell=report.tell)
+        if matrix.load().accelerator(wanted.accelerator).pure:
+            return build.pure_wheel(wanted.accelerator, engine, Path(wheel_directory)).name
         python = pythons.find(pythons.own_tag())
         request = build.request(wanted.accelerator, wanted.archs, wanted.torches, python)
         request = dataclasses.replace(request, published=True)
-        path = build.one_wheel(request, python, Engine(Store(), tell=report.tell), Path(wheel_directory))
+        path = build.one_wheel(request, python, engine, Path(wheel_directory))
     except BuildError as error:
         sys.exit(f"apex: {error}")
     return path.name

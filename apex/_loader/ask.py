@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from apex._loader import explain, offers, probe, release
+from apex._loader import explain, npu, offers, probe, release
 from apex._loader.machine import Machine
 from apex._loader.offers import Offer
 from apex._loader.release import Accelerator, Release
 
 FOUND, SENSELESS, NOT_THERE = 0, 1, 2  # exit codes
-NAMES = {"torch": "torch", "cuda": "CUDA", "rocm": "ROCm", "python": "Python"}
+NAMES = {"torch": "torch", "cuda": "CUDA", "rocm": "ROCm", "cann": "CANN", "python": "Python"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,8 +71,18 @@ def answer(question: Mapping[str, Any], index: str | None = None) -> dict[str, A
 
 def _some_python(table: Release, described: Machine) -> str:
     """This Python, where it has a wheel with a binding for that torch; else the newest that has."""
-    tags = table.pythons_for(_minor(described)) or table.pythons
+    tags = _tags(table, described)
     return described.python if described.python in tags else tags[-1]
+
+
+def _tags(table: Release, described: Machine) -> tuple[str, ...]:
+    """Pythons with a wheel whose binding is for that torch, or any wheel's; of an NPU, those that torch_npu is for."""
+    if described.npu:
+        torch = described.torch.version if described.torch else ""
+        fits = npu.fitting(table.npu, torch, cann=described.npu.cann) or table.npu
+        found = {tag for row in fits for tag in row.python}
+        return tuple(tag for tag in (*table.pythons, *table.optional) if tag in found)
+    return table.pythons_for(_minor(described)) or table.pythons
 
 
 def _minor(described: Machine) -> str:
@@ -91,7 +101,7 @@ def _facts(found: Offer, python: str | None) -> dict[str, Any]:
     known = table.torch.get(minor) if binding == "exact" else None
     pins = {f"torch-{known}": _pin_of_torch(table, minor)} if known else {}
     pins |= {name: table.pins[name] for name in toolchains if name in table.pins}
-    tags = [machine.python] if python else list(table.pythons_for(minor) or table.pythons)
+    tags = [machine.python] if python else list(_tags(table, machine))
     return {
         "apex": table.version,
         "distribution": found.accelerator.distribution,
@@ -103,8 +113,23 @@ def _facts(found: Offer, python: str | None) -> dict[str, Any]:
         "binding": binding,
         "pins": pins,
         "packs": [{"arch": arch, "runs": variant} for arch, variant in runs],
-        "binding_grades": {tag: grade for tag in tags if (grade := table.grades.get((minor, tag)))},
-    }
+        "binding_grades": _binding_grades(table, minor, tags) if binding == "exact" else {},
+    } | _torch_npu(found, python)
+
+
+def _binding_grades(table: Release, minor: str, tags: Sequence[str]) -> dict[str, str]:
+    return {tag: grade for tag in tags if (grade := table.grades.get((minor, tag)))}
+
+
+def _torch_npu(found: Offer, python: str | None) -> dict[str, Any]:
+    """Which torch_npu goes with the torch and CANN, of an offer for NPUs."""
+    if not found.accelerator.pure or found.machine.npu is None:
+        return {}
+    torch = found.machine.torch.version if found.machine.torch else ""
+    rows = npu.fitting(
+        found.release.npu, torch, python and found.machine.python or "", found.machine.npu.cann
+    )
+    return {"torch_npu": [{**vars(row), "python": list(row.python)} for row in rows]}
 
 
 def _pin_of_torch(table: Release, minor: str) -> str | None:
@@ -138,10 +163,16 @@ def words(found: Mapping[str, Any], prog: str) -> str:
         f"  install {found['command']}",
         f"  binding {found['binding']}",
         *(f"  pin     {name} {sha}" for name, sha in found["pins"].items()),
+        *(f"  NPU     {_spoken_row(row)}" for row in found.get("torch_npu", ())),
         *(f"  runs    {reason}" for reason in found["reasons"]),
         *(f"  grade   {what}: {grade}" for what, grade in _spoken_grades(found)),
     ]
     return "\n".join(lines)
+
+
+def _spoken_row(row: Mapping[str, Any]) -> str:
+    pythons = ", ".join(spoken("python", tag) for tag in row["python"])
+    return f"torch_npu {row['torch_npu']} for CANN {row['cann']}, torch {row['torch']}, Python {pythons}"
 
 
 def compat_parser(prog: str) -> Parser:
@@ -154,8 +185,9 @@ def compat_parser(prog: str) -> Parser:
     parser.add_argument("--torch", help="2.13, or as torch prints it: 2.13.0+cu128")
     parser.add_argument("--cuda", help="12.8: of torch, where its label does not say")
     parser.add_argument("--rocm", help="7.2: of torch, where its label does not say")
+    parser.add_argument("--cann", help="8.5.0: of Ascend NPUs")
     parser.add_argument("--git-version", help="torch.version.git_version of a build that is no release")
-    parser.add_argument("--arch", action="append", default=[], help="sm_90, gfx942; may be repeated")
+    parser.add_argument("--arch", action="append", default=[], help="sm_90, gfx942, npu; may be repeated")
     parser.add_argument("--driver", help="NVIDIA driver: branch (550) or the CUDA that it serves (12.4)")
     parser.add_argument("--python", default="", help="3.11; default: any")
     parser.add_argument("--platform", help="linux_aarch64; default: this one")
@@ -181,6 +213,7 @@ def compat(
         "archs": asked.arch,
         "cuda": asked.cuda,
         "rocm": asked.rocm,
+        "cann": asked.cann,
         "driver": asked.driver,
         "python": asked.python,
         "system": asked.platform,
@@ -227,10 +260,12 @@ def of_machine(described: Machine, index: str | None = None) -> dict[str, Any]:
 def _without_torch(described: Machine, table: Release) -> list[tuple[Accelerator, str]]:
     """The newest torch that this Python can have, for each accelerator; nothing where the Python has no wheel."""
     minors = [minor for minor in table.torch if described.python in table.pythons_for(minor)]
+    rows = npu.fitting(table.npu, python=described.python)
     return [
-        (accelerator, f"torch {minors[-1]}, {accelerator.label}")
+        (accelerator, f"torch {rows[-1].torch if accelerator.pure else minors[-1]}, {accelerator.label}")
         for accelerator in table.accelerators
-        if minors and not table.why_no_wheel(accelerator.name, described.system)
+        if (rows if accelerator.pure else minors)
+        and not table.why_no_wheel(accelerator.name, described.system)
     ]
 
 
@@ -244,8 +279,12 @@ def spoken_machine(described: Machine) -> str:
     """ "Python 3.11, torch 2.13.0 for CUDA 13.0, sm_90" """
     torch, native = described.torch, next(iter(known().platforms))
     named = [("CUDA", torch.cuda), ("ROCm", torch.hip)] if torch else []
+    here = described.npu
     toolkit = "".join(f" for {name} {version}" for name, version in named if version)
-    cards = ", ".join(dict.fromkeys(d.arch for d in described.devices if d.platform != "cpu")) or "no GPU"
+    cards = ", ".join(dict.fromkeys(d.arch for d in described.devices if d.platform != "cpu"))
+    if here:
+        cards = f"torch_npu {here.torch_npu}" + (f", CANN {here.cann}" if here.cann else "")
+    cards = cards or "no GPU"
     on = "" if described.system == native else f", {described.system}"
     said = f"torch {torch.version}{toolkit}" if torch else "no torch"
     return f"Python {spoken('python', described.python)}, {said}, {cards}{on}"

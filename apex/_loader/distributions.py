@@ -9,7 +9,7 @@ from pathlib import Path
 
 from apex._loader import layout
 
-OURS = ("apex-cuda", "apex-rocm", "apex-cpu")
+OURS = ("apex-cuda", "apex-rocm", "apex-cpu", "apex-npu")
 ENGINE = "apex-transformer-engine"
 
 

@@ -146,6 +146,7 @@ def as_json(report: Report) -> str:
             "cpu_level": described.cpu_level,
             "cpu_threads": facts.threads,
             "products": dict(facts.products),
+            "npu": vars(described.npu) if described.npu else None,
             "devices": [vars(device) for device in described.devices],
             "packs": [{"arch": p.arch, "vendor": p.vendor, "kind": p.kind} for p in described.packs],
             "bindings": [vars(binding) for binding in described.bindings],
@@ -222,6 +223,8 @@ def _heading(report: Report) -> list[str]:
     for device in described.devices:
         name = f"  {device.name}" if device.name else ""
         rows.append((f"{device.platform}:{device.index}", f"{device.arch}{name}"))
+    if described.npu:
+        rows.append(("npu", f"torch_npu {described.npu.torch_npu or '?'}, CANN {described.npu.cann or '?'}"))
     rows += [("products", f"{platform}: {words}") for platform, words in facts.products.items()]
     if facts.threads:
         rows.append(("threads", facts.threads))

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
-from apex._loader import compatibility, environment, installed
-from apex._loader.machine import Compiler, Device, Machine, Torch, capability, strip_features
+from apex._loader import compatibility, environment, installed, npu
+from apex._loader.machine import Compiler, Device, Machine, Npu, Torch, capability, strip_features
 
 NOTHING = "libapex.so is not installed"
 UNKNOWN = "unknown"  # the toolkit of a torch whose build nobody named
@@ -37,19 +37,22 @@ def described(
     python: str | None = None,
     system: str | None = None,
     git_version: str | None = None,
+    cann: str | None = None,
 ) -> Machine:
     """A Machine with nothing installed.
 
     torch:  "2.14" or "2.14.0+cu130", or None; the label tells which NVRTC or hipRTC comes with it
-    archs:  of its devices: "sm_120", "gfx942:xnack-", "cpu"
+    archs:  of its devices: "sm_120", "gfx942:xnack-", "cpu", "npu"
     cuda, rocm: the toolkit that its torch is built for ("12.8"), where the label does not say
     driver: NVIDIA branch or version ("550", "550.54.15") or the CUDA version that it serves ("12.4")
     python: "cp312", "3.12"; default: this one
     system: "linux_aarch64"; default: this one
     git_version: what torch.version.git_version says there: a build that is no release is known by it
+    cann:   "8.5.0", beside which torch_npu is to run
     Raises ValueError for an argument that cannot be read, and for two that contradict each other.
     """
-    devices = tuple(_device(arch, index) for index, arch in enumerate(archs))
+    archs = list(archs)
+    devices = tuple(_device(arch, index) for index, arch in enumerate(archs) if arch != npu.NAME)
     build = _torch(torch, cuda, rocm, git_version, {device.platform for device in devices}) if torch else None
     return Machine(
         torch=build,
@@ -63,7 +66,19 @@ def described(
         portable=NOTHING,
         compilers=_compilers(build),
         no_compiler=_no_compiler(build),
+        npu=_npu(cann, npu.NAME in archs, build, devices),
     )
+
+
+def _npu(cann: str | None, named: bool, torch: Torch | None, devices: Iterable[Device]) -> Npu | None:
+    """The Npu that was asked about, by its CANN or as an arch."""
+    if cann and not npu.VERSION.fullmatch(cann):
+        raise ValueError(f"{cann!r} is no version of CANN; say 8.5.0")
+    if not (cann or named):
+        return None
+    if (torch and (torch.cuda or torch.hip)) or any(device.platform != "cpu" for device in devices):
+        raise ValueError("torch_npu runs beside a torch for the CPU: neither CUDA nor ROCm goes with CANN")
+    return Npu(cann=cann or "")
 
 
 def _device(text: str, index: int) -> Device:
@@ -74,7 +89,7 @@ def _device(text: str, index: int) -> Device:
         return Device("cuda", index, arch)
     if re.fullmatch(r"gfx[0-9a-f]+|gfx\d+(-\d+)?-generic", arch):
         return Device("hip", index, arch, features=features)
-    raise ValueError(f"{text!r} is no arch; say sm_90 or gfx942, or cpu")
+    raise ValueError(f"{text!r} is no arch; say sm_90 or gfx942, npu or cpu")
 
 
 def _installed_torch() -> str | None:

@@ -137,6 +137,14 @@ class JitTarget:
 
 
 @dataclass(frozen=True)
+class Npu:
+    """What is known of Ascend NPUs: the versions of `torch_npu` and of `cann`; empty where nobody said."""
+
+    torch_npu: str = ""
+    cann: str = ""
+
+
+@dataclass(frozen=True)
 class Machine:
     """Everything that the choice depends on.
 
@@ -158,7 +166,8 @@ class Machine:
     binding:     why no binding serves this torch, or None; then no native variant can be reached
     failures:    (platform, index, unit, variant) -> why that variant was tried here and failed
     cards:       vendors ("cuda", "rocm") whose cards this process could open, whatever torch can use
-    vendor:      "cuda", "rocm" or "cpu": what this installation was built for, by its build.json; else ""
+    vendor:      "cuda", "rocm", "npu" or "cpu": what this installation was built for, by its build.json; else ""
+    npu:         the Npu where tensors may lie on Ascend's, else None
     """
 
     torch: Torch | None = None
@@ -182,6 +191,7 @@ class Machine:
     failures: Mapping[tuple[str, int, str, str], str] = field(default_factory=dict)
     cards: tuple[str, ...] = ()
     vendor: str = ""
+    npu: Npu | None = None
 
     @property
     def gpus(self) -> tuple[Device, ...]:

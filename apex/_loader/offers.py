@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from apex._loader import choose, compatibility, release, remedies
+from apex._loader import choose, compatibility, npu, release, remedies
 from apex._loader import fit as fitting
 from apex._loader.choose import Candidate, Choice
 from apex._loader.machine import Device, Machine, Torch
@@ -73,6 +73,8 @@ class Offer:
     @property
     def reasons(self) -> tuple[str, ...]:
         """A sentence for each device: what would run there, and why."""
+        if self.accelerator.pure:
+            return tuple(npu.reasons(self.machine, self.release.npu))
         said = [PORTABLE.format(self.fit.reason)] if self.fit and self.fit.kind == "portable" else []
         return tuple(dict.fromkeys((*said, *(_words(self.machine, choice) for choice in self.choices))))
 
@@ -121,10 +123,12 @@ def offer(machine: Machine, table: Release, index: str | None = None) -> Offer:
 
 
 def wanted(machine: Machine) -> str:
-    """cuda, rocm or cpu: the accelerator of the machine's torch; of a torch that is for none, that of its cards."""
+    """cuda, rocm, npu or cpu: the accelerator of the machine's torch; of one that is for none, that of its cards."""
     torch = machine.torch
     if torch and (torch.hip or torch.cuda):
         return "rocm" if torch.hip else "cuda"
+    if machine.npu:
+        return npu.NAME
     found = [{"hip": "rocm"}.get(d.platform, d.platform) for d in machine.devices]
     return next((vendor for vendor in (*found, *machine.cards) if vendor in _CARD), "cpu")
 
@@ -132,19 +136,27 @@ def wanted(machine: Machine) -> str:
 def _with_wheel(machine: Machine, table: Release, accelerator: Accelerator) -> Machine:
     """The machine as the wheel leaves it."""
     reason = table.why_no_wheel(accelerator.name, machine.system)
-    bindings = () if reason else tuple(b for b in table.bindings if b.python == machine.python)
+    bindings = (
+        () if reason or accelerator.pure else tuple(b for b in table.bindings if b.python == machine.python)
+    )
     return dataclasses.replace(
         machine,
         bindings=bindings,
         packs=tuple(pack for pack in table.packs if pack.vendor == accelerator.name),
         vendor=accelerator.name,
         library=None,
-        portable=None if bindings else reason or "no wheel is for this Python",
+        portable=None if bindings else reason or _no_binding(accelerator),
         stale=None,
-        cpu_units=(EVERY,),
+        cpu_units=() if accelerator.pure else (EVERY,),
         sources=(EVERY,),
         env={},
         failures={},
+    )
+
+
+def _no_binding(accelerator: Accelerator) -> str:
+    return (
+        f"{accelerator.distribution} is Python alone" if accelerator.pure else "no wheel is for this Python"
     )
 
 
@@ -165,6 +177,9 @@ def _faults(found: choose.Outcome, table: Release, accelerator: Accelerator, roo
         return [(text, torch_for(accelerator))]
     if fault := too_old(machine.torch):
         return [fault]
+    if accelerator.pure:
+        unknown = npu.fault(machine, table.npu)
+        return [unknown] if unknown else []
     if not fit.portable and (reason := table.ruled_out.get((machine.torch.minor or "", machine.python))):
         return [(reason, SOURCE)]
     upgrade = f"{PIP} install --upgrade --no-deps {accelerator.distribution} --index-url {root}"
@@ -209,7 +224,7 @@ def _no_wheel(machine: Machine, table: Release, accelerator: Accelerator) -> Fau
     no_python, oldest = table.why_no_python(machine.python), min(table.pythons, key=_age)
     if not reason and no_python and _age(machine.python) < _age(oldest):
         return no_python, f"use Python {oldest[2]}.{oldest[3:]} or newer"
-    reason = reason or no_python
+    reason = reason or ("" if accelerator.pure else no_python)
     return (reason, SOURCE) if reason else None
 
 
@@ -278,6 +293,8 @@ def nearest(found: Offer) -> list[dict[str, str]]:
     table, machine, accelerator = found.release, found.machine, found.accelerator
     if table.why_no_wheel(accelerator.name, machine.system):
         return []
+    if accelerator.pure:
+        return [_npu_cell(row, machine.python) for row in npu.nearest(machine, table.npu)[:3]]
     cells = []
     for minor in _near_torches(table, machine):
         tags = table.pythons_for(minor)
@@ -288,6 +305,11 @@ def nearest(found: Offer) -> list[dict[str, str]]:
                 cell["platform"] = machine.system
             cells.append({key: value for key, value in cell.items() if value})
     return cells[:3]
+
+
+def _npu_cell(row: release.NpuRow, python: str) -> dict[str, str]:
+    tag = python if python in row.python else row.python[-1]
+    return {"torch": ".".join(row.torch.split(".")[:2]), "cann": row.cann, "python": tag}
 
 
 def _near_torches(table: Release, machine: Machine) -> list[str]:

@@ -85,8 +85,8 @@ def half_deleted(facts: Facts) -> Iterator[Problem]:
 
 
 def two_distributions(facts: Facts) -> Iterator[Problem]:
-    """apex-cuda, apex-rocm and apex-cpu are one package; two of them overwrite each other's files, and uninstalling
-    one takes the other's away."""
+    """apex-cuda, apex-rocm, apex-cpu and apex-npu are one package; two of them overwrite each other's files, and
+    uninstalling one takes the other's away."""
     names = sorted(distribution.name for distribution in ours(facts))
     if len(names) > 1:
         keep = offers.install(facts.offer, names) if facts.offer else remedies.reinstall(names[0])

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Set
 from pathlib import Path
 
-from apex._loader import drivers, environment, installed, jit
+from apex._loader import drivers, environment, installed, jit, npu
 from apex._loader.machine import Device, Machine, Torch, strip_features
 from apex._loader.once import Once
 
@@ -31,6 +31,7 @@ def describe() -> Machine:
         no_compiler=jit.Absent(torch),
         env=environment.switches(),
         cards=cards(),
+        npu=npu.here(),
     )
     return installed.on(described)
 

@@ -5,15 +5,16 @@ Every function takes the facts (`Facts`) and yields `Problem`s. They are pure: a
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterator
 
-from apex._loader import compatibility, offers, owners, remedies
+from apex._loader import compatibility, npu, offers, owners, remedies
 from apex._loader.choose import Choice
 from apex._loader.environment import BINDING, SWITCHES
 from apex._loader.facts import BROKEN, DEGRADED, NOTE, Facts, Problem
-from apex._loader.machine import Torch, capability
+from apex._loader.machine import Npu, Torch, capability
 
 BUILD_AGAIN = "python -m build_matrix tree"
 
@@ -53,6 +54,8 @@ def torch_unsupported(facts: Facts) -> Iterator[Problem]:
     old = offers.too_old(torch)
     if old:
         yield Problem(DEGRADED, "unsupported torch", *old)
+    elif for_npu(facts):
+        return
     elif not facts.machine.bindings:
         text, named = "this installation has no compiled parts", facts.machine.env.get("APEX_TREE")
         if named:
@@ -63,6 +66,26 @@ def torch_unsupported(facts: Facts) -> Iterator[Problem]:
         text = f"no binding fits: {facts.fit.reason}; everything runs on the PyTorch reference"
         name = "old build" if facts.fit.stale else "unsupported torch"
         yield Problem(DEGRADED, name, text, BUILD_AGAIN if facts.fit.stale else _mend(facts))
+
+
+def for_npu(facts: Facts) -> bool:
+    """Whether this is the wheel for NPUs, and no card is here that another one has kernels for."""
+    machine = facts.machine
+    return machine.vendor == npu.NAME and not machine.bindings and offers.wanted(machine) in (npu.NAME, "cpu")
+
+
+def reference_for_npu(facts: Facts) -> Iterator[Problem]:
+    """What the wheel for NPUs serves, and which torch_npu goes with the torch that is here."""
+    table = facts.offer.release.npu if facts.offer else ()
+    if not for_npu(facts) or facts.machine.torch is None or not table:
+        return
+    described = facts.machine.npu or Npu()
+    machine = dataclasses.replace(facts.machine, npu=described)
+    found = npu.fault(machine, table)
+    said = [*npu.reasons(machine, table), *([found[0]] if found else [])]
+    if not described.torch_npu:
+        said.append("torch_npu is not installed: npu tensors need it, and CANN")
+    yield Problem(NOTE, "Ascend NPU", "; ".join(said), found[1] if found else "")
 
 
 def unserved(facts: Facts) -> Iterator[Problem]:
@@ -290,6 +313,7 @@ CHECKS = (
     *owners.CHECKS,
     torch_missing,
     torch_unsupported,
+    reference_for_npu,
     unserved,
     binding_half,
     unused_card,

@@ -25,16 +25,28 @@ EVERY = "every op"  # the unit of a release's packs: its gate lets no pack out t
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A distribution: `name` cpu, cuda or rocm; `label` of its version; `roots` of the index that list it."""
+    """A distribution: `name` cpu, cuda, rocm or npu; `label` of its version; `roots` of the index that list it; `pure`:
+    Python alone, one wheel for every Python and platform."""
 
     name: str
     label: str
     roots: tuple[str, ...]
+    pure: bool = False
 
     @property
     def distribution(self) -> str:
         """ "apex-cuda": the name that pip knows."""
         return f"apex-{self.name}"
+
+
+@dataclass(frozen=True)
+class NpuRow:
+    """A torch_npu, the CANN and torch that it is for ("8.5.0", "9.1.X"; "2.9.0"), and the Pythons it has wheels for."""
+
+    cann: str
+    torch: str
+    torch_npu: str
+    python: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,7 @@ class Release:
     pins:       torch release or toolchain -> commit or version that it was built with
     toolchains: arch -> the toolchain of its pack
     grades:     what was known when the table was written: "torch minor, tag" -> grade of the binding
+    npu:        which torch_npu goes with which CANN and torch, oldest CANN first
     index:      where the release is served, or "" where nobody said
     """
 
@@ -65,6 +78,7 @@ class Release:
     pins: Mapping[str, str] = field(default_factory=dict)
     toolchains: Mapping[str, str] = field(default_factory=dict)
     grades: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    npu: tuple[NpuRow, ...] = ()
     index: str = ""
 
     def accelerator(self, name: str) -> Accelerator:
@@ -114,7 +128,8 @@ def _parse(value: Any) -> Release:
     return Release(
         version=value["version"],
         accelerators=tuple(
-            Accelerator(a["name"], a["label"], tuple(a["roots"])) for a in value["accelerators"]
+            Accelerator(a["name"], a["label"], tuple(a["roots"]), a.get("pure", False))
+            for a in value["accelerators"]
         ),
         torch={minor: row["release"] for minor, row in torch.items()},
         pythons=tuple(value["python"]),
@@ -130,6 +145,7 @@ def _parse(value: Any) -> Release:
         pins=value["pins"],
         toolchains={row["arch"]: row["toolchain"] for row in value["packs"]},
         grades={(row["torch"], row["python"]): row["grade"] for row in value.get("grades", ())},
+        npu=tuple(NpuRow(**row | {"python": tuple(row["python"])}) for row in value.get("npu", ())),
         index=value["index"],
     )
 

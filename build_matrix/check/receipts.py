@@ -34,6 +34,7 @@ LOCAL = REPOSITORY / "build/receipts"
 EMULATED, L0, L1 = "emulated", "L0", "L1"
 TIERS = (EMULATED, L0, L1)  # the best last
 LADDER = (L1, L0, "loaded", EMULATED, "built", "linked")  # first words of grades
+NO_CODE = "reference, run by no card"  # of a wheel that is Python alone
 CPU = "cpu"  # the cell of the CPU; the others are archs
 KEY = signing.RECEIPT_KEY
 FIELDS = {

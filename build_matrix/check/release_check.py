@@ -75,7 +75,11 @@ def checks() -> list[Check]:
         f"{a.distribution.replace('-', '_')}-{identity.version()}+{a.label}"
         for a in matrix.load().accelerators
     ]
-    wheels = [str(dist / f"{name}-{pythons.own_tag()}-*_x86_64.whl") for name in names]
+    ends = [
+        "py3-none-any.whl" if a.pure else f"{pythons.own_tag()}-*_x86_64.whl"
+        for a in matrix.load().accelerators
+    ]
+    wheels = [str(dist / f"{name}-{end}") for name, end in zip(names, ends, strict=True)]
     found.append(Check("verify", (*FARM, "verify", *wheels), after="release"))
     cards = [cell for cell in matrix.load().cells() if cell != "cpu"]
     return found + [

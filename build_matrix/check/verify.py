@@ -12,7 +12,7 @@ from pathlib import Path
 
 from build_matrix.errors import BuildError, GateError, PinError
 from build_matrix.parts import packs
-from build_matrix.spec import identity, registry
+from build_matrix.spec import identity, matrix, registry
 from build_matrix.store import Result, Store, digest, files
 from build_matrix.store.engine import Engine
 from build_matrix.toolchains import by_arch, host_compiler, pythons
@@ -125,7 +125,9 @@ def whole(wheel: WheelFile, store: Store, jobs: int | None, tell: Callable[[Resu
 
     _check_source(wheel)
     facts = wheel.facts
-    _check_compiler(facts["host_compiler"], host_compiler.find(wheel.platform).describe())
+    pure = matrix.load().accelerator(facts["accelerator"]).pure
+    if not pure:
+        _check_compiler(facts["host_compiler"], host_compiler.find(wheel.platform).describe())
     for arch, manifest in wheel.packs.items():
         _check_compiler(manifest["compiler"], by_arch.toolchain_for(arch).describe())
     for tag in facts["python"]:
@@ -135,7 +137,7 @@ def whole(wheel: WheelFile, store: Store, jobs: int | None, tell: Callable[[Resu
         tuple(facts["archs"]),
         tuple(torch["release"] for torch in facts["torch"]),
         tuple(facts["python"]),
-        platforms=(wheel.platform,),
+        platforms=() if pure else (wheel.platform,),
     )
     with cluster.local(jobs) as client:
         done = cluster.run(plan.make(chosen), client, store, tell)

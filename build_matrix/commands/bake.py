@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from build_matrix.commands.options import ACCELERATOR, DIST, PATH
+from build_matrix.commands.options import COMPILED, DIST, PATH
 from build_matrix.containers import bake
 from build_matrix.containers import builder as builders
 from build_matrix.toolchains import pythons
 
 
 @click.command("bake")
-@ACCELERATOR
+@COMPILED
 @click.option("--base", help="An image with a Python; default: the public one of the Python that runs this.")
 @click.option("--python", default="python3", show_default=True, help="The Python of the base.")
 @click.option(

@@ -18,7 +18,10 @@ PYTHON = re.compile(r"(?:cp)?3\.?(\d+)")
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 COUNT = click.IntRange(min=1)
-ACCELERATOR = click.argument("accelerator", type=click.Choice(["cpu", "cuda", "rocm"]))
+ACCELERATOR = click.argument(
+    "accelerator", type=click.Choice([accelerator.name for accelerator in matrix.load().accelerators])
+)
+COMPILED = click.argument("accelerator", type=click.Choice(["cpu", "cuda", "rocm"]))
 JOBS = click.option("--jobs", type=COUNT, help="Compilers at once; default: the number of cores.")
 DIST = click.option("--dist", type=PATH, default=REPOSITORY / "dist", help="Default: dist/.")
 INDEX = click.option("--target", type=PATH, default=REPOSITORY / ".whl", help="Default: .whl/.")
@@ -67,7 +70,9 @@ def wheels_of(dist: Path) -> list[Path]:
 def selection(command):
     """The options that choose a part of the matrix; without them it is the whole."""
     options = [
-        click.option("--accelerator", "accelerators", multiple=True, help="cpu, cuda, rocm. Default: all."),
+        click.option(
+            "--accelerator", "accelerators", multiple=True, help="cpu, cuda, rocm, npu. Default: all."
+        ),
         click.option("--arch", "archs", multiple=True, help="sm_90, gfx942, ... Default: all."),
         click.option("--torch", "torches", multiple=True, help="2.13.0, ... Default: all of the matrix."),
         click.option("--python", "tags", multiple=True, help="3.11, ... Default: all of the matrix."),

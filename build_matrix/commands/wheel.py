@@ -51,6 +51,13 @@ def command(
 
     if not container and (engine or image):
         raise click.UsageError("--engine and --image belong to --container")
+    if matrix.load().accelerator(accelerator).pure:
+        if archs or tags or torches or container or platform != matrix.NATIVE:
+            raise click.UsageError(
+                f"apex-{accelerator} is Python alone, one wheel for all: only --dist belongs to it"
+            )
+        _pure(accelerator, jobs, dist)
+        return
     start, tags = time.monotonic(), tags_of(tags)
     of = plan.Selection((accelerator,), archs, torches, tuple(tags), platforms=(platform,))
     packs = plan.resolve(of).archs
@@ -77,6 +84,16 @@ def command(
     for path in wheels:
         report.wheel_table(path)
         click.echo(str(path))
+
+
+def _pure(accelerator, jobs, dist) -> None:
+    """The wheel of Python alone: nothing is compiled or fetched for it."""
+    signer, engine = signing.asked(), Engine(Store(), jobs, report.tell)
+    path = build.pure_wheel(accelerator, engine, dist)
+    if signer:
+        signer.sign(path)
+    report.wheel_table(path)
+    click.echo(str(path))
 
 
 def _look(archs, no_toolchain, faults) -> None:

@@ -31,7 +31,7 @@ ASK = """
 import importlib.metadata, importlib.util, json, re, sys
 about = {"python": "cp%d%d" % sys.version_info[:2], "torch": None, "git_version": None, "apex": None}
 about["pip"] = importlib.util.find_spec("pip") is not None
-for name in ("apex-cpu", "apex-cuda", "apex-rocm", "apex"):
+for name in ("apex-cpu", "apex-cuda", "apex-rocm", "apex-npu", "apex"):
     try:
         about["apex"] = f"{name} {importlib.metadata.version(name)}"
     except importlib.metadata.PackageNotFoundError:

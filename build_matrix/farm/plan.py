@@ -53,7 +53,7 @@ def resolve(selection: Selection) -> Selection:
     wanted = vendors if selection.archs else {a.name for a in axes.accelerators}
     accelerators = selection.accelerators or tuple(a.name for a in axes.accelerators if a.name in wanted)
     for name in accelerators:
-        if axes.accelerator(name) and name not in vendors and name != "cpu":
+        if not axes.accelerator(name).pure and name not in vendors and name != "cpu":
             raise BuildError(f"no arch of {name} was chosen: its wheel would hold no pack")
     archs = tuple(arch for arch in archs if axes.pack(arch).arch.vendor in accelerators)
     everything = (*axes.python, *axes.optional_python)
@@ -118,6 +118,8 @@ def look(selection: Selection) -> tuple[Selection, Faults, Faults]:
     """(what of a selection can be built here, what is missing for optional Pythons, what is missing besides)"""
     chosen = resolve(selection)
     tags, archs, platforms, missing = [], [], [], []
+    if not matrix.load().compiled(chosen.accelerators):
+        return chosen, [], []  # Python alone: no interpreter and no compiler is asked for
     for tag in chosen.pythons:
         if not selection.only or "bindings" in selection.only:
             _try(lambda tag=tag: pythons.find(tag), tag, tags, missing)
@@ -145,7 +147,8 @@ def _steps(chosen: Selection) -> list[Step]:
     cells = [(t, p) for t in chosen.torches for p in chosen.pythons if not axes.why_not(t, p)]
     device = [path.stem for path in device_units()]
 
-    steps = [step for name in chosen.platforms for step in _host(axes.platform(name), cells)]
+    on = chosen.platforms if axes.compiled(chosen.accelerators) else ()
+    steps = [step for name in on for step in _host(axes.platform(name), cells)]
     steps += [Step("code", f"{arch}/{source}", (arch, source)) for arch in chosen.archs for source in device]
     if chosen.only:
         kinds = {kind for part in chosen.only for kind in PARTS[part]}
@@ -170,21 +173,27 @@ def _host(platform: matrix.Platform, cells: list[tuple[str, str]]) -> list[Step]
 
 
 def _wheels(chosen: Selection, cells: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """(accelerator, Python, platform) of each wheel; a Python that no chosen torch serves has none."""
+    """(accelerator, Python, platform) of each wheel; a Python that no chosen torch serves has none. One that is Python
+    alone is made once, for py3."""
     served = {tag for _, tag in cells}
+    axes = matrix.load()
+    pure = [name for name in chosen.accelerators if axes.accelerator(name).pure]
     return [
         (name, tag, platform)
         for platform in chosen.platforms
-        for name in chosen.accelerators
+        for name in axes.compiled(chosen.accelerators)
         for tag in chosen.pythons
-        if tag in served and not matrix.load().why_no_wheel(name, platform)
-    ]
+        if tag in served and not axes.why_no_wheel(name, platform)
+    ] + [(name, "py3", platform) for name in pure for platform in chosen.platforms[:1]]
 
 
 def _wheel(
     accelerator: str, tag: str, platform: str, cells: list, archs: tuple[str, ...], device: list[str]
 ) -> Step:
     axes = matrix.load()
+    if axes.accelerator(accelerator).pure:
+        name = f"{axes.accelerator(accelerator).distribution} {tag}"
+        return Step("wheel", name, (accelerator, tag, "", "", platform))
     torches = [torch for torch, python in cells if python == tag]
     own = [arch for arch in archs if axes.pack(arch).arch.vendor == accelerator]
     on = axes.platform(platform).suffix

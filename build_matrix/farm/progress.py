@@ -102,7 +102,8 @@ def of_wheels(made: Plan, store: Store, jobs: int) -> Live:
     for wheel in wheels:
         _, _, torches, archs, _ = wheel.arguments
         packs = f", packs {archs.replace(' ', ', ')}" if archs else ""
-        words = f"{wheel.name}: torch {torches.replace(' ', ', ')}{packs}"
+        what = f"torch {torches.replace(' ', ', ')}{packs}" if torches else "Python alone"
+        words = f"{wheel.name}: {what}"
         report.console.print(words, highlight=False, soft_wrap=True)
     torches = wheels[0].arguments[2].split() if wheels else []
     if len(torches) > 1:

@@ -140,6 +140,9 @@ def _code(store: Store, arch: str, source: str) -> WorkUnit:
 def _wheel(
     store: Store, accelerator: str, tag: str, torches: str, archs: str, platform: str = matrix.NATIVE
 ) -> WorkUnit:
+    if matrix.load().accelerator(accelerator).pure:
+        with files.temporary("tree") as folder:
+            return wheel.pure_unit(folder, tree.fill_python_only(tree.Request(accelerator), folder))
     python = pythons.find(tag)
     request = tree.Request(
         accelerator=accelerator,

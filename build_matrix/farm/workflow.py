@@ -43,13 +43,16 @@ def jobs(chosen: Selection) -> dict[str, dict]:
             _row(f"packs {toolchain}", [toolchain], ["--only packs", *(f"--arch {a}" for a in archs)])
         )
     wheels = []
-    for platform, name in [(p, a) for p in platforms for a in chosen.accelerators if a in p.accelerators]:
+    compiled = matrix.load().compiled(chosen.accelerators)
+    for platform, name in [(p, a) for p in platforms for a in compiled if a in p.accelerators]:
         own = [a for a in chosen.archs if matrix.load().pack(a).arch.vendor == name]
         toolchains = [t for t, archs in by_toolchain.items() if set(archs) & set(own)]
         toolchains += _cross(platform)
         options = [f"--accelerator {name}", *(f"--torch {t}" for t in chosen.torches), *_pythons(chosen)]
         options += [*_on(platform), *(f"--arch {a}" for a in own)]
         wheels.append(_row(f"apex-{name}{platform.suffix}", toolchains, options))
+    pure = [name for name in chosen.accelerators if name not in compiled]
+    wheels += [_row(f"apex-{name}", [], [f"--accelerator {name}"]) for name in pure]  # one for every platform
     return {"parts": {"include": parts}, "wheels": {"include": wheels}}
 
 

@@ -25,7 +25,8 @@ def table() -> dict[str, object]:
         "version": identity.version(),
         "index": axes.index,
         "accelerators": [
-            {"name": a.name, "label": a.label, "roots": list(a.roots)} for a in axes.accelerators
+            {"name": a.name, "label": a.label, "roots": list(a.roots), "pure": a.pure}
+            for a in axes.accelerators
         ],
         "platforms": [
             {"name": p.name, "accelerators": list(p.accelerators), "reason": p.reason} for p in axes.platforms
@@ -35,6 +36,7 @@ def table() -> dict[str, object]:
         "torch": [_torch(release) for release in axes.torch],
         "ruled_out": ruled_out,
         "packs": [_pack(rule) for rule in axes.packs],
+        "npu": [{**vars(row), "python": list(row.python)} for row in axes.npu],
         "pins": {name: pin.sha for name in toolchains if (pin := pins.toolchain(name))},
     }
 

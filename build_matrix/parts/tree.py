@@ -83,10 +83,13 @@ def _headers(request: Request, torch: str, store: Store) -> headers.TorchHeaders
     return headers.obtain(torch, store)
 
 
-def fill_python_only(request: Request, target: Path) -> None:
-    """The data files alone, where nothing can be compiled: the reference needs schemas and registry."""
+def fill_python_only(request: Request, target: Path) -> dict[str, object]:
+    """The data files alone, where nothing is compiled: the reference needs schemas and registry. Returns what
+    build.json holds."""
     (target / "apex/lib").mkdir(parents=True, exist_ok=True)
-    _lay_data(target / "apex", _facts(request, {}, [], [], {}), [], {})
+    facts = _facts(request, {}, [], [], {})
+    _lay_data(target / "apex", facts, [], {})
+    return facts
 
 
 def _swap(new: Path, place: Path) -> None:

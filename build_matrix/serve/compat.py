@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import sys
 
-from apex._loader import ask
+from apex._loader import ask, npu
+from apex._loader.release import Accelerator
 from build_matrix.check import receipts
 from build_matrix.parts import loads, releases
 from build_matrix.spec import identity, matrix
@@ -37,7 +38,9 @@ def known(question: dict, found: dict) -> dict:
     """The grades of what was found: `grades` of its packs (or the CPU), `binding_grades` as a wheel knows them too."""
     if not found["found"]:
         return {}
-    of_bindings = {}
+    of_bindings: dict[str, str] = {}
+    if matrix.load().accelerator(found["distribution"].removeprefix("apex-")).pure:
+        return {"grades": {npu.NAME: receipts.NO_CODE}, "binding_grades": of_bindings}
     if found["binding"] == "exact":
         minor, tags = matrix.minor(found["torch"]), found["pythons"]
         rows = {row["python"]: row["grade"] for row in releases.grades() if row["torch"] == minor}
@@ -77,6 +80,30 @@ def _base(cell: str, release: str, tag: str, platform: str) -> str:
     return loads.grade(release, tag, bindings.source_identity()) or "linked"
 
 
+def pure_cells(accelerator: Accelerator, name: str) -> list[dict]:
+    """publish.cells of a wheel that is Python alone: a line for each torch and Python that a torch_npu
+    is for, on every platform."""
+    axes = matrix.load()
+    of = {
+        (matrix.minor(row.torch), tag): None for row in axes.npu for tag in row.python if tag in axes.python
+    }
+    return [
+        {
+            "wheel": name,
+            "accelerator": accelerator.name,
+            "local": accelerator.label,
+            "platform": platform.name,
+            "torch": torch,
+            "python": tag,
+            "binding": receipts.NO_CODE,
+            "packs": {accelerator.name: receipts.NO_CODE},
+        }
+        for platform in axes.platforms
+        for torch, tag in of
+        if accelerator.name in platform.accelerators
+    ]
+
+
 def table() -> str:
     """The support table of README and release notes, as Markdown: one row an arch, one column a torch. On platforms of
     a cross compiler the archs of which the same is known share a row."""
@@ -93,7 +120,15 @@ def table() -> str:
     for platform in axes.platforms:
         if platform.name != matrix.NATIVE:
             lines += _foreign_rows(platform)
+    for a in axes.accelerators:
+        if a.pure:
+            lines.append(f"| {a.name} | {a.distribution} | " + " | ".join(map(_of_npu, minors)) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _of_npu(minor: str) -> str:
+    """Where a torch_npu is known for a torch, the reference serves; no card ran it."""
+    return receipts.NO_CODE if any(matrix.minor(row.torch) == minor for row in matrix.load().npu) else "–"
 
 
 def _foreign_rows(platform: matrix.Platform) -> list[str]:

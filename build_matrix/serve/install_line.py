@@ -4,7 +4,7 @@ library alone."""
 
 from __future__ import annotations
 
-from apex._loader import release, remedies
+from apex._loader import npu, release, remedies
 from build_matrix.parts import releases
 
 INDEX = release.SOMEWHERE  # stands for where it is served, in lines for people
@@ -32,4 +32,6 @@ def torch(accelerator: str) -> str:
     """The line that brings a torch for an accelerator, from PyPI or PyTorch's own index."""
     if accelerator == "cuda":  # what PyPI has is built for CUDA
         return f"{remedies.PIP} install torch"
+    if release.parse(releases.table()).accelerator(accelerator).pure:
+        return npu.install(release.parse(releases.table()).npu[-1])
     return remedies.torch(release.parse(releases.table()).accelerator(accelerator).label)

@@ -21,14 +21,15 @@ def of_checkout() -> list[dict[str, object]]:
     for platform in axes.platforms:
         for torch in axes.torch:
             tags = axes.python_for(torch)
-            archs = {a.name: axes.archs(a.name) or [receipts.CPU] for a in axes.accelerators}
-            for accelerator in [a for a in axes.accelerators if a.name in platform.accelerators]:
+            compiled = [a for a in axes.accelerators if not a.pure]
+            archs = {a.name: axes.archs(a.name) or [receipts.CPU] for a in compiled}
+            for accelerator in [a for a in compiled if a.name in platform.accelerators]:
                 grades = compat.grades(archs[accelerator.name], torch, tags, platform.name)
                 rows += [
                     _row(accelerator, matrix.minor(torch), arch, tags, platform.name, grade)
                     for arch, grade in grades.items()
                 ]
-    return rows
+    return rows + of_wheels([cell for a in axes.accelerators if a.pure for cell in compat.pure_cells(a, "")])
 
 
 def of_wheels(cells: list[dict]) -> list[dict[str, object]]:

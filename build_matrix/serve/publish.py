@@ -10,7 +10,7 @@ from pathlib import Path
 from build_matrix.check import receipts
 from build_matrix.errors import BuildError
 from build_matrix.farm.steps import Done, Step
-from build_matrix.serve import index, page
+from build_matrix.serve import compat, index, page
 from build_matrix.spec import identity, matrix
 from build_matrix.store import Store, archive, digest, files
 from build_matrix.wheels import signing, wheel
@@ -108,6 +108,9 @@ def _cells(path: Path) -> list[dict]:
         facts = json.loads(opened.read("apex/build.json"))
         bindings = json.loads(opened.read("apex/lib/bindings.json"))
     folders = (receipts.FOLDER, receipts.LOCAL, path.parent / RECEIPTS)
+    accelerator = matrix.load().accelerator(facts["accelerator"])
+    if accelerator.pure:
+        return compat.pure_cells(accelerator, path.name)
     known = receipts.counting(identity.wheel(path), [digest.of_file(path)], folders)
     platform = matrix.platform_of(path.stem.rpartition("-")[2])
     found = []
@@ -142,7 +145,8 @@ def table(served: list[dict]) -> str:
     for foreign, platform, accelerator in of:
         own = [c for c in served if (c["platform"], c["accelerator"]) == (platform, accelerator)]
         on = f", {platform}" if foreign else ""
-        for arch in [receipts.CPU, *dict.fromkeys(arch for cell in own for arch in cell["packs"])]:
+        of_cpu = [] if matrix.load().accelerator(accelerator).pure else [receipts.CPU]
+        for arch in [*of_cpu, *dict.fromkeys(arch for cell in own for arch in cell["packs"])]:
             texts = [_text(arch, own, minor) for minor in minors]
             lines.append(f"| {arch} | apex-{accelerator}{on} | " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"

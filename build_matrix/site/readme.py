@@ -21,12 +21,31 @@ from build_matrix.toolchains import host_compiler
 README = REPOSITORY / "README.md"
 SUPPORT = REPOSITORY / "docs" / "support.md"
 SPEED = REPOSITORY / "docs" / "speed.md"
+NPU = REPOSITORY / "docs" / "npu.md"
 ELEMENT_TYPES = ("bf16", "f16", "f32", "f64")
 
 
 def install() -> str:
-    """For each accelerator the line that brings torch, and pip's line for apex."""
-    names = [accelerator.name for accelerator in matrix.load().accelerators]
+    """For each accelerator with code the line that brings torch, and pip's line for apex."""
+    axes = matrix.load()
+    return _install(axes.compiled(a.name for a in axes.accelerators))
+
+
+def npu_install() -> str:
+    """The same for NPUs."""
+    return _install([a.name for a in matrix.load().accelerators if a.pure])
+
+
+def npu_versions() -> str:
+    """CANN x torch x torch_npu x Python, the newest CANN first."""
+    rows = [
+        (row.cann, row.torch, row.torch_npu, ", ".join(map(matrix.dotted, row.python)))
+        for row in reversed(matrix.load().npu)
+    ]
+    return table(("CANN", "torch", "torch_npu", "Python"), rows)
+
+
+def _install(names: list[str]) -> str:
     rows = [(name, f"`{install_line.torch(name)}`", f"`{install_line.line(name)}`") for name in names]
     return table(("for", "torch, where there is none yet", "apex"), rows)
 
@@ -70,6 +89,9 @@ def versions() -> str:
     minors = [matrix.minor(release) for release in axes.torch]
     span, rows = f"{minors[0]} to {minors[-1]}", []
     for a in axes.accelerators:
+        if a.pure:
+            rows.append(_pure_version(a))
+            continue
         names = dict.fromkeys(
             name for p in axes.packs if p.arch.vendor == a.name for name in p.toolchains[:1]
         )
@@ -96,6 +118,16 @@ def versions() -> str:
         for release in axes.torch
     ]
     return wheels + "\n\n" + table(("apex", "torch", "its commit", "Python"), rows)
+
+
+def _pure_version(a: matrix.Accelerator) -> tuple[str, ...]:
+    """The line of a wheel that is Python alone."""
+    axes = matrix.load()
+    minors = sorted({matrix.minor(row.torch) for row in axes.npu}, key=matrix.numbers)
+    pythons = ", ".join(matrix.dotted(t) for t in axes.python if any(t in row.python for row in axes.npu))
+    cann = f"CANN {axes.npu[0].cann} to {axes.npu[-1].cann}"
+    wheel = f"{a.distribution} {identity.version()}+{a.label}"
+    return identity.version(), wheel, cann, f"{minors[0]} to {minors[-1]}", pythons, "none: Python alone"
 
 
 def _toolkit(accelerator: matrix.Accelerator) -> str:
@@ -146,6 +178,7 @@ NOTES = REPOSITORY / "release_notes" / f"{identity.version()}.md"
 SECTIONS = {
     README: {"install": install, "cards": cards},
     SUPPORT: {"cards": cards, "extensions": extensions, "support": support},
+    NPU: {"install": npu_install, "versions": npu_versions},
     SPEED: {"brief": speed.brief, "speed": speed.whole},
     NOTES: {"versions": versions, "tried": tried, "changes": changelog},
 }

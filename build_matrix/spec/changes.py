@@ -38,6 +38,7 @@ def inventory() -> set[str]:
         *(f"platform {platform.name}" for platform in axes.platforms),
         *(f"not torch {r.torch or 'any'} with Python {r.python or 'any'}" for r in axes.rules),
         *(f"wheel {a.distribution}+{a.label} in {', '.join(a.roots)}" for a in axes.accelerators),
+        *(f"torch_npu {n.torch_npu} for CANN {n.cann}, torch {n.torch}" for n in axes.npu),
         *(f"pack {p.arch.name} by {', '.join(p.toolchains)}" for p in axes.packs),
         *(f"import name {e.name}, {e.state}" for e in registry.extensions),
         *(f"op {op}" for op in registry.ops()),

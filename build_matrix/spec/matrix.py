@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
-from apex._loader.release import Accelerator
+from apex._loader.release import Accelerator, NpuRow
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
 from build_matrix.spec import toml
@@ -86,6 +87,7 @@ class Matrix:
     wheel_bytes: int  #: size budget of a wheel
     unit_bytes: dict[str, int]  #: size budget of an op's code on one arch, by its kind: cubin, ptx, hsaco
     unit_budgets: tuple[dict, ...]  #: of ops that may be larger
+    npu: tuple[NpuRow, ...] = ()  #: which torch_npu goes with which CANN, torch and Python
     index: str = ""  #: the address that wheels recommend; empty where it is served nowhere yet
 
     def accelerator(self, name: str) -> Accelerator:
@@ -93,7 +95,13 @@ class Matrix:
         for accelerator in self.accelerators:
             if accelerator.name == name:
                 return accelerator
-        raise BuildError(f"no accelerator is called {name}; there are cpu, cuda and rocm")
+        raise BuildError(
+            f"no accelerator is called {name}; there are {', '.join(a.name for a in self.accelerators)}"
+        )
+
+    def compiled(self, accelerators: Iterable[str]) -> list[str]:
+        """Those of some accelerators whose wheels hold compiled code."""
+        return [name for name in accelerators if not self.accelerator(name).pure]
 
     def platform(self, name: str) -> Platform:
         """The platform of that name. Raises BuildError where there is none."""
@@ -217,7 +225,8 @@ def load(path: Path = FILE) -> Matrix:
         platforms=tuple(_platform(name, data["platform"]) for name in data["axes"]["platform"]),
         rules=tuple(Rule(**rule) for rule in data.get("rule", [])),
         accelerators=tuple(
-            Accelerator(a["name"], a["label"], tuple(a["roots"])) for a in data["accelerator"]
+            Accelerator(a["name"], a["label"], tuple(a["roots"]), a.get("pure", False))
+            for a in data["accelerator"]
         ),
         packs=tuple(
             PackRule(
@@ -230,5 +239,6 @@ def load(path: Path = FILE) -> Matrix:
         wheel_bytes=data["budget"]["wheel_bytes"],
         unit_bytes=data["budget"]["unit_bytes"],
         unit_budgets=tuple(data["budget"]["unit"]),
+        npu=tuple(NpuRow(**row | {"python": tuple(row["python"])}) for row in data["npu"]["rows"]),
         index=data.get("index", {}).get("url", ""),
     )

@@ -67,6 +67,15 @@ def request(
     )
 
 
+def pure_wheel(accelerator: str, engine: Engine, dist: Path) -> Path:
+    """Builds the one wheel of a distribution that is Python alone: no compiler is asked for. Returns the path in
+    `dist`."""
+    with files.temporary("tree") as target:
+        facts = tree.fill_python_only(tree.Request(accelerator), target)
+        unit = wheel.pure_unit(target, facts)
+    return wheel.publish(engine.one(unit).folder, dist)
+
+
 def one_wheel(made: tree.Request, python: Python, engine: Engine, dist: Path) -> Path:
     """Builds the tree and the wheel of one request. Returns the path in `dist`."""
     # A folder of its own: another build of the same accelerator and Python may run beside this one, with other packs.

@@ -1,8 +1,9 @@
 """The distribution apex-transformer-engine, which gives apex.transformer_engine the name transformer_engine.
 
-It requires no distribution: which of apex-cpu, apex-cuda and apex-rocm is there is the user's choice. Its version is
-the release's. Beside it, for programs that look for "transformer-engine" in the installer's records before they import
-the module, there is a distribution of that name, which holds no file and requires the other; only who names it gets it.
+It requires no distribution: which of apex-cpu, apex-cuda, apex-rocm and apex-npu is there is the user's choice. Its
+version is the release's. Beside it, for programs that look for "transformer-engine" in the installer's records before
+they import the module, there is a distribution of that name, which holds no file and requires the other; only who names
+it gets it.
 """
 
 from __future__ import annotations

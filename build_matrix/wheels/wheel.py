@@ -28,6 +28,7 @@ from build_matrix.wheels import audit, provenance, sbom, stand_in
 XZ_PRESET = 1
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date a zip archive can hold
 SUMMARY = "Fused optimizers, normalization, softmax and amp tools for PyTorch on NVIDIA and AMD GPUs and CPUs"
+PURE = "py3-none-any"  # the tag of a wheel that is Python alone
 MANIFEST = re.compile(r"apex/packs/[^/]+/manifest\.json")
 
 
@@ -117,7 +118,8 @@ def write(
     """Writes the wheel `path` with METADATA, WHEEL (tag `cp311-cp311-manylinux_2_28_x86_64`) and RECORD; `more`
     files go into the dist-info; `described` stands in the place of the usual METADATA."""
     info = f"{distribution.replace('-', '_')}-{version}.dist-info"
-    wheel = f"Wheel-Version: 1.0\nGenerator: apex.build_matrix\nRoot-Is-Purelib: false\nTag: {tag}\n"
+    pure = str(tag.endswith("-none-any")).lower()
+    wheel = f"Wheel-Version: 1.0\nGenerator: apex.build_matrix\nRoot-Is-Purelib: {pure}\nTag: {tag}\n"
     top = sorted(filter(str.isidentifier, {name.split("/")[0].removesuffix(".py") for name in files}))
     last = {
         f"{info}/METADATA": (described or metadata(distribution, version)).encode(),
@@ -171,18 +173,39 @@ def unit(
             raise GateError(name, [f"{size} bytes are over the budget of {budget} (matrix.toml)"])
         provenance.write(folder / name, facts, python.tag, platform)
 
-    inputs = {
-        "files": {name: digest.of_bytes(data) for name, data in (files | more).items()},
-        "stated": [digest.of_file(path) for path in (pins.FILE, matrix.FILE)],
-        "metadata": metadata(distribution, version),
-        "license": digest.of_file(REPOSITORY / "LICENSE") if (REPOSITORY / "LICENSE").is_file() else "",
-        "tag": python.tag,
-        "audit": audit.version(),
-    }
+    inputs = _inputs(distribution, version, files | more) | {"tag": python.tag, "audit": audit.version()}
     if platform != matrix.NATIVE:
         inputs["platform"] = platform
     suffix = matrix.load().platform(platform).suffix
     return WorkUnit("wheel", f"{distribution} {python.tag}{suffix}", inputs, make)
+
+
+def _inputs(distribution: str, version: str, files: dict[str, bytes]) -> dict[str, object]:
+    """What a wheel's bytes depend on."""
+    return {
+        "files": {name: digest.of_bytes(data) for name, data in files.items()},
+        "stated": [digest.of_file(path) for path in (pins.FILE, matrix.FILE)],
+        "metadata": metadata(distribution, version),
+        "license": digest.of_file(REPOSITORY / "LICENSE") if (REPOSITORY / "LICENSE").is_file() else "",
+    }
+
+
+def pure_unit(tree: Path, facts: dict) -> WorkUnit:
+    """The one wheel of a distribution that is Python alone, for every Python and platform. Raises GateError for a tree
+    with a library or code object in it."""
+    distribution, version = facts["distribution"], f"{facts['version']}+{facts['local']}"
+    files = contents(tree) | stand_in.files(distribution, version)
+    if compiled := sorted(name for name in files if name.endswith(sbom.BINARY)):
+        raise GateError(distribution, [f"{name} is compiled, and the wheel says {PURE}" for name in compiled])
+    more = {sbom.NAME: sbom.render(facts, files)}
+
+    def make(folder: Path) -> None:
+        path = folder / f"{distribution.replace('-', '_')}-{version}-{PURE}.whl"
+        write(path, distribution, version, PURE, files, more)
+        provenance.write(path, facts, "py3", "any")
+
+    inputs = _inputs(distribution, version, files | more) | {"tag": PURE}
+    return WorkUnit("wheel", f"{distribution} py3", inputs, make)
 
 
 def publish(folder: Path, target: Path) -> Path:

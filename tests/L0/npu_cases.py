@@ -121,6 +121,24 @@ def amp_run(level, make, **options):
     return compare(run, tolerance=1e-5 if level == "O0" else 1e-2)
 
 
+def one_rank(case):
+    """A case in a group of this process alone, whose collectives leave tensors of any device as they are: gloo takes
+    CPU tensors alone, and torch_npu's hccl is not here."""
+
+    def within(references):
+        from torch.testing._internal.distributed import fake_pg
+
+        torch.distributed.init_process_group(
+            "cpu:fake,npu:fake", store=fake_pg.FakeStore(), rank=0, world_size=1
+        )
+        try:
+            case(references)
+        finally:
+            torch.distributed.destroy_process_group()
+
+    return within
+
+
 def methods(references):
     """What torch adds to tensors and modules with the device, apex's modules among them."""
     norm = FusedLayerNorm(4).npu()
@@ -136,6 +154,13 @@ def combined(references):
 def _labels(*shape, classes):
     return torch.randint(classes, shape, generator=torch.Generator().manual_seed(1))
 
+
+def npu_fused(name):
+    options = {"lr": 0.05, "momentum": 0.9} if name == "NpuFusedSGD" else {"lr": 0.01}
+    return lambda params: getattr(optimizers, name)(params, **options)
+
+
+NPU_FUSED = [name for name in optimizers.__all__ if name.startswith("NpuFused")]
 
 CASES = {
     "methods": methods,
@@ -154,6 +179,14 @@ CASES = {
         lambda x, mask: fused_softmax.scaled_masked_softmax(x, mask, 0.5),
         tensor(2, 3, 4, 6),
         torch.arange(24).reshape(1, 1, 4, 6) % 3 == 0,
+    ),
+    "softmax": with_gradients(
+        lambda x: fused_softmax.ScaledSoftmax.apply(x, 0.5), tensor(2, 3, 4, 6)
+    ),
+    "softmax of any mask": with_gradients(
+        lambda x, mask: fused_softmax.generic_scaled_masked_softmax(x, mask, 0.5),
+        tensor(2, 3, 4, 7),
+        torch.arange(28).reshape(1, 1, 4, 7) % 3 == 0,
     ),
     "rotary": with_gradients(
         lambda t: functional.fused_apply_rotary_pos_emb(t, tensor(5, 1, 1, 8).to(t.device)), tensor(5, 2, 3, 8)
@@ -192,8 +225,16 @@ CASES = {
             ("FusedAdam", lambda params: optimizers.FusedAdam(params, 0.01, eps=0.01)),
         )
     },
-    "combined gradients": amp_run("O2", lambda params: torch.optim.SGD(params, 0.05), combine_grad=True),
-    "NpuFusedAdamW": amp_run("O2", lambda params: optimizers.NpuFusedAdamW(params, 0.01)),
+    **{
+        f"combined gradients {level}": amp_run(
+            level, lambda params: torch.optim.SGD(params, 0.05), combine_grad=True
+        )
+        for level in ("O1", "O2")
+    },
+    "combined gradients over ranks": one_rank(
+        amp_run("O2", lambda params: torch.optim.SGD(params, 0.05), combine_grad=True, combine_ddp=True)
+    ),
+    **{f"{name} {level}": amp_run(level, npu_fused(name)) for level in ("O1", "O2") for name in NPU_FUSED},
 }  # fmt: skip
 
 

@@ -73,3 +73,28 @@ def _fallback(op, *arguments, **keywords):
 _setup_privateuseone_for_python_backend("npu")
 _library = torch.library.Library("_", "IMPL")
 _library.fallback(_fallback, "PrivateUse1")
+
+
+class _Stream:
+    """The one stream of the device: everything is done when it is called."""
+
+    def wait_stream(self, other):
+        pass
+
+
+class _Event:
+    """Has always come."""
+
+    def record(self, stream=None):
+        pass
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
+
+
+_stream = _Stream()
+torch.npu.Event = _Event
+torch.npu.current_stream = lambda device=None: _stream

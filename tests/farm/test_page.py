@@ -36,7 +36,7 @@ def test_rows_of_wheels_take_the_pythons_together():
 def test_every_cell_of_the_matrix_has_a_row():
     rows = page.of_checkout()
     assert {row["torch"] for row in rows} == set(map(matrix.minor, AXES.torch))
-    assert {row["arch"] for row in rows} == {"cpu", *(pack.arch.name for pack in AXES.packs)}
+    assert {row["arch"] for row in rows} == {"cpu", "npu", *(pack.arch.name for pack in AXES.packs)}
     keys = [(row["torch"], row["accelerator"], row["arch"], row["platform"]) for row in rows]
     assert len(set(keys)) == len(keys)
     assert not [row for row in rows if row["accelerator"] == "rocm" and row["platform"] == "linux_aarch64"]
