@@ -44,8 +44,8 @@ class Platform:
 
 
 def platform_of(tag: str) -> str:
-    """linux_aarch64 of the platform tag manylinux_2_28_aarch64."""
-    return "linux_" + re.sub(r"^(linux|manylinux_\d+_\d+|manylinux\d+)_", "", tag)
+    """linux_aarch64 of the platform tag manylinux_2_28_aarch64; any of any."""
+    return tag if tag == "any" else "linux_" + re.sub(r"^(linux|manylinux_\d+_\d+|manylinux\d+)_", "", tag)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from build_matrix.errors import BuildError
 from build_matrix.parts import ledger
+from build_matrix.spec import matrix
 from build_matrix.spec.archs import Arch
 from build_matrix.wheels import wheel
 from build_matrix.wheels.wheel_file import WheelFile
@@ -76,6 +77,8 @@ def write(wheels: list[Path], target: Path) -> list[Path]:
     for path in sorted(wheels):
         built = WheelFile(path)
         built.check_facts("accelerator", "local", "version")
+        if matrix.load().accelerator(built.facts["accelerator"]).pure:
+            continue  # Python alone: no property of a machine chooses it, and `null` is apex-cpu's
         described, version = description(built), built.facts["version"]
         text = library.api.make_variant_dist_info(described, info(), expand_aot_plugin_properties=False)
         name = f"{PROJECT}-{version}-{built.tag}-{described.label}.whl"

@@ -37,12 +37,12 @@ def test_compat_prints_the_same_line(index):
 
 
 def test_every_page_has_the_same_line():
-    text = readme.README.read_text(encoding="utf-8")
     for accelerator in matrix.load().accelerators:
+        text = (readme.NPU if accelerator.pure else readme.README).read_text(encoding="utf-8")
         line = install_line.line(accelerator.name)
         assert f"`{line}`" in text and f"`{install_line.torch(accelerator.name)}`" in text
     for path in [readme.README, *REPOSITORY.glob("docs/*.md")]:
-        for pin in re.findall(r"apex-(?:cpu|cuda|rocm)==[^\s`]+", path.read_text(encoding="utf-8")):
+        for pin in re.findall(r"apex-(?:cpu|cuda|rocm|npu)==[^\s`]+", path.read_text(encoding="utf-8")):
             assert pin in [install_line.pin(a.name) for a in matrix.load().accelerators], (
                 f"{path.name}: {pin}"
             )

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from apex._loader import ask, npu, offers, problems, release
+from apex._loader.distributions import Distribution, Installation
 from apex._loader.explain import NOTHING
-from apex._loader.facts import NOTE, Facts
+from apex._loader.facts import DEGRADED, NOTE, Facts
 from apex._loader.fit import fit
 from apex._loader.machine import Device, Machine, Npu, Torch
 from build_matrix import REPOSITORY
@@ -27,7 +28,7 @@ from build_matrix.serve import compat, install_line, page, publish
 from build_matrix.spec import identity, matrix
 from build_matrix.store import Store
 from build_matrix.store.engine import Engine
-from build_matrix.wheels import build, provenance, sbom, wheel
+from build_matrix.wheels import build, provenance, sbom, variants, wheel
 
 AXES = matrix.load()
 PIN = f"apex-npu=={identity.version()}+npu"
@@ -232,6 +233,15 @@ def test_the_doctor_of_the_wheel(machine, said, remedy):
     assert remedy in problem.remedy and bool(remedy) == bool(problem.remedy)
 
 
+def test_two_distributions_are_one_too_many():
+    both = tuple(Distribution(name, "1.10.0", "/site") for name in ("apex-cpu", "apex-npu"))
+    machine = described(here=Npu("2.12.0", "9.1.0"))
+    found = problems.find(dataclasses.replace(facts(machine), installation=Installation(both, "/site/apex")))
+    (problem,) = [problem for problem in found if problem.name == "two apex distributions"]
+    assert problem.severity == DEGRADED and "apex-cpu and apex-npu are installed" in problem.text
+    assert problem.remedy == f"python -m pip uninstall -y apex-cpu apex-npu && {LINE}"
+
+
 def test_beside_a_card_with_kernels_it_is_degraded():
     cards = {"devices": (Device("cuda", 0, "sm_90"),), "cuda_driver": (13, 0)}
     machine = dataclasses.replace(described(**cards), torch=Torch("2.12.0+cu130", None, cuda="13.0"))
@@ -277,6 +287,17 @@ def test_nothing_compiled_gets_into_it(tmp_path):
     (tmp_path / "apex/lib/libapex.so").write_bytes(b"\x7fELF")
     with pytest.raises(GateError, match=r"apex/lib/libapex.so is compiled, and the wheel says py3-none-any"):
         wheel.pure_unit(tmp_path, made)
+
+
+def test_it_is_no_variant(dist, tmp_path):
+    """apex-cpu is the null variant; a second one would be chosen as well."""
+    pytest.importorskip("variantlib")
+    assert variants.write([dist / NAME], tmp_path) == []
+
+
+def test_explain_says_that_it_is_for_any_machine(dist):
+    done = CliRunner().invoke(main, ["explain", str(dist / NAME)])
+    assert done.exit_code == 0 and "any, py3-none-any" in done.output and "linux" not in done.output
 
 
 @pytest.mark.parametrize("more", [["--arch=sm_90"], ["--torch=2.12.0"], ["--python=3.11"], ["--container"]])

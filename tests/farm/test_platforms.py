@@ -295,7 +295,7 @@ def test_which_answers_for_a_platform():
     assert not rocm["found"] and rocm["nearest"] == []
     assert "no torch for ROCm is published for aarch64" in rocm["reasons"][0]
     without = asked()
-    assert [near["cell"].split(", ")[1] for near in without["nearest"]] == ["cpu", "cu130"]
+    assert [near["cell"].split(", ")[1] for near in without["nearest"]] == ["cpu", "cu130", "npu"]
     far = asked("2.7.1+cpu")
     assert not far["found"] and far["nearest"] and all("platform" not in n["cell"] for n in far["nearest"])
     other = asked("2.13.0", system="darwin_arm64")
