@@ -23,6 +23,7 @@ COMPATIBILITY = "compatibility.html"
 CONTENTS = {
     "Use": (
         "docs/install",
+        "docs/npu",
         "docs/migration",
         "docs/torch_amp",
         "docs/support",
