@@ -82,8 +82,8 @@ def start_reduce_scatter(tensor, group, what, overwrite=False):
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return Pending(what, tensor)
-    if (
-        is_gloo(group, tensor.device)
+    if is_gloo(
+        group, tensor.device
     ):  # it has none for all dtypes in all versions, and would all-reduce anyway
         whole = start_all_reduce(tensor if overwrite else copy(tensor), group, what)
         return _Part(whole, tensor.shape[0] // ranks, dist.get_rank(group))

@@ -93,9 +93,7 @@ def _in_forward(mesh):
                 raise ValueError("of forward")
             _run(layers, x)
         with raises(RuntimeError, f"rank {BAD} failed in a step: ValueError: of forward", "make others"):
-            collectives.all_reduce(
-                ones(1), parallel_state.get_tensor_model_parallel_group(), "another use"
-            )
+            collectives.all_reduce(ones(1), parallel_state.get_tensor_model_parallel_group(), "another use")
 
 
 def _in_backward(mesh):
