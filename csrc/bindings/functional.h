@@ -65,7 +65,7 @@ template <class Call, class Signature = typename Call::Signature> struct Kernels
 template <class Call, class Result, class... Arguments> struct Kernels<Call, Result(Arguments...)> {
   // Runs a variant of ours, or else the reference.
   static Result run(Arguments... arguments) {
-    if (!are_readable(arguments...)) refuse_unreadable(Call::name, arguments...);
+    refuse_unreadable(Call::name, arguments...);
     check_one_device(Call::name, arguments...);
     const Call call{arguments...};
     call.check();

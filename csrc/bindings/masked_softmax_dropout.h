@@ -32,12 +32,11 @@ inline bool MaskedSoftmaxDropoutForward::launch(const apex_place& place, Result&
   const at::Tensor x = input.contiguous();
   made = outputs();
   auto& [output, softmax, kept] = made;
-  const SoftmaxShape shape(x);
-  gpu::SoftmaxForward a{};
+  auto a = softmax_arguments<gpu::SoftmaxForward>(unit, x);
   at::Tensor m, key;
   if (has_value(mask)) {
     a.additive = at::isFloatingType(mask->scalar_type());
-    m = set_softmax_mask(a.additive ? mask->to(x.scalar_type()) : *mask, x, shape, &a);
+    m = set_softmax_mask(a.additive ? mask->to(x.scalar_type()) : *mask, x, &a);
   }
   a.input = bytes(x), a.output = mutable_bytes(output);
   if (dropout > 0) {
@@ -47,8 +46,6 @@ inline bool MaskedSoftmaxDropoutForward::launch(const apex_place& place, Result&
   } else if (keep_mask) {
     kept.fill_(1);
   }
-  a.rows = shape.rows, a.keys = shape.keys, a.heads = shape.heads, a.queries = shape.queries;
-  a.type = element_type(unit, x.scalar_type());
   return !use_reference(apex_masked_softmax_dropout_forward(&place, &a, dropout), unit);
 }
 
@@ -72,8 +69,7 @@ inline bool MaskedSoftmaxDropoutBackward::launch(const apex_place& place, Result
   const at::Tensor dy = grad_output.contiguous(), y = softmax.contiguous(), bits = contiguous(kept_mask);
   at::Tensor key;
   made = outputs();
-  const SoftmaxShape shape(y);
-  gpu::SoftmaxBackward a{};
+  auto a = softmax_arguments<gpu::SoftmaxBackward>(unit, y);
   a.grad_output = bytes(dy), a.output = bytes(y), a.grad_input = mutable_bytes(made);
   if (bits.defined()) {
     a.kept = bytes(bits);
@@ -81,8 +77,6 @@ inline bool MaskedSoftmaxDropoutBackward::launch(const apex_place& place, Result
     key = seed->contiguous();
     a.seed = bytes(key);
   }
-  a.rows = shape.rows, a.keys = shape.keys, a.queries = shape.queries;
-  a.type = element_type(unit, y.scalar_type());
   if (use_reference(apex_masked_softmax_dropout_backward(&place, &a, dropout), unit)) return false;
   if (!dropout_softmax::is_there(grad_softmax)) return true;
   at::Tensor second;  // it is linear in the gradients, and before dropout there is none

@@ -27,27 +27,27 @@ inline void check_softmax(const char* op, const at::Tensor& input, const Optiona
   TORCH_CHECK_VALUE(fits, op, ": the mask's shape ", narrow, " does not broadcast to the input's ", wide);
 }
 
-// A contiguous tensor as batches of heads of queries of keys; dimensions before these four are batches.
-struct SoftmaxShape {
-  int64_t rows = 1, heads = 1, queries = 1, keys;
-  explicit SoftmaxShape(const at::Tensor& input) : keys(input.size(-1)) {
-    for (int64_t d = 0; d + 1 < input.dim(); ++d) rows *= input.size(d);
-    if (input.dim() > 1) queries = input.size(-2);
-    if (input.dim() > 2) heads = input.size(-3);
-  }
-};
+// What kernels are told of a contiguous tensor: batches of heads of queries of keys; dimensions before these four are
+// batches.
+template <class Arguments> Arguments softmax_arguments(const char* op, const at::Tensor& x) {
+  Arguments a{};
+  a.rows = c10::multiply_integers(x.sizes().slice(0, x.dim() - 1)), a.keys = x.size(-1);
+  a.queries = x.dim() > 1 ? x.size(-2) : 1;
+  if constexpr (requires { a.heads; }) a.heads = x.dim() > 2 ? x.size(-3) : 1;
+  a.type = element_type(op, x.scalar_type());
+  return a;
+}
 
 // Sets the mask and its strides by batch, head and query, 0 where it is broadcast; the tensor must live as long.
-inline at::Tensor set_softmax_mask(const at::Tensor& mask, const at::Tensor& x, const SoftmaxShape& shape,
-                                   gpu::SoftmaxForward* a) {
+inline at::Tensor set_softmax_mask(const at::Tensor& mask, const at::Tensor& x, gpu::SoftmaxForward* a) {
   at::Tensor m = mask;
   while (m.dim() < std::max<int64_t>(4, x.dim())) m = m.unsqueeze(0);
   if (x.dim() > 4) {
     std::vector<int64_t> sizes = x.sizes().vec();
-    m = m.expand(sizes).reshape({-1, shape.heads, shape.queries, shape.keys});
+    m = m.expand(sizes).reshape({-1, a->heads, a->queries, a->keys});
   }
-  if (m.size(3) != shape.keys || (m.stride(3) != 1 && shape.keys > 1))
-    m = m.expand({m.size(0), m.size(1), m.size(2), shape.keys}).contiguous();
+  if (m.size(3) != a->keys || (m.stride(3) != 1 && a->keys > 1))
+    m = m.expand({m.size(0), m.size(1), m.size(2), a->keys}).contiguous();
   const auto stride = [&](int64_t d) { return m.size(d) == 1 ? 0 : m.stride(d) * m.element_size(); };
   a->mask = bytes(m);
   a->mask_batch = stride(0), a->mask_head = stride(1), a->mask_query = stride(2);
@@ -61,13 +61,10 @@ inline at::Tensor ScaledMaskedSoftmaxForward::outputs() const {
 inline bool ScaledMaskedSoftmaxForward::launch(const apex_place& place, Result& made) const {
   const at::Tensor x = input.contiguous();
   made = outputs();
-  const SoftmaxShape shape(x);
-  gpu::SoftmaxForward a{};
+  auto a = softmax_arguments<gpu::SoftmaxForward>(unit, x);
   at::Tensor m;
-  if (has_value(mask)) m = set_softmax_mask(*mask, x, shape, &a);
+  if (has_value(mask)) m = set_softmax_mask(*mask, x, &a);
   a.input = bytes(x), a.output = mutable_bytes(made);
-  a.rows = shape.rows, a.keys = shape.keys, a.heads = shape.heads, a.queries = shape.queries;
-  a.type = element_type(unit, x.scalar_type());
   a.causal = causal;
   return !use_reference(apex_scaled_masked_softmax_forward(&place, &a, scale), unit);
 }
@@ -82,11 +79,8 @@ inline at::Tensor ScaledMaskedSoftmaxBackward::outputs() const {
 inline bool ScaledMaskedSoftmaxBackward::launch(const apex_place& place, Result& made) const {
   const at::Tensor dy = grad_output.contiguous(), y = output.contiguous();
   made = outputs();
-  const SoftmaxShape shape(y);
-  gpu::SoftmaxBackward a{};
+  auto a = softmax_arguments<gpu::SoftmaxBackward>(unit, y);
   a.grad_output = bytes(dy), a.output = bytes(y), a.grad_input = mutable_bytes(made);
-  a.rows = shape.rows, a.keys = shape.keys, a.queries = shape.queries;
-  a.type = element_type(unit, y.scalar_type());
   a.causal = causal;
   return !use_reference(apex_scaled_masked_softmax_backward(&place, &a, scale), unit);
 }

@@ -83,7 +83,7 @@ void TensorPlan::add(size_t index, const TensorSource& source) {
   auto bucket = std::find_if(buckets_.begin(), buckets_.end(),
                              [&](const Bucket& b) { return b.device == model.device() && b.dtypes == dtypes; });
   if (bucket == buckets_.end())
-    bucket = buckets_.insert(bucket, Bucket{model.device(), std::move(dtypes), {}, {}, 0, 0, 0, {}, {}});
+    bucket = buckets_.insert(bucket, Bucket{model.device(), std::move(dtypes), {}, {}, 0, 0, 0, {}});
   slots_.push_back({model.numel(), uint32_t(bucket - buckets_.begin()), uint32_t(bucket->members.size()),
                     strides_unless_contiguous(model)});
   bucket->members.push_back(index);
@@ -207,21 +207,13 @@ bool TensorPlan::refresh(Call& call) {
   return outputs_are_apart_ = true;
 }
 
-TensorPlan::Table* TensorPlan::table_of(const apex_place& place, Bucket& bucket) {
-  for (Table& table : bucket.tables)
-    if (table.stream == place.stream) return &table;
-  StreamMemory memory(place, bucket.image.size() * sizeof(uint64_t), false, "multi_tensor_table");
+TensorPlan::Kept* TensorPlan::kept_for(const apex_place& place, Bucket& bucket, uint32_t reductions, size_t bytes) {
+  for (Kept& kept : bucket.kept)
+    if (kept.stream == place.stream && kept.reductions == reductions) return &kept;
+  // Scratch must be zeroed; a table is written whole.
+  StreamMemory memory(place, bytes, reductions > 0, reductions ? "multi_tensor_scratch" : "multi_tensor_table");
   if (!memory.data()) return nullptr;
-  return &bucket.tables.emplace_back(Table{place.stream, std::move(memory), {}});
-}
-
-TensorPlan::Scratch* TensorPlan::scratch_of(const apex_place& place, Bucket& bucket, uint32_t reductions,
-                                            size_t bytes) {
-  for (Scratch& scratch : bucket.scratches)
-    if (scratch.stream == place.stream && scratch.reductions == reductions) return &scratch;
-  StreamMemory memory(place, bytes, true, "multi_tensor_scratch");
-  if (!memory.data()) return nullptr;
-  return &bucket.scratches.emplace_back(Scratch{place.stream, reductions, std::move(memory)});
+  return &bucket.kept.emplace_back(Kept{place.stream, reductions, std::move(memory), {}});
 }
 
 // Brings the device's table of this stream up to date. Inside a graph capture the table is a temporary that
@@ -229,7 +221,7 @@ TensorPlan::Scratch* TensorPlan::scratch_of(const apex_place& place, Bucket& buc
 bool TensorPlan::attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists,
                               at::Tensor& temporary) {
   const size_t words = bucket.image.size();
-  Table* const table = capturing ? nullptr : table_of(place, bucket);
+  Kept* const table = capturing ? nullptr : kept_for(place, bucket, 0, words * sizeof(uint64_t));
   if (!table) {
     temporary = at::empty({int64_t(words)}, at::TensorOptions().device(bucket.device).dtype(at::kLong));
     lists.table = temporary.mutable_data_ptr();
@@ -255,7 +247,7 @@ bool TensorPlan::attach_table(const apex_place& place, Bucket& bucket, bool capt
 void TensorPlan::attach_scratch(const apex_place& place, Bucket& bucket, bool capturing, uint32_t reductions,
                                 apex_tensor_lists& lists, at::Tensor& temporary) {
   const size_t bytes = apex_reduction_scratch_bytes(&lists, reductions);
-  const Scratch* const scratch = capturing ? nullptr : scratch_of(place, bucket, reductions, bytes);
+  const Kept* const scratch = capturing ? nullptr : kept_for(place, bucket, reductions, bytes);
   if (!scratch) temporary = at::zeros({int64_t(bytes)}, at::TensorOptions().device(bucket.device).dtype(at::kByte));
   lists.scratch = scratch ? scratch->memory.data() : temporary.mutable_data_ptr();
 }

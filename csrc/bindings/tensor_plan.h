@@ -75,15 +75,11 @@ class APEX_TORCH_API TensorPlan {
     uint32_t position;             // within the bucket
     std::vector<int64_t> strides;  // empty: contiguous
   };
-  struct Table {  // one stream's copy of a bucket's image
+  struct Kept {  // one stream's memory of a bucket
     void* stream;
+    uint32_t reductions;  // that it is the scratch of; 0: it is the table
     StreamMemory memory;
-    std::vector<uint64_t> image;
-  };
-  struct Scratch {  // one stream's memory for that many reductions
-    void* stream;
-    uint32_t reductions;
-    StreamMemory memory;
+    std::vector<uint64_t> image;  // what the table holds
   };
   struct Copy {  // what a kernel is given in the place of a tensor, for one call
     size_t list, index;
@@ -105,8 +101,7 @@ class APEX_TORCH_API TensorPlan {
     uint32_t chunk_size;
     uint32_t chunks;
     uint32_t tensors_with_chunks;
-    std::vector<Table> tables;
-    std::vector<Scratch> scratches;
+    std::vector<Kept> kept;
   };
 
   void add(size_t index, const TensorSource& source);
@@ -118,8 +113,7 @@ class APEX_TORCH_API TensorPlan {
   bool may_copy(const Call& call, size_t list, const at::Tensor& tensor) const;
   const at::Tensor& copy_for(Call& call, const Slot& slot, size_t list, size_t index) const;
   // Null: no memory may be kept for the place now, so what is attached is the call's own.
-  Table* table_of(const apex_place& place, Bucket& bucket);
-  Scratch* scratch_of(const apex_place& place, Bucket& bucket, uint32_t reductions, size_t bytes);
+  Kept* kept_for(const apex_place& place, Bucket& bucket, uint32_t reductions, size_t bytes);
   // False: the table cannot be written here, so the reference must run.
   bool attach_table(const apex_place& place, Bucket& bucket, bool capturing, apex_tensor_lists& lists,
                     at::Tensor& temporary);
