@@ -18,8 +18,6 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 
-using CudaAddress = unsigned long long;
-
 struct CudaApi {
   void* library;
   int (*init)(unsigned);
@@ -41,9 +39,10 @@ struct CudaApi {
   int (*kernel_set_attribute)(int attribute, int value, void* kernel, int device);
   int (*function_load)(void* function);  // from 12.4; null before
   int (*exchange_capture_mode)(int* mode);
-  int (*memory_allocate)(CudaAddress* memory, size_t bytes);
-  int (*memory_free)(CudaAddress memory);
-  int (*memory_set)(CudaAddress memory, unsigned char value, size_t bytes, void* stream);
+  // A CUdeviceptr is an integer as wide as a pointer, and is passed as one.
+  int (*memory_allocate)(void** memory, size_t bytes);
+  int (*memory_free)(void* memory);
+  int (*memory_set)(void* memory, unsigned char value, size_t bytes, void* stream);
   int (*stream_create)(void** stream, unsigned flags);
   int (*stream_destroy)(void* stream);
   int (*stream_synchronize)(void* stream);

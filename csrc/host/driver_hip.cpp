@@ -1,31 +1,14 @@
 // HIP, through the runtime that this process already has. No vendor header.
-#include <dlfcn.h>
-
-#include <cstdio>
-#include <cstring>
 #include <string>
 
-#include "driver.h"
-#include "status.h"
+#include "driver_common.h"
 #include "vendor_library.h"
 
 namespace apex {
 namespace {
 
 // Values of HIP's binary interface, ROCm 6 and 7.
-enum : int {
-  kInvalidValue = 1,
-  kOutOfMemory = 2,
-  kNoBinaryForGpu = 209,
-  kNotFound = 500,
-  kAttributeL2Bytes = 19,
-  kAttributeMultiprocessors = 63,
-  kAttributeSharedBytes = 74,
-  kAttributeWarpSize = 87,
-  kCaptureRelaxed = 2,
-  kStreamNonBlocking = 1,
-  kFineGrained = 1,
-};
+enum : int { kAttributeSharedBytes = 74, kFineGrained = 1 };
 
 // hipDeviceProp_tR0600, of which only the architecture's name has no attribute.
 constexpr size_t arch_offset = 1160, properties_bytes = 4096;  // 1472 today; room for it to grow
@@ -57,9 +40,9 @@ struct Api {
   int (*blocks_at_once)(int* blocks, void* function, int threads, size_t dynamic_shared_bytes);  // null: unknown
 };
 
-class Hip final : public Driver {
+class Hip final : public CommonDriver<Hip, Api> {
  public:
-  explicit Hip(const Api& api) : api_(api) {}
+  using CommonDriver::CommonDriver;
 
   int32_t launch(const Launch& launch) override {
     const Current current(*this, launch.device);
@@ -73,170 +56,46 @@ class Hip final : public Driver {
   int32_t load(int device, const void* image, void** module, const char* kernel, void** function) override {
     const Current current(*this, device);
     if (current.status) return current.status;
-    const Relaxed relaxed(api_);  // a capture forbids what a load does
+    const Relaxed relaxed(api_);
     if (!*module) {
       void* loaded = nullptr;
-      if (const int code = api_.module_load(&loaded, image)) {
-        apex_device_info about = {};
-        const bool known = info(device, &about) == APEX_OK;
-        return failed(APEX_ERROR_DRIVER, code, "the code object of %s does not load on hip:%d (%s): %s (%d), %s%s",
-                      kernel, device, known ? about.arch : "unknown architecture", api_.error_name(code), code,
-                      api_.error_string(code),
-                      code == kNoBinaryForGpu ? "; it was compiled for another architecture" : "");
-      }
+      if (const int code = api_.module_load(&loaded, image)) return not_loaded("", kernel, device, code);
       *module = loaded;
     }
     void* found = nullptr;
     if (const int code = api_.module_function(&found, *module, kernel)) {
-      if (code == kNotFound)
-        return failed(APEX_ERROR_NO_KERNEL, code, "the code object registered for hip:%d has no kernel %s", device,
-                      kernel);
+      if (code == kNotFound) return no_kernel(kernel, device);
       return refusal("hipModuleGetFunction", device, code);
     }
     *function = found;
     return APEX_OK;
   }
 
-  int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes,
-                         int32_t* blocks) override {
-    *blocks = 0;
-    if (!api_.blocks_at_once) return APEX_OK;
-    const Current current(*this, device);
-    if (current.status) return current.status;
-    int found = 0;
-    // Only a grid's size depends on it: a driver that refuses does not say, and what is wrong shows at the launch.
-    if (api_.blocks_at_once(&found, function, static_cast<int>(threads), dynamic_shared_bytes) == 0) *blocks = found;
-    return APEX_OK;
-  }
-
-  int32_t is_capturing(int device, void* stream, bool* capturing) override {
-    const Current current(*this, device);
-    if (current.status) return current.status;
-    int status = 0;
-    if (const int code = api_.stream_is_capturing(stream, &status))
-      return refusal("hipStreamIsCapturing", device, code);
-    *capturing = status != 0;
-    return APEX_OK;
-  }
-
-  int32_t allocate(int device, size_t bytes, void** memory) override { return allocate(device, bytes, false, memory); }
-
   // Other memory may be cached on this device while another one writes to it.
   int32_t allocate_for_peers(int device, size_t bytes, void** memory) override {
-    return allocate(device, bytes, true, memory);
-  }
-
-  int32_t release(int device, void* memory) override {
-    const Current current(*this, device);
-    if (current.status) return current.status;
-    const Relaxed relaxed(api_);
-    const int code = api_.memory_free(memory);
-    return code ? refusal("hipFree", device, code) : int32_t{APEX_OK};
-  }
-
-  void* entry(const char* name) override { return dlsym(api_.library, name); }
-
-  [[gnu::cold]] int32_t refusal(const char* call, int device, int code) override {
-    return failed(APEX_ERROR_DRIVER, code, "%s on hip:%d: %s (%d), %s", call, device, api_.error_name(code), code,
-                  api_.error_string(code));
-  }
-
-  int32_t allocate(int device, size_t bytes, bool fine_grained, void** memory) {
-    *memory = nullptr;
-    const Current current(*this, device);
-    if (current.status) return current.status;
-    const Relaxed relaxed(api_);
-    void* made = nullptr;
-    const char* call = fine_grained ? "hipExtMallocWithFlags" : "hipMalloc";
-    int code =
-        fine_grained ? api_.memory_allocate_flags(&made, bytes, kFineGrained) : api_.memory_allocate(&made, bytes);
-    if (!code) {
-      // On a stream of its own: one of the caller's may be capturing, and the default stream waits for such.
-      void* stream = nullptr;
-      call = "hipStreamCreateWithFlags";
-      code = api_.stream_create(&stream, kStreamNonBlocking);
-      if (!code) code = api_.memory_set(made, 0, bytes, stream), call = "hipMemsetAsync";
-      if (!code) code = api_.stream_synchronize(stream), call = "hipStreamSynchronize";
-      if (stream) api_.stream_destroy(stream);
-      if (code) api_.memory_free(made);
-    }
-    if (code == kOutOfMemory) return api_.last_error(), int32_t{APEX_OK};
-    if (code) return refusal(call, device, code);
-    *memory = made;
-    return APEX_OK;
-  }
-
-  int32_t zero(int device, void* stream, void* memory, size_t bytes) override {
-    const Current current(*this, device);
-    if (current.status) return current.status;
-    const int code = api_.memory_set(memory, 0, bytes, stream);
-    return code ? refusal("hipMemsetAsync", device, code) : int32_t{APEX_OK};
-  }
-
-  int32_t inside(int device, int32_t (*body)(void*), void* argument) override {
-    const Current current(*this, device);
-    if (current.status) return current.status;
-    const Relaxed relaxed(api_);
-    return body(argument);
-  }
-
-  int32_t info(int device, apex_device_info* info) override {
-    int version = 0, multiprocessors = 0, warp = 0, l2 = 0, shared = 0;
-    alignas(16) char properties[properties_bytes] = {};
-    int code = api_.driver_version(&version);
-    const auto ask = [&](int* value, int attribute) {
-      if (!code) code = api_.device_attribute(value, attribute, device);
+    const auto allocate = [&](void** made, size_t size) {
+      return api_.memory_allocate_flags(made, size, kFineGrained);
     };
-    ask(&multiprocessors, kAttributeMultiprocessors);
-    ask(&warp, kAttributeWarpSize);
-    ask(&l2, kAttributeL2Bytes);
-    ask(&shared, kAttributeSharedBytes);
-    if (code) return refusal("hipDeviceGetAttribute", device, code);
-    if ((code = api_.device_properties(properties, device))) return refusal("hipGetDeviceProperties", device, code);
-    info->driver_version = version;
-    info->multiprocessors = multiprocessors;
-    info->warp_size = warp;
-    info->l2_bytes = l2;
-    info->shared_bytes_per_block = shared;
-    snprintf(info->arch, sizeof info->arch, "%.63s", properties + arch_offset);
-    return APEX_OK;
+    return allocate_by("hipExtMallocWithFlags", allocate, device, bytes, memory);
   }
 
  private:
-  // Makes the device current for a scope.
-  class Current {
-   public:
-    Current(Hip& hip, int device) : hip_(hip), status(hip.enter(device, &before_)) {}
-    ~Current() {
-      if (before_ >= 0) hip_.api_.device_set(before_);
-    }
-    Current(const Current&) = delete;
-    Current& operator=(const Current&) = delete;
-
-   private:
-    Hip& hip_;
-    int before_ = -1;  // nothing to restore
-
-   public:
-    const int32_t status;
+  friend CommonDriver;
+  static constexpr VendorNames names = {
+      .platform = "hip",
+      .memory_allocate = "hipMalloc",
+      .memory_free = "hipFree",
+      .memory_set = "hipMemsetAsync",
+      .stream_create = "hipStreamCreateWithFlags",
+      .stream_synchronize = "hipStreamSynchronize",
+      .stream_is_capturing = "hipStreamIsCapturing",
+      .device_attribute = "hipDeviceGetAttribute",
   };
+  static constexpr VendorAttributes attributes = {
+      .multiprocessors = 63, .warp_size = 87, .l2_bytes = 19, .shared_bytes = kAttributeSharedBytes};
 
-  class Relaxed {
-   public:
-    explicit Relaxed(const Api& api) : api_(api), exchanged_(api.exchange_capture_mode(&mode_) == 0) {}
-    ~Relaxed() {
-      if (exchanged_) api_.exchange_capture_mode(&mode_);
-    }
-    Relaxed(const Relaxed&) = delete;
-    Relaxed& operator=(const Relaxed&) = delete;
-
-   private:
-    const Api& api_;
-    int mode_ = kCaptureRelaxed;  // after the exchange: the thread's own
-    bool exchanged_;
-  };
-
-  int32_t enter(int device, int* before) {
+  // A device has one context.
+  int32_t enter(int device, bool, int* before) {
     int current = -1;
     if (const int code = api_.device_get(&current)) return refusal("hipGetDevice", device, code);
     if (current == device) return APEX_OK;
@@ -245,28 +104,35 @@ class Hip final : public Driver {
     return APEX_OK;
   }
 
+  void leave(int before) { api_.device_set(before); }
   // HIP remembers a failure for hipGetLastError, where torch's next check would find ours and raise it.
-  template <class... Arguments>
-  [[gnu::cold]] int32_t failed(apex_status status, int, const char* format, Arguments... arguments) {
-    api_.last_error();
-    return fail(status, format, arguments...);
-  }
+  void forget_failure() { api_.last_error(); }
 
-  [[gnu::cold]] int32_t refused(const Launch& launch, int code) {
-    char shared_note[96] = "";
+  int32_t device_handle(int device, int* handle) {
+    *handle = device;
+    return APEX_OK;
+  }
+  int32_t find_arch(int device, int handle, char (&arch)[64]) {
+    alignas(16) char properties[properties_bytes] = {};
+    if (const int code = api_.device_properties(properties, handle))
+      return refusal("hipGetDeviceProperties", device, code);
+    snprintf(arch, sizeof arch, "%.63s", properties + arch_offset);
+    return APEX_OK;
+  }
+  // The most that a block may have; 0: not known.
+  int shared_bytes(int device, int) {
     int most = 0;
-    if (!api_.device_attribute(&most, kAttributeSharedBytes, launch.device) &&
-        launch.dynamic_shared_bytes > static_cast<uint32_t>(most))
-      snprintf(shared_note, sizeof shared_note, "; a block of this device has at most %d bytes of shared memory", most);
-    return failed(APEX_ERROR_DRIVER, code,
-                  "launch of %s on hip:%d, grid (%u, %u, %u), block (%u, %u, %u), %u bytes of dynamic shared memory: "
-                  "%s (%d), %s%s",
-                  launch.kernel, launch.device, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x,
-                  launch.block.y, launch.block.z, launch.dynamic_shared_bytes, api_.error_name(code), code,
-                  api_.error_string(code), shared_note);
+    return api_.device_attribute(&most, kAttributeSharedBytes, device) ? 0 : most;
   }
 
-  const Api api_;
+  Text describe(int code) const {
+    Text text;
+    snprintf(text.characters, sizeof text.characters, "%s (%d), %s", api_.error_name(code), code,
+             api_.error_string(code));
+    return text;
+  }
+  static const char* note_on(int) { return ""; }
+  static void* kernel_of(void* function) { return function; }
 };
 
 }  // namespace
