@@ -53,79 +53,55 @@ def clipping(params, clip, share):
     return step
 
 
+def stepper(make):
+    """A function that makes an optimizer, and returns its step."""
+    return lambda: make().step
+
+
+def of_torch(params):
+    """What torch has too, as `cases`."""
+    adam, optim = dict(lr=1e-4, weight_decay=0.1), torch.optim
+    implementations = {
+        "apex FusedAdam": stepper(lambda: optimizers.FusedAdam(params, **adam)),
+        "torch fused": stepper(lambda: optim.AdamW(params, fused=True, capturable=True, **adam)),
+        "torch foreach": stepper(lambda: optim.AdamW(params, foreach=True, capturable=True, **adam)),
+    }
+    yield "AdamW", 28, implementations
+    capturable = stepper(lambda: optimizers.FusedAdam(params, capturable=True, **adam))
+    yield "AdamW capturable", 28, {"apex FusedAdam": capturable}
+    sgd = dict(lr=1e-3, momentum=0.9, weight_decay=1e-4)
+    implementations = {
+        "apex FusedSGD": stepper(lambda: optimizers.FusedSGD(params, **sgd)),
+        "torch fused": stepper(lambda: optim.SGD(params, fused=True, **sgd)),
+        "torch foreach": stepper(lambda: optim.SGD(params, foreach=True, **sgd)),
+    }
+    yield "SGD momentum", 20, implementations
+
+
+def of_clipping(params):
+    """Clipping by the norm of all gradients, as `cases`."""
+    torch_clip = functools.partial(torch.nn.utils.clip_grad_norm_, foreach=True)
+    for case, floor, limit in (("clip above the limit", 12, 0.999), ("clip below the limit", 4, 1e3)):
+        implementations = {
+            "apex": lambda limit=limit: clipping(params, clip_grad_norm_, limit),
+            "torch foreach": lambda limit=limit: clipping(params, torch_clip, limit),
+        }
+        yield case, floor, implementations
+
+
 def cases(params):
     """(case, floor bytes a parameter, {implementation: function that makes a step})."""
-
-    def stepper(make):
-        return lambda: make().step
-
-    adam = dict(lr=1e-4, weight_decay=0.1)
-    sgd = dict(lr=1e-3, momentum=0.9, weight_decay=1e-4)
-    yield (
-        "AdamW",
-        28,
-        {
-            "apex FusedAdam": stepper(lambda: optimizers.FusedAdam(params, **adam)),
-            "torch fused": stepper(lambda: torch.optim.AdamW(params, fused=True, capturable=True, **adam)),
-            "torch foreach": stepper(
-                lambda: torch.optim.AdamW(params, foreach=True, capturable=True, **adam)
-            ),
-        },
-    )
-    yield (
-        "AdamW capturable",
-        28,
-        {
-            "apex FusedAdam": stepper(lambda: optimizers.FusedAdam(params, capturable=True, **adam)),
-        },
-    )
-    if hasattr(optimizers, "FusedSGD"):
-        yield (
-            "SGD momentum",
-            20,
-            {
-                "apex FusedSGD": stepper(lambda: optimizers.FusedSGD(params, **sgd)),
-                "torch fused": stepper(lambda: torch.optim.SGD(params, fused=True, **sgd)),
-                "torch foreach": stepper(lambda: torch.optim.SGD(params, foreach=True, **sgd)),
-            },
-        )
-    yield (
-        "LAMB",
-        44,
-        {
-            "apex FusedLAMB": stepper(lambda: optimizers.FusedLAMB(params, lr=1e-4, weight_decay=0.1)),
-            "apex FusedMixedPrecisionLamb": stepper(
-                lambda: optimizers.FusedMixedPrecisionLamb(params, lr=1e-4, weight_decay=0.1)
-            ),
-        },
-    )
-    torch_clip = torch.nn.utils.clip_grad_norm_
-    yield (
-        "clip above the limit",
-        12,
-        {
-            "apex": lambda: clipping(params, clip_grad_norm_, 0.999),
-            "torch foreach": lambda: clipping(params, functools.partial(torch_clip, foreach=True), 0.999),
-        },
-    )
-    yield (
-        "clip below the limit",
-        4,
-        {
-            "apex": lambda: clipping(params, clip_grad_norm_, 1e3),
-            "torch foreach": lambda: clipping(params, functools.partial(torch_clip, foreach=True), 1e3),
-        },
-    )
-    for name in ("FusedAdagrad", "FusedNovoGrad", "FusedLARS"):
-        if hasattr(optimizers, name):
-            floor = {"FusedAdagrad": 20, "FusedNovoGrad": 24, "FusedLARS": 28}[name]
-            yield (
-                name.removeprefix("Fused"),
-                floor,
-                {
-                    f"apex {name}": stepper(lambda name=name: getattr(optimizers, name)(params, lr=1e-4)),
-                },
-            )
+    yield from of_torch(params)
+    lamb = dict(lr=1e-4, weight_decay=0.1)
+    implementations = {
+        f"apex {name}": stepper(lambda name=name: getattr(optimizers, name)(params, **lamb))
+        for name in ("FusedLAMB", "FusedMixedPrecisionLamb")
+    }
+    yield "LAMB", 44, implementations
+    yield from of_clipping(params)
+    for name, floor in (("FusedAdagrad", 20), ("FusedNovoGrad", 24), ("FusedLARS", 28)):
+        make = stepper(lambda name=name: getattr(optimizers, name)(params, lr=1e-4))
+        yield name.removeprefix("Fused"), floor, {f"apex {name}": make}
 
 
 def main():
