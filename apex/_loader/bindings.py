@@ -130,7 +130,10 @@ def _load_native(found: Fit) -> Loaded:
         _define_from_python(missing_only=True)
         return Loaded("exact", module and _load_module(module), found.reason)
     except (OSError, ImportError) as error:
-        raise _damaged(f"{name} cannot be opened: {error}", folder) from error
+        why = (
+            f"{error}: {error.__cause__}" if error.__cause__ else str(error)
+        )  # torch's own text has no reason
+        raise _damaged(f"{name} cannot be opened: {why}", folder) from error
 
 
 def _module_path(folder: Path) -> Path:

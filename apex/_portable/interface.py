@@ -7,7 +7,9 @@ import functools
 import json
 import struct
 
-from apex._loader import library
+from apex._loader import layout as places
+from apex._loader import library, remedies
+from apex._loader.errors import InstallationError
 
 _CTYPES = {
     "d": ctypes.c_double, "f": ctypes.c_float, "?": ctypes.c_bool, "N": ctypes.c_size_t, "i": ctypes.c_int32,
@@ -28,11 +30,29 @@ def _described():
     return json.loads(text())
 
 
+def _other_version(what):
+    remedy = "python -m build_matrix tree" if places.checkout() else remedies.reinstall()
+    return InstallationError(
+        f"the installed libapex is of another version than apex beside it: it has no {what}",
+        wanted=what,
+        found=str(places.libraries()),
+        remedy=remedy,
+    )
+
+
+def _of(kind, name):
+    """What the library says of a function or a struct. Raises InstallationError where it has none of that name."""
+    found = _described()[f"{kind}s"].get(name)
+    if found is None:
+        raise _other_version(f"{kind} {name}")
+    return found
+
+
 @functools.cache
 def function(name):
     """The C function of that name with its signature. A pointer takes an address, bytes or a ctypes buffer. Other
     Python threads run meanwhile: CPU variants compute for long."""
-    codes = _described()["functions"][name]
+    codes = _of("function", name)
     found = library.load().c[name]  # by index: an object of our own, so that signatures are not shared
     found.restype, found.argtypes = _CTYPES[codes[0]], [_CTYPES[code] for code in codes[1:]]
     return found
@@ -42,9 +62,9 @@ class Layout:
     """One struct of the interface. Fields that are not named are 0."""
 
     def __init__(self, name):
-        fields = _described()["structs"][name]
+        fields = _of("struct", name)
         widest = max((code for _, code in fields), key=lambda code: struct.calcsize(code[-1]))[-1]
-        self.codes = dict(fields)
+        self.name, self.codes = name, dict(fields)
         self._format = "@" + "".join(code for _, code in fields) + f"0{widest}"
         self.size = struct.calcsize(self._format)
 
@@ -53,7 +73,7 @@ class Layout:
         compiled expression, six times as fast as setting fields one by one. Of an array all elements are given."""
         unknown = set(names) - set(self.codes)
         if unknown:
-            raise KeyError(f"the installed libapex has no fields {sorted(unknown)}")
+            raise _other_version(f"{', '.join(sorted(unknown))} in struct {self.name}")
 
         def value(name, count):
             one = name if name in names else f"(0,) * {count}" if count else "0"
@@ -74,6 +94,6 @@ def structure(name):
     """The struct as a class of ctypes, for those with arrays and for calls that are rare."""
     kinds = (
         (field, _CTYPES[code[-1]] * int(code[:-1]) if len(code) > 1 else _CTYPES[code])
-        for field, code in _described()["structs"][name]
+        for field, code in _of("struct", name)
     )
     return type(name, (ctypes.Structure,), {"_fields_": list(kinds)})

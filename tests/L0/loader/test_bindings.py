@@ -134,6 +134,27 @@ def test_a_library_that_is_cut_short(tmp_path, file, length):
     assert "InstallationError" in done.stderr and f"{path.name} is damaged" in done.stderr, done
 
 
+UNDEFINED = """
+import torch
+from apex._loader import errors, load
+
+def refuse(path):
+    raise OSError(f"Could not load this library: {path}") from OSError("undefined symbol: apex_of_another_version")
+
+torch.ops.load_library = refuse
+try:
+    load()
+except errors.InstallationError as error:
+    print(error)
+"""
+
+
+@native
+def test_why_a_library_cannot_be_opened_is_passed_on():
+    """torch's own text names the file alone."""
+    assert "undefined symbol: apex_of_another_version" in python(UNDEFINED).stdout
+
+
 def test_load_is_idempotent_over_threads(tmp_path):
     code = """
 import threading

@@ -107,6 +107,39 @@ def test_a_library_that_does_not_describe_itself_is_not_called(shared_library, m
     assert "older than the portable binding" in installed.portable_fault()
 
 
+OTHER_VERSION = """
+from apex._portable import interface
+described = interface._described()
+kind, name, field = GONE
+if field:
+    described[kind][name] = [entry for entry in described[kind][name] if entry[0] != field]
+else:
+    del described[kind][name]
+from apex._loader import errors, load
+for _ in range(2):
+    try:
+        load()
+    except errors.InstallationError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        (("structs", "apex_workspace", ""), "it has no struct apex_workspace"),
+        (("functions", "apex_take_memory", ""), "it has no function apex_take_memory"),
+        (("structs", "Rope", "angle_type"), "it has no angle_type in struct Rope"),
+    ],
+)
+def test_a_library_of_another_version_says_what_it_lacks_and_what_to_do(gone, said):
+    """At each call, as the first time."""
+    if installed.portable_fault():
+        pytest.skip("no built host library in this tree")
+    done = python(f"GONE = {gone!r}{OTHER_VERSION}", APEX_BINDING="portable").stdout
+    assert done.count(said) >= 2 and done.count("python -m build_matrix tree") == 2, done
+
+
 @pytest.mark.parametrize("kind", ["exact", "portable", "reference"])
 def test_a_binding_can_be_asked_for(kind):
     if kind != "reference" and (installed.library_fault() or not installed.bindings()):
