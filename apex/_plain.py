@@ -68,6 +68,15 @@ def share_memory(one, other):
     return begin < stop and start < end
 
 
+def contiguous(tensor, memory_format=torch.contiguous_format):
+    """tensor.contiguous(), which ends the process where a tensor's memory was freed: ValueError instead."""
+    if not torch.compiler.is_compiling() and torch._C._has_storage(tensor) and not has_memory(tensor):
+        raise ValueError(
+            "a tensor's memory was freed, or not allocated yet (FSDP frees that of parameters after each use)"
+        )
+    return tensor.contiguous(memory_format=memory_format)
+
+
 def is_shape_alone(tensor):
     """Whether the tensor is a meta or fake one, as memory estimators use them: a shape and a dtype without values."""
     return tensor.device.type == "meta" or isinstance(tensor, torch._subclasses.FakeTensor)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from apex._legacy._raw import raw as _raw
+from apex._plain import contiguous
 from apex.parallel._batch_statistics import add_up, call, of_batch
 from apex.parallel._group_batch_norm import check, gradients
 from apex.parallel._neighbours import group_of
@@ -75,7 +76,7 @@ def forward(
     statistics = (minibatch_mean, minibatch_inv_var)
     _check("forward", x, (scale, bias, running_mean, running_var), statistics)
     group = _group("forward", bn_group, rank_id, peer_buffers)
-    x = x.contiguous(memory_format=torch.channels_last)  # once, not in each of the passes
+    x = contiguous(x, torch.channels_last)  # once, not in each of the passes
     mean, inv_std, _ = of_batch(x, False, group, epsilon, running_mean, running_var, momentum)
     y = call("groupbn_forward", x, None, mean, inv_std, scale, bias, False, False, False)[0]
     for tensor, found in zip(statistics, (mean, inv_std), strict=True):
@@ -88,7 +89,7 @@ def backward(x, dy, scale, minibatch_mean, minibatch_inv_var, epsilon, bn_group,
     """[gradient of x, of scale, of bias]; the last two are averages over the group."""
     _check("backward", x, (scale,), (minibatch_mean, minibatch_inv_var), dy)
     group = _group("backward", bn_group, rank_id, peer_buffers)
-    x, dy = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy))
+    x, dy = (contiguous(t, torch.channels_last) for t in (x, dy))
     mean, inv_std = minibatch_mean.view(-1), minibatch_inv_var.view(-1)
     count = add_up(mean.new_full((1,), x.numel() // x.shape[1]), group)
     wants = (True, False, True, True)

@@ -16,6 +16,7 @@ import torch
 
 from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
+from apex._plain import contiguous
 
 bindings.load()
 _ops, _aten = torch.ops.apex, torch.ops.aten
@@ -55,7 +56,7 @@ def _nchw(explicit_nhwc, tensor):
 
 def _as_given(explicit_nhwc, tensor):
     """[batch, channels, height, width] in the caller's layout."""
-    return tensor.permute(0, 2, 3, 1).contiguous() if explicit_nhwc else tensor
+    return contiguous(tensor.permute(0, 2, 3, 1)) if explicit_nhwc else tensor
 
 
 def _of_forward(explicit_nhwc, inputs):

@@ -13,6 +13,7 @@ import torch
 
 from apex._legacy._raw import raw as _raw
 from apex._loader import bindings
+from apex._plain import contiguous
 from apex._random import new_seed
 from apex.contrib.multihead_attn import _core
 
@@ -161,7 +162,7 @@ def _self_backward(heads, output_grads, context, dropped, softmax, projected, in
     """(gradient of the inputs, of both weights, of both biases)"""
     heads, (input_weights, output_weights) = int(heads), weights
     grad, of_output = _linear_backward(output_grads, context.reshape(output_grads.shape), output_weights)
-    projected = projected.contiguous()
+    projected = contiguous(projected)
     of_projected = torch.empty_like(projected)
     parts, grads = _core.split(projected, heads, 3), _core.split(of_projected, heads, 3)
     _attend_backward(grad, dropped, softmax, kept, dropout, parts, grads)
@@ -328,7 +329,7 @@ def encdec_multihead_attn_backward(
     grad, of_output = _linear_backward(
         output_grads, matmul2_results.reshape(output_grads.shape), output_weights
     )
-    projected = input_lin_q_results.contiguous(), input_lin_kv_results.contiguous()
+    projected = contiguous(input_lin_q_results), contiguous(input_lin_kv_results)
     of_projected = [torch.empty_like(p) for p in projected]
     parts, grads = (
         (*_core.split(q, heads, 1), *_core.split(kv, heads, 2)) for q, kv in (projected, of_projected)
@@ -383,7 +384,7 @@ def encdec_multihead_attn_norm_add_backward(
 def mask_softmax_dropout_forward(use_mask, is_training, heads, input, pad_mask, dropout_prob):
     """[dropout_results, dropout_mask, softmax_results], each as the input, [B * H, T, S]"""
     mask = pad_mask if use_mask else None
-    return list(_softmax(input.contiguous(), int(heads), mask, False, False, is_training, dropout_prob))
+    return list(_softmax(contiguous(input), int(heads), mask, False, False, is_training, dropout_prob))
 
 
 @_raw
@@ -398,7 +399,7 @@ def mask_softmax_dropout_backward(
 def additive_mask_softmax_dropout_forward(use_mask, is_training, heads, input, pad_mask, dropout_prob):
     """[dropout_results, dropout_mask, softmax_results], each as the input, [B * H, T, S]"""
     mask = pad_mask if use_mask else None
-    return list(_softmax(input.contiguous(), int(heads), mask, False, True, is_training, dropout_prob))
+    return list(_softmax(contiguous(input), int(heads), mask, False, True, is_training, dropout_prob))
 
 
 @_raw

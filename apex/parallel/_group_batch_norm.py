@@ -7,6 +7,7 @@ import torch
 from apex import _functional
 from apex._loader import library
 from apex._once import differentiable_once
+from apex._plain import contiguous
 from apex.parallel._batch_statistics import add_up, call, of_batch, of_running
 
 _layer = _functional.entry("group_batch_norm_layer")
@@ -114,7 +115,7 @@ def gradients(grad_output, x, bitmask, weight, bias, mean, inv_std, count, group
 
 
 def _in_channels_last(x, channel_last):
-    return x if channel_last or x.dim() != 4 else x.contiguous(memory_format=torch.channels_last)
+    return x if channel_last or x.dim() != 4 else contiguous(x, torch.channels_last)
 
 
 class GroupBatchNormFunction(torch.autograd.Function):
@@ -216,7 +217,7 @@ def layer(
         )
     if not channel_last and x.requires_grad and x.dim() == 4 and x.layout is torch.strided:
         # Here, where it is recorded: a second derivative that is refused must be one of x, not of a copy.
-        x = x.contiguous(memory_format=torch.channels_last)
+        x = contiguous(x, torch.channels_last)
         tensors = (x, *tensors[1:])
     if (
         group is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from apex._once import differentiable_once
+from apex._plain import contiguous
 from apex.parallel._batch_statistics import add_up, call, of_batch, of_running, others_in
 from apex.reference import _channels
 
@@ -53,7 +54,7 @@ class SyncBatchnormFunction(torch.autograd.Function):
         """
         ctx.group = None
         # Once, not in each of the passes. What is kept is the input itself: a copy has no history.
-        given, input = input, input.contiguous(memory_format=_channels.format_of(input, channel_last))
+        given, input = input, contiguous(input, _channels.format_of(input, channel_last))
         count = None
         if track_running_stats:
             ctx.group = others_in(process_group) if synchronize else None
@@ -81,7 +82,7 @@ class SyncBatchnormFunction(torch.autograd.Function):
         input, z, weight, bias, mean, inv_std, count = saved
         wants_input, wants_z, wants_weight, wants_bias = ctx.needs_input_grad[:4]
         last = ctx.channel_last
-        input = input.contiguous(memory_format=_channels.format_of(input, last))
+        input = contiguous(input, _channels.format_of(input, last))
         grad_input = grad_weight = grad_bias = None
         if ctx.fuse_relu:
             grad_output = call("relu_bw", grad_output, input, z, mean, inv_std, weight, bias, last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from apex._once import differentiable_once
+from apex._plain import contiguous
 from apex.parallel._batch_statistics import add_up, call, of_running, others_in
 from apex.reference import _channels
 
@@ -31,7 +32,7 @@ class SyncBatchnormFunction(torch.autograd.Function):
             ValueError: shapes or devices do not fit.
             TypeError: dtypes do not fit.
         """
-        given, input = input, input.contiguous(memory_format=_channels.format_of(input, False))
+        given, input = input, contiguous(input, _channels.format_of(input, False))
         mean, inv_std = of_running(running_mean, running_variance, eps, input.dtype)
         ctx.group = others_in(process_group) if world_size > 1 else None
         ctx.values = input.numel() // max(mean.numel(), 1) * world_size
@@ -43,7 +44,7 @@ class SyncBatchnormFunction(torch.autograd.Function):
     def backward(ctx, saved, grad_output):
         """Gradients of input, weight and bias."""
         input, weight, bias, mean, inv_std = saved
-        input = input.contiguous(memory_format=_channels.format_of(input, False))
+        input = contiguous(input, _channels.format_of(input, False))
         wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         affine = bias if weight is None else weight
         sums, grad_weight, grad_bias = call("reduce_bn", grad_output, input, mean, inv_std, affine, False)

@@ -166,10 +166,9 @@ inline bool DenseBackward::launch(const apex_place& place, Result& made) const {
   return true;
 }
 inline DenseBackward::Result DenseBackward::formula() const {
-  const int32_t kind = dense::activation_of(activation);
-  at::Tensor g = grad_output;
-  if (kind != APEX_ACTIVATION_NONE)
-    g = g * act::value_and_slope(dense::product(input, weight, bias), act::function_of(activation)).second;
+  const bool plain = dense::activation_of(activation) == APEX_ACTIVATION_NONE;
+  const at::Tensor g =
+      plain ? grad_output : dense::before_activation(grad_output, dense::product(input, weight, bias), activation);
   const auto made = dense::gradients(g, input, weight, bias, of_input, of_weight, of_bias);
   return {made.input, made.weight, made.bias};
 }

@@ -93,7 +93,7 @@ inline bool DenseGeluDenseBackward::launch(const apex_place& place, Result& made
 inline DenseGeluDenseBackward::Result DenseGeluDenseBackward::formula() const {
   const at::Tensor x = dense::product(input, weight1, bias1), y = at::gelu(x, "tanh");
   const auto second = dense::gradients(grad_output, y, weight2, bias2, true, of_second, of_second);
-  const at::Tensor g = second.input * act::value_and_slope(x, act::function_of("gelu")).second;
+  const at::Tensor g = dense::before_activation(second.input, x, "gelu");
   const auto first = dense::gradients(g, input, weight1, bias1, of_input, of_first, of_first);
   return {first.input, first.weight, first.bias, second.weight, second.bias};
 }

@@ -87,6 +87,41 @@ def test_freed_tensors_are_refused():
     assert found.stdout == "32 ops\n"
 
 
+FREED_COPIES = """
+import torch
+from apex._legacy import cudnn_gbn_lib, fast_bottleneck, fast_multihead_attn
+from apex.contrib.cudnn_gbn import GroupBatchNorm2d
+from apex.contrib.groupbn import BatchNorm2d_NHWC
+from apex.parallel import SyncBatchNorm
+
+image = torch.randn(2, 8, 4, 4)
+modules = [GroupBatchNorm2d(8, group_size=1), BatchNorm2d_NHWC(8, torch_channels_last=True), SyncBatchNorm(8)]
+calls = [lambda x, m=module: m(x) for module in modules]
+calls.append(lambda x: fast_multihead_attn.mask_softmax_dropout_forward(True, True, 2, x, None, 0.0))
+for number, call in enumerate(calls):
+    given = image.transpose(2, 3) if number < len(modules) else torch.randn(4, 4, 8).transpose(0, 1)
+    call(given)
+    given = given.clone()
+    given.untyped_storage().resize_(0)
+    try:
+        call(given)
+    except (ValueError, RuntimeError) as error:
+        assert "freed" in str(error) or "not allocated" in str(error), error
+    else:
+        raise AssertionError(f"call {number} read freed memory")
+print(len(calls), "calls")
+"""
+
+
+def test_freed_tensors_are_not_copied():
+    """torch's own contiguous() reads them, which ends the process."""
+    found = subprocess.run(
+        [sys.executable, "-c", FREED_COPIES], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert found.returncode == 0, (found.returncode, found.stderr[-2000:])
+    assert found.stdout == "4 calls\n"
+
+
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"])
 def test_meta_tensors_beside_others_are_refused(name):
     """One is enough for the dispatcher to ask for shapes alone: gradients of the others would hold what memory held."""

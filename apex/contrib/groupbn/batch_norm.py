@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from apex import _symbolic as symbolic
 from apex._legacy import bnp
 from apex._once import differentiable_once
+from apex._plain import contiguous
 from apex._torch_build import check_if_rocm_pytorch  # noqa: F401  a public name of this module
 from apex.parallel._batch_statistics import agree
 from apex.parallel._group_batch_norm import is_channel_last, layer
@@ -18,7 +19,7 @@ __all__ = ["BatchNorm2d_NHWC", "bn_NHWC_impl", "bn_addrelu_NHWC_impl"]
 
 def check_and_convert_channels_last(tensor, torch_channels_last):
     """The tensor in torch.channels_last if that is asked for, else as it is."""
-    return tensor.contiguous(memory_format=torch.channels_last) if torch_channels_last else tensor
+    return contiguous(tensor, torch.channels_last) if torch_channels_last else tensor
 
 
 class bn_NHWC_impl(torch.autograd.Function):

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from apex._functional import call, is_traced
 from apex._once import differentiable_once
+from apex._plain import contiguous
 from apex._random import new_seed
 
 _softmax = torch.ops.apex.masked_softmax_dropout_forward.default
@@ -182,7 +183,7 @@ def attention(packed, kv, heads, mask, dropout, scale=None):
         )
     width = packed.shape[-1] // parts
     scale = (width // heads) ** -0.5 if scale is None else float(scale)
-    packed, kv, dropout = packed.contiguous(), kv if kv is None else kv.contiguous(), float(dropout)
+    packed, kv, dropout = contiguous(packed), kv if kv is None else contiguous(kv), float(dropout)
     keys = (packed if kv is None else kv).shape[0]
     if keys >= (LONG_UNMASKED if mask is None else LONG):
         return _by_torch(packed, kv, heads, scale, mask, dropout)
