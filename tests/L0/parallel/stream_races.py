@@ -144,7 +144,7 @@ class Work:
     def __init__(self, device, network, tensors):
         self._device, self._after, self._tensors = device, network.after.copy(), tensors
 
-    def wait(self):
+    def wait(self, timeout=None):
         self._device.current.after |= self._after
         self._tensors = None
 

@@ -31,7 +31,7 @@ def _the_sum_runs_beside_the_product(mesh):
         def __init__(self, pending):
             self.pending = pending
 
-        def wait(self):
+        def wait(self, timeout=None):
             calls.append("wait")
             return self.pending.wait()
 
