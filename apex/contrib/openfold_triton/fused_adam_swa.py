@@ -42,8 +42,9 @@ class FusedAdamSWA(torch.optim.Optimizer):
         amsgrad, capturable, master_weights: must be False.
 
     Attributes:
-        compute_param_groups, swa_param_groups: one dict each; the latter's "n_averaged" counts steps, and
-        state_dict() keeps it (public apex loses it).
+        compute_param_groups: one dict, with the model's parameters.
+        swa_param_groups: one dict, with the averages; its "n_averaged" counts steps, and state_dict() keeps it (public
+            apex loses it).
 
     Raises:
         ValueError: lists of different lengths, shapes or dtypes; numbers out of bounds.
