@@ -2,15 +2,18 @@
 
 As in transformer_engine.jax 1.x: a layer keeps in the collection `FP8_META` a history of largest magnitudes and the
 scales made of it, for its input, its kernel and its output's gradient. The history after a step comes back as the
-gradient of the collection, and `update_fp8_metas` makes the next scales of it:
+gradient of the collection, and the next step makes its scales of it:
 
     loss, grads = jax.value_and_grad(loss_of)(variables)
-    metas = update_fp8_metas({FP8_META: grads[FP8_META]})
+    variables = update_collections({FP8_META: grads[FP8_META]}, variables)
+
+`update_fp8_metas`, of versions before 1.8, makes those scales at once, and the step then finds the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -134,16 +137,34 @@ def update_fp8_metas(state: Mapping[str, Any]) -> dict[str, Any]:
 def _update(metas: Mapping[str, Any]) -> dict[str, Any]:
     if AMAX not in metas:
         return {name: _update(inner) for name, inner in metas.items()}
-    history, before = metas[AMAX], metas[SCALE]
-    forward, backward = map(largest, formats())
+    scale = _scales(_settings(), metas[AMAX], metas[SCALE])
+    return {SCALE: scale, SCALE_INV: 1 / scale, AMAX: metas[AMAX]}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What of the recipe in force a product goes by: dtypes of both passes, margin, whether the newest amax counts."""
+
+    forward: Any
+    backward: Any
+    margin: int
+    newest: bool
+
+
+def _settings() -> _Settings:
+    return _Settings(*formats(), _recipe.margin, _recipe.amax_compute_algo == "most_recent")
+
+
+def _scales(settings: _Settings, history: jax.Array, before: jax.Array) -> jax.Array:
+    """The scales [3 * products, 1] of a history [3 * products, length] and of the scales before."""
+    forward, backward = largest(settings.forward), largest(settings.backward)
     limits = jnp.tile(
         jnp.asarray([[forward], [forward], [backward]], jnp.float32), (len(history) // TENSORS, 1)
     )
-    amax = history[:, :1] if _recipe.amax_compute_algo == "most_recent" else history.max(-1, keepdims=True)
-    wanted = limits / amax / 2.0**_recipe.margin
+    amax = history[:, :1] if settings.newest else history.max(-1, keepdims=True)
+    wanted = limits / amax / 2.0**settings.margin
     scale = jnp.where((amax > 0) & jnp.isfinite(amax) & jnp.isfinite(wanted), wanted, before)
-    scale = jnp.where(scale > 0, scale, 1)  # a layer that the loss does not reach has no gradient, which is 0
-    return {SCALE: scale, SCALE_INV: 1 / scale, AMAX: history}
+    return jnp.where(scale > 0, scale, 1)  # a layer that the loss does not reach has no gradient, which is 0
 
 
 def quantize(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
@@ -175,38 +196,35 @@ def dot(x: jax.Array, kernel: jax.Array, metas: Mapping[str, jax.Array], product
     """x @ kernel in FP8, and its gradients.
 
     x: [..., contracted]; kernel: [contracted, features]. metas: as `new_metas` makes them, of which the rows of
-    `product` are used; their gradient is what they are after the step: each history moved on, its first column what
-    this step saw.
+    `product` are used: the scales are made of the histories. Their gradient is what they are after the step: each
+    history moved on, its first column what this step saw, and the scales that it used.
     """
-    forward, backward = formats()
     rows = slice(TENSORS * product, TENSORS * (product + 1))
-    return _dot(
-        forward,
-        backward,
-        x,
-        kernel.astype(x.dtype),
-        *(metas[name][rows] for name in (AMAX, SCALE, SCALE_INV)),
-    )
+    used = (metas[name][rows] for name in (AMAX, SCALE, SCALE_INV))
+    return _dot(_settings(), x, kernel.astype(x.dtype), *used)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _dot(forward, backward, x, kernel, amax, scale, scale_inv):
-    return _dot_forward(forward, backward, x, kernel, amax, scale, scale_inv)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _dot(settings, x, kernel, amax, scale, scale_inv):
+    return _dot_forward(settings, x, kernel, amax, scale, scale_inv)[0]
 
 
-def _dot_forward(forward, backward, x, kernel, amax, scale, scale_inv):
-    qx, qk = quantize(x, scale[0, 0], forward), quantize(kernel, scale[1, 0], forward)
-    output = _contract(qx, qk, ((x.ndim - 1,), (0,)), scale_inv[0, 0] * scale_inv[1, 0], x.dtype)
+def _dot_forward(settings, x, kernel, amax, scale, scale_inv):
+    del scale_inv  # that of the scales before
+    scale = _scales(settings, amax, scale)
+    inverse = 1 / scale
+    qx, qk = quantize(x, scale[0, 0], settings.forward), quantize(kernel, scale[1, 0], settings.forward)
+    output = _contract(qx, qk, ((x.ndim - 1,), (0,)), inverse[0, 0] * inverse[1, 0], x.dtype)
     moved = jnp.roll(amax, -1, 1)
     moved = moved.at[:, 0].set(jnp.stack([_largest_magnitude(x), _largest_magnitude(kernel), jnp.float32(0)]))
     # An array of no elements carries the dtypes: residuals must be arrays.
-    kept = (qx, qk, jnp.zeros(0, x.dtype), jnp.zeros(0, kernel.dtype), moved, scale, scale_inv)
+    kept = (qx, qk, jnp.zeros(0, x.dtype), jnp.zeros(0, kernel.dtype), moved, scale, inverse)
     return output, kept
 
 
-def _dot_backward(forward, backward, kept, grad):
+def _dot_backward(settings, kept, grad):
     qx, qk, of_x, of_kernel, moved, scale, scale_inv = kept
-    qg = quantize(grad, scale[2, 0], backward)
+    qg = quantize(grad, scale[2, 0], settings.backward)
     grad_x = _contract(qg, qk, ((grad.ndim - 1,), (1,)), scale_inv[2, 0] * scale_inv[1, 0], of_x.dtype)
     over = tuple(range(grad.ndim - 1))
     grad_kernel = _contract(qx, qg, (over, over), scale_inv[0, 0] * scale_inv[2, 0], of_kernel.dtype)

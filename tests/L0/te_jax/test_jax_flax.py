@@ -225,12 +225,13 @@ def test_the_query_begins_scaled():
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_decoding_gives_what_the_whole_sequence_gives(transposed):
+@pytest.mark.parametrize("rotary", [False, True])
+def test_decoding_gives_what_the_whole_sequence_gives(transposed, rotary):
     x = drawn(2, 6, 16)
     turned = x.swapaxes(0, 1) if transposed else x
     layer = layers.TransformerLayer(
         hidden_size=16, mlp_hidden_size=32, num_attention_heads=4, transpose_batch_sequence=transposed,
-        layer_type=layers.TransformerLayerType.DECODER,
+        layer_type=layers.TransformerLayerType.DECODER, enable_rotary_pos_emb=rotary,
     )  # fmt: skip
     encoded = turned * 0.5
     v = made(layer, turned, encoded, deterministic=True, decode=True)
@@ -287,7 +288,8 @@ def transformer(x, p, kind, post, encoded, heads=4):
 
     def part(x, name, other, causal, bias=None):
         q = p[name]
-        n = x if post else norm(x, q["qkv" if "qkv" in q else "query"], "rmsnorm")
+        last = post and other is None  # the norm before self attention alone moves behind the layer
+        n = x if last else norm(x, q["qkv" if "qkv" in q else "query"], "rmsnorm")
         if other is None:
             joined = jnp.einsum("bsi,ijk->bsjk", n, q["qkv"]["kernel"])
             three = [joined[..., i, :] for i in range(3)]
@@ -304,9 +306,9 @@ def transformer(x, p, kind, post, encoded, heads=4):
     x = part(x, "self_attention" if kind == "decoder" else "attention", None, True, bias)
     if kind == "decoder":
         x = part(x, "encoder_decoder_attention", encoded, False)
-    n = x if post else norm(x, p["mlp"], "rmsnorm")
+    n = norm(x, p["mlp"], "rmsnorm")
     x = x + jnp.maximum(n @ p["mlp"]["wi_kernel"][:, 0], 0) @ p["mlp"]["wo_kernel"]
-    return norm(x, p["ln"], "rmsnorm") if post else x
+    return norm(x, p["output_layernorm"], "rmsnorm") if post else x
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
@@ -415,8 +417,11 @@ def test_logical_axes():
     with te.global_shard_guard(te.MeshResource("data", "model")):
         rules = layers.extend_logical_axis_rules([("embed", None), ("mine", "data")])
         assert ("mlp", "model") in rules and rules[:2] == (("embed", None), ("mine", "data"))
-        with pytest.raises(ValueError, match="'mlp'"):
-            layers.extend_logical_axis_rules([("mlp", "data")])
+        for same in ("data", ("data",)):
+            assert layers.extend_logical_axis_rules([("batch", same)])[0] == ("batch", same)
+        for name, other in (("mlp", "data"), ("batch", "model"), ("batch", ("data", "model"))):
+            with pytest.raises(ValueError, match=repr(name)):
+                layers.extend_logical_axis_rules([(name, other)])
 
 
 KEYS = {"params": KEY, "dropout": KEY}

@@ -44,10 +44,15 @@ def test_every_bfloat16_is_cast_to_the_nearest_code(name, scale):
     assert (tied.any() or scale != 1) and not even.any()  # with 1, some lie halfway between two codes
 
 
-def metas(scale_x=2.0, scale_k=4.0, scale_g=8.0, history=3):
-    scale = jnp.asarray([[scale_x], [scale_k], [scale_g]], jnp.float32)
-    amax = jnp.arange(3 * history, dtype=jnp.float32).reshape(3, history)
-    return {fp8.AMAX: amax, fp8.SCALE: scale, fp8.SCALE_INV: 1 / scale}
+SCALES = {"x": 2.0, "kernel": 4.0, "grad": 8.0}
+
+
+def metas(history=3):
+    """Histories of which the recipe makes SCALES; the scales before are others."""
+    amax = np.asarray([[448.0 / 2], [448.0 / 4], [57344.0 / 8]], np.float32)
+    amax = jnp.asarray(amax / (1 + np.arange(history, dtype=np.float32)))
+    old = jnp.full((3, 1), 0.5, jnp.float32)
+    return {fp8.AMAX: amax, fp8.SCALE: old, fp8.SCALE_INV: 1 / old}
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -78,7 +83,26 @@ def test_products(dtype, shape):
     moved = np.roll(np.asarray(before[fp8.AMAX]), -1, 1)
     moved[:, 0] = largest
     np.testing.assert_array_equal(after[fp8.AMAX], moved)
-    np.testing.assert_array_equal(after[fp8.SCALE], before[fp8.SCALE])
+    np.testing.assert_array_equal(after[fp8.SCALE][:, 0], list(SCALES.values()))
+    np.testing.assert_array_equal(after[fp8.SCALE_INV], 1 / after[fp8.SCALE])
+
+
+@pytest.mark.parametrize("form", [te.Format.HYBRID, te.Format.E4M3])
+def test_scales_follow_the_history_without_update_fp8_metas(form):
+    """As in public's newer 1.x: gradients far below the format's numbers are not lost at the second step."""
+    rng = np.random.default_rng(0)
+    x, kernel = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((64, 32), (32, 16)))
+    grad = jnp.asarray(rng.standard_normal((64, 16)) * 1e-5, jnp.float32)
+    with te.fp8_autocast(enabled=True, fp8_recipe=te.DelayedScaling(fp8_format=form, amax_history_len=2)):
+        state = fp8.new_metas(1)
+        for _ in range(2):
+            _, pull = jax.vjp(fp8.dot, x, kernel, state)
+            dx, dk, state = pull(grad)
+        again = te.update_fp8_metas({te.FP8_META: state})[te.FP8_META]
+    for got, wanted in ((dx, grad @ kernel.T), (dk, x.T @ grad)):
+        error = np.linalg.norm(np.asarray(got - wanted, np.float64)) / np.linalg.norm(wanted)
+        assert error < 0.08
+    np.testing.assert_array_equal(again[fp8.SCALE], state[fp8.SCALE])
 
 
 def test_nan_does_not_reach_the_history():

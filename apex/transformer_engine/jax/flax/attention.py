@@ -21,6 +21,7 @@ from apex.transformer_engine.jax.flax.module import (
     SoftmaxType,
     TransformerEngineBase,
 )
+from apex.transformer_engine.jax.flax.rotary import rotary_pos_emb
 
 Initializer = Callable[..., jax.Array]
 _kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
@@ -29,7 +30,9 @@ _kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 class DotProductAttention(nn.Module):
     """softmax(scale query . key + bias) . value, with dropout on the probabilities.
 
-    scale: 1 / sqrt(head_dim) with scale_attn_logits, else 1.
+    scale: 1 / sqrt(head_dim) with scale_attn_logits, else 1. attn_bias_type: "post_scale_bias", as above,
+    "pre_scale_bias", which scales the bias too, or "no_bias"; None is the first or the last, as there is a bias or not.
+    Raises ValueError where the type and the bias disagree.
 
     query, key, value: [batch, sequence, heads, head_dim], or [sequence, batch, heads, head_dim] with
     transpose_batch_sequence; key and value may have fewer heads, of which each serves as many queries' heads. mask:
@@ -39,6 +42,7 @@ class DotProductAttention(nn.Module):
     """
 
     attn_mask_type: str = "causal"
+    attn_bias_type: str | None = None
     dropout_rate: float = 0.0
     dropout_rng_name: str = "dropout"
     dtype: Any = jnp.float32
@@ -69,7 +73,9 @@ class DotProductAttention(nn.Module):
         logits = jnp.einsum(sizes, grouped, key)
         batch, heads, groups, queries, keys = logits.shape
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale_attn_logits else 1.0
-        if bias is not None:  # which the softmax would scale, too
+        if (
+            _bias_type(self.attn_bias_type, bias) == "post_scale_bias"
+        ):  # the softmax would scale the bias, too
             logits, scale = logits * scale, 1.0
         probabilities = Softmax(
             scale_factor=scale,
@@ -95,13 +101,32 @@ def _softmax_type(attn_mask_type: str, mask: jax.Array | None, queries: int) -> 
     )
 
 
+def _bias_type(attn_bias_type: str | None, bias: jax.Array | None) -> str:
+    if attn_bias_type is None:
+        return "no_bias" if bias is None else "post_scale_bias"
+    kind = attn_bias_type.lower()
+    if kind not in ("no_bias", "pre_scale_bias", "post_scale_bias"):
+        raise ValueError(
+            "attn_bias_type must be None, 'no_bias', 'pre_scale_bias' or 'post_scale_bias', "
+            f"not {attn_bias_type!r}"
+        )
+    if (kind == "no_bias") is not (bias is None):
+        raise ValueError(
+            f"attn_bias_type is {attn_bias_type!r}, but there is {'no' if bias is None else 'a'} bias; "
+            "a TransformerLayer has one with enable_relative_embedding"
+        )
+    return kind
+
+
 class MultiHeadAttention(TransformerEngineBase):
     """Attention with its projections: a norm first unless `output_layernorm`, then query, key and value, then the
     output.
 
     Returns (output, residual): the residual is the norm's output with apply_residual_connection_post_layernorm, else
     inputs_q. Submodules: qkv (inputs_q is inputs_kv, fuse_qkv), or query and kv, or query, key and value; out. With
-    scaled_query_init the query's kernel begins divided by sqrt(head_dim), so that logits need no scale.
+    scaled_query_init the query's kernel begins divided by sqrt(head_dim), so that logits need no scale. With
+    enable_rotary_pos_emb queries and keys are turned by their positions (`rotary_pos_emb`), in decoding by those in the
+    whole sequence; query_position is that of the first query where keys are of another sequence.
     """
 
     head_dim: int
@@ -118,6 +143,10 @@ class MultiHeadAttention(TransformerEngineBase):
     apply_residual_connection_post_layernorm: bool = False
     output_layernorm: bool = False
     attn_mask_type: str = "causal"
+    attn_bias_type: str | None = None
+    enable_rotary_pos_emb: bool = False
+    rotary_pos_emb_windows: tuple[int, int] = (1, 10000)
+    rotary_pos_emb_group_method: str = "consecutive"
     dtype: Any = jnp.float32
     fuse_qkv: bool = True
     transpose_batch_sequence: bool = True
@@ -190,13 +219,18 @@ class MultiHeadAttention(TransformerEngineBase):
         *,
         decode: bool = False,
         deterministic: bool = False,
+        query_position: int | jax.Array = 0,
     ) -> tuple[jax.Array, jax.Array]:
         query, key, value, normalized = self._project(inputs_q, inputs_kv)
         query, key, value = (t.reshape(*t.shape[:2], -1, self.head_dim) for t in (query, key, value))
+        if self.enable_rotary_pos_emb:
+            first = self.get_variable("cache", "cache_index", 0) if decode else 0
+            query, key = self._turned(query, first if decode else query_position), self._turned(key, first)
         if decode:
             key, value, mask, bias = self._remember(key, value, mask, bias)
         context = DotProductAttention(
             attn_mask_type="padding" if decode else self.attn_mask_type,
+            attn_bias_type=self.attn_bias_type,
             dropout_rate=self.dropout_rate,
             dropout_rng_name=self.dropout_rng_name,
             dtype=self.dtype,
@@ -208,6 +242,10 @@ class MultiHeadAttention(TransformerEngineBase):
         axes = {"kernel_axes": ("joined_kv", "embed"), "bias_axes": ("embed",)}
         output = self._dense("out", inputs_q.shape[-1], self.kernel_init, False, **axes)(context)
         return output, normalized if self.apply_residual_connection_post_layernorm else inputs_q
+
+    def _turned(self, x: jax.Array, start: Any) -> jax.Array:
+        settings = (self.transpose_batch_sequence, self.rotary_pos_emb_group_method)
+        return rotary_pos_emb(x, self.rotary_pos_emb_windows, *settings, start)
 
     def _remember(self, key, value, mask, bias):
         """Keys and values so far, in the collection `cache`, which `init` with decode makes as long as its inputs: then

@@ -51,21 +51,28 @@ def extend_logical_axis_rules(rules: LogicalRules) -> LogicalRules:
     for name, axis in own:
         if name not in given:
             extended.append((name, axis))
-        elif axis is not None and axis not in given[name] and (axis,) not in given[name]:
+        elif axis is not None and _axes(axis) not in map(_axes, given[name]):
             raise ValueError(
                 f"the rules give the axis {name!r} to {given[name]}, but the mesh resource to {axis!r}"
             )
     return tuple(extended)
 
 
+def _axes(axis: str | Sequence[str] | None) -> tuple[str, ...]:
+    """A rule's mesh axes: one alone is the same as a tuple of it."""
+    return () if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
+
+
 class TransformerLayer(nn.Module):
     """A layer of an encoder or a decoder.
 
-    Each part is: norm, part, dropout, residual; with output_layernorm the norm is behind the whole layer instead (and
-    apply_residual_connection_post_layernorm takes the residual behind the norm). inputs: [batch, sequence, width], or
-    [sequence, batch, width] with transpose_batch_sequence; returns the same. hidden_size: of all heads together, which
-    may be another width. attention_mask and encoder_decoder_mask: true where a key is left out, [batch, 1, queries,
-    keys]. Submodules: attention, or of a decoder self_attention and encoder_decoder_attention; mlp, relpos_bias, ln.
+    Each part is: norm, part, dropout, residual; output_layernorm moves the norm before self attention behind the whole
+    layer, and apply_residual_connection_post_layernorm takes the residual behind the norm. inputs: [batch, sequence,
+    width], or [sequence, batch, width] with transpose_batch_sequence; returns the same. hidden_size: of all heads
+    together, which may be another width. attention_mask and encoder_decoder_mask: true where a key is left out, [batch,
+    1, queries, keys]. self_attn_bias_type: self attention's attn_bias_type; rotary positions are both attentions'.
+    Submodules: attention, or of a decoder self_attention and encoder_decoder_attention; mlp, relpos_bias,
+    output_layernorm.
     """
 
     hidden_size: int = 512
@@ -91,8 +98,12 @@ class TransformerLayer(nn.Module):
     float32_attention_logits: bool = False
     layer_type: TransformerLayerType = TransformerLayerType.ENCODER
     self_attn_mask_type: str = "causal"
+    self_attn_bias_type: str | None = None
     enable_relative_embedding: bool = True
     relative_embedding: nn.Module | None = None
+    enable_rotary_pos_emb: bool = False
+    rotary_pos_emb_windows: tuple[int, int] = (1, 10000)
+    rotary_pos_emb_group_method: str = "consecutive"
     dtype: Any = jnp.float32
     drop_path: float = 0.0
     fuse_qkv_params: bool = True
@@ -100,7 +111,7 @@ class TransformerLayer(nn.Module):
     scale_attn_logits: bool = False
     scaled_query_init: bool = True
 
-    def _attention(self, name: str, mask_type: str) -> MultiHeadAttention:
+    def _attention(self, name: str, **fields: Any) -> MultiHeadAttention:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is no multiple of {self.num_attention_heads} heads"
@@ -118,8 +129,9 @@ class TransformerLayer(nn.Module):
             use_bias=self.use_bias,
             bias_init=self.bias_init,
             apply_residual_connection_post_layernorm=self.apply_residual_connection_post_layernorm,
-            output_layernorm=self.output_layernorm,
-            attn_mask_type=mask_type,
+            enable_rotary_pos_emb=self.enable_rotary_pos_emb,
+            rotary_pos_emb_windows=self.rotary_pos_emb_windows,
+            rotary_pos_emb_group_method=self.rotary_pos_emb_group_method,
             dtype=self.dtype,
             fuse_qkv=self.fuse_qkv_params,
             transpose_batch_sequence=self.transpose_batch_sequence,
@@ -127,6 +139,7 @@ class TransformerLayer(nn.Module):
             scaled_query_init=self.scaled_query_init,
             float32_logits=self.float32_attention_logits,
             name=name,
+            **fields,
         )
 
     def _drop(self, x: jax.Array, dims: Sequence[int], deterministic: bool) -> jax.Array:
@@ -177,13 +190,22 @@ class TransformerLayer(nn.Module):
         finish = functools.partial(self._residual, deterministic=deterministic)
         bias = self._bias(length, length)
         name = "self_attention" if self.layer_type is TransformerLayerType.DECODER else "attention"
-        output, residual = self._attention(name, self.self_attn_mask_type)(
+        attention = self._attention(
+            name,
+            attn_mask_type=self.self_attn_mask_type,
+            attn_bias_type=self.self_attn_bias_type,
+            output_layernorm=self.output_layernorm,
+        )
+        position = attention.get_variable("cache", "cache_index", 0) if decode else 0
+        output, residual = attention(
             inputs, inputs, attention_mask, bias, decode=decode, deterministic=deterministic
         )
         x = finish(output, residual)
         if self.layer_type is TransformerLayerType.DECODER:
-            attention = self._attention("encoder_decoder_attention", "padding")
-            output, residual = attention(x, encoded, encoder_decoder_mask, deterministic=deterministic)
+            attention = self._attention("encoder_decoder_attention", attn_mask_type="padding")
+            output, residual = attention(
+                x, encoded, encoder_decoder_mask, deterministic=deterministic, query_position=position
+            )
             x = finish(output, residual)
         output, normalized = self._mlp()(x, deterministic=deterministic)
         x = finish(output, normalized if self.apply_residual_connection_post_layernorm else x)
@@ -194,7 +216,7 @@ class TransformerLayer(nn.Module):
                 zero_centered_gamma=self.zero_centered_gamma,
                 dtype=self.dtype,
                 transpose_batch_sequence=self.transpose_batch_sequence,
-                name="ln",
+                name="output_layernorm",
             )(x)
         return x
 
@@ -207,7 +229,6 @@ class TransformerLayer(nn.Module):
     def _mlp(self) -> LayerNormMLP:
         return LayerNormMLP(
             intermediate_dim=self.mlp_hidden_size,
-            enable_layernorm=not self.output_layernorm,
             layernorm_type=self.layernorm_type,
             epsilon=self.layernorm_epsilon,
             zero_centered_gamma=self.zero_centered_gamma,
