@@ -147,12 +147,13 @@ class _Settings:
 
     forward: Any
     backward: Any
-    margin: int
+    margin: float
     newest: bool
 
 
 def _settings() -> _Settings:
-    return _Settings(*formats(), _recipe.margin, _recipe.amax_compute_algo == "most_recent")
+    forward, backward = formats()
+    return _Settings(forward, backward, _recipe.margin, _recipe.amax_compute_algo == "most_recent")
 
 
 def _scales(settings: _Settings, history: jax.Array, before: jax.Array) -> jax.Array:
