@@ -217,6 +217,27 @@ def shapes():
     own.close()
 
 
+def after_close():
+    """Its memory is gone: said, and nothing is read or written."""
+    own = PeerMemoryPool(1024, 1024, device=device())
+    exchanger = HaloExchangerPeer(ranks(), dist.get_rank(), own, True)
+    y = torch.ones(1, 1, 1, 4, dtype=F32, device=device())
+    exchanger.left_right_halo_exchange(y, y)
+    _synchronize()
+    dist.barrier()
+    own.close()
+    own.close()
+    for use in (
+        lambda: exchanger.left_right_halo_exchange(y, y),
+        lambda: PeerHaloExchanger1d(ranks(), dist.get_rank(), own, 1)(
+            torch.ones(1, 1, 6, 4, dtype=F32, device=device())
+        ),
+        lambda: own.allocate_peer_tensors((4,), F32, False, True),
+    ):
+        with pytest.raises(PeerMemoryError, match="it is closed"):
+            use()
+
+
 def one_that_cannot():
     """Whatever keeps a rank from sharing is told on every rank, and nobody waits for it; then it goes on."""
     allocate, last = _memory.allocate, dist.get_world_size() - 1
@@ -332,6 +353,7 @@ CASES = {
     "in_a_graph": lambda mesh: in_a_graph(),
     "shapes": lambda mesh: shapes(),
     "one_that_cannot": lambda mesh: one_that_cannot(),
+    "after_close": lambda mesh: after_close(),
     "refused": lambda mesh: refused(),
     "arguments": lambda mesh: arguments(),
 }

@@ -159,6 +159,12 @@ class PeerMemoryPool:
             raw, self.raw = self.raw, 0
             _memory.free(raw)
 
+    def _require_open(self):
+        if not self.raw:
+            raise PeerMemoryError(
+                "PeerMemoryPool: it is closed, its memory given back", remedy="make another one, on every rank"
+            )
+
     def __del__(self) -> None:
         if not sys.is_finalizing():  # else the driver is gone, or takes all back by itself
             self.close()
@@ -173,8 +179,9 @@ class PeerMemoryPool:
         """A tensor on each peer, in the order of peer_ranks, of any dtype; contiguous, or in torch.channels_last.
 
         Peers that make the same calls in the same order get the same tensors. Raises PeerMemoryError when the part is
-        used up, and ArgumentError for what is no shape; the part stays as it was then.
+        used up or the pool is closed, and ArgumentError for what is no shape; the part stays as it was then.
         """
+        self._require_open()
         shape = list(shape)
         if not all(isinstance(n, numbers.Integral) and n >= 0 for n in shape):
             raise ArgumentError(f"allocate_peer_tensors: the shape {shape} must consist of sizes from 0 on")
@@ -211,8 +218,9 @@ class PeerMemoryPool:
     ) -> None:
         """Sends the outputs to the (left, right) neighbours, ranks or -1 for none, and receives the inputs from them.
 
-        Raises as _push_pull.push_pull.
+        Raises as _push_pull.push_pull, and PeerMemoryError where the pool is closed.
         """
+        self._require_open()
         sides = []
         for i, rank in enumerate(neighbours):
             inbox, outbox = self._boxes(rank, i)
