@@ -13,6 +13,7 @@ import collections
 import contextlib
 import ctypes
 import datetime
+import os
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ VAIN = "waited in vain"  # of errors that follow from another rank's
 _PATIENCE = datetime.timedelta(seconds=5)  # with a store that does not answer
 _LENGTH = 2000  # of an error's text
 _PROCESS = "process"  # of errors that end it
+_ADVICE = ". Process groups of that rank are at an end: destroy them and make others to go on"
 _NOBODY_SENDS = 2**30 + 17  # a tag
 
 
@@ -93,7 +95,7 @@ class _Board:
         with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
             store = store.clone()  # a connection of its own: a call that waits may hold the other one
             store.set_timeout(_PATIENCE)
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.rank, self.world, self.process = dist.get_rank(), dist.get_world_size(), os.getpid()
         store = dist.PrefixStore("apex.parallel/failures", store)
         self._all = dist.PrefixStore(str(store.add(f"worlds/{self.rank}", 1)), store)
         self.restart(0)
@@ -116,7 +118,7 @@ class _Board:
         """Nothing where the store is gone with the rank that held it."""
         self.doubtful = True
         with contextlib.suppress(RuntimeError):
-            text = f"rank {self.rank} failed in {what}: {type(error).__name__}: {error}"
+            text = f"rank {self.rank} failed in {what}: {_in_words(error)}"
             self._store.set(f"{key}{self.rank}", text[:_LENGTH])
             self._store.set(key, "told")
 
@@ -184,7 +186,7 @@ class Together:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self._board is None:
             return
-        if error is not None:
+        if error is not None and not isinstance(error, GeneratorExit):  # a generator's caller left it
             self.tell(error)
         elif not self._told:
             self._board.doubtful = False
@@ -232,15 +234,22 @@ def reason(group: Any) -> str | None:
         return None
     group = dist.group.WORLD if group is None else group
     told = board.why_ended(group) or board.heard(group, board.keys())
-    return (
-        told and f"{told}. Process groups of that rank are at an end: destroy them and make others to go on"
-    )
+    return told and told.replace(_ADVICE, "") + _ADVICE  # an error that follows from another one has it, too
 
 
 def restart(number: int) -> None:
     """All ranks are at one place: whatever they failed in before, they count alike from here on."""
     if board := _current():
         board.restart(number)
+
+
+def _in_words(error):
+    """Its class and text. A text that cannot be had or sent must not hide that there was an error."""
+    try:
+        text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+    except Exception as another:
+        text = f"its text cannot be had, {type(another).__name__}"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _key(what, number=0):
@@ -269,7 +278,9 @@ def _current() -> _Board | None:
         _boards[world] = None if alone else _Board()
         if not alone:
             _start()
-    return _boards[world]
+    board = _boards[world]
+    # A process that was forked is no rank, and must not write between the messages of its parent's connection.
+    return board if board is not None and board.process == os.getpid() else None
 
 
 def _start():

@@ -6,6 +6,7 @@ Groups are made anew in each case, so that each also runs after the failure of a
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import sys
 import time
@@ -208,6 +209,72 @@ def _one_that_goes_on(mesh):
         _late_but_there(group)
 
 
+def _a_generator_that_is_left(mesh):
+    """By whoever asks it for values: that is no failure, and who is late is waited for."""
+    with split(dist.get_world_size()):
+        group = parallel_state.get_tensor_model_parallel_group()
+
+        def values():
+            with failing_together():
+                yield 1
+                yield 2
+
+        generator = values()
+        next(generator)
+        if _bad():
+            generator.close()
+            time.sleep(5 * _failures.TICK)
+        total = collectives.all_reduce(ones(1), group, "a sum")
+        assert total.item() == dist.get_world_size()
+        generator.close()
+
+
+def _a_child_process(mesh):
+    """What fails in a process that a rank forked is not the rank's failure."""
+    with split(dist.get_world_size()):
+        group = parallel_state.get_tensor_model_parallel_group()
+        _late_but_there(group)
+        if _bad():
+            child = os.fork()
+            if child == 0:
+                with contextlib.suppress(ValueError), failing_together():
+                    sys.excepthook(ValueError, ValueError("of a child"), None)
+                    raise ValueError("of a child's step")
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            time.sleep(5 * _failures.TICK)
+        _late_but_there(group)
+
+
+class _Untold(Exception):
+    def __str__(self):
+        raise LookupError("of a text")
+
+
+def _texts(mesh):
+    """An error is told whatever its text is, and what is to be done only once."""
+    for error, told in (
+        (_Untold(), "_Untold: its text cannot be had, LookupError. Process"),
+        (ValueError("\udcff"), r"ValueError: \udcff. Process"),
+        (KeyboardInterrupt(), "KeyboardInterrupt. Process"),
+        (ValueError(f"one of another{_failures._ADVICE}"), f"one of another{_failures._ADVICE}"),
+    ):
+        with split(dist.get_world_size()):
+            found = None
+            try:
+                with failing_together():
+                    if _bad():
+                        raise error
+                    collectives.all_reduce(ones(1), parallel_state.get_tensor_model_parallel_group(), "a sum")
+            except BaseException as caught:
+                found = caught
+            if _bad():
+                assert found is error, repr(found)
+            else:
+                assert told in str(found), str(found)
+                assert str(found).count(_failures._ADVICE) == 1, str(found)
+
+
 def _tensor_rank_of_a_pipeline(mesh):
     """All ranks of the model learn of it at the end of the step; the stage's neighbours of it at once."""
     if dist.get_world_size() < 4:
@@ -251,6 +318,9 @@ CASES = {
     "before a schedule": _before_a_schedule,
     "everybody": _everybody_at_once,
     "one that goes on": _one_that_goes_on,
+    "a generator that is left": _a_generator_that_is_left,
+    "a child process": _a_child_process,
+    "texts of errors": _texts,
     "a tensor rank of a pipeline": _tensor_rank_of_a_pipeline,
     "one copy of a pipeline": _one_copy_of_a_pipeline,
 }
