@@ -5,10 +5,12 @@ DTensor, which part it is. Who loads says the same of what it is to hold.
 """
 
 import json
+import shutil
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -39,18 +41,49 @@ def tensors_by_name(parts, optimizer):
 def save(folder, parts, optimizer, scaler, model, losses):
     """Into a folder, which every rank calls. model: sizes; losses: of the steps so far.
 
-    progress.json is there only once all else is: what a run that was ended has left there is no checkpoint.
+    progress.json is there only once all else is: what a run that was ended has left there is no checkpoint. Ends every
+    process where one cannot write.
     """
     told = folder / "progress.json"
-    if dist.get_rank() == 0:
-        told.unlink(missing_ok=True)
-    dist.barrier()
-    dcp.save(tensors_by_name(parts, optimizer), checkpoint_id=folder)
-    if dist.get_rank() == 0:
+    on_first(folder, lambda: told.unlink(missing_ok=True))
+    try:
+        dcp.save(tensors_by_name(parts, optimizer), checkpoint_id=folder)
+    except CheckpointException as error:  # on every rank, if it is on one
+        end(folder, causes_of(error))
+
+    def tell():
         progress = dict(model=model, losses=losses, scaler=scaler.state_dict())
         (folder / "progress.part").write_text(json.dumps(progress))
         (folder / "progress.part").replace(told)
-    dist.barrier()
+
+    on_first(folder, tell)
+
+
+def on_first(folder, step):
+    """A step of rank 0 with files. The others wait for it, and end if it fails."""
+    problem = [None]
+    if dist.get_rank() == 0:
+        try:
+            step()
+        except OSError as error:
+            problem = [str(error)]
+    dist.broadcast_object_list(problem)
+    if problem[0]:
+        end(folder, problem[0])
+
+
+def causes_of(error):
+    """What ranks raised, a line of each."""
+    return "; ".join(f"rank {rank}: {cause!r}".splitlines()[0] for rank, (cause, _) in error.failures.items())
+
+
+def end(folder, why):
+    """Ends the process, whose checkpoint could not be written."""
+    free = shutil.disk_usage(folder.parent).free
+    raise SystemExit(
+        f"{folder}: the checkpoint could not be written: {why}. {free:,} bytes are free there. Those before "
+        "are whole: make room, or choose another --out, and go on by --resume"
+    )
 
 
 def losses_of(folder, model):
@@ -67,7 +100,10 @@ def losses_of(folder, model):
 
 def load(folder, parts, optimizer, scaler):
     """What `save` saved, of any split, into these."""
-    dcp.load(tensors_by_name(parts, optimizer), checkpoint_id=folder)
+    try:
+        dcp.load(tensors_by_name(parts, optimizer), checkpoint_id=folder)
+    except CheckpointException as error:
+        raise SystemExit(f"--resume {folder}: it cannot be read: {causes_of(error)}") from None
     progress = json.loads((folder / "progress.json").read_text())
     scaler.load_state_dict(progress["scaler"])
     for group in optimizer.param_groups:

@@ -103,6 +103,10 @@ def misfits(a, ranks):
     found = [f"--{name.replace('_', '-')} must be positive" for name in names if getattr(a, name) < 1]
     if a.save_every < 0:
         found.append("--save-every must not be negative")
+    if not 0 <= a.lr < float("inf"):
+        found.append(f"--lr must be a number from 0 on, not {a.lr}")
+    if abs(a.seed) > 2**31:
+        found.append("--seed must be between -2**31 and 2**31")
     if found:
         return found
     data = max(1, ranks // (a.tensor * a.pipeline))

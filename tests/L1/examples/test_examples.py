@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -195,6 +196,29 @@ def test_gpt(tmp_path):
     assert done.returncode == 1 and "it is of step 6, and --steps 6 is no more" in done.stderr
 
 
+def test_gpt_that_cannot_write_its_checkpoint(tmp_path):
+    """As on a full disk: every rank says so, in words, and the checkpoint before serves."""
+    run(tmp_path, GPT, *SMALL_GPT, "--save-every", 3, "--out", "out")
+    more = *SMALL_GPT[:-4], "--steps", 8, *SMALL_GPT[-2:], "--out", "out", "--resume", "out/step-000006"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (50_000, limits[1])
+    )  # bytes of a file: of processes started here, too
+    try:
+        done = start(tmp_path, GPT, *more, "--tensor", 2, ranks=2, launcher=TORCHRUN)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert done.returncode == 1
+    assert done.stderr.count("out/step-000008: the checkpoint could not be written: rank ") == 2, done.stderr
+    assert "[rank0]: Traceback" not in done.stderr, done.stderr
+    run(tmp_path, GPT, *more)
+    for part in (tmp_path / "out/step-000003").glob("*.distcp"):
+        os.truncate(part, 1000)
+    done = start(tmp_path, GPT, *more[:-1], "out/step-000003")
+    assert done.returncode == 1 and "out/step-000003: it cannot be read: rank 0: " in done.stderr, done.stderr
+    assert (tmp_path / "out/step-000008/progress.json").is_file()
+
+
 def test_gpt_with_flags_that_do_not_fit(tmp_path):
     """Every rank says what it is, before any waits."""
     bad = ("--tensor", 3, "--virtual-pipeline", 2, "--batch", 6)
@@ -217,6 +241,8 @@ def test_gpt_whose_files_do_not_fit(tmp_path):
         (("--text", "short"), "of 3000 letters 0 are for training and 3000 held out"),
         (("--text", "strange"), "it cannot be read as UTF-8"),
         (("--out", "short"), "--out short: "),
+        (("--lr", "nan"), "--lr must be a number from 0 on, not nan"),
+        (("--seed", 10**20), "--seed must be between"),
         (("--save-every", -1), "--save-every must not be negative"),
     ):
         done = start(tmp_path, GPT, *SMALL_GPT, *flags)
