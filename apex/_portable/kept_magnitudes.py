@@ -15,7 +15,7 @@ _c_run = interface.function("apex_kept_magnitudes")
 
 @kernel
 def kept_magnitudes(columns, groups):
-    reference.check(columns, groups)
+    reference.check(columns, groups, tensors.dtype_name)
     place = tensors.place_of(columns)
     if place is None:
         return None

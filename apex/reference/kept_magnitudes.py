@@ -11,11 +11,12 @@ FOURS = list(itertools.combinations(range(8), 4))
 _ELEMENTS_AT_ONCE = 1 << 16
 
 
-def check(columns, groups):
+def check(columns, groups, shown=str):
+    """Raises TypeError, ValueError. shown: a dtype in words."""
     if columns.dtype != torch.float32:
-        raise TypeError(f"kept_magnitudes takes float32, not {columns.dtype}")
+        raise TypeError(f"kept_magnitudes takes float32, not {shown(columns.dtype)}")
     if groups.dtype != torch.int32:
-        raise TypeError(f"kept_magnitudes: groups are int32, not {groups.dtype}")
+        raise TypeError(f"kept_magnitudes: groups are int32, not {shown(groups.dtype)}")
     if columns.dim() != 2 or groups.dim() != 2 or groups.shape[1] != 8:
         raise ValueError(
             "kept_magnitudes: columns [columns, rows] and groups [groups, 8] do not fit: "
