@@ -162,7 +162,8 @@ class PeerMemoryPool:
     def _require_open(self):
         if not self.raw:
             raise PeerMemoryError(
-                "PeerMemoryPool: it is closed, its memory given back", remedy="make another one, on every rank"
+                "PeerMemoryPool: it is closed, its memory given back",
+                remedy="make another one, on every rank",
             )
 
     def __del__(self) -> None:
