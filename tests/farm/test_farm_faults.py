@@ -213,6 +213,7 @@ def test_a_wheel_whose_python_is_not_here_cannot_be_built_again(tmp_path, monkey
     """An optional Python above all: a plan leaves it out without a word, and the wheel with it."""
     own = host_compiler.find()
     facts = {"source_sha256": identity.compiled(), "host_compiler": own.describe(), "python": ["cp314"]}
+    facts["accelerator"] = "cpu"
     built = types.SimpleNamespace(path=tmp_path / "apex.whl", facts=facts, packs={}, platform=matrix.NATIVE)
 
     def find(tag):
