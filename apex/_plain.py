@@ -70,10 +70,8 @@ def share_memory(one, other):
 
 def contiguous(tensor, memory_format=torch.contiguous_format):
     """tensor.contiguous(), which ends the process where a tensor's memory was freed: ValueError instead."""
-    if not torch.compiler.is_compiling() and torch._C._has_storage(tensor) and not has_memory(tensor):
-        raise ValueError(
-            "a tensor's memory was freed, or not allocated yet (FSDP frees that of parameters after each use)"
-        )
+    if not torch.compiler.is_compiling():
+        _refuse_freed(tensor, "a tensor")
     return tensor.contiguous(memory_format=memory_format)
 
 
@@ -93,6 +91,10 @@ def _refuse_layouts_and_freed(tensor, what):
     if tensor.layout != torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else f"sparse ({tensor.layout})"
         raise TypeError(f"{what} is {kind}: a dense tensor is required")
+    _refuse_freed(tensor, what)
+
+
+def _refuse_freed(tensor, what):
     if torch._C._has_storage(tensor) and not has_memory(tensor):
         raise ValueError(
             f"{what} has no memory: it was freed, or not allocated yet (FSDP frees that of parameters after each "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,22 @@ def listed():
         name, bracket, rest = text.removeprefix("module ").partition("(")
         found[name] = PublicName(is_module, bracket + rest, successor)
     return found
+
+
+def find(name):
+    """The object of a dotted name whose first parts are modules. Raises ImportError, AttributeError."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError as error:
+            if error.name != ".".join(parts[: len(error.name.split("."))]):
+                raise
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(name)
 
 
 def successor(name):

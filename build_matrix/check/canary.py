@@ -3,6 +3,7 @@ is newer. Each runs as a slim torch (toolchains/slim_torch.py), every op beside 
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,9 +11,8 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from build_matrix.errors import BuildError, PackageIndexError
-from build_matrix.spec import matrix
-from build_matrix.store import Store
-from build_matrix.toolchains import headers, package_index, slim_torch
+from build_matrix.store import Store, archive
+from build_matrix.toolchains import headers, slim_torch
 from build_matrix.toolchains.pythons import Python
 
 
@@ -55,24 +55,21 @@ def newest(python: Python, before: bool = True) -> list[str]:
 
 def _versions(python: Python) -> set[Version]:
     found = set()
-    for file in package_index.files("torch"):
-        match = headers.WHEEL.fullmatch(file.filename)
-        if match and matrix.platform_of(match["platform"]) == matrix.NATIVE and match["python"] == python.tag:
-            try:
-                found.add(Version(match["version"]))
-            except InvalidVersion:
-                continue
+    for version, tag, _ in headers.listed():
+        if tag == python.tag:
+            with contextlib.suppress(InvalidVersion):
+                found.add(Version(version))
     return found
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
     """The wheel's files in `folder`, as pip would lay them. Raises BuildError for what is no wheel of apex."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            if "apex/__init__.py" not in archive.namelist():
+        with archive.wheel(wheel) as opened:
+            if "apex/__init__.py" not in opened.namelist():
                 raise BuildError(f"{wheel} holds no apex")
-            archive.extractall(folder)
-    except (zipfile.BadZipFile, OSError) as error:
+            opened.extractall(folder)
+    except (zipfile.BadZipFile, OSError, archive.Refused) as error:
         raise BuildError(f"{wheel} cannot be read: {error}") from error
     return folder
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from apex._legacy import public_names
 
 HEADING = """# Names of public apex
@@ -19,18 +17,11 @@ listed for it are here; all of them since 1.10.0. Names of the compiled modules 
 
 def is_here(name: str) -> bool:
     """Whether a dotted name can be imported, or got from a module that can."""
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:length]))
-        except ImportError:
-            continue
-        for part in parts[length:]:
-            if not hasattr(found, part):
-                return False
-            found = getattr(found, part)
-        return True
-    return False
+    try:
+        public_names.find(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def rows() -> dict[str, tuple[int, list[str]]]:

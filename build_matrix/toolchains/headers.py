@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,16 +135,21 @@ def say(text: str) -> dict[str, str | None]:
     return {"version": value("__version__"), "git_version": value("git_version"), "cuda": value("cuda")}
 
 
+def listed(platform: str = matrix.NATIVE) -> Iterator[tuple[str, str, package_index.IndexFile]]:
+    """(version, tag of the Python, file) of every wheel of torch for a platform on the index."""
+    for file in package_index.files("torch"):
+        match = WHEEL.fullmatch(file.filename)
+        if match and matrix.platform_of(match["platform"]) == platform and match["python"] == match["abi"]:
+            yield match["version"], match["python"], file
+
+
 def wheels_of(version: str, platform: str = matrix.NATIVE) -> dict[str, package_index.IndexFile]:
     """The wheels of a release for a platform, by the tag of their Python. Raises PackageIndexError where there is
     none."""
     found: dict[str, package_index.IndexFile] = {}
-    for file in package_index.files("torch"):
-        match = WHEEL.fullmatch(file.filename)
-        if not match or matrix.platform_of(match["platform"]) != platform:
-            continue
-        if match["version"] == version and match["python"] == match["abi"]:
-            found.setdefault(match["python"], file)
+    for release, tag, file in listed(platform):
+        if release == version:
+            found.setdefault(tag, file)
     if not found:
         raise PackageIndexError(
             f"no index of pip's configuration holds a wheel of torch {version} for {platform}. PIP_INDEX_URL, or "

@@ -52,22 +52,6 @@ PRESENT = [name for name in LISTED if not is_absent(name)]
 OWNERS = ("self", "ctx")
 
 
-def find(path):
-    """The object of a dotted name whose first parts are modules."""
-    parts = path.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:length]))
-        except ModuleNotFoundError as error:
-            if error.name != ".".join(parts[: len(error.name.split("."))]):
-                raise
-            continue
-        for name in parts[length:]:
-            found = getattr(found, name)
-        return found
-    raise ModuleNotFoundError(path)
-
-
 def parameters_of(text):
     """[(name, its default's source or None)] of "(a, b=1, *c)", names with their stars."""
     given = ast.parse(f"def f{text}: pass").body[0].args
@@ -101,7 +85,7 @@ def assert_takes(function, text):
 
 @pytest.mark.parametrize("name", PRESENT)
 def test_public_name(name):
-    found, parameters = find(name), LISTED[name].parameters
+    found, parameters = public_names.find(name), LISTED[name].parameters
     if parameters:
         assert_takes(found, parameters)
 
@@ -135,7 +119,7 @@ def test_names_below_an_absent_one_are_absent_too():
     for name in below:
         assert "not in this build" in public_names.message(name)
         with pytest.raises((ImportError, AttributeError)):
-            find(name)
+            public_names.find(name)
 
 
 def test_a_name_that_apex_never_had_is_as_for_any_package():
@@ -208,7 +192,7 @@ def test_successors_in_torch_and_apex_exist():
     named = {name for text in texts for name in re.findall(r"\b(?:torch|apex)(?:\.\w+)+", text)}
     assert {"torch.compile", "torch.ops.apex.layer_norm_forward"} <= named
     for name in named - {"apex.__version__"}:
-        find(name)
+        public_names.find(name)
 
 
 @pytest.mark.parametrize(

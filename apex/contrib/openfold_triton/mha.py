@@ -52,6 +52,7 @@ def CanSchTriMHA(
 
 
 def _attend(query, key, value, mask, bias, inf):
+    _check(query, key, value)
     dtype = query.dtype
     added = None
     if mask is not None:
@@ -99,7 +100,6 @@ class FusedAttenionCoreFunc(Function):
 
     @staticmethod
     def forward(ctx, q, k, v, mask=None, bias=None, inf=1000000000.0, is_training=True):
-        _check(q, k, v)
         return _attend(q, k, v, None if mask is None else mask.detach(), bias, inf)
 
 
@@ -115,7 +115,6 @@ def AttnBiasJIT(
     inf: float,
 ) -> torch.Tensor:
     """Attention with a mask and a bias."""
-    _check(query, key, value)
     return _attend(query, key, value, mask, bias, inf)
 
 
@@ -123,5 +122,4 @@ def AttnNoBiasJIT(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, inf: float
 ) -> torch.Tensor:
     """Attention with a mask."""
-    _check(query, key, value)
     return _attend(query, key, value, mask, None, inf)
