@@ -149,11 +149,11 @@ class Report:
         """
         if not self.wants(case, implementation):
             return
-        compiles, start, found, reasons = "compile" in implementation, time.perf_counter(), [], []
+        compiles, start, found, reasons = self._compiles(implementation), time.perf_counter(), [], []
         if compiles and self.compiling >= self.options.compile_seconds:
             found = [None, None]
             reasons = [f"{self.options.compile_seconds:g} s of compiling are over, see --compile-seconds"]
-        elif compiles:
+        elif "compile" in implementation:
             torch._dynamo.reset()  # a second shape would get code for any shape
         for function in (gpu, wall)[len(found) :]:
             seconds, reason = attempt(function, step) if function else (None, None)
@@ -165,6 +165,11 @@ class Report:
         row = Row(case, implementation, *found, int(floor_bytes))
         remark = f"not measured: {'; '.join(reasons)}" if reasons else ""
         self.table.add(row, row.cells(self.bandwidth), remark)
+
+    @staticmethod
+    def _compiles(implementation: str) -> bool:
+        """Whether a first call takes seconds of compiling."""
+        return "compile" in implementation or "Quack" in implementation
 
     def end(self) -> None:
         """Prints which variants served."""

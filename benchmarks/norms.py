@@ -18,6 +18,7 @@ import norm_layouts
 import torch
 import torch.nn.functional as F
 from _measure import DEVICE, ON_GPU, copy_bandwidth
+from _peers import quack_norm
 from _report import Report, parse, print_errors
 
 from apex import normalization
@@ -66,7 +67,7 @@ def implementations(norm, hidden, dtype):
             found["Liger"] = lambda x, r, w, b: LigerRMSNormFunction.apply(x, w, EPS)
         except ImportError:
             pass
-    return found
+    return found | quack_norm(norm, EPS)
 
 
 def _of_module(module):

@@ -13,6 +13,7 @@ import argparse
 import torch
 import torch.nn.functional as F
 from _measure import DEVICE, ON_GPU, event_seconds, graph_seconds
+from _peers import quack_cross_entropy
 from _report import Report, parse, print_errors
 
 from apex.contrib.xentropy import SoftmaxCrossEntropyLoss
@@ -33,6 +34,7 @@ def implementations():
         "torch eager": torch_loss,
         "torch.compile": torch.compile(torch_loss),
     }
+    found |= quack_cross_entropy()
     try:
         from liger_kernel.transformers.functional import liger_cross_entropy
     except ImportError:
