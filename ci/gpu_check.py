@@ -9,8 +9,8 @@ Installs the wheel into a temporary folder (pip --target, no dependencies: torch
   4. with neither packs nor JIT, runs on the reference and sees that this is said;
   5. runs the benchmarks, one step each.
 Exit code 0 only if all of it held. FOLDER receives receipt.json, which `python -m build_matrix receipts merge` takes
-on any machine, L0.xml (JUnit), steps.json (what every step said) and the figures. EXPRESSION narrows the tests as
-pytest's -k does, and such a receipt counts for nothing; NAMEs are files of benchmarks/, by default every one that
+on any machine, L0.xml (JUnit), L0.txt, steps.json (what every step said) and the figures. EXPRESSION narrows the tests
+as pytest's -k does, and such a receipt counts for nothing; NAMEs are files of benchmarks/, by default every one that
 measures a single GPU.
 """
 
@@ -48,16 +48,24 @@ class Check:
         self.steps, self.machine = {}, {}
 
     def run(self, *command, site=None, extra=(), **variables):
-        """A command in the temporary folder, where no checkout is importable; returns (exit code, output)."""
+        """A command in the temporary folder, where no checkout is importable; returns (exit code, output).
+
+        The code of a command that is ended at the limit is a sentence.
+        """
         environment = {k: v for k, v in os.environ.items() if not k.startswith("APEX_")}
         paths = [str(site or self.site), *map(str, extra)]
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "APEX_CACHE_DIR": str(self.place / "cache")}
         environment["NCCL_NVLS_ENABLE"] = "0"  # no multicast over NVLink
-        done = subprocess.run(
-            [sys.executable, *map(str, command)], cwd=self.place, env=environment | variables, timeout=self.limit,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
-        return done.returncode, done.stdout
+        with open(self.place / "said.txt", "w+b") as said:
+            try:
+                code = subprocess.run(
+                    [sys.executable, *map(str, command)], cwd=self.place, env=environment | variables,
+                    timeout=self.limit, stdout=said, stderr=subprocess.STDOUT, check=False,
+                ).returncode  # fmt: skip
+            except subprocess.TimeoutExpired:  # what it said until then tells where it was
+                code = f"ended after {self.limit} s"
+            said.seek(0)
+            return code, said.read().decode(errors="replace") + (code if isinstance(code, str) else "")
 
     def step(self, name, function):
         start = time.monotonic()
@@ -86,9 +94,18 @@ class Check:
         copy = self.place / "tests"
         shutil.copytree(ROOT / "tests", copy)
         shutil.copyfile(ROOT / "pyproject.toml", self.place / "pyproject.toml")  # the tests' markers
-        arguments = ["-q", "-p", "no:cacheprovider", "-m", self.marker, f"--junitxml={self.junit}"]
+        arguments = [
+            "-v",
+            "--durations=30",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            self.marker,
+            f"--junitxml={self.junit}",
+        ]
         arguments += ["-k", self.expression] if self.expression else []
         code, text = self.run("-m", "pytest", *arguments, *self.which(copy), extra=[copy])
+        (self.out / "L0.txt").write_text(text)
         return code == 0, "\n".join(text.splitlines()[-12:])
 
     def which(self, tests):

@@ -4,12 +4,16 @@
 import collections
 import json
 import locale
+import os
 
 import pytest
 import rings
 import torch_defaults
 from _pytest.junitxml import xml_key
 from rings import pytest_fixture_setup, pytest_runtest_protocol  # noqa: F401
+
+# JAX takes three quarters of a GPU's memory when it starts, and with it the tests of other processes.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 OWN_LOCALE = locale.setlocale(locale.LC_ALL)
 
