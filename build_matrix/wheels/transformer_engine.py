@@ -24,7 +24,8 @@ def write(folder: Path) -> Path:
     """Writes the wheel into `folder`."""
     version = project()["version"]
     path = folder / f"{PROJECT.replace('-', '_')}-{version}-{TAG}.whl"
-    files = {f"{PACKAGE}/{source.name}": source.read_bytes() for source in (FOLDER / PACKAGE).glob("*.py")}
+    sources = sorted(FOLDER.rglob("*.py"))
+    files = {source.relative_to(FOLDER).as_posix(): source.read_bytes() for source in sources}
     folder.mkdir(parents=True, exist_ok=True)
     wheel.write(path, PROJECT, version, TAG, files, described=metadata())
     return path

@@ -372,7 +372,7 @@ def _(m, random):
 def functions(name):
     """{name: function} of a module's public functions."""
     module = importlib.import_module(f"apex._legacy.{name}")
-    names = [n for n in module.__all__ if inspect.isfunction(getattr(module, n))]
+    names = [n for n in module.__all__ if inspect.isfunction(getattr(module, n)) and not n.startswith("__")]
     return {n: getattr(module, n) for n in names}
 
 

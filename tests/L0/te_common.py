@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torch_defaults
 
 import apex.transformer_engine.pytorch as te
@@ -26,6 +27,16 @@ RECIPES = {
     "blocks": recipe.Float8BlockScaling(),
 }
 ALL_RECIPES = pytest.mark.parametrize("of", RECIPES.values(), ids=RECIPES)
+# Of the activations of transformer_engine_extensions.
+FORMULAS = {
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "qgelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "srelu": lambda x: F.relu(x).square(),
+    "geglu": lambda x: F.gelu(x.chunk(2, -1)[0], approximate="tanh") * x.chunk(2, -1)[1],
+    "reglu": lambda x: F.relu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+    "swiglu": lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+}
 EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 

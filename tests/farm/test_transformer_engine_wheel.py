@@ -35,6 +35,7 @@ def test_it_is_small_and_made_again_byte_for_byte(installed, tmp_path):
     assert transformer_engine.write(tmp_path).read_bytes() == path.read_bytes()
     assert {p.name for p in site.iterdir()} == {
         "transformer_engine",
+        "transformer_engine_torch.py",
         "apex_transformer_engine-1.10.0.dist-info",
     }
     text = (site / "apex_transformer_engine-1.10.0.dist-info/METADATA").read_text()
@@ -54,6 +55,8 @@ def test_modules_are_the_same_by_both_names(installed):
         "assert recipe.Format is Format and transformer_engine.pytorch is te\n"
         "assert transformer_engine.__version__ == apex.__version__\n"
         "assert importlib.util.find_spec('transformer_engine.nothing') is None\n"
+        "import transformer_engine_torch as tex\n"
+        "assert tex.DType is te.constants.DType and tex.te_gemm is te.cpp_extensions.te_gemm\n"
         "try:\n    transformer_engine.nothing\nexcept AttributeError:\n    print('told')\n",
     )
     assert done.stdout == "told\n", done.stderr

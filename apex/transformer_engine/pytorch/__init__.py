@@ -3,7 +3,7 @@
 import os
 
 from apex.transformer.tensor_parallel.random import CudaRNGStatesTracker
-from apex.transformer_engine.pytorch import cpp_extensions, distributed, fp8
+from apex.transformer_engine.pytorch import constants, cpp_extensions, distributed, fp8
 from apex.transformer_engine.pytorch._formats import is_fp8_available, served
 from apex.transformer_engine.pytorch._recompute import checkpoint
 from apex.transformer_engine.pytorch._state import (
@@ -20,6 +20,7 @@ from apex.transformer_engine.pytorch.attention import (
     RotaryPositionEmbedding,
     apply_rotary_pos_emb,
 )
+from apex.transformer_engine.pytorch.constants import DType
 from apex.transformer_engine.pytorch.export import is_in_onnx_export_mode, onnx_export
 from apex.transformer_engine.pytorch.float8_tensor import Float8Tensor
 from apex.transformer_engine.pytorch.graph import make_graphed_callables
@@ -35,6 +36,7 @@ from apex.transformer_engine.pytorch.transformer import TransformerLayer
 
 __all__ = [
     "CudaRNGStatesTracker",
+    "DType",
     "DotProductAttention",
     "Float8Tensor",
     "GroupedLinear",
@@ -50,6 +52,7 @@ __all__ = [
     "apply_rotary_pos_emb",
     "autocast",
     "checkpoint",
+    "constants",
     "cpp_extensions",
     "distributed",
     "fp8",

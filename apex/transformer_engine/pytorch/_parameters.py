@@ -143,7 +143,9 @@ def reset(layer: nn.Module) -> None:
 def _empty(like, device):
     if isinstance(like, Float8Tensor):
         codes, scale = (torch.empty_like(t, device=device) for t in (like._codes, like._scale_inv))
-        return Float8Tensor(codes.view(torch.uint8).zero_().view(codes.dtype), scale.fill_(1.0), like.dtype)
+        return Float8Tensor._of_parts(
+            codes.view(torch.uint8).zero_().view(codes.dtype), scale.fill_(1.0), like.dtype
+        )
     return torch.empty_like(like, device=device)
 
 

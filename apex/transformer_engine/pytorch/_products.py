@@ -51,9 +51,20 @@ def product(
 
 def _widened(a, b):
     """a b^T of codes, in float32. bfloat16 holds every number of the formats."""
-    if a.device.type == "cuda" and _SUMS_WIDE:
-        return torch.mm(a.to(torch.bfloat16), b.to(torch.bfloat16).t(), out_dtype=torch.float32)
+    wide = torch.bfloat16 if _sums_wide(a) else torch.float32
+    return summed_wide(a.to(wide), b.to(wide))
+
+
+def summed_wide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a b^T in float32, of [m, k] and [n, k] of one floating-point dtype."""
+    if a.dtype != torch.float32 and _sums_wide(a):
+        return torch.mm(a, b.t(), out_dtype=torch.float32)
     return _wide(a) @ _wide(b).t()
+
+
+def _sums_wide(matrix):
+    """Whether products of halves there give float32."""
+    return matrix.device.type == "cuda" and _SUMS_WIDE
 
 
 def _wide(codes):

@@ -8,30 +8,80 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from apex.transformer_engine.common.recipe import Recipe
-from apex.transformer_engine.pytorch import _casts, _formats
+from apex.transformer_engine.pytorch import _casts, _formats, constants
 from apex.transformer_engine.pytorch._quantizers import Quantized
+from apex.transformer_engine.pytorch.constants import DType
 
 _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default, _aten.clone.default)
+_KINDS = (torch.uint8, torch.int8, *_formats.OCP, *_formats.FNUZ)
 
 
 class Float8Tensor(torch.Tensor):
-    """FP8 codes [outputs, inputs] and one number that they are multiplied with, shown as a tensor of `dtype`.
+    """FP8 codes and one number that they are multiplied with, shown as a tensor of `dtype`.
 
     Torch's functions see the values: what is made of it is a plain tensor. What writes into it (an optimizer,
-    `copy_`, loading a checkpoint) writes the values, which are cast anew, by a scale of their own largest magnitude.
+    `copy_`, loading a checkpoint) writes the values, which are cast anew: by a scale of their own largest magnitude, or
+    where it was made with fp8_meta by the scale that stands there, where the magnitude is recorded.
+
+    Args:
+        data: codes [...], uint8 or one of torch's FP8 dtypes.
+        fp8_meta, fp8_meta_forward, fp8_meta_index: a layer's fp8_meta, the direction, and which of its tensors this is.
+        fp8_dtype: the format of codes that are uint8.
+        fp8_scale_inv: a number, or float32 of one element; None: that of fp8_meta.
+        dtype: shown.
+
+    Raises:
+        TypeError, ValueError: data of another dtype; neither fp8_scale_inv nor fp8_meta.
     """
 
     _codes: torch.Tensor
     _scale_inv: torch.Tensor
     _initial: torch.Tensor | None
+    _scaling: tuple[Any, int] | None
 
     @staticmethod
-    def __new__(cls, codes: torch.Tensor, scale_inv: torch.Tensor, dtype: torch.dtype) -> Float8Tensor:
+    def __new__(
+        cls,
+        data: torch.Tensor,
+        fp8_attrs: dict[str, Any] | None = None,
+        fp8_meta: dict[str, Any] | None = None,
+        fp8_meta_forward: bool = True,
+        fp8_meta_index: int | None = None,
+        fp8_dtype: DType | torch.dtype = DType.kFloat8E4M3,
+        fp8_scale_inv: torch.Tensor | float | None = None,
+        dtype: torch.dtype = torch.float32,
+        requires_grad: bool = False,
+    ) -> Float8Tensor:
+        if fp8_attrs is not None:
+            raise ValueError(
+                "fp8_attrs: of the public engine's inner parts; give fp8_dtype and fp8_scale_inv"
+            )
+        if data.dtype not in _KINDS:
+            raise TypeError(f"Float8Tensor: data must be uint8 or FP8, not {data.dtype}")
+        codes = data.view(constants.fp8_dtype(fp8_dtype, data.device)) if data.dtype in _KINDS[:2] else data
+        scaling = _scaling_of(fp8_meta, fp8_meta_forward, fp8_meta_index)
+        if fp8_scale_inv is None and scaling is not None:
+            fp8_scale_inv = scaling[0].scale_inv[scaling[1]].clone()
+        if fp8_scale_inv is None:
+            raise ValueError("Float8Tensor: without fp8_meta it needs an fp8_scale_inv")
+        scale_inv = torch.as_tensor(fp8_scale_inv, dtype=torch.float32, device=codes.device).reshape(())
+        made = cls._of_parts(codes, scale_inv, dtype, scaling)
+        return made.requires_grad_(requires_grad)
+
+    @classmethod
+    def _of_parts(
+        cls,
+        codes: torch.Tensor,
+        scale_inv: torch.Tensor,
+        dtype: torch.dtype,
+        scaling: tuple[Any, int] | None = None,
+    ) -> Float8Tensor:
+        """Of codes of a dtype of FP8 and float32 of no dimension."""
         made = torch.Tensor._make_wrapper_subclass(
             cls, codes.shape, dtype=dtype, device=codes.device, requires_grad=False
         )
-        made._codes, made._scale_inv, made._initial = codes, scale_inv, None
+        made._codes, made._scale_inv, made._initial, made._scaling = codes, scale_inv, None, scaling
         return made
 
     @classmethod
@@ -40,14 +90,73 @@ class Float8Tensor(torch.Tensor):
         with torch.no_grad():
             dtype = _formats.dtype_of(recipe, values.device, True)
             codes, scale_inv = _cast(values.detach(), dtype)
-            made = cls(codes, scale_inv, values.dtype)
+            made = cls._of_parts(codes, scale_inv, values.dtype)
         made._initial = values.detach().to("cpu") if preserve else None
         return made
 
-    def dequantize(self) -> torch.Tensor:  # type: ignore[override]
-        """The values, a plain tensor of `dtype`, without history."""
+    @classmethod
+    def to_float8(
+        cls,
+        tensor: torch.Tensor,
+        *,
+        fp8_meta: dict[str, Any] | None = None,
+        fp8_meta_forward: bool = True,
+        fp8_meta_index: int | None = None,
+        fp8_dtype: DType | torch.dtype | None = None,
+        scale: torch.Tensor | None = None,
+        amax: torch.Tensor | None = None,
+        scale_inv: torch.Tensor | None = None,
+    ) -> Float8Tensor:
+        """tensor [...] float32, float16 or bfloat16 in FP8; its gradient is that of what comes.
+
+        scale: float32 of one element; None: that of fp8_meta, or 1. amax, scale_inv: where the largest magnitude
+        and 1 / scale are written, too; amax None: the history of fp8_meta. fp8_dtype: None: E4M3.
+        """
+        scaling = _scaling_of(fp8_meta, fp8_meta_forward, fp8_meta_index)
+        wanted = DType.kFloat8E4M3 if fp8_dtype is None else fp8_dtype
+        dtype = constants.fp8_dtype(wanted, tensor.device)
+        return _ToFloat8.apply(tensor, dtype, scaling, scale, amax, scale_inv)
+
+    @classmethod
+    def make_like(cls, tensor: Float8Tensor, *, data: torch.Tensor, **changed: Any) -> Float8Tensor:
+        """Codes `data`, with the scale, dtype and format of a tensor; changed: as of the constructor."""
+        given = dict(fp8_dtype=tensor._fp8_dtype, fp8_scale_inv=tensor._scale_inv.clone(), dtype=tensor.dtype)
+        return cls(data, **(given | changed))
+
+    @property
+    def _data(self) -> torch.Tensor:
+        """The codes as uint8, in the same memory."""
+        return self._codes.view(torch.uint8)
+
+    @property
+    def _fp8_dtype(self) -> DType:
+        return constants.TE_DType[self._codes.dtype]
+
+    def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:  # type: ignore[override]
+        """The values, a plain tensor of `dtype` (None: its own). Its gradient goes to this tensor."""
+        return _FromFloat8.apply(self, dtype or self.dtype)
+
+    def from_float8(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """As dequantize."""
+        return self.dequantize(dtype=dtype)
+
+    def quantize_(self, tensor: torch.Tensor) -> Float8Tensor:
+        """Writes values, as copy_ does."""
         with torch.no_grad():
-            return _casts.dequantize(self._codes, self._scale_inv, self.dtype)
+            return self.copy_(tensor)  # type: ignore[return-value]
+
+    def transpose_2d(self) -> torch.Tensor:
+        """The codes' transpose [columns, rows], uint8; of a matrix. Raises ValueError."""
+        if self.dim() != 2:
+            raise ValueError(f"transpose_2d: the tensor must be a matrix; its shape is {list(self.shape)}")
+        with torch.no_grad():
+            return _casts.transpose(self._codes).view(torch.uint8)
+
+    def _values(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The values without history."""
+        with torch.no_grad():
+            codes = self._codes if self.dim() else self._codes.reshape(1)
+            return _casts.dequantize(codes, self._scale_inv, dtype or self.dtype).reshape(self.shape)
 
     def quantized(self) -> Quantized:
         """As products take it."""
@@ -63,7 +172,7 @@ class Float8Tensor(torch.Tensor):
         self._initial = None
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Float8Tensor({self._codes.dtype}, scale_inv={self._scale_inv.item()}, {self.dequantize()})"
+        return f"Float8Tensor({self._codes.dtype}, scale_inv={self._scale_inv.item()}, {self._values()})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         codes = self._codes.view(torch.uint8), self._codes.dtype  # torch pickles no storage of FP8 by itself
@@ -84,7 +193,7 @@ class Float8Tensor(torch.Tensor):
 
     @staticmethod
     def __tensor_unflatten__(inner: Any, dtype: Any, size: Any, stride: Any) -> Float8Tensor:
-        return Float8Tensor(inner["_codes"], inner["_scale_inv"], dtype)
+        return Float8Tensor._of_parts(inner["_codes"], inner["_scale_inv"], dtype)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,29 +202,78 @@ class Float8Tensor(torch.Tensor):
             codes, scale_inv = args[0]._codes, args[0]._scale_inv
             if func is _aten.clone.default:
                 codes, scale_inv = codes.clone(), scale_inv.clone()
-            made = cls(codes, scale_inv, args[0].dtype)
+            made = cls._of_parts(codes, scale_inv, args[0].dtype, args[0]._scaling)
             made._initial = args[0]._initial
             return made
         if func is _aten._to_copy.default:
             return _moved(args[0], **kwargs)
-        plain = tree_map_only(cls, lambda tensor: tensor.dequantize(), (args, kwargs))
+        plain = tree_map_only(cls, lambda tensor: tensor._values(), (args, kwargs))
         written = _written(func, args, kwargs)
         if not written:
             return func(*plain[0], **plain[1])
         values = func(*plain[0], **plain[1])
         for target in written:
             source = plain[0][_index(args, target)]
-            codes, scale_inv = _cast(source, target._codes.dtype)
+            codes, scale_inv = _cast(source, target._codes.dtype, target._scaling)
             target._codes.copy_(codes)
             target._scale_inv.copy_(scale_inv)
         return written[0] if isinstance(values, torch.Tensor) else values
 
 
-def _cast(values, dtype):
-    """(codes, what they are multiplied with)"""
-    scale = _casts.current_scale(_casts.amax(values), _formats.largest(dtype))
-    codes = _casts.cast(values, scale, dtype, None, True, False)[0]
-    return codes, torch.ones_like(scale) / scale
+def _scaling_of(meta, forward, index):
+    """(the state of a layer's direction, which tensor of it) of a layer's fp8_meta; None without one."""
+    if meta is None:
+        return None
+    if index is None:
+        raise ValueError("fp8_meta needs an fp8_meta_index")
+    return meta["scaling_fwd" if forward else "scaling_bwd"], int(index)
+
+
+def _cast(values, dtype, scaling=None, scale=None, amax=None):
+    """(codes, what they are multiplied with)
+
+    By `scale`, else by that of a state, where the magnitude is recorded; else by one of their own magnitude.
+    """
+    matrix = values if values.dim() else values.reshape(1)
+    if scaling is not None:
+        state, index = scaling
+        scale = state.scale[index] if scale is None else scale
+        amax = state.amax_history[0, index] if amax is None else amax
+    if scale is None:
+        scale = _casts.current_scale(_casts.amax(matrix), _formats.largest(dtype))
+    scale = scale.to(values.device).reshape(())
+    codes = _casts.cast(matrix, scale, dtype, amax, True, False)[0]
+    return codes.reshape(values.shape), torch.ones_like(scale) / scale
+
+
+class _ToFloat8(torch.autograd.Function):
+    """apply(values, dtype, scaling, scale, amax, scale_inv)"""
+
+    @staticmethod
+    def forward(ctx, values, dtype, scaling, scale, amax, scale_inv):
+        if scale is None and scaling is None:
+            scale = torch.ones((), dtype=torch.float32, device=values.device)
+        codes, inverse = _cast(values.detach(), dtype, scaling, scale, amax)
+        if scale_inv is not None:
+            scale_inv.copy_(inverse.reshape(scale_inv.shape))
+        return Float8Tensor._of_parts(codes, inverse, values.dtype, scaling)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None, None, None, None, None
+
+
+class _FromFloat8(torch.autograd.Function):
+    """apply(a Float8Tensor, dtype)"""
+
+    @staticmethod
+    def forward(ctx, tensor, dtype):
+        ctx.dtype = tensor.dtype
+        return tensor._values(dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.to(ctx.dtype), None
 
 
 def _written(func, args, kwargs):
@@ -134,13 +292,14 @@ def _index(args, target):
 def _moved(tensor, dtype=None, device=None, **options):
     """To another device, or to another dtype, which only the values' name is."""
     codes = tensor._codes.to(device=device or tensor.device, copy=True)
-    made = Float8Tensor(codes, tensor._scale_inv.to(codes.device, copy=True), dtype or tensor.dtype)
+    scale_inv = tensor._scale_inv.to(codes.device, copy=True)
+    made = Float8Tensor._of_parts(codes, scale_inv, dtype or tensor.dtype, tensor._scaling)
     made._initial = tensor._initial
     return made
 
 
 def _rebuild(codes, scale_inv, dtype, requires_grad, initial):
-    made = Float8Tensor(codes, scale_inv, dtype)
+    made = Float8Tensor._of_parts(codes, scale_inv, dtype)
     made._initial = initial
     return made.requires_grad_(requires_grad)
 

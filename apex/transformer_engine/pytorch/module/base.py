@@ -93,7 +93,7 @@ class TransformerEngineBaseModule(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, parameter in self._parameters.items():
             if isinstance(parameter, Float8Tensor) and not keep_vars:
-                destination[prefix + name] = parameter.dequantize()
+                destination[prefix + name] = parameter.dequantize().detach()
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
         """A checkpoint of layers without FP8 has no extra state, and lacks nothing."""
