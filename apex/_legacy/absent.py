@@ -69,11 +69,14 @@ def missing(module, name, frame):
     text = None if name.startswith("__") else _message(f"{module}.{name}")
     if text is None:
         return AttributeError(f"module {module!r} has no attribute {name!r}")
-    if not _is_from_import(frame):
-        return AttributeError(text)
-    if text.startswith("No module"):
+    if text.startswith("No module") and _is_from_import(frame):
         return ModuleNotFoundError(text, name=f"{module}.{name}")
-    return ImportError(text, name=module)
+    return refused(text, module, frame)
+
+
+def refused(text, module, frame):
+    """AttributeError with a text; ImportError where `frame` runs `from module import name`, which shows no other's."""
+    return ImportError(text, name=module) if _is_from_import(frame) else AttributeError(text)
 
 
 def _is_from_import(frame):

@@ -16,6 +16,7 @@ from megatron.core.enums import Fp8Recipe
 from megatron.core.extensions.transformer_engine import HAVE_TE
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+from megatron.core.optimizer import Adam, clip_grads
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 
@@ -52,7 +53,7 @@ def gpt(norm, fp8, **options):
 
 def train(model, steps=8):
     """(losses, gradients of the last step)"""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = Adam(model.parameters(), lr=1e-2, adam_w_mode=False)
     generator = torch.Generator(device="cpu").manual_seed(1)
     tokens = torch.randint(64, (2, 16), generator=generator, dtype=torch.int64, device="cpu")
     places = torch.arange(16, dtype=torch.int64, device="cpu").expand(2, 16)
@@ -71,7 +72,8 @@ def main():
         store = f"file://{Path(folder) / 'store'}"
         dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
         parallel_state.initialize_model_parallel()
-        assert HAVE_TE
+        assert HAVE_TE and Adam is te.optimizers.FusedAdam
+        assert clip_grads.l2_norm_impl is te.optimizers.multi_tensor_l2norm
         for norm in ("LayerNorm", "RMSNorm"):
             wide, _ = train(gpt(norm, False))
             model = gpt(norm, True)

@@ -171,12 +171,12 @@ def test_layers_of_fp8_weights_train_within_and_outside_of_autocast(device, enab
 
 @ON
 def test_files(device):
-    made, file = (
-        te.Float8Tensor.to_float8(random(2, 3, 5, device=device), scale=number(0.5, device)),
-        io.BytesIO(),
-    )
+    scale = torch.full((1,), 2, dtype=torch.int64, device=device)  # of any dtype
+    made, file = te.Float8Tensor.to_float8(random(2, 3, 5, device=device), scale=scale), io.BytesIO()
     torch.save(made, file)
     wanted = made.from_float8()
     made._data.zero_()
-    found = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
-    assert type(found) is te.Float8Tensor and torch.equal(found.from_float8(), wanted)
+    for only in (True, False):
+        found = torch.load(io.BytesIO(file.getvalue()), weights_only=only)
+        assert type(found) is te.Float8Tensor and torch.equal(found.from_float8(), wanted)
+        assert found._scale_inv == 0.5 and found.dtype == made.dtype

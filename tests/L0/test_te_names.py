@@ -49,8 +49,15 @@ def test_what_is_offered():
         assert told() == (True, "")
     for told in (fp8.check_mxfp8_support, State.is_mxfp8_available):
         assert told()[0] is False and "MXFP8" in told()[1]
-    with pytest.raises(AttributeError, match="MXFP8BlockScaling.*DelayedScaling"):
-        _ = recipe.MXFP8BlockScaling
+    for name, text in (
+        ("MXFP8BlockScaling", "E8M0"),
+        ("NVFP4BlockScaling", "FP4"),
+        ("CustomRecipe", "quantizers"),
+    ):
+        with pytest.raises(AttributeError, match=f"{name}.*{text}.*DelayedScaling"):
+            getattr(recipe, name)
+        with pytest.raises(ImportError, match=f"{name}.*{text}.*DelayedScaling"):
+            exec(f"from apex.transformer_engine.common.recipe import {name}")
     assert not hasattr(recipe, "NVFP4BlockScaling")
 
 

@@ -164,10 +164,31 @@ LAYERS = {
     stackedRNN: [(lambda: RNN.LSTM(8, 8, 1), (random(2, 3, 8),))],
     bidirectionalRNN: [(lambda: RNN.GRU(8, 8, 1, bidirectional=True), (random(2, 3, 8),))],
 }
+_PLAIN_OPERATIONS = (
+    "Identity MakeExtraOutput AllReduce AllGather ReduceScatter GELU ReLU SReLU QGELU SiLU GEGLU ReGLU SReGLU QGEGLU "
+    "SwiGLU GLU"
+)
+LAYERS |= {
+    getattr(te.ops, name): [(getattr(te.ops, name), (random(2, 8),))] for name in _PLAIN_OPERATIONS.split()
+}
+LAYERS |= {
+    te.ops.Linear: [(lambda: te.ops.Linear(8, 4), (random(2, 8),))],
+    te.ops.BasicLinear: [(lambda: te.ops.BasicLinear(8, 4), (random(2, 8),))],
+    te.ops.LayerNorm: [(lambda: te.ops.LayerNorm(8), (random(2, 8),))],
+    te.ops.RMSNorm: [(lambda: te.ops.RMSNorm(8), (random(2, 8),))],
+    te.ops.Bias: [(lambda: te.ops.Bias(8), (random(2, 8),))],
+    te.ops.ConstantScale: [(lambda: te.ops.ConstantScale(2.0), (random(2, 8),))],
+    te.ops.Dropout: [(lambda: te.ops.Dropout(0.5), (random(2, 8),))],
+    te.ops.Reshape: [(lambda: te.ops.Reshape((4, 4)), (random(2, 8),))],
+    te.ops.AddExtraInput: [(te.ops.AddExtraInput, (random(2, 8), random(2, 8)))],
+    te.ops.Sequential: [
+        (lambda: te.ops.Sequential(te.ops.LayerNorm(8), te.ops.Linear(8, 4), te.ops.GELU()), (random(2, 8),))
+    ],
+}
 # These hold a layer of the user, which is what is to be traced; cells are parts of the networks, and the base of layers
 # has no forward. Angles are made of a number, which is no proxy.
 WRAPPERS = {tofp16, FP16Model, DistributedDataParallel, RNNCell, mLSTMRNNCell}
-WRAPPERS |= {TransformerEngineBaseModule, te.RotaryPositionEmbedding}
+WRAPPERS |= {TransformerEngineBaseModule, te.RotaryPositionEmbedding, te.ops.FusibleOperation}
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 CASES = [case for cases in LAYERS.values() for case in cases]
 

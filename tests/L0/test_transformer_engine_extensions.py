@@ -495,6 +495,8 @@ def test_names_that_are_not_here_say_why():
             assert not hasattr(module, name)
             with pytest.raises(AttributeError, match=f"has no attribute '{name}': .*here|use|by"):
                 getattr(module, name)
+            with pytest.raises(ImportError, match=f"has no attribute '{name}': "):
+                exec(f"from {module.__name__} import {name}")
         with pytest.raises(AttributeError, match="no attribute 'no_such'$"):
             _ = module.no_such
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from apex._legacy import absent
 
 __all__ = [
     "DelayedScaling",
@@ -219,10 +222,14 @@ def _refuse_attention(recipe: Any) -> None:
         raise ValueError("fp8_dpa and fp8_mha: attention is not made in FP8 here; leave both False")
 
 
-_ABSENT = ("MXFP8BlockScaling", "NVFP4BlockScaling", "CustomRecipe")
+_HERE = "there are DelayedScaling, Float8CurrentScaling and Float8BlockScaling"
+_ABSENT = {
+    "MXFP8BlockScaling": f"blocks of 1 x 32 with E8M0 scales, which Blackwell multiplies, are not here; {_HERE}",
+    "NVFP4BlockScaling": f"FP4 is not here; {_HERE}",
+    "CustomRecipe": f"quantizers of one's own are not taken; {_HERE}",
+}
 
 
 def __getattr__(name: str) -> Any:
-    there = ", ".join(("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling"))
-    told = f": this recipe is not here; there are {there}" if name in _ABSENT else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{told}")
+    why = f": {_ABSENT[name]}" if name in _ABSENT else ""
+    raise absent.refused(f"module {__name__!r} has no attribute {name!r}{why}", __name__, sys._getframe(1))

@@ -1,7 +1,8 @@
 """FP8 for JAX: the recipe in force, what layers remember of magnitudes, and products of numbers in FP8.
 
-As in transformer_engine.jax 1.x: a layer keeps in the collection `FP8_META` a history of largest magnitudes and the
-scales made of it, for its input, its kernel and its output's gradient. The history after a step comes back as the
+As in transformer_engine.jax since 1.8: a layer keeps in the collection `FP8_META` ("fp8_metas"), for each product and
+for its input (i), its kernel (w) and its output's gradient (g), the history of largest magnitudes and the scale made
+of it: amax_i_0 [steps], scale_i_0 [1], and so on. The history after a step comes back as the
 gradient of the collection, and the next step makes its scales of it:
 
     loss, grads = jax.value_and_grad(loss_of)(variables)
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,16 +28,19 @@ from apex.transformer_engine.jax.sharding import MeshResource, global_shard_guar
 
 __all__ = [
     "FP8_META",
+    "AmaxComputeAlgo",
+    "FP8Helper",
     "fp8_autocast",
     "get_delayed_scaling",
+    "is_fp8_available",
     "is_fp8_enabled",
     "update_collections",
     "update_fp8_metas",
 ]
 
-FP8_META = "fp8_meta_collection"
-AMAX, SCALE, SCALE_INV = "fp8_meta_amax", "fp8_meta_scale", "fp8_meta_scale_inv"
-TENSORS = 3  # of a product: input, kernel, gradient of the output
+FP8_META = "fp8_metas"
+AMAX, SCALE = "amax", "scale"
+TENSORS = ("i", "w", "g")  # of a product: input, kernel, gradient of the output
 _enabled = False
 _recipe = DelayedScaling()
 
@@ -82,6 +87,11 @@ def is_fp8_enabled() -> bool:
     return _enabled
 
 
+def is_fp8_available(gpu_id: int | None = None) -> tuple[bool, str]:
+    """(True, ""): where a card does not multiply FP8, its products are made of widened numbers."""
+    return True, ""
+
+
 def get_delayed_scaling() -> DelayedScaling:
     """The recipe in force."""
     return _recipe
@@ -100,17 +110,83 @@ def _has_fnuz() -> bool:
     return str(getattr(jax.local_devices()[0], "compute_capability", "")).startswith("gfx94")
 
 
+class AmaxComputeAlgo(enum.Enum):
+    """Which magnitude of a history counts."""
+
+    MAX = "max"
+    MOST_RECENT = "most_recent"
+
+
+class _InForce(type):
+    """Attributes that say what the innermost fp8_autocast says."""
+
+    INITIALIZED = property(lambda _: _enabled)
+    MARGIN = property(lambda _: float(_recipe.margin))
+    FP8_FORMAT = property(lambda _: _recipe.fp8_format)
+    FWD_DTYPE = property(lambda _: formats()[0])
+    BWD_DTYPE = property(lambda _: formats()[1])
+    AMAX_HISTORY_LEN = property(lambda _: _recipe.amax_history_len)
+    AMAX_COMPUTE_ALGO = property(lambda _: AmaxComputeAlgo(_recipe.amax_compute_algo))
+
+
+class FP8Helper(metaclass=_InForce):
+    """What the innermost fp8_autocast says, by the public engine's names, and what layers' states are called.
+
+    INITIALIZED, MARGIN, FP8_FORMAT, FWD_DTYPE, BWD_DTYPE, AMAX_HISTORY_LEN, AMAX_COMPUTE_ALGO; they are read alone.
+    initialize and finalize are fp8_autocast without a context, outside of any.
+    """
+
+    FP8_COLLECTION_NAME = FP8_META
+    FP8_AMAX_NAME = AMAX
+    FP8_SCALE_NAME = SCALE
+
+    @staticmethod
+    def is_fp8_enabled() -> bool:
+        """Whether layers multiply in FP8 here."""
+        return _enabled
+
+    @staticmethod
+    def initialize(
+        margin: float = 0.0,
+        fp8_format: Format = Format.HYBRID,
+        amax_history_len: int = 1,
+        amax_compute_algo: AmaxComputeAlgo = AmaxComputeAlgo.MAX,
+    ) -> None:
+        """Layers multiply in FP8 from here on."""
+        global _enabled, _recipe
+        algorithm = AmaxComputeAlgo(amax_compute_algo).value
+        _recipe = DelayedScaling(margin, 1, fp8_format, amax_history_len, algorithm)
+        _enabled = True
+
+    @staticmethod
+    def finalize() -> None:
+        """Layers do not any more."""
+        global _enabled, _recipe
+        _enabled, _recipe = False, DelayedScaling()
+
+    @staticmethod
+    def update_collections(new: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
+        """As te.update_collections."""
+        return update_collections(new, original)
+
+
 def largest(dtype: Any) -> float:
     """The largest number of a dtype."""
     return float(jnp.finfo(dtype).max)
 
 
+def names(kind: str, product: int) -> list[str]:
+    """What the three arrays of a kind, AMAX or SCALE, of a product are called."""
+    return [f"{kind}_{tensor}_{product}" for tensor in TENSORS]
+
+
 def new_metas(products: int) -> dict[str, jax.Array]:
-    """What a layer of so many products remembers at first: {AMAX: [3 * products, history], SCALE, SCALE_INV:
-    [3 * products, 1]}, float32."""
-    rows = TENSORS * products
-    ones = jnp.ones((rows, 1), jnp.float32)
-    return {AMAX: jnp.zeros((rows, _recipe.amax_history_len), jnp.float32), SCALE: ones, SCALE_INV: ones}
+    """What a layer of so many products remembers at first: histories [steps] of 0 and scales [1] of 1, float32."""
+    made: dict[str, jax.Array] = {}
+    for product in range(products):
+        made |= {name: jnp.zeros(_recipe.amax_history_len, jnp.float32) for name in names(AMAX, product)}
+        made |= {name: jnp.ones(1, jnp.float32) for name in names(SCALE, product)}
+    return made
 
 
 def update_collections(new: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,10 +211,19 @@ def update_fp8_metas(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _update(metas: Mapping[str, Any]) -> dict[str, Any]:
-    if AMAX not in metas:
+    if names(AMAX, 0)[0] not in metas:
         return {name: _update(inner) for name, inner in metas.items()}
-    scale = _scales(_settings(), metas[AMAX], metas[SCALE])
-    return {SCALE: scale, SCALE_INV: 1 / scale, AMAX: metas[AMAX]}
+    updated, product = dict(metas), 0
+    while names(AMAX, product)[0] in metas:
+        made = _scales(_settings(), *_stacked(metas, product))
+        updated |= dict(zip(names(SCALE, product), made, strict=True))
+        product += 1
+    return updated
+
+
+def _stacked(metas: Mapping[str, Any], product: int) -> list[jax.Array]:
+    """(histories [3, steps], scales [3, 1]) of a product."""
+    return [jnp.stack([metas[name] for name in names(kind, product)]) for kind in (AMAX, SCALE)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,11 +242,9 @@ def _settings() -> _Settings:
 
 
 def _scales(settings: _Settings, history: jax.Array, before: jax.Array) -> jax.Array:
-    """The scales [3 * products, 1] of a history [3 * products, length] and of the scales before."""
+    """The scales [3, 1] of a product's histories [3, steps] and of the scales before."""
     forward, backward = largest(settings.forward), largest(settings.backward)
-    limits = jnp.tile(
-        jnp.asarray([[forward], [forward], [backward]], jnp.float32), (len(history) // TENSORS, 1)
-    )
+    limits = jnp.asarray([[forward], [forward], [backward]], jnp.float32)
     amax = history[:, :1] if settings.newest else history.max(-1, keepdims=True)
     wanted = limits / amax / 2.0**settings.margin
     scale = jnp.where((amax > 0) & jnp.isfinite(amax) & jnp.isfinite(wanted), wanted, before)
@@ -196,22 +279,19 @@ def _contract(a: jax.Array, b: jax.Array, axes: Any, scale: jax.Array, dtype: An
 def dot(x: jax.Array, kernel: jax.Array, metas: Mapping[str, jax.Array], product: int = 0) -> jax.Array:
     """x @ kernel in FP8, and its gradients.
 
-    x: [..., contracted]; kernel: [contracted, features]. metas: as `new_metas` makes them, of which the rows of
-    `product` are used: the scales are made of the histories. Their gradient is what they are after the step: each
-    history moved on, its first column what this step saw, and the scales that it used.
+    x: [..., contracted]; kernel: [contracted, features]. metas: as `new_metas` makes them, of which those of `product`
+    are used: the scales are made of the histories. Their gradient is what they are after the step: each history moved
+    on, its first number what this step saw, and the scales that it used.
     """
-    rows = slice(TENSORS * product, TENSORS * (product + 1))
-    used = (metas[name][rows] for name in (AMAX, SCALE, SCALE_INV))
-    return _dot(_settings(), x, kernel.astype(x.dtype), *used)
+    return _dot(_settings(), x, kernel.astype(x.dtype), *_stacked(metas, product))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _dot(settings, x, kernel, amax, scale, scale_inv):
-    return _dot_forward(settings, x, kernel, amax, scale, scale_inv)[0]
+def _dot(settings, x, kernel, amax, scale):
+    return _dot_forward(settings, x, kernel, amax, scale)[0]
 
 
-def _dot_forward(settings, x, kernel, amax, scale, scale_inv):
-    del scale_inv  # that of the scales before
+def _dot_forward(settings, x, kernel, amax, scale):
     scale = _scales(settings, amax, scale)
     inverse = 1 / scale
     qx, qk = quantize(x, scale[0, 0], settings.forward), quantize(kernel, scale[1, 0], settings.forward)
@@ -230,7 +310,7 @@ def _dot_backward(settings, kept, grad):
     over = tuple(range(grad.ndim - 1))
     grad_kernel = _contract(qx, qg, (over, over), scale_inv[0, 0] * scale_inv[2, 0], of_kernel.dtype)
     moved = moved.at[2, 0].set(_largest_magnitude(grad))
-    return grad_x, grad_kernel, moved, scale, scale_inv
+    return grad_x, grad_kernel, moved, scale
 
 
 _dot.defvjp(_dot_forward, _dot_backward)

@@ -3,7 +3,7 @@
 import os
 
 from apex.transformer.tensor_parallel.random import CudaRNGStatesTracker
-from apex.transformer_engine.pytorch import constants, cpp_extensions, distributed, fp8
+from apex.transformer_engine.pytorch import constants, cpp_extensions, distributed, fp8, ops, optimizers
 from apex.transformer_engine.pytorch._formats import is_fp8_available, served
 from apex.transformer_engine.pytorch._recompute import checkpoint
 from apex.transformer_engine.pytorch._state import (
@@ -62,6 +62,8 @@ __all__ = [
     "is_in_onnx_export_mode",
     "make_graphed_callables",
     "onnx_export",
+    "ops",
+    "optimizers",
     "quantized_model_init",
     "served",
 ]

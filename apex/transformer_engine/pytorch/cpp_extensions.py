@@ -7,6 +7,7 @@ torch's. Errors: TypeError (dtypes), ValueError (shapes, devices).
 
 from __future__ import annotations
 
+import sys
 from typing import Any, TypeAlias
 
 import torch
@@ -53,7 +54,9 @@ _Dtype: TypeAlias = DType | torch.dtype
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(raw, name)
+    if name in raw.__all__:
+        return getattr(raw, name)
+    raise raw.missing(name, sys._getframe(1))
 
 
 def _of(meta: Any, index: int) -> tuple[torch.Tensor | None, ...]:

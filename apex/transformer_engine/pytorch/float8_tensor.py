@@ -241,7 +241,7 @@ def _cast(values, dtype, scaling=None, scale=None, amax=None):
         amax = state.amax_history[0, index] if amax is None else amax
     if scale is None:
         scale = _casts.current_scale(_casts.amax(matrix), _formats.largest(dtype))
-    scale = scale.to(values.device).reshape(())
+    scale = scale.to(values.device, torch.float32).reshape(())
     codes = _casts.cast(matrix, scale, dtype, amax, True, False)[0]
     return codes.reshape(values.shape), torch.ones_like(scale) / scale
 
@@ -306,3 +306,6 @@ def _rebuild(codes, scale_inv, dtype, requires_grad, initial):
 
 def _unpickled(codes, *others):
     return _rebuild(codes[0].view(codes[1]), *others)
+
+
+torch.serialization.add_safe_globals([_unpickled])  # it makes tensors alone: torch.load(weights_only=True) takes them

@@ -11,7 +11,6 @@ from flax.linen import partitioning
 
 from apex.transformer_engine import jax as te
 from apex.transformer_engine.jax import flax as layers
-from apex.transformer_engine.jax import fp8
 
 KEY = jax.random.key(0)
 EPS = 1e-6
@@ -176,11 +175,24 @@ def test_attention_core(transposed, kind, groups):
     mask = jnp.asarray(np.random.default_rng(3).random((2, 1, 5, 5)) < 0.3) if kind != "no_mask" else None
     bias = drawn(1, 4, 5, 5, seed=4)
     layer = layers.DotProductAttention(
-        attn_mask_type=kind, scale_attn_logits=True, transpose_batch_sequence=transposed
+        head_dim=8,
+        num_attention_heads=4,
+        num_gqa_groups=groups,
+        attn_mask_type=kind,
+        transpose_batch_sequence=transposed,
     )
     turn = (lambda t: t.swapaxes(0, 1)) if transposed else (lambda t: t)
     got = layer.apply({}, turn(q), turn(k), turn(v), mask, bias, deterministic=True)
-    close(turn(got), attend(q, k, v, mask, "causal" in kind, bias, 1 / math.sqrt(8)))
+    counted = None if kind == "causal" else mask  # which "causal" does not look at
+    close(turn(got), attend(q, k, v, counted, "causal" in kind, bias, 1 / math.sqrt(8)))
+    if groups == 4 and kind == "causal":
+        packed = layer.clone(qkv_layout="bs3hd").apply(
+            {}, jnp.stack([turn(q), turn(k), turn(v)], 2), None, None, mask, bias, deterministic=True
+        )
+        assert jnp.array_equal(packed, got)
+    both = jnp.stack([turn(k), turn(v)], 2)
+    packed = layer.clone(qkv_layout="bshd_bs2hd", scale_factor=8**-0.5)
+    assert jnp.array_equal(packed.apply({}, turn(q), both, None, mask, bias, deterministic=True), got)
 
 
 @pytest.mark.parametrize("fuse", [True, False])
@@ -189,8 +201,8 @@ def test_attention_core(transposed, kind, groups):
 def test_multi_head_attention(fuse, cross, groups):
     x, y = drawn(2, 5, 16), drawn(2, 7, 16, seed=1)
     layer = layers.MultiHeadAttention(
-        head_dim=4, num_heads=4, num_gqa_groups=groups, fuse_qkv=fuse, transpose_batch_sequence=False, use_bias=True,
-        attn_mask_type="no_mask", apply_residual_connection_post_layernorm=True,
+        head_dim=4, num_attention_heads=4, num_gqa_groups=groups, fuse_qkv_params=fuse, transpose_batch_sequence=False,
+        use_bias=True, attn_mask_type="no_mask", return_layernorm_output=True,
     )  # fmt: skip
     other = y if cross else x
     v = made(layer, x, other, deterministic=True)
@@ -216,8 +228,45 @@ def test_multi_head_attention(fuse, cross, groups):
     close(output, context @ np.asarray(p["out"]["kernel"]) + np.asarray(p["out"]["bias"]), 5e-5)
 
 
+def test_fields_of_earlier_releases():
+    """They warn, and what comes beside the output is the residual."""
+    x = drawn(2, 5, 16)
+    fields = {"head_dim": 4, "transpose_batch_sequence": False}
+    now = layers.MultiHeadAttention(
+        num_attention_heads=4,
+        attention_dropout=0.5,
+        fuse_qkv_params=False,
+        return_layernorm_output=True,
+        **fields,
+    )
+    with pytest.warns(DeprecationWarning, match="num_attention_heads") as told:
+        old = layers.MultiHeadAttention(
+            num_heads=4,
+            dropout_rate=0.5,
+            fuse_qkv=False,
+            apply_residual_connection_post_layernorm=True,
+            **fields,
+        )
+    assert len(told) == 4
+    v = made(now, x, x, deterministic=True)
+    for drop in (True, False):
+        found = [layer.apply(v, x, x, deterministic=drop, rngs={"dropout": KEY}) for layer in (now, old)]
+        assert all(map(jnp.array_equal, *found))
+    assert now.clone(return_layernorm_output=False).apply(v, x, x, deterministic=True)[1] is None
+    with pytest.warns(DeprecationWarning):
+        plain = layers.MultiHeadAttention(
+            num_heads=4, apply_residual_connection_post_layernorm=False, **fields
+        )
+        without = layers.MultiHeadAttention(num_attention_heads=4, output_layernorm=True, **fields)
+    assert plain.apply(made(plain, x, x, deterministic=True), x, x, deterministic=True)[1] is x
+    assert (
+        not without.input_layernorm
+        and "scale" not in made(without, x, x, deterministic=True)["params"]["qkv"]
+    )
+
+
 def test_the_query_begins_scaled():
-    layer = layers.MultiHeadAttention(head_dim=64, num_heads=4, transpose_batch_sequence=False)
+    layer = layers.MultiHeadAttention(head_dim=64, num_attention_heads=4, transpose_batch_sequence=False)
     x = drawn(1, 4, 256)
     kernel = layer.init({"params": KEY, "dropout": KEY}, x, x)["params"]["qkv"]["kernel"]
     query, key, value = (float(kernel[:, i].std()) * 16 for i in range(3))
@@ -398,9 +447,11 @@ def test_fp8_layers_train(dtype):
     exact, _ = losses(False)
     rough, state = losses(True)
     assert exact[-1] < 0.5 * exact[0] and abs(rough[-1] / exact[-1] - 1) < 0.1
-    names = {"attention": {"qkv", "out"}, "mlp": {fp8.AMAX, fp8.SCALE, fp8.SCALE_INV}}
-    assert {k: set(v) for k, v in state[te.FP8_META].items()} == names
-    assert not (state[te.FP8_META]["mlp"][fp8.SCALE] == 1).any()
+    of_mlp = {
+        f"{kind}_{tensor}_{product}" for kind in ("amax", "scale") for tensor in "iwg" for product in (0, 1)
+    }
+    assert {k: set(v) for k, v in state[te.FP8_META].items()} == {"attention": {"qkv", "out"}, "mlp": of_mlp}
+    assert all(state[te.FP8_META]["mlp"][name][0] != 1 for name in of_mlp if "scale" in name)
 
 
 def test_without_fp8_there_is_no_collection():
@@ -433,14 +484,20 @@ BAD = {  # what is said, the layer, the shapes of its arguments
     "activation": ("no activation 'what'", layers.LayerNormMLP(activations=("what",)), [(2, 4)]),
     "mask type": (
         "attn_mask_type must be",
-        layers.DotProductAttention(attn_mask_type="what"),
+        layers.DotProductAttention(4, 1, attn_mask_type="what"),
         [(1, 2, 1, 4)] * 3,
     ),
     "groups": (
         "share 3 heads of keys",
-        layers.DotProductAttention(),
+        layers.DotProductAttention(4, 4, 3),
         [(1, 2, 4, 4), (1, 2, 3, 4), (1, 2, 3, 4)],
     ),
+    "heads of keys": (
+        "the key must have 4 dimensions and 4 heads",
+        layers.DotProductAttention(4, 4),
+        [(1, 2, 4, 4), (1, 2, 2, 4), (1, 2, 2, 4)],
+    ),
+    "layout": ("qkv_layout must be", layers.DotProductAttention(4, 4, qkv_layout="thd"), [(1, 2, 4, 4)] * 3),
     "axes": ("has 2 dimensions", layers.DenseGeneral(features=3, kernel_axes=("embed",)), [(2, 4)]),
     "axis": ("contracts the last dimension", layers.LayerNormMLP(axis=0), [(2, 4)]),
 }

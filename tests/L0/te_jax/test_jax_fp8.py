@@ -51,8 +51,22 @@ def metas(history=3):
     """Histories of which the recipe makes SCALES; the scales before are others."""
     amax = np.asarray([[448.0 / 2], [448.0 / 4], [57344.0 / 8]], np.float32)
     amax = jnp.asarray(amax / (1 + np.arange(history, dtype=np.float32)))
-    old = jnp.full((3, 1), 0.5, jnp.float32)
-    return {fp8.AMAX: amax, fp8.SCALE: old, fp8.SCALE_INV: 1 / old}
+    return state(amax, jnp.full((3, 1), 0.5, jnp.float32))
+
+
+def state(histories, scales):
+    """A layer's, of rows: input, kernel and gradient of one product after the other."""
+    found = {}
+    for kind, rows in ((fp8.AMAX, histories), (fp8.SCALE, scales)):
+        for i, row in enumerate(rows):
+            found[f"{kind}_{'iwg'[i % 3]}_{i // 3}"] = row
+    return found
+
+
+def rows(found, kind):
+    """The arrays of a kind, as `state` was given them."""
+    count = sum(name.startswith(f"{kind}_") for name in found)
+    return np.stack([found[f"{kind}_{'iwg'[i % 3]}_{i // 3}"] for i in range(count)])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -80,11 +94,10 @@ def test_products(dtype, shape):
             np.asarray(got, np.float64), wanted, rtol=eps, atol=eps * np.abs(wanted).max(initial=0)
         )
     largest = [float(jnp.abs(t.astype(jnp.float32)).max(initial=0)) for t in (x, kernel, grad)]
-    moved = np.roll(np.asarray(before[fp8.AMAX]), -1, 1)
+    moved = np.roll(rows(before, fp8.AMAX), -1, 1)
     moved[:, 0] = largest
-    np.testing.assert_array_equal(after[fp8.AMAX], moved)
-    np.testing.assert_array_equal(after[fp8.SCALE][:, 0], list(SCALES.values()))
-    np.testing.assert_array_equal(after[fp8.SCALE_INV], 1 / after[fp8.SCALE])
+    np.testing.assert_array_equal(rows(after, fp8.AMAX), moved)
+    np.testing.assert_array_equal(rows(after, fp8.SCALE)[:, 0], list(SCALES.values()))
 
 
 @pytest.mark.parametrize("form", [te.Format.HYBRID, te.Format.E4M3])
@@ -94,21 +107,21 @@ def test_scales_follow_the_history_without_update_fp8_metas(form):
     x, kernel = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((64, 32), (32, 16)))
     grad = jnp.asarray(rng.standard_normal((64, 16)) * 1e-5, jnp.float32)
     with te.fp8_autocast(enabled=True, fp8_recipe=te.DelayedScaling(fp8_format=form, amax_history_len=2)):
-        state = fp8.new_metas(1)
+        metas = fp8.new_metas(1)
         for _ in range(2):
-            _, pull = jax.vjp(fp8.dot, x, kernel, state)
-            dx, dk, state = pull(grad)
-        again = te.update_fp8_metas({te.FP8_META: state})[te.FP8_META]
+            _, pull = jax.vjp(fp8.dot, x, kernel, metas)
+            dx, dk, metas = pull(grad)
+        again = te.update_fp8_metas({te.FP8_META: metas})[te.FP8_META]
     for got, wanted in ((dx, grad @ kernel.T), (dk, x.T @ grad)):
         error = np.linalg.norm(np.asarray(got - wanted, np.float64)) / np.linalg.norm(wanted)
         assert error < 0.08
-    np.testing.assert_array_equal(again[fp8.SCALE], state[fp8.SCALE])
+    np.testing.assert_array_equal(rows(again, fp8.SCALE), rows(metas, fp8.SCALE))
 
 
 def test_nan_does_not_reach_the_history():
     x = jnp.asarray([[jnp.nan, 2.0]], jnp.float32)
     after = jax.grad(lambda m: fp8.dot(x, jnp.ones((2, 1)), m).sum())(metas())
-    assert float(after[fp8.AMAX][0, 0]) == 2.0
+    assert float(after["amax_i_0"][0]) == 2.0
 
 
 @pytest.mark.parametrize("algorithm", ["max", "most_recent"])
@@ -122,12 +135,8 @@ def test_scales(algorithm, margin, form):
         [[1, 8, 2, 0], [0, 0, 0, 0], [jnp.inf] * 4, [4, 2, 1, 0], [jnp.nan] * 4, [3, 6, 0, 0]], jnp.float32
     )
     old = jnp.asarray([[5.0]] * 6, jnp.float32)
-    state = {
-        "params": 1,
-        te.FP8_META: {"a": {"b": {fp8.AMAX: history, fp8.SCALE: old, fp8.SCALE_INV: 1 / old}}},
-    }
     with te.fp8_autocast(enabled=True, fp8_recipe=recipe):
-        updated = te.update_fp8_metas(state)
+        updated = te.update_fp8_metas({"params": 1, te.FP8_META: {"a": {"b": state(history, old)}}})
     got = updated[te.FP8_META]["a"]["b"]
     newest = algorithm == "most_recent"
     gradient = 57344.0 if form is te.Format.HYBRID else 448.0
@@ -139,15 +148,15 @@ def test_scales(algorithm, margin, form):
         5 * 2**margin,
         gradient / (3 if newest else 6),
     ]
-    np.testing.assert_allclose(got[fp8.SCALE][:, 0], np.asarray(wanted) / 2**margin)
-    np.testing.assert_allclose(got[fp8.SCALE_INV], 1 / got[fp8.SCALE])
+    np.testing.assert_allclose(rows(got, fp8.SCALE)[:, 0], np.asarray(wanted) / 2**margin)
+    np.testing.assert_array_equal(rows(got, fp8.AMAX), history)
     assert updated["params"] == 1 and te.update_fp8_metas({"params": 1}) == {"params": 1}
 
 
 def test_a_layer_that_the_loss_does_not_reach_begins_anew():
     zeros = jax.tree.map(jnp.zeros_like, metas())
     got = te.update_fp8_metas({te.FP8_META: {"layer": zeros}})[te.FP8_META]["layer"]
-    assert (got[fp8.SCALE] == 1).all() and (got[fp8.SCALE_INV] == 1).all()
+    assert (rows(got, fp8.SCALE) == 1).all()
 
 
 def test_collections():
@@ -155,6 +164,39 @@ def test_collections():
     merged = te.update_collections({te.FP8_META: {"a": {"x": 3}}, "cache": 4}, original)
     assert merged == {"params": {"w": 1}, te.FP8_META: {"a": {"x": 3, "y": 2}}, "cache": 4}
     assert original[te.FP8_META]["a"]["x"] == 1
+
+
+def test_names_of_the_public_state():
+    """FP8Helper says what is in force; the collection and its arrays are called as the public engine's since 1.8."""
+    helper = fp8.FP8Helper
+    assert not helper.INITIALIZED and not helper.is_fp8_enabled() and helper.AMAX_HISTORY_LEN == 1024
+    recipe = te.DelayedScaling(
+        margin=2, fp8_format=te.Format.E4M3, amax_history_len=5, amax_compute_algo="most_recent"
+    )
+    with te.fp8_autocast(enabled=True, fp8_recipe=recipe):
+        assert helper.INITIALIZED and helper.is_fp8_enabled() and helper.MARGIN == 2.0
+        assert helper.FP8_FORMAT is te.Format.E4M3 and helper.AMAX_HISTORY_LEN == 5
+        assert helper.FWD_DTYPE == helper.BWD_DTYPE == jnp.float8_e4m3fn
+        assert helper.AMAX_COMPUTE_ALGO is fp8.AmaxComputeAlgo.MOST_RECENT
+        made = fp8.new_metas(2)
+    assert helper.FP8_FORMAT is te.Format.HYBRID and jnp.float8_e5m2 == helper.BWD_DTYPE
+    assert helper.FP8_COLLECTION_NAME == te.FP8_META == "fp8_metas" and te.is_fp8_available() == (True, "")
+    names = [
+        f"{kind}_{tensor}_{product}" for product in (0, 1) for kind in ("amax", "scale") for tensor in "iwg"
+    ]
+    assert sorted(made) == sorted(names)
+    assert made["amax_w_1"].shape == (5,) and made["scale_g_0"].shape == (1,)
+    assert helper.update_collections({"a": 1}, {"a": 2, "b": 3}) == {"a": 1, "b": 3}
+    helper.initialize(
+        margin=1.0, fp8_format=te.Format.E4M3, amax_compute_algo=fp8.AmaxComputeAlgo.MOST_RECENT
+    )
+    try:
+        assert te.is_fp8_enabled() and te.get_delayed_scaling() == te.DelayedScaling(
+            margin=1.0, fp8_format=te.Format.E4M3, amax_history_len=1, amax_compute_algo="most_recent"
+        )
+    finally:
+        helper.finalize()
+    assert not te.is_fp8_enabled() and te.get_delayed_scaling() == te.DelayedScaling()
 
 
 def test_autocast():

@@ -66,7 +66,7 @@ def test_rotary_positions(method, transposed, windows, dtype):
 @pytest.mark.parametrize("cross", [False, True])
 def test_attention_with_rotary_positions(method, transposed, groups, cross):
     layer = layers.MultiHeadAttention(
-        head_dim=8, num_heads=4, num_gqa_groups=groups, fuse_qkv=False, output_layernorm=True,
+        head_dim=8, num_attention_heads=4, num_gqa_groups=groups, fuse_qkv_params=False, input_layernorm=False,
         attn_mask_type="no_mask" if cross else "causal", transpose_batch_sequence=transposed,
         enable_rotary_pos_emb=True, rotary_pos_emb_group_method=method,
     )  # fmt: skip
@@ -96,7 +96,7 @@ def test_rotary_positions_that_are_refused():
 def test_kinds_of_bias(kind):
     q, k, v = (drawn(2, 5, 4, 8, seed=seed) for seed in range(3))
     bias = drawn(1, 4, 5, 5, seed=3)
-    layer = layers.DotProductAttention(attn_bias_type=kind, scale_attn_logits=True)
+    layer = layers.DotProductAttention(8, 4, attn_bias_type=kind, transpose_batch_sequence=False)
     got = layer.apply({}, q, k, v, None, bias, deterministic=True)
     close(got, attended(q, k, v, bias, 8**-0.5, kind == "pre_scale_bias"))
 

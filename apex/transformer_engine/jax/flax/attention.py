@@ -6,6 +6,7 @@ C. Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -27,75 +28,107 @@ Initializer = Callable[..., jax.Array]
 _kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 
 
+_LAYOUTS = ("bshd_bshd_bshd", "bshd_bs2hd", "bs3hd")
+
+
 class DotProductAttention(nn.Module):
     """softmax(scale query . key + bias) . value, with dropout on the probabilities.
 
-    scale: 1 / sqrt(head_dim) with scale_attn_logits, else 1. attn_bias_type: "post_scale_bias", as above,
-    "pre_scale_bias", which scales the bias too, or "no_bias"; None is the first or the last, as there is a bias or not.
-    Raises ValueError where the type and the bias disagree.
+    head_dim, num_attention_heads, num_gqa_groups: sizes of query, and of key and value, of whose fewer heads each
+    serves as many queries' heads; None: as many. scale: scale_factor; None: 1 / sqrt(head_dim). attn_bias_type:
+    "post_scale_bias", as above, "pre_scale_bias", which scales the bias too, or "no_bias"; None is the first or the
+    last, as there is a bias or not. Raises ValueError where the type and the bias, or heads and fields disagree.
 
     query, key, value: [batch, sequence, heads, head_dim], or [sequence, batch, heads, head_dim] with
-    transpose_batch_sequence; key and value may have fewer heads, of which each serves as many queries' heads. mask:
-    true where a key is left out, [batch, 1 or heads, queries, keys]; bias: added, likewise. attn_mask_type: "causal" or
-    "padding_causal", which leave out later keys and those of the mask, "padding", those of the mask, or "no_mask".
-    Returns query's shape.
+    transpose_batch_sequence. qkv_layout "bshd_bs2hd": key is both, [..., 2, heads, head_dim], "bs3hd": query is all
+    three, [..., 3, heads, head_dim]; the others are None. mask: true where a key is left out, [batch, 1 or heads,
+    queries, keys]; bias: added, likewise. attn_mask_type: "padding" (keys of the mask are left out), "causal" (later
+    ones are), "padding_causal" (both) or "no_mask". "causal" and "no_mask" do not look at the mask, as in the public
+    engine. Returns the query's shape.
     """
 
+    head_dim: int
+    num_attention_heads: int
+    num_gqa_groups: int | None = None
+    attention_dropout: float = 0.0
     attn_mask_type: str = "causal"
     attn_bias_type: str | None = None
-    dropout_rate: float = 0.0
-    dropout_rng_name: str = "dropout"
     dtype: Any = jnp.float32
+    dropout_rng_name: str = "dropout"
     float32_logits: bool = False
-    scale_attn_logits: bool = False
-    transpose_batch_sequence: bool = False
+    qkv_layout: str = "bshd_bshd_bshd"
+    scale_factor: float | None = None
+    transpose_batch_sequence: bool = True
 
     @nn.compact
     def __call__(
         self,
         query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
+        key: jax.Array | None,
+        value: jax.Array | None,
         mask: jax.Array | None = None,
         bias: jax.Array | None = None,
         *,
         deterministic: bool = False,
     ) -> jax.Array:
+        query, key, value = self._unpacked(query, key, value)
         sizes = "qbhgd,kbhd->bhgqk" if self.transpose_batch_sequence else "bqhgd,bkhd->bhgqk"
         back = "bhgqk,kbhd->qbhgd" if self.transpose_batch_sequence else "bhgqk,bkhd->bqhgd"
-        if query.shape[2] % key.shape[2]:
-            raise ValueError(
-                f"{query.shape[2]} heads of queries cannot share {key.shape[2]} heads of keys evenly"
-            )
         if self.float32_logits:
             query, key = query.astype(jnp.float32), key.astype(jnp.float32)
         grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
         logits = jnp.einsum(sizes, grouped, key)
         batch, heads, groups, queries, keys = logits.shape
-        scale = 1 / math.sqrt(query.shape[-1]) if self.scale_attn_logits else 1.0
+        scale = 1 / math.sqrt(self.head_dim) if self.scale_factor is None else self.scale_factor
         if (
             _bias_type(self.attn_bias_type, bias) == "post_scale_bias"
         ):  # the softmax would scale the bias, too
             logits, scale = logits * scale, 1.0
-        probabilities = Softmax(
-            scale_factor=scale,
-            softmax_type=_softmax_type(self.attn_mask_type, mask, queries),
-        )(logits.reshape(batch, heads * groups, queries, keys), mask, bias).astype(self.dtype)
+        kind, mask = _softmax_of(self.attn_mask_type, mask)
+        probabilities = Softmax(scale_factor=scale, softmax_type=kind)(
+            logits.reshape(batch, heads * groups, queries, keys), mask, bias
+        ).astype(self.dtype)
         # One mask of dropout for all queries of a sequence, as public's layers have it.
         probabilities = nn.Dropout(
-            self.dropout_rate, broadcast_dims=(2,), rng_collection=self.dropout_rng_name
+            self.attention_dropout, broadcast_dims=(2,), rng_collection=self.dropout_rng_name
         )(probabilities, deterministic=deterministic)
         grouped = jnp.einsum(back, probabilities.reshape(logits.shape), value.astype(self.dtype))
         return grouped.reshape(query.shape[:2] + (heads * groups, value.shape[-1]))
 
+    def _unpacked(self, query, key, value):
+        """Query, key and value, of the heads that the fields say."""
+        if self.qkv_layout not in _LAYOUTS:
+            raise ValueError(f"qkv_layout must be one of {', '.join(_LAYOUTS)}, not {self.qkv_layout!r}")
+        if self.qkv_layout == "bs3hd":
+            query, key, value = (query[..., i, :, :] for i in range(3))
+        elif self.qkv_layout == "bshd_bs2hd":
+            key, value = (key[..., i, :, :] for i in range(2))
+        groups = self.num_gqa_groups or self.num_attention_heads
+        if self.num_attention_heads % groups:
+            raise ValueError(
+                f"{self.num_attention_heads} heads of queries cannot share {groups} heads of keys evenly"
+            )
+        for name, tensor, heads in (
+            ("query", query, self.num_attention_heads),
+            ("key", key, groups),
+            ("value", value, groups),
+        ):
+            if tensor.ndim != 4 or tensor.shape[2] != heads:
+                raise ValueError(
+                    f"the {name} must have 4 dimensions and {heads} heads; its shape is {tensor.shape}"
+                )
+        return query, key, value
 
-def _softmax_type(attn_mask_type: str, mask: jax.Array | None, queries: int) -> SoftmaxType:
-    if attn_mask_type in ("causal", "padding_causal", "causal_padding"):
-        # One query (decoding) sees all keys but those of the mask.
-        return SoftmaxType.SCALED_UPPER_TRIANG_MASKED if queries > 1 else SoftmaxType.SCALED_MASKED
+
+def _softmax_of(attn_mask_type: str, mask: jax.Array | None) -> tuple[SoftmaxType, jax.Array | None]:
+    """(what is left out, the mask where it counts)"""
+    if attn_mask_type in ("padding_causal", "causal_padding"):
+        return SoftmaxType.SCALED_UPPER_TRIANG_MASKED, mask
+    if attn_mask_type == "causal":
+        return SoftmaxType.SCALED_UPPER_TRIANG_MASKED, None
     if attn_mask_type in ("padding", "no_mask"):
         masked = mask is not None and attn_mask_type == "padding"
-        return SoftmaxType.SCALED_MASKED if masked else SoftmaxType.SCALED
+        return (SoftmaxType.SCALED_MASKED, mask) if masked else (SoftmaxType.SCALED, None)
     raise ValueError(
         f"attn_mask_type must be 'causal', 'padding_causal', 'padding' or 'no_mask', not {attn_mask_type!r}"
     )
@@ -118,41 +151,73 @@ def _bias_type(attn_bias_type: str | None, bias: jax.Array | None) -> str:
     return kind
 
 
-class MultiHeadAttention(TransformerEngineBase):
-    """Attention with its projections: a norm first unless `output_layernorm`, then query, key and value, then the
-    output.
+# Fields of earlier releases, and what they are called now.
+_RENAMED = {
+    "num_heads": "num_attention_heads",
+    "dropout_rate": "attention_dropout",
+    "fuse_qkv": "fuse_qkv_params",
+    "apply_residual_connection_post_layernorm": "return_layernorm_output",
+}
 
-    Returns (output, residual): the residual is the norm's output with apply_residual_connection_post_layernorm, else
-    inputs_q. Submodules: qkv (inputs_q is inputs_kv, fuse_qkv), or query and kv, or query, key and value; out. With
-    scaled_query_init the query's kernel begins divided by sqrt(head_dim), so that logits need no scale. With
-    enable_rotary_pos_emb queries and keys are turned by their positions (`rotary_pos_emb`), in decoding by those in the
-    whole sequence; query_position is that of the first query where keys are of another sequence.
+
+class MultiHeadAttention(TransformerEngineBase):
+    """Attention with its projections: a norm first if input_layernorm, then query, key and value, then the output.
+
+    Returns (output, the norm's output with return_layernorm_output, else None). Submodules: qkv (inputs_q is
+    inputs_kv, fuse_qkv_params), or query and kv, or query, key and value; out. With scaled_query_init the query's
+    kernel begins divided by sqrt(head_dim), so that logits need no scale. With enable_rotary_pos_emb queries and keys
+    are turned by their positions (`rotary_pos_emb`), in decoding by those in the whole sequence; query_position is that
+    of the first query where keys are of another sequence. mask: of attn_mask_type, see DotProductAttention.
+
+    num_heads, dropout_rate, fuse_qkv and apply_residual_connection_post_layernorm are names of earlier releases, which
+    warn. With the last of them the second result is the residual, as there: the norm's output, or where it is False
+    inputs_q. output_layernorm, of earlier releases, is the contrary of input_layernorm.
     """
 
     head_dim: int
-    num_heads: int
+    num_attention_heads: int = 0
     num_gqa_groups: int | None = None
-    dropout_rate: float = 0.0
+    attention_dropout: float = 0.0
     dropout_rng_name: str = "dropout"
+    input_layernorm: bool = True
     layernorm_type: str = "layernorm"
     layernorm_epsilon: float = 1e-6
+    return_layernorm_output: bool = False
     zero_centered_gamma: bool = False
     kernel_init: Initializer = _kernel_init
     use_bias: bool = False
     bias_init: Initializer = nn.initializers.zeros
-    apply_residual_connection_post_layernorm: bool = False
-    output_layernorm: bool = False
     attn_mask_type: str = "causal"
     attn_bias_type: str | None = None
     enable_rotary_pos_emb: bool = False
     rotary_pos_emb_windows: tuple[int, int] = (1, 10000)
     rotary_pos_emb_group_method: str = "consecutive"
     dtype: Any = jnp.float32
-    fuse_qkv: bool = True
+    fuse_qkv_params: bool = True
     transpose_batch_sequence: bool = True
     scale_attn_logits: bool = False
     scaled_query_init: bool = True
     float32_logits: bool = False
+    num_heads: int | None = None
+    dropout_rate: float | None = None
+    output_layernorm: bool | None = None
+    apply_residual_connection_post_layernorm: bool | None = None
+    fuse_qkv: bool | None = None
+
+    def __post_init__(self) -> None:
+        for old, new in _RENAMED.items():
+            value = getattr(self, old)
+            if value is None:
+                continue
+            warnings.warn(f"MultiHeadAttention: {old} is called {new} now", DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, new, value)
+        if self.output_layernorm is not None:
+            text = "MultiHeadAttention: output_layernorm is input_layernorm now, and says the contrary"
+            warnings.warn(text, DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "input_layernorm", not self.output_layernorm)
+        if self.num_attention_heads < 1:
+            raise ValueError(f"num_attention_heads must be 1 or more, not {self.num_attention_heads}")
+        super().__post_init__()
 
     def _dense(
         self, name: str, features: Any, init: Initializer, normalized: bool, **fields: Any
@@ -165,7 +230,7 @@ class MultiHeadAttention(TransformerEngineBase):
         if not normalized:
             return DenseGeneral(**common)
         return LayerNormDenseGeneral(
-            enable_layernorm=not self.output_layernorm,
+            enable_layernorm=self.input_layernorm,
             layernorm_type=self.layernorm_type,
             epsilon=self.layernorm_epsilon,
             zero_centered_gamma=self.zero_centered_gamma,
@@ -175,8 +240,8 @@ class MultiHeadAttention(TransformerEngineBase):
 
     def _project(self, inputs_q: jax.Array, inputs_kv: jax.Array) -> tuple[jax.Array, ...]:
         """query, key, value as [.., .., heads * head_dim], and what the norm gave."""
-        groups = self.num_gqa_groups or self.num_heads
-        width, narrow = self.num_heads * self.head_dim, groups * self.head_dim
+        groups = self.num_gqa_groups or self.num_attention_heads
+        width, narrow = self.num_attention_heads * self.head_dim, groups * self.head_dim
         depth = math.sqrt(self.head_dim) if self.scaled_query_init else 1.0
 
         def query_init(key, shape, dtype):
@@ -196,12 +261,12 @@ class MultiHeadAttention(TransformerEngineBase):
         heads = {"kernel_axes": ("embed", "joined_kv"), "bias_axes": ("joined_kv",)}
         joined = {"kernel_axes": ("embed", "qkv_dim", "joined_kv"), "bias_axes": ("qkv_dim", "joined_kv")}
         same = inputs_q is inputs_kv
-        if self.fuse_qkv and same and width == narrow:
+        if self.fuse_qkv_params and same and width == narrow:
             qkv, normalized = self._dense("qkv", (3, width), init_of(3), True, **joined)(inputs_q)
             return *(qkv[..., i, :] for i in range(3)), normalized
         query, normalized = self._dense("query", width, query_init, True, **heads)(inputs_q)
         source = normalized if same else inputs_kv
-        if self.fuse_qkv:
+        if self.fuse_qkv_params:
             kv = self._dense("kv", (2, narrow), init_of(2), False, **joined)(source)
             return query, kv[..., 0, :], kv[..., 1, :], normalized
         key, value = (
@@ -220,7 +285,7 @@ class MultiHeadAttention(TransformerEngineBase):
         decode: bool = False,
         deterministic: bool = False,
         query_position: int | jax.Array = 0,
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array | None]:
         query, key, value, normalized = self._project(inputs_q, inputs_kv)
         query, key, value = (t.reshape(*t.shape[:2], -1, self.head_dim) for t in (query, key, value))
         if self.enable_rotary_pos_emb:
@@ -229,19 +294,23 @@ class MultiHeadAttention(TransformerEngineBase):
         if decode:
             key, value, mask, bias = self._remember(key, value, mask, bias)
         context = DotProductAttention(
+            head_dim=self.head_dim,
+            num_attention_heads=self.num_attention_heads,
+            num_gqa_groups=self.num_gqa_groups,
             attn_mask_type="padding" if decode else self.attn_mask_type,
             attn_bias_type=self.attn_bias_type,
-            dropout_rate=self.dropout_rate,
+            attention_dropout=self.attention_dropout,
             dropout_rng_name=self.dropout_rng_name,
             dtype=self.dtype,
             float32_logits=self.float32_logits,
-            scale_attn_logits=self.scale_attn_logits,
+            scale_factor=None if self.scale_attn_logits else 1.0,
             transpose_batch_sequence=self.transpose_batch_sequence,
         )(query, key, value, mask, bias, deterministic=deterministic)
         context = context.reshape(*context.shape[:2], -1)
         axes = {"kernel_axes": ("joined_kv", "embed"), "bias_axes": ("embed",)}
         output = self._dense("out", inputs_q.shape[-1], self.kernel_init, False, **axes)(context)
-        return output, normalized if self.apply_residual_connection_post_layernorm else inputs_q
+        other = None if self.apply_residual_connection_post_layernorm is None else inputs_q
+        return output, normalized if self.return_layernorm_output else other
 
     def _turned(self, x: jax.Array, start: Any) -> jax.Array:
         settings = (self.transpose_batch_sequence, self.rotary_pos_emb_group_method)

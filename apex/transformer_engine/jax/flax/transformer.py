@@ -117,10 +117,10 @@ class TransformerLayer(nn.Module):
                 f"hidden_size {self.hidden_size} is no multiple of {self.num_attention_heads} heads"
             )
         return MultiHeadAttention(
-            num_heads=self.num_attention_heads,
+            num_attention_heads=self.num_attention_heads,
             num_gqa_groups=self.num_gqa_groups,
             head_dim=self.hidden_size // self.num_attention_heads,
-            dropout_rate=self.attention_dropout,
+            attention_dropout=self.attention_dropout,
             dropout_rng_name=self.dropout_rng_name,
             layernorm_type=self.layernorm_type,
             layernorm_epsilon=self.layernorm_epsilon,
@@ -128,12 +128,12 @@ class TransformerLayer(nn.Module):
             kernel_init=self.mha_kernel_init,
             use_bias=self.use_bias,
             bias_init=self.bias_init,
-            apply_residual_connection_post_layernorm=self.apply_residual_connection_post_layernorm,
+            return_layernorm_output=self.apply_residual_connection_post_layernorm,
             enable_rotary_pos_emb=self.enable_rotary_pos_emb,
             rotary_pos_emb_windows=self.rotary_pos_emb_windows,
             rotary_pos_emb_group_method=self.rotary_pos_emb_group_method,
             dtype=self.dtype,
-            fuse_qkv=self.fuse_qkv_params,
+            fuse_qkv_params=self.fuse_qkv_params,
             transpose_batch_sequence=self.transpose_batch_sequence,
             scale_attn_logits=self.scale_attn_logits,
             scaled_query_init=self.scaled_query_init,
@@ -194,19 +194,19 @@ class TransformerLayer(nn.Module):
             name,
             attn_mask_type=self.self_attn_mask_type,
             attn_bias_type=self.self_attn_bias_type,
-            output_layernorm=self.output_layernorm,
+            input_layernorm=not self.output_layernorm,
         )
         position = attention.get_variable("cache", "cache_index", 0) if decode else 0
-        output, residual = attention(
+        output, normalized = attention(
             inputs, inputs, attention_mask, bias, decode=decode, deterministic=deterministic
         )
-        x = finish(output, residual)
+        x = finish(output, inputs if normalized is None else normalized)
         if self.layer_type is TransformerLayerType.DECODER:
             attention = self._attention("encoder_decoder_attention", attn_mask_type="padding")
-            output, residual = attention(
+            output, normalized = attention(
                 x, encoded, encoder_decoder_mask, deterministic=deterministic, query_position=position
             )
-            x = finish(output, residual)
+            x = finish(output, x if normalized is None else normalized)
         output, normalized = self._mlp()(x, deterministic=deterministic)
         x = finish(output, normalized if self.apply_residual_connection_post_layernorm else x)
         if self.output_layernorm:

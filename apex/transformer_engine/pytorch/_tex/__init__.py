@@ -15,6 +15,7 @@ import torch
 from apex import _fp8
 from apex._legacy import (
     _softmax,
+    absent,
     fused_rotary_positional_embedding,
     scaled_masked_softmax_cuda,
     scaled_softmax_cuda,
@@ -130,14 +131,12 @@ _ABSENT = {
 }
 
 
-def __getattr__(name):
+def missing(name, frame):
+    """What `frame` gets that asks for a name which is not here."""
     why = next((text for begin, text in _ABSENT.items() if name.startswith(begin)), None)
     told = f": {why}" if why else ""
-    raise AttributeError(f"module 'transformer_engine_extensions' has no attribute {name!r}{told}")
-
-
-def _empty_codes(rows, columns, like):
-    return torch.empty((rows, columns), dtype=torch.uint8, device=like.device)
+    module = "transformer_engine_extensions"
+    return absent.refused(f"module {module!r} has no attribute {name!r}{told}", module, frame)
 
 
 # ---- casts and transposes --------------------------------------------------------------------------------------------

@@ -122,13 +122,20 @@ class _NormFirst(nn.Module):
         return found[0] if len(found) == 1 else tuple(found)
 
     def _norm_of_cast(self):
-        """(Norm, gamma, beta) where one pass makes the norm and its cast, else None.
-
-        Current and block scaling look for magnitudes before they cast, so the norm has to be there; so it has to be
-        where it is returned, or sent to other ranks, or multiplied without FP8.
-        """
-        if not current.fuses(delayed=True) or self.return_layernorm_output or self._sharing.sequence:
+        """norm_of_cast of this layer's; None where its output is returned, too."""
+        if self.return_layernorm_output:
             return None
-        centered = self.normalization == "LayerNorm"
-        norm = Norm(centered, self.eps, self.zero_centered_gamma, self._sharing.group_of_gradients())
-        return norm, self.layer_norm_weight, self.layer_norm_bias
+        parts = self.layer_norm_weight, self.layer_norm_bias
+        return norm_of_cast(self.normalization, self.eps, self.zero_centered_gamma, *parts, self._sharing)
+
+
+def norm_of_cast(kind, eps, zero_centered_gamma, weight, bias, sharing):
+    """(Norm, gamma, beta) where one pass makes a norm and the cast of what it gives, else None.
+
+    sharing: of the layer that multiplies it. Current and block scaling look for magnitudes before they cast, so the
+    norm has to be there; so it has to be where it is sent to other ranks, or multiplied without FP8.
+    """
+    if not current.fuses(delayed=True) or sharing.sequence:
+        return None
+    norm = Norm(kind == "LayerNorm", eps, zero_centered_gamma, sharing.group_of_gradients())
+    return norm, weight, bias

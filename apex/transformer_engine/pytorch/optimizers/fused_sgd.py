@@ -1,0 +1,5 @@
+"""te.optimizers.FusedSGD: apex.optimizers'."""
+
+from apex.optimizers import FusedSGD
+
+__all__ = ["FusedSGD"]
