@@ -2,6 +2,9 @@
  *
  * No torch, no Python, no vendor header. Every function returns a status or a plain value; none exits,
  * aborts or throws. Functions may be called from any thread, without the GIL.
+ *
+ * Sizes, dtypes and layouts are checked. Pointers are not: one that is null or reaches less memory than the sizes say
+ * is undefined, unless its comment allows null.
  */
 #pragma once
 #include <stddef.h>
