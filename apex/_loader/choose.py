@@ -350,7 +350,14 @@ def _check_cpu(machine: Machine, unit: str) -> _Answer:
         return _unable(machine.library)
     if unit not in machine.cpu_units:
         return _unable(f"libapex.so has no CPU variant of {unit}")
-    return _able(f"x86-64-v{machine.cpu_level}" if "x86_64" in machine.system else "portable")
+    return _able(_of_level(machine))
+
+
+def _of_level(machine: Machine) -> str:
+    """What the CPU variant is compiled for: NEON is in the baseline of aarch64."""
+    if machine.system.endswith("aarch64"):
+        return "SVE" if machine.cpu_level > 1 else "NEON"
+    return f"x86-64-v{machine.cpu_level}" if "x86_64" in machine.system else "portable"
 
 
 def _forced(machine: Machine, device: Device) -> str | None:

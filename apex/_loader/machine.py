@@ -153,7 +153,7 @@ class Machine:
     system:      "linux_x86_64"
     cuda_driver: newest CUDA that the NVIDIA driver serves, as (12, 4), or None
     hip_runtime: version of the HIP runtime, as (7, 2), or None
-    cpu_level:   x86-64 level 1 to 4
+    cpu_level:   x86-64 level 1 to 4; of aarch64 1 (NEON) or 2 (SVE)
     cpu_units:   units that libapex.so has a CPU variant of
     library:     why libapex.so cannot be used, or None
     portable:    why the portable binding cannot serve any torch, or None

@@ -5,6 +5,8 @@ Opens a driver only where torch has a GPU; what is absent never raises.
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import re
 from collections.abc import Callable, Set
 from pathlib import Path
@@ -17,7 +19,7 @@ from apex._loader.once import Once
 def describe() -> Machine:
     """This machine, read now."""
     torch = _torch()
-    level = cpu_level(_cpu_flags())
+    level = _own_cpu_level()
     gpus = torch_devices() or next(filter(None, (devices() for devices in _others)), ())
     described = Machine(
         torch=torch,
@@ -86,6 +88,15 @@ def cpu_level(flags: Set[str]) -> int:
             break
         reached = level
     return reached
+
+
+def _own_cpu_level() -> int:
+    if platform.machine() != "aarch64":
+        return cpu_level(_cpu_flags())
+    at_hwcap, sve = 16, 1 << 22  # <sys/auxv.h>, <asm/hwcap.h>
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    return 2 if getauxval(at_hwcap) & sve else 1
 
 
 def _cpu_flags() -> set[str]:

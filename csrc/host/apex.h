@@ -81,7 +81,8 @@ APEX_EXPORT void apex_forget_choices(void);
  * serves the launches after that; one that was registered before is not loaded twice. */
 APEX_EXPORT int32_t apex_register_code_object(int32_t platform, int32_t device, const char* unit, const void* image,
                                               size_t bytes);
-/* Highest x86-64 level that CPU variants may use: 1 (portable), 2, 3, 4. Default: what cpuid says.
+/* Highest level that CPU variants may use: of x86-64 1 (portable), 2, 3, 4; of aarch64 1 (NEON), 2 (SVE). Default: what
+ * the processor has.
  * Setting clamps to what the machine has (0 asks for just that) and returns the level now in force. */
 APEX_EXPORT int32_t apex_cpu_level(void);
 APEX_EXPORT int32_t apex_set_cpu_level(int32_t level);

@@ -6,6 +6,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace {
@@ -44,6 +46,9 @@ int detect() {
   if (!has(leaf7, bit(16) | bit(17) | bit(28) | bit(30) | bit(31)) || !has(saved, bit(5) | bit(6) | bit(7))) return 3;
   return 4;
 }
+#elif defined(__aarch64__)
+// Bit 22 of AT_HWCAP, HWCAP_SVE: the processor has it, and the operating system saves its registers.
+int detect() { return getauxval(AT_HWCAP) >> 22 & 1 ? 2 : 1; }
 #else
 int detect() { return 1; }
 #endif

@@ -1,9 +1,10 @@
-/* Which x86-64 level CPU variants may use (apex_cpu_level). */
+/* Which level CPU variants may use (apex_cpu_level): those of the x86-64 psABI, 1 to 4; on aarch64 1, whose baseline
+ * has NEON, and 2, SVE. */
 #pragma once
 
 namespace apex {
 
-/* What this machine and its operating system can run: 1, 2, 3 or 4. Asked once. */
+/* What this machine and its operating system can run. Asked once. */
 int machine_cpu_level();
 
 /* The level in force: the machine's, unless apex_set_cpu_level lowered it. */

@@ -1,5 +1,5 @@
 // The CPU variant of every multi-tensor operation: the operation's own update(), in loops that vectorise,
-// compiled once for each x86-64 level.
+// compiled once for each level of the processor.
 #pragma once
 #include <algorithm>
 
@@ -8,13 +8,17 @@
 #include "host/multi_tensor_tiles.h"
 #include "host/parallel.h"
 
-// LEVEL(number, attributes) for each x86-64 level; the attributes let g++ use its instructions.
+// LEVEL(number, attributes) for each level of cpu_level.h; the attributes let g++ use its instructions.
 #if defined(__x86_64__)
 #define APEX_CPU_LEVELS(LEVEL)                        \
   LEVEL(1)                                            \
   LEVEL(2, __attribute__((target("arch=x86-64-v2")))) \
   LEVEL(3, __attribute__((target("arch=x86-64-v3")))) \
   LEVEL(4, __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))))
+#elif defined(__aarch64__)
+#define APEX_CPU_LEVELS(LEVEL) \
+  LEVEL(1)                     \
+  LEVEL(2, __attribute__((target("arch=armv8.2-a+sve"))))
 #else
 #define APEX_CPU_LEVELS(LEVEL) LEVEL(1)
 #endif
@@ -29,6 +33,8 @@ template <class Chunked> void run_at_level(const Chunked& chunked, int64_t begin
 #if defined(__x86_64__)
   const int32_t level = apex_cpu_level();
   run_level = level >= 4 ? &Chunked::level4 : level == 3 ? &Chunked::level3 : level == 2 ? &Chunked::level2 : run_level;
+#elif defined(__aarch64__)
+  if (apex_cpu_level() >= 2) run_level = &Chunked::level2;
 #endif
   parallel_for(begin, end, grain, [&](int64_t first, int64_t last) { (chunked.*run_level)(first, last); });
 }

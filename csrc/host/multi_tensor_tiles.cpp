@@ -4,6 +4,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace apex {
@@ -53,6 +55,19 @@ APEX_HALVES store_halves(void* elements, int64_t i, const float* x, int64_t n) {
                      _mm256_cvtps_ph(_mm256_loadu_ps(x + j), _MM_FROUND_TO_NEAREST_INT));
   store_elements(to + j, x + j, n - j);
 }
+#elif defined(__aarch64__)
+void load_halves(float* x, const void* elements, int64_t i, int64_t n) {
+  const gpu::half* from = static_cast<const gpu::half*>(elements) + i;
+  int64_t j = 0;
+  for (; j + 4 <= n; j += 4) vst1q_f32(x + j, vcvt_f32_f16(vld1_f16(reinterpret_cast<const float16_t*>(from + j))));
+  load_elements(x + j, from + j, n - j);
+}
+void store_halves(void* elements, int64_t i, const float* x, int64_t n) {
+  gpu::half* to = static_cast<gpu::half*>(elements) + i;
+  int64_t j = 0;
+  for (; j + 4 <= n; j += 4) vst1_f16(reinterpret_cast<float16_t*>(to + j), vcvt_f16_f32(vld1q_f32(x + j)));
+  store_elements(to + j, x + j, n - j);
+}
 #endif
 
 // In the order of apex_dtype.
@@ -62,13 +77,16 @@ APEX_HALVES store_halves(void* elements, int64_t i, const float* x, int64_t n) {
 }  // namespace
 
 const TileConversions<float>& tile_conversions(int level, float) {
-  static constexpr TileConversions<float> by_level[] = {FLOATS(1, load1<gpu::half>, store1<gpu::half>)
 #if defined(__x86_64__)
-                                                            FLOATS(2, load2<gpu::half>, store2<gpu::half>)
-                                                                FLOATS(3, load_halves, store_halves)
-                                                                    FLOATS(4, load_halves, store_halves)
+  static constexpr TileConversions<float> by_level[] = {
+      FLOATS(1, load1<gpu::half>, store1<gpu::half>) FLOATS(2, load2<gpu::half>, store2<gpu::half>)
+          FLOATS(3, load_halves, store_halves) FLOATS(4, load_halves, store_halves)};
+#elif defined(__aarch64__)
+  static constexpr TileConversions<float> by_level[] = {FLOATS(1, load_halves, store_halves)
+                                                            FLOATS(2, load_halves, store_halves)};
+#else
+  static constexpr TileConversions<float> by_level[] = {FLOATS(1, load1<gpu::half>, store1<gpu::half>)};
 #endif
-  };
   return by_level[level - 1];
 }
 const TileConversions<double>& tile_conversions(int, double) {

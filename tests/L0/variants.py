@@ -13,6 +13,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import platform
 import sys
 from dataclasses import dataclass, field
 
@@ -114,7 +115,7 @@ def why_not(name: str) -> str:
         level = int(name[-1])
         most = library.load().c.apex_set_cpu_level(0)
         if level > most:
-            return f"this machine has x86-64-v{most}"
+            return f"this machine has {'x86-64-v' if platform.machine() == 'x86_64' else 'level '}{most}"
     if name in EXECUTORS:
         return _executor_fault(EXECUTORS[name][0])
     return ""

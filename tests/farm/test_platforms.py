@@ -119,15 +119,16 @@ int main(int count, char** names) {
 """
 
 
-def test_an_emulated_process_loads_it(library, cross, tmp_path):
-    """The portable variant is the only one there: NEON is in its baseline."""
+@pytest.mark.parametrize(("processor", "level"), [("cortex-a72", 1), ("max", 2)])
+def test_an_emulated_process_loads_it(library, cross, tmp_path, processor, level):
+    """NEON is in the baseline; SVE is taken where the processor has it."""
     if not (qemu := shutil.which("qemu-aarch64")):
         pytest.skip("no qemu-aarch64: apt-get install qemu-user")
     (tmp_path / "loads.c").write_text(LOADS)
     subprocess.run([cross.path, "-x", "c", tmp_path / "loads.c", "-o", tmp_path / "loads"], check=True)
-    command = [qemu, "-L", "/usr/aarch64-linux-gnu", tmp_path / "loads", library]
+    command = [qemu, "-cpu", processor, "-L", "/usr/aarch64-linux-gnu", tmp_path / "loads", library]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "level 1\n"), done.stdout + done.stderr
+    assert (done.returncode, done.stdout) == (0, f"level {level}\n"), done.stdout + done.stderr
 
 
 # ---- headers -----------------------------------------------------------------------------------------------
