@@ -234,10 +234,7 @@ def entry(headers: TorchHeaders, python: Python) -> dict[str, object]:
 
 
 def _load_grade(headers: TorchHeaders, python: Python) -> str | None:
-    """Slim torches are loaded on the farm's own platform only."""
-    if headers.platform != matrix.NATIVE:
-        return None
-    return loads.grade(headers.release, python.tag, source_identity())
+    return loads.grade(headers.release, python.tag, source_identity(), platform=headers.platform)
 
 
 def check_symbols(libapex: Path, bindings: list[Path]) -> None:

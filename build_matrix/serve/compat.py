@@ -71,13 +71,12 @@ def _base(cell: str, release: str, tag: str, platform: str) -> str:
     """What is known without a run of the tests."""
     if cell != receipts.CPU:
         return "built"
-    if platform != matrix.NATIVE:
-        return "linked, never loaded"
-    if not loads.path(release, tag).is_file():
-        return "linked"
+    linked = "linked" if platform == matrix.NATIVE else "linked, never loaded"
+    if not loads.path(release, tag, platform=platform).is_file():
+        return linked
     from build_matrix.parts import bindings  # reads every source of the bindings
 
-    return loads.grade(release, tag, bindings.source_identity()) or "linked"
+    return loads.grade(release, tag, bindings.source_identity(), platform=platform) or linked
 
 
 def pure_cells(accelerator: Accelerator, name: str) -> list[dict]:

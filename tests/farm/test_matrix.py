@@ -159,6 +159,14 @@ def test_a_load_counts_for_the_sources_that_were_loaded_only(tmp_path):
     assert loads.grade("2.15.0", "cp313", "abc", tmp_path) is None
 
 
+def test_a_load_of_an_emulated_process_is_graded_so(tmp_path):
+    arm = {"folder": tmp_path, "platform": "linux_aarch64"}
+    assert loads.write("2.8.0", "cp311", "abc", **arm).name == "torch-2.8.0-cp311-linux_aarch64.json"
+    assert loads.grade("2.8.0", "cp311", "abc", **arm) == "loaded under qemu"
+    assert loads.grade("2.8.0", "cp311", "abc", tmp_path) is None
+    assert loads.grade("2.8.0", "cp311", "changed", **arm) is None
+
+
 @pytest.mark.parametrize(
     ("question", "nearest"),
     [
