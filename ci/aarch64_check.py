@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=REPOSITORY / "build/aarch64", metavar="FOLDER")
     parser.add_argument("--torch", default="2.8.0")
     parser.add_argument("--tests", default="", metavar="EXPRESSION", help="narrows them, as pytest's -k")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     emulated = Emulated(options.root.resolve(), options.torch)
     emulated.prepare()
     emulated.install(options.wheel.resolve())
