@@ -182,9 +182,12 @@ def of(platform, tmp_path):
 
 
 def test_a_binding_is_graded_as_what_it_is(cross, tmp_path, monkeypatch):
-    monkeypatch.setattr(loads, "grade", lambda *binding: "loaded (slim torch)")
-    assert bindings.entry(of(matrix.NATIVE, tmp_path), PYTHON)["grade"] == "loaded (slim torch)"
-    assert bindings.entry(of(ARM, tmp_path), PYTHON)["grade"] == "linked, never loaded"
+    monkeypatch.setattr(loads.grade, "__defaults__", (tmp_path, matrix.NATIVE))
+    monkeypatch.setattr(bindings, "source_identity", lambda: "abc")
+    for platform, grade in ((matrix.NATIVE, "loaded (slim torch)"), (ARM, "loaded under qemu")):
+        assert bindings.entry(of(platform, tmp_path), PYTHON)["grade"] == "linked, never loaded"
+        loads.write("2.13.0", PYTHON.tag, "abc", tmp_path, platform)
+        assert bindings.entry(of(platform, tmp_path), PYTHON)["grade"] == grade
     unit = bindings.python_module(of(ARM, tmp_path), PYTHON)
     assert unit.name == f"torch 2.13.0 {PYTHON.tag} {ARM}" and unit.inputs["platform"] == ARM
     assert "-march=armv8-a" in unit.inputs["flags"]
