@@ -308,4 +308,6 @@ def _unpickled(codes, *others):
     return _rebuild(codes[0].view(codes[1]), *others)
 
 
-torch.serialization.add_safe_globals([_unpickled])  # it makes tensors alone: torch.load(weights_only=True) takes them
+torch.serialization.add_safe_globals(
+    [_unpickled]
+)  # it makes tensors alone: torch.load(weights_only=True) takes them
