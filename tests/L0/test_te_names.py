@@ -61,6 +61,67 @@ def test_what_is_offered():
     assert not hasattr(recipe, "NVFP4BlockScaling")
 
 
+# Of transformer_engine.pytorch, releases 1.13 and 2.14.
+PUBLIC = """
+    constants DType LayerNormLinear Linear LayerNormMLP LayerNorm RMSNorm GroupedLinear Fp8Padding Fp8Unpadding
+    initialize_ub destroy_ub UserBufferQuantizationMode DotProductAttention FusedMLAQUpProjRopeQuant MultiheadAttention
+    InferenceParams RotaryPositionEmbedding TransformerLayer moe_permute moe_permute_with_probs
+    moe_permute_and_pad_with_probs moe_unpermute moe_sort_chunks_by_index moe_sort_chunks_by_index_with_probs
+    fp8_autocast fp8_model_init autocast quantized_model_init is_fp8_available is_mxfp8_available
+    is_fp8_block_scaling_available
+    is_nvfp4_available get_default_recipe QuantizerRole QuantizerRequest DelayedScalingRequest get_cudnn_version
+    get_device_compute_capability is_bf16_available deinterleave_glu_tensor interleave_glu_tensor make_graphed_callables
+    checkpoint CudaRNGStatesTracker get_cpu_offload_context mark_not_offload ManualOffloadSynchronizer ops optimizers
+    onnx_export parallel_cross_entropy CusolverMpCtx newton_schulz QuantizedTensorStorage QuantizedTensor Quantizer
+    prepare_for_saving restore_from_saved restore_from_func_ctx Float8Quantizer Float8CurrentScalingQuantizer
+    MXFP8Quantizer Float8BlockQuantizer NVFP4Quantizer Float8TensorStorage MXFP8TensorStorage
+    Float8BlockwiseQTensorStorage NVFP4TensorStorage Float8Tensor MXFP8Tensor Float8BlockwiseQTensor NVFP4Tensor
+    HybridQuantizer HybridQuantizedTensorStorage IdentityQuantizer IdentityTensorStorage HybridQuantizedTensor
+    IdentityTensor
+"""
+HERE = """
+    constants DType LayerNormLinear Linear LayerNormMLP LayerNorm RMSNorm GroupedLinear Fp8Padding Fp8Unpadding
+    DotProductAttention MultiheadAttention InferenceParams RotaryPositionEmbedding TransformerLayer fp8_autocast
+    fp8_model_init autocast quantized_model_init is_fp8_available is_mxfp8_available is_fp8_block_scaling_available
+    get_default_recipe make_graphed_callables checkpoint CudaRNGStatesTracker ops optimizers onnx_export Float8Tensor
+"""
+
+
+def test_names_of_the_public_package_are_here_or_say_why():
+    for name in PUBLIC.split():
+        if name in HERE.split():
+            assert hasattr(te, name)
+            continue
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': "):
+            getattr(te, name)
+        with pytest.raises(ImportError, match=f"no attribute '{name}': "):
+            exec(f"from apex.transformer_engine.pytorch import {name}")
+    with pytest.raises(AttributeError, match="no attribute 'no_such'$"):
+        _ = te.no_such
+    assert te.is_mxfp8_available() is False and te.is_mxfp8_available(return_reason=True)[0] is False
+    assert (
+        te.is_fp8_block_scaling_available(True) == (True, "")
+        and te.get_default_recipe() == recipe.DelayedScaling()
+    )
+
+
+@pytest.mark.parametrize("sizes", [(3, 0, 16), (16, 32, 16), (1, 1, 1)], ids=str)
+def test_padded_parts(sizes):
+    """Rows of 0 behind each part, which come off again; gradients go the same way."""
+    x, pad, unpad = random(sum(sizes), 8, grad=True), te.Fp8Padding(3), te.Fp8Unpadding(3)
+    padded, grown = pad(x, list(sizes))
+    assert grown == [-(-size // 16) * 16 for size in sizes] and padded.shape == (sum(grown), 8)
+    for part, own, size in zip(padded.split(grown), x.split(list(sizes)), sizes, strict=True):
+        assert torch.equal(part[:size], own) and not part[size:].any()
+    back = unpad(padded * 2, list(sizes))
+    back.sum().backward()
+    assert torch.equal(back, 2 * x) and (x.grad == 2).all()
+    assert te.Fp8Padding(1, align_size=32)(random(33, 4), [33])[1] == [64]
+    for call in (lambda: pad(x, [1, 2]), lambda: pad(x, [1, 2, 90]), lambda: unpad(random(3, 2), [1, 1, 1])):
+        with pytest.raises(ValueError, match="Fp8"):
+            call()
+
+
 def test_reset_after_a_step_that_failed():
     made, x = te.Linear(32, 48, device="cpu"), random(5, 32)
     te.fp8_autocast(fp8_recipe=RECIPES["delayed"]).__enter__()

@@ -152,6 +152,8 @@ LAYERS = {
     ],
     te.Linear: [(lambda: te.Linear(8, 4), (random(2, 8),))],
     te.GroupedLinear: [(lambda: te.GroupedLinear(2, 8, 4), (random(5, 8), [2, 3]))],
+    te.Fp8Padding: [(lambda: te.Fp8Padding(2), (random(5, 8), [2, 3]))],
+    te.Fp8Unpadding: [(lambda: te.Fp8Unpadding(2), (random(32, 8), [2, 3]))],
     te.LayerNorm: [(lambda: te.LayerNorm(8), (random(2, 8),))],
     te.RMSNorm: [(lambda: te.RMSNorm(8), (random(2, 8),))],
     te.LayerNormLinear: [(lambda: te.LayerNormLinear(8, 4, return_bias=True), (random(2, 8),))],

@@ -484,7 +484,7 @@ ELSEWHERE = """
     fused_attn_bwd_kvpacked fa_prepare_fwd fa_prepare_bwd get_fused_attn_backend NVTE_Bias_Type NVTE_Mask_Type
     NVTE_QKV_Layout NVTE_Fused_Attn_Backend UbufOverlapAlgo UbufCommOverlap UbufP2PCommOverlap
     ubuf_built_with_mpi CommOverlap te_atomic_gemm te_grouped_gemm moe_permute_fwd moe_unpermute_bwd
-    multi_tensor_adam multi_tensor_scale thd_read_half_tensor thd_get_partitioned_indices quantize dequantize
+    multi_tensor_adam_fp8 thd_read_half_tensor thd_get_partitioned_indices quantize dequantize
     generic_gemm
 """
 

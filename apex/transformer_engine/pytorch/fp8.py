@@ -26,7 +26,10 @@ __all__ = [
     "fp8_autocast",
     "fp8_model_init",
     "get_default_fp8_recipe",
+    "get_default_recipe",
     "is_fp8_available",
+    "is_fp8_block_scaling_available",
+    "is_mxfp8_available",
     "quantized_model_init",
 ]
 
@@ -51,6 +54,21 @@ def check_mxfp8_support() -> tuple[bool, str]:
 def get_default_fp8_recipe() -> Recipe:
     """What fp8_autocast takes without a recipe."""
     return DelayedScaling()
+
+
+def get_default_recipe() -> Recipe:
+    """As get_default_fp8_recipe."""
+    return get_default_fp8_recipe()
+
+
+def is_mxfp8_available(return_reason: bool = False) -> bool | tuple[bool, str]:
+    """False: there is no such recipe here. return_reason: (False, why)."""
+    return check_mxfp8_support() if return_reason else False
+
+
+def is_fp8_block_scaling_available(return_reason: bool = False) -> bool | tuple[bool, str]:
+    """True, as is_fp8_available. return_reason: (True, "")."""
+    return check_fp8_block_scaling_support() if return_reason else True
 
 
 class FP8GlobalStateManager:

@@ -195,6 +195,21 @@ def test_attention_core(transposed, kind, groups):
     assert jnp.array_equal(packed.apply({}, turn(q), both, None, mask, bias, deterministic=True), got)
 
 
+def test_attention_weights_are_dropped_one_by_one():
+    """By the module's own stream: equal queries lose different weights, a part of them as large as is said."""
+    q = jnp.broadcast_to(drawn(1, 1, 1, 8), (2, 64, 1, 8))
+    k, v = drawn(2, 64, 1, 8, seed=1), jnp.broadcast_to(jnp.eye(64)[None, :, None], (2, 64, 1, 64))
+    layer = layers.DotProductAttention(8, 1, None, 0.25, "no_mask", transpose_batch_sequence=False)
+    whole = layer.apply(
+        {}, q, k, v, deterministic=True
+    )  # the weights themselves, as values are a unit matrix
+    dropped = layer.apply({}, q, k, v, rngs={"dropout": KEY})
+    left = dropped != 0
+    close(dropped, jnp.where(left, whole / 0.75, 0.0))
+    assert abs(float(left.mean()) - 0.75) < 0.03 and not (left == left[:, :1]).all(axis=1).any()
+    assert jnp.array_equal(dropped, layer.apply({}, q, k, v, rngs={"dropout": KEY}))
+
+
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("groups", [None, 2])
@@ -452,6 +467,20 @@ def test_fp8_layers_train(dtype):
     }
     assert {k: set(v) for k, v in state[te.FP8_META].items()} == {"attention": {"qkv", "out"}, "mlp": of_mlp}
     assert all(state[te.FP8_META]["mlp"][name][0] != 1 for name in of_mlp if "scale" in name)
+
+
+def test_a_decoder_s_cross_attention_has_no_drop_path():
+    """As in the public engine: with all other paths dropped it is left."""
+    x, encoded = drawn(2, 5, 16), drawn(2, 7, 16, seed=1)
+    layer = layers.TransformerLayer(
+        hidden_size=16, mlp_hidden_size=32, num_attention_heads=4, drop_path=1.0, hidden_dropout=0.0,
+        attention_dropout=0.0, intermediate_dropout=0.0, layer_type=layers.TransformerLayerType.DECODER,
+    )  # fmt: skip
+    v = made(layer, x, encoded, deterministic=True)
+    cross = layers.MultiHeadAttention(4, 4, attn_mask_type="padding", transpose_batch_sequence=False)
+    own = {"params": v["params"]["encoder_decoder_attention"]}
+    wanted = x + cross.apply(own, x, encoded, deterministic=True)[0]
+    close(layer.apply(v, x, encoded, rngs={"dropout": KEY}), wanted)
 
 
 def test_without_fp8_there_is_no_collection():

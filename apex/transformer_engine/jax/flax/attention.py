@@ -88,10 +88,11 @@ class DotProductAttention(nn.Module):
         probabilities = Softmax(scale_factor=scale, softmax_type=kind)(
             logits.reshape(batch, heads * groups, queries, keys), mask, bias
         ).astype(self.dtype)
-        # One mask of dropout for all queries of a sequence, as public's layers have it.
-        probabilities = nn.Dropout(
-            self.attention_dropout, broadcast_dims=(2,), rng_collection=self.dropout_rng_name
-        )(probabilities, deterministic=deterministic)
+        if not deterministic and self.attention_dropout > 0.0:
+            # Of this module's own stream, so that seeds give what the public engine's give.
+            kept, chance = self.make_rng(self.dropout_rng_name), 1.0 - self.attention_dropout
+            kept = jax.random.bernoulli(kept, chance, probabilities.shape).astype(self.dtype)
+            probabilities = probabilities * (kept / jnp.asarray(chance, self.dtype))
         grouped = jnp.einsum(back, probabilities.reshape(logits.shape), value.astype(self.dtype))
         return grouped.reshape(query.shape[:2] + (heads * groups, value.shape[-1]))
 

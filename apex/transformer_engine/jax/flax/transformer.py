@@ -206,7 +206,10 @@ class TransformerLayer(nn.Module):
             output, normalized = attention(
                 x, encoded, encoder_decoder_mask, deterministic=deterministic, query_position=position
             )
-            x = finish(output, x if normalized is None else normalized)
+            # No drop_path here, as in the public engine.
+            x = self._drop(output, self.hidden_dropout_dims, deterministic) + (
+                x if normalized is None else normalized
+            )
         output, normalized = self._mlp()(x, deterministic=deterministic)
         x = finish(output, normalized if self.apply_residual_connection_post_layernorm else x)
         if self.output_layernorm:

@@ -22,6 +22,15 @@ from apex._legacy import (
     scaled_upper_triang_masked_softmax_cuda,
 )
 from apex._legacy._raw import raw as _raw
+from apex._legacy.amp_C import (
+    multi_tensor_adam,
+    multi_tensor_adam_capturable,
+    multi_tensor_adam_capturable_master,
+    multi_tensor_l2norm,
+    multi_tensor_scale,
+    multi_tensor_sgd,
+    multi_tensor_unscale_l2norm,
+)
 from apex._loader import bindings
 from apex.transformer_engine.pytorch import _formats
 from apex.transformer_engine.pytorch._tex import casts
@@ -87,6 +96,13 @@ __all__ = [
     "layernorm_fwd_fp8",
     "layernorm_fwd_fp8_noalloc",
     "layernorm_fwd_noalloc",
+    "multi_tensor_adam",
+    "multi_tensor_adam_capturable",
+    "multi_tensor_adam_capturable_master",
+    "multi_tensor_l2norm",
+    "multi_tensor_scale",
+    "multi_tensor_sgd",
+    "multi_tensor_unscale_l2norm",
     "qgelu",
     "reglu",
     "relu",
@@ -122,7 +138,7 @@ _ABSENT = {
     "ubuf": _OVERLAP,
     "Comm": _OVERLAP,
     "te_atomic_gemm": _OVERLAP,
-    "multi_tensor_": "use transformer_engine.pytorch.optimizers or amp_C, which have it",
+    "multi_tensor_": "states of optimizers are float32; use transformer_engine.pytorch.optimizers",
     "te_grouped_gemm": "use transformer_engine.pytorch.GroupedLinear",
     "moe_": "permutations of experts' rows are not here",
     "quantize": "tensors and quantizers of 2.x are not here; use cast_to_fp8",
