@@ -246,13 +246,16 @@ def plan(session):
     farm(session, "plan", *session.posargs)
 
 
-def wheel_session(name, accelerator, archs, about):
+WINDOWS = ["--platform=win_amd64"]
+
+
+def wheel_session(name, accelerator, archs, about, more=()):
     """One session that builds one wheel for the Python that runs nox."""
 
     @nox.session(name=name)
     def build(session):
         prepare(session, "farm", *(["containers"] if "--container" in session.posargs else []))
-        farm(session, "wheel", accelerator, *(f"--arch={arch}" for arch in archs), *session.posargs)
+        farm(session, "wheel", accelerator, *(f"--arch={arch}" for arch in archs), *more, *session.posargs)
 
     build.__doc__ = about
     return build
@@ -260,6 +263,12 @@ def wheel_session(name, accelerator, archs, about):
 
 build_cpu = wheel_session("build-cpu", "cpu", [], "Builds the wheel apex-cpu.")
 build_cuda = wheel_session("build-cuda", "cuda", [], "Builds the wheel apex-cuda with packs for every sm.")
+build_windows_cpu = wheel_session(
+    "build-windows-cpu", "cpu", [], "Builds the wheel apex-cpu for Windows.", WINDOWS
+)
+build_windows_cuda = wheel_session(
+    "build-windows-cuda", "cuda", [], "Builds the wheel apex-cuda for Windows.", WINDOWS
+)
 build_rocm = wheel_session("build-rocm", "rocm", [], "Builds the wheel apex-rocm with packs for every gfx.")
 build_npu = wheel_session("build-npu", "npu", [], "Builds the wheel apex-npu: Python alone, for Ascend NPUs.")
 for _accelerator in ("cuda", "rocm"):

@@ -16,6 +16,11 @@ from pathlib import Path
 from setuptools import Distribution, find_packages, setup
 from setuptools.command.build_py import build_py
 
+if sys.platform == "win32":
+    sys.exit(
+        "apex: this source tree is built on Linux, for Windows too (docs/windows.md). Where a wheel serves: "
+        "python -m pip install apex-cuda, or apex-cpu"
+    )
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # PEP 517 front ends run this file without its folder on the path
 

@@ -82,6 +82,8 @@ def _tags(table: Release, described: Machine) -> tuple[str, ...]:
         fits = npu.fitting(table.npu, torch, cann=described.npu.cann) or table.npu
         found = {tag for row in fits for tag in row.python}
         return tuple(tag for tag in (*table.pythons, *table.optional) if tag in found)
+    if described.system in table.portable:
+        return (*table.pythons, *table.optional)
     return table.pythons_for(_minor(described)) or table.pythons
 
 
@@ -190,7 +192,7 @@ def compat_parser(prog: str) -> Parser:
     parser.add_argument("--arch", action="append", default=[], help="sm_90, gfx942, npu; may be repeated")
     parser.add_argument("--driver", help="NVIDIA driver: branch (550) or the CUDA that it serves (12.4)")
     parser.add_argument("--python", default="", help="3.11; default: any")
-    parser.add_argument("--platform", help="linux_aarch64; default: this one")
+    parser.add_argument("--platform", help="linux_aarch64, win_amd64; default: this one")
     parser.add_argument(
         "--index", help="where the index is served; default: APEX_INDEX, else what the wheels say"
     )

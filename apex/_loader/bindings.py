@@ -27,6 +27,7 @@ from typing import Any
 from apex._loader import (
     elf,
     environment,
+    installed,
     layout,
     library,
     mapped,
@@ -180,7 +181,7 @@ def _refuse_second_copy() -> None:
     ours = layout.libraries().resolve()
     for path in mapped.paths():
         name = Path(path).name
-        if name in (LIBRARY, "libapex.so") and ours not in Path(path).resolve().parents:
+        if name in (LIBRARY, installed.LIBRARY) and ours not in Path(path).resolve().parents:
             raise _two_copies(path)
         if name == LIBRARY:
             return  # ours: an earlier load() got this far and failed after it

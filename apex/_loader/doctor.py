@@ -207,7 +207,7 @@ def _heading(report: Report) -> list[str]:
         ("torch", f"{torch.version}{commit}" if torch else "not installed"),
         ("python", f"{described.python}, {described.system}"),
         ("binding", facts.fit.words if facts.fit else "none"),
-        ("library", described.library or "libapex.so"),
+        ("library", described.library or installed.LIBRARY),
         ("packs", packs),
     ]
     if facts.assumed and facts.offer:

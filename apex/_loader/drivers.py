@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from apex._loader import vendor
+from apex._loader import system, vendor
 
 
 def _ask(library: ctypes.CDLL, function: str) -> int | None:
@@ -17,9 +17,9 @@ def _ask(library: ctypes.CDLL, function: str) -> int | None:
 
 
 def cuda_version() -> tuple[int, int] | None:
-    """Newest CUDA that the NVIDIA driver serves, as (12, 4), or None. Opens libcuda.so.1 but no device."""
+    """Newest CUDA that the NVIDIA driver serves, as (12, 4), or None. Opens its library but no device."""
     try:
-        number = _ask(ctypes.CDLL("libcuda.so.1"), "cuDriverGetVersion")
+        number = _ask(ctypes.CDLL(system.cuda_driver()), "cuDriverGetVersion")
     except OSError:
         return None
     return (number // 1000, number % 1000 // 10) if number else None

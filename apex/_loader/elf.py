@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from apex._loader import system
+
 EM_X86_64, EM_AARCH64, EM_CUDA, EM_AMDGPU = 62, 183, 190, 224
 _SHT_SYMTAB, _SHT_NOTE, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 7, 6, 11
 STT_FUNC, STB_GLOBAL, STB_WEAK = 2, 1, 2
@@ -275,7 +277,7 @@ def library_fault(path: str | os.PathLike[str]) -> str | None:
         machine = read_shared_library(path).machine
     except (OSError, ValueError) as error:
         return f"{path.name} is damaged: {error}"
-    here = os.uname().machine
+    here = system.processor()
     if machine != {"x86_64": EM_X86_64, "aarch64": EM_AARCH64}.get(here, machine):
         return f"{path.name} was built for another processor (ELF machine {machine}, this one is {here})"
     return None

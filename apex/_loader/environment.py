@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
-import platform
 import sys
 from collections.abc import Mapping
 
+from apex._loader import system
 from apex._loader.errors import InstallationError
 from apex._loader.machine import Device, Torch
 
@@ -45,14 +45,10 @@ def running_torch() -> Torch:
     )
 
 
-def system() -> str:
-    """ "linux_x86_64": this machine, as wheels say it."""
-    return f"{platform.system().lower()}_{platform.machine()}"
-
-
 def cpu_device(level: int) -> Device:
     """This machine's processor, or an x86-64 one of that level, as a device."""
-    return Device("cpu", 0, f"x86-64-v{level}" if platform.machine() == "x86_64" else platform.machine())
+    processor = system.processor()
+    return Device("cpu", 0, f"x86-64-v{level}" if processor == "x86_64" else processor)
 
 
 def switches(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from apex._loader import compatibility, environment, installed, npu
+from apex._loader import system as systems
 from apex._loader.machine import Compiler, Device, Machine, Npu, Torch, capability, strip_features
 
 NOTHING = "libapex.so is not installed"
@@ -57,7 +58,7 @@ def described(
     return Machine(
         torch=build,
         python=_python(python),
-        system=system or environment.system(),
+        system=system or systems.name(),
         devices=devices,
         cuda_driver=compatibility.cuda_of_driver(driver) if driver else None,
         hip_runtime=_pair(build.hip) if build else None,

@@ -11,10 +11,10 @@ import functools
 import os
 from pathlib import Path
 
-from apex._loader import elf, layout, op_model, pack_files, registry, release
+from apex._loader import elf, layout, op_model, pack_files, pe, registry, release, system
 from apex._loader.machine import Binding, Machine, Pack
 
-LIBRARY = "libapex.so"
+LIBRARY = system.host_library()
 
 
 def on(machine: Machine) -> Machine:
@@ -43,12 +43,12 @@ def on_for_bindings(machine: Machine) -> Machine:
 
 
 def library() -> Path:
-    """Where libapex.so should be."""
+    """Where the host library should be."""
     return layout.libraries() / LIBRARY
 
 
 def library_fault() -> str | None:
-    """Why libapex.so cannot be used on this machine, or None."""
+    """Why the host library cannot be used on this machine, or None."""
     return _library_fault(library())
 
 
@@ -62,16 +62,20 @@ def portable_fault() -> str | None:
 
 
 def cpu_units() -> tuple[str, ...]:
-    """Units that libapex.so has a CPU variant of, by its exported names: apex_<unit>, apex_<unit>_forward."""
+    """Units that the host library has a CPU variant of, by its exported names: apex_<unit>, apex_<unit>_forward."""
     if library_fault():
         return ()
     exported = _exported(library())
     return tuple(unit for unit in registry.units() if exported & {f"apex_{unit}", f"apex_{unit}_forward"})
 
 
+def _is_windows(path: Path) -> bool:
+    return path.suffix == ".dll"
+
+
 @functools.cache
 def _library_fault(path: Path) -> str | None:
-    if fault := elf.library_fault(path):
+    if fault := (pe if _is_windows(path) else elf).library_fault(path):
         return fault
     try:
         _exported(path)
@@ -82,6 +86,8 @@ def _library_fault(path: Path) -> str | None:
 
 @functools.cache
 def _exported(path: Path) -> frozenset[str]:
+    if _is_windows(path):
+        return frozenset(pe.Pe(layout.read_bytes(path)).exports())
     symbols = elf.Elf(layout.read_bytes(path)).symbols(dynamic=True)
     return frozenset(symbol.name for symbol in symbols if symbol.defined)
 

@@ -13,6 +13,8 @@ import stat
 from pathlib import Path
 from typing import Any, TypeVar
 
+from apex._loader import system
+
 T = TypeVar("T")
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -46,7 +48,7 @@ def _source(*parts: str) -> Path | None:
 
 
 def libraries() -> Path:
-    """Folder of libapex.so, bindings.json and the folders of the bindings; it need not exist."""
+    """Folder of the host library, bindings.json and the folders of the bindings; it need not exist."""
     return built() / "lib"
 
 
@@ -94,9 +96,7 @@ def version() -> str:
 
 def read_bytes(path: Path) -> bytes:
     """What a regular file holds. Raises OSError, for a FIFO, a device or a folder too: none of them is waited for."""
-    with open(
-        os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)), "rb"
-    ) as file:
+    with open(os.open(path, system.flags_to_read()), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(0, "it is no regular file", str(path))
         return file.read()

@@ -75,13 +75,17 @@ class Offer:
         """A sentence for each device: what would run there, and why."""
         if self.accelerator.pure:
             return tuple(npu.reasons(self.machine, self.release.npu))
-        said = [PORTABLE.format(self.fit.reason)] if self.fit and self.fit.kind == "portable" else []
+        said = []
+        if self.fit and self.fit.kind == "portable":
+            alone = self.machine.system in self.release.portable
+            said = [ALONE.format(self.machine.system) if alone else PORTABLE.format(self.fit.reason)]
         return tuple(dict.fromkeys((*said, *(_words(self.machine, choice) for choice in self.choices))))
 
 
-PORTABLE = (
-    "the portable binding serves, as none was compiled for this torch ({}): kernels and results are the same, a call "
-    "takes the host some microseconds more"
+_SAME = "kernels and results are the same, a call takes the host some microseconds more"
+PORTABLE = f"the portable binding serves, as none was compiled for this torch ({{}}): {_SAME}"
+ALONE = (
+    f"the portable binding serves every torch and Python, as wheels for {{}} hold no compiled one: {_SAME}"
 )
 
 
@@ -136,16 +140,17 @@ def wanted(machine: Machine) -> str:
 def _with_wheel(machine: Machine, table: Release, accelerator: Accelerator) -> Machine:
     """The machine as the wheel leaves it."""
     reason = table.why_no_wheel(accelerator.name, machine.system)
-    bindings = (
-        () if reason or accelerator.pure else tuple(b for b in table.bindings if b.python == machine.python)
-    )
+    without = reason or accelerator.pure
+    alone = machine.system in table.portable
+    bindings = () if without or alone else tuple(b for b in table.bindings if b.python == machine.python)
+    serves = bindings or (alone and not without)
     return dataclasses.replace(
         machine,
         bindings=bindings,
         packs=tuple(pack for pack in table.packs if pack.vendor == accelerator.name),
         vendor=accelerator.name,
         library=None,
-        portable=None if bindings else reason or _no_binding(accelerator),
+        portable=None if serves else reason or _no_binding(accelerator),
         stale=None,
         cpu_units=() if accelerator.pure else (EVERY,),
         sources=(EVERY,),
@@ -219,12 +224,13 @@ def too_old(torch: Torch) -> Fault | None:
 def _no_wheel(machine: Machine, table: Release, accelerator: Accelerator) -> Fault | None:
     """A platform or a Python without a wheel: a build from source may serve there."""
     reason = table.why_no_wheel(accelerator.name, machine.system)
-    if reason and machine.system not in table.platforms:
-        return reason, f"use one of {', '.join(table.platforms)}"
+    if reason and (machine.system not in table.platforms or machine.system in table.portable):
+        served = [name for name in table.platforms if not table.why_no_wheel(accelerator.name, name)]
+        return reason, f"use one of {', '.join(served)}"
     no_python, oldest = table.why_no_python(machine.python), min(table.pythons, key=_age)
     if not reason and no_python and _age(machine.python) < _age(oldest):
         return no_python, f"use Python {oldest[2]}.{oldest[3:]} or newer"
-    reason = reason or ("" if accelerator.pure else no_python)
+    reason = reason or ("" if accelerator.pure or machine.system in table.portable else no_python)
     return (reason, SOURCE) if reason else None
 
 

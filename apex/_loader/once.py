@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from apex._loader import system
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ class Once(Generic[T]):
         self._make = make
         self._made: list[T] = []
         self._fresh_lock()
-        os.register_at_fork(after_in_child=self._fresh_lock)
+        system.in_forked_child(self._fresh_lock)
 
     def __call__(self) -> T:
         if not self._made:

@@ -6,12 +6,14 @@ Opens a driver only where torch has a GPU; what is absent never raises.
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Set
 from pathlib import Path
 
-from apex._loader import drivers, environment, installed, jit, npu
+from apex._loader import drivers, environment, installed, jit, npu, system
 from apex._loader.machine import Device, Machine, Torch, strip_features
 from apex._loader.once import Once
 
@@ -24,7 +26,7 @@ def describe() -> Machine:
     described = Machine(
         torch=torch,
         python=environment.python_tag(),
-        system=environment.system(),
+        system=system.name(),
         devices=(*gpus, environment.cpu_device(level)),
         cuda_driver=drivers.cuda_version() if any(gpu.platform == "cuda" for gpu in gpus) else None,
         hip_runtime=drivers.hip_version() if any(gpu.platform == "hip" for gpu in gpus) else None,
@@ -43,7 +45,7 @@ def for_bindings() -> Machine:
     described = Machine(
         torch=_torch(),
         python=environment.python_tag(),
-        system=environment.system(),
+        system=system.name(),
         env=environment.switches(),
         cards=cards(),
     )
@@ -91,6 +93,8 @@ def cpu_level(flags: Set[str]) -> int:
 
 
 def _own_cpu_level() -> int:
+    if system.on_windows():
+        return windows_cpu_level(_windows_has)
     if platform.machine() != "aarch64":
         return cpu_level(_cpu_flags())
     at_hwcap, sve = 16, 1 << 22  # <sys/auxv.h>, <asm/hwcap.h>
@@ -110,9 +114,32 @@ def _cpu_flags() -> set[str]:
     return set()
 
 
-def cards(root: str | Path = "/dev") -> tuple[str, ...]:
-    """Vendors whose drivers show a card here, by their device nodes: torch does not tell of what it cannot use."""
-    nodes = Path(root)
+# What Windows tells of a processor, by the numbers of IsProcessorFeaturePresent: SSE4.2, AVX2, AVX-512F. A processor of
+# this kind that has the last has what else is of its level.
+_WINDOWS_LEVELS = ((2, 38), (3, 40), (4, 41))
+
+
+def windows_cpu_level(has: Callable[[int], bool]) -> int:
+    """x86-64 level, 1 to 4, of a processor of which Windows says what it has."""
+    reached = 1
+    for level, feature in _WINDOWS_LEVELS:
+        if not has(feature):
+            break
+        reached = level
+    return reached
+
+
+def _windows_has(feature: int) -> bool:
+    return bool(ctypes.WinDLL("kernel32").IsProcessorFeaturePresent(feature))  # type: ignore[attr-defined]
+
+
+def cards(root: str | Path = "", platform: str = sys.platform) -> tuple[str, ...]:
+    """Vendors whose drivers show a card here, by their device nodes, on Windows by the driver's library (root: the
+    folder of them): torch does not tell of what it cannot use."""
+    if system.on_windows(platform):
+        folder = Path(root or os.path.join(os.environ.get("SYSTEMROOT", r"C:\Windows"), "System32"))
+        return ("cuda",) if (folder / system.cuda_driver(platform)).is_file() else ()
+    nodes = Path(root or "/dev")
     found = {"cuda": any(re.fullmatch(r"nvidia\d+", node.name) for node in nodes.glob("nvidia*"))}
     found["rocm"] = (nodes / "kfd").exists() and any(nodes.glob("dri/renderD*"))
     return tuple(vendor for vendor, there in found.items() if there)

@@ -57,6 +57,7 @@ class Release:
     pythons:    tags that every platform has wheels for; `optional`: built where such an interpreter is found
     ruled_out:  (torch minor, Python tag) -> why there is no binding
     platforms:  name -> (names of its accelerators, why not all)
+    portable:   those of them whose one wheel is for every Python and holds no compiled binding
     bindings:   what the wheels hold, of every Python
     packs:      of all accelerators, each with the one unit EVERY
     pins:       torch release or toolchain -> commit or version that it was built with
@@ -73,6 +74,7 @@ class Release:
     optional: tuple[str, ...] = ()
     ruled_out: Mapping[tuple[str, str], str] = field(default_factory=dict)
     platforms: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    portable: tuple[str, ...] = ()
     bindings: tuple[Binding, ...] = ()
     packs: tuple[Pack, ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
@@ -136,6 +138,7 @@ def _parse(value: Any) -> Release:
         optional=tuple(value["optional_python"]),
         ruled_out={(_minor(row["torch"]), row["python"]): row["reason"] for row in value["ruled_out"]},
         platforms={p["name"]: (tuple(p["accelerators"]), p["reason"]) for p in value["platforms"]},
+        portable=tuple(p["name"] for p in value["platforms"] if p.get("portable")),
         bindings=tuple(
             Binding(minor, f"torch{minor}", row["release"], row["git_version"], tag)
             for minor, row in torch.items()

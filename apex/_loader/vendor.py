@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from apex._loader import elf, mapped
+from apex._loader import elf, mapped, system
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ def find(stem: str, folder: Path | None = None) -> Found:
 
 
 def _needed(stem: str, folder: Path) -> str | None:
-    """Path, or failing that the versioned soname, of what the libraries in `folder` need."""
+    """Path, or failing that the versioned soname, of what the libraries in `folder` need; on Windows, which keeps no
+    such names, of what lies beside them."""
+    if system.on_windows():
+        return next((str(p) for p in sorted(folder.glob("*.dll")) if system.has_stem(p.name, stem)), None)
     versioned = None
     for path in sorted(folder.glob("lib*.so*")):
         if not path.name.startswith(("libtorch", "libc10", "libcaffe2")):
@@ -80,5 +83,7 @@ def _needed(stem: str, folder: Path) -> str | None:
 def open_library(found: Found) -> ctypes.CDLL:
     """The ctypes library of a Found that has a path. Raises OSError."""
     if found.is_mapped:
+        if system.on_windows():
+            return ctypes.CDLL(found.path)  # a second time, which gives the mapped one
         return ctypes.CDLL(found.path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     return ctypes.CDLL(found.path)

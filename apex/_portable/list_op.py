@@ -7,12 +7,11 @@ which field an argument goes to. What the compiled bindings write by hand of eac
 
 from __future__ import annotations
 
-import os
 import threading
 
 import torch
 
-from apex._loader import registry
+from apex._loader import registry, system
 from apex._loader.op_model import REQUIRED
 from apex._portable import interface, tensors, workspace
 from apex._portable.plan import TensorPlan
@@ -236,7 +235,7 @@ def _fresh_lock():
 
 
 _fresh_lock()
-os.register_at_fork(after_in_child=_fresh_lock)  # a thread that the child has not may hold it
+system.in_forked_child(_fresh_lock)  # a thread that the child has not may hold it
 
 
 def run_once(op, names, written, lists):

@@ -52,13 +52,13 @@ def lend_threads():
     """CPU variants run on torch's own threads, where torch has a C function for that: from 2.10 on."""
     import ctypes
 
-    from apex._loader import vendor
+    from apex._loader import system, vendor
 
     folder = vendor.torch_folder()
     if not folder:
         return
     try:
-        of_torch = ctypes.CDLL(f"{folder}/libtorch_cpu.so")
+        of_torch = ctypes.CDLL(str(folder / system.torch_library("torch_cpu")))
         found = ctypes.cast(of_torch.torch_parallel_for, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return

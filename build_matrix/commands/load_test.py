@@ -8,11 +8,11 @@ from build_matrix import REPOSITORY
 from build_matrix.commands.options import tags_of
 from build_matrix.errors import BuildError
 from build_matrix.farm import report
-from build_matrix.parts import bindings, loads, tree
+from build_matrix.parts import bindings, host_library, interface, loads, tree
 from build_matrix.spec import matrix
 from build_matrix.store import Store
 from build_matrix.store.engine import Engine
-from build_matrix.toolchains import pythons, slim_torch
+from build_matrix.toolchains import host_compiler, pythons, slim_torch, wine
 
 
 @click.command("load-test")
@@ -21,9 +21,15 @@ from build_matrix.toolchains import pythons, slim_torch
 @click.option(
     "--portable", is_flag=True, help="The portable binding alone: every op, beside the torch that is here."
 )
-def command(torches, tags, portable) -> None:
+@click.option("--platform", default=matrix.NATIVE, help="win_amd64: the host library alone, under wine.")
+def command(torches, tags, portable, platform) -> None:
     """Loads bindings under slim torches (130 MB each) and writes down those that ran."""
     store = Store()
+    if matrix.load().platform(platform).windows:
+        _load_under_wine(platform, store)
+        return
+    if platform != matrix.NATIVE:
+        raise click.UsageError(f"nothing here loads libraries for {platform}")
     if portable:
         _load_portable(torches, tags, store)
         return
@@ -34,6 +40,14 @@ def command(torches, tags, portable) -> None:
             tree.fill(request, target, Engine(store, tell=report.tell))
             click.echo(f"{python.tag} {slim_torch.load(version, python, target, store)}")
             loads.write(version, python.tag, bindings.source_identity())
+
+
+def _load_under_wine(platform, store) -> None:
+    built = Engine(store, tell=report.tell).one(host_library.build(store, platform=platform))
+    library = built.folder / matrix.load().platform(platform).library
+    digest = interface.digest(interface.description())
+    click.echo(wine.load(library, host_compiler.find(platform), digest))
+    loads.write_library(platform, host_library.source_identity(platform))
 
 
 def _load_portable(torches, tags, store) -> None:

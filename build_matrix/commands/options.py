@@ -77,7 +77,10 @@ def selection(command):
         click.option("--torch", "torches", multiple=True, help="2.13.0, ... Default: all of the matrix."),
         click.option("--python", "tags", multiple=True, help="3.11, ... Default: all of the matrix."),
         click.option(
-            "--platform", "platforms", multiple=True, help="linux_x86_64, linux_aarch64. Default: all."
+            "--platform",
+            "platforms",
+            multiple=True,
+            help="linux_x86_64, linux_aarch64, win_amd64. Default: all.",
         ),
         click.option("--only", multiple=True, help="library, bindings, packs: no wheels. Default: all."),
         click.option("--available", is_flag=True, help="Leaves out what cannot be built here, and says so."),

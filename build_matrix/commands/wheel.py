@@ -31,7 +31,10 @@ from build_matrix.wheels import build, signing
 @JOBS
 @DIST
 @click.option(
-    "--platform", default=matrix.NATIVE, show_default=True, help="linux_aarch64: by a cross compiler."
+    "--platform",
+    default=matrix.NATIVE,
+    show_default=True,
+    help="linux_aarch64, win_amd64: by a cross compiler.",
 )
 @click.option(
     "--no-toolchain", is_flag=True, help="Stops where a compiler is missing. Default: it is brought here."
@@ -58,7 +61,16 @@ def command(
             )
         _pure(accelerator, jobs, dist)
         return
-    start, tags = time.monotonic(), tags_of(tags)
+    start = time.monotonic()
+    if matrix.load().platform(platform).windows:
+        if tags or torches:
+            raise click.UsageError(
+                f"a wheel for {platform} is for every Python and torch: it holds no binding of one"
+            )
+        chosen: list[pythons.Python | None] = [None]
+    else:
+        tags = tags_of(tags)
+        chosen = []
     of = plan.Selection((accelerator,), archs, torches, tuple(tags), platforms=(platform,))
     packs = plan.resolve(of).archs
     if container:
@@ -67,7 +79,7 @@ def command(
         return
     _look(packs, no_toolchain, build.lacking(tags, platform))
     signer = signing.asked()
-    chosen = list(map(pythons.find, tags))
+    chosen = chosen or list(map(pythons.find, tags))
     requests = [build.request(accelerator, tuple(archs), tuple(torches), p, platform) for p in chosen]
     _bring(packs, no_toolchain)
     engine = Engine(Store(), jobs)

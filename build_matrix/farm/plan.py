@@ -120,8 +120,10 @@ def look(selection: Selection) -> tuple[Selection, Faults, Faults]:
     tags, archs, platforms, missing = [], [], [], []
     if not matrix.load().compiled(chosen.accelerators):
         return chosen, [], []  # Python alone: no interpreter and no compiler is asked for
+    axes = matrix.load()
+    bound = not all(axes.platform(name).windows for name in chosen.platforms)
     for tag in chosen.pythons:
-        if not selection.only or "bindings" in selection.only:
+        if bound and (not selection.only or "bindings" in selection.only):
             _try(lambda tag=tag: pythons.find(tag), tag, tags, missing)
     for arch in chosen.archs:
         if not selection.only or "packs" in selection.only:
@@ -130,7 +132,12 @@ def look(selection: Selection) -> tuple[Selection, Faults, Faults]:
         if set(selection.only) != {"packs"}:
             _try(lambda name=name: host_compiler.find(name), name, platforms, missing)
     optional = [fault for fault in missing if fault[0] in matrix.load().optional_python]
-    here = replace(chosen, pythons=tuple(tags), archs=tuple(archs), platforms=tuple(platforms))
+    here = replace(
+        chosen,
+        pythons=tuple(tags) if bound else chosen.pythons,
+        archs=tuple(archs),
+        platforms=tuple(platforms),
+    )
     return here, optional, [fault for fault in missing if fault not in optional]
 
 
@@ -158,33 +165,40 @@ def _steps(chosen: Selection) -> list[Step]:
 
 
 def _host(platform: matrix.Platform, cells: list[tuple[str, str]]) -> list[Step]:
-    """What is compiled for a platform: the host library, and the bindings of every (torch, Python)."""
+    """What is compiled for a platform: the host library, and, but for Windows, the bindings of every (torch,
+    Python)."""
+    cells = [] if platform.windows else cells
     torches = list(dict.fromkeys(torch for torch, _ in cells))
-    sources = [str(path.relative_to(REPOSITORY)) for path in host_library.sources()]
     on, name = platform.suffix, platform.name
+    sources = [str(path.relative_to(REPOSITORY)) for path in host_library.sources(name)]
     objects = tuple(f"object {source}{on}" for source in sources)
     return [
         *(Step("headers", f"torch-{t}{on}", (t, name)) for t in torches),
         *(Step("object", f"{source}{on}", (source, name)) for source in sources),
-        Step("library", f"libapex.so{on}", (name,), objects),
+        Step("library", f"{platform.library}{on}", (name,), objects),
         *(Step("3a", f"torch {t}{on}", (t, name), (f"headers torch-{t}{on}",)) for t in torches),
         *(Step("3b", f"torch {t} {p}{on}", (t, p, name), (f"headers torch-{t}{on}",)) for t, p in cells),
     ]
 
 
 def _wheels(chosen: Selection, cells: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """(accelerator, Python, platform) of each wheel; a Python that no chosen torch serves has none. One that is Python
-    alone is made once, for py3."""
+    """(accelerator, Python, platform) of each wheel; a Python that no chosen torch serves has none. One for Windows
+    is for py3, and one that is Python alone is made once, for py3."""
     served = {tag for _, tag in cells}
     axes = matrix.load()
+    tags = [tag for tag in chosen.pythons if tag in served]
     pure = [name for name in chosen.accelerators if axes.accelerator(name).pure]
     return [
         (name, tag, platform)
         for platform in chosen.platforms
         for name in axes.compiled(chosen.accelerators)
-        for tag in chosen.pythons
-        if tag in served and not axes.why_no_wheel(name, platform)
-    ] + [(name, "py3", platform) for name in pure for platform in chosen.platforms[:1]]
+        for tag in (["py3"] if axes.platform(platform).windows else tags)
+        if not axes.why_no_wheel(name, platform)
+    ] + [
+        (name, "py3", next(p for p in chosen.platforms if not axes.why_no_wheel(name, p)))
+        for name in pure
+        if any(not axes.why_no_wheel(name, p) for p in chosen.platforms)
+    ]
 
 
 def _wheel(
@@ -197,7 +211,7 @@ def _wheel(
     torches = [torch for torch, python in cells if python == tag]
     own = [arch for arch in archs if axes.pack(arch).arch.vendor == accelerator]
     on = axes.platform(platform).suffix
-    needs = [f"library libapex.so{on}"]
+    needs = [f"library {axes.platform(platform).library}{on}"]
     needs += [f"3a torch {torch}{on}" for torch in torches]
     needs += [f"3b torch {torch} {tag}{on}" for torch in torches]
     needs += [f"code {arch}/{source}" for arch in own for source in device]

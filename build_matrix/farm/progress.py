@@ -100,10 +100,17 @@ def of_wheels(made: Plan, store: Store, jobs: int) -> Live:
     it is thought to take is said at once."""
     wheels = [step for step in made.steps if step.kind == "wheel"]
     for wheel in wheels:
-        _, _, torches, archs, _ = wheel.arguments
+        _, _, torches, archs, platform = wheel.arguments
+        portable = wheel.needs and matrix.load().platform(platform).windows
+        of = (
+            f"torch {torches.replace(' ', ', ')}"
+            if torches
+            else "every torch"
+            if portable
+            else "Python alone"
+        )
         packs = f", packs {archs.replace(' ', ', ')}" if archs else ""
-        what = f"torch {torches.replace(' ', ', ')}{packs}" if torches else "Python alone"
-        words = f"{wheel.name}: {what}"
+        words = f"{wheel.name}: {of}{packs}"
         report.console.print(words, highlight=False, soft_wrap=True)
     torches = wheels[0].arguments[2].split() if wheels else []
     if len(torches) > 1:

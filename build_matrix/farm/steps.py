@@ -143,12 +143,12 @@ def _wheel(
     if matrix.load().accelerator(accelerator).pure:
         with files.temporary("tree") as folder:
             return wheel.pure_unit(folder, tree.fill_python_only(tree.Request(accelerator), folder))
-    python = pythons.find(tag)
+    python = None if tag == wheel.ANY_PYTHON else pythons.find(tag)
     request = tree.Request(
         accelerator=accelerator,
         archs=tuple(archs.split()),
         torch=tuple(torches.split()),
-        pythons=(python,),
+        pythons=(python,) if python else (),
         published=True,
         platform=platform,
     )

@@ -36,6 +36,7 @@ def jobs(chosen: Selection) -> dict[str, dict]:
             f"torch {t}{p.suffix}", _cross(p), ["--only bindings", f"--torch {t}", *_pythons(chosen), *_on(p)]
         )
         for p in platforms
+        if not p.windows
         for t in chosen.torches
     ]
     for toolchain, archs in by_toolchain.items():
@@ -48,7 +49,9 @@ def jobs(chosen: Selection) -> dict[str, dict]:
         own = [a for a in chosen.archs if matrix.load().pack(a).arch.vendor == name]
         toolchains = [t for t, archs in by_toolchain.items() if set(archs) & set(own)]
         toolchains += _cross(platform)
-        options = [f"--accelerator {name}", *(f"--torch {t}" for t in chosen.torches), *_pythons(chosen)]
+        options = [f"--accelerator {name}"]
+        if not platform.windows:
+            options += [*(f"--torch {t}" for t in chosen.torches), *_pythons(chosen)]
         options += [*_on(platform), *(f"--arch {a}" for a in own)]
         wheels.append(_row(f"apex-{name}{platform.suffix}", toolchains, options))
     pure = [name for name in chosen.accelerators if name not in compiled]

@@ -229,7 +229,7 @@ def entry(headers: TorchHeaders, python: Python) -> dict[str, object]:
         "python": python.tag,
         "cxx11_abi": True,
         "folder": f"torch{headers.minor}",
-        "grade": _load_grade(headers, python) or "linked, never loaded",
+        "grade": _load_grade(headers, python) or loads.NEVER,
     }
 
 

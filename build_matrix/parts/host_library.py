@@ -1,15 +1,17 @@
-"""libapex.so of each platform: every source of csrc/host, one work unit a file, then one that links them."""
+"""The host library of each platform (libapex.so, apex.dll): every source of csrc/host, one work unit a file, then one
+that links them."""
 
 from __future__ import annotations
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 from build_matrix import REPOSITORY
 from build_matrix.parts import interface
 from build_matrix.spec import matrix
 from build_matrix.store import Store, WorkUnit, digest
-from build_matrix.toolchains import host_compiler, inputs, manylinux
+from build_matrix.toolchains import host_compiler, inputs, manylinux, windows
 from build_matrix.toolchains.host_compiler import HostCompiler
 
 CSRC = REPOSITORY / "csrc"
@@ -28,19 +30,35 @@ LINK = [
 ]
 
 
-def sources() -> list[Path]:
-    """Every source of libapex.so, in the order in which they are linked."""
-    return sorted([*CSRC.glob("host/*.cpp"), *host_compiler.compat_sources()])
+# Windows aligns stacks to 16 bytes, and GCC takes that for 32 where it keeps an AVX register on one: the assembler
+# writes every move of such a register in the form that needs no alignment. Formats are checked where Linux is built:
+# here GCC takes them for those of Microsoft's library, which is not the one that prints.
+WINDOWS_FLAGS = [
+    "-DAPEX_BUILDS_LIBRARY",
+    "-Wa,-muse-unaligned-vector-move",
+    "-Wno-format",
+    "-Wno-format-extra-args",
+]
+
+
+def sources(platform: str = matrix.NATIVE) -> list[Path]:
+    """Every source of the library, in the order in which they are linked. Those of windows/ take the places of those
+    that have their names."""
+    found = {path.name: path for path in CSRC.glob("host/*.cpp")}
+    if matrix.load().platform(platform).windows:
+        return sorted((found | {path.name: path for path in CSRC.glob("host/windows/*.cpp")}).values())
+    return sorted([*found.values(), *host_compiler.compat_sources()])
 
 
 def flags(source: Path, platform: str = matrix.NATIVE) -> list[str]:
     """The flags that compile a source for a platform."""
-    march = matrix.load().platform(platform).baseline
+    of = matrix.load().platform(platform)
     include = [f"-I{CSRC}", f"-I{CSRC / 'host'}"]
     forced = ["-include", str(host_compiler.COMPAT / "old_glibc.h")]
     # The compat sources are themselves what replaces newer names, and are compiled as C++20 to replace all.
     language = ["-std=c++20"] if source.parent == host_compiler.COMPAT else []
-    return [*FLAGS, *language, contraction(source), f"-march={march}", *include, *forced]
+    own = WINDOWS_FLAGS if of.windows else []
+    return [*FLAGS, *language, contraction(source), f"-march={of.baseline}", *own, *include, *forced]
 
 
 def contraction(source: Path) -> str:
@@ -105,11 +123,20 @@ def _build_portable(compiler: HostCompiler, folder: Path, work: Path, platform: 
     return read
 
 
+@cache
+def source_identity(platform: str = matrix.NATIVE) -> str:
+    """The digest of all that a platform's library is made of, whichever compiler makes it."""
+    folders = [CSRC, CSRC / "host"]
+    of = {str(s.relative_to(CSRC)): digest.of_source(s, folders) for s in sources(platform)}
+    return digest.of_values([of, interface.source(), *sorted(map(str, WINDOWS_FLAGS)), *FLAGS])
+
+
 def build(store: Store, run=None, platform: str = matrix.NATIVE) -> WorkUnit:
-    """The work unit of libapex.so. Its objects are built by `run` on the way, or, without it, where they are missing
+    """The work unit of the library. Its objects are built by `run` on the way, or, without it, where they are missing
     when the library is made."""
     compiler = host_compiler.find(platform)
-    units = [object_unit(source, compiler, platform) for source in sources()]
+    of = matrix.load().platform(platform)
+    units = [object_unit(source, compiler, platform) for source in sources(platform)]
     built = run(units) if run else None
     described = interface.source()
 
@@ -119,25 +146,31 @@ def build(store: Store, run=None, platform: str = matrix.NATIVE) -> WorkUnit:
         work = folder / "work"
         work.mkdir()
         own, read = _compile_interface(compiler, described, work, platform)
-        read += compiler.link([*objects, own], folder / "libapex.so", LINK)
-        manylinux.check(folder / "libapex.so")
-        read += _build_portable(compiler, folder, work, platform)
+        read += compiler.link([*objects, own], folder / of.library, [] if of.windows else LINK)
+        if of.windows:
+            windows.check(folder / of.library)
+        else:
+            manylinux.check(folder / of.library)
+            read += _build_portable(compiler, folder, work, platform)
         linked = inputs.sort(read, {}, [CSRC, folder, *(result.folder for result in results)])
         shutil.rmtree(work)
         inputs.write(folder, inputs.union([inputs.read(result.folder) for result in results] + [linked]))
 
-    of = {
+    stated = {
         "objects": [unit.key for unit in units],
         "interface": described,
         "portable": [digest.of_source(PORTABLE, [CSRC, CSRC / "host"]), *PORTABLE_LINK],
         "link": _relative(LINK),
         "script": digest.of_file(CSRC / "host/apex.map"),
     }
-    return WorkUnit("library", f"libapex.so{matrix.load().platform(platform).suffix}", of, make)
+    if of.windows:
+        stated["link"] = host_compiler.WINDOWS_LINK
+    return WorkUnit("library", f"{of.library}{of.suffix}", stated, make)
 
 
 def place(folder: Path, target: Path) -> None:
-    """Copies libapex.so, and the module beside it, out of the store."""
+    """Copies the library, and the module beside it where there is one, out of the store."""
     target.mkdir(parents=True, exist_ok=True)
-    for name in ("libapex.so", PORTABLE_MODULE):
-        shutil.copyfile(folder / name, target / name)
+    for pattern in ("*.so", "*.dll"):
+        for path in sorted(folder.glob(pattern)):
+            shutil.copyfile(path, target / path.name)

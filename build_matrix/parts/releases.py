@@ -29,7 +29,13 @@ def table() -> dict[str, object]:
             for a in axes.accelerators
         ],
         "platforms": [
-            {"name": p.name, "accelerators": list(p.accelerators), "reason": p.reason} for p in axes.platforms
+            {
+                "name": p.name,
+                "accelerators": list(p.accelerators),
+                "reason": p.reason,
+                "portable": p.windows,
+            }
+            for p in axes.platforms
         ],
         "python": list(axes.python),
         "optional_python": list(axes.optional_python),
@@ -74,4 +80,4 @@ def _grade(torch: str, tag: str) -> str:
         from build_matrix.parts import bindings  # reads every source of the bindings
 
         known = loads.grade(torch, tag, bindings.source_identity())
-    return known or "linked, never loaded"
+    return known or loads.NEVER

@@ -196,7 +196,7 @@ def _facts(
         "accelerator": request.accelerator,
         "archs": list(request.archs),
         "toolchains": [json.loads(compiler) for compiler in sorted(compilers)],
-        "host_compiler": host_compiler.find(request.platform).describe() if torches else None,
+        "host_compiler": host_compiler.find(request.platform).describe() if read else None,
         "torch": [
             {
                 "release": torch.release,

@@ -71,12 +71,26 @@ def _base(cell: str, release: str, tag: str, platform: str) -> str:
     """What is known without a run of the tests."""
     if cell != receipts.CPU:
         return "built"
-    linked = "linked" if platform == matrix.NATIVE else "linked, never loaded"
+    if loads.library_path(platform).is_file():
+        from build_matrix.parts import host_library  # reads every source of the library
+
+        return loads.library_grade(platform, host_library.source_identity(platform)) or loads.NEVER
+    linked = "linked" if platform == matrix.NATIVE else loads.NEVER
     if not loads.path(release, tag, platform=platform).is_file():
         return linked
     from build_matrix.parts import bindings  # reads every source of the bindings
 
     return loads.grade(release, tag, bindings.source_identity(), platform=platform) or linked
+
+
+def portable_entries(platform: str, source: str) -> list[dict[str, str]]:
+    """In the place of bindings.json, of a wheel that holds no compiled binding, of sources with the digest `source`: a
+    line for each torch and Python that the release is for, with how far its library was tried."""
+    axes = matrix.load()
+    of = [(torch, tag) for torch in axes.torch for tag in axes.python_for(torch)]
+    known = source == identity.compiled()
+    grade = _base(receipts.CPU, "", "", platform) if known else loads.NEVER
+    return [{"torch": matrix.minor(torch), "python": tag, "grade": grade} for torch, tag in of]
 
 
 def pure_cells(accelerator: Accelerator, name: str) -> list[dict]:

@@ -55,7 +55,8 @@ def replaced(made: Iterable[Step], dist: Path) -> list[str]:
         if step.kind == "wheel":
             accelerator, tag, torches, archs, platform = step.arguments
             of = matrix.load().accelerator(accelerator)
-            stem = f"{of.distribution.replace('-', '_')}-{identity.version()}+{of.label}-{tag}-{tag}"
+            tags = f"{tag}-{'none' if tag == wheel.ANY_PYTHON else tag}"
+            stem = f"{of.distribution.replace('-', '_')}-{identity.version()}+{of.label}-{tags}"
             for path in wheel.namesakes(dist, stem, platform):
                 if lost := _lost(path, set(torches.split()), set(archs.split())):
                     found.append(
@@ -113,6 +114,8 @@ def _cells(path: Path) -> list[dict]:
         return compat.pure_cells(accelerator, path.name)
     known = receipts.counting(identity.wheel(path), [digest.of_file(path)], folders)
     platform = matrix.platform_of(path.stem.rpartition("-")[2])
+    if matrix.load().platform(platform).windows:
+        bindings = compat.portable_entries(platform, facts["source_sha256"])
     found = []
     for entry in bindings:
         of = entry["torch"], entry["python"], known

@@ -24,6 +24,7 @@ CONTENTS = {
     "Use": (
         "docs/install",
         "docs/npu",
+        "docs/windows",
         "docs/migration",
         "docs/torch_amp",
         "docs/support",

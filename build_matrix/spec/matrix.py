@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
+from apex._loader import system
 from apex._loader.release import Accelerator, NpuRow
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
@@ -30,12 +31,24 @@ class Platform:
     accelerators: tuple[str, ...]  #: whose wheels there are
     baseline: str  #: -march
     toolchain: str = ""
+    compiler: str = ""  #: the program of that toolchain
+    package: str = ""  #: Debian's package of it
     reason: str = ""  #: why not every accelerator
 
     @property
     def machine(self) -> str:
-        """aarch64: as `uname -m` and wheel tags say it."""
+        """aarch64, win_amd64: what the tags of its wheels end in."""
         return self.name.removeprefix("linux_")
+
+    @property
+    def windows(self) -> bool:
+        """Whether its wheels are of no one Python: the library, packs and Python, without compiled bindings."""
+        return self.name.startswith("win_")
+
+    @property
+    def library(self) -> str:
+        """libapex.so, apex.dll."""
+        return system.host_library(system.WINDOWS if self.windows else "linux")
 
     @property
     def suffix(self) -> str:
@@ -44,8 +57,12 @@ class Platform:
 
 
 def platform_of(tag: str) -> str:
-    """linux_aarch64 of the platform tag manylinux_2_28_aarch64; any of any."""
-    return tag if tag == "any" else "linux_" + re.sub(r"^(linux|manylinux_\d+_\d+|manylinux\d+)_", "", tag)
+    """linux_aarch64 of the platform tag manylinux_2_28_aarch64; any of any, win_amd64 of win_amd64."""
+    return (
+        tag
+        if tag == "any" or tag.startswith("win_")
+        else "linux_" + re.sub(r"^(linux|manylinux_\d+_\d+|manylinux\d+)_", "", tag)
+    )
 
 
 @dataclass(frozen=True)

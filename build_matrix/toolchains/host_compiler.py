@@ -1,5 +1,5 @@
 """The C++ compiler of the machine, and the cross compilers of other platforms: version, digest, compiling one file,
-linking a library that fits manylinux_2_28."""
+linking a library that fits manylinux_2_28, or one for Windows."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ from build_matrix.toolchains import inputs
 COMPAT = REPOSITORY / "csrc/host/compat"
 # Nothing of this machine may enter an output: not a path, not a date, not the order of a folder.
 REPRODUCIBLE = [f"-ffile-prefix-map={REPOSITORY}=.", "-g0", "-fno-ident"]
+# A dll holds the compiler's own libraries, no date, and no number made of the name of its folder (the base).
+WINDOWS_LINK = [
+    "-static",
+    "-Wl,--no-insert-timestamp",
+    "-Wl,--image-base=0x180000000",
+    "-Wl,--nxcompat",
+    "-Wl,--dynamicbase",
+    "-Wl,--high-entropy-va",
+]
 
 
 class HostCompiler:
@@ -44,9 +53,11 @@ class HostCompiler:
 
     @property
     def name(self) -> str:
-        """clang++, g++, or g++-aarch64 where it compiles for another processor."""
+        """clang++, g++, or g++-aarch64 where it compiles for another processor, g++-mingw for Windows."""
         name = "clang++" if "clang" in self._say("--version") else "g++"
-        machine = self._say("-dumpmachine").partition("-")[0]
+        machine, _, system = self._say("-dumpmachine").partition("-")
+        if "mingw" in system:
+            return f"{name}-mingw"
         return name if f"linux_{machine}" == matrix.NATIVE else f"{name}-{machine}"
 
     def describe(self) -> dict[str, str]:
@@ -68,9 +79,15 @@ class HostCompiler:
         """Links a shared library without symbols that its dynamic table does not need. Returns the objects and archives
         that the linker read. Raises CompileError."""
         names = [str(path) for path in objects]
-        fixed = ["-Wl,-s", "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,--trace"]
+        of_system = WINDOWS_LINK if output.suffix == ".dll" else ["-Wl,--build-id=none", "-Wl,-z,noexecstack"]
+        fixed = ["-Wl,-s", *of_system, "-Wl,--trace"]
         said = self._run(output.name, [self.path, "-shared", *names, "-o", str(output), *fixed, *flags])
         return inputs.of_trace(said)
+
+    def program(self, source: Path, output: Path) -> None:
+        """Compiles a program of one file, which needs no library of the compiler's where it runs. Raises
+        CompileError."""
+        self._run(source.name, [self.path, "-static", str(source), "-o", str(output)])
 
     def stub(self, soname: str, folder: Path) -> None:
         """An empty library with a soname: linking needs the name of torch's libraries, never their
@@ -115,7 +132,7 @@ def find(platform: str = matrix.NATIVE) -> HostCompiler:
 def _cross(platform: matrix.Platform) -> HostCompiler:
     if named := _named(f"APEX_CXX_{platform.machine}"):
         return named
-    if path := shutil.which(f"{platform.machine}-linux-gnu-g++"):
+    if path := shutil.which(platform.compiler):
         return HostCompiler(path)
     raise ToolchainMissing(platform.toolchain, f"nox -s toolchain -- {platform.toolchain}")
 
@@ -129,11 +146,6 @@ def _named(variable: str) -> HostCompiler | None:
     raise BuildError(
         f"{variable} names {name}, which is no program here: name one without options, or unset it"
     )
-
-
-def package(platform: matrix.Platform) -> str:
-    """The Debian package of the cross compiler."""
-    return f"g++-{platform.machine}-linux-gnu"
 
 
 def compat_sources() -> list[Path]:

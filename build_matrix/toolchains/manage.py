@@ -75,7 +75,8 @@ def update() -> None:
     moved."""
     for version in pins.torch_versions():
         for platform in matrix.load().platforms:
-            _move_torch(version, platform.name)
+            if not platform.windows:  # for which nothing is compiled against torch
+                _move_torch(version, platform.name)
     for name in names():
         try:
             found = find(name, pinned=False)

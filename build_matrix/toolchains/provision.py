@@ -12,7 +12,7 @@ from pathlib import Path
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError, PackageIndexError, PinError, ToolchainMissing
 from build_matrix.spec import matrix, pins
-from build_matrix.toolchains import find, host_compiler, package_index
+from build_matrix.toolchains import find, package_index
 from build_matrix.toolchains.base import provisioned_root
 
 
@@ -81,7 +81,7 @@ def words(name: str) -> str:
 
 def _cross(name: str) -> str | None:
     """The Debian package of a cross compiler; None for other toolchains."""
-    return next((host_compiler.package(p) for p in matrix.load().platforms if p.toolchain == name), None)
+    return next((p.package for p in matrix.load().platforms if p.toolchain == name), None)
 
 
 def target(name: str) -> Path:

@@ -41,10 +41,11 @@ def request(
     accelerator: str,
     archs: tuple[str, ...],
     torches: tuple[str, ...],
-    python: Python,
+    python: Python | None,
     platform: str = matrix.NATIVE,
 ) -> tree.Request:
-    """Fills in what was not named: every arch of the accelerator, every torch of the matrix for that Python.
+    """Fills in what was not named: every arch of the accelerator, every torch of the matrix for that Python. None: of
+    a wheel for every Python, which holds no compiled binding.
 
     Raises BuildError for an arch of another vendor, for a torch that a rule of the matrix forbids, and for a platform
     that has no wheel of the accelerator.
@@ -55,6 +56,8 @@ def request(
     for arch in archs:
         if (vendor := axes.pack(arch).arch.vendor) != accelerator:
             raise BuildError(f"{arch} does not go into apex-{accelerator}, but into apex-{vendor}")
+    if python is None:
+        return tree.Request(accelerator, archs or tuple(axes.archs(accelerator)), platform=platform)
     for torch in torches:
         if reason := axes.why_not(torch, python.tag):
             raise BuildError(f"no binding of torch {torch} for {python.tag}: {reason}")
@@ -76,8 +79,8 @@ def pure_wheel(accelerator: str, engine: Engine, dist: Path) -> Path:
     return wheel.publish(engine.one(unit).folder, dist)
 
 
-def one_wheel(made: tree.Request, python: Python, engine: Engine, dist: Path) -> Path:
-    """Builds the tree and the wheel of one request. Returns the path in `dist`."""
+def one_wheel(made: tree.Request, python: Python | None, engine: Engine, dist: Path) -> Path:
+    """Builds the tree and the wheel of one request, for a Python or, None, every one. Returns the path in `dist`."""
     # A folder of its own: another build of the same accelerator and Python may run beside this one, with other packs.
     with files.temporary("tree") as target:
         facts = tree.fill(made, target, engine)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NAME = "sboms/apex.cdx.json"
 LICENSE = "BSD-3-Clause"
-BINARY = (".so", ".cubin", ".ptx", ".co", ".xz")
+BINARY = (".so", ".dll", ".cubin", ".ptx", ".co", ".xz")
 EPOCH = datetime(1980, 1, 1, tzinfo=timezone.utc)  # as the dates in the archive
 
 

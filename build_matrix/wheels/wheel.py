@@ -28,7 +28,8 @@ from build_matrix.wheels import audit, provenance, sbom, stand_in
 XZ_PRESET = 1
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date a zip archive can hold
 SUMMARY = "Fused optimizers, normalization, softmax and amp tools for PyTorch on NVIDIA and AMD GPUs and CPUs"
-PURE = "py3-none-any"  # the tag of a wheel that is Python alone
+ANY_PYTHON = "py3"  # of a wheel that is for every Python
+PURE = f"{ANY_PYTHON}-none-any"  # the tag of a wheel that is Python alone
 MANIFEST = re.compile(r"apex/packs/[^/]+/manifest\.json")
 
 
@@ -147,12 +148,17 @@ def _record_digest(data: bytes) -> str:
 def unit(
     tree: Path,
     facts: dict,
-    python: Python,
+    python: Python | None,
     platform: str = matrix.NATIVE,
     store: Store | None = None,
 ) -> WorkUnit:
-    """The wheel of one Python. Its platform tag is what auditwheel finds, never what we would like."""
+    """The wheel of one Python, or, None, of every one: for Windows, without a module of Python's. Its platform tag is
+    what auditwheel finds, never what we would like; that the library for Windows needs Windows alone was looked at when
+    it was linked."""
     distribution, version = facts["distribution"], f"{facts['version']}+{facts['local']}"
+    of = matrix.load().platform(platform)
+    tag = python.tag if python else ANY_PYTHON
+    tags = f"{tag}-{tag if python else 'none'}"
     files = contents(tree, store) | stand_in.files(distribution, version)
     more = {sbom.NAME: sbom.render(facts, files)}
 
@@ -160,24 +166,27 @@ def unit(
         if "apex/coverage.json" in files:
             coverage = json.loads(files["apex/coverage.json"])
             if found := ledger.over_budget(coverage, matrix.load().unit_budget):
-                raise GateError(f"{distribution} {python.tag}", found)
-        stem = f"{distribution.replace('-', '_')}-{version}-{python.tag}-{python.tag}"
-        draft = folder / f"{stem}-{platform}.whl"
-        write(draft, distribution, version, f"{python.tag}-{python.tag}-{platform}", files, more, level=0)
-        verdict = audit.platform_tag(draft)
-        draft.unlink()
+                raise GateError(f"{distribution} {tag}", found)
+        stem = f"{distribution.replace('-', '_')}-{version}-{tags}"
+        verdict = platform
+        if not of.windows:
+            draft = folder / f"{stem}-{platform}.whl"
+            write(draft, distribution, version, f"{tags}-{platform}", files, more, level=0)
+            verdict = audit.platform_tag(draft)
+            draft.unlink()
         name = f"{stem}-{verdict}.whl"
-        write(folder / name, distribution, version, f"{python.tag}-{python.tag}-{verdict}", files, more)
+        write(folder / name, distribution, version, f"{tags}-{verdict}", files, more)
         size, budget = (folder / name).stat().st_size, matrix.load().wheel_bytes
         if size > budget:
             raise GateError(name, [f"{size} bytes are over the budget of {budget} (matrix.toml)"])
-        provenance.write(folder / name, facts, python.tag, platform)
+        provenance.write(folder / name, facts, tag, platform)
 
-    inputs = _inputs(distribution, version, files | more) | {"tag": python.tag, "audit": audit.version()}
+    inputs = _inputs(distribution, version, files | more) | {"tag": tag}
+    if not of.windows:
+        inputs["audit"] = audit.version()
     if platform != matrix.NATIVE:
         inputs["platform"] = platform
-    suffix = matrix.load().platform(platform).suffix
-    return WorkUnit("wheel", f"{distribution} {python.tag}{suffix}", inputs, make)
+    return WorkUnit("wheel", f"{distribution} {tag}{of.suffix}", inputs, make)
 
 
 def _inputs(distribution: str, version: str, files: dict[str, bytes]) -> dict[str, object]:
@@ -243,6 +252,8 @@ def ours(files: Iterable[Path]) -> tuple[list[Path], list[str]]:
 
 def namesakes(target: Path, stem: str, platform: str, end: str = "") -> list[Path]:
     """The wheels in `target` of one name but for the tag of their platform; `end` *: and what lies beside them."""
+    if matrix.platform_of(platform) == platform and not platform.startswith("linux_"):
+        return sorted(target.glob(f"{stem}-{platform}.whl{end}"))
     return sorted(target.glob(f"{stem}-*_{platform.removeprefix('linux_')}.whl{end}"))
 
 

@@ -1,4 +1,4 @@
-/* The C interface of libapex.so: choosing a variant, launching kernels, CPU variants.
+/* The C interface of libapex.so (apex.dll on Windows): choosing a variant, launching kernels, CPU variants.
  *
  * No torch, no Python, no vendor header. Every function returns a status or a plain value; none exits,
  * aborts or throws. Functions may be called from any thread, without the GIL.
@@ -13,7 +13,13 @@
 #if defined(__cplusplus)
 extern "C" {
 #endif
+#if !defined(_WIN32)
 #define APEX_EXPORT __attribute__((visibility("default")))
+#elif defined(APEX_BUILDS_LIBRARY)
+#define APEX_EXPORT __declspec(dllexport)
+#else
+#define APEX_EXPORT __declspec(dllimport)
+#endif
 
 typedef enum apex_status {
   APEX_OK = 0,

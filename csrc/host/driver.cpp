@@ -1,12 +1,10 @@
 // Opening a driver once, and what fork() means for it.
 #include "driver.h"
 
-#include <pthread.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <mutex>
 
+#include "os.h"
 #include "status.h"
 #include "table.h"
 
@@ -32,12 +30,13 @@ void after_fork_in_child() {
   for (State& state : states) {
     if (state.used.load(std::memory_order_relaxed) == 0) continue;
     state.driver.store(nullptr, std::memory_order_relaxed);
-    if (!state.parent.load(std::memory_order_relaxed)) state.parent.store(getppid(), std::memory_order_relaxed);
+    if (!state.parent.load(std::memory_order_relaxed))
+      state.parent.store(os::parent_process_id(), std::memory_order_relaxed);
   }
 }
 
 __attribute__((constructor)) void watch_forks() {
-  pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  os::watch_forks(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 [[gnu::cold]] Driver* open_first(int32_t platform, int32_t& status) {
@@ -48,7 +47,7 @@ __attribute__((constructor)) void watch_forks() {
                   "%s was already in use in process %d when it forked this one (%d), and no GPU driver works in a "
                   "forked child. Start workers with the 'spawn' or 'forkserver' method of multiprocessing, or use "
                   "%s first after the fork.",
-                  word, parent, static_cast<int>(getpid()), word);
+                  word, parent, os::process_id(), word);
     return nullptr;
   }
   state.used.fetch_add(1);

@@ -2,11 +2,10 @@
  * calls, the numbers of attributes, contexts, loading and launching. `Api` holds the vendor's entry points, which have
  * one name and one form in both where they do one thing. */
 #pragma once
-#include <dlfcn.h>
-
 #include <cstdio>
 
 #include "driver.h"
+#include "os.h"
 #include "status.h"
 
 namespace apex {
@@ -108,7 +107,7 @@ template <class Vendor, class Api> class CommonDriver : public Driver {
     return APEX_OK;
   }
 
-  void* entry(const char* name) final { return dlsym(api_.library, name); }
+  void* entry(const char* name) final { return os::find_symbol(api_.library, name); }
 
   [[gnu::cold]] int32_t refusal(const char* call, int device, int code) final {
     own().forget_failure();

@@ -1,7 +1,8 @@
-// CUDA, through libcuda.so.1.
+// CUDA, through the library of NVIDIA's driver.
 #include <atomic>
 #include <deque>
 #include <mutex>
+#include <string>
 
 #include "driver_common.h"
 #include "driver_cuda_api.h"
@@ -207,11 +208,10 @@ class Cuda final : public CommonDriver<Cuda, CudaApi> {
 }  // namespace
 
 Driver* open_cuda(int32_t& status) {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  std::string reason;
+  void* library = os::open_library(os::cuda_driver, false, reason);
   if (!library) {
-    const char* why = dlerror();
-    status = fail(APEX_ERROR_NO_DRIVER, "the NVIDIA driver's libcuda.so.1 cannot be opened: %s",
-                  why ? why : "no reason given");
+    status = fail(APEX_ERROR_NO_DRIVER, "the NVIDIA driver's %s cannot be opened: %s", os::cuda_driver, reason.c_str());
     return nullptr;
   }
   CudaApi api = {};

@@ -1,19 +1,13 @@
 #include "driver_cuda_api.h"
 
-#include <dlfcn.h>
-
-#include <type_traits>
-
+#include "os.h"
 #include "status.h"
 
 namespace apex {
 
 int32_t find_cuda_api(void* library, CudaApi& api) {
   api.library = library;
-  const auto look_up = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-    return function != nullptr;
-  };
+  const auto look_up = [&](auto& function, const char* name) { return os::find_function(library, name, function); };
   const char* missing = nullptr;
   const auto find = [&](auto& function, const char* name) {
     missing = name;

@@ -147,8 +147,7 @@ Driver* open_hip(int32_t& status) {
   Api api = {};
   api.library = library;
   const auto find = [&](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-    if (function) return true;
+    if (os::find_function(library, name, function)) return true;
     status = fail(APEX_ERROR_DRIVER, "the HIP runtime has no %s: it is older than ROCm 6.0, which is needed", name);
     return false;
   };
@@ -166,8 +165,7 @@ Driver* open_hip(int32_t& status) {
       find(api.stream_destroy, "hipStreamDestroy") && find(api.stream_synchronize, "hipStreamSynchronize") &&
       find(api.stream_is_capturing, "hipStreamIsCapturing") && find(api.launch, "hipModuleLaunchKernel");
   if (!whole) return nullptr;
-  api.blocks_at_once = reinterpret_cast<decltype(api.blocks_at_once)>(
-      dlsym(library, "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"));
+  os::find_function(library, "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", api.blocks_at_once);
   if (const int code = api.init(0)) {
     api.last_error();
     status = fail(APEX_ERROR_DRIVER, "hipInit: %s (%d)", api.error_name(code), code);

@@ -1,12 +1,11 @@
 // A product by cublasLt or hipBLASLt: descriptions, an algorithm, the call.
 #include "lt.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <string>
 
+#include "os.h"
 #include "status.h"
 #include "vendor_library.h"
 
@@ -82,9 +81,9 @@ constexpr int most_results = 8;
 template <class Function>
 bool find(void* library, const LtNumbers& numbers, const char* entry, Function*& function, std::string& missing) {
   const std::string name = std::string(numbers.prefix) + entry;
-  function = reinterpret_cast<Function*>(dlsym(library, name.c_str()));
-  if (!function && missing.empty()) missing = name;
-  return function;
+  if (os::find_function(library, name.c_str(), function)) return true;
+  if (missing.empty()) missing = name;
+  return false;
 }
 
 bool find_api(void* library, const LtNumbers& numbers, LtApi& api, std::string& missing) {

@@ -2,7 +2,6 @@
 #include "memory.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "driver.h"
+#include "os.h"
 #include "status.h"
 #include "table.h"
 
@@ -150,7 +150,7 @@ int32_t apex_take_memory(const apex_place* place, size_t bytes, int32_t zeroed, 
   return guarded([&] {
     *memory = nullptr;
     if (place && place->platform == APEX_CPU) {
-      *memory = aligned_alloc(alignment, rounded(bytes));
+      *memory = os::allocate_aligned(alignment, rounded(bytes));
       if (!*memory) throw std::bad_alloc();
       if (zeroed) memset(*memory, 0, bytes);
       return int32_t{APEX_OK};
@@ -168,7 +168,7 @@ int32_t apex_take_memory(const apex_place* place, size_t bytes, int32_t zeroed, 
 void apex_give_memory_back(const apex_place* place, size_t bytes, void* memory) {
   using namespace apex;
   if (!memory || !place) return;
-  if (place->platform == APEX_CPU) return free(memory);
+  if (place->platform == APEX_CPU) return os::free_aligned(memory);
   // A forked child has no use of what its parent took.
   if (!is_place(place->platform, place->device) || !opened_driver(place->platform)) return;
   guarded([&] {

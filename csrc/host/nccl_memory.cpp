@@ -1,10 +1,9 @@
 #include "nccl_memory.h"
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <string>
 
+#include "os.h"
 #include "status.h"
 #include "vendor_library.h"
 
@@ -25,10 +24,9 @@ int32_t open(const Nccl** found) {
   if (!library && !(library = open_vendor_library("librccl.so", of_rccl)))
     return fail(APEX_ERROR_NO_DRIVER, "there is no NCCL to use: %s; %s", reason.c_str(), of_rccl.c_str());
   Nccl nccl = {};
-  nccl.allocate = reinterpret_cast<decltype(nccl.allocate)>(dlsym(library, "ncclMemAlloc"));
-  nccl.release = reinterpret_cast<decltype(nccl.release)>(dlsym(library, "ncclMemFree"));
-  nccl.words = reinterpret_cast<decltype(nccl.words)>(dlsym(library, "ncclGetErrorString"));
-  if (!nccl.allocate || !nccl.release || !nccl.words)
+  if (!os::find_function(library, "ncclMemAlloc", nccl.allocate) ||
+      !os::find_function(library, "ncclMemFree", nccl.release) ||
+      !os::find_function(library, "ncclGetErrorString", nccl.words))
     return fail(APEX_ERROR_NO_DRIVER, "torch's NCCL has no ncclMemAlloc: it is older than 2.19, which is needed");
   const Nccl* before = nullptr;
   const Nccl* const made = new Nccl(nccl);

@@ -1,8 +1,8 @@
 #include "push_pull_halos.h"
 
-#include <time.h>
-
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "device_limits.h"
 #include "driver.h"
@@ -94,8 +94,7 @@ int32_t apex_add_delay(const apex_place* place, int64_t nanoseconds) {
   int32_t variant;
   if (const int32_t status = choose(*place, &variant)) return status;
   if (variant == APEX_VARIANT_CPU) {
-    const timespec time = {nanoseconds / 1000000000, nanoseconds % 1000000000};
-    nanosleep(&time, nullptr);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
     return APEX_OK;
   }
   gpu::Delay a = {nanoseconds};

@@ -1,6 +1,6 @@
 // The exchange of halos between processes of a CPU: one thread does what the kernel's threads do.
-#include <sched.h>
-#include <time.h>
+#include <chrono>
+#include <thread>
 
 #include "device/push_pull_halos.h"
 #include "push_pull_halos.h"
@@ -8,17 +8,12 @@
 namespace apex {
 namespace {
 
-int64_t now() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return int64_t(time.tv_sec) * 1000000000 + time.tv_nsec;
-}
+int64_t now() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Whoever is waited for may need this processor: polls give it away, and soon sleep.
 void pause(int polls) {
-  constexpr timespec nap = {0, 50000};
-  if (polls < 64) sched_yield();
-  else nanosleep(&nap, nullptr);
+  if (polls < 64) std::this_thread::yield();
+  else std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 bool await_halo(const uint64_t* slot, uint32_t turn, int64_t limit, uint64_t* payload) {

@@ -6,28 +6,12 @@
  */
 #pragma once
 #include <string>
-#include <vector>
 
 namespace apex {
-
-/* A name with its version: "libamdhip64.so" is the stem of "libamdhip64.so.7" and of itself, not of
- * "libamdhip64.so7" or "libamdhip64_x.so". */
-bool has_stem(const char* name, const char* stem);
-
-/* Paths of the libraries mapped now whose soname (file name where there is none) has this stem. */
-std::vector<std::string> mapped_libraries(const char* stem);
 
 /* The folder of the torch libraries: apex_set_vendor_hint's, else that of a mapped libc10.so, else "". */
 std::string torch_folder();
 void set_torch_folder(const char* folder);
-
-/* What an ELF file says about itself; empty where it is not a 64-bit ELF file of this byte order. */
-struct ElfNames {
-  std::string soname;
-  std::vector<std::string> needed;
-  std::vector<std::string> search; /* RUNPATH, else RPATH, $ORIGIN put in */
-};
-ElfNames read_elf_names(const std::string& path);
 
 /* Where torch's libraries in `folder` (libtorch*.so, libc10*.so, libcaffe2*.so) will find what they need of
  * this stem: a file beside them, or on the path they carry. Where neither has it, the bare name if it has a

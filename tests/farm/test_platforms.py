@@ -303,4 +303,6 @@ def test_which_answers_for_a_platform():
     far = asked("2.7.1+cpu")
     assert not far["found"] and far["nearest"] and all("platform" not in n["cell"] for n in far["nearest"])
     other = asked("2.13.0", system="darwin_arm64")
-    assert other["reasons"] == ["no wheel is built for darwin_arm64; there are linux_x86_64, linux_aarch64"]
+    assert other["reasons"] == [
+        "no wheel is built for darwin_arm64; there are linux_x86_64, linux_aarch64, win_amd64"
+    ]

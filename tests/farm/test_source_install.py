@@ -104,6 +104,13 @@ def test_setup_py_says_its_name_and_version_and_refuses_unknown_variables():
         assert done.returncode and said in done.stderr
 
 
+def test_on_windows_the_wheel_is_named():
+    program = "import runpy, sys; sys.platform = 'win32'; runpy.run_path('setup.py', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, text=True, capture_output=True)
+    assert done.returncode == 1 and done.stderr.startswith("apex: this source tree is built on Linux")
+    assert "pip install apex-cuda" in done.stderr
+
+
 def test_make_clean_leaves_only_sources(tmp_path):
     ignored = (REPOSITORY / ".gitignore").read_text().split()
     assert {"/build/", "/dist/", "/.whl/", "/.whl.lock", ".nox/", ".ruff_cache/", ".pytest_cache/"} <= set(

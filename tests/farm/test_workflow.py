@@ -54,8 +54,8 @@ def test_every_job_brings_the_toolchains_of_its_archs():
         steps = options(row).steps
         archs = {step.arguments[0] for step in steps if step.kind == "code"}
         wanted = {matrix.load().pack(a).toolchains[0] for a in archs}
-        if any(step.arguments[-1] == "linux_aarch64" for step in steps):
-            wanted.add("g++-aarch64")
+        platforms = {step.arguments[-1] for step in steps} & {p.name for p in matrix.load().platforms}
+        wanted |= {matrix.load().platform(name).toolchain for name in platforms} - {""}
         assert set(row["toolchains"].split()) == wanted, row["name"]
 
 
@@ -69,6 +69,7 @@ def test_the_command_prints_json_and_nothing_else():
     assert [row["name"] for row in json.loads(part.output)["wheels"]["include"]] == [
         "apex-cuda",
         "apex-cuda linux_aarch64",
+        "apex-cuda win_amd64",
     ]
 
 
@@ -78,6 +79,19 @@ def test_a_download_may_write_where_root_was_before():
     (at,) = [n for n, step in enumerate(steps) if "download-artifact" in step.get("uses", "")]
     assert "sudo chown" in steps[at - 1]["run"] and steps[at]["with"]["path"].startswith("build/")
     assert "nox -s toolchain" in steps[at - 2]["run"]
+
+
+def test_windows_tries_the_wheel_that_was_built_for_it():
+    """Every op by the portable binding; from a folder in which the checkout's apex is not found first."""
+    job = yaml.safe_load(workflow.FILE.read_text(encoding="utf-8"))["jobs"]["windows"]
+    assert job["runs-on"].startswith("windows-")
+    (download,) = [s["with"] for s in job["steps"] if "download-artifact" in s.get("uses", "")]
+    assert download["pattern"] in [row["name"] for row in JOBS["wheels"]["include"]]
+    runs = [step for step in job["steps"] if "run" in step and "pip" not in step["run"]]
+    assert [step["run"] for step in runs] == ["python -m apex", "python ../tests/L0/binding_values.py"]
+    assert all(step["working-directory"] == download["path"] for step in runs)
+    assert runs[1]["env"] == {"APEX_BINDING": "portable"}
+    assert (REPOSITORY / "tests/L0/binding_values.py").is_file()
 
 
 def test_the_last_job_lays_all_wheels_together():

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from apex._loader import vendor
+from apex._loader import system, vendor
 from apex._loader.jit import rtc
 from apex._loader.machine import Compiler, JitTarget
 
 STEM = "libnvrtc.so"
+BUILTINS = "libnvrtc-builtins.so"
 
 
 @functools.cache
@@ -49,7 +50,7 @@ def find(_toolkit: Any) -> Compiler | None:
 def open_library(path: str) -> ctypes.CDLL:
     """The ctypes library at `path` (a path, or a versioned name). Raises OSError."""
     # The compiler opens its builtins by name and has no run path of its own; a mapped copy is found by name.
-    for companion in sorted(Path(os.path.realpath(path)).parent.glob("libnvrtc-builtins.so.*")):
+    for companion in sorted(Path(os.path.realpath(path)).parent.glob(system.pattern(BUILTINS))):
         with contextlib.suppress(OSError):
             ctypes.CDLL(str(companion))
     return ctypes.CDLL(path)
@@ -69,7 +70,7 @@ def describe(path: str) -> Compiler:
 
 def identity(compiler: Compiler) -> Any:
     """What the cache key holds about the compiler."""
-    return [compiler.version, rtc.identity(compiler.path, "libnvrtc-builtins.so.*")]
+    return [compiler.version, rtc.identity(compiler.path, system.pattern(BUILTINS))]
 
 
 def compile(

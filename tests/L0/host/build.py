@@ -41,9 +41,9 @@ def run(command: list[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
 
 
-def cached(name: str, inputs: list[Path], command: list[str]) -> Path:
+def cached(name: str, inputs: list[Path], command: list[str], compiler: str = COMPILER) -> Path:
     """The file `name`, made by `command` (+ -o file) unless it was made from the same content before."""
-    digest = hashlib.sha256("\0".join([name, COMPILER, *command]).encode())
+    digest = hashlib.sha256("\0".join([name, compiler, *command]).encode())
     for path in inputs:
         digest.update(path.read_bytes())
     folder = STORE / digest.hexdigest()[:20]
@@ -51,7 +51,7 @@ def cached(name: str, inputs: list[Path], command: list[str]) -> Path:
     if not made.exists():
         scratch = STORE / f"{folder.name}.{os.getpid()}"
         scratch.mkdir(parents=True, exist_ok=True)
-        run([COMPILER, *command, "-o", str(scratch / name)])
+        run([compiler, *command, "-o", str(scratch / name)])
         try:
             scratch.rename(folder)
         except OSError:  # another test run was quicker

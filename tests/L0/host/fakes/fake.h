@@ -8,7 +8,11 @@
 #include <mutex>
 #include <string>
 
+#if defined(_WIN32)
+#define FAKE extern "C" __declspec(dllexport)
+#else
 #define FAKE extern "C" __attribute__((visibility("default")))
+#endif
 
 namespace fake {
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <new>
 #include <set>
 #include <vector>
 
@@ -13,6 +14,7 @@
 namespace fake {
 
 constexpr int kOutOfMemory = 2;
+constexpr std::align_val_t alignment{512};
 
 struct Pending {
   void* memory;
@@ -30,7 +32,7 @@ inline int allocate(void** memory, size_t bytes) {
   Lock lock(mutex);
   if (bytes > room) return kOutOfMemory;
   room -= bytes;
-  *memory = aligned_alloc(512, bytes);
+  *memory = ::operator new(bytes, alignment);
   memset(*memory, 0xab, bytes);
   live.insert(*memory);
   return 0;
@@ -39,7 +41,7 @@ inline int allocate(void** memory, size_t bytes) {
 inline bool release(void* memory) {
   Lock lock(mutex);
   if (!live.erase(memory)) return false;
-  free(memory);
+  ::operator delete(memory, alignment);
   return true;
 }
 inline void queue(void* stream, const Pending& work) {
