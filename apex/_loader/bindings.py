@@ -36,6 +36,7 @@ from apex._loader import (
     reference,
     registry,
     remedies,
+    system,
 )
 from apex._loader.errors import (
     ApexError,
@@ -102,7 +103,7 @@ def _not_there(forced: str, machine: Machine, found: Fit) -> ApexError:
     return BindingMismatchError(
         f"{environment.BINDING} asks for the {forced} binding: {why}",
         wanted=_wanted(machine),
-        remedy=f"unset {environment.BINDING}, or: {mismatch_remedy(machine, found)}",
+        remedy=f"{system.unset(environment.BINDING)}, or: {mismatch_remedy(machine, found)}",
     )
 
 

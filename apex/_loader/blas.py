@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from apex._loader import system
 from apex._loader.errors import InstallationError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def wanted(environment: Mapping[str, str] = os.environ) -> int:
     word = environment.get(SWITCH, "").lower()
     if word not in WORDS:
         raise InstallationError(
-            f"{SWITCH}={word} names no library", available=("lt", "torch"), remedy=f"unset {SWITCH}"
+            f"{SWITCH}={word} names no library", available=("lt", "torch"), remedy=system.unset(SWITCH)
         )
     if not word and environment.get("APEX_VARIANT", "").lower() == "reference":
         return WORDS["torch"]

@@ -357,7 +357,7 @@ def _of_level(machine: Machine) -> str:
     """What the CPU variant is compiled for: NEON is in the baseline of aarch64."""
     if machine.system.endswith("aarch64"):
         return "SVE" if machine.cpu_level > 1 else "NEON"
-    return f"x86-64-v{machine.cpu_level}" if "x86_64" in machine.system else "portable"
+    return f"x86-64-v{machine.cpu_level}" if machine.system.endswith(("x86_64", "amd64")) else "portable"
 
 
 def _forced(machine: Machine, device: Device) -> str | None:

@@ -71,6 +71,6 @@ def forced_binding(environment: Mapping[str, str] = os.environ) -> str | None:
     word = environment.get(BINDING, "").lower() or None
     if word not in (None, *BINDINGS):
         raise InstallationError(
-            f"{BINDING}={word} names no binding", available=BINDINGS, remedy=f"unset {BINDING}"
+            f"{BINDING}={word} names no binding", available=BINDINGS, remedy=system.unset(BINDING)
         )
     return word

@@ -75,11 +75,19 @@ class Offer:
         """A sentence for each device: what would run there, and why."""
         if self.accelerator.pure:
             return tuple(npu.reasons(self.machine, self.release.npu))
-        said = []
-        if self.fit and self.fit.kind == "portable":
-            alone = self.machine.system in self.release.portable
-            said = [ALONE.format(self.machine.system) if alone else PORTABLE.format(self.fit.reason)]
+        portable = self.fit if self.fit and self.fit.kind == "portable" else None
+        said = [portable_words(self.machine, portable, self.release)] if portable else []
         return tuple(dict.fromkeys((*said, *(_words(self.machine, choice) for choice in self.choices))))
+
+
+def is_alone(machine: Machine, table: Release | None) -> bool:
+    """Whether no wheel of a release for the machine's platform has a compiled binding."""
+    return table is not None and machine.system in table.portable
+
+
+def portable_words(machine: Machine, fit: fitting.Fit, table: Release | None) -> str:
+    """That the portable binding serves a machine, and why."""
+    return ALONE.format(machine.system) if is_alone(machine, table) else PORTABLE.format(fit.reason)
 
 
 _SAME = "kernels and results are the same, a call takes the host some microseconds more"
@@ -141,7 +149,7 @@ def _with_wheel(machine: Machine, table: Release, accelerator: Accelerator) -> M
     """The machine as the wheel leaves it."""
     reason = table.why_no_wheel(accelerator.name, machine.system)
     without = reason or accelerator.pure
-    alone = machine.system in table.portable
+    alone = is_alone(machine, table)
     bindings = () if without or alone else tuple(b for b in table.bindings if b.python == machine.python)
     serves = bindings or (alone and not without)
     return dataclasses.replace(

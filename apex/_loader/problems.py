@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from apex._loader import compatibility, npu, offers, owners, remedies
+from apex._loader import compatibility, npu, offers, owners, remedies, system
 from apex._loader.choose import Choice
 from apex._loader.environment import BINDING, SWITCHES
 from apex._loader.facts import BROKEN, DEGRADED, NOTE, Facts, Problem
@@ -49,7 +49,10 @@ def torch_unsupported(facts: Facts) -> Iterator[Problem]:
     if torch is None or facts.fit is None or facts.fit.library or facts.machine.env.get(BINDING):
         return  # what APEX_BINDING asks for is a note (switches), or cannot be had (loading_failed)
     if facts.fit.portable:
-        yield Problem(NOTE, "portable binding", offers.PORTABLE.format(facts.fit.reason), _mend(facts))
+        table = facts.offer.release if facts.offer else None
+        alone = offers.is_alone(facts.machine, table)  # another wheel has no more
+        text = offers.portable_words(facts.machine, facts.fit, table)
+        yield Problem(NOTE, "portable binding", text, "" if alone else _mend(facts))
         return
     old = offers.too_old(torch)
     if old:
@@ -61,7 +64,7 @@ def torch_unsupported(facts: Facts) -> Iterator[Problem]:
         if named:
             text = f"APEX_TREE names {named}, which holds no compiled parts"
         text += ": everything runs on the PyTorch reference"
-        yield Problem(DEGRADED, "Python only", text, "unset APEX_TREE" if named else _mend(facts))
+        yield Problem(DEGRADED, "Python only", text, system.unset("APEX_TREE") if named else _mend(facts))
     else:
         text = f"no binding fits: {facts.fit.reason}; everything runs on the PyTorch reference"
         name = "old build" if facts.fit.stale else "unsupported torch"
@@ -154,7 +157,7 @@ def packs_elsewhere(facts: Facts) -> Iterator[Problem]:
 def loading_failed(facts: Facts) -> Iterator[Problem]:
     if facts.load_error:
         asked = facts.machine.env.get(BINDING)
-        remedy = f"unset {BINDING}" if asked and BINDING in facts.load_error else owners.reinstall(facts)
+        remedy = system.unset(BINDING) if asked and BINDING in facts.load_error else owners.reinstall(facts)
         yield Problem(BROKEN, "cannot load", facts.load_error, remedy)
 
 
@@ -206,7 +209,7 @@ def _why_slow(facts: Facts, choice: Choice) -> tuple[str, str, str]:
 
 def refused(facts: Facts) -> Iterator[Problem]:
     for text in dict.fromkeys(choice.refusal for choice in facts.choices if choice.refusal):
-        yield Problem(BROKEN, "forbidden", text, "unset APEX_VARIANT APEX_STRICT")
+        yield Problem(BROKEN, "forbidden", text, system.unset("APEX_VARIANT", "APEX_STRICT"))
 
 
 def damaged_packs(facts: Facts) -> Iterator[Problem]:
@@ -238,7 +241,7 @@ def overridden_arch(facts: Facts) -> Iterator[Problem]:
             "HSA_OVERRIDE_GFX_VERSION",
             f"it is set to {override}: the driver reports another chip than is there. Code for that chip "
             "may run, fault, or compute wrongly; apex does not rely on it",
-            "unset HSA_OVERRIDE_GFX_VERSION",
+            system.unset("HSA_OVERRIDE_GFX_VERSION"),
         )
 
 
@@ -259,21 +262,21 @@ def two_hip_runtimes(facts: Facts) -> Iterator[Problem]:
         text = (
             f"two HIP runtimes are mapped, and streams of one are unknown to the other: {', '.join(copies)}"
         )
-        yield Problem(BROKEN, "two HIP runtimes", text, "unset LD_LIBRARY_PATH LD_PRELOAD")
+        yield Problem(BROKEN, "two HIP runtimes", text, system.without_other_copies())
 
 
 def cudart_mismatch(facts: Facts) -> Iterator[Problem]:
     torch = facts.machine.torch
     majors = {}
     for path in facts.mapped.get("libcudart.so", ()):
-        found = re.search(r"libcudart\.so\.(\d+)", path)
+        found = re.search(r"(?:libcudart\.so\.|cudart64_)(\d+)", path)
         if found:
             majors[found[1]] = path
     wanted = torch.cuda.split(".")[0] if torch and torch.cuda else None
     for major, path in sorted(majors.items()):
         if wanted and major != wanted:
             text = f"torch uses the CUDA {wanted} runtime, this process holds one of CUDA {major} too: {path}"
-            yield Problem(DEGRADED, "CUDA runtime mismatch", text, "unset LD_LIBRARY_PATH LD_PRELOAD")
+            yield Problem(DEGRADED, "CUDA runtime mismatch", text, system.without_other_copies())
 
 
 def read_only_cache(facts: Facts) -> Iterator[Problem]:
@@ -281,7 +284,8 @@ def read_only_cache(facts: Facts) -> Iterator[Problem]:
     if jitted and not facts.cache_writable:
         why = facts.cache_refused or "the cache folder cannot be written"
         text = f"code is compiled anew in every process: {why}"
-        yield Problem(NOTE, "no cache", text, "export APEX_CACHE_DIR=<a folder that only you can write>")
+        remedy = "export APEX_CACHE_DIR=<a folder that only you can write>"
+        yield Problem(NOTE, "no cache", text, "" if facts.cache_refused == system.OWNERLESS else remedy)
 
 
 def switches(facts: Facts) -> Iterator[Problem]:
@@ -300,13 +304,13 @@ def mistyped_switch(facts: Facts) -> Iterator[Problem]:
         if name not in SWITCHES:
             (meant,) = difflib.get_close_matches(name, SWITCHES, 1, cutoff=0)
             text = f"{name} is set, which apex does not read; it reads {meant}"
-            yield Problem(NOTE, "mistyped switch", text, f"unset {name}")
+            yield Problem(NOTE, "mistyped switch", text, system.unset(name))
     name = facts.machine.env.get("APEX_VARIANT", "").strip()
     if capability(name) or name.startswith("gfx"):
         of = "hip" if name.startswith("gfx") else "cuda"
         if all(choice.device.platform != of for choice in facts.choices):
             text = f"APEX_VARIANT={name} has no say: no device here is of that vendor"
-            yield Problem(NOTE, "mistyped switch", text, "unset APEX_VARIANT")
+            yield Problem(NOTE, "mistyped switch", text, system.unset("APEX_VARIANT"))
 
 
 CHECKS = (

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 WINDOWS = "win32"
+OWNERLESS = "this system does not tell whose a file is"  # so that nothing is kept that would be run
 
 
 def on_windows(platform: str = sys.platform) -> bool:
@@ -70,3 +71,19 @@ def in_forked_child(function: Callable[[], Any], of: Any = os) -> None:
     """Has a function called in every child that this process forks; nothing where no process forks."""
     if hasattr(of, "register_at_fork"):
         of.register_at_fork(after_in_child=function)
+
+
+def unset(*names: str, platform: str = sys.platform) -> str:
+    """What takes variables out of the environment: the shell's command, for Windows, which has two shells, in words."""
+    return (
+        f"remove from the environment: {', '.join(names)}"
+        if on_windows(platform)
+        else f"unset {' '.join(names)}"
+    )
+
+
+def without_other_copies(platform: str = sys.platform) -> str:
+    """What keeps the system's loader from finding a second copy of a library."""
+    if on_windows(platform):
+        return "remove the folder of the copy that is not torch's from PATH"
+    return unset("LD_LIBRARY_PATH", "LD_PRELOAD", platform=platform)

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from apex._loader import system
+
 try:
     import fcntl
 except ImportError:  # not a POSIX system: whose a file is cannot be told, and nothing is kept
@@ -75,6 +77,8 @@ def fetch(key: str, make: Callable[[], bytes]) -> bytes:
 
 def refusal() -> str:
     """Why the cache's folder is not trusted, in words; empty when it is, or is not there."""
+    if fcntl is None:
+        return system.OWNERLESS
     with _opened(folder(), create=False) as (_, refused):
         return refused
 

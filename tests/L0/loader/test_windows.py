@@ -1,6 +1,7 @@
 """The loader on Windows, of which no Python runs here: names of files, PE files, and that nothing asks for what only
 Linux has. What it decides is pure; what it asks of Windows itself only Windows shows."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -8,7 +9,11 @@ import types
 
 import pytest
 
-from apex._loader import installed, pe, probe, registry, system
+from apex._loader import choose, explain, installed, offers, pe, probe, problems, registry, release, system
+from apex._loader.choose import Candidate, Choice
+from apex._loader.facts import NOTE, Facts
+from apex._loader.fit import fit
+from apex._loader.release import EVERY
 from build_matrix.errors import ToolchainMissing
 from build_matrix.parts import host_library
 from build_matrix.store import Store
@@ -103,6 +108,53 @@ def test_a_card_shows_by_the_drivers_library(tmp_path):
     assert probe.cards(tmp_path, WINDOWS) == ()
     (tmp_path / "nvcuda.dll").touch()
     assert probe.cards(tmp_path, WINDOWS) == ("cuda",) and probe.cards(tmp_path, LINUX) == ()
+
+
+def test_remedies_are_of_the_system():
+    assert system.unset("A", "B", platform=LINUX) == "unset A B"
+    assert system.unset("A", "B", platform=WINDOWS) == "remove from the environment: A, B"
+    assert system.without_other_copies(LINUX) == "unset LD_LIBRARY_PATH LD_PRELOAD"
+    assert "PATH" in system.without_other_copies(WINDOWS) and "LD_" not in system.without_other_copies(
+        WINDOWS
+    )
+
+
+@pytest.fixture
+def described():
+    """apex-cuda on a Windows with a card, as the doctor sees it."""
+    machine = explain.described(
+        "2.13.0+cu130", ["sm_90", "cpu"], driver="580", python="cp311", system="win_amd64"
+    )
+    offer = offers.offer(machine, release.load())
+    return Facts(machine=offer.machine, fit=fit(offer.machine), choices=offer.choices, offer=offer)
+
+
+def test_the_doctor_sends_nobody_after_another_binding(described):
+    (problem,) = problems.find(described)
+    assert (problem.severity, problem.name, problem.remedy) == (NOTE, "portable binding", "")
+    assert problem.text.startswith(
+        "the portable binding serves every torch and Python, as wheels for win_amd64 hold"
+    )
+
+
+def test_a_cache_that_cannot_be_has_no_remedy(described):
+    jit = Choice(EVERY, described.machine.devices[0], (Candidate("jit", "jit", True, ""),))
+    for refused, remedy in ((system.OWNERLESS, ""), ("", "export APEX_CACHE_DIR=")):
+        facts = {"choices": (jit,), "cache_writable": False, "cache_refused": refused}
+        found = {p.name: p for p in problems.find(dataclasses.replace(described, **facts))}
+        assert found["no cache"].remedy.startswith(remedy) and bool(found["no cache"].remedy) == bool(remedy)
+
+
+def test_another_cuda_runtime_is_told_by_its_file(described):
+    other = dataclasses.replace(described, mapped={"libcudart.so": ("C:/torch/lib/cudart64_12.dll",)})
+    found = {problem.name: problem for problem in problems.find(other)}
+    assert "CUDA 12 too: C:/torch/lib/cudart64_12.dll" in found["CUDA runtime mismatch"].text
+
+
+def test_the_processors_level_is_named(described):
+    (cpu,) = [device for device in described.machine.devices if device.platform == "cpu"]
+    taken = choose.choose(described.machine, EVERY, cpu).taken
+    assert (taken.variant, taken.reason) == ("cpu", "x86-64-v3")
 
 
 # ---- the library's file ------------------------------------------------------------------------------------
