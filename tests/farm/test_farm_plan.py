@@ -29,15 +29,17 @@ def test_the_whole_release_has_every_cell(whole):
         (t, p) for t in AXES.torch for p in (*AXES.python, *AXES.optional_python) if not AXES.why_not(t, p)
     ]
     assert ("2.8.0", "cp313") in cells and ("2.8.0", "cp314") not in cells
-    names = [platform.name for platform in AXES.platforms]
-    assert names == ["linux_x86_64", "linux_aarch64"]
+    *names, windows = [platform.name for platform in AXES.platforms]
+    assert (names, windows) == (["linux_x86_64", "linux_aarch64"], "win_amd64")
     bindings = {step.arguments for step in whole.steps if step.kind == "3b"}
     assert bindings == {(*cell, name) for cell in cells for name in names}
     libraries = {step.arguments for step in whole.steps if step.kind == "3a"}
     assert libraries == {(torch, name) for torch in AXES.torch for name in names}
     assert whole.count()["code"] == len(AXES.packs) * len(device_units())  # of no platform
-    assert whole.count()["object"] == len(host_library.sources()) * len(names)
-    assert whole.count()["wheel"] == (3 + 2) * 5 + 1  # no ROCm on aarch64; one of Python alone for all
+    objects = [len(host_library.sources(name)) for name in (*names, windows)]
+    assert whole.count()["object"] == sum(objects)
+    # No ROCm on aarch64 and Windows, which has one for every Python; one of Python alone for all.
+    assert whole.count()["wheel"] == (3 + 2) * 5 + 2 + 1
 
 
 def test_steps_come_after_what_they_need(whole):
@@ -72,6 +74,7 @@ def test_a_selection_plans_its_part_of_the_matrix():
     assert [s.name for s in named.steps if s.kind == "wheel"] == [
         "apex-cuda cp311",
         "apex-cuda cp311 linux_aarch64",
+        "apex-cuda py3 win_amd64",
     ]
     foreign = plan.make(Selection(only=("library", "bindings"), platforms=("linux_aarch64",)), check=False)
     assert {s.arguments[-1] for s in foreign.steps} == {"linux_aarch64"}

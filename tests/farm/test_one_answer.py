@@ -78,7 +78,10 @@ MACHINES = [
     case("use Python 3.10 or newer", "2.8.0+cpu", python="cp39", found=False),
     case(f"{INSTALL} {CUDA}", "2.13.0+cu130", "sm_90", system="linux_aarch64"),
     case(offers.SOURCE, "2.13.0+rocm7.2", "gfx942", system="linux_aarch64", found=False),
-    case(f"use one of {SYSTEM}, linux_aarch64", "2.13.0+cpu", system="win32_amd64", found=False),
+    case(f"{INSTALL} {CUDA}", "2.13.0+cu130", "sm_90", system="win_amd64"),
+    case(f"{INSTALL} {CUDA}", "2.15.0+cu130", "sm_90", python="cp310", system="win_amd64"),
+    case(f"use one of {SYSTEM}", "2.13.0+rocm7.2", "gfx942", system="win_amd64", found=False),
+    case(f"use one of {SYSTEM}, linux_aarch64, win_amd64", "2.13.0+cpu", system="darwin_arm64", found=False),
     # cards and drivers
     case(upgrade("cuda"), "2.13.0+cu130", "sm_61", found=False),
     case(offers.DRIVER, "2.13.0+cu130", "sm_120", driver="550", found=False),
