@@ -263,9 +263,6 @@ def wheel_session(name, accelerator, archs, about, more=()):
 
 build_cpu = wheel_session("build-cpu", "cpu", [], "Builds the wheel apex-cpu.")
 build_cuda = wheel_session("build-cuda", "cuda", [], "Builds the wheel apex-cuda with packs for every sm.")
-build_windows_cpu = wheel_session(
-    "build-windows-cpu", "cpu", [], "Builds the wheel apex-cpu for Windows.", WINDOWS
-)
 build_windows_cuda = wheel_session(
     "build-windows-cuda", "cuda", [], "Builds the wheel apex-cuda for Windows.", WINDOWS
 )

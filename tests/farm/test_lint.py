@@ -177,4 +177,4 @@ def test_jobs_that_call_pip_as_themselves_keep_its_cache():
         steps |= {f"{path.stem} {name}": job["steps"] for name, job in jobs.items()}
     own = {name for name in steps if not any("sudo" in step.get("run", "") for step in steps[name])}
     kept = {name for name in steps if any(step.get("with", {}).get("cache") == "pip" for step in steps[name])}
-    assert own == kept and len(own) == 5
+    assert own == kept and len(own) == 6
