@@ -7,10 +7,13 @@ forms with a bias gradient and an activation's gradient are `quantize_transpose`
 
 import torch
 
-from apex._functional import call
+from apex._functional import call, entry, is_traced
+from apex._loader import library
 from apex.reference.fp8 import rows_of
 
 _ops = torch.ops.apex
+_cast = entry("fp8_quantize")
+_has_torch_function = torch.overrides.has_torch_function
 _OCP = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
@@ -31,10 +34,19 @@ def pass_over(
 
     With none of them it is amax alone that is written. See apex.reference.fp8.quantize_transpose.
     """
-    arguments = (
-        x, scale, amax, dtype, rowwise, columnwise, bias_gradient, before, activation or "none", gated,
-    )  # fmt: skip
-    return call("fp8_quantize", _ops.fp8_quantize.default, 3, arguments)
+    activation = activation or "none"
+    return cast(x, scale, amax, dtype, rowwise, columnwise, bias_gradient, before, activation, gated)[:3]
+
+
+def cast(*arguments):
+    """All results of the op, whose arguments these are, all of them; see apex.reference.fp8_quantize."""
+    if _cast is None or is_traced() or _has_torch_function(arguments):
+        return call("fp8_quantize", _ops.fp8_quantize.default, 4, arguments)
+    try:
+        return _cast(*arguments)
+    except RuntimeError as error:
+        library.raise_stored(error)  # the probe's own exception, if it refused to choose
+        raise
 
 
 def quantize(x, scale, dtype, amax=None, activation=None, gated=False):
@@ -88,6 +100,21 @@ def update_scales(amax_history, scale, scale_inv, fp8_max, margin=0, algorithm="
     most_recent = algorithm == "most_recent"
     arguments = (amax_history, scale, scale_inv, fp8_max, float(margin), most_recent, reduced)
     call("fp8_update_scales", _ops.fp8_update_scales.default, None, arguments)
+
+
+def multi_update_scales(amax_histories, scales, fp8_max, margin=0, algorithm="max"):
+    """(new scales, 1 / them) of many histories, of all tensors one behind the other, in one launch for each 160.
+
+    See apex.reference.fp8_multi_update_scales. Histories move on in place; the old scales stay.
+    """
+    if algorithm not in ("max", "most_recent"):
+        raise ValueError(f'update_scales: the algorithm must be "max" or "most_recent", not {algorithm!r}')
+    scale, scale_inv = torch.empty_like(fp8_max), torch.empty_like(fp8_max)
+    arguments = (
+        fp8_max, list(amax_histories), list(scales), scale, scale_inv, float(margin), algorithm == "most_recent",
+    )  # fmt: skip
+    call("fp8_multi_update_scales", _ops.fp8_multi_update_scales.default, None, arguments)
+    return scale, scale_inv
 
 
 def multi_quantize_transpose(inputs, scales, dtype, amaxes=None):

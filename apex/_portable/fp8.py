@@ -16,8 +16,8 @@ _FORMATS = {
 }  # fmt: skip
 _OF_INPUT, _OF_ACTIVATION, _OF_GRADIENT = range(3)  # in csrc/device/fp8_quantize.h
 _quantize = interface.layout("Fp8Quantize").packer(
-    "input", "before", "scale", "amax", "by_row", "by_column", "grad_bias", "rows", "columns", "slope", "cubic",
-    "function", "source", "gated", "type", "format",
+    "input", "before", "scale", "amax", "by_row", "by_column", "grad_bias", "scale_inv", "rows", "columns", "slope",
+    "cubic", "function", "source", "gated", "type", "format", "epsilon", "power_of_two",
 )  # fmt: skip
 _dequantize = interface.layout("Fp8Dequantize").packer(
     "input", "scale_inv", "output", "count", "type", "format"
@@ -36,6 +36,11 @@ _multi = interface.layout("Fp8MultiQuantize").packer(
     "input", "by_row", "by_column", "rows", "columns", "scale", "amax", "count", "type", "format"
 )
 _MOST = 64  # matrices of a launch, in csrc/device/fp8_multi_quantize.h
+_MOST_HISTORIES = 160  # of a launch, in csrc/device/fp8_multi_update_scales.h
+_updates = interface.layout("Fp8MultiUpdateScales").packer(
+    "history", "old", "first", "count", "scale", "scale_inv", "fp8_max", "rows", "factor", "most_recent"
+)
+_c_updates = interface.function("apex_fp8_multi_update_scales")
 _c_blocks = interface.function("apex_fp8_quantize_blocks")
 _c_multi = interface.function("apex_fp8_multi_quantize")
 _c_quantize = interface.function("apex_fp8_quantize")
@@ -99,13 +104,16 @@ def _check_activation(input, before, activation, gated, bias_gradient):
 
 
 @kernel
-def fp8_quantize(input, scale, amax, dtype, rowwise, columnwise, bias_gradient, before, activation, gated):
+def fp8_quantize(
+    input, scale, amax, dtype, rowwise, columnwise, bias_gradient, before, activation, gated, power_of_two,
+    epsilon,
+):  # fmt: skip
     op = "fp8_quantize"
     format, code = _format_of(op, dtype), _type_of(op, input.dtype)
     _check_input(op, input)
-    _check_number(op, "scale", scale)
-    if amax is not None:
-        _check_number(op, "amax", amax)
+    for what, number in (("scale", scale), ("amax", amax)):
+        if number is not None:
+            _check_number(op, what, number)
     _check_activation(input, before, activation, gated, bias_gradient)
     place = tensors.place_of(input)
     if place is None:
@@ -117,15 +125,23 @@ def fp8_quantize(input, scale, amax, dtype, rowwise, columnwise, bias_gradient, 
     by_row = x.new_empty((*x.shape[:-1], width) if rowwise else 0, dtype=dtype)
     by_column = x.new_empty((width, rows_of(x)) if columnwise else 0, dtype=dtype)
     grad_bias = x.new_empty(width if bias_gradient else 0)
+    scale_inv = x.new_empty(() if scale is None else 0, dtype=F32)
+    if scale is None and x.numel() == 0:
+        scale_inv.fill_(1.0)
     source = _OF_INPUT if activation == "none" else _OF_ACTIVATION if u is None else _OF_GRADIENT
     if amax is not None:
         bump_version(amax)
     packed = _quantize(
-        x.data_ptr(), address(u), scale.data_ptr(), address(amax), by_row.data_ptr() if rowwise else 0,
-        by_column.data_ptr() if columnwise else 0, grad_bias.data_ptr() if bias_gradient else 0, rows, columns,
-        *FUNCTIONS.get(activation, (0.0, 0.0, 0)), source, gated, code, format,
+        x.data_ptr(), address(u), address(scale), address(amax), by_row.data_ptr() if rowwise else 0,
+        by_column.data_ptr() if columnwise else 0, grad_bias.data_ptr() if bias_gradient else 0,
+        scale_inv.data_ptr() if scale is None else 0, rows, columns, *FUNCTIONS.get(activation, (0.0, 0.0, 0)),
+        source, gated, code, format, epsilon, power_of_two,
     )  # fmt: skip
-    return (by_row, by_column, grad_bias) if workspace.run(_c_quantize, place, packed, op, x) else None
+    return (
+        (by_row, by_column, grad_bias, scale_inv)
+        if workspace.run(_c_quantize, place, packed, op, x)
+        else None
+    )
 
 
 @kernel
@@ -191,6 +207,64 @@ def fp8_update_scales(amax_history, scale, scale_inv, fp8_max, margin, most_rece
     if status and tensors.must_use_reference(status, op):
         return None
     for written in (amax_history, scale, scale_inv):
+        bump_version(written)
+    return True
+
+
+def _check_updates(op, histories, scales, fp8_max, scale, scale_inv):
+    value(len(histories) == len(scales), "{}: {} histories, {} scales", op, len(histories), len(scales))
+    for i, (history, old) in enumerate(zip(histories, scales, strict=True)):
+        type_(history.dtype is F32, "{}: amax_histories[{}] must be float32, not {}", op, i, history.dtype)
+        value(
+            history.dim() == 2 and history.shape[0] >= 1,
+            "{}: amax_histories[{}] must be [rows, columns] with at least one row, not {}", op, i, history.shape,
+        )  # fmt: skip
+        rows = histories[0].shape[0]
+        value(history.shape[0] == rows, "{}: amax_histories have {} and {} rows", op, rows, history.shape[0])
+        value(history.is_contiguous(), "{}: amax_histories[{}] must be contiguous", op, i)
+        _check_numbers(op, f"scales[{i}]", old, history.shape[1], "its history's columns, ")
+    total = sum(history.shape[1] for history in histories)
+    for what, numbers in (("fp8_max", fp8_max), ("scale", scale), ("scale_inv", scale_inv)):
+        _check_numbers(op, what, numbers, total, "all histories' columns, ")
+
+
+@kernel
+def fp8_multi_update_scales(fp8_max, amax_histories, scales, scale, scale_inv, margin, most_recent):
+    op = "fp8_multi_update_scales"
+    for name, given in (("amax_histories", amax_histories), ("scales", scales)):
+        for i, tensor in enumerate(given):
+            tensors.refuse_unless_plain(tensor, f"apex::{op}: {name}[{i}]")
+            value(
+                tensor.device == scale.device,
+                "{}: {} is on {} but scale is on {}", op, name, tensor.device, scale.device,
+            )  # fmt: skip
+    _check_updates(op, amax_histories, scales, fp8_max, scale, scale_inv)
+    place = tensors.place_of(scale)
+    if place is None:
+        return None
+    if not scales:
+        return True
+    named = [(f"amax_histories[{i}]", history) for i, history in enumerate(amax_histories)]
+    named += [("scale", scale), ("scale_inv", scale_inv)]
+    ranges = [(t.data_ptr(), t.data_ptr() + t.nbytes, "", what) for what, t in named if t.numel()]
+    tensors.refuse_shared(ranges, lambda _, what: what, f"{op}: ")
+    column = 0
+    for begin in range(0, len(scales), _MOST_HISTORIES):
+        histories = amax_histories[begin : begin + _MOST_HISTORIES]
+        unused = (0,) * (_MOST_HISTORIES - len(histories))
+        first = [0]
+        for history in histories:
+            first.append(first[-1] + history.shape[1])
+        numbers = (t.data_ptr() + 4 * column for t in (scale, scale_inv, fp8_max))
+        status = _c_updates(place, _updates(
+            (*(t.data_ptr() for t in histories), *unused),
+            (*(t.data_ptr() for t in scales[begin : begin + _MOST_HISTORIES]), *unused), (*first, *unused),
+            len(histories), *numbers, histories[0].shape[0], 2.0**-margin, most_recent,
+        ))  # fmt: skip
+        if status and tensors.must_use_reference(status, op):
+            return None
+        column += first[-1]
+    for written in (*amax_histories, scale, scale_inv):
         bump_version(written)
     return True
 

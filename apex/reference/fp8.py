@@ -116,9 +116,9 @@ def check_cast(name, x, scale, dtype, amax):
     """Raises where x cannot be cast so."""
     format_of(name, dtype)
     check_input(name, x)
-    check_number(name, "scale", scale, x)
-    if amax is not None:
-        check_number(name, "amax", amax, x)
+    for what, number in (("scale", scale), ("amax", amax)):
+        if number is not None:
+            check_number(name, what, number, x)
 
 
 def largest_magnitude(x):

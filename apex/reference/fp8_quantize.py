@@ -1,5 +1,7 @@
 """Casts to FP8 in plain PyTorch: the op over apex/reference/fp8.py."""
 
+import torch
+
 from apex.reference import fp8
 from apex.reference.bias_activation import ACTIVATIONS
 
@@ -45,14 +47,18 @@ def fp8_quantize(
     before=None,
     activation="none",
     gated=False,
+    power_of_two=False,
+    epsilon=0.0,
 ):
-    """(rows, columns, grad_bias): y * scale in FP8, its transpose, sums of y's columns; empty what nobody asked for.
+    """(rows, columns, grad_bias, scale_inv): y * scale in FP8, its transpose, sums of y's columns, each empty where
+    nobody asked for it.
 
     y is the input [..., columns], float32, float16 or bfloat16; with `activation`, f of it, gated f(x1) * x2 of its
     halves; with `before` too, the gradient of `before` from the input, the gradient of f(before). scale: float32, one
-    element; amax likewise, or None, becomes max(amax, max |y|). dtype: FP8. rows has y's shape, columns [y's columns,
-    rows], grad_bias [y's columns] of the input's dtype. Raises ValueError, TypeError, RuntimeError where the input asks
-    for a gradient.
+    element, or None: it is `fp8.current_scale` of max |y|, with power_of_two and epsilon as there, and scale_inv, a
+    scalar, is 1 / it; else that is empty. amax: float32, one element, or None, becomes max(amax, max |y|). dtype: FP8.
+    rows has y's shape, columns [y's columns, rows], grad_bias [y's columns] of the input's dtype. Raises ValueError,
+    TypeError, RuntimeError where the input asks for a gradient.
     """
     _check(input, scale, amax, dtype, bias_gradient, before, activation, gated)
     made = input
@@ -62,8 +68,13 @@ def fp8_quantize(
             if before is None
             else fp8.activation_gradient(input, before, activation, gated)
         )
+    scale_inv = torch.empty(0, dtype=torch.float32, device=input.device)
+    if scale is None:
+        largest = fp8.FORMATS[dtype].maximum
+        scale = fp8.current_scale(fp8.largest_magnitude(made), largest, power_of_two, epsilon)
+        scale_inv = torch.ones_like(scale) / scale
     q = fp8.cast(made, scale, dtype, amax)
     rows = q if rowwise else q.new_empty(0)
     columns = fp8.transpose(q) if columnwise else q.new_empty(0)
     grad_bias = fp8.column_sums(made).to(input.dtype) if bias_gradient else input.new_empty(0)
-    return rows, columns, grad_bias
+    return rows, columns, grad_bias, scale_inv

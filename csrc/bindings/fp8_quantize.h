@@ -16,7 +16,9 @@ inline std::vector<c10::SymInt> sizes_of(const Fp8Quantize& c) {
 }
 inline gpu::Fp8Quantize arguments_of(const Fp8Quantize& c, const at::Tensor& x) {
   gpu::Fp8Quantize a{};
-  a.input = bytes(x), a.scale = number_of(c.scale), a.amax = written_number(c.amax);
+  a.input = bytes(x), a.amax = written_number(c.amax);
+  if (has_value(c.scale)) a.scale = number_of(*c.scale);
+  a.epsilon = float(c.epsilon), a.power_of_two = c.power_of_two;
   a.columns = x.size(-1) / (halves(c) ? 2 : 1), a.rows = x.size(-1) ? x.numel() / x.size(-1) : 0;
   a.type = type_of(c.name, x.scalar_type()), a.format = format_of(c.name, c.dtype);
   if (c.activation == "none") return a;
@@ -31,7 +33,7 @@ inline void Fp8Quantize::check() const {
   fp8::format_of(name, dtype);
   fp8::type_of(name, input.scalar_type());
   fp8::check_input(name, input);
-  fp8::check_number(name, "scale", scale);
+  if (has_value(scale)) fp8::check_number(name, "scale", *scale);
   if (has_value(amax)) fp8::check_number(name, "amax", *amax);
   if (activation == "none") {
     TORCH_CHECK_VALUE(!gated && !has_value(before), name, ": without an activation there is no `before`, and no gate");
@@ -53,17 +55,20 @@ inline Fp8Quantize::Result Fp8Quantize::outputs() const {
   const std::vector<c10::SymInt> none{0}, turned{sizes.back(), fp8::rows_of(input)}, sums{sizes.back()};
   return {fp8::empty_like_of(input, rowwise ? sizes : none, *dtype),
           fp8::empty_like_of(input, columnwise ? turned : none, *dtype),
-          fp8::empty_like_of(input, bias_gradient ? sums : none, input.scalar_type())};
+          fp8::empty_like_of(input, bias_gradient ? sums : none, input.scalar_type()),
+          fp8::empty_like_of(input, has_value(scale) ? none : std::vector<c10::SymInt>{}, at::kFloat)};
 }
 inline bool Fp8Quantize::launch(const apex_place& place, Result& made) const {
   const at::Tensor x = input.contiguous(), u = contiguous(before);
   made = outputs();
-  auto& [rows, columns, grad_bias] = made;
+  auto& [rows, columns, grad_bias, scale_inv] = made;
   gpu::Fp8Quantize a = fp8::arguments_of(*this, x);
   a.before = bytes(u);
   if (rowwise) a.by_row = mutable_bytes(rows);
   if (columnwise) a.by_column = mutable_bytes(columns);
   if (bias_gradient) a.grad_bias = mutable_bytes(grad_bias);
+  if (!a.scale) a.scale_inv = static_cast<float*>(scale_inv.mutable_data_ptr());
+  if (!a.scale && x.numel() == 0) scale_inv.fill_(1.0f);
   return run_with_workspace(&apex_fp8_quantize, place, a, unit, x.device());
 }
 }  // namespace apex

@@ -1,8 +1,7 @@
 // Casts to FP8 with a scale for each block of 1x128 or 128x128 elements: arguments of the kernels and the CPU variant,
-// by value, and the rule of a scale.
+// by value.
 //
-//   scale = fp8_max / max(largest |x| of the block, epsilon), or 1 where that is 0, infinite or NaN;  code = fp8(x *
-//   scale)
+//   scale = current_scale of the block's largest |x| (fp8_tile.h);  code = fp8(x * scale)
 // The transpose of a 1x128 cast is the cast of the transpose: its blocks go down 128 rows, with scales of their own.
 #pragma once
 #include "fp8_tile.h"
@@ -27,12 +26,4 @@ struct Fp8QuantizeBlocks {
   i32 wide_columns;   // 1: the rows of by_column begin at a multiple of 16 bytes
   u32 column_blocks;  // blocks side by side
 };
-
-GPU_FN float current_scale(float amax, float fp8_max, float epsilon, bool power_of_two) {
-  amax = amax < epsilon ? epsilon : amax;
-  if (!(amax > 0.0f) || !is_finite(amax)) return 1.0f;
-  float scale = fp8_max / amax;
-  scale = scale > 3.4028235e38f ? 3.4028235e38f : scale;
-  return power_of_two ? bit_cast<float>(bit_cast<u32>(scale) & 0x7f800000u) : scale;
-}
 }  // namespace gpu

@@ -86,6 +86,18 @@ GPU_FN void fp8_codes(const Fp8Quantize& a, const Fp8Place& place, const Fp8& fo
   }
 }
 
+// The scale of y, made by the last block of the largest of all blocks.
+GPU_FN void make_scale(const Fp8Quantize& a, const Fp8& form, float largest) {
+  GPU_SHARED(u32, is_last, 1);
+  float* const amax = reinterpret_cast<float*>(a.counters);
+  record_amax(amax, largest);
+  if (!is_last_of(a.counters + 1, grid_x(), is_last) || thread_x() != 0) return;
+  const float scale = current_scale(load_coherent(amax), form.maximum(), a.epsilon, a.power_of_two);
+  *a.made_scale = scale;
+  *a.scale_inv = 1.0f / scale;
+  a.counters[0] = 0;
+}
+
 template <int width, i32 fixed, i32 source, bool gated> GPU_FN void fp8_quantize(const Fp8Quantize& a, u32 block) {
   using Source = Fp8Source<width, fixed, source, gated>;
   constexpr int made = Source::made, in_flight = source == fp8_of_input               ? 8
@@ -98,7 +110,8 @@ template <int width, i32 fixed, i32 source, bool gated> GPU_FN void fp8_quantize
   m.largest = 0.0f;
   GPU_UNROLL_FOR (int h = 0; h < made; ++h)
     GPU_UNROLL_FOR (int i = 0; i < width; ++i) m.sums[h][i] = 0.0f;
-  fp8_codes<Source, in_flight>(a, place, Fp8(a.format), f, *a.scale, m);
+  const Fp8 form(a.format);
+  fp8_codes<Source, in_flight>(a, place, form, f, a.counters ? 1.0f : *a.scale, m);
   GPU_UNROLL_FOR (int h = 0; h < made; ++h) {
     if (a.by_column) {
       if (h > 0) sync_threads();
@@ -110,7 +123,8 @@ template <int width, i32 fixed, i32 source, bool gated> GPU_FN void fp8_quantize
                         reinterpret_cast<float*>(a.partials) + (place.block_row * made + h) * a.columns, place.column0,
                         a.columns);
   }
-  record_amax(a.amax, m.largest);
+  if (a.counters) make_scale(a, form, m.largest);
+  else record_amax(a.amax, m.largest);
 }
 #endif
 }  // namespace gpu

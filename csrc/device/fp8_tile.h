@@ -138,6 +138,15 @@ GPU_FN void record_amax(float* amax, float largest) {
 }
 #endif
 
+// fp8_max / max(amax, epsilon), or 1 where that amax is 0, infinite or NaN; power_of_two: rounded down to one.
+GPU_FN float current_scale(float amax, float fp8_max, float epsilon, bool power_of_two) {
+  amax = amax < epsilon ? epsilon : amax;
+  if (!(amax > 0.0f) || !is_finite(amax)) return 1.0f;
+  float scale = fp8_max / amax;
+  scale = scale > 3.4028235e38f ? 3.4028235e38f : scale;
+  return power_of_two ? bit_cast<float>(bit_cast<u32>(scale) & 0x7f800000u) : scale;
+}
+
 // max |x|; a nan is left out.
 GPU_FN float larger_magnitude(float largest, float x) {
   const float magnitude = bit_cast<float>(bit_cast<u32>(x) & 0x7fffffffu);

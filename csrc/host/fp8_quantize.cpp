@@ -45,26 +45,64 @@ Kind lay_out(gpu::Fp8Quantize& a) {
   return vectors ? wide : any1;
 }
 int32_t check(const gpu::Fp8Quantize& a) {
-  if (const int32_t status = check_fp8(unit, a.type, a.format, a.scale, "scale")) return status;
+  const void* scale = a.scale ? a.scale : a.scale_inv;
+  if (const int32_t status = check_fp8(unit, a.type, a.format, scale, "scale")) return status;
   if (a.source < gpu::fp8_of_input || a.source > gpu::fp8_of_gradient)
     return fail(APEX_ERROR_ARGUMENT, "fp8_quantize: the source is none of fp8_of_input, _activation, _gradient");
   if (a.source == gpu::fp8_of_gradient && !a.before && a.rows * a.columns > 0)
     return fail(APEX_ERROR_ARGUMENT, "fp8_quantize: of a gradient, `before` is missing");
   return APEX_OK;
 }
-int32_t launch_all(const apex_place* place, gpu::Fp8Quantize a) {
+int32_t launch_pass(const apex_place* place, gpu::Fp8Quantize& a) {
+  if (a.rows == 0) return APEX_OK;
   void* parameters[] = {&a};
-  int32_t status = APEX_OK;
-  if (a.rows > 0) {
-    const Kind kind = lay_out(a);
-    const uint32_t blocks = a.column_blocks * uint32_t(ceil_divide(a.rows, gpu::fp8_tile_rows));
-    status = apex_launch(place, &kernels[a.source][a.gated ? 1 : 0][kind], {blocks, 1, 1},
-                         {gpu::fp8_tile_threads, 1, 1}, 0, parameters);
+  const Kind kind = lay_out(a);
+  const uint32_t blocks = a.column_blocks * uint32_t(ceil_divide(a.rows, gpu::fp8_tile_rows));
+  return apex_launch(place, &kernels[a.source][a.gated ? 1 : 0][kind], {blocks, 1, 1}, {gpu::fp8_tile_threads, 1, 1}, 0,
+                     parameters);
+}
+// The pass that makes a scale: it writes nothing else.
+gpu::Fp8Quantize magnitude_of(gpu::Fp8Quantize a) {
+  a.by_row = a.by_column = a.partials = a.grad_bias = nullptr, a.amax = nullptr;
+  cut_rows(a);
+  return a;
+}
+int32_t launch_all(const apex_place* place, gpu::Fp8Quantize a) {
+  if (!a.scale) {
+    gpu::Fp8Quantize first = magnitude_of(a);
+    if (const int32_t status = launch_pass(place, first)) return status;
+    a.scale = a.made_scale, a.counters = nullptr;
   }
+  cut_rows(a);
+  const int32_t status = launch_pass(place, a);
   if (status != APEX_OK || !a.grad_bias) return status;
+  void* parameters[] = {&a};
   const int64_t width = width_of_result(a);
   const uint32_t blocks = uint32_t(ceil_divide(width, gpu::column_sums_columns(width)));
   return apex_launch(place, &sums_kernel, {blocks, 1, 1}, {gpu::column_sums_threads, 1, 1}, 0, parameters);
+}
+void run_on_cpu(gpu::Fp8Quantize a) {
+  float scale = 1.0f, amax = 0.0f;
+  if (!a.scale) {
+    gpu::Fp8Quantize first = magnitude_of(a);
+    first.scale = &scale, first.amax = &amax;
+    fp8_quantize_cpu(first);
+    scale = gpu::current_scale(amax, gpu::Fp8(a.format).maximum(), a.epsilon, a.power_of_two);
+    *a.scale_inv = 1.0f / scale, a.scale = &scale;
+  }
+  cut_rows(a);
+  fp8_quantize_cpu(a);
+}
+// What it needs beside its arguments: sums of parts, and where a scale is made that and counters.
+int32_t take_memory(const apex_place& place, const apex_workspace* workspace, gpu::Fp8Quantize& a) {
+  const int64_t sums = a.grad_bias ? ceil_divide(a.rows, gpu::fp8_tile_rows) * width_of_result(a) : 0;
+  const int64_t bytes = sums * int64_t(sizeof(float));
+  if (a.scale) return take_workspace(workspace, bytes, &a.partials);
+  uint8_t* memory;
+  constexpr int64_t apart = 16;
+  if (const int32_t status = take_workspace(place, workspace, bytes + apart, 2, &memory, &a.counters)) return status;
+  a.made_scale = reinterpret_cast<float*>(memory), a.partials = sums ? memory + apart : nullptr;
+  return APEX_OK;
 }
 }  // namespace
 }  // namespace apex
@@ -77,10 +115,8 @@ extern "C" int32_t apex_fp8_quantize(const apex_place* place, const gpu::Fp8Quan
   if (const int32_t status = apex::choose_variant(*place, apex::unit, &variant)) return status;
   if (a.columns == 0) return APEX_OK;
   if (a.source == gpu::fp8_of_input) a.gated = 0;
-  const int64_t sums = a.grad_bias ? apex::ceil_divide(a.rows, gpu::fp8_tile_rows) * apex::width_of_result(a) : 0;
-  if (const int32_t status = apex::take_workspace(workspace, sums * int64_t(sizeof(float)), &a.partials)) return status;
-  apex::cut_rows(a);
+  if (const int32_t status = apex::take_memory(*place, workspace, a)) return status;
   if (variant != APEX_VARIANT_CPU) return apex::launch_all(place, a);
-  apex::fp8_quantize_cpu(a);
+  apex::run_on_cpu(a);
   return APEX_OK;
 }

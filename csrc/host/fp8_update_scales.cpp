@@ -8,9 +8,8 @@
 #include "status.h"
 
 namespace apex {
-namespace {
 // Some columns at once, row by row: rows lie side by side.
-void update_on_cpu(const gpu::Fp8UpdateScales& a) {
+void fp8_update_scales_cpu(const gpu::Fp8UpdateScales& a) {
   constexpr int64_t wide = 256;
   float newest[wide], largest[wide];
   for (int64_t first = 0; first < a.columns; first += wide) {
@@ -32,7 +31,6 @@ void update_on_cpu(const gpu::Fp8UpdateScales& a) {
     }
   }
 }
-}  // namespace
 }  // namespace apex
 
 extern "C" int32_t apex_fp8_update_scales(const apex_place* place, const gpu::Fp8UpdateScales* arguments) {
@@ -42,7 +40,7 @@ extern "C" int32_t apex_fp8_update_scales(const apex_place* place, const gpu::Fp
   int32_t variant;
   if (const int32_t status = apex::choose_variant(*place, kernel.unit, &variant)) return status;
   if (variant == APEX_VARIANT_CPU) {
-    apex::update_on_cpu(*arguments);
+    apex::fp8_update_scales_cpu(*arguments);
     return APEX_OK;
   }
   void* parameters[] = {const_cast<gpu::Fp8UpdateScales*>(arguments)};

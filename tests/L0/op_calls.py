@@ -379,6 +379,13 @@ def _fp8_update_scales(make, name):
     return dict(amax_history=make.positive(3, 5), reduced=make.positive(5)) | numbers
 
 
+def _fp8_multi_update_scales(make, name):
+    held = dict(
+        amax_histories=[make.positive(3, 5), make.positive(3, 2)], scales=[make.positive(5), make.positive(2)]
+    )
+    return held | dict(fp8_max=make.full(448.0, 7), scale=make.positive(7), scale_inv=make.positive(7))
+
+
 def _fp8_multi_quantize(make, name):
     inputs = [make(4, 16), make(3, 8)]
     outputs = [[make.full(0, *size, dtype=torch.uint8).view(torch.float8_e5m2) for size in sizes]
@@ -402,6 +409,7 @@ _KINDS = {
     "fp8_layer_norm": _fp8_norm,
     "fp8_rms_norm": _fp8_norm,
     "fp8_quantize_blocks": _fp8_quantize_blocks,
+    "fp8_multi_update_scales": _fp8_multi_update_scales,
     "fp8_multi_quantize": _fp8_multi_quantize,
     "fp8_quantize": _fp8_quantize,
     "fp8_dequantize": _fp8_dequantize,

@@ -635,6 +635,12 @@ def _(v):
 
 @sample("fp8_quantize")
 def _(v):
+    given = dict(rowwise=True, columnwise=True, bias_gradient=True, power_of_two=True, epsilon=0.5)
+    return dict(input=v.normal(300, 272), scale=None, amax=v.of(0.0), dtype=torch.float8_e5m2) | given
+
+
+@sample("fp8_quantize")
+def _(v):
     return dict(
         input=v.normal(300, 136), scale=v.of(2.0), amax=v.of(0.0), dtype=torch.float8_e5m2, rowwise=True,
         columnwise=True, bias_gradient=True, before=v.normal(300, 272), activation="silu", gated=True,
@@ -659,6 +665,13 @@ def _(v):
 def _(v):
     numbers = dict(scale=v.positive(300), scale_inv=v.positive(300), fp8_max=v.positive(300))
     return dict(amax_history=v.positive(40, 300)) | numbers
+
+
+@sample("fp8_multi_update_scales")
+def _(v):
+    sizes = (3, 2, 20)
+    held = dict(amax_histories=[v.positive(40, n) for n in sizes], scales=[v.positive(n) for n in sizes])
+    return held | dict(fp8_max=v.positive(25), scale=v.positive(25), scale_inv=v.positive(25))
 
 
 @sample("fp8_multi_quantize")

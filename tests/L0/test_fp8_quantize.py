@@ -38,11 +38,16 @@ def check(x, dtype, scale=1.7):
     """All three results and amax, exactly but for the order of the sum; returns them."""
     device = x.device
     amax = number(0.01, device)
-    rows, columns, sums = op(x, number(scale, device), amax, dtype, True, True, True)
+    rows, columns, sums, none = op(x, number(scale, device), amax, dtype, True, True, True)
     wide = x.float().cpu().numpy()
     expected = nearest_codes(wide * np.float32(scale), dtype)
     np.testing.assert_array_equal(codes(rows), expected)
-    assert rows.dtype == columns.dtype == dtype and rows.is_contiguous() and sums.dtype == x.dtype
+    assert (
+        none.numel() == 0
+        and rows.dtype == columns.dtype == dtype
+        and rows.is_contiguous()
+        and sums.dtype == x.dtype
+    )
     flat = wide.reshape(-1, wide.shape[-1]) if wide.size else wide.reshape(columns.shape[::-1])
     np.testing.assert_array_equal(codes(columns), expected.reshape(flat.shape).T)
     activations.near(sums, torch.from_numpy(flat.astype(np.float64).sum(0)), max(1, flat.shape[0]))
@@ -65,7 +70,7 @@ def test_every_half(variant, dtype, of):
     x = bits.view(of).to(variant.device)
     for part in (x.view(256, 256), x[:-1]):
         for scale in (1.0, 0.3):
-            rows, columns, _ = op(part, number(scale, variant.device), None, dtype, True, True)
+            rows, columns, *_ = op(part, number(scale, variant.device), None, dtype, True, True)
             with np.errstate(over="ignore", invalid="ignore"):
                 wide = part.float().cpu().numpy() * np.float32(scale)
             np.testing.assert_array_equal(codes(rows), nearest_codes(wide, dtype))
@@ -92,7 +97,7 @@ def test_only_what_is_asked_for(variant):
     x, scale = inputs((40, 48), BF16, variant.device), number(1.0, variant.device)
     for rowwise, columnwise, sums in [(True, False, False), (False, True, False), (False, False, True)]:
         found = op(x, scale, None, E5M2, rowwise, columnwise, sums)
-        assert [t.numel() > 0 for t in found] == [rowwise, columnwise, sums]
+        assert [t.numel() > 0 for t in found] == [rowwise, columnwise, sums, False]
     rows = op(x, scale, None, E5M2)[0]
     np.testing.assert_array_equal(codes(rows), codes(op(x, scale, None, E5M2, True, True)[0]))
 
@@ -111,6 +116,69 @@ def test_amax(variant):
     x[0, 0] = float("inf")
     op(x, number(1.0, variant.device), history[1, 1], E4M3)
     assert history[1, 1] == float("inf")
+
+
+def own_scale(amax, dtype, power_of_two, epsilon):
+    """The rule of current scaling in numpy, float32."""
+    amax = max(np.float32(amax), np.float32(epsilon))
+    if not 0 < amax < np.inf:
+        return np.float32(1)
+    with np.errstate(over="ignore"):
+        scale = min(np.float32(torch.finfo(dtype).max) / amax, np.finfo(np.float32).max)
+    return np.float32(2.0 ** np.floor(np.log2(np.float64(scale)))) if power_of_two else scale
+
+
+@each_dtype
+@pytest.mark.parametrize("power_of_two", [False, True], ids=["any", "power"])
+def test_own_scale(variant, dtype, power_of_two):
+    """Without a scale it is that of max |x|, exactly; several tiles, odd sizes, nothing at all, and what has none."""
+    for of, shape, change in [
+        (BF16, (300, 264), None),
+        (F32, (5, 7), None),
+        (F16, (129, 136), None),
+        (F32, (3, 8), 0.0),
+        (F32, (3, 8), float("inf")),
+        (F32, (3, 8), float("nan")),
+        (F32, (1, 8), 1e-42),
+        (BF16, (0, 32), None),
+        (F32, (3, 0), None),
+    ]:
+        x = inputs(shape, of, variant.device)
+        if change is not None:
+            x = x * 0 + change
+        epsilon = 0.5 if shape == (5, 7) else 0.0
+        wide = x.float().cpu().numpy()
+        scale = own_scale(
+            np.nanmax(np.abs(wide), initial=0) if wide.size else 0, dtype, power_of_two, epsilon
+        )
+        amax = number(0.01, variant.device)
+        found = op(x, None, amax, dtype, True, True, True, None, "none", False, power_of_two, epsilon)
+        assert found[3].shape == () and found[3].item() == np.float32(1) / scale
+        expected = op(
+            x, number(float(scale), variant.device), number(0.01, variant.device), dtype, True, True, True
+        )
+        for made, wanted in zip(found[:3], expected[:3], strict=True):
+            assert torch.equal(made.view(torch.uint8), wanted.view(torch.uint8))
+        assert amax.item() == max(np.float32(0.01), np.nanmax(np.abs(wide), initial=0))
+        alone = op(x, None, None, dtype, False, True, False, None, "none", False, power_of_two, epsilon)
+        assert torch.equal(alone[1].view(torch.uint8), found[1].view(torch.uint8)) and alone[3] == found[3]
+
+
+def test_own_scale_of_activations(variant):
+    """Of what is cast, not of the input; the same twice, as the counters of the first time were left at 0."""
+    u, g = (inputs(shape, BF16, variant.device, seed) for shape, seed in (((140, 32), 1), ((140, 16), 2)))
+    for x, before in ((u, None), (g, u)):
+        amax = number(0.0, variant.device)
+        op(x, number(1.0, variant.device), amax, E5M2, False, False, False, before, "silu", True)
+        scale = number(float(own_scale(amax.item(), E5M2, False, 0.0)), variant.device)
+        rest = E5M2, True, True, before is not None, before, "silu", True
+        wanted = op(x, scale, None, *rest)
+        for _ in range(2):
+            found = op(x, None, None, *rest)
+            lists.assert_same_bits(
+                [t.view(torch.uint8) for t in found[:3]], [t.view(torch.uint8) for t in wanted[:3]]
+            )
+            assert found[3] == 1 / scale
 
 
 def test_layouts(variant):
@@ -149,7 +217,7 @@ def test_activations(variant, activation, gated):
 
 def _run(x, dtype, before, activation, gated, sums):
     amax = number(0.0, x.device)
-    return *op(x, number(1.3, x.device), amax, dtype, True, True, sums, before, activation, gated), amax
+    return *op(x, number(1.3, x.device), amax, dtype, True, True, sums, before, activation, gated)[:3], amax
 
 
 def near_codes(found, expected, dtype, of):
@@ -192,8 +260,10 @@ def test_formats_of_amd_devices(monkeypatch, name, wanted):
 
 
 @pytest.mark.gpu
-def test_in_a_cuda_graph():
-    x, scale, amax = inputs((256, 512), BF16, "cuda"), number(1.0, "cuda"), number(0.0, "cuda")
+@pytest.mark.parametrize("scale", [1.0, None], ids=["given", "own"])
+def test_in_a_cuda_graph(scale):
+    x, amax = inputs((256, 512), BF16, "cuda"), number(0.0, "cuda")
+    scale = None if scale is None else number(scale, "cuda")
     op(x, scale, amax, E4M3, True, True, True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -210,6 +280,7 @@ def test_opcheck():
     opcheck(op, (x, scale, None, E5M2, True, True, True, x, "gelu", False))
     opcheck(op, (x, scale, amax, E5M2, False, True, True, torch.cat((x, x), -1), "silu", True))
     opcheck(op, (x, scale, amax, E5M2, True, False, False, None, "silu", True))
+    opcheck(op, (x, None, amax, E5M2, True, True, False, None, "none", False, True, 0.5))
 
 
 def test_compiled_in_one_graph():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -150,6 +150,25 @@ def test_quantize(device, case):
         size = np.abs(y).sum(0).max(initial=1.0)
         rounding = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-22}[case.type]
         np.testing.assert_allclose(found, y.sum(0), rtol=1.1 * rounding, atol=2e-6 * size)
+
+
+@pytest.mark.parametrize("case", [CASES[i] for i in (1, 5, 9, 11, 14)], ids=str)
+@pytest.mark.parametrize("power_of_two", [0, 1], ids=["any", "power"])
+def test_own_scale(device, case, power_of_two):
+    """The pass that makes a scale of the largest magnitude: it and 1 / it, once; its counters are 0 again."""
+    made = Made(device, replace(case, by_row=False, by_column=False, sums=False))
+    out, counters = (device.put(np.zeros(2, t)) for t in (np.float32, np.uint32))
+    made.buffers |= dict(made_scale=out, scale_inv=device.put(np.zeros(1, np.float32)), counters=counters)
+    made.buffers |= dict(amax=None, power_of_two=power_of_two, epsilon=1e-6)
+    for _ in range(2):
+        made.launch()
+    amax, maximum = np.nanmax(np.abs(made.y)), values(np.arange(256, dtype=np.uint8), FORMATS[case.format])
+    wanted = np.nanmax(maximum[np.isfinite(maximum)]) / np.float32(amax)
+    if power_of_two:
+        wanted = 2.0 ** np.floor(np.log2(wanted))
+    scale = out.numpy()[0]
+    np.testing.assert_allclose(scale, wanted, rtol=0 if case.source == "input" or power_of_two else 1e-4)
+    assert made.buffers["scale_inv"].numpy()[0] == np.float32(1) / scale and not counters.numpy().any()
 
 
 @pytest.mark.parametrize("format", range(4), ids=[str(d)[14:] for d in FORMATS])

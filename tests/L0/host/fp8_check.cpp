@@ -68,6 +68,12 @@ static void check_quantize() {
   expect(apex_fp8_multi_quantize(&cpu, &m) == APEX_ERROR_VALUE, "65 matrices");
 
   a.scale = nullptr;
+  float own = 0.0f;
+  a.scale_inv = &own;
+  expect(apex_fp8_quantize(&cpu, &a, &workspace) == APEX_OK, "its own scale");
+  const float made = 448.0f / float(largest);
+  expect(own == 1.0f / made && value_of(by_row[7]) == nearest(double(x[7] * made)), "the scale that is made");
+  a.scale_inv = nullptr;
   expect(apex_fp8_quantize(&cpu, &a, &workspace) == APEX_ERROR_ARGUMENT, "no scale");
   expect(!std::strcmp(apex_last_error(), "fp8_quantize: there is no scale"), "its words");
   a.scale = &scale, a.format = 4;

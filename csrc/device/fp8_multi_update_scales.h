@@ -1,0 +1,34 @@
+// Delayed scaling's update of many histories in one launch: arguments of the kernel and the CPU variant, by value. What
+// is computed is what fp8_update_scales.h says, of each; new scales go elsewhere than the old ones lie.
+#pragma once
+#include "fp8_update_scales.h"
+
+namespace gpu {
+constexpr int fp8_multi_update_most = 160;  // histories of a launch: kernels take 4 KB of arguments
+
+struct Fp8MultiUpdateScales {
+  u64 history[160];      // [rows][columns of its own]
+  u64 old[160];          // its scales [columns]
+  u32 first[161];        // columns of all before it; behind them, of all
+  u32 first_block[160];  // blocks before it
+  i32 count;
+  float* scale;          // [all columns]
+  float* scale_inv;      // [all columns]
+  const float* fp8_max;  // [all columns]
+  i64 rows;
+  float factor;  // 2^-margin
+  i32 most_recent;
+};
+static_assert(sizeof(Fp8MultiUpdateScales) <= 4096, "what a kernel is given");
+
+// Of one history, which lies at `history`.
+GPU_FN Fp8UpdateScales one_of(const Fp8MultiUpdateScales& a, i32 i, float* history) {
+  Fp8UpdateScales one{};
+  const i64 first = a.first[i];
+  one.amax_history = history;
+  one.scale = a.scale + first, one.scale_inv = a.scale_inv + first, one.fp8_max = a.fp8_max + first;
+  one.rows = a.rows, one.columns = one.pitch = a.first[i + 1] - first;
+  one.factor = a.factor, one.most_recent = a.most_recent;
+  return one;
+}
+}  // namespace gpu
