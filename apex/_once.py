@@ -83,6 +83,9 @@ def differentiable_once(name):
         @functools.wraps(backward)
         def run(ctx, *grads):
             saved = ctx.saved_tensors  # once: a checkpoint gives them no second time
+            if not (torch.compiler.is_compiling() or torch.is_grad_enabled() or _any_autocast()):
+                with reference.PlainTorch():
+                    return backward(ctx, saved, *grads)
             known = [tensor for tensor in grads if tensor is not None]
             dtypes = in_given_dtypes(known[0].device.type) if known else contextlib.nullcontext()
             with torch.no_grad(), dtypes:

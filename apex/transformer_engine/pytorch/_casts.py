@@ -18,6 +18,7 @@ __all__ = [
     "amax",
     "cast",
     "cast_blocks",
+    "cast_by_own_scale",
     "current_scale",
     "delayed_scale",
     "dequantize",
@@ -42,17 +43,14 @@ class Activation(NamedTuple):
     before: torch.Tensor | None = None
 
 
-def _pass(matrix, scale, dtype, amax, layouts, of):
-    """_fp8's pass of (rows, columns, sums) in `layouts`; each result has no element where it is False."""
-    name, gated, before = of or (None, False, None)
-    return _fp8.pass_over(matrix, scale, dtype, amax, *layouts, before, name, gated)
+_AS_IT_IS = ("none", False, None)
 
 
 def amax(matrix: torch.Tensor, of: Activation | None = None) -> torch.Tensor:
     """The largest magnitude of what is cast: float32 of one element; NaN left out. Writes nothing else."""
     made = torch.zeros(1, dtype=torch.float32, device=matrix.device)
     # Any scale and format: nothing is cast.
-    _pass(matrix, torch.ones_like(made), torch.float8_e4m3fn, made, (False, False, False), of)
+    cast(matrix, torch.ones_like(made), torch.float8_e4m3fn, made, False, False, of)
     return made.reshape(())
 
 
@@ -71,10 +69,31 @@ def cast(
     of: what is cast in its place. amax becomes max(amax, max |what is cast|). Sums are made in float32, and have the
     matrix's dtype.
     """
-    found = _pass(matrix, scale, dtype, amax, (rows, columns, sums), of)
-    wanted = zip(found, (rows, columns, sums), strict=True)
-    codes, transposed, total = (tensor if want else None for tensor, want in wanted)
-    return codes, transposed, total
+    name, gated, before = of or _AS_IT_IS
+    codes, turned, total, _ = _fp8.cast(
+        matrix, scale, amax, dtype, rows, columns, sums, before, name, gated, False, 0.0
+    )
+    return codes if rows else None, turned if columns else None, total if sums else None
+
+
+def cast_by_own_scale(
+    matrix: torch.Tensor,
+    dtype: torch.dtype,
+    rows: bool,
+    columns: bool,
+    of: Activation | None,
+    sums: bool,
+    power_of_two: bool,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same by `current_scale` of the largest magnitude, and 1 / it: a scalar. No element of what is not asked for.
+
+    One call makes both passes, and the scale between them on the device.
+    """
+    name, gated, before = of or _AS_IT_IS
+    return _fp8.cast(
+        matrix, None, None, dtype, rows, columns, sums, before, name, gated, power_of_two, epsilon
+    )  # fmt: skip
 
 
 def normalize(
@@ -141,19 +160,13 @@ def _(codes, scale, block_rows):
 def update_scales(
     histories: Sequence[torch.Tensor],
     scales: Sequence[torch.Tensor],
-    maxima: Sequence[float],
+    maxima: torch.Tensor,
     margin: float,
     algorithm: str,
-) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-    """(new scales, 1 / them) of delayed scaling, of all layers, in one launch; histories move on by a row, in place.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(new scales, 1 / them) of delayed scaling, of all layers, in one launch (of 160); histories move on, in place.
 
-    histories: float32 [steps, n] each; scales: [n]; maxima: the largest number of each one's format.
+    histories: float32 [steps, n] each; scales: [n] each. maxima: the largest number of the format of each tensor, [all
+    n], as is what is given back.
     """
-    sizes = [scale.numel() for scale in scales]
-    history, scale = torch.cat(list(histories), 1), torch.cat(list(scales))
-    largest = [number for number, size in zip(maxima, sizes, strict=True) for _ in range(size)]
-    numbers = torch.tensor(largest, dtype=torch.float32, device=scale.device)
-    inverse = torch.empty_like(scale)
-    _fp8.update_scales(history, scale, inverse, numbers, margin, algorithm)
-    torch._foreach_copy_(list(histories), list(history.split(sizes, 1)))
-    return scale.split(sizes), inverse.split(sizes)
+    return _fp8.multi_update_scales(histories, scales, maxima, margin, algorithm)

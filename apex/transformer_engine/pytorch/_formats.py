@@ -18,7 +18,7 @@ _multiply: dict[torch.device, bool] = {}
 
 def _arch(device: torch.device) -> str:
     """gfx942 and the like on ROCm, else an empty string."""
-    if device.type != "cuda" or torch.version.hip is None:
+    if torch.version.hip is None or device.type != "cuda":
         return ""
     if device not in _archs:
         _archs[device] = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
@@ -30,10 +30,15 @@ def formats(device: torch.device) -> tuple[torch.dtype, torch.dtype]:
     return FNUZ if _arch(device).startswith("gfx94") else OCP
 
 
+def dtypes_of(recipe: Recipe, device: torch.device) -> tuple[torch.dtype, torch.dtype]:
+    """(of the forward pass, of gradients): E5M2 for gradients of the hybrid format, else E4M3."""
+    both = formats(device)
+    return both if recipe.fp8_format is Format.HYBRID else (both[0], both[0])
+
+
 def dtype_of(recipe: Recipe, device: torch.device, forward: bool) -> torch.dtype:
-    """Of tensors of one pass: E5M2 for gradients of the hybrid format, else E4M3."""
-    e4m3, e5m2 = formats(device)
-    return e5m2 if recipe.fp8_format is Format.HYBRID and not forward else e4m3
+    """One of dtypes_of."""
+    return dtypes_of(recipe, device)[0 if forward else 1]
 
 
 def largest(dtype: torch.dtype) -> float:

@@ -72,7 +72,7 @@ class Linear(torch.autograd.Function):
         needed, plan = ctx.needs_input_grad, ctx.plan
         matrix, mean, rstd, gamma, beta, wide, w_columns, w_scale, x_columns, x_scale, _ = saved
         of_input, (of_weight, of_bias) = any(needed[:3]), needed[3:5]
-        rows = grad.reshape(-1, grad.shape[-1]).contiguous()
+        rows = flat(grad).contiguous()
         q, grad_bias = gradient_and_sum(plan, rows, of_input, of_weight, ctx.bias_dtype if of_bias else None)
         grads = None, None, None
         if of_input:
@@ -92,7 +92,7 @@ class Linear(torch.autograd.Function):
 
 def _forward(ctx, input, gamma, beta, weight, bias, plan):
     of_input, of_weight = any(ctx.needs_input_grad[:3]), ctx.needs_input_grad[3]
-    matrix = input.reshape(-1, input.shape[-1])
+    matrix = flat(input)
     x, statistics = entered(plan, matrix, gamma, beta, of_weight and not plan.wide_wgrad)
     w = quantized_weight(plan, weight, of_input)
     output = product(
@@ -127,7 +127,7 @@ def quantized_weight(plan, weight, columns):
 
 def of_dtype(bias, plan):
     """A bias as the product adds it."""
-    return None if bias is None else bias.to(plan.dtype)
+    return bias if bias is None or bias.dtype == plan.dtype else bias.to(plan.dtype)
 
 
 def gradient_and_sum(plan, rows, of_input, of_weight, bias_dtype):
@@ -141,7 +141,7 @@ def gradient_and_sum(plan, rows, of_input, of_weight, bias_dtype):
         q, total = plan.gradient.quantize_and_sum(rows, of_input, narrow, bias_dtype == rows.dtype)
     if bias_dtype is not None and total is None:
         total = rows.sum(0, dtype=torch.float32)
-    return q, None if bias_dtype is None else total.to(bias_dtype)
+    return q, total if bias_dtype is None or total.dtype == bias_dtype else total.to(bias_dtype)
 
 
 def of_codes(plan, q, columns, scale, dtype):
@@ -152,7 +152,9 @@ def of_codes(plan, q, columns, scale, dtype):
 
 def weight_gradient(plan, weight, made, dtype):
     """What autograd is given for it; `weight` is there where main_grad takes it."""
-    return _main_grad.add_made(weight, made) if plan.main_grad else made.to(dtype)
+    if plan.main_grad:
+        return _main_grad.add_made(weight, made)
+    return made if made.dtype == dtype else made.to(dtype)
 
 
 def entering(norm, grad, matrix, statistics, gamma, beta, of_parameters):
@@ -164,4 +166,11 @@ def entering(norm, grad, matrix, statistics, gamma, beta, of_parameters):
 
 def shaped(matrix, like):
     """With the leading dimensions of a shape. No view to autograd: what it is of is nobody's else."""
+    if len(like) == 2:
+        return matrix
     return torch.ops.aten._unsafe_view.default(matrix, [*like[:-1], matrix.shape[1]])
+
+
+def flat(tensor):
+    """[rows, columns] of [..., columns]."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])

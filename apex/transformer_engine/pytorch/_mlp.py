@@ -35,7 +35,7 @@ class MLP(torch.autograd.Function):
         of_input, of_bias1 = any(ctx.needs_input_grad[:3]), ctx.needs_input_grad[4]
         of_weight1, of_weight2 = ctx.needs_input_grad[3], ctx.needs_input_grad[5]
         of_hidden = of_input or of_weight1 or of_bias1
-        rows = grad.reshape(-1, grad.shape[-1]).contiguous()
+        rows = parts.flat(grad).contiguous()
         bias_dtype = ctx.bias_dtypes[1] if ctx.needs_input_grad[6] else None
         q, bias2 = parts.gradient_and_sum(second, rows, of_hidden, of_weight2, bias_dtype)
         weight1 = bias1 = weight2 = None
@@ -64,7 +64,7 @@ def _forward(ctx, input, gamma, beta, weight1, bias1, weight2, bias2, plans, act
     first, second = plans
     of_input, of_weight1, of_weight2 = (any(ctx.needs_input_grad[i:j]) for i, j in ((0, 3), (3, 4), (5, 6)))
     of_hidden = any(ctx.needs_input_grad[:5])
-    matrix = input.reshape(-1, input.shape[-1])
+    matrix = parts.flat(input)
     x, statistics = parts.entered(first, matrix, gamma, beta, of_weight1)
     w1 = parts.quantized_weight(first, weight1, of_input)
     bias = parts.of_dtype(bias1, first)

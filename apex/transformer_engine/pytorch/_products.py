@@ -33,8 +33,8 @@ def product(
     Returns:
         [m, n]
     """
-    whole = a_scale.numel() == 1 and b_scale.numel() == 1 and a_scale.dim() == b_scale.dim() == 0
-    card = _formats.multiplies(a.device) and min(*a.shape, b.shape[0]) > 0
+    whole = a_scale.dim() == b_scale.dim() == 0
+    card = _formats.multiplies(a.device) and a.numel() > 0 and b.shape[0] > 0
     if whole and card:
         return _by_card(a, a_scale, b, b_scale, dtype, bias, accurate)
     if whole:
@@ -87,16 +87,13 @@ def _padded(codes, rows):
 
 
 def _by_card(a, a_scale, b, b_scale, dtype, bias, accurate):
-    outputs = b.shape[0]
+    outputs, inner = b.shape
     fused = bias is not None and bias.dtype == dtype != torch.float32 and outputs % _MULTIPLE == 0
+    if outputs % _MULTIPLE or inner % _MULTIPLE:
+        a, b = _padded(a, False), _padded(b, True)
+    fast = not accurate and torch.version.hip is None
     found = torch._scaled_mm(
-        _padded(a, False),
-        _padded(b, True).t(),
-        scale_a=a_scale,
-        scale_b=b_scale,
-        bias=bias if fused else None,
-        out_dtype=dtype,
-        use_fast_accum=not accurate and torch.version.hip is None,
+        a, b.t(), a_scale, b_scale, bias=bias if fused else None, out_dtype=dtype, use_fast_accum=fast
     )
     found = found if found.shape[1] == outputs else found[:, :outputs].contiguous()
     return found if fused or bias is None else (found + bias).to(dtype)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from apex.transformer_engine.common.recipe import QParams
-from apex.transformer_engine.pytorch import _casts, _formats
+from apex.transformer_engine.pytorch import _casts
 from apex.transformer_engine.pytorch._casts import Activation
 from apex.transformer_engine.pytorch._scaling import Scaling
 
@@ -31,14 +31,6 @@ class ByScale:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def scale_of(self, matrix: torch.Tensor, of: Activation | None = None) -> torch.Tensor:
-        """float32 of one element; of: what is cast in the matrix's place."""
-        raise NotImplementedError
-
-    def recorded(self) -> torch.Tensor | None:
-        """Where the largest magnitude goes, or None."""
-        return None
-
     def quantize(
         self, matrix: torch.Tensor, rows: bool, columns: bool, of: Activation | None = None
     ) -> Quantized:
@@ -49,35 +41,39 @@ class ByScale:
         self, matrix: torch.Tensor, rows: bool, columns: bool, sums: bool, of: Activation | None = None
     ) -> tuple[Quantized, torch.Tensor | None]:
         """The same, and with `sums` the sums of the columns of what is cast, before its scale."""
-        scale = self.scale_of(matrix, of)
-        codes, transposed, total = _casts.cast(
-            matrix, scale, self.dtype, self.recorded(), rows, columns, of, sums
-        )
-        return _both(codes, transposed, scale), total
-
-
-def _both(codes, transposed, scale):
-    """Of layouts with one scale."""
-    inverse = torch.ones_like(scale) / scale
-    shown = (inverse if layout is not None else None for layout in (codes, transposed))
-    row_scale, column_scale = shown
-    return Quantized(codes, row_scale, transposed, column_scale)
+        raise NotImplementedError
 
 
 class Delayed(ByScale):
     """By tensor `index` of a layer's state; `record`: its largest magnitude goes into the history."""
 
     def __init__(
-        self, dtype: torch.dtype, scale: torch.Tensor, scaling: Scaling, index: int, record: bool
+        self,
+        dtype: torch.dtype,
+        scale: torch.Tensor,
+        scaling: Scaling,
+        index: int,
+        record: bool,
+        scalars: tuple[Any, ...] | None = None,
     ) -> None:
         super().__init__(dtype)
         self._scale, self._scaling, self._index, self._record = scale, scaling, index, record
+        self._known = scalars  # what `scaling` says of `scale`; None: it is asked when something is cast
 
-    def scale_of(self, matrix: torch.Tensor, of: Activation | None = None) -> torch.Tensor:
-        return self._scale[self._index].clone()
+    def _scalars(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """(the scale, 1 / it, where the largest magnitude goes or None)"""
+        scales, inverses, newest = self._known or self._scaling.scalars(self._scale)
+        index = self._index
+        return scales[index], inverses[index], newest[index] if self._record else None
 
-    def recorded(self) -> torch.Tensor | None:
-        return self._scaling.amax_history[0, self._index] if self._record else None
+    def quantize_and_sum(
+        self, matrix: torch.Tensor, rows: bool, columns: bool, sums: bool, of: Activation | None = None
+    ) -> tuple[Quantized, torch.Tensor | None]:
+        scale, inverse, recorded = self._scalars()
+        codes, transposed, total = _casts.cast(
+            matrix, scale, self.dtype, recorded, rows, columns, of, sums
+        )  # fmt: skip
+        return Quantized(codes, inverse if rows else None, transposed, inverse if columns else None), total
 
     def quantize_norm(
         self,
@@ -88,25 +84,28 @@ class Delayed(ByScale):
         columns: bool,
     ) -> tuple[Quantized, torch.Tensor | None, torch.Tensor]:
         """(the norm of a matrix's rows, mean, 1 / deviation); options: eps, centered, zero_centered_gamma."""
-        scale = self.scale_of(matrix)
-        codes, mean, rstd = _casts.normalize(
-            matrix, weight, bias, *options, scale, self.dtype, self.recorded()
-        )
-        return _both(codes, _casts.transpose(codes) if columns else None, scale), mean, rstd
+        scale, inverse, recorded = self._scalars()
+        codes, mean, rstd = _casts.normalize(matrix, weight, bias, *options, scale, self.dtype, recorded)
+        turned = (_casts.transpose(codes), inverse) if columns else (None, None)
+        return Quantized(codes, inverse, *turned), mean, rstd
 
 
 class Current(ByScale):
-    """By the largest magnitude of the matrix itself, which is looked for first."""
+    """By the largest magnitude of the matrix itself, which is looked for first, by the op that casts."""
 
     def __init__(self, dtype: torch.dtype, options: QParams) -> None:
         super().__init__(dtype)
         self._options = options
 
-    def scale_of(self, matrix: torch.Tensor, of: Activation | None = None) -> torch.Tensor:
-        largest = _formats.largest(self.dtype)
+    def quantize_and_sum(
+        self, matrix: torch.Tensor, rows: bool, columns: bool, sums: bool, of: Activation | None = None
+    ) -> tuple[Quantized, torch.Tensor | None]:
         options = self._options
-        amax = _casts.amax(matrix, of)
-        return _casts.current_scale(amax, largest, options.power_2_scale, options.amax_epsilon)
+        codes, turned, total, inverse = _casts.cast_by_own_scale(
+            matrix, self.dtype, rows, columns, of, sums, options.power_2_scale, options.amax_epsilon
+        )
+        by_row = (codes, inverse) if rows else (None, None)
+        return Quantized(*by_row, *((turned, inverse) if columns else (None, None))), total if sums else None
 
 
 class Blocks:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from apex._functional import is_traced
 from apex.transformer_engine.common.recipe import DelayedScaling
 from apex.transformer_engine.pytorch import _casts
 
@@ -24,26 +26,50 @@ class Scaling:
         self.scale = torch.ones(count, dtype=torch.float32, device=device)
         self.scale_inv = torch.ones(count, dtype=torch.float32, device=device)
         self._rows = torch.zeros(length, count, dtype=torch.float32, device=device)
-        self._length = length
+        self.length = length
         self.fixed = False
+        self._known: tuple[Any, ...] | None = None
+        self._newest: tuple[Any, ...] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": None, "_newest": None}
+
+    def scalars(self, scale: torch.Tensor) -> tuple[Sequence[torch.Tensor], ...]:
+        """(scales, 1 / scales, row 0 of the history), each a scalar for each tensor.
+
+        scale: this state's, or what that was before. They are made once for each step; a CUDA graph makes its own each
+        time that it is replayed, as what traces does.
+        """
+        if is_traced() or scale.is_inference() or torch.is_inference_mode_enabled() or _is_captured(scale):
+            return *_both(scale), self.amax_history[0].unbind()
+        if self._newest is None or self._newest[0] is not self._rows:
+            self._newest = self._rows, self._rows[0].unbind()
+        known = self._known
+        if known is not None and known[0] is scale and known[1] == scale._version:
+            return *known[2], self._newest[1]
+        found = _both(scale)
+        if scale is self.scale:
+            self._known = scale, scale._version, found
+        return *found, self._newest[1]
 
     @property
     def amax_history(self) -> torch.Tensor:
-        return self._rows[: self._length]
+        rows = self._rows
+        return rows if rows.shape[0] == self.length else rows[: self.length]
 
     @amax_history.setter
     def amax_history(self, history: torch.Tensor) -> None:
         self._rows = history.clone()
-        self._length = history.shape[0]
+        self.length = history.shape[0]
 
     def resize(self, length: int) -> None:
         """Keeps the newest rows, or adds rows of 0."""
         missing = length - self._rows.shape[0]
         if missing > 0:
             self._rows = torch.nn.functional.pad(self._rows, (0, 0, 0, missing))
-        if length > self._length:
-            self._rows[self._length : length].zero_()
-        self._length = length
+        if length > self.length:
+            self._rows[self.length : length].zero_()
+        self.length = length
 
     def move(self, device: torch.device) -> None:
         """To another device; dtypes stay."""
@@ -51,13 +77,28 @@ class Scaling:
             for name in ("scale", "scale_inv", "_rows"):
                 setattr(self, name, getattr(self, name).to(device))
 
-    def replace(self, scale: torch.Tensor, scale_inv: torch.Tensor) -> None:
-        """Takes new scales."""
+    def replace(self, scale: torch.Tensor, scale_inv: torch.Tensor, scalars: Any = None) -> None:
+        """Takes new scales; scalars: (they, 1 / they), one for each tensor, where they are known."""
         if self.fixed:
-            self.scale.copy_(scale)
-            self.scale_inv.copy_(scale_inv)
-        else:
-            self.scale, self.scale_inv = scale, scale_inv
+            torch._foreach_copy_([self.scale, self.scale_inv], [scale, scale_inv])
+            return
+        self.scale, self.scale_inv = scale, scale_inv
+        if scalars is not None:
+            self._known = scale, scale._version, scalars
+
+    def fix(self) -> None:
+        """From now on scales stay where they are, in memory that is nobody else's."""
+        self.scale, self.scale_inv, self.fixed = self.scale.clone(), self.scale_inv.clone(), True
+
+
+def _both(scale):
+    """(scales, 1 / scales), one for each tensor."""
+    return scale.unbind(), torch.reciprocal(scale).unbind()
+
+
+def _is_captured(tensor):
+    """Whether what is done with it now goes into a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def kept_versions(histories):
@@ -71,21 +112,56 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
     """Makes new scales of the histories, which move on by a row. maxima: the largest number of each one's format."""
     if not scalings:
         return
-    with torch.no_grad(), kept_versions(scaling.amax_history for scaling in scalings):
+    traced = is_traced()
+    if not traced and _is_captured(scalings[0].scale):
+        for scaling in scalings:
+            scaling.fixed = True  # what replays finds the scales where they are now
+    with _kept_tensors(traced), kept_versions(scaling.amax_history for scaling in scalings):
         if callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo is not None:
-            for scaling, largest in zip(scalings, maxima, strict=True):
-                _update_by_functions(scaling, largest, recipe)
+            with torch.no_grad():
+                for scaling, largest in zip(scalings, maxima, strict=True):
+                    _update_by_functions(scaling, largest, recipe)
             return
+        olds = [scaling.scale for scaling in scalings]
+        sizes = [old.shape[0] for old in olds]
         histories = [scaling.amax_history for scaling in scalings]
-        scales, inverses = _casts.update_scales(
-            histories,
-            [scaling.scale for scaling in scalings],
-            maxima,
-            recipe.margin,
-            recipe.amax_compute_algo,
-        )
-        for scaling, scale, inverse in zip(scalings, scales, inverses, strict=True):
-            scaling.replace(scale, inverse)
+        numbers = _maxima((*maxima, *sizes), olds[0], traced)
+        made = _casts.update_scales(histories, olds, numbers, recipe.margin, recipe.amax_compute_algo)
+        scale, inverse = (torch.split_with_sizes(tensor, sizes) for tensor in made)
+        scalars = None if traced else [tensor.unbind() for tensor in made]
+        first = 0
+        kept: list[list[torch.Tensor]] = [[], []]
+        for scaling, *new in zip(scalings, scale, inverse, strict=True):
+            part = slice(first, first := first + new[0].shape[0])
+            if scaling.fixed:
+                kept[0] += scaling.scale, scaling.scale_inv
+                kept[1] += new
+            else:
+                scaling.replace(*new, None if scalars is None else (scalars[0][part], scalars[1][part]))
+        if kept[0]:
+            torch._foreach_copy_(*kept)
+
+
+# Of what was asked for before: numbers on a device, which no step sends there again.
+_known_maxima: dict[Any, torch.Tensor] = {}
+
+
+def _maxima(key, like, traced):
+    """float32 beside `like`: the first half of `key`, each as often as its second half says."""
+    found = None if traced else _known_maxima.get((like.device, key))
+    if found is None:
+        parts = zip(key[: len(key) // 2], key[len(key) // 2 :], strict=True)
+        options = dict(dtype=torch.float32, device=like.device)
+        found = torch.cat([torch.full((size,), number, **options) for number, size in parts])
+        if not traced and not _is_captured(like):
+            _known_maxima[like.device, key] = found
+    return found
+
+
+def _kept_tensors(traced):
+    """Scales that are made in inference mode serve in training, too."""
+    training = traced or not torch.is_inference_mode_enabled()
+    return contextlib.nullcontext() if training else torch.inference_mode(False)
 
 
 def _update_by_functions(scaling, largest, recipe):

@@ -55,6 +55,7 @@ class _Autocast:
         return not delayed and recipe.float8_current_scaling()
 
 
+_HAS_RANKS = dist.is_available()
 current = _Autocast()
 _pending: list[LayerState] = []
 
@@ -78,8 +79,9 @@ class LayerState:
         """Histories as long as the recipe's, on the device."""
         self.recipe, self.group, self.used = recipe, current.group, True
         for scaling in (self.forward, self.backward):
-            scaling.move(device)
-            if scaling.amax_history.shape[0] != recipe.amax_history_len:
+            if scaling.scale.device != device:
+                scaling.move(device)
+            if scaling.length != recipe.amax_history_len:
                 scaling.resize(recipe.amax_history_len)
 
     def note(self) -> None:
@@ -96,16 +98,16 @@ class LayerState:
             self.pending = True
             _pending.append(self)
 
-    def ranks(self) -> int:
-        """How many reduce their magnitudes together."""
-        if self.recipe is None or not self.recipe.reduce_amax:
-            return 1
-        return dist.get_world_size(self.group) if dist.is_available() and dist.is_initialized() else 1
+    def is_shared(self) -> bool:
+        """Whether several ranks reduce their magnitudes together."""
+        if not _HAS_RANKS or not dist.is_initialized() or self.recipe is None or not self.recipe.reduce_amax:
+            return False
+        return dist.get_world_size(self.group) > 1
 
     def maxima(self) -> list[float]:
         """The largest numbers of the formats, forward and backward."""
         device, recipe = self.forward.scale.device, self.recipe or DelayedScaling()
-        return [_formats.largest(_formats.dtype_of(recipe, device, forward)) for forward in (True, False)]
+        return [_formats.largest(dtype) for dtype in _formats.dtypes_of(recipe, device)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "group": None}
@@ -125,7 +127,7 @@ class LayerState:
 
 def flush(reduced: bool) -> None:
     """New scales for layers whose magnitudes are reduced over ranks, or for the others."""
-    taken = [state for state in _pending if (state.ranks() > 1) == reduced]
+    taken = [state for state in _pending if state.is_shared() == reduced]
     if not taken:
         return
     if reduced:

@@ -39,7 +39,7 @@ def _kept(states: list[LayerState]):
     scalings = [scaling for state in states for scaling in (state.forward, state.backward)]
     before = [scaling.amax_history.clone() for scaling in scalings]
     for scaling in scalings:
-        scaling.fixed = True
+        scaling.fix()
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from apex.fused_dense import _main_grad, fused_dense_function
-from apex.transformer_engine.common.recipe import DelayedScaling
+from apex.transformer_engine.common.recipe import DelayedScaling, Float8BlockScaling
 from apex.transformer_engine.pytorch import _casts, _extra_state, _formats, _linear, _parameters, _quantizers
 from apex.transformer_engine.pytorch._norms import Norm
 from apex.transformer_engine.pytorch._parallel import Sharing
@@ -159,28 +159,21 @@ class TransformerEngineBaseModule(nn.Module):
 
     def _plan(self, input, weight, gemm, is_first_microbatch, norm=None):
         self._begin(weight, is_first_microbatch)
-        recipe, device = current.recipe, input.device
-        forward, backward = (_formats.dtype_of(recipe, device, direction) for direction in (True, False))
-        make = self._delayed if isinstance(recipe, DelayedScaling) else _of_values
-        quantizers = make(recipe, forward, backward, device, gemm)
+        recipe: Any = current.recipe
+        device, delayed = input.device, isinstance(recipe, DelayedScaling)
+        make = self._delayed if delayed else _of_values
+        quantizers = make(recipe, *_formats.dtypes_of(recipe, device), device, gemm)
         if isinstance(weight, Float8Tensor):
             cached = weight.quantized()
         else:
             cached = self._cached_weight(quantizers[1], weight, gemm, is_first_microbatch)
-        override = getattr(recipe, "override_linear_precision", None)
-        accurate = [
-            getattr(recipe, f"fp8_gemm_{name}").use_split_accumulator if override is None else name != "fprop"
-            for name in ("fprop", "dgrad", "wgrad")
-        ]
-        return _linear.Plan(
-            *quantizers,
-            cached=cached,
-            dtype=_linear.output_dtype(input),
-            accurate=tuple(accurate),
-            wide_wgrad=override is not None and override[2],
-            main_grad=self._adds(weight),
-            norm=norm,
-        )
+        dtype, adds = _linear.output_dtype(input), self._adds(weight)
+        if delayed:
+            accurate, wide_wgrad = (False, True, True), recipe.override_linear_precision[2]
+        else:
+            products = recipe.fp8_gemm_fprop, recipe.fp8_gemm_dgrad, recipe.fp8_gemm_wgrad
+            accurate, wide_wgrad = tuple([product.use_split_accumulator for product in products]), False
+        return _linear.Plan(*quantizers, cached, dtype, accurate, wide_wgrad, adds, norm)
 
     def _delayed(self, recipe, forward, backward, device, gemm):
         """Quantizers of input, weight and gradient."""
@@ -191,10 +184,11 @@ class TransformerEngineBaseModule(nn.Module):
         scales = state.forward.scale, state.backward.scale
         if current.frame is not None:
             scales = current.frame.scales(scales, state)
+        make, known = _quantizers.Delayed, state.forward.scalars(scales[0])
         return (
-            _quantizers.Delayed(forward, scales[0], state.forward, 3 * gemm, records),
-            _quantizers.Delayed(forward, scales[0], state.forward, 3 * gemm + 1, records),
-            _quantizers.Delayed(backward, scales[1], state.backward, 2 * gemm, True),
+            make(forward, scales[0], state.forward, 3 * gemm, records, known),
+            make(forward, scales[0], state.forward, 3 * gemm + 1, records, known),
+            make(backward, scales[1], state.backward, 2 * gemm, True),
         )
 
     def _cached_weight(self, quantizer, weight, gemm, is_first_microbatch):
@@ -211,7 +205,7 @@ def _of_values(recipe, forward, backward, device, gemm):
     """Quantizers of recipes without a state."""
     options = recipe.fp8_quant_fwd_inp, recipe.fp8_quant_fwd_weight, recipe.fp8_quant_bwd_grad
     dtypes = forward, forward, backward
-    if recipe.float8_block_scaling():
+    if isinstance(recipe, Float8BlockScaling):
         dimensions = recipe.x_block_scaling_dim, recipe.w_block_scaling_dim, recipe.grad_block_scaling_dim
         return tuple(map(_quantizers.Blocks, dtypes, options, dimensions))
     return tuple(map(_quantizers.Current, dtypes, options))
