@@ -55,7 +55,9 @@ class Ops(TorchDispatchMode):
         name, kwargs = str(func), kwargs or {}
         self.count[name] += 1
         found = func(*args, **kwargs)
-        tensors = [tensor for tensor in (found, *args) if isinstance(tensor, torch.Tensor) and tensor.dim() > 0]
+        tensors = [
+            tensor for tensor in (found, *args) if isinstance(tensor, torch.Tensor) and tensor.dim() > 0
+        ]
         if name in self.HOST or len({tensor.device for tensor in tensors}) > 1:
             self.host.append(name)
         return found

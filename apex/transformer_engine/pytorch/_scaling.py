@@ -130,16 +130,19 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
         scale, inverse = (torch.split_with_sizes(tensor, sizes) for tensor in made)
         scalars = None if traced else [tensor.unbind() for tensor in made]
         first = 0
-        kept: list[list[torch.Tensor]] = [[], []]
-        for scaling, *new in zip(scalings, scale, inverse, strict=True):
-            part = slice(first, first := first + new[0].shape[0])
+        kept: list[torch.Tensor] = []
+        taken: list[torch.Tensor] = []
+        for scaling, new, one_by in zip(scalings, scale, inverse, strict=True):
+            part = slice(first, first := first + new.shape[0])
             if scaling.fixed:
-                kept[0] += scaling.scale, scaling.scale_inv
-                kept[1] += new
+                kept += scaling.scale, scaling.scale_inv
+                taken += new, one_by
             else:
-                scaling.replace(*new, None if scalars is None else (scalars[0][part], scalars[1][part]))
-        if kept[0]:
-            torch._foreach_copy_(*kept)
+                scaling.replace(
+                    new, one_by, None if scalars is None else (scalars[0][part], scalars[1][part])
+                )
+        if kept:
+            torch._foreach_copy_(kept, taken)
 
 
 # Of what was asked for before: numbers on a device, which no step sends there again.
@@ -151,8 +154,10 @@ def _maxima(key, like, traced):
     found = None if traced else _known_maxima.get((like.device, key))
     if found is None:
         parts = zip(key[: len(key) // 2], key[len(key) // 2 :], strict=True)
-        options = dict(dtype=torch.float32, device=like.device)
-        found = torch.cat([torch.full((size,), number, **options) for number, size in parts])
+        device = like.device
+        found = torch.cat(
+            [torch.full((size,), number, dtype=torch.float32, device=device) for number, size in parts]
+        )
         if not traced and not _is_captured(like):
             _known_maxima[like.device, key] = found
     return found
