@@ -163,7 +163,7 @@ def test_own_scale(device, case, power_of_two):
     for _ in range(2):
         made.launch()
     amax, maximum = np.nanmax(np.abs(made.y)), values(np.arange(256, dtype=np.uint8), FORMATS[case.format])
-    wanted = np.nanmax(maximum[np.isfinite(maximum)]) / np.float32(amax)
+    wanted = np.float32(np.nanmax(maximum[np.isfinite(maximum)])) / np.float32(amax)
     if power_of_two:
         wanted = 2.0 ** np.floor(np.log2(wanted))
     scale = out.numpy()[0]
