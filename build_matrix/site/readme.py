@@ -179,7 +179,7 @@ SECTIONS = {
     README: {"install": install, "cards": cards},
     SUPPORT: {"cards": cards, "extensions": extensions, "support": support},
     NPU: {"install": npu_install, "versions": npu_versions},
-    SPEED: {"brief": speed.brief, "speed": speed.whole},
+    SPEED: {"brief": speed.brief, "speed": speed.whole, "cpu": speed.of_cpu},
     NOTES: {"versions": versions, "tried": tried, "changes": changelog},
 }
 

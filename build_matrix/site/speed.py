@@ -15,6 +15,7 @@ from build_matrix.store import digest
 
 RESULTS = REPOSITORY / "benchmarks" / "results"
 OURS, NOW = "apex", "Of these sources."
+CPU, TIE = "cpu", 1.02  # benchmarks/cpu.py; up to which ratio of its times two are called equal
 # Units whose kernels a benchmark measures; others: all.
 UNITS = {
     "bias_swiglu": ("bias_activation",),
@@ -73,10 +74,15 @@ class Run:
         return NOW
 
 
-def runs(folder: Path = RESULTS) -> list[Run]:
-    """The newest run of each benchmark."""
+def _newest(folder: Path) -> dict[str, dict]:
+    """Benchmark -> its newest result."""
     newest = {file.name.split("-")[0]: file for file in sorted(folder.glob("*.json"))}
-    return [Run(name, json.loads(file.read_text(encoding="utf-8"))) for name, file in newest.items()]
+    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in newest.items()}
+
+
+def runs(folder: Path = RESULTS) -> list[Run]:
+    """The newest run of each benchmark on a GPU."""
+    return [Run(name, result) for name, result in _newest(folder).items() if name != CPU]
 
 
 def sources() -> dict[str, str]:
@@ -139,3 +145,37 @@ def brief(folder: Path = RESULTS) -> str:
     if [run for run in found if run.sources(now) != NOW]:
         text += " Some of it is of other sources than these: the tables say which."
     return f"{filled(text)}\n\n{table(('case', 'apex, µs', 'of the floor', 'fastest other, µs'), rows)}"
+
+
+def of_cpu(folder: Path = RESULTS) -> str:
+    """Every case of benchmarks/cpu.py: apex's time, torch's and their ratio by the number of threads, forward and both
+    passes."""
+    result = _newest(folder).get(CPU)
+    if result is None:
+        return "No run is recorded."
+    cases: dict[tuple[str, str, str], dict[int, dict]] = {}
+    for row in result["rows"]:
+        cases.setdefault((row["case"], row["dtype"], row["passes"]), {})[row["threads"]] = row
+    threads = sorted({row["threads"] for row in result["rows"]})
+    text = (
+        f"{result['cpu']}, torch {result['torch']}. In {len(behind(result['rows']))} of {len(result['rows'])} rows "
+        f"torch is faster by more than {100 * (TIE - 1):.0f} %."
+    )
+    headings = ["case", "dtype", "passes"]
+    for n in threads:
+        headings += [f"apex, {n} thread{'s' * (n > 1)}, µs", "torch", "ratio"]
+    rows = [
+        (*key, *(cell for n in threads for cell in _cpu_cells(found.get(n)))) for key, found in cases.items()
+    ]
+    return f"{filled(text)}\n\n{table(tuple(headings), rows)}"
+
+
+def behind(rows: list[dict]) -> list[dict]:
+    """Of rows of benchmarks/cpu.py those in which torch is faster."""
+    return [row for row in rows if row["apex"] > TIE * row["torch"]]
+
+
+def _cpu_cells(row: dict | None) -> tuple[str, str, str]:
+    if row is None:
+        return "", "", ""
+    return _microseconds(row["apex"]), _microseconds(row["torch"]), f"{row['apex'] / row['torch']:.2f}"

@@ -57,6 +57,24 @@ def test_figures_of_other_sources_are_marked(results):
     assert set(speed.UNITS["norms"]) <= set(now)
 
 
+def test_the_table_of_the_cpu(tmp_path):
+    """It says how often torch is faster, and is none of the tables of GPUs."""
+
+    def row(case, threads, apex, torch, passes="forward"):
+        return dict(case=case, dtype="float32", threads=threads, passes=passes, apex=apex, torch=torch)
+
+    rows = [row("softmax 4", 1, 2e-6, 4e-6), row("softmax 4", 2, 3e-6, 2e-6), row("norm 4", 1, 1.01e-6, 1e-6)]
+    assert speed.of_cpu(tmp_path) == "No run is recorded."
+    (tmp_path / "cpu-2026-01-01-x.json").write_text(
+        json.dumps({"cpu": "AVX512", "torch": "2.13", "rows": rows})
+    )
+    found = speed.of_cpu(tmp_path)
+    assert "AVX512, torch 2.13. In 1 of 3 rows torch is faster by more than 2 %." in " ".join(found.split())
+    assert "| softmax 4 | float32 | forward | 2.0 | 4.0 | 0.50 | 3.0 | 2.0 | 1.50 |" in found
+    assert "| norm 4 | float32 | forward | 1.0 | 1.0 | 1.01 |  |  |  |" in found
+    assert speed.runs(tmp_path) == []
+
+
 def test_every_recorded_case_is_on_the_page():
     page = (REPOSITORY / "docs/speed.md").read_text(encoding="utf-8")
     for run in speed.runs():
