@@ -56,7 +56,7 @@ template <class Math, bool exact> struct Activation {
     const Math near = -max_number(-x, -most), square = near * near;
     if constexpr (exact) {
       // The sigmoid, or what it is short of 1: at most a half, and so are its roundings.
-      const Math v = near * fma(cubic, square, slope), e = exp_series(v < Math(0) ? v : -v), sum = Math(1) + e;
+      const Math v = near * fma(cubic, square, slope), e = exp_of_negative(v < Math(0) ? v : -v), sum = Math(1) + e;
       const Math part = fraction(e, sum, reciprocal(sum)), rest = Math(1) - part;
       const bool below = v < Math(0);
       if constexpr (derivative) {

@@ -8,7 +8,7 @@
 namespace apex {
 template <class Op> struct ApplyTile {
   using Math = typename Op::Math;
-  alignas(64) Math first[tile], second[tile], third[tile], result[tile];
+  alignas(64) Math first[tile], second[tile], third[tile], made[tile];
 
   // Elements [i, i + n); `of` gives the numbers of an element's channel.
   template <class Of>
@@ -21,10 +21,13 @@ template <class Op> struct ApplyTile {
       dy = mask_tile(a.bitmask, i, n, dy, second);
       if (a.grad_z) store_tile(convert, a.grad_z, a.input_type, i, n, dy);
     }
+    Math* const result = made_tile(a.output, a.input_type, i, made);
     if (Op::reads_z && a.z) {
       const Math* z = load_tile(convert, a.z, a.input_type, i, n, third);
+#pragma GCC ivdep
       for (int64_t j = 0; j < n; ++j) result[j] = of(j).apply(common, x[j], dy[j], z[j]);
     } else {
+#pragma GCC ivdep
       for (int64_t j = 0; j < n; ++j) result[j] = of(j).apply(common, x[j], dy[j], Math(0));
     }
     store_tile(convert, a.output, a.input_type, i, n, static_cast<const Math*>(result));
@@ -34,6 +37,24 @@ template <class Op> struct ApplyTile {
       for (int64_t j = 0; j < n; ++j) flags[j] = gpu::passes(result[j]);
       store_bits(a.bitmask, i, n, flags);
     }
+  }
+};
+
+// The numbers of a tile of channels, each an array of its own, so that loops over channels vectorise.
+template <class Op> struct ChannelNumbers {
+  using Math = typename Op::Math;
+  static constexpr int count = int(sizeof(Op) / sizeof(Math));
+  struct Numbers { Math v[count]; };
+  alignas(64) Math of[count][tile];
+
+  APEX_INLINE void set(int64_t j, const Op& op) {
+    const auto numbers = gpu::bit_cast<Numbers>(op);
+    for (int k = 0; k < count; ++k) of[k][j] = numbers.v[k];
+  }
+  APEX_INLINE Op operator[](int64_t j) const {
+    Numbers numbers;
+    for (int k = 0; k < count; ++k) numbers.v[k] = of[k][j];
+    return gpu::bit_cast<Op>(numbers);
   }
 };
 
@@ -50,7 +71,7 @@ template <class Op> struct ApplyChannelsFirst {
       op.load(a, common, segment % a.channels);
       for (int64_t i = 0; i < a.spatial; i += tile)
         tiles.run(a, convert, common, segment * a.spatial + i, std::min<int64_t>(tile, a.spatial - i),
-                  [&](int64_t) -> const Op& { return op; });
+                  [&](int64_t) APEX_INLINE_LAMBDA -> const Op& { return op; });
     }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
@@ -68,12 +89,16 @@ template <class Op> struct ApplyChannelsLast {
     const auto& convert = tile_conversions(level, typename Op::Math());
     const typename Op::Common common(a);
     ApplyTile<Op> tiles;
-    Op ops[tile];
+    ChannelNumbers<Op> ops;
     for (int64_t c = 0; c < a.channels; c += tile) {
       const int64_t n = std::min<int64_t>(tile, a.channels - c);
-      for (int64_t j = 0; j < n; ++j) ops[j].load(a, common, c + j);
+      for (int64_t j = 0; j < n; ++j) {
+        Op op;
+        op.load(a, common, c + j);
+        ops.set(j, op);
+      }
       for (int64_t row = begin; row < end; ++row)
-        tiles.run(a, convert, common, row * a.channels + c, n, [&](int64_t j) -> const Op& { return ops[j]; });
+        tiles.run(a, convert, common, row * a.channels + c, n, [&](int64_t j) APEX_INLINE_LAMBDA { return ops[j]; });
     }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)

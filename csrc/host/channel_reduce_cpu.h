@@ -17,14 +17,15 @@ template <class Reduction> struct ReduceChannelsFirst {
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math first[tile], second[tile];
+    constexpr int64_t piece = 2048;  // what comes of some elements is merged with what came of those before: not often
+    alignas(64) Math first[piece], second[piece];
     for (int64_t channel = begin; channel < end; ++channel) {
       const Reduction reduction(a, channel);
       typename Reduction::Sum sum{};
       for (int64_t image = 0; image < a.batch; ++image) {
         const int64_t base = (image * a.channels + channel) * a.spatial;
-        for (int64_t i = 0; i < a.spatial; i += tile) {
-          const int64_t n = std::min<int64_t>(tile, a.spatial - i);
+        for (int64_t i = 0; i < a.spatial; i += piece) {
+          const int64_t n = std::min<int64_t>(piece, a.spatial - i);
           const Math* x = load_tile(convert, a.input, a.input_type, base + i, n, first);
           const Math* dy =
               Reduction::reads_grad ? load_tile(convert, a.grad_output, a.input_type, base + i, n, second) : nullptr;

@@ -3,23 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "host/lanes.h"
 #include "host/multi_tensor_cpu.h"
 
 namespace apex {
-constexpr int64_t sum_lanes = 16;  // independent sums: they vectorise, and their order is fixed
-
-// The sum of value(j) for j in [0, n).
-template <class Math, class Value> APEX_INLINE Math sum_tile(int64_t n, Value value) {
-  alignas(64) Math of[sum_lanes] = {};
-  int64_t j = 0;
-  for (; j + sum_lanes <= n; j += sum_lanes)
-    for (int64_t l = 0; l < sum_lanes; ++l) of[l] += value(j + l);
-  for (int64_t l = 0; j < n; ++j, ++l) of[l] += value(j);
-  for (int64_t half = sum_lanes / 2; half; half /= 2)
-    for (int64_t l = 0; l < half; ++l) of[l] += of[l + half];
-  return of[0];
-}
-
 // ---- masks: bit i % 8 of byte i / 8 for element i of memory --------------------------------------------
 // Ones where bits [i, i + n) are set, zeros elsewhere.
 APEX_INLINE void load_bits(const uint8_t* bitmask, int64_t i, int64_t n, uint8_t* flags) {

@@ -1,10 +1,10 @@
 // The CPU variant of the sigmoid focal loss, at each x86-64 level: a row's classes all as negatives, in loops that
 // vectorise, and then the one that is positive again.
 #include <algorithm>
-#include <cstring>
 
 #include "device/focal_loss.h"
 #include "focal_loss.h"
+#include "host/lanes.h"
 #include "multi_tensor_cpu.h"
 
 namespace apex {
@@ -21,9 +21,7 @@ template <class Math> struct Rows {
     return {target, target == gpu::focal_loss_ignored ? 0 : a.real_classes};
   }
   APEX_INLINE const Math* load(const TileConversions<Math>& convert, int64_t i, int64_t n, Math* buffer) const {
-    if (a.type == DtypeOf<Math>::value) return reinterpret_cast<const Math*>(a.logits) + i;
-    convert.load[a.type](buffer, a.logits, i, n);
-    return buffer;
+    return load_tile(convert, a.logits, a.type, i, n, buffer);
   }
 };
 
@@ -32,7 +30,6 @@ template <class Math> struct Forward : Rows<Math> {
   using Rows<Math>::formula;
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
-    constexpr int64_t lanes = 16;
     const auto& convert = tile_conversions(level, Math());
     alignas(64) Math buffer[tile], terms[tile];
     for (int64_t part = begin; part < end; ++part) {
@@ -44,14 +41,7 @@ template <class Math> struct Forward : Rows<Math> {
           const Math* x = this->load(convert, row * a.classes + i, n, buffer);
           for (int64_t j = 0; j < n; ++j) terms[j] = formula(x[j], false).loss;
           if (target >= i && target < i + n) terms[target - i] = formula(x[target - i], true).loss;
-          alignas(64) Math sums[lanes] = {};
-          int64_t j = 0;
-          for (; j + lanes <= n; j += lanes)
-            for (int64_t l = 0; l < lanes; ++l) sums[l] += terms[j + l];
-          for (int64_t l = 0; j < n; ++j, ++l) sums[l] += terms[j];
-          for (int64_t half = lanes / 2; half; half /= 2)
-            for (int64_t l = 0; l < half; ++l) sums[l] += sums[l + half];
-          sum += double(sums[0]);  // of millions
+          sum += double(sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return terms[j]; }));  // of millions
         }
       }
       reinterpret_cast<Math*>(a.partials)[part] = Math(sum);
@@ -76,10 +66,7 @@ template <class Math> struct Backward : Rows<Math> {
         for (int64_t j = 0; j < real; ++j) gradient[j] = formula(x[j], false).derivative * scale;
         if (target >= i && target < i + real) gradient[target - i] = formula(x[target - i], true).derivative * scale;
         std::fill(gradient + real, gradient + n, Math(0));
-        const int64_t at = row * a.classes + i;
-        if (a.type == DtypeOf<Math>::value)
-          std::memcpy(reinterpret_cast<Math*>(a.result) + at, gradient, size_t(n) * sizeof(Math));
-        else convert.store[a.type](a.result, at, gradient, n);
+        store_tile(convert, a.result, a.type, row * a.classes + i, n, static_cast<const Math*>(gradient));
       }
     }
   }

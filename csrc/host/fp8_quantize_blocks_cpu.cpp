@@ -24,7 +24,7 @@ struct Blocks {
       int32_t largest = 0;
       for (int64_t r = 0; r < rows; ++r) {
         const float* from = load_tile(convert, a.input, a.type, (row0 + r) * a.columns + column0, n, buffer);
-        std::memcpy(x[r], from, size_t(n) * sizeof(float));
+        copy_bytes(x[r], from, n * int64_t(sizeof(float)));
         const int32_t of_row = largest_of_tile(0, x[r], n);
         largest = std::max(largest, of_row);
         if (a.square || !a.by_row) continue;
@@ -42,7 +42,7 @@ struct Blocks {
     a.scale_inv[block] = 1.0f / scale;
     for (int64_t r = 0; r < rows; ++r) {
       encode_tile(form, x[r], scale, n, codes[r]);
-      if (a.by_row) std::memcpy(a.by_row + (row0 + r) * a.columns + column0, codes[r], size_t(n));
+      if (a.by_row) copy_bytes(a.by_row + (row0 + r) * a.columns + column0, codes[r], n);
     }
   }
   // A scale for each column of the block.

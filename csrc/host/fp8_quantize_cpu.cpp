@@ -56,15 +56,15 @@ struct Casts {
             largest = largest_of_tile(largest, made[h], n);
             for (int64_t j = 0; j < n; ++j) sums[h][j] += made[h][j];
             encode_tile(form, made[h], scale, n, codes[h][r]);
-            if (a.by_row) std::memcpy(a.by_row + (row0 + r) * width + h * a.columns + i, codes[h][r], size_t(n));
+            if (a.by_row) copy_bytes(a.by_row + (row0 + r) * width + h * a.columns + i, codes[h][r], n);
           }
         }
         for (int64_t h = 0; h < parts; ++h) {
           const int64_t column = h * a.columns + i;
           if (a.by_column) transpose_codes(codes[h][0], tile, rows, n, a.by_column + column * a.rows + row0, a.rows);
           if (a.partials)
-            std::memcpy(reinterpret_cast<float*>(a.partials) + block * width + column, sums[h],
-                        size_t(n) * sizeof(float));
+            copy_bytes(reinterpret_cast<float*>(a.partials) + block * width + column, sums[h],
+                       n * int64_t(sizeof(float)));
         }
       }
     }

@@ -21,7 +21,7 @@ struct Transposes {
         std::fill(sums, sums + n, 0.0f);
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t j = 0; j < n; ++j) sums[j] += form.decode(from[r * a.columns + j]) * scale;
-        std::memcpy(reinterpret_cast<float*>(a.partials) + block * a.columns + i, sums, size_t(n) * sizeof(float));
+        copy_bytes(reinterpret_cast<float*>(a.partials) + block * a.columns + i, sums, n * int64_t(sizeof(float)));
       }
     }
   }

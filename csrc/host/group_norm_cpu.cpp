@@ -6,7 +6,7 @@
 
 namespace apex {
 namespace {
-constexpr int64_t run_rows = 32;  // of a sum
+constexpr int64_t run_rows = 32, at_once = 1024;  // rows of a channel, and elements, of a sum
 
 // Each task's share of an image, and its elements as runs of channels (channels last) or of one channel.
 template <class Math> struct Share {
@@ -68,73 +68,105 @@ template <class Math> APEX_INLINE Math activated(Math z, bool silu) {
 template <class Math> struct Forward {
   const gpu::GroupNorm& a;
 
-  // Sums of (x - from[j])^power for each channel of the tile.
-  template <int power>
+  // For each channel of the tile the sums of d = x - from[j] and of d^2.
   APEX_INLINE void sum_rows(const TileConversions<Math>& convert, int64_t element, int64_t n, int64_t rows,
-                            const Math* from, Math* total) const {
-    alignas(64) Math buffer[tile], run[tile];
+                            const Math* from, Math* total, Math* squares) const {
+    alignas(64) Math buffer[tile], run[tile], run_squares[tile];
     fill(total, n, Math(0));
+    fill(squares, n, Math(0));
     for (int64_t row = 0; row < rows; row += run_rows) {
       fill(run, n, Math(0));
+      fill(run_squares, n, Math(0));
       for (int64_t r = row; r < std::min<int64_t>(row + run_rows, rows); ++r) {
         const Math* x = load_tile(convert, a.input, a.input_type, element + r * a.channels, n, buffer);
+#pragma GCC ivdep
         for (int64_t j = 0; j < n; ++j) {
           const Math d = x[j] - from[j];
-          run[j] += power == 1 ? d : d * d;
+          run[j] += d;
+          run_squares[j] += d * d;
         }
       }
-      for (int64_t j = 0; j < n; ++j) total[j] += run[j];
+      for (int64_t j = 0; j < n; ++j) total[j] += run[j], squares[j] += run_squares[j];
     }
   }
-  template <int power>
-  APEX_INLINE Math sum_channel(const TileConversions<Math>& convert, int64_t element, Math from) const {
-    alignas(64) Math buffer[tile];
-    Math total = Math(0);
-    for (int64_t i = 0; i < a.spatial; i += tile) {
-      const int64_t n = std::min<int64_t>(tile, a.spatial - i);
+  APEX_INLINE void sum_channel(const TileConversions<Math>& convert, int64_t element, Math from, double* total,
+                               double* squares) const {
+    alignas(64) Math buffer[at_once];
+    for (int64_t i = 0; i < a.spatial; i += at_once) {
+      const int64_t n = std::min<int64_t>(at_once, a.spatial - i);
       const Math* x = load_tile(convert, a.input, a.input_type, element + i, n, buffer);
-      total += sum_tile<Math>(n, [&](int64_t j) { return power == 1 ? x[j] - from : (x[j] - from) * (x[j] - from); });
+      Lanes<Added, Math> first(Math(0)), second(Math(0));
+      each_lane(n, [&](int64_t j, int64_t l) APEX_INLINE_LAMBDA {
+        const Math d = x[j] - from;
+        first.of[l] += d;
+        second.of[l] += d * d;
+      });
+      *total += double(first.whole()), *squares += double(second.whole());
     }
-    return total;
   }
-  // What the share's groups come to, added to sums[group].
-  template <int power> APEX_INLINE void sum_groups(const TileConversions<Math>& convert, const Share<Math>& s,
-                                                   const Math* from, Math* sums) const {
-    fill(sums, s.groups, Math(0));
+  // The mean of some of the `side_by_side` elements of a group that lie together.
+  APEX_INLINE Math pivot_of(const TileConversions<Math>& convert, int64_t element, int64_t side_by_side) const {
+    const int64_t n = std::min<int64_t>(16, side_by_side);
+    Math buffer[16], sum = Math(0);
+    const Math* x = load_tile(convert, a.input, a.input_type, element, n, buffer);
+    for (int64_t j = 0; j < n; ++j) sum += x[j];
+    return sum / Math(n);
+  }
+  // What the share's groups come to: sums of differences from from[group] and of their squares.
+  APEX_INLINE void sum_groups(const TileConversions<Math>& convert, const Share<Math>& s, const Math* from,
+                              double* sums, double* squares) const {
+    for (int64_t g = 0; g < s.groups; ++g) sums[g] = squares[g] = 0;
     if (!a.channels_last) {
       for (int64_t c = s.first_channel(); c < s.first_channel() + s.channels(); ++c)
-        sums[0] += sum_channel<power>(convert, (s.image * a.channels + c) * a.spatial, from[0]);
+        sum_channel(convert, (s.image * a.channels + c) * a.spatial, from[0], sums, squares);
       return;
     }
-    for_each_tile_of_channels(s, [&](int64_t element, int64_t channel, int64_t n, int64_t rows) {
-      alignas(64) Math total[tile], of[tile];
+    for_each_tile_of_channels(s, [&](int64_t element, int64_t channel, int64_t n, int64_t rows) APEX_INLINE_LAMBDA {
+      alignas(64) Math total[tile], total_squares[tile], of[tile];
       for (int64_t j = 0; j < n; ++j) of[j] = from[(channel + j - s.first_channel()) / s.group_channels];
-      sum_rows<power>(convert, element, n, rows, of, total);
-      for (int64_t j = 0; j < n; ++j) sums[(channel + j - s.first_channel()) / s.group_channels] += total[j];
+      sum_rows(convert, element, n, rows, of, total, total_squares);
+      for (int64_t j = 0; j < n; ++j) {
+        const int64_t g = (channel + j - s.first_channel()) / s.group_channels;
+        sums[g] += double(total[j]), squares[g] += double(total_squares[j]);
+      }
     });
+  }
+  // The groups' means, and their sums of squares of differences from these. `mean` holds pivots before. Unless these
+  // are near the means, beside the deviations, the squares are added up again.
+  APEX_INLINE void measure(const TileConversions<Math>& convert, const Share<Math>& s, Math* mean,
+                           double* squares) const {
+    const double count = double(a.spatial) * double(s.group_channels);
+    double sums[tile], again[tile];
+    bool near = true;
+    sum_groups(convert, s, mean, sums, squares);
+    for (int64_t g = 0; g < s.groups; ++g) {
+      const double of_pivot = sums[g] * sums[g] / count;
+      near = near && of_pivot <= squares[g] / 4;
+      mean[g] = Math(double(mean[g]) + sums[g] / count);
+      squares[g] -= of_pivot;
+    }
+    if (!near) sum_groups(convert, s, mean, again, squares);
   }
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
     const bool silu = a.silu != 0;
-    alignas(64) Math mean[tile], origin[tile], sums[tile], buffer[tile], y[tile];
-    double rstd[tile];
+    alignas(64) Math mean[tile], origin[tile], buffer[tile], made[tile];
+    double rstd[tile], squares[tile];
     for (int64_t task = begin; task < end; ++task) {
       const Share<Math> s(a, task);
-      const Math count = Math(a.spatial) * Math(s.group_channels);
-      // Differences from an element first: sums of a large mean would round.
+      const double count = double(a.spatial) * double(s.group_channels);
+      // Differences from a pivot: sums of a large mean would round.
       for (int64_t g = 0; g < s.groups; ++g) {
         const int64_t channel = (s.first_group + g) * s.group_channels;
         const int64_t element =
             a.channels_last ? s.image * a.spatial * a.channels + channel : (s.image * a.channels + channel) * a.spatial;
-        mean[g] = *load_tile(convert, a.input, a.input_type, element, 1, buffer);
+        mean[g] = pivot_of(convert, element, a.channels_last ? s.group_channels : a.spatial);
       }
-      sum_groups<1>(convert, s, mean, sums);
-      for (int64_t g = 0; g < s.groups; ++g) mean[g] += sums[g] / count;
-      sum_groups<2>(convert, s, mean, sums);
+      measure(convert, s, mean, squares);
       for (int64_t g = 0; g < s.groups; ++g) {
         // Constants of many elements: what they lose, all of these do.
-        rstd[g] = 1 / gpu::sqrt(double(sums[g]) / double(count) + a.eps);
+        rstd[g] = 1 / gpu::sqrt(squares[g] / count + a.eps);
         origin[g] = gpu::origin_of(mean[g], Math(rstd[g]));
         reinterpret_cast<Math*>(a.mean)[s.row_of_statistics() + g] = mean[g];
         reinterpret_cast<Math*>(a.rstd)[s.row_of_statistics() + g] = Math(rstd[g]);
@@ -147,6 +179,8 @@ template <class Math> struct Forward {
             const int64_t n = std::min<int64_t>(tile, a.spatial - i),
                           element = (s.image * a.channels + c) * a.spatial + i;
             const Math* x = load_tile(convert, a.input, a.input_type, element, n, buffer);
+            Math* const y = made_tile(a.output, a.input_type, element, made);
+#pragma GCC ivdep
             for (int64_t j = 0; j < n; ++j) y[j] = gpu::fma(x[j] - origin[0], scale, shift);
             if (silu)
               for (int64_t j = 0; j < n; ++j) y[j] = activated(y[j], true);
@@ -155,7 +189,7 @@ template <class Math> struct Forward {
         }
         continue;
       }
-      for_each_tile_of_channels(s, [&](int64_t element, int64_t channel, int64_t n, int64_t rows) {
+      for_each_tile_of_channels(s, [&](int64_t element, int64_t channel, int64_t n, int64_t rows) APEX_INLINE_LAMBDA {
         Affine<Math> w;
         alignas(64) Math from[tile];
         w.load(convert, a, channel, n);
@@ -167,6 +201,8 @@ template <class Math> struct Forward {
         }
         for (int64_t row = 0; row < rows; ++row) {
           const Math* x = load_tile(convert, a.input, a.input_type, element + row * a.channels, n, buffer);
+          Math* const y = made_tile(a.output, a.input_type, element + row * a.channels, made);
+#pragma GCC ivdep
           for (int64_t j = 0; j < n; ++j) y[j] = gpu::fma(x[j] - from[j], w.weight[j], w.bias[j]);
           if (silu)
             for (int64_t j = 0; j < n; ++j) y[j] = activated(y[j], true);
@@ -230,7 +266,7 @@ template <class Math> struct Backward {
                rstd = reinterpret_cast<const Math*>(a.rstd)[s.row_of_statistics()];
     GradientTile<Math> t;
     Math of_one = Math(0), of_x = Math(0);
-    const auto each = [&](auto of_tile) {
+    const auto each = [&](auto of_tile) APEX_INLINE_LAMBDA {
       for (int64_t c = s.first_channel(); c < s.first_channel() + s.channels(); ++c) {
         const Math weight = affine(convert, a.weight, a.weight_type, c, Math(1)),
                    bias = affine(convert, a.bias, a.weight_type, c, Math(0));
@@ -238,23 +274,25 @@ template <class Math> struct Backward {
           const int64_t n = std::min<int64_t>(tile, a.spatial - i),
                         element = (s.image * a.channels + c) * a.spatial + i;
           t.load(
-              convert, a, element, n, [&](int64_t) { return mean; }, [&](int64_t) { return rstd; },
-              [&](int64_t) { return weight; }, [&](int64_t) { return bias; });
+              convert, a, element, n, [&](int64_t) APEX_INLINE_LAMBDA { return mean; },
+              [&](int64_t) APEX_INLINE_LAMBDA { return rstd; }, [&](int64_t) APEX_INLINE_LAMBDA { return weight; },
+              [&](int64_t) APEX_INLINE_LAMBDA { return bias; });
           of_tile(c, i, element, n, weight);
         }
       }
     };
-    each([&](int64_t c, int64_t i, int64_t, int64_t n, Math) {
+    each([&](int64_t c, int64_t i, int64_t, int64_t n, Math) APEX_INLINE_LAMBDA {
       Math* const sums[2] = {of_bias(s.image) + c, of_weight(s.image) + c};
       if (i == 0) *sums[0] = *sums[1] = Math(0);
-      *sums[0] += sum_tile<Math>(n, [&](int64_t j) { return t.g[j]; });
-      *sums[1] += sum_tile<Math>(n, [&](int64_t j) { return t.g[j] * t.normalized[j]; });
+      *sums[0] += sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return t.g[j]; });
+      *sums[1] += sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return t.g[j] * t.normalized[j]; });
     });
     sum_group(convert, s, s.first_group, &of_one, &of_x);
-    each([&](int64_t, int64_t, int64_t element, int64_t n, Math weight) {
-      for (int64_t j = 0; j < n; ++j)
-        t.g[j] = gpu::fma(t.g[j], weight, -gpu::fma(t.normalized[j], of_x, of_one)) * rstd;
-      store_tile(convert, a.output, a.input_type, element, n, static_cast<const Math*>(t.g));
+    each([&](int64_t, int64_t, int64_t element, int64_t n, Math weight) APEX_INLINE_LAMBDA {
+      Math* const dx = made_tile(a.output, a.input_type, element, t.first);
+#pragma GCC ivdep
+      for (int64_t j = 0; j < n; ++j) dx[j] = gpu::fma(t.g[j], weight, -gpu::fma(t.normalized[j], of_x, of_one)) * rstd;
+      store_tile(convert, a.output, a.input_type, element, n, static_cast<const Math*>(dx));
     });
   }
 
@@ -262,7 +300,7 @@ template <class Math> struct Backward {
     GradientTile<Math> t;
     Affine<Math> w;
     alignas(64) Math mean[tile], rstd[tile], of_one[tile], of_x[tile], group_one[tile], group_x[tile];
-    const auto load_channels = [&](int64_t channel, int64_t n) {
+    const auto load_channels = [&](int64_t channel, int64_t n) APEX_INLINE_LAMBDA {
       w.load(convert, a, channel, n);
       for (int64_t j = 0; j < n; ++j) {
         const int64_t row = s.image * a.groups + (channel + j) / s.group_channels;
@@ -270,12 +308,14 @@ template <class Math> struct Backward {
         rstd[j] = reinterpret_cast<const Math*>(a.rstd)[row];
       }
     };
-    const auto load_row = [&](int64_t element, int64_t n) {
+    const auto load_row = [&](int64_t element, int64_t n) APEX_INLINE_LAMBDA {
       t.load(
-          convert, a, element, n, [&](int64_t j) { return mean[j]; }, [&](int64_t j) { return rstd[j]; },
-          [&](int64_t j) { return w.weight[j]; }, [&](int64_t j) { return w.bias[j]; });
+          convert, a, element, n, [&](int64_t j) APEX_INLINE_LAMBDA { return mean[j]; },
+          [&](int64_t j) APEX_INLINE_LAMBDA { return rstd[j]; },
+          [&](int64_t j) APEX_INLINE_LAMBDA { return w.weight[j]; },
+          [&](int64_t j) APEX_INLINE_LAMBDA { return w.bias[j]; });
     };
-    for_each_tile_of_channels(s, [&](int64_t element, int64_t channel, int64_t n, int64_t rows) {
+    for_each_tile_of_channels(s, [&](int64_t element, int64_t channel, int64_t n, int64_t rows) APEX_INLINE_LAMBDA {
       load_channels(channel, n);
       Math* const one = of_bias(s.image) + channel;
       Math* const along = of_weight(s.image) + channel;
@@ -294,7 +334,7 @@ template <class Math> struct Backward {
       }
     });
     for (int64_t g = 0; g < s.groups; ++g) sum_group(convert, s, s.first_group + g, group_one + g, group_x + g);
-    for_each_tile_of_channels(s, [&](int64_t element, int64_t channel, int64_t n, int64_t rows) {
+    for_each_tile_of_channels(s, [&](int64_t element, int64_t channel, int64_t n, int64_t rows) APEX_INLINE_LAMBDA {
       load_channels(channel, n);
       for (int64_t j = 0; j < n; ++j) {
         const int64_t g = (channel + j - s.first_channel()) / s.group_channels;
@@ -303,9 +343,11 @@ template <class Math> struct Backward {
       }
       for (int64_t row = 0; row < rows; ++row) {
         load_row(element + row * a.channels, n);
+        Math* const dx = made_tile(a.output, a.input_type, element + row * a.channels, t.first);
+#pragma GCC ivdep
         for (int64_t j = 0; j < n; ++j)
-          t.g[j] = gpu::fma(t.g[j], w.weight[j], -gpu::fma(t.normalized[j], of_x[j], of_one[j])) * rstd[j];
-        store_tile(convert, a.output, a.input_type, element + row * a.channels, n, static_cast<const Math*>(t.g));
+          dx[j] = gpu::fma(t.g[j], w.weight[j], -gpu::fma(t.normalized[j], of_x[j], of_one[j])) * rstd[j];
+        store_tile(convert, a.output, a.input_type, element + row * a.channels, n, static_cast<const Math*>(dx));
       }
     });
   }

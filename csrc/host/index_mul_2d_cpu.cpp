@@ -13,7 +13,7 @@ template <class Math> struct Gather {
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math first[tile], second[tile], product[tile];
+    alignas(64) Math first[tile], second[tile], made[tile];
     for (int64_t row = begin; row < end; ++row) {
       const int64_t index = a.wide_index ? reinterpret_cast<const int64_t*>(a.index)[row]
                                          : reinterpret_cast<const int32_t*>(a.index)[row];
@@ -21,8 +21,10 @@ template <class Math> struct Gather {
       for (int64_t i = 0; i < a.features; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.features - i);
         const Math* y = load_tile(convert, a.b, a.type, row * a.features + i, n, second);
+        Math* const product = made_tile(a.out, a.type, row * a.features + i, made);
         if (inside) {
           const Math* x = load_tile(convert, a.a, a.type, index * a.features + i, n, first);
+#pragma GCC ivdep
           for (int64_t j = 0; j < n; ++j) product[j] = x[j] * y[j];
         } else {
           std::fill(product, product + n, std::numeric_limits<Math>::quiet_NaN());

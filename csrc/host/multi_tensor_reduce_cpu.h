@@ -2,6 +2,7 @@
 // that the number of threads does not show in the result.
 #pragma once
 #include "device/multi_tensor_reduce.h"
+#include "host/lanes.h"
 #include "host/multi_tensor_cpu.h"
 
 namespace apex {
@@ -20,7 +21,6 @@ inline gpu::ReductionScratch reduction_scratch(const apex_tensor_lists& lists, u
 // Looks like an elementwise operation to CpuOperation's loops: results of one chunk go to its partials.
 template <class Op, class Math> struct CpuReduction {
   static constexpr int lists = Op::lists, reductions = Op::reductions;
-  static constexpr int64_t lanes = 16;
 
   const apex_tensor_lists* tensors;
   const typename Op::Arguments* arguments;

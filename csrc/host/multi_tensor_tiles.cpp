@@ -76,6 +76,9 @@ void store_halves(void* elements, int64_t i, const float* x, int64_t n) {
    {nullptr, store_half, store##number<gpu::bfloat16>, nullptr}},
 }  // namespace
 
+void copy_bytes(void* to, const void* from, int64_t bytes) { std::memcpy(to, from, size_t(bytes)); }
+void clear_bytes(void* to, int64_t bytes) { std::memset(to, 0, size_t(bytes)); }
+
 const TileConversions<float>& tile_conversions(int level, float) {
 #if defined(__x86_64__)
   static constexpr TileConversions<float> by_level[] = {

@@ -7,7 +7,9 @@
 #include "device/gpu.h"
 #include "host/apex.h"
 
+// Of all that a level's loops call. What is not inlined there is compiled for the baseline, without its instructions.
 #define APEX_INLINE inline __attribute__((always_inline))
+#define APEX_INLINE_LAMBDA __attribute__((always_inline))  // between a lambda's parameters and its body
 
 namespace apex {
 template <class T> struct DtypeOf;
@@ -32,7 +34,12 @@ constexpr bool tile_converts = sizeof(T) < sizeof(Math) && (sizeof(Math) == 4 ||
 const TileConversions<float>& tile_conversions(int level, float);
 const TileConversions<double>& tile_conversions(int level, double);
 
-// Elements [i, i + n) of a tensor: in place, or converted into `buffer`. n is at most `tile`.
+// memcpy and memset, by the C library's functions: where g++ may use newer instructions it makes loops of a string
+// instruction, whose start takes longer than moving a tile.
+void copy_bytes(void* to, const void* from, int64_t bytes);
+void clear_bytes(void* to, int64_t bytes);
+
+// Elements [i, i + n) of a tensor: in place, or converted into `buffer`, which holds n.
 template <class Math>
 APEX_INLINE const Math* load_tile(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i,
                                   int64_t n, Math* buffer) {
@@ -40,10 +47,14 @@ APEX_INLINE const Math* load_tile(const TileConversions<Math>& convert, const vo
   convert.load[type](buffer, tensor, i, n);
   return buffer;
 }
+// Where elements [i, i + n) of a tensor are made: in place, or in `buffer`, out of which store_tile converts them.
+template <class Math> APEX_INLINE Math* made_tile(void* tensor, int32_t type, int64_t i, Math* buffer) {
+  return type == DtypeOf<Math>::value ? static_cast<Math*>(tensor) + i : buffer;
+}
 template <class Math>
 APEX_INLINE void store_tile(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n,
                             const Math* x) {
-  if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
-  else convert.store[type](tensor, i, x, n);
+  if (type != DtypeOf<Math>::value) convert.store[type](tensor, i, x, n);
+  else if (Math* to = static_cast<Math*>(tensor) + i; to != x) copy_bytes(to, x, n * int64_t(sizeof(Math)));
 }
 }  // namespace apex

@@ -5,32 +5,51 @@
 #include "fp8_cpu.h"
 #include "device/gpu.h"
 #include "device/norm_layout.h"
+#include "host/lanes.h"
 #include "norm.h"
 
 namespace apex {
 namespace {
-constexpr int64_t lanes = 16;  // independent sums: they vectorise, and their order is fixed
+constexpr int64_t held = 2048;  // elements of a row that are converted once; those of longer rows are in each pass
 
 template <class Math> APEX_INLINE void fill(Math* x, int64_t n, Math value) {
   for (int64_t j = 0; j < n; ++j) x[j] = value;
 }
 // Of a row, a tile at a time: few roundings come one after the other. All of the row shares what the total loses.
 template <class Math> struct RowSum {
-  alignas(64) double tiles[lanes] = {};
+  Lanes<Added, double> tiles{0.0};
   // value(j) for j in [0, n).
   template <class Value> APEX_INLINE void add(int64_t n, const Value& value) {
-    alignas(64) Math of[lanes] = {};
-    int64_t j = 0;
-    for (; j + lanes <= n; j += lanes)
-      for (int64_t l = 0; l < lanes; ++l) of[l] += value(j + l);
-    for (int64_t l = 0; j < n; ++j, ++l) of[l] += value(j);
-    for (int64_t l = 0; l < lanes; ++l) tiles[l] += double(of[l]);
+    Lanes<Added, Math> of(Math(0));
+    of.take(n, value);
+    tiles.take(of);
   }
-  APEX_INLINE double total() const {
-    double sum = 0;
-    for (int64_t l = 0; l < lanes; ++l) sum += tiles[l];
-    return sum;
+  APEX_INLINE double total() const { return tiles.whole(); }
+};
+
+// A row of a tensor, or a weight, as arithmetic sees it.
+template <class Math> class Row {
+ public:
+  APEX_INLINE explicit Row(const TileConversions<Math>& convert) : convert_(convert) {}
+  // Elements [base, base + length) of a tensor; null: there is none.
+  APEX_INLINE void begin(const void* tensor, int32_t type, int64_t base, int64_t length) {
+    tensor_ = tensor, type_ = type, base_ = base, whole_ = nullptr;
+    if (tensor && (length <= held || type == DtypeOf<Math>::value))
+      whole_ = load_tile(convert_, tensor, type, base, length, values_);
   }
+  // Elements [i, i + n) of these, n at most `tile`; null where there are none.
+  APEX_INLINE const Math* tile_at(int64_t i, int64_t n) {
+    if (whole_ || !tensor_) return whole_ ? whole_ + i : nullptr;
+    return load_tile(convert_, tensor_, type_, base_ + i, n, values_);
+  }
+
+ private:
+  const TileConversions<Math>& convert_;
+  const void* tensor_ = nullptr;
+  int32_t type_ = 0;
+  int64_t base_ = 0;
+  const Math* whole_ = nullptr;
+  alignas(64) Math values_[held];
 };
 
 // x^ = (x - mean) * rstd as fma(x - origin, scale, shift). A mean that is large beside the deviation is the origin: the
@@ -56,67 +75,119 @@ template <bool centered, class Math> struct Forward {
     return largest;
   }
 
+  // input + residual, rounded as it is stored; what is normalised.
+  APEX_INLINE const void* add_residual(const TileConversions<Math>& convert, int64_t base) const {
+    if (!a.residual) return a.input;
+    alignas(64) Math first[tile], second[tile], third[tile];
+    for (int64_t i = 0; i < a.hidden; i += tile) {
+      const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+      const Math* x = load_tile(convert, a.input, a.input_type, base + i, n, first);
+      const Math* y = load_tile(convert, a.residual, a.input_type, base + i, n, second);
+      Math* const sum = made_tile(a.sum, a.input_type, base + i, third);
+#pragma GCC ivdep
+      for (int64_t j = 0; j < n; ++j) sum[j] = x[j] + y[j];
+      store_tile(convert, a.sum, a.input_type, base + i, n, static_cast<const Math*>(sum));
+    }
+    return a.sum;
+  }
+  // The sum of squares of differences from `near`.
+  APEX_INLINE double squares_around(Row<Math>& x, Math near) const {
+    RowSum<Math> squares;
+    for (int64_t i = 0; i < a.hidden; i += tile) {
+      const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+      const Math* of = x.tile_at(i, n);
+      squares.add(n, [&](int64_t j) APEX_INLINE_LAMBDA { return (of[j] - near) * (of[j] - near); });
+    }
+    return squares.total();
+  }
+  // Sum and sum of squares of differences from `pivot`, in one pass.
+  APEX_INLINE void sums_around(Row<Math>& x, Math pivot, double* sum, double* squares) const {
+    Lanes<Added, double> sums(0.0), sums_of_squares(0.0);
+    for (int64_t i = 0; i < a.hidden; i += tile) {
+      const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+      const Math* of = x.tile_at(i, n);
+      Lanes<Added, Math> first(Math(0)), second(Math(0));
+      each_lane(n, [&](int64_t j, int64_t l) APEX_INLINE_LAMBDA {
+        const Math apart = of[j] - pivot;
+        first.of[l] += apart;
+        second.of[l] += apart * apart;
+      });
+      sums.take(first);
+      sums_of_squares.take(second);
+    }
+    *sum = sums.whole();
+    *squares = sums_of_squares.whole();
+  }
+  // About the row's mean.
+  APEX_INLINE Math pivot_of(Row<Math>& x) const {
+    constexpr int64_t some = 16;
+    const int64_t n = a.hidden < some ? 1 : some;
+    const Math* of = x.tile_at(0, n);
+    Math sum = Math(0);
+    for (int64_t j = 0; j < n; ++j) sum += of[j];
+    return sum / Math(n);
+  }
+  // Leaves mean and rstd of the row.
+  APEX_INLINE Normalize<Math> measure(int64_t row, Row<Math>& x) const {
+    const double count = double(a.hidden);
+    double mean = 0, squares;
+    if (centered) {
+      // Differences from a pivot: sums of a large mean would round. Unless it is near the mean, beside the deviation,
+      // the squares are added up again.
+      const Math pivot = pivot_of(x);
+      double sum;
+      sums_around(x, pivot, &sum, &squares);
+      mean = double(pivot) + sum / count;
+      const double of_pivot = sum * sum / count;
+      squares = of_pivot <= squares / 4 ? squares - of_pivot : squares_around(x, Math(mean));
+    } else {
+      squares = squares_around(x, Math(0));
+    }
+    const Math near = Math(mean);
+    const double rstd = 1 / gpu::sqrt(squares / count + a.eps);
+    if (centered) reinterpret_cast<Math*>(a.mean)[row] = near;
+    reinterpret_cast<Math*>(a.rstd)[row] = Math(rstd);
+    return Normalize<Math>(mean, rstd);
+  }
+
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math first[tile], second[tile], third[tile], fourth[tile], moved[tile];
+    Row<Math> x(convert), weight(convert), bias(convert);
+    alignas(64) Math made[tile], moved[tile];
+    weight.begin(a.weight, a.weight_type, 0, a.hidden);
+    bias.begin(centered ? a.bias : nullptr, a.weight_type, 0, a.hidden);
     int32_t largest = 0;
     for (int64_t row = begin; row < end; ++row) {
       const int64_t base = row * a.hidden;
-      const void* input = a.input;
-      if (a.residual) {
-        for (int64_t i = 0; i < a.hidden; i += tile) {
-          const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-          const Math* x = load_tile(convert, a.input, a.input_type, base + i, n, first);
-          const Math* y = load_tile(convert, a.residual, a.input_type, base + i, n, second);
-          for (int64_t j = 0; j < n; ++j) third[j] = x[j] + y[j];
-          store_tile(convert, a.sum, a.input_type, base + i, n, third);
-        }
-        input = a.sum;
-      }
-      double mean = 0;
-      if (centered) {
-        // Differences from an element: sums of a large mean would round.
-        const Math pivot = *load_tile(convert, input, a.input_type, base, 1, first);
-        RowSum<Math> sum;
-        for (int64_t i = 0; i < a.hidden; i += tile) {
-          const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-          const Math* x = load_tile(convert, input, a.input_type, base + i, n, first);
-          sum.add(n, [&](int64_t j) { return x[j] - pivot; });
-        }
-        mean = double(pivot) + sum.total() / double(a.hidden);
-      }
-      RowSum<Math> squares;
-      const Math near = Math(mean);
+      x.begin(add_residual(convert, base), a.input_type, base, a.hidden);
+      const Normalize<Math> normalize = measure(row, x);
       for (int64_t i = 0; i < a.hidden; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-        const Math* x = load_tile(convert, input, a.input_type, base + i, n, first);
-        squares.add(n, [&](int64_t j) { return (x[j] - near) * (x[j] - near); });
-      }
-      const double rstd = 1 / gpu::sqrt(squares.total() / double(a.hidden) + a.eps);
-      if (centered) reinterpret_cast<Math*>(a.mean)[row] = near;
-      reinterpret_cast<Math*>(a.rstd)[row] = Math(rstd);
-      const Normalize<Math> normalize(mean, rstd);
-      for (int64_t i = 0; i < a.hidden; i += tile) {
-        const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-        const Math* x = load_tile(convert, input, a.input_type, base + i, n, first);
-        const Math* w = a.weight ? load_tile(convert, a.weight, a.weight_type, i, n, second) : nullptr;
-        const Math* b = centered && a.bias ? load_tile(convert, a.bias, a.weight_type, i, n, fourth) : nullptr;
+        const Math *of = x.tile_at(i, n), *w = weight.tile_at(i, n), *b = bias.tile_at(i, n);
         if (fp8 && fp8->zero_centered_gamma && w) {
           for (int64_t j = 0; j < n; ++j) moved[j] = w[j] + Math(1);
           w = moved;
         }
-        for (int64_t j = 0; j < n; ++j) third[j] = normalize(x[j]);
-        if (w && b)
-          for (int64_t j = 0; j < n; ++j) third[j] = gpu::fma(third[j], w[j], b[j]);
-        else if (w)
-          for (int64_t j = 0; j < n; ++j) third[j] *= w[j];
-        else if (b)
-          for (int64_t j = 0; j < n; ++j) third[j] += b[j];
-        if (fp8) largest = store_codes(third, base + i, n, largest);
-        else store_tile(convert, a.output, a.output_type, base + i, n, third);
+        Math* const y = fp8 ? made : made_tile(a.output, a.output_type, base + i, made);
+        write(normalize, n, of, w, b, y);
+        if (fp8) largest = store_codes(y, base + i, n, largest);
+        else store_tile(convert, a.output, a.output_type, base + i, n, static_cast<const Math*>(y));
       }
     }
     if (fp8) record_amax_cpu(fp8->amax, largest);
+  }
+  APEX_INLINE void write(const Normalize<Math>& normalize, int64_t n, const Math* x, const Math* w, const Math* b,
+                         Math* y) const {
+    if (w && b) {
+#pragma GCC ivdep
+      for (int64_t j = 0; j < n; ++j) y[j] = gpu::fma(normalize(x[j]), w[j], b[j]);
+    } else if (w) {
+#pragma GCC ivdep
+      for (int64_t j = 0; j < n; ++j) y[j] = normalize(x[j]) * w[j];
+    } else {
+#pragma GCC ivdep
+      for (int64_t j = 0; j < n; ++j) y[j] = normalize(x[j]) + (b ? b[j] : Math(0));
+    }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };
@@ -125,69 +196,91 @@ template <bool centered, class Math> struct Forward {
 template <bool centered, class Math> struct Backward {
   const gpu::NormBackward& a;
 
-  struct Tile { alignas(64) Math saved[tile], grad[tile], weight[tile], bias[tile], normalized[tile], along[tile]; };
-  // Normalised values and g = dy * weight of elements [i, i + n) of a row.
-  APEX_INLINE const Math* read(const TileConversions<Math>& convert, Tile& t, int64_t base, int64_t i, int64_t n,
-                               const Normalize<Math>& normalize) const {
-    const Math* x = load_tile(convert, a.saved, a.from_output ? a.output_type : a.input_type, base + i, n, t.saved);
-    const Math* dy = load_tile(convert, a.grad_output, a.output_type, base + i, n, t.grad);
-    const Math* w = a.weight ? load_tile(convert, a.weight, a.weight_type, i, n, t.weight) : nullptr;
-    if (a.from_output) {
-      const Math smallest = Math(a.eps);
-      const Math* b = centered && a.bias ? load_tile(convert, a.bias, a.weight_type, i, n, t.bias) : nullptr;
-      for (int64_t j = 0; j < n; ++j) {
-        const Math weight = w ? w[j] : Math(1), magnitude = std::max(weight < Math(0) ? -weight : weight, smallest);
-        t.normalized[j] = (x[j] - (b ? b[j] : Math(0))) / (weight < Math(0) ? -magnitude : magnitude);
-      }
-    } else {
-      for (int64_t j = 0; j < n; ++j) t.normalized[j] = normalize(x[j]);
+  struct Rows {
+    Row<Math> saved, grad, weight, bias, more;
+    // Normalised values, and g = dy * weight: of all of the row, or of a tile.
+    alignas(64) Math normalized[held], along[held];
+    APEX_INLINE explicit Rows(const TileConversions<Math>& convert)
+        : saved(convert), grad(convert), weight(convert), bias(convert), more(convert) {}
+  };
+  // What a memory-efficient norm normalised, out of its output.
+  APEX_INLINE void from_output(const Math* y, const Math* w, const Math* b, int64_t n, Math* normalized) const {
+    const Math smallest = Math(a.eps);
+    for (int64_t j = 0; j < n; ++j) {
+      const Math weight = w ? w[j] : Math(1), magnitude = std::max(weight < Math(0) ? -weight : weight, smallest);
+      normalized[j] = (y[j] - (b ? b[j] : Math(0))) / (weight < Math(0) ? -magnitude : magnitude);
     }
-    if (w)
-      for (int64_t j = 0; j < n; ++j) t.along[j] = dy[j] * w[j];
-    else
-      for (int64_t j = 0; j < n; ++j) t.along[j] = dy[j];
+  }
+  // Elements [i, i + n) of a row; returns dy.
+  APEX_INLINE const Math* read(Rows& t, int64_t i, int64_t n, const Normalize<Math>& normalize, Math* normalized,
+                               Math* along) const {
+    const Math *x = t.saved.tile_at(i, n), *dy = t.grad.tile_at(i, n), *w = t.weight.tile_at(i, n);
+    if (a.from_output) {
+      from_output(x, w, t.bias.tile_at(i, n), n, normalized);
+    } else {
+#pragma GCC ivdep
+      for (int64_t j = 0; j < n; ++j) normalized[j] = normalize(x[j]);
+    }
+#pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j) along[j] = w ? dy[j] * w[j] : dy[j];
     return dy;
+  }
+  APEX_INLINE void run_row(const TileConversions<Math>& convert, Rows& t, int64_t row, Math* of_weight,
+                           Math* of_bias) const {
+    const int64_t base = row * a.hidden, whole = a.hidden <= held;
+    const Math mean = centered && a.mean ? reinterpret_cast<const Math*>(a.mean)[row] : Math(0);
+    const Math rstd = reinterpret_cast<const Math*>(a.rstd)[row];
+    const Normalize<Math> normalize(mean, rstd);
+    t.saved.begin(a.saved, a.from_output ? a.output_type : a.input_type, base, a.hidden);
+    t.grad.begin(a.grad_output, a.output_type, base, a.hidden);
+    t.more.begin(a.grad_sum, a.input_type, base, a.hidden);
+    RowSum<Math> along_x, along_one;
+    for (int64_t i = 0; i < a.hidden; i += tile) {
+      const int64_t n = std::min<int64_t>(tile, a.hidden - i), at = whole ? i : 0;
+      Math *const normalized = t.normalized + at, *const along = t.along + at;
+      const Math* dy = read(t, i, n, normalize, normalized, along);
+      if (of_weight) {
+#pragma GCC ivdep
+        for (int64_t j = 0; j < n; ++j) of_weight[i + j] = gpu::fma(dy[j], normalized[j], of_weight[i + j]);
+      }
+      if (of_bias) {
+#pragma GCC ivdep
+        for (int64_t j = 0; j < n; ++j) of_bias[i + j] += dy[j];
+      }
+      if (centered) along_one.add(n, [&](int64_t j) APEX_INLINE_LAMBDA { return along[j]; });
+      along_x.add(n, [&](int64_t j) APEX_INLINE_LAMBDA { return along[j] * normalized[j]; });
+    }
+    const double scale = double(rstd) / double(a.hidden);
+    const Math of_x = Math(along_x.total() * scale), of_one = Math(along_one.total() * scale);
+    alignas(64) Math made[tile];
+    for (int64_t i = 0; i < a.hidden; i += tile) {
+      const int64_t n = std::min<int64_t>(tile, a.hidden - i), at = whole ? i : 0;
+      Math *const normalized = t.normalized + at, *const along = t.along + at;
+      if (!whole) read(t, i, n, normalize, normalized, along);
+      Math* const dx = made_tile(a.grad_input, a.input_type, base + i, made);
+#pragma GCC ivdep
+      for (int64_t j = 0; j < n; ++j) dx[j] = gpu::fma(along[j], rstd, -gpu::fma(normalized[j], of_x, of_one));
+      if (const Math* more = t.more.tile_at(i, n)) {
+#pragma GCC ivdep
+        for (int64_t j = 0; j < n; ++j) dx[j] += more[j];
+      }
+      store_tile(convert, a.grad_input, a.input_type, base + i, n, static_cast<const Math*>(dx));
+    }
   }
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    Tile t;
+    Rows t(convert);
+    t.weight.begin(a.weight, a.weight_type, 0, a.hidden);
+    t.bias.begin(centered ? a.bias : nullptr, a.weight_type, 0, a.hidden);
     for (int64_t part = begin; part < end; ++part) {
       Math* of_weight =
           a.grad_weight ? reinterpret_cast<Math*>(a.partials) + part * gpu::norm_partials_pitch(a.hidden) : nullptr;
       Math* of_bias = centered && of_weight ? of_weight + a.parts * gpu::norm_partials_pitch(a.hidden) : nullptr;
       if (of_weight) fill(of_weight, a.hidden, Math(0));
       if (of_bias) fill(of_bias, a.hidden, Math(0));
-      for (int64_t row = a.rows * part / a.parts; row < a.rows * (part + 1) / a.parts; ++row) {
-        const int64_t base = row * a.hidden;
-        const Math mean = centered && a.mean ? reinterpret_cast<const Math*>(a.mean)[row] : Math(0);
-        const Math rstd = reinterpret_cast<const Math*>(a.rstd)[row];
-        const Normalize<Math> normalize(mean, rstd);
-        RowSum<Math> along_x, along_one;
-        for (int64_t i = 0; i < a.hidden; i += tile) {
-          const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-          const Math* dy = read(convert, t, base, i, n, normalize);
-          if (of_weight)
-            for (int64_t j = 0; j < n; ++j) of_weight[i + j] = gpu::fma(dy[j], t.normalized[j], of_weight[i + j]);
-          if (of_bias)
-            for (int64_t j = 0; j < n; ++j) of_bias[i + j] += dy[j];
-          if (centered) along_one.add(n, [&](int64_t j) { return t.along[j]; });
-          along_x.add(n, [&](int64_t j) { return t.along[j] * t.normalized[j]; });
-        }
-        const double scale = double(rstd) / double(a.hidden);
-        const Math of_x = Math(along_x.total() * scale), of_one = Math(along_one.total() * scale);
-        for (int64_t i = 0; i < a.hidden; i += tile) {
-          const int64_t n = std::min<int64_t>(tile, a.hidden - i);
-          read(convert, t, base, i, n, normalize);
-          for (int64_t j = 0; j < n; ++j)
-            t.along[j] = gpu::fma(t.along[j], rstd, -gpu::fma(t.normalized[j], of_x, of_one));
-          if (a.grad_sum) {
-            const Math* more = load_tile(convert, a.grad_sum, a.input_type, base + i, n, t.saved);
-            for (int64_t j = 0; j < n; ++j) t.along[j] += more[j];
-          }
-          store_tile(convert, a.grad_input, a.input_type, base + i, n, t.along);
-        }
-      }
+      for (int64_t row = a.rows * part / a.parts; row < a.rows * (part + 1) / a.parts; ++row)
+        run_row(convert, t, row, of_weight, of_bias);
     }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)

@@ -14,8 +14,8 @@ template <class Math_> struct GradientSums {
       : mean(reinterpret_cast<const Math*>(a.mean)[channel]),
         inv_std(reinterpret_cast<const Math*>(a.inv_std)[channel]) {}
   APEX_INLINE Sum of_tile(const Math* x, const Math* dy, int64_t n) const {
-    return Sum::of(Math(0), sum_tile<Math>(n, [&](int64_t j) { return dy[j]; }),
-                   sum_tile<Math>(n, [&](int64_t j) { return dy[j] * (x[j] - mean); }));
+    return Sum::of(Math(0), sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return dy[j]; }),
+                   sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return dy[j] * (x[j] - mean); }));
   }
   APEX_INLINE void store(const gpu::ChannelReduce& a, const TileConversions<Math>& convert, int64_t channel,
                          const Sum& sum) const {

@@ -16,21 +16,13 @@ template <class Math> struct Turn {
   // Elements [k, k + n) of a head that begins at `from`; in place where they lie there as arithmetic sees them.
   APEX_INLINE const Math* load(const TileConversions<Math>& convert, int64_t from, int64_t k, int64_t n,
                                Math* buffer) const {
-    if (a.in_element == 1) {
-      if (a.type == DtypeOf<Math>::value) return reinterpret_cast<const Math*>(a.input) + from + k;
-      convert.load[a.type](buffer, a.input, from + k, n);
-    } else {
-      for (int64_t j = 0; j < n; ++j) {
-        Math x[1];
-        gpu::load_values(x, a.input, a.type, from + (k + j) * a.in_element);
-        buffer[j] = x[0];
-      }
+    if (a.in_element == 1) return load_tile(convert, a.input, a.type, from + k, n, buffer);
+    for (int64_t j = 0; j < n; ++j) {
+      Math x[1];
+      gpu::load_values(x, a.input, a.type, from + (k + j) * a.in_element);
+      buffer[j] = x[0];
     }
     return buffer;
-  }
-  APEX_INLINE void store(const TileConversions<Math>& convert, int64_t i, const Math* x, int64_t n) const {
-    if (a.type == DtypeOf<Math>::value) std::copy(x, x + n, reinterpret_cast<Math*>(a.output) + i);
-    else convert.store[a.type](a.output, i, x, n);
   }
   APEX_INLINE int64_t packed_row(int64_t place) const {
     if (!fits) return gpu::rope_wrong;
@@ -44,40 +36,75 @@ template <class Math> struct Turn {
              y * a.out_y + x * a.out_x + b * a.out_batch + h * a.out_head);
   }
 
+  // Cosines, and sines as each half of a pair is multiplied by the other's.
+  struct Table { alignas(64) Math cos_low[tile], cos_high[tile], sin_low[tile], sin_high[tile]; };
+  // Of elements [at, at + n) of the turned ones and those half a head further, of position (row, x).
+  APEX_INLINE void load_table(const TileConversions<Math>& convert, int64_t row, int64_t x, int64_t at, int64_t n,
+                              Table& t) const {
+    const int64_t half = a.rotary / 2;
+    if (row >= 0 && a.sin && (a.angle_type == DtypeOf<Math>::value || convert.load[a.angle_type])) {
+      load_made_table(convert, row, x, at, n, t);
+    } else {
+      for (int64_t j = 0; j < n; ++j) {
+        gpu::rope_entry(a, row, x, int32_t(at + j), t.cos_low[j], t.sin_low[j]);
+        gpu::rope_entry(a, row, x, int32_t(at + half + j), t.cos_high[j], t.sin_high[j]);
+      }
+    }
+    if (a.transposed) std::swap_ranges(t.sin_low, t.sin_low + n, t.sin_high);
+  }
+  // Of those that somebody made before, whose rows lie together.
+  APEX_INLINE void load_made_table(const TileConversions<Math>& convert, int64_t row, int64_t x, int64_t at, int64_t n,
+                                   Table& t) const {
+    const bool of_x = at >= a.rotary;
+    const int64_t step = of_x ? a.angle_step_x : a.angle_step,
+                  first = (of_x ? x * a.angle_stride_x : row * a.angle_stride) + (of_x ? at - a.rotary : at) * step;
+    const auto load_row = [&](const gpu::u8* table, int64_t from, Math* to) APEX_INLINE_LAMBDA {
+      if (step != 1)
+        for (int64_t j = 0; j < n; ++j) to[j] = Math(gpu::rope_angle_value(table, a.angle_type, from + j * step));
+      else if (const Math* values = load_tile(convert, table, a.angle_type, from, n, to); values != to)
+        std::copy(values, values + n, to);
+    };
+    const gpu::u8 *const cosines = of_x ? a.cos_x : a.cos, *const sines = of_x ? a.sin_x : a.sin;
+    load_row(cosines, first, t.cos_low);
+    load_row(cosines, first + a.rotary / 2 * step, t.cos_high);
+    load_row(sines, first, t.sin_low);
+    load_row(sines, first + a.rotary / 2 * step, t.sin_high);
+    for (int64_t j = 0; j < n; ++j) t.sin_low[j] = -t.sin_low[j];
+  }
+
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math cos_low[tile], cos_high[tile], sin_low[tile], sin_high[tile], first[tile], second[tile], low[tile],
-        high[tile];
+    Table t;
+    alignas(64) Math first[tile], second[tile], made_low[tile], made_high[tile];
+    const int64_t half = a.rotary / 2;
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t place = unit / parts, part = unit % parts, y = place / a.width, x = place % a.width;
       const int64_t row = a.cu_seqlens ? packed_row(place) : a.groups == 2 ? y : x;
-      const int64_t half = a.rotary / 2;
       const int64_t turned = row == gpu::rope_unturned ? 0 : int64_t(a.groups) * a.rotary;
       for (int64_t group = 0; group * a.rotary < turned; ++group)
         for (int64_t i = 0; i < half; i += tile) {
           const int64_t n = std::min<int64_t>(tile, half - i), at = group * a.rotary + i;
-          for (int64_t j = 0; j < n; ++j) {
-            Math s[2];
-            gpu::rope_entry(a, row, x, int32_t(at + j), cos_low[j], s[0]);
-            gpu::rope_entry(a, row, x, int32_t(at + half + j), cos_high[j], s[1]);
-            sin_low[j] = s[a.transposed];
-            sin_high[j] = s[1 - a.transposed];
-          }
-          each_head(y, x, part, [&](int64_t from, int64_t to) {
+          load_table(convert, row, x, at, n, t);
+          each_head(y, x, part, [&](int64_t from, int64_t to) APEX_INLINE_LAMBDA {
             const Math* u = load(convert, from, at, n, first);
             const Math* v = load(convert, from, at + half, n, second);
+            Math* const low = made_tile(a.output, a.type, to + at, made_low);
+            Math* const high = made_tile(a.output, a.type, to + at + half, made_high);
+#pragma GCC ivdep
             for (int64_t j = 0; j < n; ++j) {
-              low[j] = gpu::fma(v[j], sin_low[j], u[j] * cos_low[j]);
-              high[j] = gpu::fma(u[j], sin_high[j], v[j] * cos_high[j]);
+              const Math first_half = u[j], second_half = v[j];
+              low[j] = gpu::fma(second_half, t.sin_low[j], first_half * t.cos_low[j]);
+              high[j] = gpu::fma(first_half, t.sin_high[j], second_half * t.cos_high[j]);
             }
-            store(convert, to + at, low, n);
-            store(convert, to + at + half, high, n);
+            store_tile(convert, a.output, a.type, to + at, n, static_cast<const Math*>(low));
+            store_tile(convert, a.output, a.type, to + at + half, n, static_cast<const Math*>(high));
           });
         }
       for (int64_t i = turned; i < a.dim; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.dim - i);
-        each_head(y, x, part,
-                  [&](int64_t from, int64_t to) { store(convert, to + i, load(convert, from, i, n, first), n); });
+        each_head(y, x, part, [&](int64_t from, int64_t to) APEX_INLINE_LAMBDA {
+          store_tile(convert, a.output, a.type, to + i, n, load(convert, from, i, n, first));
+        });
       }
     }
   }

@@ -3,60 +3,38 @@
 #include "scaled_masked_softmax.h"
 
 #include <algorithm>
-#include <cstring>
+#include <memory>
+#include <new>
 
-#include "device/exponential.h"
 #include "device/philox.h"
+#include "host/lanes.h"
 #include "multi_tensor_cpu.h"
 
 namespace apex {
 namespace {
-constexpr int64_t lanes = 16;    // independent sums: they vectorise, and their order is fixed
-constexpr int64_t piece = 2048;  // elements; a row that is one piece is read once, a longer one three times
+constexpr int64_t piece = 2048;  // elements; a few of them stay in the first-level cache
 
-template <class Math>
-APEX_INLINE void load(const TileConversions<Math>& convert, const void* tensor, int32_t type, int64_t i, int64_t n,
-                      Math* to) {
-  if (type == DtypeOf<Math>::value) std::memcpy(to, static_cast<const Math*>(tensor) + i, size_t(n) * sizeof(Math));
-  else convert.load[type](to, tensor, i, n);
-}
-template <class Math>
-APEX_INLINE void store(const TileConversions<Math>& convert, void* tensor, int32_t type, int64_t i, int64_t n,
-                       const Math* x) {
-  if (type == DtypeOf<Math>::value) std::memcpy(static_cast<Math*>(tensor) + i, x, size_t(n) * sizeof(Math));
-  else convert.store[type](tensor, i, x, n);
-}
-template <class Math> APEX_INLINE void fill(Math* x, int64_t n, Math value) {
-  for (int64_t j = 0; j < n; ++j) x[j] = value;
-}
+// Memory for all of a row, padded as `read` does it; of a long one where there is so much.
+template <class Math> class RowBuffer {
+ public:
+  explicit RowBuffer(int64_t keys)
+      : longer_(keys > piece ? new (std::nothrow) Math[size_t(keys + lanes)] : nullptr),
+        holds(keys <= piece || longer_) {}
+  // For elements from `i` on, of a piece at least.
+  APEX_INLINE Math* at(int64_t i) { return longer_ ? longer_.get() + i : piece_; }
+
+ private:
+  alignas(64) Math piece_[piece];
+  std::unique_ptr<Math[]> longer_;
+
+ public:
+  const bool holds;  // a row; else it is read three times, a piece at a time
+};
+
 APEX_INLINE int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 // Zeros are zero bits in every element type.
 APEX_INLINE void clear(void* tensor, int32_t type, int64_t i, int64_t n) {
-  std::memset(static_cast<char*>(tensor) + i * bytes_of(type), 0, size_t(n * bytes_of(type)));
-}
-struct Sum {
-  template <class Math> static APEX_INLINE Math combine(Math a, Math b) { return a + b; }
-};
-struct Highest {
-  template <class Math> static APEX_INLINE Math combine(Math a, Math b) { return gpu::max_number(a, b); }
-};
-template <class Reduction, class Math> APEX_INLINE Math reduce(const Math* x, int64_t n, Math start) {
-  alignas(64) Math of[lanes];
-  for (int64_t l = 0; l < lanes; ++l) of[l] = start;
-  int64_t j = 0;
-  for (; j + lanes <= n; j += lanes)
-    for (int64_t l = 0; l < lanes; ++l) of[l] = Reduction::combine(of[l], x[j + l]);
-  for (int64_t l = 0; j < n; ++j, ++l) of[l] = Reduction::combine(of[l], x[j]);
-  for (int64_t half = lanes / 2; half; half /= 2)
-    for (int64_t l = 0; l < half; ++l) of[l] = Reduction::combine(of[l], of[l + half]);
-  return of[0];
-}
-// Of a block at a time: fewer roundings come one after the other.
-template <class Math> APEX_INLINE Math sum(const Math* x, int64_t n) {
-  constexpr int64_t block = 128;
-  Math total = Math(0);
-  for (int64_t i = 0; i < n; i += block) total += reduce<Sum>(x + i, std::min(block, n - i), Math(0));
-  return total;
+  if (n) clear_bytes(static_cast<char*>(tensor) + i * bytes_of(type), n * bytes_of(type));
 }
 
 // Whether dropout keeps elements [element, element + n) of a tensor: bytes, 1 or 0.
@@ -72,51 +50,77 @@ template <class Arguments> APEX_INLINE void keep(const Arguments& a, int64_t ele
 template <class Math> struct Forward {
   const gpu::SoftmaxForward& a;
 
-  // Elements [i, i + n) of a row, -inf in the place of those that the mask takes; whether it leaves any.
-  APEX_INLINE bool read(const TileConversions<Math>& convert, int64_t base, const uint8_t* mask, int64_t i, int64_t n,
-                        Math* x) const {
-    load(convert, a.input, a.type, base + i, n, x);
-    if (a.negative)
-      for (int64_t j = 0; j < n; ++j) x[j] = -x[j];
-    if (!mask) return true;
-    if (a.additive) return add(convert, mask, i, n, x);
+  // As `read_some`, with -inf behind the elements up to a `count` that has no rest over the lanes: rests take as long.
+  APEX_INLINE const Math* read(const TileConversions<Math>& convert, int64_t base, const uint8_t* mask, int64_t i,
+                               int64_t n, Math* buffer, bool* keeps, int64_t* count) const {
+    const Math* x = read_some(convert, base, mask, i, n, buffer, keeps);
+    *count = (n + lanes - 1) / lanes * lanes;
+    if (*count == n) return x;
+    if (x != buffer) copy_bytes(buffer, x, n * int64_t(sizeof(Math)));
+    std::fill(buffer + n, buffer + *count, gpu::minus_infinity(Math()));
+    return buffer;
+  }
+  // Elements [i, i + n) of a row, -inf in the place of those that the mask takes, as they lie or in `buffer`; sets
+  // `keeps` if it leaves any.
+  APEX_INLINE const Math* read_some(const TileConversions<Math>& convert, int64_t base, const uint8_t* mask, int64_t i,
+                                    int64_t n, Math* buffer, bool* keeps) const {
+    const Math* x = load_tile(convert, a.input, a.type, base + i, n, buffer);
+    if (a.negative) {
+#pragma GCC ivdep
+      for (int64_t j = 0; j < n; ++j) buffer[j] = -x[j];
+      x = buffer;
+    }
+    if (!mask) {
+      *keeps = true;
+      return x;
+    }
+    *keeps |= a.additive ? add(convert, mask, i, n, x, buffer) : leave_out(mask + i, n, x, buffer);
+    return buffer;
+  }
+  APEX_INLINE bool leave_out(const uint8_t* mask, int64_t n, const Math* x, Math* y) const {
     uint8_t kept = 0;
     const Math least = gpu::minus_infinity(Math());
-    for (int64_t j = 0; j < n; ++j) {
-      kept |= uint8_t(mask[i + j] == 0);
-      x[j] = mask[i + j] ? least : x[j];
-    }
+    for (int64_t j = 0; j < n; ++j) kept |= uint8_t(mask[j] == 0);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j) y[j] = mask[j] ? least : x[j];
     return kept;
   }
   // Likewise, of a mask of numbers.
-  APEX_INLINE bool add(const TileConversions<Math>& convert, const uint8_t* mask, int64_t i, int64_t n, Math* x) const {
-    alignas(64) Math m[piece];
-    load(convert, mask, a.type, i, n, m);
+  APEX_INLINE bool add(const TileConversions<Math>& convert, const uint8_t* mask, int64_t i, int64_t n, const Math* x,
+                       Math* y) const {
+    alignas(64) Math buffer[piece];
+    const Math* m = load_tile(convert, mask, a.type, i, n, buffer);
     uint8_t kept = 0;
     const Math least = gpu::minus_infinity(Math());
-    for (int64_t j = 0; j < n; ++j) {
-      kept |= uint8_t(m[j] != least);
-      x[j] = m[j] == least ? least : x[j] + m[j];
-    }
+    for (int64_t j = 0; j < n; ++j) kept |= uint8_t(m[j] != least);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j) y[j] = m[j] == least ? least : x[j] + m[j];
     return kept;
   }
-  // Elements of a row whose softmax is x, as they are or as dropout leaves them.
-  APEX_INLINE void write(const TileConversions<Math>& convert, int64_t element, int64_t n, Math* x) const {
-    if (a.seed) {
-      alignas(64) uint8_t kept[piece];
-      const Math scale = Math(a.kept_by);
-      store(convert, a.softmax, a.type, element, n, static_cast<const Math*>(x));
-      keep(a, element, n, kept);
-      if (a.kept) std::memcpy(a.kept + element, kept, size_t(n));
-      for (int64_t j = 0; j < n; ++j) x[j] = kept[j] ? x[j] * scale : Math(0);
-    }
-    store(convert, a.output, a.type, element, n, static_cast<const Math*>(x));
+  // Elements of a row whose softmax is x * share, as they are or as dropout leaves them.
+  APEX_INLINE void write(const TileConversions<Math>& convert, int64_t element, int64_t n, Math* x, Math share) const {
+    gpu::u8* const to = a.seed ? a.softmax : a.output;
+    Math* const y = made_tile(to, a.type, element, x);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j) y[j] = x[j] * share;
+    store_tile(convert, to, a.type, element, n, static_cast<const Math*>(y));
+    if (!a.seed) return;
+    alignas(64) uint8_t kept[piece];
+    const Math scale = Math(a.kept_by);
+    keep(a, element, n, kept);
+    if (a.kept) copy_bytes(a.kept + element, kept, n);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j) x[j] = kept[j] ? y[j] * scale : Math(0);
+    store_tile(convert, a.output, a.type, element, n, static_cast<const Math*>(x));
   }
-  APEX_INLINE void powers(Math* x, int64_t n, Math top) const {
+  // y = e^(x - top), and their sum.
+  APEX_INLINE Math powers(const Math* x, int64_t n, Math top, Math* y) const {
     const Math magnitude = Math(a.magnitude);
-    for (int64_t j = 0; j < n; ++j) x[j] = gpu::exp_series((x[j] - top) * magnitude);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j) y[j] = gpu::exp_of_negative((x[j] - top) * magnitude);
+    return sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return y[j]; });
   }
-  APEX_INLINE void run_row(const TileConversions<Math>& convert, int64_t row, Math* x) const {
+  APEX_INLINE void run_row(const TileConversions<Math>& convert, int64_t row, RowBuffer<Math>& buffer) const {
     const int64_t query = row % a.queries, group = row / a.queries, base = row * a.keys;
     const int64_t length = gpu::softmax_length(a.keys, a.queries, query, a.causal);
     const uint8_t* mask =
@@ -124,42 +128,42 @@ template <class Math> struct Forward {
                : nullptr;
     const bool once = length <= piece;
     bool keeps = false;
-    Math top = gpu::Least<Math>::finite;
+    const Math* x = nullptr;
+    int64_t count = 0;
+    Lanes<Highest, Math> highest(gpu::Least<Math>::finite);
     for (int64_t i = 0; i < length; i += piece) {
-      const int64_t n = std::min(piece, length - i);
-      keeps |= read(convert, base, mask, i, n, x);
-      top = reduce<Highest>(x, n, top);
+      x = read(convert, base, mask, i, std::min(piece, length - i), buffer.at(i), &keeps, &count);
+      highest.take(count, [&](int64_t j) APEX_INLINE_LAMBDA { return x[j]; });
     }
     if (!keeps) {
       for (int64_t i = 0; i < a.keys; i += piece) {
         const int64_t n = std::min<int64_t>(piece, a.keys - i);
-        fill(x, n, Math(0));
-        write(convert, base + i, n, x);
+        std::fill(buffer.at(i), buffer.at(i) + n, Math(0));
+        write(convert, base + i, n, buffer.at(i), Math(1));
       }
       return;
     }
+    const Math top = highest.whole();
     Math total = Math(0);
     for (int64_t i = 0; i < length; i += piece) {
-      const int64_t n = std::min(piece, length - i);
-      if (!once) read(convert, base, mask, i, n, x);
-      powers(x, n, top);
-      total += sum(x, n);
+      if (!once) x = read(convert, base, mask, i, std::min(piece, length - i), buffer.at(i), &keeps, &count);
+      total += powers(x, count, top, buffer.at(i));
     }
+    const Math share = Math(1) / total;
     for (int64_t i = 0; i < length; i += piece) {
       const int64_t n = std::min(piece, length - i);
-      if (!once) {
-        read(convert, base, mask, i, n, x);
-        powers(x, n, top);
+      if (!buffer.holds) {
+        x = read(convert, base, mask, i, n, buffer.at(i), &keeps, &count);
+        powers(x, count, top, buffer.at(i));
       }
-      for (int64_t j = 0; j < n; ++j) x[j] /= total;
-      write(convert, base + i, n, x);
+      write(convert, base + i, n, buffer.at(i), share);
     }
     clear(a.output, a.type, base + length, a.keys - length);
   }
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math x[piece];
-    for (int64_t row = begin; row < end; ++row) run_row(convert, row, x);
+    RowBuffer<Math> buffer(a.keys);
+    for (int64_t row = begin; row < end; ++row) run_row(convert, row, buffer);
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };
@@ -168,23 +172,23 @@ template <class Math> struct Backward {
   const gpu::SoftmaxBackward& a;
 
   // No gradient for what dropout did not keep.
-  APEX_INLINE void drop(int64_t element, int64_t n, Math* dy) const {
+  APEX_INLINE const Math* drop(int64_t element, int64_t n, const Math* dy, Math* buffer) const {
+    if (!a.kept && !a.seed) return dy;
     alignas(64) uint8_t made[piece];
     const uint8_t* kept = a.kept ? a.kept + element : made;
-    if (!a.kept) {
-      if (!a.seed) return;
-      keep(a, element, n, made);
-    }
-    for (int64_t j = 0; j < n; ++j) dy[j] = kept[j] ? dy[j] : Math(0);
+    if (!a.kept) keep(a, element, n, made);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < n; ++j) buffer[j] = kept[j] ? dy[j] : Math(0);
+    return buffer;
   }
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
     const Math scale = Math(a.scale);
-    alignas(64) Math y[piece], dy[piece], product[piece];
-    const auto read = [&](int64_t at, int64_t n) {
-      load(convert, a.output, a.type, at, n, y);
-      load(convert, a.grad_output, a.type, at, n, dy);
-      drop(at, n, dy);
+    alignas(64) Math first[piece], second[piece], third[piece];
+    const Math *y = first, *dy = second;
+    const auto read = [&](int64_t at, int64_t n) APEX_INLINE_LAMBDA {
+      y = load_tile(convert, a.output, a.type, at, n, first);
+      dy = drop(at, n, load_tile(convert, a.grad_output, a.type, at, n, second), second);
     };
     for (int64_t row = begin; row < end; ++row) {
       const int64_t base = row * a.keys, length = gpu::softmax_length(a.keys, a.queries, row % a.queries, a.causal);
@@ -193,14 +197,15 @@ template <class Math> struct Backward {
       for (int64_t i = 0; i < length; i += piece) {
         const int64_t n = std::min(piece, length - i);
         read(base + i, n);
-        for (int64_t j = 0; j < n; ++j) product[j] = y[j] * dy[j];
-        total += sum(product, n);
+        total += sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return y[j] * dy[j]; });
       }
       for (int64_t i = 0; i < length; i += piece) {
         const int64_t n = std::min(piece, length - i);
         if (!once) read(base + i, n);
-        for (int64_t j = 0; j < n; ++j) product[j] = y[j] * ((dy[j] - total) * scale);
-        store(convert, a.grad_input, a.type, base + i, n, static_cast<const Math*>(product));
+        Math* const dx = made_tile(a.grad_input, a.type, base + i, third);
+#pragma GCC ivdep
+        for (int64_t j = 0; j < n; ++j) dx[j] = y[j] * ((dy[j] - total) * scale);
+        store_tile(convert, a.grad_input, a.type, base + i, n, static_cast<const Math*>(dx));
       }
       clear(a.grad_input, a.type, base + length, a.keys - length);
     }

@@ -31,12 +31,12 @@ template <class Math> struct Forward {
   // Frames [begin, end) of all items, one item behind another; the one after the last is the rest of a packed output.
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math f[tile], g[tile], out[tile];
+    alignas(64) Math f[tile], g[tile], made[tile];
     for (int64_t frame = begin; frame < end; ++frame) {
       if (frame == a.batch * a.frames) {
         const int64_t rest =
             a.batch_offset && a.batch ? reinterpret_cast<const int64_t*>(a.batch_offset)[a.batch - 1] : 0;
-        for (int64_t row = rest; a.batch_offset && row < a.rows; ++row) fill(convert, row, out);
+        for (int64_t row = rest; a.batch_offset && row < a.rows; ++row) fill(convert, row, made);
         continue;
       }
       const int64_t b = frame / a.frames, t = frame % a.frames;
@@ -45,13 +45,15 @@ template <class Math> struct Forward {
       for (int64_t u = 0; u < item.stride; ++u) {
         const int64_t row = item.first + t * item.stride + u;
         if (t >= item.frames || u >= item.labels) {
-          fill(convert, row, out);
+          fill(convert, row, made);
           continue;
         }
         for (int64_t i = 0; i < a.hidden; i += tile) {
           const int64_t n = std::min<int64_t>(tile, a.hidden - i);
           const Math* x = load_tile(convert, a.f, a.type, frame * a.hidden + i, n, f);
           const Math* y = load_tile(convert, a.g, a.type, (b * a.labels + u) * a.hidden + i, n, g);
+          Math* const out = made_tile(a.output, a.type, row * a.hidden + i, made);
+#pragma GCC ivdep
           for (int64_t j = 0; j < n; ++j) out[j] = x[j] + y[j];
           if (a.seed) drop(row, i, n, out);
           else if (a.relu)
@@ -67,7 +69,7 @@ template <class Math> struct Forward {
       store_tile(convert, a.output, a.type, row * a.hidden + i, std::min<int64_t>(tile, a.hidden - i),
                  static_cast<const Math*>(out));
     const int64_t parts = (a.hidden + 7) / 8;
-    if (a.seed) std::memset(a.mask + row * parts, 0, size_t(parts));
+    if (a.seed) clear_bytes(a.mask + row * parts, parts);
   }
   // Columns [i, i + n) of a row; i is a multiple of 8.
   APEX_INLINE void drop(int64_t row, int64_t i, int64_t n, Math* out) const {

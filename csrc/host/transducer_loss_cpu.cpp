@@ -3,16 +3,14 @@
 #include <algorithm>
 #include <limits>
 
-#include "device/exponential.h"
 #include "device/logarithm.h"
 #include "device/transducer_loss.h"
+#include "host/lanes.h"
 #include "multi_tensor_cpu.h"
 #include "transducer_loss.h"
 
 namespace apex {
 namespace {
-constexpr int64_t lanes = 16;  // independent sums: they vectorise, and their order is fixed
-
 template <class Math> APEX_INLINE Math load_one(const TileConversions<Math>& convert, const void* tensor, int32_t type,
                                                 int64_t i) {
   Math buffer[1];
@@ -64,7 +62,7 @@ template <class Math> struct Emissions {
         const int64_t row = item.first + t * item.stride + u;
         LogP normalizer{};
         if (a.normalizers) reinterpret_cast<LogP*>(a.normalizers)[row] = normalizer = log_of_sum(convert, row);
-        const auto log_p = [&](int64_t index) {
+        const auto log_p = [&](int64_t index) APEX_INLINE_LAMBDA {
           return (load_one(convert, a.x, a.type, row * a.classes + index) - normalizer.whole) - normalizer.rest;
         };
         Math* const to =
@@ -76,24 +74,20 @@ template <class Math> struct Emissions {
   }
   // The largest logit, and the logarithm of the sum of exponentials of what the others have less.
   APEX_INLINE LogP log_of_sum(const TileConversions<Math>& convert, int64_t row) const {
-    alignas(64) Math buffer[tile], sum[lanes] = {};
+    alignas(64) Math buffer[tile];
+    Lanes<Added, Math> sum(Math(0));
     Math largest = std::numeric_limits<Math>::lowest();
     for (int64_t i = 0; i < a.classes; i += tile) {
       const int64_t n = std::min<int64_t>(tile, a.classes - i);
       const Math* x = load_tile(convert, a.x, a.type, row * a.classes + i, n, buffer);
-      Math most = largest;
-      for (int64_t j = 0; j < n; ++j) most = x[j] > most ? x[j] : most;
-      const Math scale = power(largest - most);
-      for (int64_t l = 0; l < lanes; ++l) sum[l] *= scale;
+      Lanes<Highest, Math> highest(largest);
+      highest.take(n, [&](int64_t j) APEX_INLINE_LAMBDA { return x[j]; });
+      const Math most = highest.whole(), scale = power(largest - most);
+      for (int64_t l = 0; l < lanes; ++l) sum.of[l] *= scale;
       largest = most;
-      int64_t j = 0;
-      for (; j + lanes <= n; j += lanes)
-        for (int64_t l = 0; l < lanes; ++l) sum[l] += power(x[j + l] - most);
-      for (int64_t l = 0; j < n; ++j, ++l) sum[l] += power(x[j] - most);
+      sum.take(n, [&](int64_t j) APEX_INLINE_LAMBDA { return power(x[j] - most); });
     }
-    Math all = Math(0);
-    for (int64_t l = 0; l < lanes; ++l) all += sum[l];
-    return {largest, gpu::log(all)};
+    return {largest, gpu::log(sum.whole())};
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };
@@ -111,10 +105,10 @@ template <class Math> struct Lattice {
       const Math* emissions = reinterpret_cast<const Math*>(a.emissions) + b * (a.frames + a.labels - 1) * a.labels * 2;
       LogP *alpha = reinterpret_cast<LogP*>(a.alpha) + nodes, *beta = reinterpret_cast<LogP*>(a.beta) + nodes;
       const LogP impossible = gpu::impossible<Math>();
-      const auto edge = [&](int64_t t, int64_t u, int which) {
+      const auto edge = [&](int64_t t, int64_t u, int which) APEX_INLINE_LAMBDA {
         return gpu::in_parts(emissions[((t + u) * a.labels + u) * 2 + which]);
       };
-      const auto at = [&](int64_t t, int64_t u) { return t * a.labels + u; };
+      const auto at = [&](int64_t t, int64_t u) APEX_INLINE_LAMBDA { return t * a.labels + u; };
       for (int64_t t = 0; t < T; ++t)
         for (int64_t u = 0; u < U; ++u) {
           const LogP stay = t ? alpha[at(t - 1, u)].then(edge(t - 1, u, 0)) : impossible,
@@ -165,16 +159,16 @@ template <class Math> struct Backward {
                  static_cast<const Math*>(gradient));
   }
   APEX_INLINE void one_row(const TileConversions<Math>& convert, const Item<gpu::TransducerLossBackward>& item,
-                           int64_t t, int64_t u, int64_t row, Math* buffer, Math* gradient) const {
+                           int64_t t, int64_t u, int64_t row, Math* buffer, Math* made) const {
     const int64_t nodes = item.b * a.frames * a.labels, at = nodes + t * a.labels + u, base = row * a.classes;
     const Math g = load_one(convert, a.grad_loss, a.grad_type, item.b * a.grad_stride);
     const LogP before = gpu::log_p_of<Math>(a.alpha, at), all = gpu::log_p_of<Math>(a.beta, nodes);
     const LogP normalizer = a.normalizers ? gpu::log_p_of<Math>(a.normalizers, row) : LogP{};
     // Given the labels: p of going on from the node with `p`.
-    const auto passing = [&](Math p, LogP onward) {
+    const auto passing = [&](Math p, LogP onward) APEX_INLINE_LAMBDA {
       return power(((before.whole + onward.whole - all.whole) + p) + (before.rest + onward.rest - all.rest));
     };
-    const auto log_p = [&](int64_t index) {
+    const auto log_p = [&](int64_t index) APEX_INLINE_LAMBDA {
       return (load_one(convert, a.x, a.type, base + index) - normalizer.whole) - normalizer.rest;
     };
     const bool last_frame = t + 1 == item.frames, last_label = u + 1 == item.labels;
@@ -189,6 +183,8 @@ template <class Math> struct Backward {
     for (int64_t i = 0; i < a.classes; i += tile) {
       const int64_t n = std::min<int64_t>(tile, a.classes - i);
       const Math* x = load_tile(convert, a.x, a.type, base + i, n, buffer);
+      Math* const gradient = made_tile(a.grad_x, a.type, base + i, made);
+#pragma GCC ivdep
       for (int64_t j = 0; j < n; ++j) gradient[j] = scale == Math(0) ? Math(0) : scale * power(x[j] - normalizer.whole);
       if (a.blank >= i && a.blank < i + n) gradient[a.blank - i] -= of_blank;
       if (label >= i && label < i + n) gradient[label - i] -= of_label;

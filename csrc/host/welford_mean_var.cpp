@@ -14,9 +14,10 @@ template <class Math_> struct Welford {
 
   APEX_INLINE Welford(const gpu::ChannelReduce& a, int64_t channel) : pivot(gpu::load_pivot<Math>(a, channel)) {}
   APEX_INLINE Sum of_tile(const Math* x, const Math*, int64_t n) const {
-    const Math mean = sum_tile<Math>(n, [&](int64_t j) { return x[j] - pivot; }) / Math(n);
-    return Sum::of(Math(n), mean,
-                   sum_tile<Math>(n, [&](int64_t j) { return (x[j] - pivot - mean) * (x[j] - pivot - mean); }));
+    const Math mean = sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return x[j] - pivot; }) / Math(n);
+    return Sum::of(Math(n), mean, sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA {
+                     return (x[j] - pivot - mean) * (x[j] - pivot - mean);
+                   }));
   }
   APEX_INLINE void store(const gpu::ChannelReduce& a, const TileConversions<Math>&, int64_t channel,
                          const Sum& sum) const {

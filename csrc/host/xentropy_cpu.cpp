@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <limits>
 
-#include "device/exponential.h"
 #include "device/logarithm.h"
+#include "host/lanes.h"
 #include "multi_tensor_cpu.h"
 #include "xentropy.h"
 
 namespace apex {
 namespace {
-constexpr int64_t lanes = 16;  // independent sums: they vectorise, and their order is fixed
+constexpr int64_t piece = 2048;  // elements; a few of them stay in the first-level cache
 
 enum class Label { taken, ignored, outside };
 template <class Arguments> APEX_INLINE Label label_of(const Arguments& a, int64_t row, int64_t* label) {
@@ -23,35 +23,19 @@ template <class Arguments> APEX_INLINE Label label_of(const Arguments& a, int64_
 // What is known of the logits so far, as in csrc/device/xentropy.h, in lanes.
 template <class Math> struct LogitSums {
   Math largest = std::numeric_limits<Math>::lowest();
-  alignas(64) Math sum[lanes] = {}, total[lanes] = {};
+  Lanes<Added, Math> sum{Math(0)}, total{Math(0)};
 
   APEX_INLINE static Math power(Math x) { return gpu::exp2(x * Math(1.4426950408889634)); }
   APEX_INLINE void add(const Math* x, int64_t n) {
-    alignas(64) Math most[lanes];
-    for (int64_t l = 0; l < lanes; ++l) most[l] = largest;
-    int64_t j = 0;
-    for (; j + lanes <= n; j += lanes)
-      for (int64_t l = 0; l < lanes; ++l) most[l] = x[j + l] > most[l] ? x[j + l] : most[l];
-    for (; j < n; ++j) most[0] = x[j] > most[0] ? x[j] : most[0];
-    Math now = most[0];
-    for (int64_t l = 1; l < lanes; ++l) now = most[l] > now ? most[l] : now;
-    const Math scale = power(largest - now);
-    for (int64_t l = 0; l < lanes; ++l) sum[l] *= scale;
+    Lanes<Highest, Math> most(largest);
+    most.take(n, [&](int64_t j) APEX_INLINE_LAMBDA { return x[j]; });
+    const Math now = most.whole(), scale = power(largest - now);
+    for (int64_t l = 0; l < lanes; ++l) sum.of[l] *= scale;
     largest = now;
-    for (j = 0; j + lanes <= n; j += lanes)
-      for (int64_t l = 0; l < lanes; ++l) {
-        sum[l] += power(x[j + l] - now);
-        total[l] += x[j + l];
-      }
-    for (int64_t l = 0; j < n; ++j, ++l) {
-      sum[l] += power(x[j] - now);
-      total[l] += x[j];
-    }
-  }
-  APEX_INLINE static Math of(const Math* x) {
-    Math all = Math(0);
-    for (int64_t l = 0; l < lanes; ++l) all += x[l];
-    return all;
+    each_lane(n, [&](int64_t j, int64_t l) APEX_INLINE_LAMBDA {
+      sum.of[l] += power(x[j] - now);
+      total.of[l] += x[j];
+    });
   }
 };
 
@@ -60,7 +44,7 @@ template <class Math> struct Forward {
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math buffer[tile];
+    alignas(64) Math buffer[piece];
     for (int64_t row = begin; row < end; ++row) {
       int64_t label;
       const Label kind = label_of(a, row, &label);
@@ -68,12 +52,12 @@ template <class Math> struct Forward {
       if (kind != Label::ignored) {
         const int64_t base = row * a.row_stride;
         LogitSums<Math> sums;
-        for (int64_t i = 0; i < a.classes; i += tile) {
-          const int64_t n = std::min<int64_t>(tile, a.classes - i);
+        for (int64_t i = 0; i < a.classes; i += piece) {
+          const int64_t n = std::min<int64_t>(piece, a.classes - i);
           sums.add(load_tile(convert, a.logits, a.logits_type, base + i, n, buffer), n);
         }
         largest = sums.largest;
-        sum = sums.of(sums.sum);
+        sum = sums.sum.whole();
         const Math log_sum = gpu::log(sum), smoothing = Math(a.smoothing);
         if (kind == Label::outside) {
           loss = std::numeric_limits<Math>::quiet_NaN();
@@ -81,7 +65,7 @@ template <class Math> struct Forward {
           loss = (Math(1) - smoothing) *
                  (largest - *load_tile(convert, a.logits, a.logits_type, base + label, 1, buffer) + log_sum);
           // Not where it is 0: 0 times infinity is nan.
-          if (smoothing != Math(0)) loss += smoothing * (largest - sums.of(sums.total) / Math(a.classes) + log_sum);
+          if (smoothing != Math(0)) loss += smoothing * (largest - sums.total.whole() / Math(a.classes) + log_sum);
         }
       }
       reinterpret_cast<Math*>(a.normalizers)[2 * row] = largest;
@@ -97,7 +81,7 @@ template <class Math> struct Backward {
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    alignas(64) Math buffer[tile], gradient[tile];
+    alignas(64) Math buffer[piece], made[piece];
     for (int64_t row = begin; row < end; ++row) {
       int64_t label;
       const Label kind = label_of(a, row, &label);
@@ -106,12 +90,14 @@ template <class Math> struct Backward {
       const Math largest = reinterpret_cast<const Math*>(a.normalizers)[2 * row], smoothing = Math(a.smoothing);
       const Math scale = g / reinterpret_cast<const Math*>(a.normalizers)[2 * row + 1],
                  every = g * smoothing / Math(a.classes);
-      for (int64_t i = 0; i < a.classes; i += tile) {
-        const int64_t n = std::min<int64_t>(tile, a.classes - i);
+      for (int64_t i = 0; i < a.classes; i += piece) {
+        const int64_t n = std::min<int64_t>(piece, a.classes - i);
+        Math* const gradient = made_tile(a.grad_logits, a.logits_type, row * a.classes + i, made);
         if (kind == Label::ignored) {
           std::fill(gradient, gradient + n, Math(0));
         } else {
           const Math* x = load_tile(convert, a.logits, a.logits_type, row * a.row_stride + i, n, buffer);
+#pragma GCC ivdep
           for (int64_t j = 0; j < n; ++j) gradient[j] = LogitSums<Math>::power(x[j] - largest) * scale - every;
           if (label >= i && label < i + n) gradient[label - i] -= g * (Math(1) - smoothing);
         }

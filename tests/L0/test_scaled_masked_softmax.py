@@ -180,6 +180,20 @@ def test_no_less_accurate_than_torch(variant, dtype):
 # ---- in torch, by whatever serves the op here ------------------------------------------------------------------
 
 
+def test_small_shares_on_the_cpu():
+    """Relative errors, which a row's other elements cannot hide: exponentials of -80 to 0, rows with every rest."""
+    for keys in (*range(2, 70), 2047, 2081, 4099):
+        row = torch.linspace(-80, 0, keys, dtype=F64, device="cpu")
+        rows = torch.stack((row, row.flip(0))).float().view(1, 1, 2, keys)
+        found, exact = forward(rows, None, 1.0, False).double(), rows.double().softmax(-1)
+        assert ((found - exact) / exact).abs().max() < 3e-7, keys
+        for dtype in (F16, BF16):
+            short = rows.to(dtype)
+            exact = short.double().softmax(-1)
+            error = (forward(short, None, 1.0, False).double() - exact).abs().max()
+            assert error <= (short.softmax(-1).double() - exact).abs().max() + 1e-7, (keys, dtype)
+
+
 def test_opcheck():
     op = torch.ops.apex
     x, mask = random((2, 3, 4, 9), F32, "cpu"), random_mask((2, 1, 4, 9), "cpu")
