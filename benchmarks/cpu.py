@@ -132,6 +132,7 @@ def rows_of(path: str | None) -> dict:
 def measure(options, table, before: dict) -> None:
     """Adds every row that is wanted: all of the cases that the options name or, of rows before, those behind."""
     wanted = {key for key, row in before.items() if row.ratio > options.behind} if before else None
+    places = {key: place for place, key in enumerate(before)}
     for name, make in cases():
         for dtype in options.dtypes:
             known = wanted is None or any(key[:2] == (name, dtype) for key in wanted)
@@ -151,6 +152,8 @@ def measure(options, table, before: dict) -> None:
                     row = CpuRow(*key, *least)
                     table.rows[:] = [other for other in table.rows if other.key != key]
                     table.add(row, row.cells(), "behind" if row.ratio > options.behind else "")
+                    if before:  # each row in its old place, the next time that they are written
+                        table.rows.sort(key=lambda other: places[other.key])
             gc.collect()
 
 
