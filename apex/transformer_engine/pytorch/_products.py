@@ -86,14 +86,20 @@ def _padded(codes, rows):
     return F.pad(codes.view(torch.uint8), (0, more[1], 0, more[0] if rows else 0)).view(codes.dtype)
 
 
+def _aligned(scale):
+    """cublasLt takes a scale on a multiple of 16 bytes alone; one of a layer's several may lie elsewhere."""
+    return scale.clone() if scale.storage_offset() % 4 else scale
+
+
 def _by_card(a, a_scale, b, b_scale, dtype, bias, accurate):
     outputs, inner = b.shape
     fused = bias is not None and bias.dtype == dtype != torch.float32 and outputs % _MULTIPLE == 0
     if outputs % _MULTIPLE or inner % _MULTIPLE:
         a, b = _padded(a, False), _padded(b, True)
     fast = not accurate and torch.version.hip is None
+    scales = _aligned(a_scale), _aligned(b_scale)
     found = torch._scaled_mm(
-        a, b.t(), a_scale, b_scale, bias=bias if fused else None, out_dtype=dtype, use_fast_accum=fast
+        a, b.t(), *scales, bias=bias if fused else None, out_dtype=dtype, use_fast_accum=fast
     )
     found = found if found.shape[1] == outputs else found[:, :outputs].contiguous()
     return found if fused or bias is None else (found + bias).to(dtype)

@@ -93,7 +93,16 @@ class Scaling:
 
 def _both(scale):
     """(scales, 1 / scales), one for each tensor."""
-    return scale.unbind(), torch.reciprocal(scale).unbind()
+    if is_traced():  # each a tensor of its own, wherever the compiler lays it
+        return scale.unbind(), [torch.reciprocal(one) for one in scale.unbind()]
+    return scale.unbind(), _apart(torch.reciprocal(scale))
+
+
+def _apart(numbers):
+    """Each number by itself, in one pass for all: cublasLt takes scales on multiples of 16 bytes alone."""
+    if not numbers.is_cuda:
+        return numbers.unbind()
+    return numbers[:, None].expand(-1, 4).contiguous()[:, 0].unbind()
 
 
 def _is_captured(tensor):
@@ -128,7 +137,7 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
         numbers = _maxima((*maxima, *sizes), olds[0], traced)
         made = _casts.update_scales(histories, olds, numbers, recipe.margin, recipe.amax_compute_algo)
         scale, inverse = (torch.split_with_sizes(tensor, sizes) for tensor in made)
-        scalars = None if traced else [tensor.unbind() for tensor in made]
+        scalars = None if traced else (made[0].unbind(), _apart(made[1]))
         first = 0
         kept: list[torch.Tensor] = []
         taken: list[torch.Tensor] = []
