@@ -1,8 +1,10 @@
 // The kernels of bias and activation (bias_activation.h says what they compute): one read and one write of every
 // tensor.
 //
-// A thread has its columns' bias in registers and walks down rows, several in flight. The bias's gradient is summed on
-// the way, a sum for each part of the rows in memory, and `finish` adds these up in order: same input, same bits.
+// A thread has its columns' bias in registers and walks down rows, several in flight; the first are on their way before
+// the bias is. The bias's gradient is summed on the way, in order: same input, same bits. Where one block has all rows of
+// its columns it writes that gradient; else each part of the rows leaves a sum in memory. Of small tensors the last part
+// to be done adds them up, of large ones the kernel `finish`.
 #include "bias_activation.h"
 #include "cells.h"
 #include "column_sums.h"
@@ -10,11 +12,11 @@
 namespace gpu {
 namespace {
 #if !defined(GPU_HOST)
-// A column's number; `otherwise` where there are none.
-template <class Math> GPU_FN void load_number(Math& x, const u8* numbers, i32 type, i64 column, Math otherwise) {
-  Math one[1] = {otherwise};
-  if (numbers) load_values(one, numbers, type, column);
-  x = one[0];
+// Numbers of columns side by side; `otherwise` where there are none.
+template <class Math, int width>
+GPU_FN void load_numbers(Math (&x)[width], const u8* numbers, i32 type, i64 column, Math otherwise) {
+  GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = otherwise;
+  if (numbers) load_values(x, numbers, type, column);
 }
 
 // Where a thread works: its first column, its first row, and how far the next row is.
@@ -42,15 +44,17 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_f
   if (!place.works) return;
   const i64 columns = a.hidden * halves;
   Math bias[halves][width];
-  GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-    GPU_UNROLL_FOR (int i = 0; i < width; ++i)
-      load_number(bias[k][i], a.bias, a.bias_type, k * a.hidden + place.column + i, Math(0));
+  bool has_bias = false;
   for (i64 row = place.row; row < a.rows; row += place.step * in_flight) {
     Moved u[in_flight][halves];
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n)
       if (row + n * place.step < a.rows)
         GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
           u[n][k].load(a.input, a.type, (row + n * place.step) * columns + k * a.hidden + place.column);
+    if (!has_bias)
+      GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
+        load_numbers(bias[k], a.bias, a.bias_type, k * a.hidden + place.column, Math(0));
+    has_bias = true;
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n) {
       if (row + n * place.step >= a.rows) continue;
       Math x[halves][width], y[width];
@@ -64,21 +68,66 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_f
   }
 }
 
+// The sums over the block's rows of all its columns, from those of each thread; over all rows where the block is the
+// last of its columns' parts, or the only one.
+template <int width, class Math, int halves>
+GPU_FN void sum_bias(const BiasActivation& a, const ActivationPlace& place, const Math (&mine)[halves][width]) {
+  constexpr int side = width < 4 ? width : 4;
+  typedef Vector<Math, side> Side;
+  GPU_DYNAMIC_SHARED(Math, shared);  // [slots][halves][wide]
+  GPU_SHARED(u32, is_last, 1);
+  const u32 wide = (u32)a.lane_threads * width, values = halves * wide;
+  if (place.slot < place.slots)
+    GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
+      GPU_UNROLL_FOR (int i = 0; i < width; i += side) {
+        Side some;
+        GPU_UNROLL_FOR (int j = 0; j < side; ++j) some.v[j] = mine[k][i + j];
+        *reinterpret_cast<Side*>(shared + place.slot * values + k * wide + place.lane * width + i) = some;
+      }
+  sync_threads();
+  const i64 columns = a.hidden * halves, first = (i64)(block_x() % a.column_blocks) * wide;
+  const auto each_column = [&](const auto& work) {
+    GPU_ROLLED_FOR(u32 v = thread_x(); v < values; v += block_size_x()) {
+      const bool second = halves == 2 && v >= wide;
+      const i64 column = first + (second ? v - wide : v);
+      if (column < a.hidden) work(v, second ? a.hidden + column : column);
+    }
+  };
+  const auto write = [&](i64 column, Math total) {
+    const Math x[1] = {total};
+    store_values(a.grad_bias, a.bias_type, column, x);
+  };
+  Math* const partials = reinterpret_cast<Math*>(a.partials);
+  each_column([&](u32 v, i64 column) {
+    const Math total = sum_apart(shared + v, place.slots, values);
+    if (a.parts == 1) write(column, total);
+    else partials[(i64)(block_x() / a.column_blocks) * columns + column] = total;
+  });
+  if (a.parts == 1 || !a.counters) return;
+  if (!is_last_of(a.counters + block_x() % a.column_blocks, (u32)a.parts, is_last)) return;
+  each_column([&](u32, i64 column) {
+    constexpr int together = 8;
+    Math total = Math(0);
+    GPU_ROLLED_FOR(i64 part = 0; part < a.parts; part += together) {
+      Math some[together];
+      GPU_UNROLL_FOR (int n = 0; n < together; ++n)
+        some[n] = part + n < a.parts ? load_coherent(partials + (part + n) * columns + column) : Math(0);
+      GPU_UNROLL_FOR (int n = 0; n < together; ++n) total += some[n];
+    }
+    write(column, total);
+  });
+}
+
 template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_backward(const BiasActivation& a) {
   constexpr int in_flight = gated ? 2 : 4, halves = gated ? 2 : 1;
-  GPU_SHARED(Math, shared, bias_activation_threads * halves * width);
   using Moved = Cells<Math, width, fixed>;
   const ActivationPlace place(a, width);
   const Activation<Math, fixed != type_f16 && fixed != type_bf16> f(a);
   const i64 columns = a.hidden * halves;
   Math bias[halves][width], sums[halves][width], scale[width];
   GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
-      sums[k][i] = Math(0);
-      if (place.works) load_number(bias[k][i], a.bias, a.bias_type, k * a.hidden + place.column + i, Math(0));
-    }
-  GPU_UNROLL_FOR (int i = 0; i < width; ++i)
-    if (place.works) load_number(scale[i], a.scale, a.bias_type, place.column + i, Math(1));
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) sums[k][i] = Math(0);
+  bool has_bias = false;
   for (i64 row = place.row; place.works && row < a.rows; row += place.step * in_flight) {
     Moved u[in_flight][halves], g[in_flight];
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n)
@@ -87,6 +136,12 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
           u[n][k].load(a.input, a.type, (row + n * place.step) * columns + k * a.hidden + place.column);
         g[n].load(a.grad_output, a.type, (row + n * place.step) * a.hidden + place.column);
       }
+    if (!has_bias) {
+      GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
+        load_numbers(bias[k], a.bias, a.bias_type, k * a.hidden + place.column, Math(0));
+      if constexpr (!gated) load_numbers(scale, a.scale, a.bias_type, place.column, Math(1));
+    }
+    has_bias = true;
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n) {
       if (row + n * place.step >= a.rows) continue;
       Math x[halves][width], dy[width];
@@ -112,21 +167,7 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
         Moved::store(a.output, a.type, (row + n * place.step) * columns + k * a.hidden + place.column, x[k]);
     }
   }
-  if (!a.grad_bias) return;
-  // Of the block's threads that share columns, in order.
-  Math* const mine = shared + thread_x() * (halves * width);
-  GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-    GPU_UNROLL_FOR (int i = 0; i < width; ++i) mine[k * width + i] = sums[k][i];
-  sync_threads();
-  if (place.slot != 0 || !place.works) return;
-  Math* const partials =
-      reinterpret_cast<Math*>(a.partials) + (i64)(block_x() / a.column_blocks) * columns + place.column;
-  for (u32 slot = 1; slot < place.slots; ++slot)
-    GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-      GPU_UNROLL_FOR (int i = 0; i < width; ++i)
-        sums[k][i] += mine[slot * (u32)a.lane_threads * (halves * width) + k * width + i];
-  GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-    GPU_UNROLL_FOR (int i = 0; i < width; ++i) partials[k * a.hidden + i] = sums[k][i];
+  if (a.grad_bias) sum_bias<width>(a, place, sums);
 }
 
 template <class Math> GPU_FN void activation_finish(const BiasActivation& a) {
@@ -140,24 +181,29 @@ template <class Math> GPU_FN void activation_finish(const BiasActivation& a) {
 // Registers for four blocks at once; compilers for Volta spill then.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
 #define ACTIVATION_BLOCKS 3
+#define ACTIVATION_WIDE_BLOCKS 1
 #else
 #define ACTIVATION_BLOCKS 4
+#define ACTIVATION_WIDE_BLOCKS 2
 #endif
-#define KERNEL(name, threads, body, ...)                                                                         \
-  extern "C" GPU_KERNEL(threads, ACTIVATION_BLOCKS) void bias_activation_##name(gpu::BiasActivation arguments) { \
-    gpu::await_previous_kernel();                                                                                \
-    gpu::body<__VA_ARGS__>(arguments);                                                                           \
-  }                                                                                                              \
+#define KERNEL(name, bounds, body, ...)                                                       \
+  extern "C" GPU_KERNEL bounds void bias_activation_##name(gpu::BiasActivation arguments) {   \
+    gpu::await_previous_kernel();                                                             \
+    gpu::body<__VA_ARGS__>(arguments);                                                        \
+  }                                                                                           \
   GPU_REGISTER(bias_activation_##name)
+#define FORWARD_BLOCKS (gpu::bias_activation_threads, ACTIVATION_BLOCKS)
+#define BACKWARD_BLOCKS (gpu::bias_activation_most_threads, ACTIVATION_WIDE_BLOCKS)
+#define FINISH_BLOCKS (gpu::column_sums_threads, ACTIVATION_BLOCKS)
 #define KERNELS(name, Math, width, type)                                                                  \
-  KERNEL(forward_##name, gpu::bias_activation_threads, activation_forward, Math, width, type, false)      \
-  KERNEL(backward_##name, gpu::bias_activation_threads, activation_backward, Math, width, type, false)    \
-  KERNEL(forward_gated_##name, gpu::bias_activation_threads, activation_forward, Math, width, type, true) \
-  KERNEL(backward_gated_##name, gpu::bias_activation_threads, activation_backward, Math, width, type, true)
+  KERNEL(forward_##name, FORWARD_BLOCKS, activation_forward, Math, width, type, false)      \
+  KERNEL(backward_##name, BACKWARD_BLOCKS, activation_backward, Math, width, type, false)    \
+  KERNEL(forward_gated_##name, FORWARD_BLOCKS, activation_forward, Math, width, type, true) \
+  KERNEL(backward_gated_##name, BACKWARD_BLOCKS, activation_backward, Math, width, type, true)
 KERNELS(bf16x8, float, 8, gpu::type_bf16)
 KERNELS(f16x8, float, 8, gpu::type_f16)
 KERNELS(f32x4, float, 4, gpu::type_f32)
 KERNELS(any1, float, 1, -1)
 KERNELS(f64, double, 1, gpu::type_f64)
-KERNEL(finish, gpu::column_sums_threads, activation_finish, float)
-KERNEL(finish_f64, gpu::column_sums_threads, activation_finish, double)
+KERNEL(finish, FINISH_BLOCKS, activation_finish, float)
+KERNEL(finish_f64, FINISH_BLOCKS, activation_finish, double)

@@ -20,6 +20,7 @@ struct BiasActivation {
   const u8* scale;        // [hidden], of the bias's type: multiplies the backward's output, not gated; or null
   u8* unscaled;           // what the backward's output is before that, not gated; or null
   u8* partials;           // [parts][columns], float or double: the bias's gradient, a sum of rows for each part
+  u32* counters;          // [column_blocks], 0 before and after: the last part adds these up; or null: `finish` does
   i64 rows, hidden;
   double slope, cubic;
   i32 function;
@@ -29,7 +30,8 @@ struct BiasActivation {
   u32 column_blocks;    // blocks side by side
   i64 parts;            // blocks on top of each other: each takes every parts-th row, or group of rows
 };
-constexpr int bias_activation_threads = 128;
+constexpr int bias_activation_threads = 128;       // of a block
+constexpr int bias_activation_most_threads = 256;  // of the backward's, of small tensors
 
 // f and its derivative. exact: exp as exact as Math; else it loses what halves do not see.
 template <class Math, bool exact> struct Activation {

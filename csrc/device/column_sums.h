@@ -9,6 +9,19 @@ constexpr int column_sums_threads = 256;
 GPU_FN u32 column_sums_columns(i64 columns) { return columns < 8192 ? 8 : 32; }
 
 #if !defined(GPU_HOST)
+// The sum of `count` numbers of shared memory, `apart` from one to the next.
+template <class Math> GPU_FN Math sum_apart(const Math* numbers, u32 count, u32 apart) {
+  constexpr u32 together = 16, sums = 4;
+  Math total[sums] = {};
+  GPU_ROLLED_FOR(u32 first = 0; first < count; first += together) {
+    Math some[together];
+    GPU_UNROLL_FOR (u32 n = 0; n < together; ++n)
+      some[n] = first + n < count ? numbers[(first + n) * apart] : Math(0);
+    GPU_UNROLL_FOR (u32 n = 0; n < together; ++n) total[n % sums] += some[n];
+  }
+  return (total[0] + total[1]) + (total[2] + total[3]);
+}
+
 // partials: [parts][columns]; out: [columns] of `type`. A block takes some columns, and groups of its threads take
 // parts, each several at once.
 template <class Math> GPU_FN void column_sums(const Math* partials, i64 parts, i64 columns, u8* out, i32 type) {

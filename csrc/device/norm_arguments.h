@@ -42,8 +42,8 @@ struct NormBackward {
   i32 stages;
   i64 parts;
   i32 constant_bytes;
-  i32 column_threads;  // of the `columns` kernel: threads side by side; the block's others take other rows
-  i32 column_blocks;   // and blocks side by side
-  i32 reserved;
+  i32 column_threads;  // where columns are summed over rows: threads side by side; the block's others take other rows
+  i32 column_blocks;   // of the `columns` kernel: blocks side by side
+  i32 beside_blocks;   // of the `rows` kernels of an input: the last blocks, for the weights (norm_all_rows.h); or 0
 };
 }  // namespace gpu

@@ -1,5 +1,6 @@
 // Norms of rows that fit in the registers of one warp or one block: every tensor is read once and written once.
 #pragma once
+#include "norm_all_rows.h"
 #include "norm_codes.h"
 #include "norm_layout.h"
 #include "normalized.h"
@@ -25,9 +26,12 @@ GPU_FN auto norm_forward_rows(const NormForward& a, Output out = {}) {
   const u32 ahead = rows.depth() * team.stride;
   i64 row = team.first;
   for (u32 turn = 0; turn < rows.depth(); ++turn) rows.start(turn, turn < turns, part.of_row(row + turn * team.stride));
-  const RowConstants<width, vectors> weight(a.weight, a.weight_type, 1.0f, a.hidden, team, part, constants, quads);
-  const RowConstants<width, vectors> bias(centered ? a.bias : nullptr, a.weight_type, 0.0f, centered ? a.hidden : 0,
-                                          team, part, constants + quads, centered ? quads : 0);
+  const RowConstants<width, vectors> weight(a.weight, a.weight_type, 1.0f, team, part, constants);
+  const RowConstants<width, vectors> bias(centered ? a.bias : nullptr, a.weight_type, 0.0f, team, part,
+                                          constants + (centered ? quads : 0));
+  if constexpr (centered)
+    fill_constants<width, vectors, 2>({a.weight, a.bias}, {1.0f, 0.0f}, a.weight_type, a.hidden, constants, quads);
+  else fill_constants<width, vectors, 1>({a.weight}, {1.0f}, a.weight_type, a.hidden, constants, quads);
   sync_threads();
 
   // The digits that a rounded 1 / hidden and the hardware's root cost are none of a half's.
@@ -105,7 +109,8 @@ GPU_FN auto norm_forward_rows(const NormForward& a, Output out = {}) {
   if constexpr (Output::as_codes) return out.largest;
 }
 
-// The gradient of the input, and for each block partial sums of the weights' gradients.
+// The gradient of the input, and for each block partial sums of the weights' gradients, unless blocks beside them make
+// these gradients.
 //
 // Rows are taken from the last to the first: what wrote the gradient wrote those last, and they may still be in the
 // second-level cache.
@@ -120,7 +125,10 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
   GPU_SHARED(Quad, partial, RowTeam::quads);
   const i32 input_type = known_type<types>(a.input_type), grad_type = known_type<types>(a.output_type);
   const i32 saved_type = from_output ? grad_type : input_type;
-  RowTeam team(a.warp_rows, partial);
+  const u32 row_blocks = grid_x() - (u32)a.beside_blocks;
+  if constexpr (!from_output)
+    if (block_x() >= row_blocks) return norm_backward_all_rows<centered, types, width>(a, block_x() - row_blocks);
+  RowTeam team(a.warp_rows, partial, row_blocks);
   const RowPart<width, vectors> part(team, a.hidden);
   Quad* const constants = reinterpret_cast<Quad*>(memory);
   const u32 quads = (a.warp_rows ? 1 : block_size_x() / warp_size) * vectors * Layout::quads * warp_size;
@@ -131,24 +139,27 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
   const u32 ahead = rows.depth() * team.stride;
   i64 row = a.rows - 1 - team.first;
   for (u32 turn = 0; turn < rows.depth(); ++turn) rows.start(turn, turn < turns, part.of_row(row - turn * team.stride));
-  const RowConstants<width, vectors> weight(a.weight, a.weight_type, 1.0f, a.hidden, team, part, constants, quads);
-  constexpr bool needs_bias = centered && from_output;
-  const RowConstants<width, vectors> bias(needs_bias ? a.bias : nullptr, a.weight_type, 0.0f, needs_bias ? a.hidden : 0,
-                                          team, part, constants + quads, needs_bias ? quads : 0);
-  sync_threads();
-
-  float grad_weight[vectors][width], grad_bias[centered ? vectors : 1][width];
-  GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
-    GPU_UNROLL_FOR (int i = 0; i < width; ++i) grad_weight[v][i] = grad_bias[centered ? v : 0][i] = 0.0f;
   const bool has_mean = centered && !from_output;
   const float* const means = reinterpret_cast<const float*>(a.mean);
   const float* const rstds = reinterpret_cast<const float*>(a.rstd);
-  Normalized<centered, float> normalized{0.0f, 0.0f, (float)a.eps, from_output};
   float next_mean = 0.0f, next_rstd = 0.0f;
   if (turns > 0) {
     if (has_mean) next_mean = means[row];
     next_rstd = rstds[row];
   }
+  const RowConstants<width, vectors> weight(a.weight, a.weight_type, 1.0f, team, part, constants);
+  constexpr bool needs_bias = centered && from_output;
+  const RowConstants<width, vectors> bias(needs_bias ? a.bias : nullptr, a.weight_type, 0.0f, team, part,
+                                          constants + (needs_bias ? quads : 0));
+  if constexpr (needs_bias)
+    fill_constants<width, vectors, 2>({a.weight, a.bias}, {1.0f, 0.0f}, a.weight_type, a.hidden, constants, quads);
+  else fill_constants<width, vectors, 1>({a.weight}, {1.0f}, a.weight_type, a.hidden, constants, quads);
+  sync_threads();
+
+  float grad_weight[vectors][width], grad_bias[centered ? vectors : 1][width];
+  GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) grad_weight[v][i] = grad_bias[centered ? v : 0][i] = 0.0f;
+  Normalized<centered, float> normalized{0.0f, 0.0f, (float)a.eps, from_output};
   const auto read_x = [&](float (&x)[width], const float (&w)[width], int v) {
     unpack(x, rows.read(0, v), saved_type);
     float b[width] = {};
@@ -222,7 +233,7 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
     }
   }
 
-  if (!a.grad_weight) return;
+  if (!a.grad_weight || a.beside_blocks) return;
   const i64 pitch = norm_partials_pitch(a.hidden);
   float* const partials = reinterpret_cast<float*>(a.partials) + block_x() * pitch;
   const auto quad_of = [](const float (&x)[width], int q) {

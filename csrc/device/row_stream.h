@@ -30,14 +30,14 @@ struct RowTeam {
   Vector<float, 4>* partial;
   u32 turn = 0;
 
-  // `partial_`: RowTeam::quads of shared memory. Ends with a barrier.
-  GPU_FN RowTeam(bool warp_rows, Vector<float, 4>* partial_)
+  // `partial_`: RowTeam::quads of shared memory; `blocks`: those that share the rows. Ends with a barrier.
+  GPU_FN RowTeam(bool warp_rows, Vector<float, 4>* partial_, u32 blocks = grid_x())
       : is_warp(warp_rows), warp_of_block(warp_uniform(thread_x() / warp_size)), partial(partial_) {
     const u32 warps = block_size_x() / warp_size;
     warp = is_warp ? 0 : warp_of_block;
     leads = warp == 0 && lane_id() == 0;
     first = is_warp ? block_x() * warps + warp_of_block : block_x();
-    stride = is_warp ? grid_x() * warps : grid_x();
+    stride = is_warp ? blocks * warps : blocks;
     // Warps that are not there contribute 0.
     for (u32 i = thread_x(); i < quads; i += block_size_x()) partial[i] = {};
     sync_threads();
@@ -246,17 +246,10 @@ template <int width, int vectors> struct RowConstants {
 #if GPU_STAGED
   const Vector<float, 4>* mine;
 
-  // `count` quads of shared memory; a barrier must follow before they are read.
-  GPU_FN RowConstants(const u8* from, i32 type, float otherwise, i64 hidden, const RowTeam& team,
-                      const RowPart<width, vectors>&, Vector<float, 4>* shared, u32 count)
-      : mine(pinned_shared(shared + Layout::at(team, 0, 0))) {
-    for (u32 i = thread_x(); i < count; i += block_size_x()) {
-      const u32 column = Layout::column(i);
-      float x[4] = {otherwise, otherwise, otherwise, otherwise};
-      if (from && column < hidden) load_values(x, from, type, column);
-      shared[i] = {{x[0], x[1], x[2], x[3]}};
-    }
-  }
+  // `shared`: where fill_constants puts the tensor.
+  GPU_FN RowConstants(const u8*, i32, float, const RowTeam& team, const RowPart<width, vectors>&,
+                      const Vector<float, 4>* shared)
+      : mine(pinned_shared(shared + Layout::at(team, 0, 0))) {}
   GPU_FN void read(float (&x)[width], int v) const {
     GPU_UNROLL_FOR (u32 q = 0; q < Layout::quads; ++q) {
       const Vector<float, 4> four = mine[(v * Layout::quads + q) * warp_size];
@@ -272,8 +265,8 @@ template <int width, int vectors> struct RowConstants {
   const RowPart<width, vectors>& part;
   float kept[keeps ? vectors : 1][width];
 
-  GPU_FN RowConstants(const u8* from_, i32 type_, float otherwise_, i64, const RowTeam&,
-                      const RowPart<width, vectors>& part_, Vector<float, 4>*, u32)
+  GPU_FN RowConstants(const u8* from_, i32 type_, float otherwise_, const RowTeam&,
+                      const RowPart<width, vectors>& part_, const Vector<float, 4>*)
       : from(from_), type(type_), otherwise(otherwise_), part(part_) {
     if constexpr (keeps)
       GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) load(kept[v], v);
@@ -291,5 +284,28 @@ template <int width, int vectors> struct RowConstants {
   }
 #endif
 };
+
+// Puts tensors of one row's length where RowConstants reads them, `count` quads each; a null one's are `otherwise`. A
+// quad of all of them is on its way at once. A barrier must follow before they are read.
+template <int width, int vectors, int tensors>
+GPU_FN void fill_constants([[maybe_unused]] const u8* const (&from)[tensors],
+                           [[maybe_unused]] const float (&otherwise)[tensors], [[maybe_unused]] i32 type,
+                           [[maybe_unused]] i64 hidden, [[maybe_unused]] Vector<float, 4>* shared,
+                           [[maybe_unused]] u32 count) {
+#if GPU_STAGED
+  GPU_ROLLED_FOR(u32 i = thread_x(); i < count; i += block_size_x()) {
+    const u32 column = QuadLayout<width, vectors>::column(i);
+    const bool there = column < hidden;
+    Words words[tensors];
+    GPU_UNROLL_FOR (int t = 0; t < tensors; ++t)
+      if (there && from[t]) words[t] = load_words<4>(from[t] + column * bytes_of(type), type);
+    GPU_UNROLL_FOR (int t = 0; t < tensors; ++t) {
+      float x[4] = {otherwise[t], otherwise[t], otherwise[t], otherwise[t]};
+      if (there && from[t]) unpack(x, words[t], type);
+      shared[t * count + i] = {{x[0], x[1], x[2], x[3]}};
+    }
+  }
+#endif
+}
 #endif
 }  // namespace gpu

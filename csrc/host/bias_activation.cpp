@@ -11,6 +11,7 @@
 namespace apex {
 namespace {
 constexpr const char* unit = "bias_activation";
+constexpr int64_t small_elements = int64_t{1} << 21;  // of an output whose bias's gradient one launch makes
 
 enum Kind { bf16x8, f16x8, f32x4, any1, f64 };
 #define APEX_ACTIVATION_KERNEL(name) {unit, "bias_activation_" #name, 0, 1}
@@ -21,26 +22,53 @@ apex_kernel forward_kernels[2][5] = {APEX_ACTIVATION_KINDS(forward_), APEX_ACTIV
 apex_kernel backward_kernels[2][5] = {APEX_ACTIVATION_KINDS(backward_), APEX_ACTIVATION_KINDS(backward_gated_)};
 apex_kernel finish_kernels[2] = {APEX_ACTIVATION_KERNEL(finish), APEX_ACTIVATION_KERNEL(finish_f64)};
 
-// How blocks share the tensor.
-Kind lay_out(gpu::BiasActivation& a, const DeviceLimits& limits, bool sums_bias) {
+// How threads share the tensor.
+struct Layout {
+  Kind kind;
+  int64_t width;  // elements of a thread's vector
+  uint32_t threads;
+};
+int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
+
+// Whole rows of blocks side by side, as many threads of each on a row as it has. `blocks`: in all, at most; `in_flight`:
+// rows of a thread, as far as there are blocks enough without.
+Layout lay_out(gpu::BiasActivation& a, int64_t blocks, int64_t least_blocks, int64_t in_flight) {
   const Kind wide = a.type == APEX_BF16 ? bf16x8 : a.type == APEX_F16 ? f16x8 : f32x4;
   const int64_t vector = wide == f32x4 ? 4 : 8;
-  const uintptr_t bits = reinterpret_cast<uintptr_t>(a.input) | reinterpret_cast<uintptr_t>(a.output) |
-                         reinterpret_cast<uintptr_t>(a.grad_output) | reinterpret_cast<uintptr_t>(a.unscaled);
+  uintptr_t bits = 0;
+  for (const void* p : {a.input, a.bias, a.grad_output, a.scale, const_cast<const gpu::u8*>(a.output),
+                        const_cast<const gpu::u8*>(a.unscaled)})
+    bits |= reinterpret_cast<uintptr_t>(p);
   const bool vectors = a.type != APEX_F64 && a.hidden % vector == 0 && bits % 16 == 0;
-  const int64_t lanes = vectors ? a.hidden / vector : a.hidden;
+  const int64_t width = vectors ? vector : 1, lanes = a.hidden / width;
   a.lane_threads = int32_t(std::min<int64_t>(lanes, gpu::bias_activation_threads));
   a.column_blocks = uint32_t(ceil_divide(lanes, a.lane_threads));
-  // Sums of the bias's gradient cost memory for every part: with them just as many blocks as run at once.
-  const int64_t blocks = int64_t(limits.multiprocessors) * (sums_bias ? 4 : 16),
-                slots = gpu::bias_activation_threads / a.lane_threads;
-  a.parts = std::clamp<int64_t>(blocks / a.column_blocks, 1, std::max<int64_t>(1, ceil_divide(a.rows, slots * 4)));
-  return a.type == APEX_F64 ? f64 : vectors ? wide : any1;
+  const int64_t slots = gpu::bias_activation_threads / a.lane_threads, most = ceil_divide(a.rows, slots),
+                few = std::min(most, least_blocks / a.column_blocks);
+  a.parts = std::clamp<int64_t>(ceil_divide(a.rows, slots * in_flight), std::max<int64_t>(1, few),
+                                std::max<int64_t>({1, few, blocks / a.column_blocks}));
+  return {a.type == APEX_F64 ? f64 : vectors ? wide : any1, width, gpu::bias_activation_threads};
 }
+
+// Of a small tensor whose rows are summed: a block takes columns of 64 bytes, or 32 where these leave multiprocessors
+// idle, more where its threads have no rows; and all rows if it has them in flight at once or twice. Else the last of
+// the blocks that share its columns adds their sums up, few, as they are of many rows.
+void take_columns(gpu::BiasActivation& a, const DeviceLimits& limits, Layout& layout) {
+  const int64_t lanes = a.hidden / layout.width;
+  int64_t narrow = 64 / (layout.width * bytes_of(a.type));
+  if (2 * ceil_divide(lanes, narrow) <= limits.multiprocessors) narrow = std::max<int64_t>(1, narrow / 2);
+  layout.threads = gpu::bias_activation_most_threads;
+  while (narrow < layout.threads && layout.threads / narrow > a.rows) narrow *= 2;
+  a.lane_threads = int32_t(std::min(lanes, narrow));
+  a.column_blocks = uint32_t(ceil_divide(lanes, a.lane_threads));
+  const int64_t turn = layout.threads / a.lane_threads * (a.gated ? 2 : 4), turns = ceil_divide(a.rows, turn);
+  a.parts = turns <= 2 ? 1 : std::clamp<int64_t>(limits.multiprocessors * 2 / a.column_blocks, 1, turns);
+}
+
 int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads,
-               const gpu::BiasActivation& a) {
+               int64_t shared, const gpu::BiasActivation& a) {
   void* parameters[] = {const_cast<gpu::BiasActivation*>(&a)};
-  return apex_launch(place, &kernel, {uint32_t(blocks), 1, 1}, {threads, 1, 1}, 0, parameters);
+  return apex_launch(place, &kernel, {uint32_t(blocks), 1, 1}, {threads, 1, 1}, uint32_t(shared), parameters);
 }
 
 // Of the CPU variant: as many parts whatever the number of threads, so that the sums stay the same.
@@ -63,35 +91,41 @@ int32_t run_forward(const apex_place* place, gpu::BiasActivation a) {
   }
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  const Kind kind = lay_out(a, limits, false);
-  return launch(place, forward_kernels[a.gated][kind], a.column_blocks * a.parts, gpu::bias_activation_threads, a);
+  const Layout layout = lay_out(a, limits.multiprocessors * 16, limits.multiprocessors * 4, a.gated ? 4 : 8);
+  return launch(place, forward_kernels[a.gated][layout.kind], a.column_blocks * a.parts, layout.threads, 0, a);
 }
 int32_t run_backward(const apex_place* place, gpu::BiasActivation a, const apex_workspace* workspace) {
   int32_t variant;
   if (const int32_t status = choose(place, a, &variant)) return status;
   if (a.hidden == 0) return APEX_OK;
-  Kind kind = any1;
+  const int64_t columns = columns_of(a), size = a.type == APEX_F64 ? 8 : 4;
   if (variant == APEX_VARIANT_CPU) {
     a.parts = cpu_parts(a.rows);
-  } else {
-    DeviceLimits limits;
-    if (const int32_t status = device_limits(*place, &limits)) return status;
-    kind = lay_out(a, limits, a.grad_bias);
-  }
-  const int64_t sums = a.grad_bias ? a.parts * columns_of(a) : 0;
-  if (const int32_t status = take_workspace(workspace, sums * (a.type == APEX_F64 ? 8 : 4), &a.partials)) return status;
-  if (variant == APEX_VARIANT_CPU) {
+    if (const int32_t status = take_workspace(workspace, a.grad_bias ? a.parts * columns * size : 0, &a.partials))
+      return status;
     bias_activation_backward_cpu(a);
     return APEX_OK;
   }
+  DeviceLimits limits;
+  if (const int32_t status = device_limits(*place, &limits)) return status;
+  // Sums of the bias's gradient cost memory for every part: with them just as many blocks as run at once.
+  const int64_t blocks = int64_t(limits.multiprocessors) * (a.grad_bias ? 4 : 16);
+  Layout layout = lay_out(a, blocks, limits.multiprocessors * 4, 4);
+  const bool small = a.grad_bias && a.rows * a.hidden <= small_elements;
+  if (small) take_columns(a, limits, layout);
   if (a.rows == 0) a.parts = 0;
-  int32_t status = APEX_OK;
-  if (a.rows > 0)
-    status = launch(place, backward_kernels[a.gated][kind], a.column_blocks * a.parts, gpu::bias_activation_threads, a);
-  if (status == APEX_OK && a.grad_bias)
-    status = launch(place, finish_kernels[a.type == APEX_F64],
-                    ceil_divide(columns_of(a), gpu::column_sums_columns(columns_of(a))), gpu::column_sums_threads, a);
-  return status;
+  const bool parted = a.grad_bias && a.parts != 1;
+  const int64_t sums = parted ? a.parts * columns * size : 0;
+  if (const int32_t status =
+          take_workspace(*place, workspace, sums, parted && small ? a.column_blocks : 0, &a.partials, &a.counters))
+    return status;
+  const int64_t shared = a.grad_bias ? layout.threads * layout.width * (a.gated ? 2 : 1) * size : 0;
+  if (const int32_t status = launch(place, backward_kernels[a.gated][layout.kind], a.column_blocks * a.parts,
+                                    layout.threads, shared, a))
+    return status;
+  if (!parted || (small && a.parts)) return APEX_OK;
+  return launch(place, finish_kernels[a.type == APEX_F64],
+                ceil_divide(columns, gpu::column_sums_columns(columns)), gpu::column_sums_threads, 0, a);
 }
 }  // namespace
 }  // namespace apex

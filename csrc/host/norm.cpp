@@ -158,6 +158,21 @@ struct NormPlan {
   int64_t blocks, shared;
 };
 
+// Few rows: blocks beside theirs sum the weights' gradients up over all rows, each 64 bytes wide, or 32 where these leave
+// multiprocessors idle, more where its threads have no rows. Else a second launch adds up what the rows' blocks leave.
+void take_all_rows(const DeviceLimits& limits, int64_t width, gpu::NormBackward& a, NormPlan* plan) {
+  constexpr int64_t most_rows = 512, most_elements = int64_t{1} << 20;
+  if (!a.grad_weight || a.from_output || a.rows > most_rows || a.rows * a.hidden > most_elements) return;
+  const int64_t bytes = width * bytes_of(a.input_type), threads = plan->threads;
+  int64_t lanes = std::min(64 / bytes, threads);
+  if (2 * ceil_divide(a.hidden, lanes * width) <= limits.multiprocessors) lanes = std::max<int64_t>(1, lanes / 2);
+  while (2 * lanes <= threads && threads / lanes > a.rows) lanes *= 2;
+  a.column_threads = int32_t(lanes);
+  a.beside_blocks = int32_t(ceil_divide(a.hidden, lanes * width));
+  plan->blocks += a.beside_blocks;
+  plan->shared = std::max<int64_t>(plan->shared, threads * width * 2 * 4);
+}
+
 int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a, NormPlan* plan) {
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
@@ -189,6 +204,7 @@ int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a,
       a.constant_bytes = int32_t(r.constant_bytes);
       a.parts = r.blocks;
       *plan = {layout.kernel, NormKernels::rows, uint32_t(layout.threads), r.blocks, r.shared};
+      if (a.rows > 0) take_all_rows(limits, layout.width, a, plan);
       return APEX_OK;
     }
     layout = choose_long(a.hidden, vectors, false, limits);
@@ -261,7 +277,8 @@ int32_t run_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward
   if (variant == APEX_VARIANT_CPU)  // as many parts whatever the number of threads: the sums stay the same
     a.parts = a.rows == 0 ? 0 : std::clamp<int64_t>(a.rows / 16, 1, 64);
   else if (const int32_t status = plan_backward(op, place, a, &plan)) return status;
-  const int64_t sums = a.grad_weight ? (op.centered ? 2 : 1) * a.parts * gpu::norm_partials_pitch(a.hidden) : 0;
+  const bool parted = a.grad_weight && !a.beside_blocks;
+  const int64_t sums = parted ? (op.centered ? 2 : 1) * a.parts * gpu::norm_partials_pitch(a.hidden) : 0;
   if (const int32_t status = take_workspace(workspace, sums * (a.input_type == APEX_F64 ? 8 : 4), &a.partials))
     return status;
   if (variant == APEX_VARIANT_CPU) {
@@ -280,7 +297,7 @@ int32_t run_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward
     if (status == APEX_OK && a.grad_weight && plan.of == NormKernels::longer)
       status = launch(place, op.columns[doubles], a.column_blocks * a.parts, gpu::norm_threads, 0, a);
   }
-  if (status == APEX_OK && a.grad_weight)
+  if (status == APEX_OK && parted)
     status = launch(place, op.finish[doubles], ceil_divide(a.hidden, gpu::norm_sum_columns), gpu::norm_threads, 0, a);
   return status;
 }

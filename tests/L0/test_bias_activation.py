@@ -15,7 +15,19 @@ from apex._loader import bindings
 bindings.load()
 op = torch.ops.apex
 # No rows; one element a half; odd; vectors; several blocks of columns; more rows than parts; a vector and a half.
-SHAPES = [(0, 32), (3, 0, 16), (3, 2), (5, 14), (2, 3, 48), (40, 16), (3, 2112), (700, 8), (2, 24), (34,)]
+SHAPES = [
+    (0, 32),
+    (3, 0, 16),
+    (3, 2),
+    (5, 14),
+    (2, 3, 48),
+    (40, 16),
+    (3, 2112),
+    (700, 8),
+    (600, 32),
+    (2, 24),
+    (34,),
+]
 
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
@@ -33,6 +45,12 @@ def test_values(variant, dtype, activation, gated):
     lists.assert_same_bits(*again)
     empty = activations.check((0, 32), dtype, variant.device, dtype, activation, gated)
     assert empty[2].eq(0).all() and empty[2].shape == (32,)
+
+
+@pytest.mark.parametrize("shape", [(2049, 1024), (1, 2049 << 10)], ids=str)
+def test_large_tensors(variant, shape):
+    """Of these, the bias's gradient is sums of parts that a second kernel adds up; of one row, none are."""
+    activations.check(shape, BF16, variant.device, F32, "relu", False)
 
 
 @pytest.mark.parametrize("dtype, bias", [(BF16, F32), (F16, BF16), (F32, F16)], ids=str)

@@ -21,7 +21,8 @@ BACKWARD_TEAMS = {2048: (2, 4, 6), 4096: (2, 2, 6), 8192: (2, 1, 6)}
 class Case:
     """One shape, its dtypes, and the kernel that takes it.
 
-    kernel: the name's end. warps: of a block, or else its threads. stages: rows in shared memory at once.
+    kernel: the name's end. warps: of a block, or else its threads. stages: rows in shared memory at once. beside:
+    threads side by side of blocks that make the weights' gradients of all rows.
     """
 
     kernel: str
@@ -38,6 +39,7 @@ class Case:
     affine: bool = True
     residual: bool = False
     from_output: bool = False
+    beside: int = 0
 
     @property
     def long(self) -> bool:
@@ -59,7 +61,7 @@ class Case:
     def __str__(self) -> str:
         ends = [
             f"{self.kernel}-{self.rows}x{self.hidden}-{self.input}-{self.output}-{self.weight}",
-            *(name for name in ("warp_rows", "residual", "from_output") if getattr(self, name)),
+            *(name for name in ("warp_rows", "residual", "from_output", "beside") if getattr(self, name)),
         ]
         return "-".join(ends)
 
@@ -82,6 +84,11 @@ CASES = [
     Case("bf16x2", 3, 8192, threads=512, grid=1),
     Case("bf16x3", 3, 1544, residual=True, warps=4, grid=3),
     Case("anyx8", 3, 132, output="f32", warp_rows=1, from_output=True),
+    # One turn and more of a block's rows; threads without a row, and columns past the end.
+    Case("bf16x2", 150, 72, warp_rows=1, warps=4, weight="f32", beside=2),
+    Case("f16x2", 5, 1000, input="f16", output="f16", weight="bf16", warps=4, stages=3, beside=4),
+    Case("f32x4", 37, 36, input="f32", output="f32", weight="f32", warp_rows=1, residual=True, beside=4),
+    Case("anyx4", 70, 260, input="f32", output="bf16", weight="f32", warps=4, beside=32),
     Case("long8", 3, 272, output="f16", residual=True, from_output=False, warps=1),
     Case("long1", 5, 67, input="f16", output="f32", weight="bf16", from_output=True),
     Case("long_f64", 3, 67, input="f64", output="f64", weight="f64"),
@@ -175,6 +182,11 @@ class Tensors:
         )  # fmt: skip
 
     @property
+    def width(self) -> int:
+        """Elements of a vector of a `rows` kernel."""
+        return self.case.elements // int(self.case.kernel[-1])
+
+    @property
     def block(self) -> int:
         return self.case.threads or self.case.warps * self.device.warp_size
 
@@ -241,13 +253,14 @@ def check_backward(device, op: str, case: Case) -> None:
             more["grad_bias"] = grad_bias
     if t.centered and not case.from_output:
         more["mean"] = device.put(t.expected["mean"].astype(case.math))
-    wide = device.warp_size
+    wide = case.beside or device.warp_size
+    beside = -(-case.hidden // (wide * t.width)) if case.beside else 0
     constants = 2 if t.centered and case.from_output else 1
     arguments = make(
         "NormBackward", "norm_arguments.h", grad_output=t.put("grad", case.output), saved=device.put(saved),
         rstd=device.put(t.expected["rstd"].astype(case.math)), grad_input=grad, partials=partials, parts=parts,
         from_output=case.from_output, constant_bytes=t.constant_bytes(constants), column_threads=wide,
-        column_blocks=-(-case.hidden // wide), **t.weights(), **more, **t.common(),
+        column_blocks=-(-case.hidden // wide), beside_blocks=beside, **t.weights(), **more, **t.common(),
     )  # fmt: skip
     if case.teams:
         kernel, block, shared = teams_launch(case, BACKWARD_TEAMS, constant_bytes=4, tensors=2)
@@ -255,13 +268,15 @@ def check_backward(device, op: str, case: Case) -> None:
         rows = t.constant_bytes(constants) + t.stage_bytes(3 if case.residual else 2)
         sums = t.block * case.elements * 4 if case.warp_rows else 0
         of_output = "of_output_" if case.from_output and not case.long else ""
-        kernel, block, shared = f"{of_output}{case.kernel}", t.block, max(rows, sums)
-    device.launch(f"{op}_backward_{kernel}", case.grid, block, [arguments], shared=shared)
+        columns = t.block * t.width * 2 * 4 if case.beside else 0
+        kernel, block, shared = f"{of_output}{case.kernel}", t.block, max(rows, sums, columns)
+    device.launch(f"{op}_backward_{kernel}", case.grid + beside, block, [arguments], shared=shared)
     kind = "_f64" if statistic == "f64" else ""
     if case.affine:
         if case.long:
             device.launch(f"{op}_columns{kind}", -(-case.hidden // wide) * parts, t.block, [arguments])
-        device.launch(f"{op}_finish{kind}", -(-case.hidden // SUM_COLUMNS), 128, [arguments])
+        if not beside:
+            device.launch(f"{op}_finish{kind}", -(-case.hidden // SUM_COLUMNS), 128, [arguments])
     # The output that was saved is rounded to its dtype, which shows in what is computed from it.
     loss = 40 * ROUNDING[case.output] / ROUNDING["f32"] if case.from_output and case.output != "f32" else 64.0
     near(grad.numpy(), case.input, t.expected["grad_input"], max(loss, 64.0))

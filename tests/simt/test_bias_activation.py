@@ -26,7 +26,11 @@ FUNCTIONS = {"sigmoid": 1, "squared_relu": 2, "relu": 3}  # 0: the others
 
 @dataclass(frozen=True)
 class Case:
-    """One tensor. `kernel` is the name's end, `width` its vectors; parts: of the rows."""
+    """One tensor. `kernel` is the name's end, `width` its vectors; parts: of the rows.
+
+    lanes: vectors of a row that a block of the backward takes at most; threads: of such a block; last: the last part
+    adds the bias's gradient up.
+    """
 
     kernel: str
     width: int
@@ -38,10 +42,14 @@ class Case:
     bias: str | None = "f32"
     parts: int = 2
     scaled: bool = False
+    lanes: int = THREADS
+    threads: int = THREADS
+    last: bool = False
 
     def __str__(self):
         end = "gated" if self.gated else "plain"
         end += "-scaled" if self.scaled else ""
+        end += f"-{self.lanes}" if self.lanes < THREADS else ""
         return f"{self.kernel}-{self.type}-{self.rows}x{self.hidden}-{self.form}-{end}-{self.bias}"
 
 
@@ -67,6 +75,12 @@ CASES = [
     Case("f16x8", 8, "f16", 9, 1032, "relu", gated=False, bias=None, parts=1, scaled=True),
     Case("f64", 1, "f64", 7, 5, "relu", gated=False, bias="f64", scaled=True),
     Case("any1", 1, "f16", 7, 9, "relu", gated=False, bias=None, scaled=True),
+    # Small tensors: few columns a block, one part, or the last of several adds up; more than it adds up at once.
+    Case("bf16x8", 8, "bf16", 130, 72, bias="bf16", parts=1, lanes=4, threads=256),
+    Case("f16x8", 8, "f16", 141, 40, "gelu", gated=False, bias="f32", lanes=2, threads=256, last=True),
+    Case("f32x4", 4, "f32", 150, 12, bias="f16", parts=11, lanes=2, threads=256, last=True),
+    Case("any1", 1, "bf16", 37, 39, gated=False, bias="bf16", parts=3, lanes=32, threads=256, last=True),
+    Case("f64", 1, "f64", 90, 11, "gelu", bias="f64", parts=9, lanes=4, threads=256, last=True),
 ]
 
 
@@ -104,27 +118,26 @@ class Tensors:
             "grad_output": device.put(g),
             "bias": None if bias is None else device.put(bias),
         }
-        lanes = case.hidden // case.width
-        self.lane_threads = min(lanes, THREADS)
-        self.column_blocks = -(-lanes // self.lane_threads)
+        self.lanes = case.hidden // case.width
         self.case, self.device = case, device
 
     def empty(self, shape, name):
         return self.device.put(np.full(shape, encode(np.array(7.0), name)[()], DTYPES[name]))
 
-    def arguments(self, **more):
+    def arguments(self, lane_threads, **more):
         c = self.case
+        self.column_blocks = -(-self.lanes // lane_threads)
         slope, cubic = FORMS[c.form]
         return make(
             "BiasActivation", "bias_activation.h", rows=c.rows, hidden=c.hidden, slope=slope, cubic=cubic,
             function=FUNCTIONS.get(c.form, 0), gated=c.gated, type=TYPE[c.type], bias_type=TYPE[c.bias or c.type],
-            lane_threads=self.lane_threads, column_blocks=self.column_blocks, parts=c.parts, **self.arrays, **more,
+            lane_threads=lane_threads, column_blocks=self.column_blocks, parts=c.parts, **self.arrays, **more,
         )  # fmt: skip
 
-    def launch(self, way, arguments):
+    def launch(self, way, arguments, threads, shared=0):
         c = self.case
         name = f"bias_activation_{way}_{'gated_' if c.gated else ''}{c.kernel}"
-        self.device.launch(name, self.column_blocks * c.parts, THREADS, [arguments])
+        self.device.launch(name, self.column_blocks * c.parts, threads, [arguments], shared)
 
 
 def near(found, name, expected, rows=1):
@@ -139,7 +152,7 @@ def near(found, name, expected, rows=1):
 def test_forward(device, case):
     t = Tensors(device, case)
     output = t.empty((case.rows, case.hidden), case.type)
-    t.launch("forward", t.arguments(output=output))
+    t.launch("forward", t.arguments(min(t.lanes, THREADS), output=output), THREADS)
     near(output.numpy(), case.type, t.output)
 
 
@@ -154,12 +167,14 @@ def test_backward(device, case):
             "grad_bias": t.empty(t.columns, case.bias),
             "partials": t.empty((case.parts, t.columns), math),
         }
+    counters = device.put(np.zeros(t.lanes, np.uint32)) if case.last else None
     scale = np.random.default_rng(1).standard_normal(t.columns) if case.scaled else 1.0
     if case.scaled:
         scale = encode(scale, case.bias or case.type)
         more |= {"scale": device.put(scale), "unscaled": t.empty(t.gradient.shape, case.type)}
-    arguments = t.arguments(output=gradient, **more)
-    t.launch("backward", arguments)
+    arguments = t.arguments(min(t.lanes, case.lanes), output=gradient, counters=counters, **more)
+    shared = case.threads * case.width * (2 if case.gated else 1) * (8 if math == "f64" else 4)
+    t.launch("backward", arguments, case.threads, shared)
     near(
         gradient.numpy(),
         case.type,
@@ -167,7 +182,12 @@ def test_backward(device, case):
     )
     if case.scaled:
         near(more["unscaled"].numpy(), case.type, t.gradient)
+    if case.last:
+        assert not counters.numpy().any()
     if case.bias:
         finish = "bias_activation_finish" + ("_f64" if math == "f64" else "")
-        device.launch(finish, -(-t.columns // (8 if t.columns < 8192 else 32)), FINISH_THREADS, [arguments])
+        if case.parts > 1 and not case.last:
+            device.launch(
+                finish, -(-t.columns // (8 if t.columns < 8192 else 32)), FINISH_THREADS, [arguments]
+            )
         near(more["grad_bias"].numpy(), case.bias, t.gradient.sum(0), case.rows)
