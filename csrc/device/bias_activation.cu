@@ -2,9 +2,9 @@
 // tensor.
 //
 // A thread has its columns' bias in registers and walks down rows, several in flight; the first are on their way before
-// the bias is. The bias's gradient is summed on the way, in order: same input, same bits. Where one block has all rows of
-// its columns it writes that gradient; else each part of the rows leaves a sum in memory. Of small tensors the last part
-// to be done adds them up, of large ones the kernel `finish`.
+// the bias is. The bias's gradient is summed on the way, in order: same input, same bits. Where one block has all rows
+// of its columns it writes that gradient; else each part of the rows leaves a sum in memory. Of small tensors the last
+// part to be done adds them up, of large ones the kernel `finish`.
 #include "bias_activation.h"
 #include "cells.h"
 #include "column_sums.h"
@@ -12,11 +12,21 @@
 namespace gpu {
 namespace {
 #if !defined(GPU_HOST)
-// Numbers of columns side by side; `otherwise` where there are none.
-template <class Math, int width>
-GPU_FN void load_numbers(Math (&x)[width], const u8* numbers, i32 type, i64 column, Math otherwise) {
-  GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = otherwise;
-  if (numbers) load_values(x, numbers, type, column);
+// Numbers of columns side by side, of one tensor or of its two halves, `hidden` apart, all on their way at once;
+// `otherwise` where there are none.
+template <class Math, int width, int halves>
+GPU_FN void load_numbers(Math (&x)[halves][width], const u8* numbers, i32 type, i64 column, i64 hidden,
+                         Math otherwise) {
+  if (!numbers) {
+    GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[k][i] = otherwise;
+  } else if constexpr (width == 1) {
+    GPU_UNROLL_FOR (int k = 0; k < halves; ++k) load_values(x[k], numbers, type, k * hidden + column);
+  } else {
+    Numbers<width> found[halves];
+    GPU_UNROLL_FOR (int k = 0; k < halves; ++k) found[k].load(numbers, type, k * hidden + column);
+    GPU_UNROLL_FOR (int k = 0; k < halves; ++k) found[k].get(x[k], type);
+  }
 }
 
 // Where a thread works: its first column, its first row, and how far the next row is.
@@ -51,9 +61,7 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_f
       if (row + n * place.step < a.rows)
         GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
           u[n][k].load(a.input, a.type, (row + n * place.step) * columns + k * a.hidden + place.column);
-    if (!has_bias)
-      GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-        load_numbers(bias[k], a.bias, a.bias_type, k * a.hidden + place.column, Math(0));
+    if (!has_bias) load_numbers(bias, a.bias, a.bias_type, place.column, a.hidden, Math(0));
     has_bias = true;
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n) {
       if (row + n * place.step >= a.rows) continue;
@@ -124,7 +132,7 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
   const ActivationPlace place(a, width);
   const Activation<Math, fixed != type_f16 && fixed != type_bf16> f(a);
   const i64 columns = a.hidden * halves;
-  Math bias[halves][width], sums[halves][width], scale[width];
+  Math bias[halves][width], sums[halves][width], scale[1][width];
   GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
     GPU_UNROLL_FOR (int i = 0; i < width; ++i) sums[k][i] = Math(0);
   bool has_bias = false;
@@ -137,9 +145,8 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
         g[n].load(a.grad_output, a.type, (row + n * place.step) * a.hidden + place.column);
       }
     if (!has_bias) {
-      GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-        load_numbers(bias[k], a.bias, a.bias_type, k * a.hidden + place.column, Math(0));
-      if constexpr (!gated) load_numbers(scale, a.scale, a.bias_type, place.column, Math(1));
+      load_numbers(bias, a.bias, a.bias_type, place.column, a.hidden, Math(0));
+      if constexpr (!gated) load_numbers(scale, a.scale, a.bias_type, place.column, a.hidden, Math(1));
     }
     has_bias = true;
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n) {
@@ -161,7 +168,7 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
       }
       if constexpr (!gated) {
         if (a.unscaled) Moved::store(a.unscaled, a.type, (row + n * place.step) * columns + place.column, x[0]);
-        GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[0][i] *= scale[i];
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[0][i] *= scale[0][i];
       }
       GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
         Moved::store(a.output, a.type, (row + n * place.step) * columns + k * a.hidden + place.column, x[k]);
@@ -186,18 +193,18 @@ template <class Math> GPU_FN void activation_finish(const BiasActivation& a) {
 #define ACTIVATION_BLOCKS 4
 #define ACTIVATION_WIDE_BLOCKS 2
 #endif
-#define KERNEL(name, bounds, body, ...)                                                       \
-  extern "C" GPU_KERNEL bounds void bias_activation_##name(gpu::BiasActivation arguments) {   \
-    gpu::await_previous_kernel();                                                             \
-    gpu::body<__VA_ARGS__>(arguments);                                                        \
-  }                                                                                           \
+#define KERNEL(name, bounds, body, ...)                                                     \
+  extern "C" GPU_KERNEL bounds void bias_activation_##name(gpu::BiasActivation arguments) { \
+    gpu::await_previous_kernel();                                                           \
+    gpu::body<__VA_ARGS__>(arguments);                                                      \
+  }                                                                                         \
   GPU_REGISTER(bias_activation_##name)
 #define FORWARD_BLOCKS (gpu::bias_activation_threads, ACTIVATION_BLOCKS)
 #define BACKWARD_BLOCKS (gpu::bias_activation_most_threads, ACTIVATION_WIDE_BLOCKS)
 #define FINISH_BLOCKS (gpu::column_sums_threads, ACTIVATION_BLOCKS)
-#define KERNELS(name, Math, width, type)                                                                  \
+#define KERNELS(name, Math, width, type)                                                    \
   KERNEL(forward_##name, FORWARD_BLOCKS, activation_forward, Math, width, type, false)      \
-  KERNEL(backward_##name, BACKWARD_BLOCKS, activation_backward, Math, width, type, false)    \
+  KERNEL(backward_##name, BACKWARD_BLOCKS, activation_backward, Math, width, type, false)   \
   KERNEL(forward_gated_##name, FORWARD_BLOCKS, activation_forward, Math, width, type, true) \
   KERNEL(backward_gated_##name, BACKWARD_BLOCKS, activation_backward, Math, width, type, true)
 KERNELS(bf16x8, float, 8, gpu::type_bf16)

@@ -15,8 +15,7 @@ template <class Math> GPU_FN Math sum_apart(const Math* numbers, u32 count, u32 
   Math total[sums] = {};
   GPU_ROLLED_FOR(u32 first = 0; first < count; first += together) {
     Math some[together];
-    GPU_UNROLL_FOR (u32 n = 0; n < together; ++n)
-      some[n] = first + n < count ? numbers[(first + n) * apart] : Math(0);
+    GPU_UNROLL_FOR (u32 n = 0; n < together; ++n) some[n] = first + n < count ? numbers[(first + n) * apart] : Math(0);
     GPU_UNROLL_FOR (u32 n = 0; n < together; ++n) total[n % sums] += some[n];
   }
   return (total[0] + total[1]) + (total[2] + total[3]);

@@ -44,6 +44,6 @@ struct NormBackward {
   i32 constant_bytes;
   i32 column_threads;  // where columns are summed over rows: threads side by side; the block's others take other rows
   i32 column_blocks;   // of the `columns` kernel: blocks side by side
-  i32 beside_blocks;   // of the `rows` kernels of an input: the last blocks, for the weights (norm_all_rows.h); or 0
+  i32 row_blocks;      // of the `few` kernels: the blocks after these make the weights' gradients
 };
 }  // namespace gpu

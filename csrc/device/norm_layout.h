@@ -13,5 +13,5 @@ GPU_FN constexpr long long norm_partials_pitch(long long hidden) { return (hidde
 
 // Shapes of the `teams` kernels (norm_teams.h), V(elements of a row, vectors a thread, rows that a block works on at
 // once, rows of each of them in shared memory).
-#define NORM_FORWARD_TEAMS(V) V(2048, 2, 8, 5) V(4096, 2, 4, 5) V(8192, 2, 2, 5) V(12288, 3, 2, 3)
-#define NORM_BACKWARD_TEAMS(V) V(2048, 2, 4, 6) V(4096, 2, 2, 6) V(8192, 2, 1, 6)
+#define NORM_FORWARD_TEAMS(V) V(1024, 1, 8, 5) V(2048, 2, 8, 5) V(4096, 2, 4, 5) V(8192, 2, 2, 5) V(12288, 3, 2, 3)
+#define NORM_BACKWARD_TEAMS(V) V(1024, 1, 4, 6) V(2048, 2, 4, 6) V(4096, 2, 2, 6) V(8192, 2, 1, 6)

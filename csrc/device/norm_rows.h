@@ -1,6 +1,5 @@
 // Norms of rows that fit in the registers of one warp or one block: every tensor is read once and written once.
 #pragma once
-#include "norm_all_rows.h"
 #include "norm_codes.h"
 #include "norm_layout.h"
 #include "normalized.h"
@@ -22,10 +21,13 @@ GPU_FN auto norm_forward_rows(const NormForward& a, Output out = {}) {
   u8* const stages = memory + a.constant_bytes;
   RowStream<width, vectors, 2> rows({{a.input, input_type}, {a.residual, input_type}}, team, part, stages, a.stages);
 
-  const u32 turns = team.turns(a.rows);
   const u32 ahead = rows.depth() * team.stride;
   i64 row = team.first;
-  for (u32 turn = 0; turn < rows.depth(); ++turn) rows.start(turn, turn < turns, part.of_row(row + turn * team.stride));
+  GPU_ROLLED_FOR(u32 turn = 0; turn < rows.depth(); ++turn) {
+    const i64 there = row + turn * team.stride;
+    rows.start(turn, there < a.rows, part.of_row(there));
+  }
+  const u32 turns = team.turns(a.rows);
   const RowConstants<width, vectors> weight(a.weight, a.weight_type, 1.0f, team, part, constants);
   const RowConstants<width, vectors> bias(centered ? a.bias : nullptr, a.weight_type, 0.0f, team, part,
                                           constants + (centered ? quads : 0));
@@ -109,8 +111,7 @@ GPU_FN auto norm_forward_rows(const NormForward& a, Output out = {}) {
   if constexpr (Output::as_codes) return out.largest;
 }
 
-// The gradient of the input, and for each block partial sums of the weights' gradients, unless blocks beside them make
-// these gradients.
+// The gradient of the input, and for each block partial sums of the weights' gradients.
 //
 // Rows are taken from the last to the first: what wrote the gradient wrote those last, and they may still be in the
 // second-level cache.
@@ -125,20 +126,20 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
   GPU_SHARED(Quad, partial, RowTeam::quads);
   const i32 input_type = known_type<types>(a.input_type), grad_type = known_type<types>(a.output_type);
   const i32 saved_type = from_output ? grad_type : input_type;
-  const u32 row_blocks = grid_x() - (u32)a.beside_blocks;
-  if constexpr (!from_output)
-    if (block_x() >= row_blocks) return norm_backward_all_rows<centered, types, width>(a, block_x() - row_blocks);
-  RowTeam team(a.warp_rows, partial, row_blocks);
+  RowTeam team(a.warp_rows, partial);
   const RowPart<width, vectors> part(team, a.hidden);
   Quad* const constants = reinterpret_cast<Quad*>(memory);
   const u32 quads = (a.warp_rows ? 1 : block_size_x() / warp_size) * vectors * Layout::quads * warp_size;
   RowStream<width, vectors, 3> rows({{a.saved, saved_type}, {a.grad_output, grad_type}, {a.grad_sum, input_type}}, team,
                                     part, memory + a.constant_bytes, a.stages);
 
-  const u32 turns = team.turns(a.rows);
   const u32 ahead = rows.depth() * team.stride;
   i64 row = a.rows - 1 - team.first;
-  for (u32 turn = 0; turn < rows.depth(); ++turn) rows.start(turn, turn < turns, part.of_row(row - turn * team.stride));
+  GPU_ROLLED_FOR(u32 turn = 0; turn < rows.depth(); ++turn) {
+    const i64 there = row - turn * team.stride;
+    rows.start(turn, there >= 0, part.of_row(there));
+  }
+  const u32 turns = team.turns(a.rows);
   const bool has_mean = centered && !from_output;
   const float* const means = reinterpret_cast<const float*>(a.mean);
   const float* const rstds = reinterpret_cast<const float*>(a.rstd);
@@ -233,7 +234,7 @@ template <bool centered, bool from_output, i32 types, int width, int vectors> GP
     }
   }
 
-  if (!a.grad_weight || a.beside_blocks) return;
+  if (!a.grad_weight) return;
   const i64 pitch = norm_partials_pitch(a.hidden);
   float* const partials = reinterpret_cast<float*>(a.partials) + block_x() * pitch;
   const auto quad_of = [](const float (&x)[width], int q) {

@@ -3,6 +3,9 @@
 #define KERNELS(...) NORM_ROWS_KERNELS(rms_norm, false, __VA_ARGS__)
 NORM_ROWS(KERNELS)
 #undef KERNELS
+#define KERNELS(...) NORM_FEW_KERNELS(rms_norm, false, __VA_ARGS__)
+NORM_FEW(KERNELS)
+#undef KERNELS
 #define KERNELS(...) NORM_LONG_KERNELS(rms_norm, false, __VA_ARGS__)
 NORM_LONG(KERNELS)
 #undef KERNELS

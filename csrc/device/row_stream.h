@@ -30,16 +30,16 @@ struct RowTeam {
   Vector<float, 4>* partial;
   u32 turn = 0;
 
-  // `partial_`: RowTeam::quads of shared memory; `blocks`: those that share the rows. Ends with a barrier.
-  GPU_FN RowTeam(bool warp_rows, Vector<float, 4>* partial_, u32 blocks = grid_x())
+  // `partial_`: RowTeam::quads of shared memory. Ends with a barrier.
+  GPU_FN RowTeam(bool warp_rows, Vector<float, 4>* partial_)
       : is_warp(warp_rows), warp_of_block(warp_uniform(thread_x() / warp_size)), partial(partial_) {
     const u32 warps = block_size_x() / warp_size;
     warp = is_warp ? 0 : warp_of_block;
     leads = warp == 0 && lane_id() == 0;
     first = is_warp ? block_x() * warps + warp_of_block : block_x();
-    stride = is_warp ? blocks * warps : blocks;
+    stride = is_warp ? grid_x() * warps : grid_x();
     // Warps that are not there contribute 0.
-    for (u32 i = thread_x(); i < quads; i += block_size_x()) partial[i] = {};
+    GPU_ROLLED_FOR(u32 i = thread_x(); i < quads; i += block_size_x()) partial[i] = {};
     sync_threads();
   }
   GPU_FN u32 turns(i64 rows) const { return first < rows ? (u32)((rows - first + stride - 1) / stride) : 0; }
@@ -162,9 +162,8 @@ template <int width, int vectors, int tensors> struct RowStream {
     all_bytes = stages * stage_bytes;
     mine = pinned_shared(shared + team.warp_of_block * all_bytes + lane_id() * vector_bytes);
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)
-      if (!part.has(v))
-        for (u32 at = v * stretch_bytes; at < all_bytes; at += vectors * stretch_bytes)
-          *reinterpret_cast<Words*>(mine + at) = Words{};
+      if (!part.has(v)) GPU_ROLLED_FOR(u32 at = v * stretch_bytes; at < all_bytes; at += vectors * stretch_bytes)
+    *reinterpret_cast<Words*>(mine + at) = Words{};
     at_read = all_bytes - stage_bytes;
   }
   static constexpr u32 most_stages = 3;

@@ -116,6 +116,23 @@ GPU_FN void load_values(double (&x)[1], const u8* tensor, i32, i64 index) {
 GPU_FN void store_values(u8* tensor, i32, i64 index, const double (&x)[1]) {
   reinterpret_cast<double*>(tensor)[index] = x[0];
 }
+// The same in two steps, so that what is loaded later need not wait: as they lie in memory, then as numbers. Of floats
+// a vector of eight lies at a multiple of 16 bytes.
+template <int width> struct Numbers {
+  Words words[width / 4];
+
+  GPU_FN void load(const u8* tensor, i32 type, i64 index) {
+    const u8* const from = tensor + index * bytes_of(type);
+    words[0] = load_words<width>(from, type);
+    if constexpr (width == 8)
+      if (type == type_f32) words[1] = *reinterpret_cast<const Words*>(from + sizeof(Words));
+  }
+  GPU_FN void get(float (&x)[width], i32 type) const {
+    if (width == 8 && type == type_f32)
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = bit_cast<float>(words[i / 4].v[i % 4]);
+    else unpack(x, words[0], type);
+  }
+};
 // What a tensor of that type holds once these values are stored in it.
 template <int width> GPU_FN void round_values(float (&x)[width], i32 type) {
   if (type == type_f32) return;

@@ -30,8 +30,8 @@ struct Layout {
 };
 int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 
-// Whole rows of blocks side by side, as many threads of each on a row as it has. `blocks`: in all, at most; `in_flight`:
-// rows of a thread, as far as there are blocks enough without.
+// Whole rows of blocks side by side, as many threads of each on a row as it has. `blocks`: in all, at most;
+// `in_flight`: rows of a thread, as far as there are blocks enough without.
 Layout lay_out(gpu::BiasActivation& a, int64_t blocks, int64_t least_blocks, int64_t in_flight) {
   const Kind wide = a.type == APEX_BF16 ? bf16x8 : a.type == APEX_F16 ? f16x8 : f32x4;
   const int64_t vector = wide == f32x4 ? 4 : 8;
@@ -65,8 +65,8 @@ void take_columns(gpu::BiasActivation& a, const DeviceLimits& limits, Layout& la
   a.parts = turns <= 2 ? 1 : std::clamp<int64_t>(limits.multiprocessors * 2 / a.column_blocks, 1, turns);
 }
 
-int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads,
-               int64_t shared, const gpu::BiasActivation& a) {
+int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, int64_t shared,
+               const gpu::BiasActivation& a) {
   void* parameters[] = {const_cast<gpu::BiasActivation*>(&a)};
   return apex_launch(place, &kernel, {uint32_t(blocks), 1, 1}, {threads, 1, 1}, uint32_t(shared), parameters);
 }
@@ -120,12 +120,12 @@ int32_t run_backward(const apex_place* place, gpu::BiasActivation a, const apex_
           take_workspace(*place, workspace, sums, parted && small ? a.column_blocks : 0, &a.partials, &a.counters))
     return status;
   const int64_t shared = a.grad_bias ? layout.threads * layout.width * (a.gated ? 2 : 1) * size : 0;
-  if (const int32_t status = launch(place, backward_kernels[a.gated][layout.kind], a.column_blocks * a.parts,
-                                    layout.threads, shared, a))
+  if (const int32_t status =
+          launch(place, backward_kernels[a.gated][layout.kind], a.column_blocks * a.parts, layout.threads, shared, a))
     return status;
   if (!parted || (small && a.parts)) return APEX_OK;
-  return launch(place, finish_kernels[a.type == APEX_F64],
-                ceil_divide(columns, gpu::column_sums_columns(columns)), gpu::column_sums_threads, 0, a);
+  return launch(place, finish_kernels[a.type == APEX_F64], ceil_divide(columns, gpu::column_sums_columns(columns)),
+                gpu::column_sums_threads, 0, a);
 }
 }  // namespace
 }  // namespace apex

@@ -124,6 +124,10 @@ int32_t reside(const apex_place* place, const DeviceLimits& limits, apex_kernel&
   return APEX_OK;
 }
 
+bool asks(const apex_norm_layout& asked) {
+  return asked.vectors || asked.row_teams || asked.threads || asked.blocks || asked.stages;
+}
+
 // The `teams` kernels that take the rows, or null, and the shared memory of their block: where it fits a
 // multiprocessor, and every team of all of them has a row. Who asks for a layout means the `rows` kernels.
 // `constant_bytes`: of what is kept for each column; `tensors`: whose rows are on their way.
@@ -131,7 +135,7 @@ NormTeams* find_teams(NormTeams (&shapes)[NormOp::most_teams], const apex_place*
                       int64_t rows, int64_t hidden, int32_t input_type, int32_t output_type,
                       const apex_norm_layout& asked, int64_t constant_bytes, int64_t tensors, int64_t* shared) {
   if (place->platform != APEX_CUDA || input_type != output_type || bytes_of(input_type) != 2) return nullptr;
-  if (asked.vectors || asked.row_teams || asked.threads || asked.blocks || asked.stages) return nullptr;
+  if (asks(asked)) return nullptr;
   for (NormTeams& t : shapes) {
     *shared = hidden * (constant_bytes + 2 * tensors * t.teams * t.stages);
     if (t.hidden == hidden && rows >= limits.multiprocessors * t.teams &&
@@ -149,8 +153,24 @@ int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uin
                      uint32_t(shared), parameters);
 }
 
+// The `few` kernels, where all blocks, a row each, are at work at once. Who asks for a layout means the `rows` kernels.
+struct Few {
+  int kernel;  // index in the op's table; -1: none takes these rows
+  int64_t width, threads;
+};
+Few find_few(const DeviceLimits& limits, int64_t rows, int64_t hidden, int32_t input_type, int32_t output_type,
+             bool vectors, const apex_norm_layout& asked) {
+  constexpr int64_t threads_at_once = 1024;  // of a multiprocessor
+  const bool halves = input_type == output_type && bytes_of(input_type) == 2;
+  const int64_t width = halves ? 8 : 4, threads = whole_warps(ceil_divide(hidden, width), limits);
+  if (asks(asked) || !vectors || input_type == APEX_F64 || hidden % width != 0 || threads > gpu::norm_threads ||
+      rows * threads > limits.multiprocessors * threads_at_once)
+    return {-1, 0, 0};
+  return {input_type != output_type ? 3 : input_type == APEX_BF16 ? 0 : input_type == APEX_F16 ? 1 : 2, width, threads};
+}
+
 // Where a backward's kernel is in the op's table. All but `longer` sum the weights' gradients up too.
-enum class NormKernels { longer, rows, teams };
+enum class NormKernels { longer, rows, teams, few };
 struct NormPlan {
   int32_t kernel;
   NormKernels of;
@@ -158,19 +178,25 @@ struct NormPlan {
   int64_t blocks, shared;
 };
 
-// Few rows: blocks beside theirs sum the weights' gradients up over all rows, each 64 bytes wide, or 32 where these leave
-// multiprocessors idle, more where its threads have no rows. Else a second launch adds up what the rows' blocks leave.
-void take_all_rows(const DeviceLimits& limits, int64_t width, gpu::NormBackward& a, NormPlan* plan) {
-  constexpr int64_t most_rows = 512, most_elements = int64_t{1} << 20;
-  if (!a.grad_weight || a.from_output || a.rows > most_rows || a.rows * a.hidden > most_elements) return;
-  const int64_t bytes = width * bytes_of(a.input_type), threads = plan->threads;
-  int64_t lanes = std::min(64 / bytes, threads);
-  if (2 * ceil_divide(a.hidden, lanes * width) <= limits.multiprocessors) lanes = std::max<int64_t>(1, lanes / 2);
+// Of few rows the weights' gradients too, by blocks of 64 bytes of columns, or 32 where these leave multiprocessors
+// idle, more where their threads have no rows. False: there are too many rows for that.
+bool plan_few(const DeviceLimits& limits, bool vectors, gpu::NormBackward& a, NormPlan* plan) {
+  constexpr int64_t most_rows = 512, most_elements = int64_t{1} << 20, least_threads = 128;
+  const Few few = find_few(limits, a.rows, a.hidden, a.input_type, a.output_type, vectors, asked_layouts[1]);
+  const bool sums = a.grad_weight;
+  if (few.kernel < 0 || a.from_output || a.grad_sum || a.rows == 0) return false;
+  if (sums && (a.rows > most_rows || a.rows * a.hidden > most_elements)) return false;
+  const int64_t threads = sums ? std::max(few.threads, least_threads) : few.threads;
+  *plan = {few.kernel, NormKernels::few, uint32_t(threads), a.rows, 0};
+  a.row_blocks = int32_t(a.rows);
+  if (!sums) return true;
+  int64_t lanes = 64 / (few.width * bytes_of(a.input_type));
+  if (2 * ceil_divide(a.hidden, lanes * few.width) <= limits.multiprocessors) lanes = std::max<int64_t>(1, lanes / 2);
   while (2 * lanes <= threads && threads / lanes > a.rows) lanes *= 2;
   a.column_threads = int32_t(lanes);
-  a.beside_blocks = int32_t(ceil_divide(a.hidden, lanes * width));
-  plan->blocks += a.beside_blocks;
-  plan->shared = std::max<int64_t>(plan->shared, threads * width * 2 * 4);
+  plan->blocks += ceil_divide(a.hidden, lanes * few.width);
+  plan->shared = threads * few.width * 2 * 4;
+  return true;
 }
 
 int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a, NormPlan* plan) {
@@ -178,6 +204,7 @@ int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a,
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const bool vectors = aligned({a.grad_output, a.saved, a.grad_sum, a.weight, a.bias, a.grad_input});
   const apex_norm_layout asked = asked_layouts[1];
+  if (plan_few(limits, vectors, a, plan)) return APEX_OK;
   if (vectors && !a.from_output && !a.grad_sum) {
     int64_t shared;
     if (NormTeams* t = find_teams(op.backward_teams, place, limits, a.rows, a.hidden, a.input_type, a.output_type,
@@ -204,7 +231,6 @@ int32_t plan_backward(NormOp& op, const apex_place* place, gpu::NormBackward& a,
       a.constant_bytes = int32_t(r.constant_bytes);
       a.parts = r.blocks;
       *plan = {layout.kernel, NormKernels::rows, uint32_t(layout.threads), r.blocks, r.shared};
-      if (a.rows > 0) take_all_rows(limits, layout.width, a, plan);
       return APEX_OK;
     }
     layout = choose_long(a.hidden, vectors, false, limits);
@@ -243,6 +269,9 @@ int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const bool vectors = aligned({a.input, a.residual, a.sum, a.weight, a.bias, a.output});
   const apex_norm_layout asked = asked_layouts[0];
+  const Few few = find_few(limits, a.rows, a.hidden, a.input_type, a.output_type, vectors, asked);
+  if (few.kernel >= 0 && !a.residual && !fp8)
+    return launch(place, op.forward_few[few.kernel], a.rows, uint32_t(few.threads), 0, a);
   if (vectors && !a.residual && a.weight_type == a.input_type) {
     int64_t shared;
     if (NormTeams* t = find_teams(op.forward_teams, place, limits, a.rows, a.hidden, a.input_type, a.output_type, asked,
@@ -277,7 +306,7 @@ int32_t run_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward
   if (variant == APEX_VARIANT_CPU)  // as many parts whatever the number of threads: the sums stay the same
     a.parts = a.rows == 0 ? 0 : std::clamp<int64_t>(a.rows / 16, 1, 64);
   else if (const int32_t status = plan_backward(op, place, a, &plan)) return status;
-  const bool parted = a.grad_weight && !a.beside_blocks;
+  const bool parted = a.grad_weight && plan.of != NormKernels::few;
   const int64_t sums = parted ? (op.centered ? 2 : 1) * a.parts * gpu::norm_partials_pitch(a.hidden) : 0;
   if (const int32_t status = take_workspace(workspace, sums * (a.input_type == APEX_F64 ? 8 : 4), &a.partials))
     return status;
@@ -288,7 +317,8 @@ int32_t run_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward
   int32_t status = APEX_OK;
   const bool doubles = a.input_type == APEX_F64;
   if (a.rows > 0) {
-    apex_kernel& kernel = plan.of == NormKernels::teams
+    apex_kernel& kernel = plan.of == NormKernels::few ? op.backward_few[plan.kernel]
+                          : plan.of == NormKernels::teams
                               ? op.backward_teams[plan.kernel].kernels[a.input_type == APEX_F16]
                           : plan.of == NormKernels::longer ? op.backward_long[plan.kernel]
                           : a.from_output                  ? op.backward_of_output_rows[plan.kernel]

@@ -13,13 +13,14 @@ struct NormTeams {
   apex_kernel kernels[2];
 };
 
-// One op's kernels, in the order of NORM_ROWS, NORM_LONG and NORM_MATH.
+// One op's kernels, in the order of NORM_ROWS, NORM_LONG, NORM_MATH and NORM_FEW.
 struct NormOp {
-  static constexpr int rows_kernels = 10, most_teams = 4;
+  static constexpr int rows_kernels = 10, most_teams = 5;
   const char* unit;
   bool centered;
   apex_kernel forward_rows[rows_kernels], backward_rows[rows_kernels], backward_of_output_rows[rows_kernels];
   apex_kernel forward_long[3], backward_long[3], columns[2], finish[2];
+  apex_kernel forward_few[4], backward_few[4];
   // How many blocks of a `rows` kernel fit on a multiprocessor: the last answer of the driver, with what was asked.
   std::atomic<uint64_t> forward_fits[rows_kernels]{}, backward_fits[rows_kernels]{},
       backward_of_output_fits[rows_kernels]{};
@@ -51,6 +52,9 @@ extern "C" APEX_EXPORT void apex_set_norm_layout(int32_t backward, const apex_no
       APEX_NORM_KERNEL(op, part, f16x2), APEX_NORM_KERNEL(op, part, f16x3), APEX_NORM_KERNEL(op, part, f16x4), \
       APEX_NORM_KERNEL(op, part, f32x4), APEX_NORM_KERNEL(op, part, f32x8), APEX_NORM_KERNEL(op, part, anyx4), \
       APEX_NORM_KERNEL(op, part, anyx8)
+#define APEX_NORM_FEW(op, part)                                                  \
+  APEX_NORM_KERNEL(op, part##few_, bf16), APEX_NORM_KERNEL(op, part##few_, f16), \
+      APEX_NORM_KERNEL(op, part##few_, f32), APEX_NORM_KERNEL(op, part##few_, any)
 // The table of an op whose output is FP8: the forward's kernels alone.
 #define APEX_FP8_NORM_OP(op, centered)                                                                                \
   static apex::NormOp kernels = {                                                                                     \
@@ -75,6 +79,8 @@ extern "C" APEX_EXPORT void apex_set_norm_layout(int32_t backward, const apex_no
                                   APEX_NORM_KERNEL(op, backward_, long_f64)},                                     \
                                  {APEX_NORM_KERNEL(op, columns, ), APEX_NORM_KERNEL(op, columns, _f64)},          \
                                  {APEX_NORM_KERNEL(op, finish, ), APEX_NORM_KERNEL(op, finish, _f64)},            \
+                                 {APEX_NORM_FEW(op, forward_)},                                                   \
+                                 {APEX_NORM_FEW(op, backward_)},                                                  \
                                  {},                                                                              \
                                  {},                                                                              \
                                  {},                                                                              \

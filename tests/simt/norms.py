@@ -13,16 +13,16 @@ TYPE = {"f32": 0, "f16": 1, "bf16": 2, "f64": 3}
 EPS = 0.1  # some weights lie below it, some between it and eight times it
 SUM_COLUMNS = 32  # norm_sum_columns
 # NORM_FORWARD_TEAMS and NORM_BACKWARD_TEAMS: hidden -> vectors a thread, teams, stages.
-FORWARD_TEAMS = {2048: (2, 8, 5), 4096: (2, 4, 5), 8192: (2, 2, 5), 12288: (3, 2, 3)}
-BACKWARD_TEAMS = {2048: (2, 4, 6), 4096: (2, 2, 6), 8192: (2, 1, 6)}
+FORWARD_TEAMS = {1024: (1, 8, 5), 2048: (2, 8, 5), 4096: (2, 4, 5), 8192: (2, 2, 5), 12288: (3, 2, 3)}
+BACKWARD_TEAMS = {1024: (1, 4, 6), 2048: (2, 4, 6), 4096: (2, 2, 6), 8192: (2, 1, 6)}
 
 
 @dataclass(frozen=True)
 class Case:
     """One shape, its dtypes, and the kernel that takes it.
 
-    kernel: the name's end. warps: of a block, or else its threads. stages: rows in shared memory at once. beside:
-    threads side by side of blocks that make the weights' gradients of all rows.
+    kernel: the name's end. warps: of a block, or else its threads. stages: rows in shared memory at once. lanes: of the
+    `few` kernels, threads side by side of the blocks that make the weights' gradients.
     """
 
     kernel: str
@@ -39,11 +39,15 @@ class Case:
     affine: bool = True
     residual: bool = False
     from_output: bool = False
-    beside: int = 0
+    lanes: int = 4
 
     @property
     def long(self) -> bool:
         return self.kernel.startswith("long")
+
+    @property
+    def few(self) -> bool:
+        return self.kernel.startswith("few")
 
     @property
     def teams(self) -> bool:
@@ -61,7 +65,7 @@ class Case:
     def __str__(self) -> str:
         ends = [
             f"{self.kernel}-{self.rows}x{self.hidden}-{self.input}-{self.output}-{self.weight}",
-            *(name for name in ("warp_rows", "residual", "from_output", "beside") if getattr(self, name)),
+            *(name for name in ("warp_rows", "residual", "from_output") if getattr(self, name)),
         ]
         return "-".join(ends)
 
@@ -84,11 +88,13 @@ CASES = [
     Case("bf16x2", 3, 8192, threads=512, grid=1),
     Case("bf16x3", 3, 1544, residual=True, warps=4, grid=3),
     Case("anyx8", 3, 132, output="f32", warp_rows=1, from_output=True),
-    # One turn and more of a block's rows; threads without a row, and columns past the end.
-    Case("bf16x2", 150, 72, warp_rows=1, warps=4, weight="f32", beside=2),
-    Case("f16x2", 5, 1000, input="f16", output="f16", weight="bf16", warps=4, stages=3, beside=4),
-    Case("f32x4", 37, 36, input="f32", output="f32", weight="f32", warp_rows=1, residual=True, beside=4),
-    Case("anyx4", 70, 260, input="f32", output="bf16", weight="f32", warps=4, beside=32),
+    # Few rows. Less than a turn of a block's rows and more; threads without a row, and columns past the end.
+    Case("few_bf16", 5, 72, warps=2),
+    Case("few_bf16", 150, 512, weight="f32", threads=64, lanes=2),
+    Case("few_f16", 37, 1032, input="f16", output="f16", threads=192, lanes=32),
+    Case("few_f32", 70, 36, input="f32", output="f32", weight="f32", warps=1),
+    Case("few_any", 9, 260, input="f32", output="bf16", weight="bf16", warps=4, lanes=16),
+    Case("few_any", 9, 2048, output="f32", threads=512, affine=False),
     Case("long8", 3, 272, output="f16", residual=True, from_output=False, warps=1),
     Case("long1", 5, 67, input="f16", output="f32", weight="bf16", from_output=True),
     Case("long_f64", 3, 67, input="f64", output="f64", weight="f64"),
@@ -182,23 +188,20 @@ class Tensors:
         )  # fmt: skip
 
     @property
-    def width(self) -> int:
-        """Elements of a vector of a `rows` kernel."""
-        return self.case.elements // int(self.case.kernel[-1])
-
-    @property
     def block(self) -> int:
         return self.case.threads or self.case.warps * self.device.warp_size
 
     def constant_bytes(self, count: int) -> int:
         """Shared memory for `count` tensors of a row's length, as floats."""
         team = self.device.warp_size if self.case.warp_rows else self.block
-        return 0 if self.case.long or self.case.teams else count * team * self.case.elements * 4
+        return (
+            0 if self.case.long or self.case.few or self.case.teams else count * team * self.case.elements * 4
+        )
 
     def stage_bytes(self, tensors: int) -> int:
         """Shared memory for the rows on their way."""
         c = self.case
-        return 0 if c.long else self.block * c.stages * tensors * int(c.kernel[-1]) * 16
+        return 0 if c.long or c.few else self.block * c.stages * tensors * int(c.kernel[-1]) * 16
 
 
 def teams_launch(case: Case, shapes: dict, constant_bytes: int, tensors: int) -> tuple[str, int, int]:
@@ -227,7 +230,9 @@ def check_forward(device, op: str, case: Case) -> None:
     else:
         kernel, block = case.kernel, t.block
         shared = t.constant_bytes(constants) + t.stage_bytes(2 if case.residual else 1)
-    device.launch(f"{op}_forward_{kernel}", case.grid, block, [arguments], shared=shared)
+    device.launch(
+        f"{op}_forward_{kernel}", case.rows if case.few else case.grid, block, [arguments], shared=shared
+    )
     near(output.numpy(), case.output, t.expected["output"])
     near(rstd.numpy(), statistic, t.expected["rstd"])
     if t.centered:
@@ -253,14 +258,14 @@ def check_backward(device, op: str, case: Case) -> None:
             more["grad_bias"] = grad_bias
     if t.centered and not case.from_output:
         more["mean"] = device.put(t.expected["mean"].astype(case.math))
-    wide = case.beside or device.warp_size
-    beside = -(-case.hidden // (wide * t.width)) if case.beside else 0
+    wide = case.lanes if case.few else device.warp_size
+    width = 8 if case.kernel in ("few_bf16", "few_f16") else 4
     constants = 2 if t.centered and case.from_output else 1
     arguments = make(
         "NormBackward", "norm_arguments.h", grad_output=t.put("grad", case.output), saved=device.put(saved),
         rstd=device.put(t.expected["rstd"].astype(case.math)), grad_input=grad, partials=partials, parts=parts,
         from_output=case.from_output, constant_bytes=t.constant_bytes(constants), column_threads=wide,
-        column_blocks=-(-case.hidden // wide), beside_blocks=beside, **t.weights(), **more, **t.common(),
+        column_blocks=-(-case.hidden // wide), row_blocks=case.rows, **t.weights(), **more, **t.common(),
     )  # fmt: skip
     if case.teams:
         kernel, block, shared = teams_launch(case, BACKWARD_TEAMS, constant_bytes=4, tensors=2)
@@ -268,14 +273,15 @@ def check_backward(device, op: str, case: Case) -> None:
         rows = t.constant_bytes(constants) + t.stage_bytes(3 if case.residual else 2)
         sums = t.block * case.elements * 4 if case.warp_rows else 0
         of_output = "of_output_" if case.from_output and not case.long else ""
-        columns = t.block * t.width * 2 * 4 if case.beside else 0
+        columns = t.block * width * 2 * 4 if case.few else 0
         kernel, block, shared = f"{of_output}{case.kernel}", t.block, max(rows, sums, columns)
-    device.launch(f"{op}_backward_{kernel}", case.grid + beside, block, [arguments], shared=shared)
+    grid = case.rows + -(-case.hidden // (wide * width)) * case.affine if case.few else case.grid
+    device.launch(f"{op}_backward_{kernel}", grid, block, [arguments], shared=shared)
     kind = "_f64" if statistic == "f64" else ""
     if case.affine:
         if case.long:
             device.launch(f"{op}_columns{kind}", -(-case.hidden // wide) * parts, t.block, [arguments])
-        if not beside:
+        if not case.few:
             device.launch(f"{op}_finish{kind}", -(-case.hidden // SUM_COLUMNS), 128, [arguments])
     # The output that was saved is rounded to its dtype, which shows in what is computed from it.
     loss = 40 * ROUNDING[case.output] / ROUNDING["f32"] if case.from_output and case.output != "f32" else 64.0

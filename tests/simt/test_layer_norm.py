@@ -19,12 +19,14 @@ def test_backward(device, case):
 
 # More turns than there are rows in shared memory, and as many for each team: the executor's barriers are the block's.
 FORWARD_TEAMS = [
+    norms.Case("teams", 56, 1024, "f16", "f16", "f16", grid=1),
     norms.Case("teams", 56, 2048, grid=1),
     norms.Case("teams", 24, 4096, "f16", "f16", "f16", grid=1, affine=False),
     norms.Case("teams", 12, 8192, grid=1),
     norms.Case("teams", 16, 12288, "f16", "f16", "f16", grid=2),
 ]
 BACKWARD_TEAMS = [
+    norms.Case("teams", 28, 1024, grid=1),
     norms.Case("teams", 28, 2048, grid=1),
     norms.Case("teams", 28, 4096, grid=2, weight="f32"),
     norms.Case("teams", 7, 8192, "f16", "f16", "f16", grid=1, affine=False),
