@@ -28,11 +28,21 @@ template <i32 type> struct ShortRows {
   GPU_FN bool has(int v) const { return v * warp_size < end; }
   // The lane's first vector of a row; the others lie `warp_size` apart.
   template <class Byte> GPU_FN static Byte* of_lane(Byte* row) { return row + lane_id() * (u32)sizeof(Raw); }
-  // Calls work(row, its vectors) for each row; its vectors are only read where `wanted` of the lane that has it.
-  template <class Work> GPU_FN void each(const u8* tensor, i64 row_bytes, bool wanted, const Work& work) const {
-    Raw even[vectors], odd[vectors];
-    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) even[v] = odd[v] = Raw{};
-    const u8* from = of_lane(tensor + first * row_bytes);
+  // The lane's vectors of the first row. Nobody has looked at its label then: they do not wait for it.
+  GPU_FN void fetch_first(Raw (&first_row)[vectors], const u8* tensor, i64 row_bytes) const {
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
+      first_row[v] = Raw{};
+      if (has(v)) first_row[v] = reinterpret_cast<const Raw*>(of_lane(tensor + first * row_bytes))[v * warp_size];
+    }
+    loads_first();
+  }
+  // Calls work(row, its vectors) for each row. All but the first, whose vectors are there, are only read where `wanted`
+  // of the lane that has the row.
+  template <class Work>
+  GPU_FN void each(Raw (&even)[vectors], const u8* tensor, i64 row_bytes, bool wanted, const Work& work) const {
+    Raw odd[vectors];
+    GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) odd[v] = Raw{};
+    const u8* from = of_lane(tensor + (first + 1) * row_bytes);
     const auto fetch = [&](Raw(&raw)[vectors], i32 row) {
       if (row >= count) return;
       if (broadcast(wanted, (u32)row))
@@ -40,7 +50,6 @@ template <i32 type> struct ShortRows {
           if (has(v)) raw[v] = reinterpret_cast<const Raw*>(from)[v * warp_size];
       from += row_bytes;
     };
-    fetch(even, 0);
     for (i32 row = 0; row < count; row += 2) {
       fetch(odd, row + 1);
       work(row, even);
@@ -58,11 +67,13 @@ template <i32 type> GPU_FN void xentropy_forward_short(const XentropyForward& a)
   const Rows rows(a);
   if (rows.count == 0) return;
   const i64 own_row = rows.first + rows.own, row_bytes = a.row_stride * Row::size;
+  Raw first_row[vectors];
+  rows.fetch_first(first_row, a.logits, row_bytes);
   const RowLabel label(a, own_row);
   const float of_label =
       label.kind == Label::taken ? load_one<float>(a.logits + own_row * row_bytes, type, label.index) : 0.0f;
   LogitSums<float> own;
-  rows.each(a.logits, row_bytes, label.kind != Label::ignored, [&](i32 row, const Raw(&raw)[vectors]) {
+  rows.each(first_row, a.logits, row_bytes, label.kind != Label::ignored, [&](i32 row, const Raw(&raw)[vectors]) {
     LogitSums<float> sums;
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!rows.has(v)) continue;
@@ -88,7 +99,9 @@ template <i32 type> GPU_FN void xentropy_backward_short(const XentropyBackward& 
   constexpr int width = Row::width, vectors = Rows::vectors;
   const Rows rows(a);
   if (rows.count == 0) return;
-  const i64 own_row = rows.first + rows.own;
+  const i64 own_row = rows.first + rows.own, row_bytes = a.row_stride * Row::size;
+  Raw first_row[vectors];
+  rows.fetch_first(first_row, a.logits, row_bytes);
   const RowLabel label(a, own_row);
   const LogitGradient<float> own(a, own_row, label.kind);
   constexpr u32 no_label = ~0u, ignored = ~1u;  // classes are fewer
@@ -96,7 +109,7 @@ template <i32 type> GPU_FN void xentropy_backward_short(const XentropyBackward& 
                         : label.kind == Label::ignored ? ignored
                                                        : no_label;
   Raw* to = reinterpret_cast<Raw*>(Rows::of_lane(a.grad_logits + rows.first * a.classes * Row::size));
-  rows.each(a.logits, a.row_stride * Row::size, label.kind != Label::ignored, [&](i32 row, const Raw(&raw)[vectors]) {
+  rows.each(first_row, a.logits, row_bytes, label.kind != Label::ignored, [&](i32 row, const Raw(&raw)[vectors]) {
     const u32 index = broadcast(own_label, (u32)row), label_element = index % width;
     const i32 label_vector = (i32)(index / width) - (i32)lane_id();  // from the lane's first on
     LogitGradient<float> gradient = own;
