@@ -37,8 +37,8 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
   constexpr bool exact = Row::exact;
   constexpr u32 lowest = type == type_f32 ? 0xff800000u : type == type_bf16 ? 0xff80ff80u : 0xfc00fc00u;  // -inf
   constexpr bool ahead = threads > softmax_threads;
-  constexpr bool whole = drops && aligned;      // nothing of a vector is past the row's end
-  constexpr bool once = drops && vectors <= 2;  // registers have room for exponentials as floats
+  constexpr bool whole = drops && aligned;           // nothing of a vector is past the row's end
+  constexpr bool once = vectors <= (drops ? 2 : 1);  // registers have room for exponentials as floats
   using Team = RowTeam<float, fixed, threads>;
   GPU_SHARED(float, partial, 2 * Team::most_warps);
   Team team(a.lanes);
@@ -59,11 +59,17 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
     const Row row(type, a.shift, number, a.rows, a.keys, place.length);
     const HeldVectors<fixed> held(team, row);
     Words words[vectors];
-    u32 dropped[masked ? vectors : 1] = {};
+    // The mask's bytes, as they are in memory: nothing waits for them yet. Or bits, where a vector's lie anyhow.
+    constexpr bool in_words = masked && aligned;
+    Vector<u32, width / 4> bytes[in_words ? vectors : 1] = {};
+    u32 bits[masked && !aligned ? vectors : 1] = {};
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v) || (ahead && v < a.waiting)) continue;
       words[v] = row.load(a.input, held.offset(v), held.vector(v));
-      if constexpr (masked) dropped[v] = has_mask && !additive ? row.load_mask(place.mask, held.vector(v)) : 0;
+      if (!has_mask || additive) continue;
+      if constexpr (in_words)
+        bytes[v] = *reinterpret_cast<const Vector<u32, width / 4>*>(place.mask + held.vector(v) * width);
+      else if constexpr (masked) bits[v] = row.load_mask(place.mask, held.vector(v));
     }
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v)  // while the others are on their way
       if (held.clears(v)) row.store(a.output, held.offset(v), held.vector(v), Words{});
@@ -85,13 +91,23 @@ GPU_FN void softmax_forward_rows(const SoftmaxForward& a) {
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       GPU_UNROLL_FOR (int i = 0; i < 4; ++i) words[v].v[i] ^= signs;
-      u32 out = whole ? 0 : row.dropped(held.vector(v));
+      const u32 past = whole ? 0 : row.dropped(held.vector(v));
       float x[width] = {};
-      if constexpr (masked) out |= dropped[v];
-      if constexpr (drops)
-        if (additive) out |= row.add_mask(x, place.mask, held.vector(v));
-      replace_words<width>(words[v], out, lowest);
-      if (masked && out != (1u << width) - 1) top = max_number(top, Least<float>::finite);
+      bool keeps_some = true;
+      if (in_words && !additive) {
+        Words out = ones_of_mask<width>(bytes[in_words ? v : 0]);
+        replace_words<width>(out, past, ~0u);
+        GPU_UNROLL_FOR (int k = 0; k < 4; ++k) words[v].v[k] = (words[v].v[k] & ~out.v[k]) | (lowest & out.v[k]);
+        keeps_some = (out.v[0] & out.v[1] & out.v[2] & out.v[3]) != ~0u;
+      } else {
+        u32 out = past;
+        if constexpr (masked && !aligned) out |= bits[v];
+        if constexpr (drops)
+          if (additive) out |= row.add_mask(x, place.mask, held.vector(v));
+        replace_words<width>(words[v], out, lowest);
+        keeps_some = out != (1u << width) - 1;
+      }
+      if (masked && keeps_some) top = max_number(top, Least<float>::finite);
       values(x, v);
       GPU_UNROLL_FOR (int i = 0; i < width; ++i) top = max_number(top, x[i]);
     }

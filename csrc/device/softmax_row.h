@@ -332,6 +332,29 @@ template <int width> GPU_FN void replace_words(Words& w, u32 dropped, u32 by) {
   }
 }
 
+// Ones, for each byte of a mask that is not 0, in the place of a vector's element: two halves a word, or a float.
+template <int width> GPU_FN Words ones_of_mask(const Vector<u32, width / 4>& bytes) {
+  Words ones;
+  GPU_UNROLL_FOR (int k = 0; k < width / 4; ++k) {
+    const u32 top = ((bytes.v[k] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes.v[k];  // the highest bit of each byte
+    constexpr int words = 16 / width;                                         // of a byte: four for a float's
+    GPU_UNROLL_FOR (int i = 0; i < words; ++i) {
+      u32& word = ones.v[k * words + i];
+#if defined(GPU_CUDA)
+      // Each byte of the result is a byte's sign.
+      asm("prmt.b32 %0, %1, 0, %2;"
+          : "=r"(word)
+          : "r"(top), "r"(width == 8 ? 0x9988 + i * 0x2222 : 0x8888 + i * 0x1111));
+#else
+      const u32 mine = top >> (width == 8 ? 16 : 8) * i;
+      if (width == 8) word = (mine >> 7 & 1) * 0xffffu | (mine >> 15 & 1) * 0xffff0000u;
+      else word = 0u - (mine >> 7 & 1);
+#endif
+    }
+  }
+  return ones;
+}
+
 // Makes the compiler convert a vector again, rather than keep what it was converted to.
 GPU_FN void keep_as_it_is([[maybe_unused]] Words& w) {
 #if defined(GPU_CUDA)

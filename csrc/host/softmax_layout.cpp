@@ -9,6 +9,11 @@ namespace apex {
 namespace {
 constexpr int64_t held_vectors = 8, shared_beside = 1024;  // a thread; bytes that a block uses besides
 constexpr int64_t vector_bytes = 16;
+constexpr int64_t threads_at_once = 1024;  // of a multiprocessor, with registers for a vector each
+
+int64_t whole_warps(int64_t threads, const DeviceLimits& limits) {
+  return ceil_divide(threads, limits.block_multiple) * limits.block_multiple;
+}
 
 // Rows of a block of the largest size, of which one a multiprocessor works. False: there is no room for what registers
 // do not hold, the second tensor; on AMD that of floats.
@@ -41,7 +46,7 @@ bool cut_strips(const SoftmaxRows& s, bool on_amd, const DeviceLimits& limits, S
   l.kind = SoftmaxLayout::strip;
   l.which = s.keys <= 9 * limits.warp_size ? 0 : 1;
   l.strip_rows = int32_t(rows);
-  l.threads = uint32_t(ceil_divide(warps * limits.warp_size, limits.block_multiple) * limits.block_multiple);
+  l.threads = uint32_t(whole_warps(warps * limits.warp_size, limits));
   l.shared = l.threads / limits.warp_size * warp_shared;
   if (l.shared > limits.shared_bytes) return false;
   const int64_t at_once = std::clamp<int64_t>((limits.shared_bytes + shared_beside) / (l.shared + shared_beside), 1, 8);
@@ -70,6 +75,11 @@ SoftmaxLayout choose_softmax(const SoftmaxRows& s, bool mask_fits, bool on_amd,
   } else if (s.drops && l.aligned && vectors > warp && vectors <= 4 * warp) {
     l.kind = SoftmaxLayout::fixed;
     l.which = vectors <= 2 * warp ? 0 : 1;
+  } else if (!s.drops && vectors > warp && vectors <= 4 * warp &&
+             s.rows * whole_warps(vectors, limits) <= limits.multiprocessors * threads_at_once) {
+    // Few rows: a vector a thread, so that all are done soonest.
+    l.threads = uint32_t(whole_warps(vectors, limits));
+    rows_at_once = 1;
   } else if (vectors <= 4 * warp) {
     l.which = vectors <= warp ? 0 : 1;
     for (l.lanes = 0; (int64_t(l.which ? 4 : 1) << l.lanes) < vectors;) ++l.lanes;
@@ -86,7 +96,7 @@ SoftmaxLayout choose_softmax(const SoftmaxRows& s, bool mask_fits, bool on_amd,
     rows_at_once = 1;
   } else if (vectors <= 4 * int64_t(gpu::softmax_threads)) {
     l.which = 1;
-    l.threads = uint32_t(ceil_divide(ceil_divide(vectors, 4), limits.block_multiple) * limits.block_multiple);
+    l.threads = uint32_t(whole_warps(ceil_divide(vectors, 4), limits));
     rows_at_once = 1;
   } else if (l.aligned && s.simple && vectors <= held_vectors * gpu::softmax_held_threads &&
              hold(s, on_amd, limits, l)) {
@@ -95,8 +105,7 @@ SoftmaxLayout choose_softmax(const SoftmaxRows& s, bool mask_fits, bool on_amd,
     l.kind = SoftmaxLayout::whole;
   }
   if (l.kind == SoftmaxLayout::whole || l.kind == SoftmaxLayout::elements) {
-    const int64_t wanted = ceil_divide(l.kind == SoftmaxLayout::elements ? s.keys : vectors, limits.block_multiple) *
-                           limits.block_multiple;
+    const int64_t wanted = whole_warps(l.kind == SoftmaxLayout::elements ? s.keys : vectors, limits);
     l.threads = uint32_t(std::min<int64_t>(gpu::softmax_threads, wanted));
     rows_at_once = 1;
   }
