@@ -187,12 +187,15 @@ template <class Math, int width, i32 fixed> GPU_FN void rope_heads(const Rope& a
   GPU_REGISTER(rope_##name)
 ROPE_KERNELS(KERNEL)
 
-// W(name, elements of a vector, element type)
+// W(name, elements of a vector, element type); those of small tensors are short, as a thread has one head.
 #define ROPE_EVEN_KERNELS(W) W(bf16x8, 8, gpu::type_bf16) W(f16x8, 8, gpu::type_f16) W(f32x4, 4, gpu::type_f32)
-#define EVEN_KERNEL(name, width, type)                                                               \
-  extern "C" GPU_KERNEL(gpu::rope_threads, ROPE_BLOCKS) void rope_even_##name(gpu::Rope arguments) { \
-    gpu::await_previous_kernel();                                                                    \
-    gpu::rope_even<width, type>(arguments);                                                          \
-  }                                                                                                  \
-  GPU_REGISTER(rope_even_##name)
-ROPE_EVEN_KERNELS(EVEN_KERNEL)
+#define EVEN_KERNEL(name, ...)                                                                  \
+  extern "C" GPU_KERNEL(gpu::rope_threads, ROPE_BLOCKS) void rope_##name(gpu::Rope arguments) { \
+    gpu::await_previous_kernel();                                                               \
+    gpu::rope_even<__VA_ARGS__>(arguments);                                                     \
+  }                                                                                             \
+  GPU_REGISTER(rope_##name)
+#define EVEN_KERNELS(name, width, type)                       \
+  EVEN_KERNEL(even_##name, width, type, gpu::rope_even_heads) \
+  EVEN_KERNEL(single_##name, width, type, 1)
+ROPE_EVEN_KERNELS(EVEN_KERNELS)

@@ -10,8 +10,9 @@
 namespace gpu {
 #if !defined(GPU_HOST)
 // The sines and cosines of `count` positions. Mostly both halves of freqs are the same; then a pair needs one sine. Two
-// pairs' angles are on their way at once.
-template <class RowOf> GPU_FN void rope_even_table(const Rope& a, i32 count, const RowOf& row_of, float* table) {
+// pairs' angles are on their way at once, or as many as are asked for.
+template <int at_once, class RowOf> GPU_FN void rope_even_table(const Rope& a, i32 count, const RowOf& row_of,
+                                                                float* table) {
   const i32 turned = a.rotary, half = turned / 2, threads = (i32)block_size_x();
   if (a.sin || a.angle_type != type_f32) {
     for (i32 i = (i32)thread_x(); i < count * turned; i += threads) {
@@ -20,7 +21,6 @@ template <class RowOf> GPU_FN void rope_even_table(const Rope& a, i32 count, con
     }
     return;
   }
-  constexpr int at_once = 2;
   for (i32 i = (i32)thread_x(); i < count * half; i += at_once * threads) {
     float angle[at_once][2];
     i32 at[at_once];
@@ -51,7 +51,8 @@ template <class RowOf> GPU_FN void rope_even_table(const Rope& a, i32 count, con
   }
 }
 
-template <int width, i32 type> GPU_FN void rope_even(const Rope& a) {
+// `most_heads`: of a thread.
+template <int width, i32 type, int most_heads> GPU_FN void rope_even(const Rope& a) {
   GPU_DYNAMIC_SHARED(float, table);
   GPU_SHARED(i64, rows_of, rope_most_positions);
   GPU_SHARED(i32, broken, 1);
@@ -71,8 +72,8 @@ template <int width, i32 type> GPU_FN void rope_even(const Rope& a) {
   const u8* const from = a.input + ((first + position) * a.in_x + head * a.in_head + lane.low) * bytes;
   u8* const to = a.output + ((first + position) * a.out_x + head * a.out_head + lane.low) * bytes;
   const i64 in_step = step * a.in_head * bytes, out_step = step * a.out_head * bytes;
-  Words low[rope_even_heads], high[rope_even_heads];
-  GPU_UNROLL_FOR (int n = 0; n < rope_even_heads; ++n) {
+  Words low[most_heads], high[most_heads];
+  GPU_UNROLL_FOR (int n = 0; n < most_heads; ++n) {
     if (head + n * step < end) {
       low[n] = load_words<width>(from + n * in_step, type);
       high[n] = load_words<width>(from + n * in_step + apart, type);
@@ -81,7 +82,7 @@ template <int width, i32 type> GPU_FN void rope_even(const Rope& a) {
 
   if (a.cu_seqlens) rope_find_rows(a, first, count, mine, rows_of, broken);
   const auto row_of = [&](i32 p) { return a.cu_seqlens ? rows_of[p] : first + p; };
-  rope_even_table(a, count, row_of, table);
+  rope_even_table<most_heads == 1 ? 1 : 2>(a, count, row_of, table);
   sync_threads();
   if (head >= end) return;
 
@@ -95,7 +96,7 @@ template <int width, i32 type> GPU_FN void rope_even(const Rope& a) {
     rope_copy(sin_low, s + (a.transposed ? lane.high : lane.low));
     rope_copy(sin_high, s + (a.transposed ? lane.low : lane.high));
   }
-  GPU_UNROLL_FOR (int n = 0; n < rope_even_heads; ++n) {
+  GPU_UNROLL_FOR (int n = 0; n < most_heads; ++n) {
     if (head + n * step >= end) return;
     if (turns) {
       float u[width], v[width], turned_u[width], turned_v[width];

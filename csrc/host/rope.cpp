@@ -16,7 +16,8 @@ int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 
 apex_kernel bf16x8 = APEX_ROPE_KERNEL(bf16x8), f16x8 = APEX_ROPE_KERNEL(f16x8), f32x4 = APEX_ROPE_KERNEL(f32x4),
             any4 = APEX_ROPE_KERNEL(any4), any1 = APEX_ROPE_KERNEL(any1), f64 = APEX_ROPE_KERNEL(f64),
             even_bf16x8 = APEX_ROPE_KERNEL(even_bf16x8), even_f16x8 = APEX_ROPE_KERNEL(even_f16x8),
-            even_f32x4 = APEX_ROPE_KERNEL(even_f32x4);
+            even_f32x4 = APEX_ROPE_KERNEL(even_f32x4), single_bf16x8 = APEX_ROPE_KERNEL(single_bf16x8),
+            single_f16x8 = APEX_ROPE_KERNEL(single_f16x8), single_f32x4 = APEX_ROPE_KERNEL(single_f32x4);
 
 // Whether every head splits into vectors of `width`, each at a multiple of its own size.
 bool takes_vectors(const gpu::Rope& a, int64_t width) {
@@ -46,16 +47,18 @@ int32_t launch(const apex_place* place, gpu::Rope a) {
   const int64_t turned = int64_t(a.groups) * a.rotary, row_table = 2 * turned * (a.type == APEX_F64 ? 8 : 4);
   a.table = row_table <= table_bytes;
   int64_t width = 1;
-  apex_kernel *kernel = a.type == APEX_F64 ? &f64 : &any1, *even = nullptr;
+  apex_kernel *kernel = a.type == APEX_F64 ? &f64 : &any1, *even = nullptr, *single = nullptr;
   if (a.type != APEX_F64 && a.table) {
     if (a.type != APEX_F32 && takes_vectors(a, 8)) {
       width = 8;
       kernel = a.type == APEX_BF16 ? &bf16x8 : &f16x8;
       even = a.type == APEX_BF16 ? &even_bf16x8 : &even_f16x8;
+      single = a.type == APEX_BF16 ? &single_bf16x8 : &single_f16x8;
     } else if (takes_vectors(a, 4)) {
       width = 4;
       kernel = a.type == APEX_F32 ? &f32x4 : &any4;
       even = a.type == APEX_F32 ? &even_f32x4 : nullptr;
+      single = &single_f32x4;
     }
   }
   const int64_t lanes = a.groups * (a.rotary / 2 / width) + ((a.dim - turned) / width + 1) / 2;
@@ -69,15 +72,15 @@ int32_t launch(const apex_place* place, gpu::Rope a) {
   a.step_heads = int32_t(at_once % rows % a.heads);
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  int64_t wanted, positions, chunks, blocks;
-  for (int64_t turns = is_even ? gpu::rope_even_heads : 2 * gpu::rope_in_flight; turns; turns /= 2) {
+  int64_t wanted, positions, chunks, blocks, turns = is_even ? gpu::rope_even_heads : 2 * gpu::rope_in_flight;
+  for (;; turns /= 2) {
     wanted = at_once * turns;
     positions =
         std::clamp<int64_t>(is_even ? at_once / ceil_divide(rows, turns) : wanted / rows, 1, gpu::rope_most_positions);
     if (a.table && row_table) positions = std::min(positions, std::max<int64_t>(1, table_bytes / row_table));
     chunks = positions > 1 ? 1 : ceil_divide(rows, wanted);
     blocks = ceil_divide(a.height * a.width, positions) * chunks;
-    if (blocks >= limits.multiprocessors * 8) break;
+    if (turns == 1 || blocks >= limits.multiprocessors * 8) break;
   }
   a.positions = int32_t(positions);
   if (blocks > most)
@@ -86,7 +89,7 @@ int32_t launch(const apex_place* place, gpu::Rope a) {
   a.chunk_rows = ceil_divide(rows, chunks);
   a.blocks = uint32_t(blocks);
   if (is_even) {
-    kernel = even;
+    kernel = turns == 1 ? single : even;
     a.step_heads = int32_t(at_once / positions);
   }
   void* parameters[] = {&a};

@@ -39,7 +39,7 @@ class Case:
     @property
     def even(self):
         """Whether the heads of a position are one row of a constant stride to the kernel."""
-        return self.kernel.startswith("even")
+        return self.kernel.startswith(("even", "single"))
 
     def __str__(self):
         ends = "" if self.ends is None else "-" + "_".join(map(str, self.ends[:9]))
@@ -66,6 +66,9 @@ CASES = [
     Case("even_f32x4", 4, "f32", (1, 9), (1, 2), 16, 16, halves=True, positions=3),
     Case("even_f32x4", 4, "f32", (1, 150), (1, 1), 8, 8, ends=(0, *range(1, 150)), positions=32),
     Case("even_f32x4", 4, "f32", (1, 2), (1, 3), 16, 0),  # nothing turns
+    Case("single_bf16x8", 8, "bf16", (1, 5), (2, 3), 64, 64, positions=4),
+    Case("single_f16x8", 8, "f16", (1, 4), (1, 3), 64, 32, cached=True, positions=4),
+    Case("single_f32x4", 4, "f32", (1, 3), (1, 40), 96, 64, ends=(0, 2, 3), chunks=8),
     *(
         Case(kernel, 4, "f32", (1, 6), (1, 2), dim, 8, ends=ends, positions=4, grid=1)
         for kernel, dim, ends in (
