@@ -6,11 +6,21 @@
 namespace gpu {
 struct PhiloxWords { u32 v[4]; };
 
+GPU_FN u64 wide_product(u32 a, u32 b) {
+#if defined(GPU_CUDA)
+  u64 product;  // one instruction; the compiler would add the nothing of a 64-bit product's other parts
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return (u64)a * b;
+#endif
+}
+
 GPU_FN PhiloxWords philox(u64 key, u64 counter) {
   PhiloxWords c{{(u32)counter, (u32)(counter >> 32), 0, 0}};
   u32 low = (u32)key, high = (u32)(key >> 32);
   GPU_UNROLL_FOR (int round = 0; round < 10; ++round) {
-    const u64 a = (u64)c.v[0] * 0xd2511f53u, b = (u64)c.v[2] * 0xcd9e8d57u;
+    const u64 a = wide_product(c.v[0], 0xd2511f53u), b = wide_product(c.v[2], 0xcd9e8d57u);
     c = PhiloxWords{{(u32)(b >> 32) ^ c.v[1] ^ low, (u32)b, (u32)(a >> 32) ^ c.v[3] ^ high, (u32)a}};
     low += 0x9e3779b9u;
     high += 0xbb67ae85u;
@@ -18,11 +28,17 @@ GPU_FN PhiloxWords philox(u64 key, u64 counter) {
   return c;
 }
 
-// Bit i tells whether element i of the counter's eight is kept: with probability keep / 65536.
+// Whether element i of a counter's eight is kept, with probability keep / 65536: half word i is below keep. Compared as
+// the upper half of a word, which the odd ones are already.
+GPU_FN bool philox_keeps(const PhiloxWords& words, int i, u32 keep) {
+  const u32 word = i % 2 ? words.v[i / 2] : words.v[i / 2] << 16;
+  return keep != 0 && word <= ((keep - 1) << 16 | 0xffffu);
+}
+// All eight: bit i is element i's.
 GPU_FN u32 philox_keep_eight(u64 key, u64 counter, u32 keep) {
   const PhiloxWords words = philox(key, counter);
   u32 bits = 0;
-  GPU_UNROLL_FOR (int i = 0; i < 8; ++i) bits |= (u32)((words.v[i / 2] >> 16 * (i % 2) & 0xffffu) < keep) << i;
+  GPU_UNROLL_FOR (int i = 0; i < 8; ++i) bits |= (u32)philox_keeps(words, i, keep) << i;
   return bits;
 }
 

@@ -1,4 +1,5 @@
 #include "transducer_joint.h"
+#include "transducer_joint_shifted.h"
 
 // Blocks a multiprocessor. Where 128 registers hold a thread's sums and all its loads of a frame without a spill, the
 // backward has two; elsewhere, and of doubles, one. The forward has one more, where 80 registers are enough for it, so
@@ -50,6 +51,19 @@ KERNELS(2, 1, f64, type_f64)
   BACKWARD(1, elements_##name, bits, gpu::JointElements<Math, 1>, gpu::warp_size)
 ELEMENT_KERNELS(f32, float)
 ELEMENT_KERNELS(f64, double)
+
+// Rows of halves that do not, of other widths than a few.
+#define SHIFTED_KERNELS(name)                                                                        \
+  extern "C" GPU_KERNEL(gpu::joint_forward_threads, 4) void transducer_joint_forward_shifted_##name( \
+      gpu::TransducerJointForward arguments) {                                                       \
+    gpu::await_previous_kernel();                                                                    \
+    gpu::JointForwardShifted<gpu::type_##name>(arguments).run();                                     \
+  }                                                                                                  \
+  GPU_REGISTER(transducer_joint_forward_shifted_##name)                                              \
+  BACKWARD(1, shifted_##name, none, gpu::JointShifted<gpu::type_##name>, 8)                          \
+  BACKWARD(1, shifted_##name, relu, gpu::JointShifted<gpu::type_##name>, 8)
+SHIFTED_KERNELS(f16)
+SHIFTED_KERNELS(bf16)
 
 #if !defined(GPU_HIP)
 #include "transducer_joint_held.h"

@@ -29,7 +29,7 @@ template <i32 type, int columns> struct JointVector {
   struct Raw { typename P::Raw packet[packets]; };
   GPU_FN static constexpr i32 type_of(i32) { return type; }
   GPU_FN static i64 bytes(i32, i64 elements) { return elements * P::size; }
-  GPU_FN static Raw load(const u8* from, i32, i64) {
+  GPU_FN static Raw load(const u8* from, i32, i64, const u8* = nullptr) {
     Raw raw;
     GPU_UNROLL_FOR (int p = 0; p < packets; ++p) raw.packet[p] = reinterpret_cast<const typename P::Raw*>(from)[p];
     return raw;
@@ -56,7 +56,7 @@ template <class Math_, int columns> struct JointElements {
   struct Raw { Math x[columns]; };
   GPU_FN static i32 type_of(i32 type) { return type; }
   GPU_FN static i64 bytes(i32 type, i64 elements) { return elements * bytes_of(type); }
-  GPU_FN static Raw load(const u8* from, i32 type, i64 count) {
+  GPU_FN static Raw load(const u8* from, i32 type, i64 count, const u8* = nullptr) {
     Raw raw{};
     GPU_UNROLL_FOR (int i = 0; i < columns; ++i)
       if (i < count) raw.x[i] = load_one<Math>(from, type, i);
@@ -89,8 +89,16 @@ template <class Access, bool dropout> struct JointForward {
 
   const TransducerJointForward& a;
   u32 lane, group, groups, parts;
+  u64 key = 0;  // with dropout; what is not above `limit` is dropped, too
+  Math scale = Math(1), limit = Math(0);
 
   GPU_FN explicit JointForward(const TransducerJointForward& a_) : a(a_) {
+    if constexpr (dropout) {
+      const u64 seed = *reinterpret_cast<const u64*>(a.seed);
+      key = (u64)warp_uniform((u32)(seed >> 32)) << 32 | warp_uniform((u32)seed);
+      scale = (Math)a.scale;
+      limit = a.relu ? Math(0) : (Math)bit_cast<float>(0x7fc00000u);  // nothing is below, nor equal
+    }
     lane = thread_x() & (u32)(a.lanes - 1);
     group = thread_x() / (u32)a.lanes;
     groups = block_size_x() / (u32)a.lanes;
@@ -150,15 +158,17 @@ template <class Access, bool dropout> struct JointForward {
   // One of them, with dropout. Its random numbers are most of the work, and of the code.
   GPU_FN void add_and_drop(const Math (&fx)[width], const Raw& g, i64 row, u32 part, i64 count) const {
     const i64 at = row * parts + part;
-    u32 bits = philox_keep_eight((u64) * reinterpret_cast<const i64*>(a.seed), (u64)at, a.keep);
-    if (count < width) bits &= (1u << count) - 1;
+    const PhiloxWords words = philox(key, (u64)at);
     Math x[width];
     Access::unpack(x, g);
+    u32 bits = 0;
     GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
       x[i] += fx[i];
-      if (a.relu && x[i] <= Math(0)) bits &= ~(1u << i);
-      x[i] = bits >> i & 1 ? x[i] * (Math)a.scale : Math(0);
+      const bool passes = philox_keeps(words, i, a.keep) && !(x[i] <= limit);
+      bits |= (u32)passes << i;
+      x[i] = passes ? x[i] * scale : Math(0);
     }
+    if (count < width) bits &= (1u << count) - 1;
     a.mask[at] = (u8)bits;
     Access::store(const_cast<u8*>(row_of(a.output, row, part)), a.type, count, x);
   }
@@ -308,6 +318,7 @@ template <class Access, int column_lanes, JointMask masking> struct JointBackwar
   }
 
  private:
+  GPU_FN const u8* end_of(const u8* tensor, i64 rows) const { return tensor + Access::bytes(a.type, rows * a.hidden); }
   // Adds up frames [begin, end) of the labels from `label` on, both ways.
   GPU_FN void add_labels(const TransducerItem& item, i64 b, u32 split, u32 begin, u32 end, u32 label,
                          u32 first_column) {
@@ -323,7 +334,7 @@ template <class Access, int column_lanes, JointMask masking> struct JointBackwar
         Math x[width] = {};
         if (u < item.labels && from < a.hidden)
           Access::unpack(x, Access::load(a.g + Access::bytes(a.type, (b * a.labels + u) * a.hidden + from), a.type,
-                                         a.hidden - from));
+                                         a.hidden - from, end_of(a.g, a.batch * a.labels)));
         GPU_UNROLL_FOR (int i = 0; i < width; ++i) shared[g_at(k / column_lanes, lane, i)] = -x[i];
       }
       sync_threads();
@@ -340,18 +351,19 @@ template <class Access, int column_lanes, JointMask masking> struct JointBackwar
     const i64 first_f = (b * a.frames + begin + warp) * a.hidden + column;
     const u8* f = a.f + Access::bytes(a.type, first_f);
     const u8* bits_from = a.mask + first_row * mask_stride + column / 8;
+    const u8 *const f_end = end_of(a.f, a.batch * a.frames), *const grad_end = end_of(a.grad_output, a.rows);
     Math* so_far = sums + warp * slab + column_lane * width;
     u8* grad_f = a.grad_f + Access::bytes(a.type, first_f);
     for (u32 t = begin + warp; t < end; t += warps) {
       Raw raw[held] = {}, f_raw{};
       u32 bits[held] = {};
       if constexpr (masking == JointMask::relu) {
-        if (has) f_raw = Access::load(f, a.type, count);
+        if (has) f_raw = Access::load(f, a.type, count, f_end);
         f += own_bytes;
       }
       GPU_UNROLL_FOR (int h = 0; h < held; ++h) {
         if (h >= mine) continue;
-        raw[h] = Access::load(from + (u64)h * label_bytes, a.type, count);
+        raw[h] = Access::load(from + (u64)h * label_bytes, a.type, count, grad_end);
         if constexpr (masking == JointMask::bits)
           bits[h] = (u32)bits_from[(u64)h * (label_lanes * mask_stride)] >> (column % 8);
       }

@@ -10,9 +10,11 @@ constexpr u32 joint_tile_labels = 6, joint_tile_frames = 2;
 constexpr int joint_labels = 32, joint_labels_of_elements = 16;
 
 // Where a block holds all labels of an item (transducer_joint_held.h): threads; labels of a thread, and the most of a
-// block; columns of a block; bytes of its shared memory, without and with ReLU's mask.
+// block; columns of a block; of CUDA, warps and labels of each; bytes of its shared memory, without and with ReLU's
+// mask.
 constexpr int joint_held_threads = 640, joint_held_labels = 4,
-              joint_held_most_labels = joint_held_threads / 8 * joint_held_labels, joint_held_slab = 64;
+              joint_held_most_labels = joint_held_threads / 8 * joint_held_labels, joint_held_slab = 64,
+              joint_held_warps = joint_held_threads / 32, joint_held_warp_labels = 4 * joint_held_labels;
 constexpr int joint_held_shared_bytes = joint_held_threads * 128,
               joint_held_relu_shared_bytes = joint_held_threads * (128 + 64 + 32);
 

@@ -27,12 +27,26 @@ apex_kernel held_kernels[2][2] = {
     {{unit, "transducer_joint_backward_relu_held_f16", 0, 1},
      {unit, "transducer_joint_backward_relu_held_bf16", 0, 1}}};
 
+// By mask, the last the forward's; of halves whose rows begin anywhere.
+apex_kernel shifted_kernels[3][2] = {
+    {{unit, "transducer_joint_backward_none_shifted_f16", 0, 1},
+     {unit, "transducer_joint_backward_none_shifted_bf16", 0, 1}},
+    {{unit, "transducer_joint_backward_relu_shifted_f16", 0, 1},
+     {unit, "transducer_joint_backward_relu_shifted_bf16", 0, 1}},
+    {{unit, "transducer_joint_forward_shifted_f16", 0, 1}, {unit, "transducer_joint_forward_shifted_bf16", 0, 1}}};
+
 int64_t vector_width(int32_t type) { return type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8; }
 int kernel_of(int32_t type, bool vectors) { return vectors ? type : type == APEX_F64 ? 5 : 4; }
 
 // Whether every row of all these tensors begins at a multiple of 16 bytes.
 template <class... Tensors> bool rows_in_vectors(int64_t hidden, int64_t width, Tensors... tensors) {
   return hidden % width == 0 && ((reinterpret_cast<uintptr_t>(tensors) | ...) % 16) == 0;
+}
+
+// Whether those that are read in the vectors that rows lie in begin with one. Short rows would be edges alone.
+template <class... Tensors> bool takes_shifted(int64_t hidden, int32_t type, Tensors... tensors) {
+  constexpr int64_t least = 64;
+  return vector_width(type) == 8 && hidden >= least && ((reinterpret_cast<uintptr_t>(tensors) | ...) % 16) == 0;
 }
 
 template <class Arguments> int32_t check_items(const apex_place& place, const Arguments& a) {
@@ -85,6 +99,12 @@ struct Backward {
   // What a block takes beside its frames, counted in these: reading its first ones, and where it shares the item's
   // frames, writing and reading float sums.
   int64_t start, sharing;
+  int64_t streams;  // where all labels are held at once: frames that a block works on at once; else 0
+
+  // What a block takes in all. Of those with streams it is counted in frames of a block that has five.
+  int64_t cost(int64_t frames, bool shares) const {
+    return (streams ? 5 * ceil_divide(frames, streams) : frames) + start + (shares ? sharing : 0);
+  }
 };
 Backward backward_of(const apex_place* place, const gpu::TransducerJointBackward& a, const DeviceLimits& limits) {
   const int mask = a.mask ? 2 : a.f ? 1 : 0;
@@ -103,19 +123,23 @@ Backward backward_of(const apex_place* place, const gpu::TransducerJointBackward
             0,
             held_shared,
             16,
-            12};
-  const int64_t slab = vectors ? 8 * width : limits.block_multiple;  // a warp's lanes
-  const uint32_t row_bytes = a.labels > (vectors ? gpu::joint_labels : gpu::joint_labels_of_elements)
+            12,
+            gpu::joint_held_warps / ceil_divide(std::max<int64_t>(1, a.labels), gpu::joint_held_warp_labels)};
+  const bool shifted = !vectors && mask < 2 && takes_shifted(a.hidden, a.type, a.grad_output, a.f, a.g),
+             wide = vectors || shifted;
+  const int64_t slab = wide ? 8 * width : limits.block_multiple;  // a warp's lanes
+  const uint32_t row_bytes = a.labels > (wide ? gpu::joint_labels : gpu::joint_labels_of_elements)
                                  ? uint32_t(slab) * (a.type == APEX_F64 ? 8 : 4)
                                  : 0;
-  return {&backward_kernels[mask][kernel_of(a.type, vectors)],
+  return {shifted ? &shifted_kernels[mask][a.type == APEX_BF16] : &backward_kernels[mask][kernel_of(a.type, vectors)],
           gpu::joint_backward_threads,
           slab,
           ceil_divide(a.hidden, slab),
           row_bytes,
           0,
           3,
-          halves ? 4 : 2};
+          halves ? 4 : 2,
+          0};
 }
 // Blocks that share an item's frames, and frames of each.
 int32_t split_frames(const apex_place* place, const Backward& backward, const DeviceLimits& limits,
@@ -134,8 +158,7 @@ int32_t split_frames(const apex_place* place, const Backward& backward, const De
   for (int64_t splits = ceil_divide(a.frames, most_frames);
        splits <= std::min<int64_t>(most_splits, a.frames) || best == 0; ++splits) {
     const int64_t tile = ceil_divide(a.frames, splits), used = ceil_divide(a.frames, tile);
-    const int64_t cost = ceil_divide(a.batch * backward.slabs * used, slots) *
-                         (tile + backward.start + (used > 1 ? backward.sharing : 0));
+    const int64_t cost = ceil_divide(a.batch * backward.slabs * used, slots) * backward.cost(tile, used > 1);
     if (best && cost >= best) continue;
     best = cost;
     a.splits = int32_t(used);
@@ -162,13 +185,19 @@ int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::Transd
   const bool dropout = a.seed != nullptr;
   const int64_t width = dropout ? 8 : vector_width(a.type);
   const bool vectors = rows_in_vectors(a.hidden, width, a.f, a.g, a.output);
+  void* parameters[] = {&a};
+  const auto run = [&](apex_kernel& kernel, int64_t units) {
+    const int64_t blocks = std::min<int64_t>(std::max<int64_t>(1, units), int64_t(limits.multiprocessors) * 64);
+    return apex_launch(place, &kernel, {uint32_t(blocks), 1, 1}, {gpu::joint_forward_threads, 1, 1}, 0, parameters);
+  };
+  const int64_t label_tiles = ceil_divide(a.labels, gpu::joint_tile_labels);
+  if (!vectors && !dropout && takes_shifted(a.hidden, a.type, a.f, a.g))
+    return run(shifted_kernels[2][a.type == APEX_BF16],
+               ceil_divide(a.batch * a.frames * label_tiles, gpu::joint_forward_threads / limits.block_multiple));
   a.lanes = lanes_for(ceil_divide(a.hidden, vectors || dropout ? width : 1));
   const int64_t tile_frames = int64_t(gpu::joint_forward_threads / a.lanes) * gpu::joint_tile_frames;
-  const int64_t units = a.batch * ceil_divide(a.frames, tile_frames) * ceil_divide(a.labels, gpu::joint_tile_labels);
-  const int64_t blocks = std::min<int64_t>(std::max<int64_t>(1, units), int64_t(limits.multiprocessors) * 64);
-  void* parameters[] = {&a};
-  return apex_launch(place, &forward_kernels[dropout][kernel_of(a.type, vectors)], {uint32_t(blocks), 1, 1},
-                     {gpu::joint_forward_threads, 1, 1}, 0, parameters);
+  return run(forward_kernels[dropout][kernel_of(a.type, vectors)],
+             a.batch * ceil_divide(a.frames, tile_frames) * label_tiles);
 }
 
 int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::TransducerJointBackward* arguments,

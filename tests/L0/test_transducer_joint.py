@@ -16,8 +16,8 @@ from apex.reference import _masks
 from tests.L0.signatures import signature
 
 DTYPES = [F32, F16, BF16, F64]
-# (batch, frames, labels, hidden): one; rows that no vector fits; vectors; more labels than are held at once.
-CASES = [(1, 1, 1, 1), (2, 5, 3, 13), (3, 9, 4, 72), (2, 4, 35, 16), (1, 3, 33, 5)]
+# (batch, frames, labels, hidden): one; rows that no vector fits, short and longer; vectors; more labels than are held.
+CASES = [(1, 1, 1, 1), (2, 5, 3, 13), (3, 4, 35, 77), (3, 9, 4, 72), (2, 4, 35, 16), (1, 3, 33, 5)]
 
 
 class Joint:

@@ -33,6 +33,7 @@ class Case:
     packed: bool = False
     elements: bool = False
     held: bool = False
+    shifted: bool = False
     splits: int = 1
     tile: int = 0
     blocks: int = 2
@@ -44,11 +45,11 @@ class Case:
 
     @property
     def kernel(self) -> str:
-        return f"elements_{self.math}" if self.elements else self.dtype
+        return f"elements_{self.math}" if self.elements else "shifted_" * self.shifted + self.dtype
 
     def __str__(self) -> str:
         return f"{self.dtype}-{self.frames}x{self.labels}x{self.hidden}-{self.mask}" + (
-            "-packed" * self.packed + "-held" * self.held
+            "-packed" * self.packed + "-held" * self.held + "-shifted" * self.shifted
         )
 
 
@@ -58,6 +59,10 @@ CASES = [
     Case("f32", 4, 3, 16, "bits", packed=True, splits=4, tile=1, blocks=3),
     Case("bf16", 3, 33, 13, "bits", elements=True, splits=3, tile=1),
     Case("f16", 2, 3, 67, elements=True, packed=True, wide=True),
+    # Rows begin at every place between two vectors; more vectors than a warp's threads have at once.
+    Case("bf16", 4, 35, 67, shifted=True, splits=2, tile=2, blocks=3),
+    Case("f16", 5, 7, 81, "none", shifted=True, packed=True, wide=True),
+    Case("bf16", 2, 9, 525, shifted=True, packed=True),
     Case("f64", 3, 5, 8, "relu", splits=1),
     Case("f64", 2, 2, 16, "bits", packed=True),
 ]
