@@ -1,4 +1,4 @@
-// Who works on a row of logits: a warp or a block.
+// Who works on a row of logits: some lanes of a warp, a warp or a block.
 #pragma once
 #include "gpu.h"
 
@@ -6,16 +6,19 @@ namespace gpu {
 #if !defined(GPU_HOST)
 // The threads that work on a row, or on their split of it, together.
 struct LogitTeam {
-  bool is_warp;
-  u32 rank, size;
+  static constexpr i32 log_warp = warp_size == 64 ? 6 : 5;
+  bool is_warp;         // or a part of one
+  u32 rank, size, own;  // own: which of the teams of its warp
   i64 first, stride;
 
-  GPU_FN explicit LogitTeam(bool warp_rows) : is_warp(warp_rows) {
-    const u32 warps = block_size_x() / warp_size;
-    rank = is_warp ? lane_id() : thread_x();
-    size = is_warp ? (u32)warp_size : block_size_x();
-    first = is_warp ? (i64)block_x() * warps + thread_x() / warp_size : (i64)block_x();
-    stride = is_warp ? (i64)grid_x() * warps : (i64)grid_x();
+  // 2^log_lanes threads side by side, at most a warp; -1: the block.
+  GPU_FN explicit LogitTeam(i32 log_lanes) : is_warp(log_lanes >= 0) {
+    const u32 teams = is_warp ? block_size_x() >> log_lanes : 1;
+    size = is_warp ? 1u << log_lanes : block_size_x();
+    rank = is_warp ? thread_x() & (size - 1) : thread_x();
+    own = is_warp ? lane_id() >> log_lanes : 0;
+    first = is_warp ? (i64)block_x() * teams + (thread_x() >> log_lanes) : (i64)block_x();
+    stride = (i64)grid_x() * teams;
   }
 };
 #endif

@@ -90,8 +90,9 @@ template <class Math> struct LogSum {
     sum = sum * power(largest - most) + other_sum * power(other_largest - most);
     largest = most;
   }
-  GPU_FN void merge_warp() {
-    GPU_UNROLL_FOR (int mask = warp_size / 2; mask; mask >>= 1)
+  // Over so many threads side by side, a power of two within a warp.
+  GPU_FN void merge_lanes(u32 lanes) {
+    for (int mask = (int)lanes / 2; mask; mask >>= 1)
       merge(shuffle_xor_value(largest, mask), shuffle_xor_value(sum, mask));
   }
 
@@ -153,7 +154,7 @@ template <i32 type, class Math = typename Packet<type>::Math> GPU_FN LogSum<Math
     }
   }
   if (team.rank < classes - part.tail) add_one(part.tail + team.rank);
-  sums.merge_warp();
+  sums.merge_lanes(team.is_warp ? team.size : warp_size);
   if (team.is_warp) return sums;
   constexpr u32 most_warps = transducer_loss_threads / warp_size;
   const u32 warp = thread_x() / warp_size, warps = block_size_x() / warp_size;
@@ -169,26 +170,29 @@ template <i32 type> GPU_FN void transducer_loss_emissions(const TransducerLossFo
   using P = Packet<type>;
   using Math = typename P::Math;
   GPU_SHARED(Math, parts, 2 * transducer_loss_threads / warp_size);
-  const LogitTeam team(a.warp_rows);
+  const LogitTeam team(a.log_lanes);
   const i64 units = a.batch * a.frames * a.labels;
-  for (i64 unit = team.first; unit < units; unit += team.stride) {
-    const TransducerNode node(a, unit);
+  // Teams of one warp exchange together: all of them take part in every turn.
+  for (i64 first = team.first - team.own; first < units; first += team.stride) {
+    const i64 unit = first + team.own;
+    const bool there = unit < units;
+    const TransducerNode node(a, there ? unit : 0);
     const TransducerItem item(a, node.b, 1, 1);
-    if (node.t >= item.frames || node.u >= item.labels) {
-      if (team.rank != 0) continue;
+    const bool has = there && node.t < item.frames && node.u < item.labels;
+    const i64 row = has ? item.row(node.t, node.u) : 0;
+    const u8* const x = a.x + row * a.classes * P::size;
+    LogP<Math> normalizer{};
+    if (a.normalizers && (has || team.is_warp)) {
+      const LogSum<Math> sums = log_sum_of<type>(x, has ? (u32)a.classes : 0, team, parts);
+      normalizer = {sums.largest, log(sums.sum)};
+    }
+    if (team.rank != 0 || !there) continue;
+    if (!has) {
       const LogP<Math> zero{};
       reinterpret_cast<LogP<Math>*>(a.alpha)[unit] = reinterpret_cast<LogP<Math>*>(a.beta)[unit] = zero;
       if (a.normalizers && !a.batch_offset) reinterpret_cast<LogP<Math>*>(a.normalizers)[unit] = zero;
       continue;
     }
-    const i64 row = item.row(node.t, node.u);
-    const u8* const x = a.x + row * a.classes * P::size;
-    LogP<Math> normalizer{};
-    if (a.normalizers) {
-      const LogSum<Math> sums = log_sum_of<type>(x, (u32)a.classes, team, parts);
-      normalizer = {sums.largest, log(sums.sum)};
-    }
-    if (team.rank != 0) continue;
     if (a.normalizers) reinterpret_cast<LogP<Math>*>(a.normalizers)[row] = normalizer;
     const auto log_p = [&](i64 index) { return (load_one<Math>(x, type, index) - normalizer.whole) - normalizer.rest; };
     Math next = minus_infinity<Math>();
@@ -382,7 +386,7 @@ template <i32 type> GPU_FN void transducer_loss_backward(const TransducerLossBac
   using Math = typename P::Math;
   using Raw = typename P::Raw;
   constexpr int ahead = 4;
-  const LogitTeam team(a.warp_rows);
+  const LogitTeam team(a.log_lanes);
   const i64 units = a.batch * a.frames * a.labels;
   for (i64 unit = team.first; unit < units; unit += team.stride) {
     const TransducerNode node(a, unit);

@@ -6,8 +6,8 @@
 // of the logits, and the team merges them in a fixed order. A team is a warp (short rows), a block, or several blocks
 // whose parts a second kernel merges (few long rows). The backward reads a row once and writes its gradient once.
 //
-// A label that is ignored (the padding index, or torch's -100) has loss and gradient 0, and its row is not read. Any
-// other label outside [0, classes) reads nothing: its loss and its row's gradient are nan.
+// A label that is ignored (the padding index, or torch's -100) has loss and gradient 0, and its row is not read, or to
+// no effect. Any other label outside [0, classes) picks nothing: its loss and its row's gradient are nan.
 #pragma once
 #include "exponential.h"
 #include "logarithm.h"
@@ -119,7 +119,7 @@ template <i32 type> GPU_FN void xentropy_forward(const XentropyForward& a) {
   constexpr int width = Row::width, most_warps = xentropy_threads / warp_size;
   constexpr int ahead = 4, together = width == 8 ? 2 : 4;  // vectors on their way; vectors added at once
   GPU_SHARED(Math, parts, 3 * most_warps);
-  const LogitTeam team(a.warp_rows);
+  const LogitTeam team(a.warp_rows ? LogitTeam::log_warp : -1);
   for (i64 unit = team.first; unit < a.rows * a.splits; unit += team.stride) {
     const i64 row = unit / a.splits;
     const u32 split = (u32)(unit - row * a.splits);
@@ -200,7 +200,7 @@ template <i32 type> GPU_FN void xentropy_forward(const XentropyForward& a) {
 
 // Rows of several blocks: a warp a row.
 template <class Math> GPU_FN void xentropy_merge(const XentropyForward& a) {
-  const LogitTeam team(true);
+  const LogitTeam team(LogitTeam::log_warp);
   for (i64 row = team.first; row < a.rows; row += team.stride) {
     const RowLabel label(a, row);
     LogitSums<Math> sums;
@@ -244,7 +244,7 @@ template <i32 type> GPU_FN void xentropy_backward(const XentropyBackward& a) {
   using Math = typename Row::Math;
   using Raw = typename Row::Raw;
   constexpr int width = Row::width, ahead = 4;
-  const LogitTeam team(a.warp_rows);
+  const LogitTeam team(a.warp_rows ? LogitTeam::log_warp : -1);
   for (i64 unit = team.first; unit < a.rows * a.splits; unit += team.stride) {
     const i64 row = unit / a.splits;
     const u32 split = (u32)(unit - row * a.splits);

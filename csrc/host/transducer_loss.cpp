@@ -70,19 +70,24 @@ template <class Arguments> int32_t resolve(const apex_place* place, const Argume
   return status;
 }
 
-// A kernel whose rows are a warp's each, where four vectors a lane hold one, or a block's.
+// A kernel whose rows are a block's each, or, where they are short, those of a warp or of so many of its lanes that
+// each has two vectors or fewer: a lane without one would do as much beside them.
 template <class Arguments> int32_t launch_rows(const apex_place* place, apex_kernel* kernels,
                                                const DeviceLimits& limits, Arguments a) {
   constexpr int64_t ahead = 4;  // vectors of a thread, in the kernels
   const int64_t width = a.type == APEX_F64   ? 2
                         : a.type == APEX_F32 ? 4
                                              : 8,
-                wanted = ceil_divide(ceil_divide(a.classes, width), ahead);
-  int64_t threads = gpu::transducer_loss_threads, rows_of_a_block = threads / limits.warp_size;
-  a.warp_rows = wanted <= limits.warp_size;
-  if (!a.warp_rows)
-    threads = std::min(threads, ceil_divide(wanted, limits.block_multiple) * limits.block_multiple),
-    rows_of_a_block = 1;
+                vectors = ceil_divide(a.classes, width), wanted = ceil_divide(vectors, ahead);
+  int64_t threads = gpu::transducer_loss_threads, rows_of_a_block = 1;
+  a.log_lanes = -1;
+  if (wanted <= limits.warp_size) {
+    a.log_lanes = 3;  // as many as there are elements before a row's first vector, and after its last
+    while ((1 << a.log_lanes) < limits.warp_size && vectors > int64_t{2} << a.log_lanes) ++a.log_lanes;
+    rows_of_a_block = threads >> a.log_lanes;
+  } else {
+    threads = std::min(threads, ceil_divide(wanted, limits.block_multiple) * limits.block_multiple);
+  }
   const int64_t blocks = std::min(ceil_divide(a.batch * a.frames * a.labels, rows_of_a_block), most_threads / threads);
   void* parameters[] = {&a};
   return apex_launch(place, &kernels[a.type], {uint32_t(std::max<int64_t>(1, blocks)), 1, 1}, {uint32_t(threads), 1, 1},

@@ -20,7 +20,7 @@ BLANK = 1
 class Case:
     """One shape and the launch that takes it.
 
-    offset: of x from a 16-byte boundary, in elements. warp_rows: 0: a block a row. shared: 0: the lattice reads again
+    offset: of x from a 16-byte boundary, in elements. log_lanes: -1: a block a row. shared: 0: the lattice reads again
     what it wrote. threads, blocks: of the lattice; 1 block takes all items in turn.
     """
 
@@ -30,7 +30,7 @@ class Case:
     classes: int
     packed: bool = False
     offset: int = 0
-    warp_rows: int = 1
+    log_lanes: int = 3
     shared: int = 1
     threads: int = 64
     blocks: int = 4
@@ -46,9 +46,11 @@ class Case:
 
 
 CASES = [
-    Case("bf16", 4, 3, 77, packed=True, losses="bf16"),
+    Case("bf16", 4, 3, 77, packed=True, losses="bf16", log_lanes=5),
+    Case("bf16", 7, 3, 29),
+    Case("f16", 3, 4, 150, packed=True, log_lanes=4),
     Case("f16", 3, 2, 24, offset=3, wide=True),
-    Case("f32", 5, 2, 600, warp_rows=0, packed=True, wide=True),
+    Case("f32", 5, 2, 600, log_lanes=-1, packed=True, wide=True),
     Case("f32", 2, 70, 4, shared=0),
     Case("f64", 3, 3, 5, losses="f64", offset=1, blocks=1),
 ]
@@ -121,7 +123,7 @@ class Problem:
             f_len=self.device.put(self.f_len.astype(kind)), g_len=self.device.put(self.y_len.astype(kind)),
             batch_offset=self.device.put(self.offset.astype(np.int64)) if c.packed else None,
             batch=3, frames=c.frames, labels=c.labels + 1, classes=c.classes, rows=self.rows, blank=BLANK,
-            type=TYPE[c.dtype], wide_labels=c.wide, wide_lengths=c.wide, warp_rows=c.warp_rows,
+            type=TYPE[c.dtype], wide_labels=c.wide, wide_lengths=c.wide, log_lanes=c.log_lanes,
         )  # fmt: skip
 
 
