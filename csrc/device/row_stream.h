@@ -295,7 +295,7 @@ GPU_FN void fill_constants([[maybe_unused]] const u8* const (&from)[tensors],
   GPU_ROLLED_FOR(u32 i = thread_x(); i < count; i += block_size_x()) {
     const u32 column = QuadLayout<width, vectors>::column(i);
     const bool there = column < hidden;
-    Words words[tensors];
+    Words words[tensors] = {};
     GPU_UNROLL_FOR (int t = 0; t < tensors; ++t)
       if (there && from[t]) words[t] = load_words<4>(from[t] + column * bytes_of(type), type);
     GPU_UNROLL_FOR (int t = 0; t < tensors; ++t) {

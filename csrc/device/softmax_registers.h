@@ -175,6 +175,7 @@ GPU_FN void softmax_backward_rows(const SoftmaxBackward& a) {
     const Row row(type, a.shift, number, a.rows, a.keys, place.length);
     const HeldVectors<fixed> held(team, row);
     Words output[vectors], grad[vectors];
+    if constexpr (vectors == 1) output[0] = grad[0] = Words{};  // a host compiler believes that one is read unset
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       if (!held.keeps(v)) continue;
       output[v] = row.load(a.output, held.offset(v), held.vector(v));
