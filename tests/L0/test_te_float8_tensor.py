@@ -180,3 +180,66 @@ def test_files(device):
         found = torch.load(io.BytesIO(file.getvalue()), weights_only=only)
         assert type(found) is te.Float8Tensor and torch.equal(found.from_float8(), wanted)
         assert found._scale_inv == 0.5 and found.dtype == made.dtype
+
+
+WRITES = {
+    "foreach_add_": lambda w: torch._foreach_add_([w], 1.0),
+    "out=": lambda w: torch.add(w.dequantize(), 1.0, out=w),
+    "SGD": lambda w: torch.optim.SGD([w], lr=1.0, foreach=True).step(),
+    "AdamW": lambda w: torch.optim.AdamW([w], lr=1.0, eps=0.0, weight_decay=0.0, foreach=True).step(),
+    "fused": lambda w: torch.optim.Adam([w], lr=1.0, eps=0.0, fused=True).step(),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_of_lists_and_of_out_are_kept(name):
+    values = 4 * random(16, 16)
+    weight = te.Float8Tensor.to_float8(values).detach().requires_grad_()
+    before = weight.dequantize().detach().clone()
+    weight.grad = -torch.ones(16, 16, dtype=F32, device="cpu")
+    with torch.no_grad():
+        WRITES[name](weight)
+    assert (weight.dequantize() - (before + 1)).abs().max() <= (before + 1).abs().max() * STEP[E4M3] / 2
+    assert (weight.dequantize() - before).mean() > 0.9
+
+
+def test_dtypes_that_hold_no_such_numbers_are_plain():
+    made = te.Float8Tensor.to_float8(torch.tensor([0.0, 1.0, -2.0], dtype=F32, device="cpu"))
+    for dtype in (torch.int32, torch.bool, torch.complex64):
+        assert type(made.to(dtype)) is torch.Tensor
+        assert torch.equal(made.to(dtype), made.dequantize().to(dtype))
+    wide = made.double()
+    assert torch.equal(wide + 1, made.dequantize().double() + 1) and (wide + 1).dtype == torch.float64
+    assert torch.equal(wide.mul_(2.0).dequantize(), made.dequantize().double() * 2)
+
+
+def test_copies_share_no_main_gradient():
+    with te.fp8_model_init():
+        layer = te.Linear(16, 16, device="cpu")
+    layer.weight.main_grad = torch.zeros(16, 16, dtype=F32, device="cpu")
+    other = copy.deepcopy(layer)
+    other.weight.main_grad.add_(1.0)
+    assert not layer.weight.main_grad.any()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (dict(scale=2.0), TypeError, "scale must be a float32 tensor"),
+        (dict(scale=torch.ones(3, dtype=F32, device="cpu")), ValueError, "scale must have one element"),
+        (
+            dict(scale_inv=torch.ones(3, dtype=F32, device="cpu")),
+            ValueError,
+            "scale_inv must have one element",
+        ),
+    ],
+)
+def test_scales_that_are_no_number(given, error, words):
+    with pytest.raises(error, match=words):
+        te.Float8Tensor.to_float8(random(4, 4), **given)
+    with pytest.raises(ValueError, match="fp8_scale_inv must have one element"):
+        codes = torch.zeros(4, dtype=torch.uint8, device="cpu")
+        te.Float8Tensor(codes, fp8_scale_inv=torch.ones(2, dtype=F32, device="cpu"))
+    for wrong in (None, random(4).int(), random(4).double()):
+        with pytest.raises(TypeError, match="to_float8 takes"):
+            te.Float8Tensor.to_float8(wrong)

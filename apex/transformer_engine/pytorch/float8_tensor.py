@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from apex.transformer_engine.pytorch.constants import DType
 
 _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default, _aten.clone.default)
+_CAST = (torch.float32, torch.float16, torch.bfloat16)  # what is cast from and to as it is
 _KINDS = (torch.uint8, torch.int8, *_formats.OCP, *_formats.FNUZ)
 
 
@@ -57,15 +59,16 @@ class Float8Tensor(torch.Tensor):
             raise ValueError(
                 "fp8_attrs: of the public engine's inner parts; give fp8_dtype and fp8_scale_inv"
             )
-        if data.dtype not in _KINDS:
-            raise TypeError(f"Float8Tensor: data must be uint8 or FP8, not {data.dtype}")
+        if not isinstance(data, torch.Tensor) or data.dtype not in _KINDS:
+            raise TypeError(f"Float8Tensor: data must be uint8 or FP8, not {getattr(data, 'dtype', data)}")
         codes = data.view(constants.fp8_dtype(fp8_dtype, data.device)) if data.dtype in _KINDS[:2] else data
         scaling = _scaling_of(fp8_meta, fp8_meta_forward, fp8_meta_index)
         if fp8_scale_inv is None and scaling is not None:
             fp8_scale_inv = scaling[0].scale_inv[scaling[1]].clone()
         if fp8_scale_inv is None:
             raise ValueError("Float8Tensor: without fp8_meta it needs an fp8_scale_inv")
-        scale_inv = torch.as_tensor(fp8_scale_inv, dtype=torch.float32, device=codes.device).reshape(())
+        scale_inv = torch.as_tensor(fp8_scale_inv, dtype=torch.float32, device=codes.device)
+        scale_inv = _number("fp8_scale_inv", scale_inv)
         made = cls._of_parts(codes, scale_inv, dtype, scaling)
         return made.requires_grad_(requires_grad)
 
@@ -112,6 +115,12 @@ class Float8Tensor(torch.Tensor):
         scale: float32 of one element; None: that of fp8_meta, or 1. amax, scale_inv: where the largest magnitude
         and 1 / scale are written, too; amax None: the history of fp8_meta. fp8_dtype: None: E4M3.
         """
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _CAST:
+            raise TypeError(
+                f"to_float8 takes float32, float16 and bfloat16, not {getattr(tensor, 'dtype', tensor)}"
+            )
+        scale = None if scale is None else _number("scale", scale)
+        scale_inv = None if scale_inv is None else _number("scale_inv", scale_inv)
         scaling = _scaling_of(fp8_meta, fp8_meta_forward, fp8_meta_index)
         wanted = DType.kFloat8E4M3 if fp8_dtype is None else fp8_dtype
         dtype = constants.fp8_dtype(wanted, tensor.device)
@@ -155,8 +164,9 @@ class Float8Tensor(torch.Tensor):
     def _values(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The values without history."""
         with torch.no_grad():
-            codes = self._codes if self.dim() else self._codes.reshape(1)
-            return _casts.dequantize(codes, self._scale_inv, dtype or self.dtype).reshape(self.shape)
+            codes, dtype = self._codes if self.dim() else self._codes.reshape(1), dtype or self.dtype
+            made = _casts.dequantize(codes, self._scale_inv, dtype if dtype in _CAST else torch.float32)
+            return made.reshape(self.shape).to(dtype)
 
     def quantized(self) -> Quantized:
         """As products take it."""
@@ -182,10 +192,9 @@ class Float8Tensor(torch.Tensor):
         made = _rebuild(
             self._codes.clone(), self._scale_inv.clone(), self.dtype, self.requires_grad, self._initial
         )
-        made.__dict__.update(
-            {name: value for name, value in self.__dict__.items() if name not in made.__dict__}
-        )
         memo[id(self)] = made
+        others = {name: value for name, value in self.__dict__.items() if name not in made.__dict__}
+        made.__dict__.update(copy.deepcopy(others, memo))
         return made
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
@@ -208,16 +217,27 @@ class Float8Tensor(torch.Tensor):
         if func is _aten._to_copy.default:
             return _moved(args[0], **kwargs)
         plain = tree_map_only(cls, lambda tensor: tensor._values(), (args, kwargs))
-        written = _written(func, args, kwargs)
-        if not written:
-            return func(*plain[0], **plain[1])
         values = func(*plain[0], **plain[1])
-        for target in written:
-            source = plain[0][_index(args, target)]
+        written = [
+            (target, source)
+            for target, source in zip(_written(func, args, kwargs), _written(func, *plain), strict=True)
+            if isinstance(target, cls)
+        ]
+        for target, source in written:
             codes, scale_inv = _cast(source, target._codes.dtype, target._scaling)
             target._codes.copy_(codes)
             target._scale_inv.copy_(scale_inv)
-        return written[0] if isinstance(values, torch.Tensor) else values
+        targets = {id(source): target for target, source in written}
+        return tree_map_only(torch.Tensor, lambda made: targets.get(id(made), made), values)
+
+
+def _number(name, tensor):
+    """Of one element, as one of no dimension, in the same memory."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a float32 tensor of one element, not {tensor!r}")
+    if tensor.numel() != 1:
+        raise ValueError(f"{name} must have one element, not the shape {list(tensor.shape)}")
+    return tensor.view(())
 
 
 def _scaling_of(meta, forward, index):
@@ -234,6 +254,7 @@ def _cast(values, dtype, scaling=None, scale=None, amax=None):
 
     By `scale`, else by that of a state, where the magnitude is recorded; else by one of their own magnitude.
     """
+    values = values if values.dtype in _CAST else values.to(torch.float32)
     matrix = values if values.dim() else values.reshape(1)
     if scaling is not None:
         state, index = scaling
@@ -277,20 +298,19 @@ class _FromFloat8(torch.autograd.Function):
 
 
 def _written(func, args, kwargs):
-    """The FP8 tensors among the positional arguments that an op writes into."""
+    """The tensors that an op writes into: also those of lists, and of out=."""
     found = []
-    for place, argument in zip(func._schema.arguments, args, strict=False):
-        if place.alias_info is not None and place.alias_info.is_write and isinstance(argument, Float8Tensor):
-            found.append(argument)
+    for i, place in enumerate(func._schema.arguments):
+        if place.alias_info is not None and place.alias_info.is_write:
+            argument = args[i] if i < len(args) else kwargs.get(place.name)
+            found += argument if isinstance(argument, (list, tuple)) else [argument]
     return found
 
 
-def _index(args, target):
-    return next(i for i, argument in enumerate(args) if argument is target)
-
-
 def _moved(tensor, dtype=None, device=None, **options):
-    """To another device, or to another dtype, which only the values' name is."""
+    """To another device, or to another dtype, which only the values' name is; plain where it has no such numbers."""
+    if dtype is not None and dtype not in (*_CAST, torch.float64):
+        return tensor._values().to(device=device, dtype=dtype)
     codes = tensor._codes.to(device=device or tensor.device, copy=True)
     scale_inv = tensor._scale_inv.to(codes.device, copy=True)
     made = Float8Tensor._of_parts(codes, scale_inv, dtype or tensor.dtype, tensor._scaling)
