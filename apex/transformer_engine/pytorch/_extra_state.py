@@ -53,6 +53,8 @@ def read(value: Any, state: Any) -> None:
     state.used, state.recipe = True, None
     if found.get("extra_fp8_variables", {}).get("pending"):
         state.wait()
+    else:
+        state.rest()
 
 
 def _take(scaling, found, short):

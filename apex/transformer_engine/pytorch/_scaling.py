@@ -40,7 +40,12 @@ class Scaling:
         scale: this state's, or what that was before. They are made once for each step; a CUDA graph makes its own each
         time that it is replayed, as what traces does.
         """
-        if is_traced() or scale.is_inference() or torch.is_inference_mode_enabled() or _is_captured(scale):
+        if (
+            not _is_kept(scale)
+            or scale.is_inference()
+            or torch.is_inference_mode_enabled()
+            or _is_captured(scale)
+        ):
             return *_both(scale), self.amax_history[0].unbind()
         if self._newest is None or self._newest[0] is not self._rows:
             self._newest = self._rows, self._rows[0].unbind()
@@ -83,7 +88,7 @@ class Scaling:
             torch._foreach_copy_([self.scale, self.scale_inv], [scale, scale_inv])
             return
         self.scale, self.scale_inv = scale, scale_inv
-        if scalars is not None:
+        if scalars is not None and _is_kept(scale):
             self._known = scale, scale._version, scalars
 
     def fix(self) -> None:
@@ -103,6 +108,19 @@ def _apart(numbers):
     if not numbers.is_cuda:
         return numbers.unbind()
     return numbers[:, None].expand(-1, 4).contiguous()[:, 0].unbind()
+
+
+_FAKE = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
+
+
+def _is_kept(like):
+    """Whether what is made of a tensor now is kept for later steps: it is no tracer's, and none without numbers."""
+    return type(like) is torch.Tensor and not is_traced() and not is_fake()
+
+
+def is_fake():
+    """Whether tensors that are made now have no numbers (FakeTensorMode)."""
+    return not is_traced() and torch._C._get_dispatch_mode(_FAKE) is not None
 
 
 def _is_captured(tensor):
@@ -134,7 +152,7 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
         olds = [scaling.scale for scaling in scalings]
         sizes = [old.shape[0] for old in olds]
         histories = [scaling.amax_history for scaling in scalings]
-        numbers = _maxima((*maxima, *sizes), olds[0], traced)
+        numbers = _maxima((*maxima, *sizes), olds[0])
         made = _casts.update_scales(histories, olds, numbers, recipe.margin, recipe.amax_compute_algo)
         scale, inverse = (torch.split_with_sizes(tensor, sizes) for tensor in made)
         scalars = None if traced else (made[0].unbind(), _apart(made[1]))
@@ -158,16 +176,14 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
 _known_maxima: dict[Any, torch.Tensor] = {}
 
 
-def _maxima(key, like, traced):
+def _maxima(key, like):
     """float32 beside `like`: the first half of `key`, each as often as its second half says."""
-    found = None if traced else _known_maxima.get((like.device, key))
+    kept = _is_kept(like)
+    found = _known_maxima.get((like.device, key)) if kept else None
     if found is None:
         parts = zip(key[: len(key) // 2], key[len(key) // 2 :], strict=True)
-        device = like.device
-        found = torch.cat(
-            [torch.full((size,), number, dtype=torch.float32, device=device) for number, size in parts]
-        )
-        if not traced and not _is_captured(like):
+        found = torch.cat([like.new_full((size,), number) for number, size in parts])
+        if kept and not _is_captured(like):
             _known_maxima[like.device, key] = found
     return found
 

@@ -30,6 +30,7 @@ class _Autocast:
         self.recipe: Recipe | None = None
         self.group: dist.ProcessGroup | None = None
         self.depth = 0
+        self.outside = self.keep()  # behind the outermost one, in whatever order threads leave theirs
         self.reduced = False  # whether what waited for other ranks was reduced in it
         self.frame: Any = None  # of the checkpoint that runs
         self.quantized_init = False
@@ -98,6 +99,12 @@ class LayerState:
             self.pending = True
             _pending.append(self)
 
+    def rest(self) -> None:
+        """Waits for none."""
+        if self.pending:
+            self.pending = False
+            _pending[:] = [state for state in _pending if state is not self]
+
     def is_shared(self) -> bool:
         """Whether several ranks reduce their magnitudes together."""
         if not _HAS_RANKS or not dist.is_initialized() or self.recipe is None or not self.recipe.reduce_amax:
@@ -128,6 +135,8 @@ class LayerState:
 def flush(reduced: bool) -> None:
     """New scales for layers whose magnitudes are reduced over ranks, or for the others."""
     taken = [state for state in _pending if state.is_shared() == reduced]
+    if _scaling.is_fake():  # layers with numbers wait on
+        taken = [state for state in taken if type(state.forward.scale) is not torch.Tensor]
     if not taken:
         return
     if reduced:
@@ -135,7 +144,8 @@ def flush(reduced: bool) -> None:
     batches: dict[Any, list[LayerState]] = {}
     for state in taken:
         state.pending = False
-        batches.setdefault((id(state.recipe), state.forward.scale.device), []).append(state)
+        scale = state.forward.scale
+        batches.setdefault((id(state.recipe), scale.device, type(scale)), []).append(state)
     for states in batches.values():
         scalings = [scaling for state in states for scaling in (state.forward, state.backward)]
         maxima = [largest for state in states for largest in state.maxima()]
@@ -221,6 +231,8 @@ class fp8_autocast:
     def __exit__(self, *_: object) -> None:
         current.depth -= 1
         current.restore(self._before.pop())
+        if current.depth == 0:
+            current.restore(current.outside)
 
     def __call__(self, function: Any) -> Any:
         """Decorates a function."""

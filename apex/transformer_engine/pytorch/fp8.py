@@ -134,6 +134,8 @@ class FP8GlobalStateManager:
     def set_fp8_autocast_state(fp8_state: tuple[Any, ...]) -> None:
         """Puts back what get_fp8_autocast_state gave."""
         current.restore(fp8_state)
+        if current.depth == 0:
+            current.outside = fp8_state
 
     @staticmethod
     def reduce_and_update_fp8_tensors(forward: bool = True) -> None:
