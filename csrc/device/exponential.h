@@ -127,7 +127,7 @@ GPU_FN float exp_of_negative(float x) {
   p = fma(p, r, 1.66665204e-1f);
   p = fma(p, r, 4.99999934e-1f);
   const float power = bit_cast<float>((bit_cast<u32>(shifted) - (0x4b400000u - 127u)) << 23);
-  return x < -87.0f ? 0.0f : fma(power, fma(r * r, p, r), power);
+  return x < -87.33655f ? 0.0f : fma(power, fma(r * r, p, r), power);
 }
 #else
 GPU_FN float exp_of_negative(float x) { return exp_series(x); }

@@ -104,13 +104,14 @@ template <class Math> struct Forward {
       *total += double(first.whole()), *squares += double(second.whole());
     }
   }
-  // The mean of some of the `side_by_side` elements of a group that lie together.
+  // The mean of some of the `side_by_side` elements of a group that lie together; one where all are equal, however
+  // large.
   APEX_INLINE Math pivot_of(const TileConversions<Math>& convert, int64_t element, int64_t side_by_side) const {
     const int64_t n = std::min<int64_t>(16, side_by_side);
     Math buffer[16], sum = Math(0);
     const Math* x = load_tile(convert, a.input, a.input_type, element, n, buffer);
-    for (int64_t j = 0; j < n; ++j) sum += x[j];
-    return sum / Math(n);
+    for (int64_t j = 0; j < n; ++j) sum += (x[j] - x[0]) / Math(n);
+    return x[0] + sum;
   }
   // What the share's groups come to: sums of differences from from[group] and of their squares.
   APEX_INLINE void sum_groups(const TileConversions<Math>& convert, const Share<Math>& s, const Math* from,
@@ -131,28 +132,31 @@ template <class Math> struct Forward {
       }
     });
   }
-  // The groups' means, and their sums of squares of differences from these. `mean` holds pivots before. Unless these
-  // are near the means, beside the deviations, the squares are added up again.
-  APEX_INLINE void measure(const TileConversions<Math>& convert, const Share<Math>& s, Math* mean,
+  // The groups' means, what rounding took from them, and the sums of squares of differences from the exact ones. `mean`
+  // holds pivots before. Unless these are near the means, beside the deviations, the squares are added up again.
+  APEX_INLINE void measure(const TileConversions<Math>& convert, const Share<Math>& s, Math* mean, double* rounded,
                            double* squares) const {
     const double count = double(a.spatial) * double(s.group_channels);
-    double sums[tile], again[tile];
+    double sums[tile];
     bool near = true;
     sum_groups(convert, s, mean, sums, squares);
     for (int64_t g = 0; g < s.groups; ++g) {
-      const double of_pivot = sums[g] * sums[g] / count;
+      const double of_pivot = sums[g] * sums[g] / count, exact = double(mean[g]) + sums[g] / count;
       near = near && of_pivot <= squares[g] / 4;
-      mean[g] = Math(double(mean[g]) + sums[g] / count);
+      mean[g] = Math(exact);
+      rounded[g] = exact - double(mean[g]);
       squares[g] -= of_pivot;
     }
-    if (!near) sum_groups(convert, s, mean, again, squares);
+    if (near) return;
+    sum_groups(convert, s, mean, sums, squares);
+    for (int64_t g = 0; g < s.groups; ++g) squares[g] -= count * rounded[g] * rounded[g];
   }
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
     const bool silu = a.silu != 0;
-    alignas(64) Math mean[tile], origin[tile], buffer[tile], made[tile];
-    double rstd[tile], squares[tile];
+    alignas(64) Math mean[tile], origin[tile], rest[tile], buffer[tile], made[tile];
+    double rstd[tile], squares[tile], rounded[tile];
     for (int64_t task = begin; task < end; ++task) {
       const Share<Math> s(a, task);
       const double count = double(a.spatial) * double(s.group_channels);
@@ -163,18 +167,19 @@ template <class Math> struct Forward {
             a.channels_last ? s.image * a.spatial * a.channels + channel : (s.image * a.channels + channel) * a.spatial;
         mean[g] = pivot_of(convert, element, a.channels_last ? s.group_channels : a.spatial);
       }
-      measure(convert, s, mean, squares);
+      measure(convert, s, mean, rounded, squares);
       for (int64_t g = 0; g < s.groups; ++g) {
         // Constants of many elements: what they lose, all of these do.
         rstd[g] = 1 / gpu::sqrt(squares[g] / count + a.eps);
         origin[g] = gpu::origin_of(mean[g], Math(rstd[g]));
+        rest[g] = Math(double(origin[g]) - double(mean[g]) - rounded[g]);
         reinterpret_cast<Math*>(a.mean)[s.row_of_statistics() + g] = mean[g];
         reinterpret_cast<Math*>(a.rstd)[s.row_of_statistics() + g] = Math(rstd[g]);
       }
       if (!a.channels_last) {
         for (int64_t c = s.first_channel(); c < s.first_channel() + s.channels(); ++c) {
           const Math scale = Math(rstd[0] * affine(convert, a.weight, a.weight_type, c, Math(1)));
-          const Math shift = gpu::fma(origin[0] - mean[0], scale, affine(convert, a.bias, a.weight_type, c, Math(0)));
+          const Math shift = gpu::fma(rest[0], scale, affine(convert, a.bias, a.weight_type, c, Math(0)));
           for (int64_t i = 0; i < a.spatial; i += tile) {
             const int64_t n = std::min<int64_t>(tile, a.spatial - i),
                           element = (s.image * a.channels + c) * a.spatial + i;
@@ -197,7 +202,7 @@ template <class Math> struct Forward {
           const int64_t g = (channel + j - s.first_channel()) / s.group_channels;
           from[j] = origin[g];
           w.weight[j] = Math(rstd[g] * w.weight[j]);
-          w.bias[j] = gpu::fma(origin[g] - mean[g], w.weight[j], w.bias[j]);
+          w.bias[j] = gpu::fma(rest[g], w.weight[j], w.bias[j]);
         }
         for (int64_t row = 0; row < rows; ++row) {
           const Math* x = load_tile(convert, a.input, a.input_type, element + row * a.channels, n, buffer);

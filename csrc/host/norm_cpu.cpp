@@ -118,14 +118,14 @@ template <bool centered, class Math> struct Forward {
     *sum = sums.whole();
     *squares = sums_of_squares.whole();
   }
-  // About the row's mean.
+  // About the row's mean; an element where all are equal, however large.
   APEX_INLINE Math pivot_of(Row<Math>& x) const {
     constexpr int64_t some = 16;
     const int64_t n = a.hidden < some ? 1 : some;
     const Math* of = x.tile_at(0, n);
     Math sum = Math(0);
-    for (int64_t j = 0; j < n; ++j) sum += of[j];
-    return sum / Math(n);
+    for (int64_t j = 0; j < n; ++j) sum += (of[j] - of[0]) / Math(some);
+    return of[0] + sum;
   }
   // Leaves mean and rstd of the row.
   APEX_INLINE Normalize<Math> measure(int64_t row, Row<Math>& x) const {
@@ -139,7 +139,10 @@ template <bool centered, class Math> struct Forward {
       sums_around(x, pivot, &sum, &squares);
       mean = double(pivot) + sum / count;
       const double of_pivot = sum * sum / count;
-      squares = of_pivot <= squares / 4 ? squares - of_pivot : squares_around(x, Math(mean));
+      // Those around a mean that is rounded have the rounding's square in each.
+      const double rounded = mean - double(Math(mean));
+      squares =
+          of_pivot <= squares / 4 ? squares - of_pivot : squares_around(x, Math(mean)) - count * rounded * rounded;
     } else {
       squares = squares_around(x, Math(0));
     }

@@ -182,6 +182,20 @@ def test_constant_groups(variant):
         torch.testing.assert_close(y.detach(), b.detach().reshape(1, -1, 1, 1).expand(y.shape))
 
 
+def test_groups_that_hardly_vary(variant):
+    """Groups of one value, however large it is; and a mean that rounds does not widen the deviation."""
+    on_cpu = variant.wanted == "cpu"  # sums of others overflow, and theirs round
+    for last in (False, True):
+        for channels, side in ((2, 1), (2, 3), (32, 1), (48, 5), (600, 2)):
+            x = make((1, channels, side, side), F32, variant.device, last)[0].detach()
+            assert run(x.fill_(1e38 if on_cpu else 3e3), 2, None, None).eq(0).all()
+        x = make((1, 2, 2, 1), F32, variant.device, last)[0].detach()
+        x.copy_(torch.tensor([1.0, 4.0, 2.0, 5.0], dtype=F32, device="cpu").reshape(x.shape) / 16)
+        x += 1e6 if on_cpu else 0
+        found, expected = run(x, 2, None, None).double().cpu(), exact(x.double().cpu(), 2, None, None)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
 def test_special_values_stay_in_their_groups(variant):
     for last in (False, True):
         for shape in ((2, 8, 3, 3), (1, 40, 40, 30)):

@@ -185,3 +185,17 @@ def test_extreme_values(variant, norm):
     assert y[1].isnan().any() and y[2].isnan().all() and y[[0, 3]].isfinite().all()
     zeros = norm.forward(torch.zeros(2, 64, device=device, dtype=F32), (64,), ())
     assert zeros.eq(0).all()
+
+
+def test_rows_that_hardly_vary(variant, norm):
+    """Rows of one value, however large it is; and a mean that rounds does not widen the deviation."""
+    far = norm.centered and variant.wanted == "cpu"  # sums of others overflow, and theirs round
+    for dtype in (F32, BF16):
+        for hidden in (1, 15, 16, 17, 33, 100, 3000):
+            x = torch.full((3, hidden), 1e38 if far else 3e3, dtype=dtype, device=variant.device)
+            y = norm.forward(x, (hidden,), ())
+            most = 2 * lists.ROUNDING[dtype] if not norm.centered else 0 if far else 1e-2
+            assert y.sub(0 if norm.centered else 1).abs().max() <= most
+    x = torch.tensor([[1.0, 4.0], [2.0, 5.0]], dtype=F32, device=variant.device) / 16 + (1e6 if far else 0)
+    expected = norm.exact(x.double().cpu(), (2,), ())
+    torch.testing.assert_close(norm.forward(x, (2,), ()).double().cpu(), expected, rtol=1e-5, atol=0)

@@ -412,3 +412,13 @@ def test_more_than_2_31_elements():
         )
         assert part[4095].eq(2.0**-12).all()
     assert dx[15, 15].abs().max() < 1e-3
+
+
+def test_exponentials_near_the_smallest_normal_number(variant):
+    """Down to 2^-126 they are what they are."""
+    x = torch.zeros(1, 1, 40, 33, dtype=F32, device=variant.device)
+    x[..., 1] = -86.9 - 0.01 * torch.arange(40, dtype=F32, device=variant.device)
+    x[..., 2:] = -200
+    check(x, scale=1.0)
+    y = forward(x, scale=1.0)[..., 1].double().cpu()
+    torch.testing.assert_close(y, x[..., 1].double().cpu().exp(), rtol=1e-5, atol=0)
