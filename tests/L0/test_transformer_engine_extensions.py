@@ -530,3 +530,54 @@ def test_enumerations_have_the_engine_s_numbers():
     assert sorted(constants.AttnMaskTypes) == sorted(_masks.KINDS)
     for dtype, name in constants.TE_DType.items():
         assert constants.torch_dtype(name, torch.device("cpu")) == dtype or "fnuz" in str(dtype)
+
+
+# ---- arguments that are no tensors, or not such --------------------------------------------------------------------
+
+
+def well_called():
+    """Arguments of each raw function, which it takes."""
+    one, x, codes = (lambda v=1.0: torch.full((1,), v, dtype=F32, device="cpu")), random(4, 16), empty(4, 16)
+    turned, ones = codes.t().contiguous(), torch.ones(16, dtype=F32, device="cpu")
+    e4m3, f32 = tex.DType.kFloat8E4M3, tex.DType.kFloat32
+    rows, cast = torch.ones(4, dtype=F32, device="cpu"), (one(), one(0.0), one(), e4m3)
+    return {
+        "cast_to_fp8": (x, *cast),
+        "cast_to_fp8_noalloc": (x, one(), codes, one(0.0), one(), e4m3),
+        "cast_from_fp8": (codes, one(), e4m3, f32),
+        "fused_cast_transpose": (x, one(), one(0.0), one(), codes, turned, e4m3),
+        "fused_cast_transpose_bgrad": (x, *cast),
+        "fused_cast_transpose_bgrad_dgelu": (x, x, *cast),
+        "fused_fp8_transpose_bgrad": (codes, *cast, f32),
+        "fp8_transpose": (codes, e4m3),
+        "fp8_transpose_noalloc": (codes, turned, e4m3),
+        "gelu": (x, *cast),
+        "swiglu": (x, *cast),
+        "dgelu": (x, x, f32),
+        "layernorm_fwd": (x, ones, ones, 1e-5, 0, False),
+        "layernorm_fwd_noalloc": (x, ones, ones, torch.empty_like(x), 1e-5, 0, False),
+        "layernorm_bwd": (x, x, rows, rows, ones, 0, False),
+        "rmsnorm_fwd": (x, ones, 1e-5, 0, False),
+        "rmsnorm_bwd": (x, x, rows, ones, 0, False),
+        "rmsnorm_fwd_fp8": (x, ones, 1e-5, *cast, 0, False),
+    }
+
+
+@pytest.mark.parametrize("name", well_called())
+def test_arguments_that_are_no_such_tensors(name):
+    """Each tensor of each function in turn: refused in words, and nothing of torch's or Python's own."""
+    function = getattr(tex, name)
+    function(*well_called()[name])
+    several = sum(isinstance(argument, torch.Tensor) for argument in well_called()[name]) > 1
+    for place, argument in enumerate(well_called()[name]):
+        if not isinstance(argument, torch.Tensor):
+            continue
+        whole = argument.shape != (1,)
+        bad = [3, "x", [1.0], argument.to(torch.complex64), argument.to_sparse()]
+        bad += [argument.to("meta")] if several else []  # alone it is a tensor as any other
+        bad += [None, argument.flatten()[0], argument.to(torch.int32)] if whole else [argument.double()]
+        for other in bad:
+            arguments = list(well_called()[name])
+            arguments[place] = other
+            with pytest.raises((TypeError, ValueError), match=name):
+                function(*arguments)

@@ -21,7 +21,6 @@ from apex._legacy import (
     scaled_softmax_cuda,
     scaled_upper_triang_masked_softmax_cuda,
 )
-from apex._legacy._raw import raw as _raw
 from apex._legacy.amp_C import (
     multi_tensor_adam,
     multi_tensor_adam_capturable,
@@ -34,6 +33,7 @@ from apex._legacy.amp_C import (
 from apex._loader import bindings
 from apex.transformer_engine.pytorch import _formats
 from apex.transformer_engine.pytorch._tex import casts
+from apex.transformer_engine.pytorch._tex.checks import raw as _raw
 from apex.transformer_engine.pytorch._tex.norms import (
     layernorm_bwd,
     layernorm_fwd,

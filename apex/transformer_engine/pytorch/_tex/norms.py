@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from apex import _fp8
-from apex._legacy._raw import raw as _raw
 from apex.transformer_engine.pytorch._tex import casts
+from apex.transformer_engine.pytorch._tex.checks import raw as _raw
 from apex.transformer_engine.pytorch.constants import fp8_dtype
 
 _ops = torch.ops.apex

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from apex import _fp8
-from apex._legacy._raw import raw as _raw
 from apex.transformer_engine.pytorch import _products, constants
 from apex.transformer_engine.pytorch._tex import casts
+from apex.transformer_engine.pytorch._tex.checks import raw as _raw
 
 _ops = torch.ops.apex
 _NAME = "transformer_engine_extensions.te_gemm"
