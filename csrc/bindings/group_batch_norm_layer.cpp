@@ -67,7 +67,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_batch_norm_layer(
   const auto& merge = dispatcher_op<WelfordParallel>();
   const auto& forward = dispatcher_op<GroupbnForward>();
   // Before anything is counted, and before a copy reads memory that is not there.
-  TORCH_CHECK_VALUE(!input.has_storage() || has_memory(input), op, ": the input has no memory: it was freed");
+  TORCH_CHECK_VALUE(!input.has_storage() || input.is_meta() || has_memory(input), op,
+                    ": the input has no memory: it was freed");
   const Channels channels = nhwc_channels_of(op, input, channel_last);
   check_like(op, "z", z, input.sym_sizes(), input.scalar_type(), "the input's ");
   check_affine(op, weight, bias, input, channels.count);
