@@ -19,9 +19,10 @@ class FusedAdam(optimizers.FusedAdam):
     """apex.optimizers.FusedAdam, which also updates weights that are kept in FP8 alone, with the public engine's names.
 
     Args:
-        params, lr, betas, eps, weight_decay, amsgrad, bias_correction, adam_w_mode, capturable, master_weights,
-            set_grad_none: as of apex.optimizers.FusedAdam. Weights in FP8 (fp8_model_init) need master_weights: they
-            are the masters' casts. A master begins as the value that fp8_model_init preserved, if it did.
+        params, lr, betas, eps, weight_decay, amsgrad: as of apex.optimizers.FusedAdam.
+        bias_correction, adam_w_mode, capturable, set_grad_none: as of apex.optimizers.FusedAdam.
+        master_weights: weights in FP8 (fp8_model_init) need it: they are the masters' casts. A master begins as the
+            value that fp8_model_init preserved, if it did.
         master_weight_dtype, exp_avg_dtype, exp_avg_sq_dtype: float32 alone.
         store_param_remainders: accepted: masters are whole float32 numbers, which the public engine then keeps in two
             halves.
@@ -29,8 +30,7 @@ class FusedAdam(optimizers.FusedAdam):
 
     Raises:
         NotImplementedError: other dtypes of states, use_decoupled_grad.
-        TypeError, from step: weights in FP8 without master_weights.
-        The others as apex.optimizers.FusedAdam.
+        TypeError: from step: weights in FP8 without master_weights. The others as apex.optimizers.FusedAdam.
     """
 
     def __init__(
