@@ -14,7 +14,7 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from dense import REST, captured, gpu_times, host_time, wall_time
+from dense import REST, captured, gpu_times, host_time, step_of, wall_time
 
 import apex.transformer_engine.pytorch as te
 from apex.transformer_engine.common import recipe
@@ -22,13 +22,6 @@ from apex.transformer_engine.common import recipe
 LINEARS = [(8192, 4096, 16384), (4096, 4096, 4096)]
 LAYER = {"hidden": 4096, "heads": 32, "batch": 8, "length": 2048}
 RECIPES = {"delayed": recipe.DelayedScaling, "current": recipe.Float8CurrentScaling}
-
-
-def step_of(function, leaves, x, g):
-    def step():
-        return torch.autograd.grad(function(x), [x, *leaves], g)
-
-    return step
 
 
 def in_fp8(module, made):

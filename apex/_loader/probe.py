@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 
 from apex._loader import drivers, environment, installed, jit, npu, system
@@ -84,9 +84,14 @@ _LEVELS: tuple[tuple[int, set[str]], ...] = (  # the x86-64 psABI's levels, by t
 
 def cpu_level(flags: Set[str]) -> int:
     """x86-64 level, 1 to 4, of a processor with these flags (a set, as /proc/cpuinfo names them)."""
+    return _reached((level, needed <= flags) for level, needed in _LEVELS)
+
+
+def _reached(levels: Iterable[tuple[int, bool]]) -> int:
+    """Of (level, whether the processor has what it adds), from below: the last before one that it has not."""
     reached = 1
-    for level, needed in _LEVELS:
-        if not needed <= flags:
+    for level, has in levels:
+        if not has:
             break
         reached = level
     return reached
@@ -121,12 +126,7 @@ _WINDOWS_LEVELS = ((2, 38), (3, 40), (4, 41))
 
 def windows_cpu_level(has: Callable[[int], bool]) -> int:
     """x86-64 level, 1 to 4, of a processor of which Windows says what it has."""
-    reached = 1
-    for level, feature in _WINDOWS_LEVELS:
-        if not has(feature):
-            break
-        reached = level
-    return reached
+    return _reached((level, has(feature)) for level, feature in _WINDOWS_LEVELS)
 
 
 def _windows_has(feature: int) -> bool:

@@ -228,16 +228,21 @@ def _check_updates(op, histories, scales, fp8_max, scale, scale_inv):
         _check_numbers(op, what, numbers, total, "all histories' columns, ")
 
 
-@kernel
-def fp8_multi_update_scales(fp8_max, amax_histories, scales, scale, scale_inv, margin, most_recent):
-    op = "fp8_multi_update_scales"
-    for name, given in (("amax_histories", amax_histories), ("scales", scales)):
+def _check_lists(op, beside, device, **lists):
+    """Of the lists by name: each tensor has plain values, on the device, which is that of the argument `beside`."""
+    for name, given in lists.items():
         for i, tensor in enumerate(given):
             tensors.refuse_unless_plain(tensor, f"apex::{op}: {name}[{i}]")
             value(
-                tensor.device == scale.device,
-                "{}: {} is on {} but scale is on {}", op, name, tensor.device, scale.device,
+                tensor.device == device,
+                "{}: {} is on {} but {} is on {}", op, name, tensor.device, beside, device,
             )  # fmt: skip
+
+
+@kernel
+def fp8_multi_update_scales(fp8_max, amax_histories, scales, scale, scale_inv, margin, most_recent):
+    op = "fp8_multi_update_scales"
+    _check_lists(op, "scale", scale.device, amax_histories=amax_histories, scales=scales)
     _check_updates(op, amax_histories, scales, fp8_max, scale, scale_inv)
     place = tensors.place_of(scale)
     if place is None:
@@ -299,13 +304,7 @@ def _check_multi(op, scales, amaxes, inputs, rows, columns):
 @kernel
 def fp8_multi_quantize(scales, amaxes, inputs, rows, columns):
     op = "fp8_multi_quantize"
-    for name, given in (("inputs", inputs), ("rows", rows), ("columns", columns)):
-        for i, tensor in enumerate(given):
-            tensors.refuse_unless_plain(tensor, f"apex::{op}: {name}[{i}]")
-            value(
-                tensor.device == scales.device,
-                "{}: {} is on {} but scales is on {}", op, name, tensor.device, scales.device,
-            )  # fmt: skip
+    _check_lists(op, "scales", scales.device, inputs=inputs, rows=rows, columns=columns)
     _check_multi(op, scales, amaxes, inputs, rows, columns)
     place = tensors.place_of(scales)
     if place is None:

@@ -112,6 +112,18 @@ def check_number(name, what, tensor, x):
         raise ValueError(f"{name}: {what} is on {tensor.device} but the input is on {x.device}")
 
 
+def check_numbers(name, what, numbers, count, device):
+    """Of `count` tensors, one each: float32 [count], side by side."""
+    if numbers.dtype != torch.float32:
+        raise TypeError(f"{name}: {what} must be float32, not {numbers.dtype}")
+    if list(numbers.shape) != [count]:
+        raise ValueError(f"{name}: {what} has shape {list(numbers.shape)}, not [{count}]")
+    if numbers.device != device:
+        raise ValueError(f"{name}: {what} is on {numbers.device} but the input is on {device}")
+    if count > 1 and numbers.stride(0) != 1:
+        raise ValueError(f"{name}: {what} must be contiguous")
+
+
 def check_cast(name, x, scale, dtype, amax):
     """Raises where x cannot be cast so."""
     format_of(name, dtype)

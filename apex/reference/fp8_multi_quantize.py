@@ -9,17 +9,6 @@ _NAME = "fp8_multi_quantize"
 NO_DERIVATIVE = True
 
 
-def _check_numbers(what, numbers, count, device):
-    if numbers.dtype != torch.float32:
-        raise TypeError(f"{_NAME}: {what} must be float32, not {numbers.dtype}")
-    if list(numbers.shape) != [count]:
-        raise ValueError(f"{_NAME}: {what} has shape {list(numbers.shape)}, not [{count}]")
-    if numbers.device != device:
-        raise ValueError(f"{_NAME}: {what} is on {numbers.device} but the input is on {device}")
-    if count > 1 and numbers.stride(0) != 1:
-        raise ValueError(f"{_NAME}: {what} must be contiguous")
-
-
 def _check_output(what, output, shape, x, i):
     fp8.format_of(_NAME, output.dtype)
     if list(output.shape) != shape or output.device != x.device:
@@ -36,9 +25,9 @@ def _check(scales, amaxes, inputs, rows, columns):
     for what, given in (("rows", rows), ("columns", columns)):
         if given and len(given) != len(inputs):
             raise ValueError(f"{_NAME}: {len(inputs)} inputs, {len(given)} {what}")
-    _check_numbers("scales", scales, len(inputs), scales.device)
+    fp8.check_numbers(_NAME, "scales", scales, len(inputs), scales.device)
     if amaxes is not None:
-        _check_numbers("amaxes", amaxes, len(inputs), scales.device)
+        fp8.check_numbers(_NAME, "amaxes", amaxes, len(inputs), scales.device)
     for i, x in enumerate(inputs):
         fp8.check_input(_NAME, x)
         if x.device != scales.device:

@@ -9,17 +9,6 @@ _NAME = "fp8_multi_update_scales"
 NO_DERIVATIVE = True
 
 
-def _check_numbers(what, numbers, count, device):
-    if numbers.dtype != torch.float32:
-        raise TypeError(f"{_NAME}: {what} must be float32, not {numbers.dtype}")
-    if list(numbers.shape) != [count]:
-        raise ValueError(f"{_NAME}: {what} has shape {list(numbers.shape)}, not [{count}]")
-    if numbers.device != device:
-        raise ValueError(f"{_NAME}: {what} is on {numbers.device} but the input is on {device}")
-    if count > 1 and numbers.stride(0) != 1:
-        raise ValueError(f"{_NAME}: {what} must be contiguous")
-
-
 def _check_history(history, rows, i):
     if history.dtype != torch.float32:
         raise TypeError(f"{_NAME}: amax_histories[{i}] must be float32, not {history.dtype}")
@@ -44,10 +33,10 @@ def fp8_multi_update_scales(fp8_max, amax_histories, scales, scale, scale_inv, m
         raise ValueError(f"{_NAME}: {len(amax_histories)} histories, {len(scales)} scales")
     for i, (history, old) in enumerate(zip(amax_histories, scales, strict=True)):
         _check_history(history, amax_histories[0].shape[0], i)
-        _check_numbers(f"scales[{i}]", old, history.shape[1], history.device)
+        fp8.check_numbers(_NAME, f"scales[{i}]", old, history.shape[1], history.device)
     sizes = [old.numel() for old in scales]
     for what, numbers in (("fp8_max", fp8_max), ("scale", scale), ("scale_inv", scale_inv)):
-        _check_numbers(what, numbers, sum(sizes), scale.device)
+        fp8.check_numbers(_NAME, what, numbers, sum(sizes), scale.device)
     if not scales:
         return
     scale.copy_(torch.cat(scales))

@@ -55,6 +55,7 @@ from apex.transformer_engine.pytorch.constants import (
     fp8_dtype,
     torch_dtype,
 )
+from apex.transformer_engine.pytorch.module.layernorm_mlp import ACTIVATIONS
 
 bindings.load()
 _ops = torch.ops.apex
@@ -311,15 +312,7 @@ def _slope(name, kind, gated):
     return _raw(run)
 
 
-_KINDS = {
-    "gelu": ("gelu", False),
-    "relu": ("relu", False),
-    "qgelu": ("quick_gelu", False),
-    "srelu": ("squared_relu", False),
-    "geglu": ("gelu", True),
-    "reglu": ("relu", True),
-    "swiglu": ("silu", True),
-}
+_KINDS = {name: ACTIVATIONS[name] for name in ("gelu", "relu", "qgelu", "srelu", "geglu", "reglu", "swiglu")}
 gelu, relu, qgelu, srelu, geglu, reglu, swiglu = (_activation(name, *kind) for name, kind in _KINDS.items())
 dgelu, drelu, dqgelu, dsrelu, dgeglu, dreglu, dswiglu = (_slope(name, *kind) for name, kind in _KINDS.items())
 
