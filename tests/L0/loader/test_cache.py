@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from apex._loader import system
 from apex._loader.jit import cache
 
 from .described import ROOT
@@ -257,11 +258,14 @@ def test_roots_cache_in_an_image_serves_other_users(folder):
     assert cache.fetch(KEY, lambda: b"payload") == b"payload"
     shared = tempfile.mkdtemp(prefix="apex-baked-")  # pytest's own folders are closed to others
     try:
-        os.chmod(shared, 0o755)
+        os.makedirs(f"{shared}/apex/_loader")
         shutil.copyfile(folder / KEY, f"{shared}/{KEY}")
-        os.chmod(f"{shared}/{KEY}", 0o644)
         shutil.copyfile(cache.__file__, f"{shared}/cache.py")  # the checkout may be closed to others too
-        os.chmod(f"{shared}/cache.py", 0o644)
+        shutil.copyfile(system.__file__, f"{shared}/apex/_loader/system.py")  # what the cache imports
+        for place, _, files in os.walk(shared):
+            os.chmod(place, 0o755)
+            for file in files:
+                os.chmod(os.path.join(place, file), 0o644)
         as_other = ["setpriv", f"--reuid={OTHERS}", f"--regid={OTHERS}", "--clear-groups"]
         code = f"import cache; print(cache.fetch({KEY!r}, lambda: b'again'), cache.usable())"
         done = subprocess.run(
