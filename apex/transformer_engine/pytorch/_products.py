@@ -88,6 +88,8 @@ def _padded(codes, rows):
 
 def _aligned(scale):
     """cublasLt takes a scale on a multiple of 16 bytes alone; one of a layer's several may lie elsewhere."""
+    if torch.compiler.is_compiling():  # whose scales are tensors of their own; it cannot trace where they lie
+        return scale
     return scale.clone() if scale.storage_offset() % 4 else scale
 
 
