@@ -24,6 +24,9 @@ F32, BF16 = torch.float32, torch.bfloat16
 E4M3, E5M2 = te.DType.kFloat8E4M3, te.DType.kFloat8E5M2
 ON = pytest.mark.parametrize("device", DEVICES)
 STEP = {E4M3: 2.0**-3, E5M2: 2.0**-2}
+EMPTY = {"scaling_fwd": constants.FP8TensorMeta()}
+OF_THREE = {"scaling_fwd": constants.FP8TensorMeta(*[torch.ones(3, dtype=F32, device="cpu")] * 2)}
+NO_STATE = {"fp8_meta": {}, "fp8_meta_index": 0}
 
 
 def number(value, device="cpu"):
@@ -78,12 +81,29 @@ def test_made_of_codes(device):
         (ValueError, "fp8_scale_inv", lambda: te.Float8Tensor(codes)),
         (TypeError, "uint8 or FP8", lambda: te.Float8Tensor(codes.float(), fp8_scale_inv=1)),
         (ValueError, "fp8_meta_index", lambda: te.Float8Tensor(codes, fp8_meta={})),
+        (ValueError, 'has no "scaling_fwd"', lambda: te.Float8Tensor(codes, fp8_meta={}, fp8_meta_index=0)),
+        (ValueError, 'has no "scaling_bwd"', lambda: te.Float8Tensor(codes, None, EMPTY, False, 0)),
+        (ValueError, "is 3, but", lambda: te.Float8Tensor(codes, None, OF_THREE, True, 3)),
+        (ValueError, 'has no "scaling_fwd"', lambda: te.Float8Tensor.to_float8(random(3), **NO_STATE)),
         (ValueError, "fp8_attrs", lambda: te.Float8Tensor(codes, fp8_attrs={}, fp8_scale_inv=1)),
         (ValueError, "matrix", lambda: te.Float8Tensor(codes[0], fp8_scale_inv=1).transpose_2d()),
         (TypeError, "FP8 dtypes", lambda: te.Float8Tensor.to_float8(random(3), fp8_dtype=F32)),
     ):
         with pytest.raises(error, match=text):
             call()
+
+
+@ON
+def test_a_meta_without_a_state_serves_where_its_scale_is_not_needed(device):
+    """As before the first step of the public engine's layers: the scale that is given is taken."""
+    codes, x = torch.arange(24, dtype=torch.uint8, device=device), random(24, device=device)
+    for meta in ({}, EMPTY):
+        made = te.Float8Tensor(codes.clone(), fp8_meta=meta, fp8_meta_index=0, fp8_scale_inv=0.5)
+        assert torch.equal(made.from_float8(), te.Float8Tensor(codes, fp8_scale_inv=0.5).from_float8())
+        made.copy_(x)
+        assert torch.allclose(made.from_float8(), x, rtol=2.0**-3, atol=2.0**-9)
+        cast = te.Float8Tensor.to_float8(x, fp8_meta=meta, fp8_meta_index=0, scale=number(2.0, device))
+        assert cast._scale_inv == 0.5
 
 
 @ON

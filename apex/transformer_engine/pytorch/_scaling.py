@@ -30,9 +30,10 @@ class Scaling:
         self.fixed = False
         self._known: tuple[Any, ...] | None = None
         self._newest: tuple[Any, ...] | None = None
+        self.maxima: tuple[Any, ...] | None = None  # of the update that begins with this one: `_maxima`
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": None, "_newest": None}
+        return {**self.__dict__, "_known": None, "_newest": None, "maxima": None}
 
     def scalars(self, scale: torch.Tensor) -> tuple[Sequence[torch.Tensor], ...]:
         """(scales, 1 / scales, row 0 of the history), each a scalar for each tensor.
@@ -145,14 +146,16 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
             scaling.fixed = True  # what replays finds the scales where they are now
     with _kept_tensors(traced), kept_versions(scaling.amax_history for scaling in scalings):
         if callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo is not None:
-            with torch.no_grad():
-                for scaling, largest in zip(scalings, maxima, strict=True):
-                    _update_by_functions(scaling, largest, recipe)
+            with torch.no_grad():  # no history moves on before every function has given its scales
+                news = [_scale_by_functions(*of, recipe) for of in zip(scalings, maxima, strict=True)]
+                for scaling, new in zip(scalings, news, strict=True):
+                    _move_on(scaling.amax_history)
+                    scaling.replace(new, torch.ones_like(new) / new)
             return
         olds = [scaling.scale for scaling in scalings]
         sizes = [old.shape[0] for old in olds]
         histories = [scaling.amax_history for scaling in scalings]
-        numbers = _maxima((*maxima, *sizes), olds[0])
+        numbers = _maxima(scalings[0], tuple(maxima), sizes)
         made = _casts.update_scales(histories, olds, numbers, recipe.margin, recipe.amax_compute_algo)
         scale, inverse = (torch.split_with_sizes(tensor, sizes) for tensor in made)
         scalars = None if traced else (made[0].unbind(), _apart(made[1]))
@@ -172,19 +175,19 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
             torch._foreach_copy_(kept, taken)
 
 
-# Of what was asked for before: numbers on a device, which no step sends there again.
-_known_maxima: dict[Any, torch.Tensor] = {}
+def _maxima(owner, maxima, sizes):
+    """float32 on the device of `owner`: each of `maxima` as often as `sizes` says.
 
-
-def _maxima(key, like):
-    """float32 beside `like`: the first half of `key`, each as often as its second half says."""
-    kept = _is_kept(like)
-    found = _known_maxima.get((like.device, key)) if kept else None
-    if found is None:
-        parts = zip(key[: len(key) // 2], key[len(key) // 2 :], strict=True)
-        found = torch.cat([like.new_full((size,), number) for number, size in parts])
-        if kept and not _is_captured(like):
-            _known_maxima[like.device, key] = found
+    What was asked for last stays with the owner, the first whose scales are made: no step sends it there again.
+    """
+    like, key = owner.scale, (maxima, tuple(sizes))
+    kept, known = _is_kept(like), owner.maxima
+    if kept and known is not None and known[0] == key and known[1].device == like.device:
+        return known[1]
+    parts = zip(maxima, sizes, strict=True)
+    found = torch.cat([like.new_full((size,), number) for number, size in parts])
+    if kept and not _is_captured(like):
+        owner.maxima = key, found
     return found
 
 
@@ -194,18 +197,29 @@ def _kept_tensors(traced):
     return contextlib.nullcontext() if training else torch.inference_mode(False)
 
 
-def _update_by_functions(scaling, largest, recipe):
-    """The same, by functions of the recipe."""
-    history, algorithm = scaling.amax_history, recipe.amax_compute_algo
-    if callable(algorithm):
-        amax = algorithm(history)
-    else:
-        amax = history.amax(0) if algorithm == "max" else history[0].clone()
+def _move_on(history):
     history.copy_(history.roll(-1, 0))
     history[0].zero_()
+
+
+def _scale_by_functions(scaling, largest, recipe):
+    """The new scales of one, by functions of the recipe; a function sees a copy of the history."""
+    history, algorithm = scaling.amax_history.clone(), recipe.amax_compute_algo
+    if callable(algorithm):
+        amax = _checked("amax_compute_algo", algorithm(history), scaling.scale)
+    else:
+        amax = history.amax(0) if algorithm == "max" else history[0].clone()
     make = recipe.scaling_factor_compute_algo
     if make is None:
-        scale = _casts.delayed_scale(amax, scaling.scale, largest, recipe.margin)
-    else:
-        scale = make(amax, scaling.scale, largest, recipe)
-    scaling.replace(scale, torch.ones_like(scale) / scale)
+        return _casts.delayed_scale(amax, scaling.scale, largest, recipe.margin)
+    return _checked(
+        "scaling_factor_compute_algo", make(amax, scaling.scale.clone(), largest, recipe), scaling.scale
+    )
+
+
+def _checked(name, made, like):
+    """What a function of the recipe gave: float32, a number for each tensor."""
+    if not isinstance(made, torch.Tensor) or made.shape != like.shape:
+        given = f"shape {list(made.shape)}" if isinstance(made, torch.Tensor) else repr(made)
+        raise ValueError(f"{name} must give a tensor of shape {list(like.shape)}, not {given}")
+    return made.to(like.device, like.dtype)

@@ -143,14 +143,15 @@ def flush(reduced: bool) -> None:
         _reduce(taken)
     batches: dict[Any, list[LayerState]] = {}
     for state in taken:
-        state.pending = False
         scale = state.forward.scale
         batches.setdefault((id(state.recipe), scale.device, type(scale)), []).append(state)
     for states in batches.values():
         scalings = [scaling for state in states for scaling in (state.forward, state.backward)]
         maxima = [largest for state in states for largest in state.maxima()]
         _scaling.update(scalings, maxima, states[0].recipe or DelayedScaling())
-    _pending[:] = [state for state in _pending if state.pending]
+        for state in states:  # behind the update: where it raises, nothing was updated, and they wait on
+            state.pending = False
+        _pending[:] = [state for state in _pending if state.pending]
 
 
 def _reduce(states):

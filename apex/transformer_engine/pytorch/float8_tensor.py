@@ -34,7 +34,7 @@ class Float8Tensor(torch.Tensor):
         dtype: shown.
 
     Raises:
-        TypeError, ValueError: data of another dtype; neither fp8_scale_inv nor fp8_meta.
+        TypeError, ValueError: data of another dtype; neither fp8_scale_inv nor an fp8_meta with a scale for the index.
     """
 
     _codes: torch.Tensor
@@ -62,7 +62,8 @@ class Float8Tensor(torch.Tensor):
         if not isinstance(data, torch.Tensor) or data.dtype not in _KINDS:
             raise TypeError(f"Float8Tensor: data must be uint8 or FP8, not {getattr(data, 'dtype', data)}")
         codes = data.view(constants.fp8_dtype(fp8_dtype, data.device)) if data.dtype in _KINDS[:2] else data
-        scaling = _scaling_of(fp8_meta, fp8_meta_forward, fp8_meta_index)
+        needed = fp8_scale_inv is None
+        scaling = _scaling_of(fp8_meta, fp8_meta_forward, fp8_meta_index, needed)
         if fp8_scale_inv is None and scaling is not None:
             fp8_scale_inv = scaling[0].scale_inv[scaling[1]].clone()
         if fp8_scale_inv is None:
@@ -121,7 +122,7 @@ class Float8Tensor(torch.Tensor):
             )
         scale = None if scale is None else _number("scale", scale)
         scale_inv = None if scale_inv is None else _number("scale_inv", scale_inv)
-        scaling = _scaling_of(fp8_meta, fp8_meta_forward, fp8_meta_index)
+        scaling = _scaling_of(fp8_meta, fp8_meta_forward, fp8_meta_index, scale is None)
         wanted = DType.kFloat8E4M3 if fp8_dtype is None else fp8_dtype
         dtype = constants.fp8_dtype(wanted, tensor.device)
         return _ToFloat8.apply(tensor, dtype, scaling, scale, amax, scale_inv)
@@ -240,13 +241,26 @@ def _number(name, tensor):
     return tensor.view(())
 
 
-def _scaling_of(meta, forward, index):
-    """(the state of a layer's direction, which tensor of it) of a layer's fp8_meta; None without one."""
+def _scaling_of(meta, forward, index, needed):
+    """(the state of a layer's direction, which tensor of it) of a layer's fp8_meta; None without one.
+
+    A meta that has no state yet is as none, unless its scale is needed.
+    """
     if meta is None:
         return None
     if index is None:
         raise ValueError("fp8_meta needs an fp8_meta_index")
-    return meta["scaling_fwd" if forward else "scaling_bwd"], int(index)
+    key = "scaling_fwd" if forward else "scaling_bwd"
+    state = meta.get(key)
+    if state is None or state.scale is None:
+        if needed:
+            raise ValueError(
+                f'fp8_meta has no "{key}" with a scale, only {sorted(meta)}: give the fp8_meta of a layer, or a scale'
+            )
+        return None
+    if not 0 <= int(index) < state.scale.numel():
+        raise ValueError(f'fp8_meta_index is {int(index)}, but "{key}" has {state.scale.numel()} tensors')
+    return state, int(index)
 
 
 def _cast(values, dtype, scaling=None, scale=None, amax=None):
