@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pathlib
+import time
 import traceback
 
 import pytest
@@ -64,14 +65,19 @@ def shorten(group, seconds=2):
 
 
 def run_cases(module, mesh, rank, folder):
-    """Every case of a module, which gets the mesh, and a file that says how each ended. Ends the process."""
+    """Every case of a module, which gets the mesh, and a file that says how each ended. Ends the process.
+
+    What each took is printed, so that a run that is cut off tells where it was.
+    """
     results = {}
     for name, case in importlib.import_module(module).CASES.items():
-        results[name] = ""
+        results[name], begin = "", time.monotonic()
         try:
             case(mesh)
         except Exception:
             results[name] = traceback.format_exc()
+        how = "failed" if results[name] else "passed"
+        print(f"rank {rank}: {name} {how} in {time.monotonic() - begin:.1f} s", flush=True)
     (pathlib.Path(folder) / f"rank{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     os._exit(0)  # now and then a thread of torch's still runs while a group ends, which aborts the process
