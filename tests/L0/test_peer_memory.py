@@ -17,15 +17,15 @@ from apex.contrib.peer_memory import _memory
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed")
 
 
-def run_on_one_gpu(rank, folder):
+def run_on_one_gpu(rank, ranks, folder):
     """Two processes share a card: each waits while the other one runs. gloo, since NCCL refuses that."""
     torch.cuda.set_device(0)
-    sharded_adam.run(rank, 2, folder, {}, "peer_ranks")
+    sharded_adam.run(rank, ranks, folder, {}, "peer_ranks")
 
 
-def run_on_two_gpus(rank, folder):
+def run_on_two_gpus(rank, ranks, folder):
     os.environ["NCCL_NVLS_ENABLE"] = "0"
-    sharded_adam.start_nccl(rank, 2, folder)
+    sharded_adam.start_nccl(rank, ranks, folder)
     sharded_adam.run_cases("peer_ranks", None, rank, folder)
 
 
@@ -54,9 +54,9 @@ def test_ranks(results, case):
         assert not result[case], f"rank {rank}: {result[case]}"
 
 
-def run_spatial(rank, folder):
+def run_spatial(rank, ranks, folder):
     os.environ["NCCL_NVLS_ENABLE"] = "0"
-    sharded_adam.start_nccl(rank, 2, folder)
+    sharded_adam.start_nccl(rank, ranks, folder)
     torch.backends.cudnn.allow_tf32 = False
     sharded_adam.run_cases("spatial_ranks", None, rank, folder)
 
