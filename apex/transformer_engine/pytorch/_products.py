@@ -46,7 +46,13 @@ def product(
             found = _dequantized(a, a_scale) @ _dequantized(b, b_scale).t()
     if bias is not None:
         found = found + bias
-    return found.to(dtype)
+    return _in(dtype, found)
+
+
+def _in(dtype, found):
+    """In a dtype, by no op where it is in that: torch 2.11 compiles a Function with all that its forward makes among
+    its outputs, and sends the gradient of one that is there twice to the wrong one."""
+    return found if found.dtype == dtype else found.to(dtype)
 
 
 def _widened(a, b):
@@ -104,4 +110,4 @@ def _by_card(a, a_scale, b, b_scale, dtype, bias, accurate):
         a, b.t(), *scales, bias=bias if fused else None, out_dtype=dtype, use_fast_accum=fast
     )
     found = found if found.shape[1] == outputs else found[:, :outputs].contiguous()
-    return found if fused or bias is None else (found + bias).to(dtype)
+    return found if fused or bias is None else _in(dtype, found + bias)
