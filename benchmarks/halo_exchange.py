@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from _overlap import without_multicast
 
 from apex.contrib.bottleneck import HaloExchangerAllGather, HaloExchangerPeer, HaloExchangerSendRecv
 from apex.contrib.peer_memory import PeerMemoryPool
@@ -52,7 +53,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=200, help="exchanges a measurement")
     arguments = parser.parse_args()
-    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    without_multicast()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
     ranks, rank = list(range(dist.get_world_size())), dist.get_rank()

@@ -1,6 +1,6 @@
 """Batch norm's kernels on one GPU, and SyncBatchNorm over two with NCCL, beside torch's own.
 
-usage: python benchmarks/syncbn.py [--only channels_last] [--without-compile] [--kernels] [--json FILE]
+usage: python benchmarks/syncbn.py [--only channels_last] [--without-compile] [--kernels | --layers] [--json FILE]
 
 Floors: statistics read the input once. Forward alone: two reads of the input and one write. Forward and backward
 together: two reads and one write, then two reads each of input and gradient and one write. Numbers of a channel do
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from _measure import wall_seconds
+from _overlap import without_multicast
 from _report import Report, parse
 
 from apex.parallel import SyncBatchNorm
@@ -129,6 +130,7 @@ def measure_layers(report):
 
 
 def _rank(rank, world, folder, options, bandwidth, rows):
+    without_multicast()
     torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl",
@@ -147,13 +149,16 @@ def _rank(rank, world, folder, options, bandwidth, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kernels", action="store_true", help="the kernels alone, no whole layers")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--kernels", action="store_true", help="the kernels alone, no whole layers")
+    which.add_argument("--layers", action="store_true", help="whole layers over two GPUs alone")
     options = parse(parser, accuracy=False)
     report = Report(options)
-    measure_kernels(report)
-    if not options.kernels:
-        measure_layers(report)
-    report.end()
+    if not options.layers:
+        measure_kernels(report)
+        if not options.kernels:
+            measure_layers(report)
+        report.end()
     if not options.kernels and torch.cuda.device_count() > 1:
         with tempfile.TemporaryDirectory() as folder:
             given = (2, folder, options, report.bandwidth, report.rows)

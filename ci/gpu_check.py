@@ -17,10 +17,12 @@ measures a single GPU.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -44,28 +46,35 @@ class Check:
 
     def __init__(self, wheel: Path, place: Path, out: Path, expression: str | None):
         self.wheel, self.place, self.out, self.expression = wheel, place, out, expression
-        self.site, self.junit = place / "site", out / "L0.xml"
+        self.site, self.junits = place / "site", [out / "L0.xml"]
         self.steps, self.machine = {}, {}
 
-    def run(self, *command, site=None, extra=(), **variables):
+    def run(self, *command, site=None, extra=(), said=None, limit=None, **variables):
         """A command in the temporary folder, where no checkout is importable; returns (exit code, output).
 
-        The code of a command that is ended at the limit is a sentence.
+        said: a file for the output as it comes. limit: seconds; None: those of all commands. The code of a command that
+        is ended then is a sentence.
         """
         environment = {k: v for k, v in os.environ.items() if not k.startswith("APEX_")}
         paths = [str(site or self.site), *map(str, extra)]
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "APEX_CACHE_DIR": str(self.place / "cache")}
         environment["NCCL_NVLS_ENABLE"] = "0"  # no multicast over NVLink
-        with open(self.place / "said.txt", "w+b") as said:
-            try:
-                code = subprocess.run(
-                    [sys.executable, *map(str, command)], cwd=self.place, env=environment | variables,
-                    timeout=self.limit, stdout=said, stderr=subprocess.STDOUT, check=False,
-                ).returncode  # fmt: skip
-            except subprocess.TimeoutExpired:  # what it said until then tells where it was
-                code = f"ended after {self.limit} s"
-            said.seek(0)
-            return code, said.read().decode(errors="replace") + (code if isinstance(code, str) else "")
+        limit = limit or self.limit
+        with open(said or self.place / "said.txt", "w+b") as file:
+            with subprocess.Popen(
+                [sys.executable, *map(str, command)], cwd=self.place, env=environment | variables, stdout=file,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            ) as process:  # fmt: skip
+                try:
+                    code = process.wait(limit)
+                except subprocess.TimeoutExpired:  # what it said until then tells where it was
+                    code = f"ended after {limit:.0f} s"
+                    _end(process)
+                except BaseException:
+                    _end(process)
+                    raise
+            file.seek(0)
+            return code, file.read().decode(errors="replace") + (code if isinstance(code, str) else "")
 
     def step(self, name, function):
         start = time.monotonic()
@@ -76,6 +85,12 @@ class Check:
         seconds = time.monotonic() - start
         self.steps[name] = {"passed": ok, "seconds": round(seconds, 1), "says": text[-2000:]}
         print(f"{'ok  ' if ok else 'FAIL'} {name} ({seconds:.0f} s)\n{text.rstrip()}\n", flush=True)
+        self.write_down()
+
+    def write_down(self):
+        """What every step said so far, so that it stays when this program is ended early."""
+        text = json.dumps({"wheel": self.wheel.name, "steps": self.steps, "probe": self.machine}, indent=1)
+        (self.out / "steps.json").write_text(text)
 
     # ---- the steps -------------------------------------------------------------------------------------
 
@@ -91,21 +106,22 @@ class Check:
         return code == 0, text
 
     def tests(self):
+        return self.pytest(self.junits[0], self.marker, *self.which(self.copy()))
+
+    def copy(self):
+        """The tests' folder, where no checkout is importable."""
         copy = self.place / "tests"
-        shutil.copytree(ROOT / "tests", copy)
-        shutil.copyfile(ROOT / "pyproject.toml", self.place / "pyproject.toml")  # the tests' markers
-        arguments = [
-            "-v",
-            "--durations=30",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            self.marker,
-            f"--junitxml={self.junit}",
-        ]
-        arguments += ["-k", self.expression] if self.expression else []
-        code, text = self.run("-m", "pytest", *arguments, *self.which(copy), extra=[copy])
-        (self.out / "L0.txt").write_text(text)
+        if not copy.exists():
+            shutil.copytree(ROOT / "tests", copy)
+            shutil.copyfile(ROOT / "pyproject.toml", self.place / "pyproject.toml")  # the tests' markers
+        return copy
+
+    def pytest(self, junit, marker, *arguments):
+        """Runs what is marked so; the output comes into a file beside `junit`."""
+        options = ["-v", "--durations=30", "-p", "no:cacheprovider", "-m", marker, f"--junitxml={junit}"]
+        options += ["-k", self.expression] if self.expression else []
+        said = junit.with_suffix(".txt")
+        code, text = self.run("-m", "pytest", *options, *arguments, extra=[self.copy()], said=said)
         return code == 0, "\n".join(text.splitlines()[-12:])
 
     def which(self, tests):
@@ -146,7 +162,7 @@ class Check:
         cell = cards[0]["arch"]
         manifest = WheelFile(self.wheel).packs.get(cell)
         found = receipts.make(
-            receipts.L0, cell, self.machine, [self.junit], identity.wheel(self.wheel), self.wheel,
+            receipts.L0, cell, self.machine, self.junits, identity.wheel(self.wheel), self.wheel,
             identity.pack(manifest) if manifest else None, self.narrowed,
         )  # fmt: skip
         steps = {name: {k: step[k] for k in ("passed", "seconds")} for name, step in self.steps.items()}
@@ -160,8 +176,7 @@ class Check:
     def conclude(self):
         """Writes what every step said, and the receipt. Returns the exit code."""
         failed = [name for name, step in self.steps.items() if not step["passed"]]
-        text = json.dumps({"wheel": self.wheel.name, "steps": self.steps, "probe": self.machine}, indent=1)
-        (self.out / "steps.json").write_text(text)
+        self.write_down()
         try:
             receipts.write(self.receipt(), self.out / "receipt.json")
         except Exception as error:  # a step that failed left nothing to make it of
@@ -176,6 +191,16 @@ class Check:
             shutil.copytree(self.site, bare)
             shutil.rmtree(bare / "apex" / "packs")
         return bare
+
+
+def _end(process, patience=15):
+    """Ends a process that leads its session, with all of it. torchrun, asked first, ends its ranks, which have sessions
+    of their own."""
+    for signal_of, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_of)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
 
 
 def main():

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -431,7 +432,7 @@ def test_a_gpu_machine_s_check_writes_a_receipt_that_merges(tiny_wheel, tmp_path
     spec.loader.exec_module(module)
     check = module.Check(tiny_wheel, tmp_path, tmp_path, None)
     check.machine = PROBE
-    junit_file(check.junit)
+    junit_file(*check.junits)
     check.step("tests", lambda: (True, "3 passed"))
     path = receipts.write(check.receipt(), tmp_path / "receipt.json")
     ((found,), refused) = receipts.merge([path], tmp_path / "kept")
@@ -441,25 +442,75 @@ def test_a_gpu_machine_s_check_writes_a_receipt_that_merges(tiny_wheel, tmp_path
         check.receipt()
 
 
-def test_two_gpus_check_is_of_the_marked_tests_alone(tiny_wheel, tmp_path, monkeypatch):
-    """The part of ci/two_gpu_check.py that needs no GPU: which files it takes, and that one card is not enough."""
+@pytest.fixture
+def two_gpu_check(tiny_wheel, tmp_path, monkeypatch):
+    """The module, and a check of it in a folder of its own that may take so many seconds."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "ci"))
     module = importlib.import_module("two_gpu_check")
-    check = module.TwoGpuCheck(tiny_wheel, tmp_path, tmp_path, None)
+    return module, lambda seconds=300: module.TwoGpuCheck(
+        tiny_wheel, tmp_path, tmp_path, None, seconds=seconds
+    )
+
+
+def test_two_gpus_check_is_of_the_marked_tests_alone(two_gpu_check, tiny_wheel, tmp_path):
+    """The part of ci/two_gpu_check.py that needs no GPU: which files it takes, and that one card is not enough."""
+    check = two_gpu_check[1]()
     names = {path.name for path in check.which(REPOSITORY / "tests")}
     assert {"test_two_gpus.py", "test_several_streams.py", "test_distributed.py"} <= names
     assert "test_plain.py" not in names and check.narrowed == "two_gpus"
     check.machine = PROBE
     assert check.cards() == (False, PROBE["machine"]["devices"][1]["name"])
-    junit_file(check.junit)
+    junit_file(check.junits[0])
+    junit_file(check.junits[1], {"test_streams": ["ok", "ok"]})
     check.step("tests", lambda: (True, "3 passed"))
     assert check.conclude() == 0
     receipt = receipts.read(tmp_path / "receipt.json")
+    assert receipts.totals(receipt)["passed"] == 5
     assert receipts.why_not(receipt, identity.wheel(tiny_wheel)).startswith(
         "it is of a part of the tests: two_gpus"
     )
     code, text = check.run("-c", "import os; print(os.environ['NCCL_NVLS_ENABLE'])", NCCL_NVLS_ENABLE="0")
     assert (code, text) == (0, "0\n")
+
+
+def test_two_gpus_check_chooses_steps(two_gpu_check):
+    module, make = two_gpu_check
+    names = list(module.steps(make(), []))
+    assert names[-2:] == ["tests", "tests, one after the other"] and "tensor parallel GPT" in names
+    assert list(module.steps(make(), ["bubble", "halo"])) == [
+        "halo exchange",
+        "pipeline bubble",
+        "pipeline bubble, two parts",
+    ]
+
+
+def test_tests_that_measure_run_alone(two_gpu_check, monkeypatch):
+    """Several files at once, then those that measure, each with a file of its own."""
+    check, calls = two_gpu_check[1](), []
+    monkeypatch.setattr(check, "run", lambda *command, **_: calls.append([*map(str, command)]) or (0, ""))
+    assert check.tests() == check.alone() == (True, "")
+    beside, alone = calls
+    assert "two_gpus and not alone" in beside and beside[-4:] == ["-n", "4", "--dist", "loadfile"]
+    assert "two_gpus and alone" in alone and "-n" not in alone
+    assert {f"--junitxml={path}" for path in check.junits} == {c for call in calls for c in call if "xml" in c}
+
+
+def test_what_was_said_stays_when_the_time_is_over(two_gpu_check, tmp_path):
+    """The command and its children are ended, and what they said is there; steps.json is whole after each step."""
+    child = "import time; print('child', flush=True); time.sleep(60)"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    check, said = two_gpu_check[1](), tmp_path / "said.txt"
+    start = time.monotonic()
+    code, text = check.run("-c", program, said=said, limit=5)
+    assert time.monotonic() - start < 30 and text == "child\n" + code and code == "ended after 5 s"
+    assert said.read_text() == "child\n"
+    check.step("first", lambda: (True, "done"))
+    late = two_gpu_check[1](seconds=0)
+    late.steps = check.steps
+    late.step("second", lambda: pytest.fail("it must not run"))
+    found = json.loads((tmp_path / "steps.json").read_text())["steps"]
+    assert [step["says"] for step in found.values()] == ["done", "not run: the time is over"]
+    assert [step["passed"] for step in found.values()] == [True, False]
 
 
 def test_a_wheel_that_a_receipt_does_not_name_is_a_fault(make, merge):

@@ -88,6 +88,7 @@ def test_tensors_split_by_type():
 
 
 @distributed
+@pytest.mark.alone
 @pytest.mark.two_gpus
 def test_all_reduce_overlaps_backward(tmp_path):
     """In a trace of the third pass: NCCL's kernels run while the backward pass's do."""

@@ -382,6 +382,7 @@ def test_user_buffers_on_two_gpus(tmp_path):
     torch.multiprocessing.spawn(zero_cuda.run_user_buffers, (2, str(tmp_path)), nprocs=2)
 
 
+@pytest.mark.alone
 @pytest.mark.two_gpus
 def test_two_gpus(tmp_path):
     """Parity on NCCL; in a trace, reduce-scatters run while the backward pass's kernels do."""

@@ -226,6 +226,7 @@ def _results_of(folder, backend, names):
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.alone
 @pytest.mark.two_gpus
 @pytest.mark.parametrize("case", gpu_streams.CASES)
 def test_two_gpus(results, case):
