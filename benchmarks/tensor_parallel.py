@@ -12,6 +12,7 @@ and the gradients of all split weights must agree, to 2 % in half precision and 
 have of their part of the sequence (norms, biases) apex's step sums at its end; torch's sums those of biases, and leaves
 the others for the optimizer to sum.
 
+CUDA_DEVICE_MAX_CONNECTIONS is 1 for all of them unless it is set, as docs/tensor_parallel.md advises.
 Times: median over rounds, in which the models take turns, of the slowest rank. To reach: apex / torch at most 0.9.
 
 --trace: one backward pass under torch.profiler, and which part of its collectives' time runs beside products: with
@@ -296,6 +297,7 @@ def parse():
 def main():
     arguments = parse()
     without_multicast()
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if arguments.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
