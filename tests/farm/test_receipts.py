@@ -492,7 +492,9 @@ def test_tests_that_measure_run_alone(two_gpu_check, monkeypatch):
     beside, alone = calls
     assert "two_gpus and not alone" in beside and beside[-4:] == ["-n", "4", "--dist", "loadfile"]
     assert "two_gpus and alone" in alone and "-n" not in alone
-    assert {f"--junitxml={path}" for path in check.junits} == {c for call in calls for c in call if "xml" in c}
+    assert {f"--junitxml={path}" for path in check.junits} == {
+        c for call in calls for c in call if "xml" in c
+    }
 
 
 def test_what_was_said_stays_when_the_time_is_over(two_gpu_check, tmp_path):

@@ -14,7 +14,14 @@ from _overlap import Kernel, Overlap, common, kernels, longest, merged  # noqa: 
 
 
 def event(name, begin, duration, stream=7, category="kernel", phase="X"):
-    return {"ph": phase, "cat": category, "name": name, "ts": begin, "dur": duration, "args": {"stream": stream}}
+    return {
+        "ph": phase,
+        "cat": category,
+        "name": name,
+        "ts": begin,
+        "dur": duration,
+        "args": {"stream": stream},
+    }
 
 
 @pytest.mark.parametrize(
