@@ -99,7 +99,6 @@ def start(rank, args, store):
     dist.init_process_group(
         "nccl" if args.device == "cuda" else "gloo", init_method=f"file://{store}", rank=rank,
         world_size=args.stages, timeout=datetime.timedelta(seconds=120),
-        device_id=device if args.device == "cuda" else None,
     )  # fmt: skip
     parallel_state.initialize_model_parallel(1, args.stages, args.chunks if args.chunks > 1 else None)
     utils.setup_microbatch_calculator(rank, None, args.microbatches, 1, 1)

@@ -300,7 +300,7 @@ def main():
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if arguments.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+        dist.init_process_group("nccl")  # which connects groups when they are used; most of them never are
     else:
         dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(dist.get_world_size())
