@@ -261,6 +261,7 @@ def run(arguments, table):
                 print(f"  {what}: {Overlap.of(kernels)}", flush=True)
             if arguments.kernels and found:
                 print("  the step's kernels:", *longest(found["step"]), sep="\n  ", flush=True)
+        del training  # before the next one is made
 
 
 def parse():
