@@ -25,10 +25,33 @@ from apex.optimizers import FusedAdam
 HYPER = dict(lr=1e-2, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.1)
 
 
+def ask_as_nccl():
+    """From here on torch's collectives refuse tensors that are not contiguous, as NCCL does and gloo does not."""
+    c10d = dist.distributed_c10d
+
+    def lies_whole(one):
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        of = formats.get(one.dim(), torch.contiguous_format)
+        return one.is_contiguous() or one.is_contiguous(memory_format=of)
+
+    def asking(check, tensors_of):
+        def ask(given, name):
+            check(given, name)
+            if not all(map(lies_whole, tensors_of(given))):
+                raise ValueError(f"{name}: tensors must be contiguous")
+
+        return ask
+
+    for name, tensors_of in (("_check_single_tensor", lambda one: [one]), ("_check_tensor_list", list)):
+        if hasattr(c10d, name):
+            setattr(c10d, name, asking(getattr(c10d, name), tensors_of))
+
+
 def run(rank, ranks, folder, environment, module=__name__):
     """One rank: every case of a module, and a file that says how each ended ("" is well)."""
     os.environ.update(environment)
     torch.set_num_threads(1)
+    ask_as_nccl()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",

@@ -100,7 +100,7 @@ def values(exchanger, method, sizes, dtype=F64, nhwc=False, rows=4):
     exact = copy.deepcopy(whole).double()
     wide = x.double().requires_grad_()
     y = exact(wide)
-    g = torch.cos(torch.arange(y.numel(), dtype=F64, device="cpu")).view(y.shape)
+    g = torch.cos(torch.arange(y.numel(), dtype=F64, device=y.device)).view(y.shape)
     wanted = torch.autograd.grad(y, [wide, *exact.w_conv], g)
     mine = strip(x, axis).requires_grad_()
     found_y = part(mine)

@@ -101,4 +101,4 @@ def clones(params):
 
 def equal(found, wanted):
     for f, w in zip(found, wanted, strict=True):
-        assert torch.equal(f, w), (f, w)
+        assert torch.equal(f, w.to(f.device)), (f, w)

@@ -93,7 +93,7 @@ def _groups(mesh):
         optimizer.zero_grad()
         backward(params, seed)
         optimizer.step()
-        mean = [sum(g.double() for g in column) / ranks()
+        mean = [sum(g.to("cpu", torch.float64) for g in column) / ranks()
                 for column in zip(*(gradients(params, seed, r) for r in range(ranks())), strict=True)]  # fmt: skip
         norm, done = math.sqrt(sum(float(g.square().sum()) for g in mean)), 0
         for oracle in oracles:
@@ -149,7 +149,7 @@ def _bytes(mesh, dtype=F16):
     for key, (p, wanted) in enumerate(zip(params, oracle.values, strict=True)):
         master = saved["state"][key]["param"]
         agree(master, wanted, 5e-3, 5e-3)
-        assert torch.equal(p.detach(), from_e5m2(to_e5m2(master), dtype))
+        equal([p.detach()], [from_e5m2(to_e5m2(master), dtype)])
 
 
 def _masters(mesh, dtype=BF16):
@@ -311,8 +311,8 @@ def _idle(mesh):
             backward(params[seed:], seed)
         optimizer.step()
         found = gradients(params[seed:], seed, 0)
-        zeros = [torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for p in params[:seed]]
-        oracle.pending = [*zeros, *(g.double() / ranks() for g in found)]
+        pending = [torch.zeros_like(p, requires_grad=False) for p in params[:seed]] + found
+        oracle.pending = [g.to("cpu", torch.float64) / ranks() for g in pending]
         oracle.step()
     oracle.check()
 
