@@ -78,7 +78,7 @@ def strip(tensor, axis):
 
 def added(tensors):
     """The sums over the ranks."""
-    found = [t.detach().double() for t in tensors]
+    found = [t.detach().double().contiguous() for t in tensors]
     for t in found:
         dist.all_reduce(t)
     return found
