@@ -68,10 +68,24 @@ def sharded(optimizer=DistributedFusedAdam, model=stack, **options):
     def make(arguments):
         made = model(arguments)
         all_options = dict(grad_sync_dtype=HALF, param_sync_dtype=HALF, bucket_cap_mb=64, **ADAM) | options
-        chosen = public_class(arguments.public) if optimizer == PUBLIC else optimizer
-        return made, chosen(made.parameters(), **all_options)
+        if optimizer != PUBLIC:
+            return made, optimizer(made.parameters(), **all_options)
+        if "overlap_param_sync" in options:
+            touch_before_use(made)
+        return made, public_class(arguments.public)(made.parameters(), **all_options)
 
     return make
+
+
+def touch_before_use(model):
+    """Public apex's class waits for a parameter where Python reads an attribute of it, as torch's modules do not."""
+
+    def touch(module, _):
+        for p in module.parameters(recurse=False):
+            p.data_ptr()
+
+    for module in model.modules():
+        module.register_forward_pre_hook(touch)
 
 
 def torch_zero(arguments):
@@ -219,7 +233,7 @@ def measure(case, training, arguments):
 
 
 def trace(row, training, nbytes, bandwidth):
-    """Adds to the row what the profiler sees. Returns the kernels of {"step": ..., "backward": ...}."""
+    """Adds to the row what the profiler sees of a GPU. Returns the kernels of {"step": ..., "backward": ...}."""
     found = {
         "step": traced(training.step, before=training.passes),
         "backward": traced(training.backward, before=training.forward, after=training.step),
@@ -254,7 +268,8 @@ def run(arguments, table):
             torch.cuda.reset_peak_memory_stats()
         training = Training(*make(arguments), x)
         row = measure(name, training, arguments)
-        found = trace(row, training, nbytes, bandwidth) if nbytes else {}
+        # On a CPU there are no kernels, and a message of gloo that ends after the profiler's end crashes torch.
+        found = trace(row, training, nbytes, bandwidth) if nbytes and bandwidth else {}
         if table:
             table.add(row, row.cells())
             for what, kernels in found.items():

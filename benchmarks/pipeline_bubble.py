@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import faulthandler
 import functools
 import json
 import os
@@ -99,6 +100,7 @@ def start(rank, args, store):
     dist.init_process_group(
         "nccl" if args.device == "cuda" else "gloo", init_method=f"file://{store}", rank=rank,
         world_size=args.stages, timeout=datetime.timedelta(seconds=120),
+        device_id=device if args.device == "cuda" else None,
     )  # fmt: skip
     parallel_state.initialize_model_parallel(1, args.stages, args.chunks if args.chunks > 1 else None)
     utils.setup_microbatch_calculator(rank, None, args.microbatches, 1, 1)
@@ -120,6 +122,8 @@ def timed(work, device):
 
 
 def run(rank, args, store, found):
+    faulthandler.dump_traceback_later(30, repeat=True)  # what hangs says where
+    begin = time.perf_counter()
     device = start(rank, args, store)
     chunks = args.chunks if args.chunks > 1 else None
     seconds = [ms / 1000 / args.chunks for ms in (args.forward, args.backward)]
@@ -136,9 +140,15 @@ def run(rank, args, store, found):
     def step():
         schedule(_step, batch, models, forward_only=False, tensor_shape=SHAPE)
 
-    times = {work: [timed(work, device) for _ in range(args.steps + 1)][1:] for work in (step, alone)}
+    medians = []
+    for work in (alone, step):
+        times = [timed(work, device) for _ in range(args.steps + 1)][1:]
+        medians.append(statistics.median(times))
+        if rank == 0:
+            each = ", ".join(f"{1000 * seconds:.1f}" for seconds in times)
+            print(f"{time.perf_counter() - begin:5.1f} s: {work.__name__}: {each} ms", flush=True)
     if rank == 0:
-        found.put([statistics.median(times[work]) for work in (step, alone)])
+        found.put(medians)
     dist.barrier()
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -155,13 +165,13 @@ def main():
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--forward", type=float, default=20, help="ms of a microbatch on a stage")
     parser.add_argument("--backward", type=float, default=40)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     args = parser.parse_args()
     times = torch.multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(run, (args, f"{folder}/store", times), nprocs=args.stages)
-    step, work = times.get()
+    work, step = times.get()
     waits = (args.stages - 1) / args.chunks * work / args.microbatches
     print(f"{args.device}, {args.stages} stages x {args.chunks}, {args.microbatches} microbatches")
     rows = {"step": (step, work + waits), "waiting": (step - work, waits)}
