@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -34,12 +34,11 @@ class Faults:
 
     def check(self, what, timeout):
         """Raises PeerMemoryError if one did not. Does not wait for what is queued."""
-        silent = [
-            name
-            for name, word in zip(("left (top)", "right (bottom)"), self.words.tolist(), strict=True)
-            if word
-        ]
-        if silent:
+        words = self.words.tolist()
+        if any(words):
+            silent = [
+                name for name, word in zip(("left (top)", "right (bottom)"), words, strict=True) if word
+            ]
             self.words.zero_()  # told; whoever uses the same inboxes again is told again
             raise PeerMemoryError(
                 f"{what}: the {' and the '.join(silent)} neighbour did not answer within {timeout:g} s",
@@ -59,21 +58,16 @@ def push_pull(what, explicit_nhwc, multiprocessors, sides, box_bytes, faults, ti
     halos = [t for side in sides for t in (side.send, side.receive)]
     _check(what, tensors, halos)
     faults.check(what, timeout)
-    sizes, strides, unit = _merged(halos, explicit_nhwc)
-    made = interface.structure("PushPullHalos")()
-    made.sizes[:], made.unit_bytes, made.box_bytes = sizes, unit, box_bytes
-    made.fault, made.limit = faults.words.data_ptr(), int(timeout * 1e9)
-    for i, (name, side) in enumerate(zip(("top", "bottom"), sides, strict=True)):
-        values = dict(
-            send=side.send.data_ptr(), receive=side.receive.data_ptr(), inbox=side.inbox, outbox=side.outbox,
-            zero=side.zero,
-        )  # fmt: skip
-        for field, value in values.items():
-            setattr(made, f"{name}_{field}", value)
-        getattr(made, f"{name}_send_strides")[:] = strides[2 * i]
-        getattr(made, f"{name}_receive_strides")[:] = strides[2 * i + 1]
+    sizes, strides, unit = _merged(
+        *(halos[0].shape, tuple(t.stride() for t in halos), tuple(t.data_ptr() % 8 for t in halos)),
+        *(halos[0].element_size(), explicit_nhwc),
+    )
+    values = [sizes, unit, box_bytes, faults.words.data_ptr(), int(timeout * 1e9)]
+    for i, side in enumerate(sides):
+        values += side.send.data_ptr(), side.receive.data_ptr(), side.inbox, side.outbox, side.zero
+        values += strides[2 * i : 2 * i + 2]
     place = tensors.place_of_device(halos[0].device)
-    status = interface.function("apex_push_pull_halos")(place, ctypes.byref(made), multiprocessors)
+    status = interface.function("apex_push_pull_halos")(place, _packed(interface)(*values), multiprocessors)
     if status == tensors.USE_REFERENCE:
         raise PeerMemoryError(
             f"{what}: no kernel exchanges halos on {halos[0].device}", remedy=_memory.INSTEAD
@@ -113,36 +107,47 @@ def _check(what, tensors, halos):
         tensors.refuse_overlap(tensor, f"{what}: a halo that is received")
 
 
-def _merged(halos, explicit_nhwc):
+@functools.cache
+def _packed(interface):
+    """A function of the fields of PushPullHalos in the order in which push_pull gives them, that makes its bytes."""
+    of_a_side = "send", "receive", "inbox", "outbox", "zero", "send_strides", "receive_strides"
+    fields = [f"{name}_{field}" for name in ("top", "bottom") for field in of_a_side]
+    return interface.Layout("PushPullHalos").packer(
+        "sizes", "unit_bytes", "box_bytes", "fault", "limit", *fields
+    )
+
+
+@functools.lru_cache(maxsize=256)  # a layer exchanges the same shapes at every step
+def _merged(shape, strides, starts, unit, explicit_nhwc):
     """(four sizes, strides of each halo, bytes of an element): as few dimensions, and as wide elements, as all have.
 
-    Channels are the fastest where the first halo that is received has them so; both neighbours come to one order.
+    strides, starts: of the four halos, their strides and addresses modulo 8. Channels are the fastest where the first
+    halo that is received has them so; both neighbours come to one order.
     """
-    halos = [t if t.dim() == 4 else t.unsqueeze(0) for t in halos]
-    if not explicit_nhwc and halos[1].stride(1) == 1:
-        halos = [t.permute(0, 2, 3, 1) for t in halos]
+    order = range(len(shape))
+    if not explicit_nhwc and strides[1][-3] == 1:
+        order = *order[:-3], order[-2], order[-1], order[-3]
     dims = []
-    for d, size in enumerate(halos[0].shape):
-        strides = [t.stride(d) for t in halos]
+    for d in order:
+        size, of_halos = shape[d], [of[d] for of in strides]
         if size == 1:
             continue
-        if dims and all(a == b * size for a, b in zip(dims[-1][1], strides, strict=True)):
-            dims[-1] = (dims[-1][0] * size, strides)
+        if dims and all(a == b * size for a, b in zip(dims[-1][1], of_halos, strict=True)):
+            dims[-1] = (dims[-1][0] * size, of_halos)
         else:
-            dims.append((size, strides))
+            dims.append((size, of_halos))
     dims = [(1, [0] * 4)] * (4 - len(dims)) + dims
-    unit = halos[0].element_size()
-    wide = next((w for w in (8, 4, 2) if w > unit and _fits(halos, dims, unit, w)), unit)
+    wide = next((w for w in (8, 4, 2) if w > unit and _fits(starts, dims, unit, w)), unit)
     each = wide // unit
     sizes = [size for size, _ in dims]
     sizes[3] //= each
-    strides = [[dims[d][1][i] // (each if d < 3 else 1) for d in range(4)] for i in range(4)]
-    return sizes, strides, wide
+    merged = [[dims[d][1][i] // (each if d < 3 else 1) for d in range(4)] for i in range(4)]
+    return sizes, merged, wide
 
 
-def _fits(halos, dims, unit, wide):
+def _fits(starts, dims, unit, wide):
     """Whether all halos can be read in elements of so many bytes."""
     size, fastest = dims[3]
     whole = size * unit % wide == 0 and all(stride == 1 for stride in fastest)
     apart = [stride * unit for _, strides in dims[:3] for stride in strides]
-    return whole and not any(n % wide for n in (*apart, *(t.data_ptr() for t in halos)))
+    return whole and not any(n % wide for n in (*apart, *starts))

@@ -80,6 +80,7 @@ class PeerMemoryPool:
         self._share(self._boxes_begin + 2 * len(self.peer_ranks) * BOX_BYTES)
         self._faults = _push_pull.Faults(self.device)
         self._stream: torch.cuda.Stream | None = None
+        self._boxes_of: dict[tuple[int, int], tuple[int, int]] = {}  # (neighbour, side) -> what _boxes says
 
     def _peers(self, wanted):
         """The peers' ranks. Raises on every rank if these do not fit."""
@@ -224,7 +225,10 @@ class PeerMemoryPool:
         self._require_open()
         sides = []
         for i, rank in enumerate(neighbours):
-            inbox, outbox = self._boxes(rank, i)
+            boxes = self._boxes_of.get((rank, i))
+            if boxes is None:
+                boxes = self._boxes_of[rank, i] = self._boxes(rank, i)
+            inbox, outbox = boxes
             sides.append(_push_pull.Side(outputs[i], inputs[i], inbox, outbox, rank < 0))
         if self.device.type == "cuda":
             self._keep_order()
@@ -248,9 +252,12 @@ class PeerMemoryPool:
 
     def _keep_order(self):
         """The current stream waits for the last exchange, whose inboxes it uses; a graph waits for nothing outside."""
+        raw = torch._C._cuda_getCurrentRawStream(self.device.index)  # ten times as quick as to make a Stream
+        if self._stream is not None and self._stream.cuda_stream == raw:
+            return
         if torch.cuda.is_current_stream_capturing():
             return
         stream = torch.cuda.current_stream(self.device)
-        if self._stream is not None and self._stream != stream:
+        if self._stream is not None:
             stream.wait_stream(self._stream)
         self._stream = stream
