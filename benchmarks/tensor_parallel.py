@@ -18,7 +18,8 @@ Times: median over rounds, in which the models take turns, of the slowest rank. 
 --trace: one backward pass under torch.profiler, and which part of its collectives' time runs beside products: with
 sequence parallelism, without it (the input's gradient is then all-reduced beside the weight's), and of torch's model.
 FILE receives the first of these, as a Chrome trace of the first rank. The time of a collective includes its waiting for
-the other rank.
+the other rank. Where kernels end before the host has started the next ones, as with small layers, there is nothing that
+a collective could run beside: `--layers 2 --width 4096 --heads 32` keeps the GPU busy.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ usage: python ci/two_gpu_check.py WHEEL [--out FOLDER] [--tests EXPRESSION] [--o
 
 Installs the wheel as gpu_check.py does, asks `python -m apex` what serves every op, and then, each a step:
   1. the benchmarks: halo exchange, pipeline bubble (2 stages of one and of two parts), tensor parallel GPT with a trace
-     of its backward passes, sharded optimizers on GPT-2 355M, SyncBatchNorm. Each says what it is to reach;
+     of its backward passes, that of a wide one, sharded optimizers on GPT-2 355M, SyncBatchNorm. Each says what it is to reach;
   2. the tests, as many files at once as --processes says, but for those marked `alone`;
   3. those, one after the other.
 All of it ends in --seconds: a step that is not done by then is ended, one that has not begun fails and says so. Exit
 code 0 only if every step held; benchmarks hold when they run to their end. FOLDER receives what gpu_check.py writes,
-each benchmark's output and figures, and trace.json; steps.json is whole after each step. --only: the steps whose name
+each benchmark's output and figures, and traces; steps.json is whole after each step. --only: the steps whose name
 contains one of these words. --public: for benchmarks/distributed_optimizers.py. The receipt says that it is of these
 tests alone. NCCL runs without NVLink multicast.
 """
@@ -39,6 +39,20 @@ BENCHMARKS = (
     (
         *("tensor parallel GPT", True, "tensor_parallel", "--trace", "{out}/trace.json"),
         *("--json", "{out}/tensor_parallel.json"),
+    ),
+    (
+        *(
+            "overlap in a wide GPT",
+            True,
+            "tensor_parallel",
+            "--layers",
+            "2",
+            "--width",
+            "4096",
+            "--heads",
+            "32",
+        ),
+        *("--rounds", "3", "--trace", "{out}/wide_trace.json", "--json", "{out}/wide_tensor_parallel.json"),
     ),
     (
         *("sharded optimizers", True, "distributed_optimizers", "--only", "GPT-2", "--kernels"),
