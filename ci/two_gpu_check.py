@@ -5,7 +5,8 @@ usage: python ci/two_gpu_check.py WHEEL [--out FOLDER] [--tests EXPRESSION] [--o
 
 Installs the wheel as gpu_check.py does, asks `python -m apex` what serves every op, and then, each a step:
   1. the benchmarks: halo exchange, pipeline bubble (2 stages of one and of two parts), tensor parallel GPT with a trace
-     of its backward passes, that of a wide one, sharded optimizers on GPT-2 355M, SyncBatchNorm. Each says what it is to reach;
+     of its backward passes, that of a wide one, sharded optimizers on GPT-2 355M, SyncBatchNorm. Each says what it is
+     to reach;
   2. the tests, as many files at once as --processes says, but for those marked `alone`;
   3. those, one after the other.
 All of it ends in --seconds: a step that is not done by then is ended, one that has not begun fails and says so. Exit
