@@ -132,7 +132,9 @@ class HaloExchangerAllGather(HaloExchanger):
             )
 
     def _exchange(self, left_output, right_output, left_input, right_input):
-        mine = torch.stack([left_output, right_output]).contiguous()  # of channels-last halos it is not; NCCL asks
+        mine = torch.stack(
+            [left_output, right_output]
+        ).contiguous()  # of channels-last halos it is not; NCCL asks
         everyone = [torch.empty_like(mine) for _ in range(self.group_size)]
         with waiting("an exchange of halos", CALLS, type(self).__name__, self.comm) as wait:
             wait.run(dist.all_gather, everyone, mine, group=self.comm)
