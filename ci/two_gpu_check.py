@@ -38,7 +38,7 @@ BENCHMARKS = (
         *("--json", "{out}/pipeline_bubble_2.json"),
     ),
     (
-        *("tensor parallel GPT", True, "tensor_parallel", "--trace", "{out}/trace.json"),
+        *("tensor parallel GPT", True, "tensor_parallel", "--rounds", "3", "--trace", "{out}/trace.json"),
         *("--json", "{out}/tensor_parallel.json"),
     ),
     (
@@ -57,7 +57,7 @@ BENCHMARKS = (
     ),
     (
         *("sharded optimizers", True, "distributed_optimizers", "--only", "GPT-2", "--kernels"),
-        *("--repeats", "10", "--json", "{out}/distributed_optimizers.json"),
+        *("--repeats", "6", "--json", "{out}/distributed_optimizers.json"),
     ),
     ("SyncBatchNorm", False, "syncbn", "--layers", "--without-compile", "--json", "{out}/syncbn.json"),
 )
@@ -65,7 +65,7 @@ BENCHMARKS = (
 
 class TwoGpuCheck(Check):
     marker = "two_gpus"
-    processes = 4  # files of tests that run at once
+    processes = 8  # files of tests that run at once
     public = None  # folder of public apex's class
 
     def __init__(self, *given, seconds=300.0):

@@ -490,7 +490,7 @@ def test_tests_that_measure_run_alone(two_gpu_check, monkeypatch):
     monkeypatch.setattr(check, "run", lambda *command, **_: calls.append([*map(str, command)]) or (0, ""))
     assert check.tests() == check.alone() == (True, "")
     beside, alone = calls
-    assert "two_gpus and not alone" in beside and beside[-4:] == ["-n", "4", "--dist", "loadfile"]
+    assert "two_gpus and not alone" in beside and beside[-4:] == ["-n", "8", "--dist", "loadfile"]
     assert "two_gpus and alone" in alone and "-n" not in alone
     assert {f"--junitxml={path}" for path in check.junits} == {
         c for call in calls for c in call if "xml" in c

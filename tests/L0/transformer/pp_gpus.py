@@ -7,7 +7,6 @@ import pp_messages
 import pp_splits
 import pp_syncs
 import sharded_adam
-import torch
 
 CASES = {
     **pp_splits.CASES,
@@ -18,6 +17,6 @@ CASES = {
 
 
 def run(rank, ranks, folder):
-    """One rank, on its GPU."""
-    sharded_adam.start_nccl(rank, ranks, folder, device_id=torch.device("cuda", rank))
+    """One rank, on its GPU. NCCL connects a group when it is first used: most of the many here never are."""
+    sharded_adam.start_nccl(rank, ranks, folder)
     sharded_adam.run_cases(__name__, None, rank, folder)

@@ -6,7 +6,9 @@ import sharded_adam
 import standalone_ranks
 
 CASES = standalone_ranks.CASES
-del standalone_ranks.BOUNDS["--fp16"]  # of any split: the ranks on gloo have it, and groups of NCCL take their time
+del standalone_ranks.BOUNDS[
+    "--fp16"
+]  # of any split: the ranks on gloo have it, and groups of NCCL take their time
 
 
 def run(rank, ranks, folder):
