@@ -4,7 +4,8 @@
 // A thread has its columns' bias in registers and walks down rows, several in flight; the first are on their way before
 // the bias is. The bias's gradient is summed on the way, in order: same input, same bits. Where one block has all rows
 // of its columns it writes that gradient; else each part of the rows leaves a sum in memory. Of small tensors the last
-// part to be done adds them up, of large ones the kernel `finish`.
+// part to be done adds them up, of large ones the kernel `finish`. Few rows have a kernel whose blocks take all of
+// them.
 #include "bias_activation.h"
 #include "cells.h"
 #include "column_sums.h"
@@ -126,31 +127,30 @@ GPU_FN void sum_bias(const BiasActivation& a, const ActivationPlace& place, cons
   });
 }
 
-template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_backward(const BiasActivation& a) {
-  constexpr int in_flight = gated ? 2 : 4, halves = gated ? 2 : 1;
+// The gradients of a thread's rows, and in `sums` the bias's of its columns.
+template <int in_flight, i32 fixed, class Math, int halves, int width>
+GPU_FN void backward_rows(const BiasActivation& a, i64 column, i64 first, i64 step, Math (&sums)[halves][width]) {
+  constexpr bool gated = halves == 2;
   using Moved = Cells<Math, width, fixed>;
-  const ActivationPlace place(a, width);
   const Activation<Math, fixed != type_f16 && fixed != type_bf16> f(a);
   const i64 columns = a.hidden * halves;
-  Math bias[halves][width], sums[halves][width], scale[1][width];
-  GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-    GPU_UNROLL_FOR (int i = 0; i < width; ++i) sums[k][i] = Math(0);
+  Math bias[halves][width], scale[1][width];
   bool has_bias = false;
-  for (i64 row = place.row; place.works && row < a.rows; row += place.step * in_flight) {
+  for (i64 row = first; row < a.rows; row += step * in_flight) {
     Moved u[in_flight][halves], g[in_flight];
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n)
-      if (row + n * place.step < a.rows) {
+      if (row + n * step < a.rows) {
         GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-          u[n][k].load(a.input, a.type, (row + n * place.step) * columns + k * a.hidden + place.column);
-        g[n].load(a.grad_output, a.type, (row + n * place.step) * a.hidden + place.column);
+          u[n][k].load(a.input, a.type, (row + n * step) * columns + k * a.hidden + column);
+        g[n].load(a.grad_output, a.type, (row + n * step) * a.hidden + column);
       }
     if (!has_bias) {
-      load_numbers(bias, a.bias, a.bias_type, place.column, a.hidden, Math(0));
-      if constexpr (!gated) load_numbers(scale, a.scale, a.bias_type, place.column, a.hidden, Math(1));
+      load_numbers(bias, a.bias, a.bias_type, column, a.hidden, Math(0));
+      if constexpr (!gated) load_numbers(scale, a.scale, a.bias_type, column, a.hidden, Math(1));
     }
     has_bias = true;
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n) {
-      if (row + n * place.step >= a.rows) continue;
+      if (row + n * step >= a.rows) continue;
       Math x[halves][width], dy[width];
       GPU_UNROLL_FOR (int k = 0; k < halves; ++k) u[n][k].get(x[k], a.type);
       g[n].get(dy, a.type);
@@ -167,14 +167,37 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_b
         GPU_UNROLL_FOR (int k = 0; k < halves; ++k) sums[k][i] += x[k][i];
       }
       if constexpr (!gated) {
-        if (a.unscaled) Moved::store(a.unscaled, a.type, (row + n * place.step) * columns + place.column, x[0]);
+        if (a.unscaled) Moved::store(a.unscaled, a.type, (row + n * step) * columns + column, x[0]);
         GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[0][i] *= scale[0][i];
       }
       GPU_UNROLL_FOR (int k = 0; k < halves; ++k)
-        Moved::store(a.output, a.type, (row + n * place.step) * columns + k * a.hidden + place.column, x[k]);
+        Moved::store(a.output, a.type, (row + n * step) * columns + k * a.hidden + column, x[k]);
     }
   }
+}
+
+template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_backward(const BiasActivation& a) {
+  const ActivationPlace place(a, width);
+  Math sums[gated ? 2 : 1][width] = {};
+  if (place.works) backward_rows<gated ? 2 : 4, fixed>(a, place.column, place.row, place.step, sums);
   if (a.grad_bias) sum_bias<width>(a, place, sums);
+}
+
+// Of few rows: nothing keeps the card busy then, and what counts is how long one block takes. Its threads do little
+// each.
+template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_backward_few(const BiasActivation& a) {
+  constexpr int lanes = bias_activation_few_columns / width, halves = gated ? 2 : 1;
+  const i64 first = (i64)block_x() * bias_activation_few_columns, column = first + thread_x() % lanes * width;
+  Math sums[halves][width] = {};
+  if (column < a.hidden)
+    backward_rows<2, fixed>(a, column, thread_x() / lanes, bias_activation_few_threads / lanes, sums);
+  Math mine[halves * width];
+  GPU_UNROLL_FOR (int n = 0; n < halves * width; ++n) mine[n] = sums[n / width][n % width];
+  sum_over_rows<lanes, halves * width, bias_activation_few_threads>(mine, [&](u32 lane, u32 n, Math total) {
+    const i64 at = first + lane * width + n % width;
+    const Math x[1] = {total};
+    if (at < a.hidden) store_values(a.grad_bias, a.bias_type, n / width * a.hidden + at, x);
+  });
 }
 
 template <class Math> GPU_FN void activation_finish(const BiasActivation& a) {
@@ -212,5 +235,12 @@ KERNELS(f16x8, float, 8, gpu::type_f16)
 KERNELS(f32x4, float, 4, gpu::type_f32)
 KERNELS(any1, float, 1, -1)
 KERNELS(f64, double, 1, gpu::type_f64)
+#define FEW_BLOCKS (gpu::bias_activation_few_threads, 1)
+#define FEW_KERNELS(name, width, type)                                                        \
+  KERNEL(backward_few_##name, FEW_BLOCKS, activation_backward_few, float, width, type, false) \
+  KERNEL(backward_few_gated_##name, FEW_BLOCKS, activation_backward_few, float, width, type, true)
+FEW_KERNELS(bf16x2, 2, gpu::type_bf16)
+FEW_KERNELS(f16x2, 2, gpu::type_f16)
+FEW_KERNELS(f32x2, 2, gpu::type_f32)
 KERNEL(finish, FINISH_BLOCKS, activation_finish, float)
 KERNEL(finish_f64, FINISH_BLOCKS, activation_finish, double)

@@ -32,6 +32,9 @@ struct BiasActivation {
 };
 constexpr int bias_activation_threads = 128;       // of a block
 constexpr int bias_activation_most_threads = 256;  // of the backward's, of small tensors
+// Of the backward of few rows: a block has some columns of all rows, its threads two of them each and a row.
+constexpr int bias_activation_few_threads = 512, bias_activation_few_lanes = 4;
+constexpr int bias_activation_few_columns = 2 * bias_activation_few_lanes;
 
 // f and its derivative. exact: exp as exact as Math; else it loses what halves do not see.
 template <class Math, bool exact> struct Activation {

@@ -21,6 +21,27 @@ template <class Math> GPU_FN Math sum_apart(const Math* numbers, u32 count, u32 
   return (total[0] + total[1]) + (total[2] + total[3]);
 }
 
+// Sums over a block whose threads share `count` numbers each among `lanes` side by side: each(lane, n, total) for every
+// lane and number, in some thread. A tree, so that no chain of sums is long.
+template <int lanes, int count, int most_threads, class Math, class Each>
+GPU_FN void sum_over_rows(Math (&x)[count], const Each& each) {
+  constexpr u32 most_warps = most_threads / warp_size, numbers = lanes * count;
+  GPU_SHARED(Math, shared, numbers * most_warps);
+  GPU_UNROLL_FOR (int mask = lanes; mask < warp_size; mask *= 2)
+    GPU_UNROLL_FOR (int n = 0; n < count; ++n) x[n] += shuffle_xor_value(x[n], mask);
+  const u32 warps = block_size_x() / warp_size, lane = lane_id();
+  if (lane < lanes)
+    GPU_UNROLL_FOR (int n = 0; n < count; ++n) shared[(n * lanes + lane) * most_warps + thread_x() / warp_size] = x[n];
+  sync_threads();
+  GPU_ROLLED_FOR(u32 first = thread_x() - lane; first < numbers * most_warps; first += block_size_x()) {
+    const u32 at = first + lane, number = at / most_warps;
+    const bool has = at < numbers * most_warps && at % most_warps < warps;
+    Math total = has ? shared[at] : Math(0);
+    GPU_UNROLL_FOR (u32 mask = most_warps / 2; mask; mask /= 2) total += shuffle_xor_value(total, (int)mask);
+    if (has && at % most_warps == 0) each(number % lanes, number / lanes, total);
+  }
+}
+
 // partials: [parts][columns]; out: [columns] of `type`. A block takes some columns, and groups of its threads take
 // parts, each several at once.
 template <class Math> GPU_FN void column_sums(const Math* partials, i64 parts, i64 columns, u8* out, i32 type) {

@@ -4,6 +4,7 @@
 
 namespace gpu {
 constexpr u32 norm_threads = 512;
+constexpr u32 norm_few_columns = 8;  // of a block of the `few` kernels that makes the weights' gradients
 
 struct NormForward {
   const u8* input;     // [rows][hidden]

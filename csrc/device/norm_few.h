@@ -4,13 +4,30 @@
 // once, and its threads do little each. In the backward, blocks beside those of the rows make the weights' gradients,
 // some columns over all rows: mean and deviation of every row are known since the forward.
 #pragma once
+#include "cells.h"
 #include "column_sums.h"
 #include "norm_arguments.h"
 #include "normalized.h"
+#include "welford.h"
 
 namespace gpu {
 #if !defined(GPU_HOST)
 constexpr int norm_few_warps = (int)norm_threads / warp_size;
+
+// A tree: no chain of sums is long.
+template <int count> GPU_FN float sum_in_pairs(const float (&x)[count]) {
+  float sums[count];
+  GPU_UNROLL_FOR (int i = 0; i < count; ++i) sums[i] = x[i];
+  GPU_UNROLL_FOR (int half = count / 2; half; half /= 2)
+    GPU_UNROLL_FOR (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  return sums[0];
+}
+// Of products.
+template <int count> GPU_FN float sum_in_pairs(const float (&x)[count], const float (&y)[count]) {
+  float sums[count / 2];
+  GPU_UNROLL_FOR (int i = 0; i < count / 2; ++i) sums[i] = fma(x[2 * i], y[2 * i], x[2 * i + 1] * y[2 * i + 1]);
+  return sum_in_pairs(sums);
+}
 
 // Sums over the block, for every thread. `partial`: of this call alone.
 template <int N> GPU_FN void sum_over_block(float (&x)[N], Vector<float, 4> (&partial)[N * norm_few_warps / 4]) {
@@ -24,8 +41,9 @@ template <int N> GPU_FN void sum_over_block(float (&x)[N], Vector<float, 4> (&pa
   GPU_UNROLL_FOR (int n = 0; n < N; ++n) x[n] = 0.0f;
   GPU_ROLLED_FOR(u32 warp = 0; warp < warps; warp += 4)
   GPU_UNROLL_FOR (int n = 0; n < N; ++n) {
-    const Vector<float, 4> four = partial[(n * norm_few_warps + warp) / 4];
-    GPU_UNROLL_FOR (u32 i = 0; i < 4; ++i) x[n] += warp + i < warps ? four.v[i] : 0.0f;
+    Vector<float, 4> four = partial[(n * norm_few_warps + warp) / 4];
+    GPU_UNROLL_FOR (u32 i = 0; i < 4; ++i) four.v[i] = warp + i < warps ? four.v[i] : 0.0f;
+    x[n] += sum_in_pairs(four.v);
   }
 }
 
@@ -49,19 +67,15 @@ template <bool centered, i32 types, int width> GPU_FN void norm_forward_few(cons
   float x[width] = {}, mean = 0.0f, total[1] = {0.0f};
   if (has) unpack(x, input, input_type);
   if constexpr (centered) {
-    GPU_UNROLL_FOR (int i = 0; i < width; ++i) total[0] += x[i];
+    total[0] = sum_in_pairs(x);
     sum_over_block(total, of_mean);
     mean = average(total[0]);
   }
-  total[0] = 0.0f;
-  GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
-    x[i] -= mean;
-    total[0] = fma(x[i], x[i], total[0]);
-  }
-  if (!has) total[0] = 0.0f;
+  GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] -= mean;
+  total[0] = has ? sum_in_pairs(x, x) : 0.0f;
   sum_over_block(total, of_squares);
-  const float rstd =
-      halves ? rsqrt(fma(total[0], one_by_hidden, (float)a.eps)) : 1.0f / sqrt(average(total[0]) + (float)a.eps);
+  const float rstd = halves ? rsqrt(fma(total[0], one_by_hidden, (float)a.eps))
+                            : inverse_deviation(total[0], (float)a.hidden, (float)a.eps);
   if (thread_x() == 0) {
     if (centered) reinterpret_cast<float*>(a.mean)[row] = mean;
     reinterpret_cast<float*>(a.rstd)[row] = rstd;
@@ -75,52 +89,42 @@ template <bool centered, i32 types, int width> GPU_FN void norm_forward_few(cons
   store_words<width>(a.output + (row * a.hidden + column) * bytes_of(output_type), output_type, pack(x, output_type));
 }
 
-// The weights' gradients of some columns over all rows.
-template <bool centered, i32 types, int width>
-GPU_FN void norm_backward_columns_of_few(const NormBackward& a, u32 block) {
-  constexpr int in_flight = 2, tensors = centered ? 2 : 1;
-  GPU_DYNAMIC_SHARED(float, shared);  // [slots][tensors][wide]
+// The weights' gradients of some columns over all rows: a thread has two of them, of some rows.
+template <bool centered, i32 types> GPU_FN void norm_backward_columns_of_few(const NormBackward& a, u32 block) {
+  constexpr int in_flight = 4, tensors = centered ? 2 : 1, width = 2, lanes = norm_few_columns / width;
   const i32 saved_type = known_type<types>(a.input_type), grad_type = known_type<types>(a.output_type);
-  const u32 lanes = (u32)a.column_threads, slots = block_size_x() / lanes, slot = thread_x() / lanes;
-  const u32 wide = lanes * width, lane_column = thread_x() % lanes * width;
-  const i64 first = (i64)block * wide, column = first + lane_column;
-  float sums[tensors][width] = {};
-  for (i64 row = slot; slot < slots && column < a.hidden && row < a.rows; row += slots * in_flight) {
-    Words saved[in_flight], grad[in_flight];
+  const u32 slots = block_size_x() / lanes;
+  const i64 first = (i64)block * norm_few_columns, column = first + thread_x() % lanes * width;
+  float sums[tensors * width] = {};
+  for (i64 row = thread_x() / lanes; column < a.hidden && row < a.rows; row += slots * in_flight) {
+    Numbers<width> saved[in_flight], grad[in_flight];
     float mean[in_flight], rstd[in_flight];
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n) {
       const i64 at = row + n * slots;
       if (at >= a.rows) continue;
-      saved[n] = load_words<width>(a.saved + (at * a.hidden + column) * bytes_of(saved_type), saved_type);
-      grad[n] = load_words<width>(a.grad_output + (at * a.hidden + column) * bytes_of(grad_type), grad_type);
-      mean[n] = load_statistic<float>(a.mean, at);
+      saved[n].load(a.saved, saved_type, at * a.hidden + column);
+      grad[n].load(a.grad_output, grad_type, at * a.hidden + column);
+      mean[n] = centered ? load_statistic<float>(a.mean, at) : 0.0f;
       rstd[n] = load_statistic<float>(a.rstd, at);
     }
     GPU_UNROLL_FOR (int n = 0; n < in_flight; ++n) {
       if (row + n * slots >= a.rows) continue;
       const Normalized<centered, float> normalized{mean[n], rstd[n], 0.0f, false};
       float x[width], dy[width];
-      unpack(x, saved[n], saved_type);
-      unpack(dy, grad[n], grad_type);
+      saved[n].get(x, saved_type);
+      grad[n].get(dy, grad_type);
       GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
-        sums[0][i] = fma(normalized.of_input(x[i]), dy[i], sums[0][i]);
-        sums[tensors - 1][i] += centered ? dy[i] : 0.0f;
+        sums[i] = fma(normalized.of_input(x[i]), dy[i], sums[i]);
+        if constexpr (centered) sums[width + i] += dy[i];
       }
     }
   }
-  if (slot < slots)
-    GPU_UNROLL_FOR (int t = 0; t < tensors; ++t)
-      GPU_UNROLL_FOR (int i = 0; i < width; i += 4)
-        *reinterpret_cast<Vector<float, 4>*>(shared + (slot * tensors + t) * wide + lane_column + i) =
-            Vector<float, 4>{{sums[t][i], sums[t][i + 1], sums[t][i + 2], sums[t][i + 3]}};
-  sync_threads();
-  GPU_ROLLED_FOR(u32 v = thread_x(); v < tensors * wide; v += block_size_x()) {
-    const bool of_bias = v >= wide;
-    const i64 at = first + (of_bias ? v - wide : v);
-    u8* const to = of_bias ? a.grad_bias : a.grad_weight;
-    const float total[1] = {sum_apart(shared + v, slots, tensors * wide)};
+  sum_over_rows<lanes, tensors * width, (int)norm_threads>(sums, [&](u32 lane, u32 n, float sum) {
+    const i64 at = first + lane * width + n % width;
+    u8* const to = n < width ? a.grad_weight : a.grad_bias;
+    const float total[1] = {sum};
     if (at < a.hidden && to) store_values(to, a.weight_type, at, total);
-  }
+  });
 }
 
 // Of an input that was saved; nothing is added to its gradient.
@@ -129,7 +133,7 @@ template <bool centered, i32 types, int width> GPU_FN void norm_backward_few(con
   typedef Vector<float, 4> Quad;
   GPU_SHARED(Quad, partial, tensors * norm_few_warps / 4);
   if (block_x() >= (u32)a.row_blocks)
-    return norm_backward_columns_of_few<centered, types, width>(a, block_x() - (u32)a.row_blocks);
+    return norm_backward_columns_of_few<centered, types>(a, block_x() - (u32)a.row_blocks);
   const i32 input_type = known_type<types>(a.input_type), grad_type = known_type<types>(a.output_type);
   const i64 row = block_x(), column = (i64)thread_x() * width, at = row * a.hidden + column;
   const bool has = column < a.hidden;
@@ -152,9 +156,9 @@ template <bool centered, i32 types, int width> GPU_FN void norm_backward_few(con
     GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
       x[i] = normalized.of_input(x[i]);
       g[i] *= w[i];
-      sums[0] = fma(x[i], g[i], sums[0]);
-      if constexpr (centered) sums[1] += g[i];
     }
+    sums[0] = sum_in_pairs(x, g);
+    if constexpr (centered) sums[1] = sum_in_pairs(g);
   }
   sum_over_block(sums, partial);
   if (!has) return;

@@ -1,9 +1,10 @@
 // The kernels of rotary positional embedding (rope.h says what they compute): for heads that lie anyhow; rope_even.h
-// has those for even rows.
+// has those for even rows, rope_alone.h for few of them.
 //
 // A block takes a few positions, or a part of one, and makes their sines and cosines once, in shared memory; each of
 // its threads keeps those of its own elements in registers over the heads that it takes. A thread moves two vectors of
 // a head, half a pair each, and has several heads in flight.
+#include "rope_alone.h"
 #include "rope_block.h"
 #include "rope_even.h"
 
@@ -199,3 +200,12 @@ ROPE_KERNELS(KERNEL)
   EVEN_KERNEL(even_##name, width, type, gpu::rope_even_heads) \
   EVEN_KERNEL(single_##name, width, type, 1)
 ROPE_EVEN_KERNELS(EVEN_KERNELS)
+#define ALONE_KERNEL(name)                                                                            \
+  extern "C" GPU_KERNEL(gpu::rope_threads, ROPE_BLOCKS) void rope_alone_##name(gpu::Rope arguments) { \
+    gpu::await_previous_kernel();                                                                     \
+    gpu::rope_alone<gpu::type_##name>(arguments);                                                     \
+  }                                                                                                   \
+  GPU_REGISTER(rope_alone_##name)
+ALONE_KERNEL(bf16)
+ALONE_KERNEL(f16)
+ALONE_KERNEL(f32)

@@ -38,9 +38,10 @@ struct Rope {
   i32 table;         // 1: their sines and cosines lie in shared memory; 0: every thread makes its own
   // That many heads further: what a block has at once. Of even rows: step_heads alone, the next of a thread.
   i32 step_positions, step_batches, step_heads;
-  i64 chunk_rows;  // rows (batch times heads) of a position that one block takes
-  u32 chunks;      // blocks that share a position
-  u32 blocks;      // in all
+  i64 chunk_rows;              // rows (batch times heads) of a position that one block takes
+  u32 chunks;                  // blocks that share a position
+  u32 blocks;                  // in all
+  u32 lane_share, head_share;  // of `alone`: 2^32 / lane_threads and / heads, rounded up; 0 for 1
 };
 constexpr int rope_threads = 128;
 constexpr int rope_most_positions = 32;

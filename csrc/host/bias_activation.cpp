@@ -20,6 +20,12 @@ enum Kind { bf16x8, f16x8, f32x4, any1, f64 };
    APEX_ACTIVATION_KERNEL(way##any1), APEX_ACTIVATION_KERNEL(way##f64)}
 apex_kernel forward_kernels[2][5] = {APEX_ACTIVATION_KINDS(forward_), APEX_ACTIVATION_KINDS(forward_gated_)};
 apex_kernel backward_kernels[2][5] = {APEX_ACTIVATION_KINDS(backward_), APEX_ACTIVATION_KINDS(backward_gated_)};
+// Of few rows, by kind.
+apex_kernel few_kernels[2][3] = {
+    {APEX_ACTIVATION_KERNEL(backward_few_bf16x2), APEX_ACTIVATION_KERNEL(backward_few_f16x2),
+     APEX_ACTIVATION_KERNEL(backward_few_f32x2)},
+    {APEX_ACTIVATION_KERNEL(backward_few_gated_bf16x2), APEX_ACTIVATION_KERNEL(backward_few_gated_f16x2),
+     APEX_ACTIVATION_KERNEL(backward_few_gated_f32x2)}};
 apex_kernel finish_kernels[2] = {APEX_ACTIVATION_KERNEL(finish), APEX_ACTIVATION_KERNEL(finish_f64)};
 
 // How threads share the tensor.
@@ -63,6 +69,14 @@ void take_columns(gpu::BiasActivation& a, const DeviceLimits& limits, Layout& la
   a.column_blocks = uint32_t(ceil_divide(lanes, a.lane_threads));
   const int64_t turn = layout.threads / a.lane_threads * (a.gated ? 2 : 4), turns = ceil_divide(a.rows, turn);
   a.parts = turns <= 2 ? 1 : std::clamp<int64_t>(limits.multiprocessors * 2 / a.column_blocks, 1, turns);
+}
+
+// Rows that a block of the `few` kernels has at once, or in two turns, and so few columns that all blocks are at work.
+bool is_of_few_rows(const gpu::BiasActivation& a, const Layout& layout) {
+  constexpr int64_t most_elements = int64_t{1} << 18,
+                    most_rows = 4 * gpu::bias_activation_few_threads / gpu::bias_activation_few_lanes;
+  return layout.kind <= f32x4 && a.rows > 0 && a.rows <= most_rows && a.hidden <= 4096 &&
+         a.rows * a.hidden <= most_elements;
 }
 
 int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, int64_t shared,
@@ -112,6 +126,9 @@ int32_t run_backward(const apex_place* place, gpu::BiasActivation a, const apex_
   const int64_t blocks = int64_t(limits.multiprocessors) * (a.grad_bias ? 4 : 16);
   Layout layout = lay_out(a, blocks, limits.multiprocessors * 4, 4);
   const bool small = a.grad_bias && a.rows * a.hidden <= small_elements;
+  if (small && is_of_few_rows(a, layout))
+    return launch(place, few_kernels[a.gated][layout.kind], ceil_divide(a.hidden, gpu::bias_activation_few_columns),
+                  gpu::bias_activation_few_threads, 0, a);
   if (small) take_columns(a, limits, layout);
   if (a.rows == 0) a.parts = 0;
   const bool parted = a.grad_bias && a.parts != 1;

@@ -178,10 +178,9 @@ struct NormPlan {
   int64_t blocks, shared;
 };
 
-// Of few rows the weights' gradients too, by blocks of 64 bytes of columns, or 32 where these leave multiprocessors
-// idle, more where their threads have no rows. False: there are too many rows for that.
+// Of few rows the weights' gradients too, by further blocks. False: there are too many rows for that.
 bool plan_few(const DeviceLimits& limits, bool vectors, gpu::NormBackward& a, NormPlan* plan) {
-  constexpr int64_t most_rows = 512, most_elements = int64_t{1} << 20, least_threads = 128;
+  constexpr int64_t most_rows = 512, most_elements = int64_t{1} << 20, least_threads = 256;
   const Few few = find_few(limits, a.rows, a.hidden, a.input_type, a.output_type, vectors, asked_layouts[1]);
   const bool sums = a.grad_weight;
   if (few.kernel < 0 || a.from_output || a.grad_sum || a.rows == 0) return false;
@@ -190,12 +189,7 @@ bool plan_few(const DeviceLimits& limits, bool vectors, gpu::NormBackward& a, No
   *plan = {few.kernel, NormKernels::few, uint32_t(threads), a.rows, 0};
   a.row_blocks = int32_t(a.rows);
   if (!sums) return true;
-  int64_t lanes = 64 / (few.width * bytes_of(a.input_type));
-  if (2 * ceil_divide(a.hidden, lanes * few.width) <= limits.multiprocessors) lanes = std::max<int64_t>(1, lanes / 2);
-  while (2 * lanes <= threads && threads / lanes > a.rows) lanes *= 2;
-  a.column_threads = int32_t(lanes);
-  plan->blocks += ceil_divide(a.hidden, lanes * few.width);
-  plan->shared = threads * few.width * 2 * 4;
+  plan->blocks += ceil_divide(a.hidden, int64_t(gpu::norm_few_columns));
   return true;
 }
 

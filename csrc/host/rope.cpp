@@ -17,7 +17,8 @@ apex_kernel bf16x8 = APEX_ROPE_KERNEL(bf16x8), f16x8 = APEX_ROPE_KERNEL(f16x8), 
             any4 = APEX_ROPE_KERNEL(any4), any1 = APEX_ROPE_KERNEL(any1), f64 = APEX_ROPE_KERNEL(f64),
             even_bf16x8 = APEX_ROPE_KERNEL(even_bf16x8), even_f16x8 = APEX_ROPE_KERNEL(even_f16x8),
             even_f32x4 = APEX_ROPE_KERNEL(even_f32x4), single_bf16x8 = APEX_ROPE_KERNEL(single_bf16x8),
-            single_f16x8 = APEX_ROPE_KERNEL(single_f16x8), single_f32x4 = APEX_ROPE_KERNEL(single_f32x4);
+            single_f16x8 = APEX_ROPE_KERNEL(single_f16x8), single_f32x4 = APEX_ROPE_KERNEL(single_f32x4),
+            alone[3] = {APEX_ROPE_KERNEL(alone_f32), APEX_ROPE_KERNEL(alone_f16), APEX_ROPE_KERNEL(alone_bf16)};
 
 // Whether every head splits into vectors of `width`, each at a multiple of its own size.
 bool takes_vectors(const gpu::Rope& a, int64_t width) {
@@ -43,7 +44,25 @@ bool take_even_rows(gpu::Rope& a, int64_t width) {
   return true;
 }
 
+// Of so few heads that threads may each make the sines that they need. False: there are more, or they lie otherwise.
+bool take_few(gpu::Rope& a) {
+  constexpr int64_t most_elements = int64_t{1} << 18, width = 2;
+  if (a.type == APEX_F64 || a.angle_type != APEX_F32 || a.sin || a.cu_seqlens || !takes_vectors(a, width)) return false;
+  const int64_t elements = a.width * a.batch * a.heads * a.dim;
+  if (elements > most_elements || a.batch * a.heads * a.dim > 4096 || !take_even_rows(a, width)) return false;
+  const auto share = [](int64_t n) { return n == 1 ? 0 : uint32_t(ceil_divide(int64_t{1} << 32, n)); };
+  a.lane_threads = int32_t(a.dim / (2 * width));
+  a.lane_share = share(a.lane_threads);
+  a.head_share = share(a.heads);
+  a.blocks = uint32_t(ceil_divide(elements / (2 * width), int64_t(gpu::rope_threads)));
+  return true;
+}
+
 int32_t launch(const apex_place* place, gpu::Rope a) {
+  if (take_few(a)) {
+    void* parameters[] = {&a};
+    return apex_launch(place, &alone[a.type], {a.blocks, 1, 1}, {gpu::rope_threads, 1, 1}, 0, parameters);
+  }
   const int64_t turned = int64_t(a.groups) * a.rotary, row_table = 2 * turned * (a.type == APEX_F64 ? 8 : 4);
   a.table = row_table <= table_bytes;
   int64_t width = 1;

@@ -12,6 +12,7 @@ from simt.structs import make
 TYPE = {"f32": 0, "f16": 1, "bf16": 2, "f64": 3}
 EPS = 0.1  # some weights lie below it, some between it and eight times it
 SUM_COLUMNS = 32  # norm_sum_columns
+FEW_COLUMNS = 8  # norm_few_columns
 # NORM_FORWARD_TEAMS and NORM_BACKWARD_TEAMS: hidden -> vectors a thread, teams, stages.
 FORWARD_TEAMS = {1024: (1, 8, 5), 2048: (2, 8, 5), 4096: (2, 4, 5), 8192: (2, 2, 5), 12288: (3, 2, 3)}
 BACKWARD_TEAMS = {1024: (1, 4, 6), 2048: (2, 4, 6), 4096: (2, 2, 6), 8192: (2, 1, 6)}
@@ -21,8 +22,7 @@ BACKWARD_TEAMS = {1024: (1, 4, 6), 2048: (2, 4, 6), 4096: (2, 2, 6), 8192: (2, 1
 class Case:
     """One shape, its dtypes, and the kernel that takes it.
 
-    kernel: the name's end. warps: of a block, or else its threads. stages: rows in shared memory at once. lanes: of the
-    `few` kernels, threads side by side of the blocks that make the weights' gradients.
+    kernel: the name's end. warps: of a block, or else its threads. stages: rows in shared memory at once.
     """
 
     kernel: str
@@ -39,7 +39,6 @@ class Case:
     affine: bool = True
     residual: bool = False
     from_output: bool = False
-    lanes: int = 4
 
     @property
     def long(self) -> bool:
@@ -90,10 +89,10 @@ CASES = [
     Case("anyx8", 3, 132, output="f32", warp_rows=1, from_output=True),
     # Few rows. Less than a turn of a block's rows and more; threads without a row, and columns past the end.
     Case("few_bf16", 5, 72, warps=2),
-    Case("few_bf16", 150, 512, weight="f32", threads=64, lanes=2),
-    Case("few_f16", 37, 1032, input="f16", output="f16", threads=192, lanes=32),
+    Case("few_bf16", 150, 512, weight="f32", threads=64),
+    Case("few_f16", 37, 1032, input="f16", output="f16", threads=192),
     Case("few_f32", 70, 36, input="f32", output="f32", weight="f32", warps=1),
-    Case("few_any", 9, 260, input="f32", output="bf16", weight="bf16", warps=4, lanes=16),
+    Case("few_any", 9, 260, input="f32", output="bf16", weight="bf16", warps=4),
     Case("few_any", 9, 2048, output="f32", threads=512, affine=False),
     Case("long8", 3, 272, output="f16", residual=True, from_output=False, warps=1),
     Case("long1", 5, 67, input="f16", output="f32", weight="bf16", from_output=True),
@@ -258,8 +257,7 @@ def check_backward(device, op: str, case: Case) -> None:
             more["grad_bias"] = grad_bias
     if t.centered and not case.from_output:
         more["mean"] = device.put(t.expected["mean"].astype(case.math))
-    wide = case.lanes if case.few else device.warp_size
-    width = 8 if case.kernel in ("few_bf16", "few_f16") else 4
+    wide = device.warp_size
     constants = 2 if t.centered and case.from_output else 1
     arguments = make(
         "NormBackward", "norm_arguments.h", grad_output=t.put("grad", case.output), saved=device.put(saved),
@@ -273,9 +271,8 @@ def check_backward(device, op: str, case: Case) -> None:
         rows = t.constant_bytes(constants) + t.stage_bytes(3 if case.residual else 2)
         sums = t.block * case.elements * 4 if case.warp_rows else 0
         of_output = "of_output_" if case.from_output and not case.long else ""
-        columns = t.block * width * 2 * 4 if case.few else 0
-        kernel, block, shared = f"{of_output}{case.kernel}", t.block, max(rows, sums, columns)
-    grid = case.rows + -(-case.hidden // (wide * width)) * case.affine if case.few else case.grid
+        kernel, block, shared = f"{of_output}{case.kernel}", t.block, max(rows, sums)
+    grid = case.rows + -(-case.hidden // FEW_COLUMNS) * case.affine if case.few else case.grid
     device.launch(f"{op}_backward_{kernel}", grid, block, [arguments], shared=shared)
     kind = "_f64" if statistic == "f64" else ""
     if case.affine:

@@ -12,6 +12,7 @@ from simt.structs import make
 
 TYPE = {"f32": 0, "f16": 1, "bf16": 2, "f64": 3}
 THREADS, FINISH_THREADS = 128, 256
+FEW_THREADS, FEW_COLUMNS = 512, 8  # of a block of the `few` kernels
 GELU = 1.5957691216057308
 FORMS = {
     "silu": (1.0, 0.0),
@@ -81,6 +82,15 @@ CASES = [
     Case("f32x4", 4, "f32", 150, 12, bias="f16", parts=11, lanes=2, threads=256, last=True),
     Case("any1", 1, "bf16", 37, 39, gated=False, bias="bf16", parts=3, lanes=32, threads=256, last=True),
     Case("f64", 1, "f64", 90, 11, "gelu", bias="f64", parts=9, lanes=4, threads=256, last=True),
+]
+# Fewer rows than a block has at once, as many, and more; columns past the end; two blocks of columns.
+FEW_CASES = [
+    Case("bf16x2", 2, "bf16", 37, 12, bias="bf16"),
+    Case("bf16x2", 2, "bf16", 256, 8, "gelu", gated=False, bias="f32"),
+    Case("f16x2", 2, "f16", 300, 6, "squared_relu", bias="f16"),
+    Case("f16x2", 2, "f16", 129, 12, "relu", gated=False, bias="bf16", scaled=True),
+    Case("f32x2", 2, "f32", 130, 10, "gelu"),
+    Case("f32x2", 2, "f32", 5, 4, gated=False, bias="f32"),
 ]
 
 
@@ -191,3 +201,21 @@ def test_backward(device, case):
                 finish, -(-t.columns // (8 if t.columns < 8192 else 32)), FINISH_THREADS, [arguments]
             )
         near(more["grad_bias"].numpy(), case.bias, t.gradient.sum(0), case.rows)
+
+
+@pytest.mark.parametrize("case", FEW_CASES, ids=str)
+def test_backward_of_few_rows(device, case):
+    t = Tensors(device, case)
+    gradient, grad_bias = t.empty((case.rows, t.columns), case.type), t.empty(t.columns, case.bias)
+    more, scale = {}, 1.0
+    if case.scaled:
+        encoded = encode(np.random.default_rng(1).standard_normal(t.columns), case.bias)
+        more = {"scale": device.put(encoded), "unscaled": t.empty(t.gradient.shape, case.type)}
+        scale = decode(encoded, case.bias)
+    arguments = t.arguments(1, output=gradient, grad_bias=grad_bias, **more)
+    name = f"bias_activation_backward_few_{'gated_' if case.gated else ''}{case.kernel}"
+    device.launch(name, -(-case.hidden // FEW_COLUMNS), FEW_THREADS, [arguments])
+    near(gradient.numpy(), case.type, t.gradient * scale)
+    near(grad_bias.numpy(), case.bias, t.gradient.sum(0), case.rows)
+    if case.scaled:
+        near(more["unscaled"].numpy(), case.type, t.gradient)

@@ -39,7 +39,7 @@ class Case:
     @property
     def even(self):
         """Whether the heads of a position are one row of a constant stride to the kernel."""
-        return self.kernel.startswith(("even", "single"))
+        return self.kernel.startswith(("even", "single", "alone"))
 
     def __str__(self):
         ends = "" if self.ends is None else "-" + "_".join(map(str, self.ends[:9]))
@@ -69,6 +69,9 @@ CASES = [
     Case("single_bf16x8", 8, "bf16", (1, 5), (2, 3), 64, 64, positions=4),
     Case("single_f16x8", 8, "f16", (1, 4), (1, 3), 64, 32, cached=True, positions=4),
     Case("single_f32x4", 4, "f32", (1, 3), (1, 40), 96, 64, ends=(0, 2, 3), chunks=8),
+    Case("alone_bf16", 2, "bf16", (1, 5), (2, 3), 64, 64, halves=True),
+    Case("alone_f16", 2, "f16", (1, 7), (1, 1), 28, 12),  # some are copied; one head
+    Case("alone_f32", 2, "f32", (1, 70), (3, 1), 4, 4),  # one lane a head
     *(
         Case(kernel, 4, "f32", (1, 6), (1, 2), dim, 8, ends=ends, positions=4, grid=1)
         for kernel, dim, ends in (
@@ -132,6 +135,11 @@ def expected(case, x, tables, back):
     return result
 
 
+def share(n):
+    """2^32 / n, rounded up; 0 for 1."""
+    return 0 if n == 1 else -(-(2**32) // n)
+
+
 @pytest.mark.parametrize("back", [0, 1], ids=["forward", "backward"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_turn(device, case, back):
@@ -168,9 +176,14 @@ def test_turn(device, case, back):
     rows, at_once = b * heads, THREADS // lane_threads
     e, d = case.dim * case.step, case.dim
     blocks = -(-h * w // case.positions) * case.chunks
+    alone = case.kernel.startswith("alone")
+    if alone:
+        blocks = -(-w * rows * lanes // THREADS)
     steps = (
         {"batch": 1, "heads": rows, "step_heads": at_once // case.positions}
-        if case.even
+        if case.even and not alone
+        else {"batch": 1, "heads": rows, "lane_share": share(lanes), "head_share": share(rows)}
+        if alone
         else {
             "batch": b, "heads": heads, "step_positions": at_once // rows,
             "step_batches": at_once % rows // heads, "step_heads": at_once % rows % heads,
