@@ -78,9 +78,11 @@ struct GroupNormPlan {
 // False: an image's groups do not fit.
 bool plan_tile(gpu::GroupNorm& a, GroupNormPlan& plan, int64_t width, bool backward, const DeviceLimits& limits) {
   if (width == 1) return false;
-  // Rows enough for each thread that they outweigh what it does once; threads enough for large tiles.
-  const int64_t rows_of_thread = backward ? 12 : 20;
+  constexpr int64_t few_threads = 160;
   for (int64_t most = limits.block_multiple; most <= gpu::group_norm_tile_threads; most += limits.block_multiple) {
+    // Rows enough for each thread that they outweigh what it does once, though at first threads that wait less count
+    // for more; threads enough for large tiles.
+    const int64_t rows_of_thread = most <= few_threads ? (backward ? 8 : 10) : backward ? 12 : 20;
     // Of small images several strips, so that threads have something to do.
     int64_t columns = columns_of_whole_groups(a, width, 4);
     const int64_t wide = std::min<int64_t>(most / width, ceil_divide(limits.block_multiple * 2, a.spatial));
