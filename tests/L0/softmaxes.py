@@ -31,7 +31,10 @@ def exact(x, mask=None, scale=SCALE, causal=False):
         left_out = left_out | mask.cpu().bool()
     if causal:
         left_out = left_out | upper(x)
-    y = torch.softmax(x.masked_fill(left_out, -torch.inf), -1)
+    x = x.masked_fill(left_out, -torch.inf)
+    # Not torch.softmax, which adds up long rows of doubles term by term on some processors.
+    powers = (x - x.amax(-1, keepdim=True).detach()).exp() if x.shape[-1] else x
+    y = powers / powers.sum(-1, keepdim=True)
     return y.masked_fill(left_out.all(-1, keepdim=True), 0.0).masked_fill(left_out & y.isfinite(), 0.0)
 
 
