@@ -13,18 +13,20 @@ from build_matrix.errors import GateError
 EXCLUDED = frozenset(
     ["libc10*.so*", "libtorch*.so*", "libcuda*.so*", "libcudart*.so*", "libamdhip64*.so*", "libhip*.so*"]
 )
-WANTED = (2, 28)  # newest manylinux that a wheel may ask for
+WANTED = (2, 28)  # the manylinux of torch's own wheels, which ours run beside
+TAG = f"manylinux_{WANTED[0]}_{WANTED[1]}"
 
 
 @cache
 def version() -> str:
-    """auditwheel's own version: its verdict goes into a wheel's key."""
-    return importlib.metadata.version("auditwheel")
+    """auditwheel's own version and the tag: what its verdict comes to goes into a wheel's key."""
+    return f"{importlib.metadata.version('auditwheel')} {TAG}"
 
 
 def platform_tag(wheel: Path) -> str:
-    """manylinux_2_27_x86_64, say: the oldest platform the wheel runs on. Raises GateError when it is newer
-    than manylinux_2_28, or when the wheel needs a library that no manylinux machine has."""
+    """manylinux_2_28_x86_64, say: the tag of torch's wheels for that processor, so that whoever downloads both for
+    another machine (pip download --platform) names one; pip takes no older tag for it. Raises GateError when the wheel
+    needs a newer platform, or a library that no manylinux machine has."""
     from auditwheel.wheel_abi import analyze_wheel_abi
     from auditwheel.wheeltools import get_wheel_architecture
 
@@ -42,7 +44,5 @@ def platform_tag(wheel: Path) -> str:
     name = verdict.overall_policy.name
     parts = name.split("_")
     if parts[0] != "manylinux" or (int(parts[1]), int(parts[2])) > WANTED:
-        raise GateError(
-            wheel.name, [f"auditwheel calls it {name}; manylinux_{WANTED[0]}_{WANTED[1]} is the limit"]
-        )
-    return name
+        raise GateError(wheel.name, [f"auditwheel calls it {name}; {TAG} is the limit"])
+    return f"{TAG}_{'_'.join(parts[3:])}"

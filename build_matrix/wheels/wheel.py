@@ -152,9 +152,9 @@ def unit(
     platform: str = matrix.NATIVE,
     store: Store | None = None,
 ) -> WorkUnit:
-    """The wheel of one Python, or, None, of every one: for Windows, without a module of Python's. Its platform tag is
-    what auditwheel finds, never what we would like; that the library for Windows needs Windows alone was looked at when
-    it was linked."""
+    """The wheel of one Python, or, None, of every one: for Windows, without a module of Python's. That a wheel runs
+    where its tag says is auditwheel's verdict; that the library for Windows needs Windows alone was looked at when it
+    was linked."""
     distribution, version = facts["distribution"], f"{facts['version']}+{facts['local']}"
     of = matrix.load().platform(platform)
     tag = python.tag if python else ANY_PYTHON
@@ -168,14 +168,14 @@ def unit(
             if found := ledger.over_budget(coverage, matrix.load().unit_budget):
                 raise GateError(f"{distribution} {tag}", found)
         stem = f"{distribution.replace('-', '_')}-{version}-{tags}"
-        verdict = platform
+        on = platform
         if not of.windows:
             draft = folder / f"{stem}-{platform}.whl"
             write(draft, distribution, version, f"{tags}-{platform}", files, more, level=0)
-            verdict = audit.platform_tag(draft)
+            on = audit.platform_tag(draft)
             draft.unlink()
-        name = f"{stem}-{verdict}.whl"
-        write(folder / name, distribution, version, f"{tags}-{verdict}", files, more)
+        name = f"{stem}-{on}.whl"
+        write(folder / name, distribution, version, f"{tags}-{on}", files, more)
         size, budget = (folder / name).stat().st_size, matrix.load().wheel_bytes
         if size > budget:
             raise GateError(name, [f"{size} bytes are over the budget of {budget} (matrix.toml)"])

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import platform as machines
 import shutil
 import subprocess
 import sys
@@ -76,12 +77,28 @@ def test_no_library_needs_a_driver_or_a_path_of_this_machine():
         assert str(REPOSITORY).encode() not in elf.data
 
 
-def test_the_tag_is_auditwheel_s(built):
+def test_the_tag_is_that_of_torch_s_wheels(built):
     platform = built.name.removesuffix(".whl").rpartition("-")[2]
-    assert platform.startswith("manylinux_2_") and platform.endswith("_x86_64")
+    assert platform == f"manylinux_2_28_{machines.machine()}"
     with zipfile.ZipFile(built) as archive:
         (name,) = [n for n in archive.namelist() if n.endswith("dist-info/WHEEL")]
         assert f"Tag: {PYTHON.tag}-{PYTHON.tag}-{platform}\n" in archive.read(name).decode()
+
+
+def test_the_image_s_auditwheel_agrees_with_the_tag(built, tmp_path):
+    """Report: an image that names its platform (AUDITWHEEL_PLAT, as public ones do) called the wheel by two tags."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "patchelf").write_text("#!/bin/sh\necho patchelf 0.18.0\n")  # nothing is patched
+    (programs / "patchelf").chmod(0o755)
+    (tmp_path / "kept").mkdir()
+    paths = [str(programs), os.path.dirname(sys.executable), os.environ["PATH"]]
+    of_image = {"PATH": os.pathsep.join(paths), "AUDITWHEEL_PLAT": f"manylinux_2_28_{machines.machine()}"}
+    command = ["sh", str(REPOSITORY / "ci/containers/verdict.sh"), str(built), str(tmp_path / "kept")]
+    done = subprocess.run(command, env=os.environ | of_image, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "No filename tags change needed" in done.stderr
+    assert (tmp_path / "kept" / built.name).read_bytes() == built.read_bytes()
 
 
 def test_record_lists_every_file_with_its_digest(built):
