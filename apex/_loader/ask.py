@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from apex._loader import explain, npu, offers, probe, release
+from apex._loader import distributions, explain, npu, offers, probe, release
 from apex._loader.machine import Machine
 from apex._loader.offers import Offer
 from apex._loader.release import Accelerator, Release
@@ -233,9 +233,10 @@ def compat(
 # ---- which: this machine -----------------------------------------------------------------------------------
 
 
-def of_machine(described: Machine, index: str | None = None) -> dict[str, Any]:
-    """What `which --json` prints of a Machine. `found`: whether `command` is the line for it; `reasons` say why, or why
-    not, `mend` what helps, `nearest` are the cells that exist, each with its own line."""
+def of_machine(described: Machine, index: str | None = None, installed: Sequence[str] = ()) -> dict[str, Any]:
+    """What `which --json` prints of a Machine. `found`: whether `command` is the line for it, in place of what is
+    `installed` (distributions); `reasons` say why, or why not, `mend` what helps, `nearest` are the cells that exist,
+    each with its own line."""
     table = known()
     found = offers.offer(described, table, index)
     torch, archs = described.torch, [d.arch for d in described.devices if d.platform != "cpu"]
@@ -249,7 +250,8 @@ def of_machine(described: Machine, index: str | None = None) -> dict[str, Any]:
     }
     base = {"environment": environment, "found": found.found}
     if found.found:
-        return base | {"command": found.command, "reasons": list(found.reasons)}
+        others = [name for name in installed if name != found.accelerator.distribution]
+        return base | {"command": offers.install(found, others), "reasons": list(found.reasons)}
     near = [(found.accelerator, _cell(cell)) for cell in offers.nearest(found)]
     lines: dict[str, str] = {}
     for accelerator, cell in _without_torch(described, table) if torch is None else near:
@@ -305,8 +307,9 @@ def which(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--json", action="store_true", help="for programs")
     asked = parser.parse_args(arguments)
     described = probe.describe()
+    installed = [each.name for each in distributions.describe().distributions if each.ours]
     try:
-        found = of_machine(described, asked.index)
+        found = of_machine(described, asked.index, installed)
     except (ValueError, LookupError) as error:
         parser.error(str(error))
     if asked.json:

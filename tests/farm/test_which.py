@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from apex._loader import ask, explain, offers
+from apex._loader import ask, distributions, explain, offers
 from build_matrix import REPOSITORY
 from build_matrix.serve import compat, which
 from build_matrix.spec import identity, matrix
@@ -132,6 +132,23 @@ def test_the_index_may_be_named(index, monkeypatch):
     monkeypatch.setenv("APEX_INDEX", "https://y.example")
     assert ask.of_machine(described)["command"].endswith(" https://y.example/whl/cpu/")
     assert ask.of_machine(described, index)["command"].endswith(" https://x.example/a/whl/cpu/")
+
+
+def test_the_line_puts_the_wheel_in_the_place_of_another(monkeypatch, capsys):
+    """Report: it installed a second apex over the first, and uninstalling either broke the other."""
+    described = machine("cp311", "2.13.0+cpu")
+    line = ask.of_machine(described, "https://x.example")["command"]
+    both = ask.of_machine(described, "https://x.example", ["apex-cpu", "apex-cuda"])["command"]
+    assert both == f"python -m pip uninstall -y apex-cuda && {line}"
+    assert ask.of_machine(described, "https://x.example", ["apex-cpu"])["command"] == line
+    installed = [
+        distributions.Distribution(name, "1", "", has_loader=name == "apex") for name in ("apex", "torch")
+    ]
+    here = distributions.Installation(tuple(installed), "")
+    monkeypatch.setattr(ask.distributions, "describe", lambda: here)
+    monkeypatch.setattr(ask.probe, "describe", lambda: described)
+    assert ask.which(["--index", "https://x.example"], "which") == ask.FOUND
+    assert capsys.readouterr().out == f"python -m pip uninstall -y apex && {line}\n"
 
 
 def run(*arguments, options=()):
