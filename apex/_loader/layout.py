@@ -30,7 +30,7 @@ def built() -> Path:
     """The folder that holds `lib/`, `packs/` and the built data files."""
     named = os.environ.get("APEX_TREE")
     if named:
-        return Path(named) / "apex"
+        return Path(os.path.expanduser(named)) / "apex"
     root = checkout()
     return root / "build" / "tree" / "apex" if root else PACKAGE
 

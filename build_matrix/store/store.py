@@ -39,7 +39,7 @@ def default_root() -> Path:
         raise StoreError(
             named, "APEX_STORE names a folder of this machine, and --store a URL: nothing can be kept"
         )
-    return Path(named or REPOSITORY / "build/store")
+    return Path(os.path.expanduser(named) or REPOSITORY / "build/store")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 from build_matrix.errors import StoreError
 from build_matrix.store import Store, WorkUnit
 from build_matrix.store.engine import Engine
+from build_matrix.store.store import default_root
 
 
 def unit(inputs, make, name="x"):
@@ -24,6 +25,13 @@ def write(text, calls=None):
         (folder / "out").write_text(text)
 
     return make
+
+
+def test_a_home_in_its_address_is_the_user_s(monkeypatch, tmp_path):
+    """Report: where no shell had written out the ~, a folder of that name was made."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("APEX_STORE", "~/store")
+    assert default_root() == tmp_path / "store"
 
 
 def test_same_inputs_run_once(tmp_path):

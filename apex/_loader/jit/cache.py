@@ -41,7 +41,7 @@ def folder() -> Path | None:
     """Folder of the cache: APEX_CACHE_DIR, else apex/ in the user's cache folder; None without a home."""
     named = os.environ.get("APEX_CACHE_DIR")
     if named:
-        return Path(named)
+        return Path(os.path.expanduser(named))  # no shell has, where a file of variables says ~
     base = os.environ.get("XDG_CACHE_HOME")
     if base and os.path.isabs(base):
         return Path(base) / "apex"

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
-from apex._loader import system
+from apex._loader import layout, system
 from apex._loader.jit import cache
 
 from .described import ROOT
@@ -57,6 +58,22 @@ def test_no_folder_can_be_made(tmp_path, monkeypatch):
     monkeypatch.setenv("APEX_CACHE_DIR", str(tmp_path / "file" / "cache"))
     assert cache.fetch(KEY, lambda: b"payload") == b"payload"
     assert not cache.usable()
+
+
+def test_a_home_that_no_shell_has_written_out(tmp_path, monkeypatch):
+    """Report: a file of variables said ~/cache, and each folder that a program began in got a folder called ~."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for name, found in (
+        ("APEX_CACHE_DIR", cache.folder),
+        ("APEX_TREE", lambda: layout.built().parent),
+    ):
+        monkeypatch.setenv(name, "~/place")
+        assert found() == tmp_path / "home/place", name
+        monkeypatch.setenv(name, "~nobody-of-this-name/place")
+        assert found() == Path("~nobody-of-this-name/place"), name
+    monkeypatch.setenv("APEX_CACHE_DIR", "~/place")
+    assert cache.usable() and not (tmp_path / "~").exists()
 
 
 def test_a_read_only_folder_is_read_but_not_written(folder):
