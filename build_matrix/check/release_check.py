@@ -19,6 +19,7 @@ from build_matrix.check import junit, lint, receipts
 from build_matrix.spec import identity, matrix
 from build_matrix.store import digest, files
 from build_matrix.toolchains import pythons
+from build_matrix.wheels import wheel
 
 FOLDER = REPOSITORY / "build/release-check"
 RESULT = "result.json"
@@ -71,22 +72,46 @@ def checks() -> list[Check]:
         Check("loads", (*FARM, "load-test", *(f"--python={tag}" for tag in matrix.load().python))),
         Check("release", (*FARM, "farm", "--dist", str(dist))),
     ]
-    names = [
-        f"{a.distribution.replace('-', '_')}-{identity.version()}+{a.label}"
-        for a in matrix.load().accelerators
-    ]
-    ends = [
-        "py3-none-any.whl" if a.pure else f"{pythons.own_tag()}-*_x86_64.whl"
-        for a in matrix.load().accelerators
-    ]
-    wheels = [str(dist / f"{name}-{end}") for name, end in zip(names, ends, strict=True)]
-    found.append(Check("verify", (*FARM, "verify", *wheels), after="release"))
+    found.append(Check("verify", (*FARM, "verify", *_wheels(dist)), after="release"))
+    found += _loads_elsewhere(dist)
     cards = [cell for cell in matrix.load().cells() if cell != "cpu"]
     return found + [
         Check(f"{tier}({cell})", (*FARM, "tier", tier, "--cell", cell), after="tree")
         for tier in (receipts.L0, receipts.L1)
         for cell in cards
     ]
+
+
+def _wheels(dist: Path) -> list[str]:
+    """The wheels of every platform, for this Python where they are of one."""
+    found = []
+    for a in matrix.load().accelerators:
+        name = dist / f"{a.distribution.replace('-', '_')}-{identity.version()}+{a.label}"
+        platforms = [p for p in matrix.load().platforms if a.name in p.accelerators]
+        ends = [
+            f"{wheel.ANY_PYTHON}-none-{p.name}" if p.windows else _linux(p, pythons.own_tag())
+            for p in platforms
+        ]
+        found += [f"{name}-{end}.whl" for end in ([wheel.PURE] if a.pure else ends)]
+    return found
+
+
+def _linux(platform: matrix.Platform, python: str) -> str:
+    return f"{python}-*_{platform.name.removeprefix('linux_')}"
+
+
+def _loads_elsewhere(dist: Path) -> list[Check]:
+    """What other systems and processors can be asked here: wine, and an emulated process with Debian's Python."""
+    found = []
+    for platform in matrix.load().platforms:
+        if platform.windows:
+            command = (*FARM, "load-test", f"--platform={platform.name}")
+            found.append(Check(f"loads, {platform.name}", command))
+        elif platform.name != matrix.NATIVE:
+            stem = f"apex_cpu-{identity.version()}+cpu-{_linux(platform, 'cp311')}.whl"
+            command = (sys.executable, str(REPOSITORY / "ci/aarch64_check.py"), str(dist / stem))
+            found.append(Check(f"loads, {platform.name}", command, after="release"))
+    return found
 
 
 def everything() -> list[Check]:

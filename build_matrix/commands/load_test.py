@@ -47,7 +47,7 @@ def _load_under_wine(platform, store) -> None:
     library = built.folder / matrix.load().platform(platform).library
     digest = interface.digest(interface.description())
     click.echo(wine.load(library, host_compiler.find(platform), digest))
-    loads.write_library(platform, host_library.source_identity(platform))
+    click.echo(str(loads.write_library(platform, host_library.source_identity(platform))))
 
 
 def _load_portable(torches, tags, store) -> None:

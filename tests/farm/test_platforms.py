@@ -1,6 +1,7 @@
 """Platforms that a cross compiler builds for: what they are compiled with, what their wheels are called, and that
 nothing is said of them that was not seen."""
 
+import importlib.util
 import json
 import shutil
 import struct
@@ -9,11 +10,12 @@ import subprocess
 import pytest
 
 from apex._loader import ask, explain
+from build_matrix import REPOSITORY
 from build_matrix.check import receipts
 from build_matrix.errors import BuildError, GateError, PackageIndexError, ToolchainMissing
 from build_matrix.parts import bindings, host_library, loads
 from build_matrix.serve import compat, publish
-from build_matrix.spec import matrix
+from build_matrix.spec import identity, matrix
 from build_matrix.toolchains import (
     headers,
     host_compiler,
@@ -217,8 +219,7 @@ def test_auditwheel_judges_a_wheel_of_another_processor(library, cross, tmp_path
     from build_matrix.wheels import audit
 
     draft = tiny(tmp_path / "a", ARM, {"apex/lib/libapex.so": library.read_bytes()})
-    verdict = audit.platform_tag(draft)
-    assert verdict.startswith("manylinux_2_") and verdict.endswith("_aarch64")
+    assert audit.platform_tag(draft) == "manylinux_2_28_aarch64"
     newer = tmp_path / "newer.cpp"
     newer.write_text('#include <cmath>\nextern "C" double f(double x) { return std::pow(x, 3.3); }\n')
     cross.compile(newer, tmp_path / "newer.o", ["-fPIC"])
@@ -228,6 +229,22 @@ def test_auditwheel_judges_a_wheel_of_another_processor(library, cross, tmp_path
         GateError, match="auditwheel calls it manylinux_2_\\d+_aarch64; manylinux_2_28 is the limit"
     ):
         audit.platform_tag(draft)
+
+
+def test_a_wheel_that_is_not_what_would_be_graded_is_not_tried(tmp_path):
+    """Report: of a wheel without the binding the portable one ran, and the receipt said that the binding had."""
+    spec = importlib.util.spec_from_file_location("aarch64_check", REPOSITORY / "ci/aarch64_check.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    path = tiny(tmp_path / "arm", "manylinux_2_28_aarch64")
+    with pytest.raises(BuildError, match="no binding of torch 2.8 .* --python 3.11 --torch 2.8.0"):
+        script.check(path, "2.8.0")
+    with pytest.raises(BuildError, match="other sources"):
+        script.check(path, "2.13.0")
+    facts = {"apex/build.json": json.dumps(FACTS | {"source_sha256": identity.compiled()}).encode()}
+    script.check(tiny(tmp_path / "own", "manylinux_2_28_aarch64", facts), "2.13.0")
+    with pytest.raises(BuildError, match="no binding .* for linux_aarch64"):
+        script.check(tiny(tmp_path / "other", "manylinux_2_28_x86_64", facts), "2.13.0")
 
 
 def test_a_wheel_takes_the_place_of_one_of_its_own_processor_only(tmp_path):

@@ -3,12 +3,14 @@
 import json
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from build_matrix.check import release_check
 from build_matrix.check.release_check import FAILED, NOT_RUN, PASSED, Check
-from build_matrix.spec import matrix
+from build_matrix.spec import identity, matrix
+from build_matrix.toolchains import pythons
 
 SAY = "import sys; print('first'); print(sys.argv[1]); sys.exit(int(sys.argv[2]))"
 
@@ -92,10 +94,35 @@ def test_the_list_has_every_tier_and_cell_and_its_commands_exist():
     assert tiers | {"emulated", "release", "quickstart"} <= set(found)
     for each in found.values():
         assert not each.after or each.after in found
+        if "-m" not in each.command:
+            assert Path(each.command[1]).is_file()
+            continue
         words = each.command[each.command.index("-m") + 1 :]
         if words[0] == "build_matrix":
             command = main.get_command(None, words[1])
             command.make_context(words[1], list(words[2:]))  # raises for what it does not take
+
+
+def test_every_platform_of_the_matrix_is_verified_and_loaded(monkeypatch, tmp_path):
+    """Report: wheels for aarch64 and Windows were in the release and in no check."""
+    axes, python = matrix.load(), pythons.own_tag()
+    found = {check.name: check for check in release_check.checks()}
+    wheels = [word.rpartition("/")[2] for word in found["verify"].command if word.endswith(".whl")]
+    of_platforms = [a for p in axes.platforms for a in p.accelerators if not axes.accelerator(a).pure]
+    assert len(wheels) == len(of_platforms) + sum(a.pure for a in axes.accelerators)
+    for name in (
+        f"apex_cpu-{identity.version()}+cpu-{python}-*_x86_64.whl",
+        f"apex_cuda-{identity.version()}+cu130-{python}-*_aarch64.whl",
+        f"apex_cuda-{identity.version()}+cu130-py3-none-win_amd64.whl",
+        f"apex_npu-{identity.version()}+npu-py3-none-any.whl",
+    ):
+        assert name in wheels
+    assert {f"loads, {p.name}" for p in axes.platforms} - set(found) == {f"loads, {matrix.NATIVE}"}
+    emulated = found["loads, linux_aarch64"]
+    assert emulated.after == "release" and Path(emulated.command[1]).is_file()
+    monkeypatch.setenv("PATH", str(tmp_path))  # no qemu
+    verdicts = release_check.run(tmp_path, wanted=[check("release"), emulated])
+    assert verdicts[emulated.name].state == NOT_RUN and "qemu" in verdicts[emulated.name].says
 
 
 def test_the_tree_has_what_the_tests_look_at_and_the_packs_of_cards_that_are_here(monkeypatch):
