@@ -215,13 +215,14 @@ def batch_norm(training, last, n, c, size, dtype):
 def group_norm(act, last, n, c, size, dtype):
     x = images(n, c, size, last, dtype)
     layer = GroupNorm(32, c, act=act, dtype=dtype)
-    w, b = layer.weight, layer.bias
+    of_torch = torch.nn.GroupNorm(32, c, dtype=dtype)
+    parameters = layer.weight, of_torch.weight, layer.bias, of_torch.bias
 
     def torchs():
-        y = F.group_norm(x, 32, w, b)
+        y = of_torch(x)
         return F.silu(y) if act else y
 
-    return Case(lambda: layer(x), torchs, [x, w, b])
+    return Case(lambda: layer(x), torchs, [x, *parameters])
 
 
 # ---- optimizers ----------------------------------------------------------------------------------------------------

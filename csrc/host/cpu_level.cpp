@@ -46,6 +46,10 @@ int detect() {
   if (!has(leaf7, bit(16) | bit(17) | bit(28) | bit(30) | bit(31)) || !has(saved, bit(5) | bit(6) | bit(7))) return 3;
   return 4;
 }
+bool detect_bfloat16() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && has(a, bit(5));
+}
 #elif defined(__aarch64__)
 // Bit 22 of AT_HWCAP, HWCAP_SVE: the processor has it, and the operating system saves its registers.
 int detect() { return getauxval(AT_HWCAP) >> 22 & 1 ? 2 : 1; }
@@ -59,6 +63,14 @@ std::atomic<int> in_force{0};  // 0: not lowered
 }  // namespace
 
 namespace apex {
+
+bool machine_has_bfloat16() {
+#if defined(__x86_64__)
+  return machine_cpu_level() >= 4 && detect_bfloat16();
+#else
+  return false;
+#endif
+}
 
 int machine_cpu_level() {
   int level = machine.load(std::memory_order_relaxed);

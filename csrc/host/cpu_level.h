@@ -7,6 +7,9 @@ namespace apex {
 /* What this machine and its operating system can run. Asked once. */
 int machine_cpu_level();
 
+/* Whether it has AVX512_BF16, which is of no level. Ask where the level is 4. */
+bool machine_has_bfloat16();
+
 /* The level in force: the machine's, unless apex_set_cpu_level lowered it. */
 int cpu_level();
 

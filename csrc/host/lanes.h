@@ -1,6 +1,8 @@
 // Reductions of many elements in independent lanes: they vectorise, several are under way at once, and their order is
 // fixed, whatever the x86-64 level.
 #pragma once
+#include <cstring>
+
 #include "device/exponential.h"
 #include "host/multi_tensor_tiles.h"
 
@@ -19,10 +21,14 @@ template <class Body> APEX_INLINE void each_lane(int64_t n, const Body& body) {
 }
 
 struct Added {
-  template <class Math> static APEX_INLINE Math combine(Math a, Math b) { return a + b; }
+  template <class Math> static APEX_INLINE void take(Math& a, const Math& b) { a = a + b; }
 };
 struct Highest {
-  template <class Math> static APEX_INLINE Math combine(Math a, Math b) { return gpu::max_number(a, b); }
+  template <class Math> static APEX_INLINE void take(Math& a, const Math& b) { a = b > a ? b : a; }
+};
+// `count` numbers in registers, by g++'s vector extension.
+template <class Math, int64_t count> struct VectorOf {
+  typedef Math Type __attribute__((vector_size(count * sizeof(Math))));
 };
 template <class Reduction, class Math> struct Lanes {
   alignas(64) Math of[lanes];
@@ -32,21 +38,24 @@ template <class Reduction, class Math> struct Lanes {
   }
   // value(j) for j in [0, n).
   template <class Value> APEX_INLINE void take(int64_t n, const Value& value) {
-    each_lane(n, [&](int64_t j, int64_t l) APEX_INLINE_LAMBDA { of[l] = Reduction::combine(of[l], value(j)); });
+    each_lane(n, [&](int64_t j, int64_t l) APEX_INLINE_LAMBDA { Reduction::take(of[l], value(j)); });
   }
   template <class Other> APEX_INLINE void take(const Lanes<Reduction, Other>& other) {
-    for (int64_t l = 0; l < lanes; ++l) of[l] = Reduction::combine(of[l], Math(other.of[l]));
+    for (int64_t l = 0; l < lanes; ++l) Reduction::take(of[l], Math(other.of[l]));
   }
-  APEX_INLINE Math whole() const {
-    Lanes rest = *this;
-    rest.template fold<lanes / 2>();
-    return rest.of[0];
-  }
+  APEX_INLINE Math whole() const { return fold<lanes>(of); }
 
  private:
-  template <int64_t half> APEX_INLINE void fold() {
-    for (int64_t l = 0; l < half; ++l) of[l] = Reduction::combine(of[l], of[l + half]);
-    if constexpr (half > 1) fold<half / 2>();
+  // In halves: g++ has the lower and the upper one of a register at once, but not of an array.
+  template <int64_t count> static APEX_INLINE Math fold(const void* from) {
+    typename VectorOf<Math, count / 2>::Type low, high;
+    std::memcpy(&low, from, sizeof(low));
+    std::memcpy(&high, static_cast<const char*>(from) + sizeof(low), sizeof(high));
+    Reduction::take(low, high);
+    if constexpr (count > 4) return fold<count / 2>(&low);
+    Math first = low[0];
+    Reduction::take(first, Math(low[1]));
+    return first;
   }
 };
 

@@ -4,6 +4,12 @@
 #include <cstring>
 
 #include "device/multi_tensor_table.h"
+#include "host/multi_tensor_tiles.h"
+
+namespace apex {
+void copy_bytes(void* to, const void* from, int64_t bytes) { std::memcpy(to, from, size_t(bytes)); }
+void clear_bytes(void* to, int64_t bytes) { std::memset(to, 0, size_t(bytes)); }
+}  // namespace apex
 
 extern "C" size_t apex_tensor_table_words(uint32_t lists, uint32_t tensors) {
   return size_t(lists) * tensors + tensors + (size_t(tensors) + 2) / 2;

@@ -15,11 +15,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from apex import _symbolic as symbolic
-from apex._functional import call
+from apex._functional import call, entry, is_traced
+from apex._loader import library
 
 __all__ = ["GroupNorm"]
 
 _ops = torch.ops.apex
+_group_norm = entry("group_norm")
+_has_torch_function = torch.overrides.has_torch_function_variadic
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -49,9 +52,14 @@ def group_norm(x, num_groups, weight=None, bias=None, eps=1e-5, act=None):
     Raises:
         ValueError, TypeError: shapes, devices, dtypes or an activation that do not fit.
     """
-    return call(
-        "group_norm", _ops.group_norm_forward.default, 1, (x, num_groups, weight, bias, eps, is_silu(act))
-    )
+    arguments = x, num_groups, weight, bias, eps, act is not None and is_silu(act)
+    if _group_norm is None or is_traced() or _has_torch_function(x, weight, bias):
+        return call("group_norm", _ops.group_norm_forward.default, 1, arguments)
+    try:
+        return _group_norm(*arguments)
+    except RuntimeError as error:
+        library.raise_stored(error)  # the probe's own exception, if it refused to choose
+        raise
 
 
 def torch_group_norm(x, g, w, b, eps, act=""):

@@ -63,6 +63,14 @@ def test_level_can_only_be_lowered(library):
     assert apex.c.apex_set_cpu_level(-1) == apex.c.apex_cpu_level() == most
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_tiles_are_converted_as_one_element_is(check, dtype):
+    """Bit for bit at every level of this machine, whatever the length; nothing beside the tile is touched."""
+    check.check_tile_conversions.restype = c_int64
+    for level in range(1, check.check_machine_level() + 1):
+        assert check.check_tile_conversions(level, {"float16": 1, "bfloat16": 2}[dtype]) == 0, level
+
+
 def test_parallel_for_runs_inline_without_a_callback(check):
     """One piece; nothing for an empty range."""
     assert parallel_sum(check, 0, 1000) == (499500, 1)
