@@ -1,10 +1,11 @@
-"""Every op that has a CPU variant beside torch's own on the same threads: wall time of forward, and of both.
+"""Every op that has a CPU variant beside torch's own on the same threads: time of forward, and of both.
 
 usage: python benchmarks/cpu.py [--only softmax] [--threads 1 2] [--dtypes float32 bfloat16] [--json FILE]
        python benchmarks/cpu.py --again FILE    # what was slower there, once more: FILE has the least of all runs
 
 The two are measured in turns of a few milliseconds, and of each the least time counts, so that what else runs on the
-machine slows down both, or neither. A forward alone is without autograd. Ratios above 1: apex is slower. The allocator
+machine slows down both, or neither. One thread's time is the processor's, without that of others; several threads' is
+wall time. A forward alone is without autograd. Ratios above 1: apex is slower. The allocator
 keeps what is freed: else whether the kernel must find pages anew, a matter of chance, is most of a large case's time.
 """
 
@@ -69,8 +70,8 @@ def keep_freed_memory() -> None:
         mallopt(trim_threshold, (1 << 31) - 1)
 
 
-def in_turns(functions, seconds: float) -> list[float]:
-    """The least seconds a call of each function, measured in turns for about `seconds`, `TURNS` of them at least.
+def in_turns(functions, seconds: float, clock=time.perf_counter) -> list[float]:
+    """The least seconds a call of each function by a clock, in turns for about `seconds`, `TURNS` of them at least.
 
     In no fixed order: where other processes take turns on the machine too, one function would always be met by them.
     """
@@ -87,10 +88,10 @@ def in_turns(functions, seconds: float) -> list[float]:
         random.shuffle(order)
         for i in order:
             function, calls = functions[i], range(counts[i])
-            start = time.perf_counter()
+            start = clock()
             for _ in calls:
                 function()
-            least[i] = min(least[i], (time.perf_counter() - start) / counts[i])
+            least[i] = min(least[i], (clock() - start) / counts[i])
     return least
 
 
@@ -145,7 +146,8 @@ def measure(options, table, before: dict) -> None:
                     if wanted is not None and key not in wanted:
                         continue
                     torch.set_num_threads(threads)
-                    least = in_turns([ours, torchs], options.seconds)
+                    clock = time.thread_time if threads == 1 else time.perf_counter
+                    least = in_turns([ours, torchs], options.seconds, clock)
                     if before:
                         old = before[key]
                         least = [min(least[0], old.apex), min(least[1], old.torch)]

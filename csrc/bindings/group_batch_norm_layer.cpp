@@ -1,9 +1,8 @@
 #include "group_batch_norm_layer.h"
 
+#include "batch_statistics.h"
 #include "generated/groupbn.h"
 #include "generated/reduce_bn.h"
-#include "generated/welford_mean_var.h"
-#include "generated/welford_parallel.h"
 
 namespace apex {
 struct GroupBatchNormNode : OpNode<GroupBatchNormNode> {
@@ -63,8 +62,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_batch_norm_layer(
     const OptionalTensor& running_mean, const OptionalTensor& running_var, const OptionalTensor& batches,
     double momentum, double eps, bool fuse_relu, bool use_batch, bool channel_last) {
   const char* op = "batch norm";
-  const auto& moments = dispatcher_op<WelfordMeanVar>();
-  const auto& merge = dispatcher_op<WelfordParallel>();
   const auto& forward = dispatcher_op<GroupbnForward>();
   // Before anything is counted, and before a copy reads memory that is not there.
   TORCH_CHECK_VALUE(!input.has_storage() || input.is_meta() || has_memory(input), op,
@@ -87,20 +84,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> group_batch_norm_layer(
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     x = input.contiguous(channels.format);  // here, not in each of the passes
-    if (use_batch) {
-      const c10::SymInt& each = channels.count;
-      TORCH_CHECK_VALUE(x.sym_numel() != each, "Expected more than 1 value per channel when training, got input size ",
-                        input.sym_sizes());
-      const at::Tensor statistics = moments.call(x, channel_last), rows = statistics.unsqueeze(0);
-      std::tie(mean, std::ignore, inv_std, count) =
-          merge.call(rows.narrow_symint(1, 0, each), rows.narrow_symint(1, each, each),
-                     statistics.narrow_symint(0, 2 * each, 1), eps, running_mean, running_var, momentum, batches);
-    } else {
-      TORCH_CHECK_VALUE(has_value(running_mean) && has_value(running_var), op,
-                        ": there are no running statistics to normalize by");
-      mean = running_mean->to(channels.math);
-      inv_std = running_var->to(channels.math).add(eps).rsqrt();
-    }
+    const BatchStatistics found =
+        batch_statistics(op, x, channels, channel_last, use_batch, eps, running_mean, running_var, momentum, batches);
+    mean = found.mean, inv_std = found.inv_std, count = found.count;
     std::tie(output, bitmask) =
         forward.call(x, z, mean, inv_std, weight, bias, fuse_relu, fuse_relu && node, channel_last);
   }

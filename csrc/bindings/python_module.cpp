@@ -9,6 +9,7 @@
 #include "optimizer_plan.h"
 #include "plain.h"
 #include "python_state_watch.h"
+#include "sync_batch_norm_layer.h"
 
 #include "python_ops.inc"
 #include "python_amp_gradients.h"
@@ -79,5 +80,6 @@ PYBIND11_MODULE(_C, m) {
       "separate_gradients", [](std::vector<at::Tensor> owners) { return apex::separate_gradients(owners); },
       "apex._gradients.separate_gradients; False, and nothing done, if a gradient is a wrapper.", py::arg("owners"));
   m.def("group_batch_norm_layer", &apex::group_batch_norm_layer, no_gil());
+  m.def("sync_batch_norm_layer", &apex::sync_batch_norm_layer, no_gil());
   add_ops(m);
 }

@@ -93,19 +93,22 @@ template <class Math, bool backward> struct Rows {
                        n * int64_t(sizeof(Math)));
       }
   }
-  template <int32_t function> APEX_INLINE void run_function(const TileConversions<Math>& convert, int64_t begin,
-                                                            int64_t end) const {
-    gpu::Activation<Math, true> f(a);
+  template <int32_t function, bool exact> APEX_INLINE void run_function(const TileConversions<Math>& convert,
+                                                                        int64_t begin, int64_t end) const {
+    gpu::Activation<Math, exact> f(a);
     f.function = function;
     run_parts(convert, f, begin, end);
   }
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    if (a.function == gpu::function_x_sigmoid) run_function<gpu::function_x_sigmoid>(convert, begin, end);
-    else if (a.function == gpu::function_sigmoid) run_function<gpu::function_sigmoid>(convert, begin, end);
-    else if (a.function == gpu::function_relu) run_function<gpu::function_relu>(convert, begin, end);
-    else run_function<gpu::function_squared_relu>(convert, begin, end);
+    const bool half = a.type == APEX_F16 || a.type == APEX_BF16;  // does not see what is lost where not exact
+    if (a.function == gpu::function_x_sigmoid)
+      half ? run_function<gpu::function_x_sigmoid, sizeof(Math) == 8>(convert, begin, end)
+           : run_function<gpu::function_x_sigmoid, true>(convert, begin, end);
+    else if (a.function == gpu::function_sigmoid) run_function<gpu::function_sigmoid, true>(convert, begin, end);
+    else if (a.function == gpu::function_relu) run_function<gpu::function_relu, true>(convert, begin, end);
+    else run_function<gpu::function_squared_relu, true>(convert, begin, end);
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };

@@ -8,34 +8,38 @@
 namespace apex {
 template <class Op> struct ApplyTile {
   using Math = typename Op::Math;
-  alignas(64) Math first[tile], second[tile], third[tile], made[tile];
+  alignas(64) Math first[piece], second[piece], third[piece], made[piece];
 
-  // Elements [i, i + n); `of` gives the numbers of an element's channel.
+  // Elements [i, i + rows * n), at most `piece`; `of` gives the numbers of an element's channel, by its place in a row.
   template <class Of>
   APEX_INLINE void run(const gpu::ChannelApply& a, const TileConversions<Math>& convert,
-                       const typename Op::Common& common, int64_t i, int64_t n, const Of& of) {
-    const Math* x = load_tile(convert, a.input, a.input_type, i, n, first);
+                       const typename Op::Common& common, int64_t i, int64_t rows, int64_t n, const Of& of) {
+    const int64_t all = rows * n;
+    const Math* x = load_tile(convert, a.input, a.input_type, i, all, first);
     const Math* dy = x;
-    if constexpr (Op::reads_grad) dy = load_tile(convert, a.grad_output, a.input_type, i, n, second);
+    if constexpr (Op::reads_grad) dy = load_tile(convert, a.grad_output, a.input_type, i, all, second);
     if constexpr (Op::reads_mask) {
-      dy = mask_tile(a.bitmask, i, n, dy, second);
-      if (a.grad_z) store_tile(convert, a.grad_z, a.input_type, i, n, dy);
+      dy = mask_tile(a.bitmask, i, all, dy, second);
+      if (a.grad_z) store_tile(convert, a.grad_z, a.input_type, i, all, dy);
     }
     Math* const result = made_tile(a.output, a.input_type, i, made);
-    if (Op::reads_z && a.z) {
-      const Math* z = load_tile(convert, a.z, a.input_type, i, n, third);
+    const bool adds = Op::reads_z && a.z;
+    const Math* z = adds ? load_tile(convert, a.z, a.input_type, i, all, third) : nullptr;
+    for (int64_t k = 0; k < all; k += n) {
+      if (adds) {
 #pragma GCC ivdep
-      for (int64_t j = 0; j < n; ++j) result[j] = of(j).apply(common, x[j], dy[j], z[j]);
-    } else {
+        for (int64_t j = 0; j < n; ++j) result[k + j] = of(j).apply(common, x[k + j], dy[k + j], z[k + j]);
+      } else {
 #pragma GCC ivdep
-      for (int64_t j = 0; j < n; ++j) result[j] = of(j).apply(common, x[j], dy[j], Math(0));
+        for (int64_t j = 0; j < n; ++j) result[k + j] = of(j).apply(common, x[k + j], dy[k + j], Math(0));
+      }
     }
-    store_tile(convert, a.output, a.input_type, i, n, static_cast<const Math*>(result));
+    store_tile(convert, a.output, a.input_type, i, all, static_cast<const Math*>(result));
     if constexpr (Op::makes_mask) {
       if (!a.bitmask) return;
-      uint8_t flags[tile];
-      for (int64_t j = 0; j < n; ++j) flags[j] = gpu::passes(result[j]);
-      store_bits(a.bitmask, i, n, flags);
+      uint8_t flags[piece];
+      for (int64_t j = 0; j < all; ++j) flags[j] = gpu::passes(result[j]);
+      store_bits(a.bitmask, i, all, flags);
     }
   }
 };
@@ -69,8 +73,8 @@ template <class Op> struct ApplyChannelsFirst {
     for (int64_t segment = begin; segment < end; ++segment) {
       Op op;
       op.load(a, common, segment % a.channels);
-      for (int64_t i = 0; i < a.spatial; i += tile)
-        tiles.run(a, convert, common, segment * a.spatial + i, std::min<int64_t>(tile, a.spatial - i),
+      for (int64_t i = 0; i < a.spatial; i += piece)
+        tiles.run(a, convert, common, segment * a.spatial + i, 1, std::min<int64_t>(piece, a.spatial - i),
                   [&](int64_t) APEX_INLINE_LAMBDA -> const Op& { return op; });
     }
   }
@@ -97,8 +101,10 @@ template <class Op> struct ApplyChannelsLast {
         op.load(a, common, c + j);
         ops.set(j, op);
       }
-      for (int64_t row = begin; row < end; ++row)
-        tiles.run(a, convert, common, row * a.channels + c, n, [&](int64_t j) APEX_INLINE_LAMBDA { return ops[j]; });
+      const int64_t at_once = rows_at_once(n, a.channels);
+      for (int64_t row = begin; row < end; row += at_once)
+        tiles.run(a, convert, common, row * a.channels + c, std::min(at_once, end - row), n,
+                  [&](int64_t j) APEX_INLINE_LAMBDA { return ops[j]; });
     }
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)

@@ -8,7 +8,7 @@
 namespace apex {
 // `Reduction`, made of the arguments and a channel, has
 //   Sum                              what elements of a channel come to (welford.h)
-//   of_tile(x, dy, n)                of a tile of one channel
+//   of_tile(x, dy, n, sum)           of some elements of one channel; sum: of those before
 //   store(a, convert, channel, sum)  the channel's results
 //   Rows                             of adjacent channels: begin and end around some rows, add for each, sum(j)
 template <class Reduction> struct ReduceChannelsFirst {
@@ -29,7 +29,7 @@ template <class Reduction> struct ReduceChannelsFirst {
           const Math* x = load_tile(convert, a.input, a.input_type, base + i, n, first);
           const Math* dy =
               Reduction::reads_grad ? load_tile(convert, a.grad_output, a.input_type, base + i, n, second) : nullptr;
-          sum.merge(reduction.of_tile(x, dy, n));
+          sum.merge(reduction.of_tile(x, dy, n, sum));
         }
       }
       reduction.store(a, convert, channel, sum);
@@ -38,6 +38,8 @@ template <class Reduction> struct ReduceChannelsFirst {
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };
 
+constexpr int64_t run_rows = 32;  // of a channel, that are added up by themselves
+
 // A tile of channels, of some rows of a part.
 template <class Reduction> struct ReduceChannelsLast {
   using Math = typename Reduction::Math;
@@ -45,24 +47,25 @@ template <class Reduction> struct ReduceChannelsLast {
 
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
-    constexpr int64_t together = 8;  // rows
-    alignas(64) Math first[tile], second[tile];
+    alignas(64) Math first[piece], second[piece];
     for (int64_t part = begin; part < end; ++part) {
       const int64_t from = a.batch * part / a.parts, to = a.batch * (part + 1) / a.parts;
       for (int64_t c = 0; c < a.channels; c += tile) {
         const int64_t n = std::min<int64_t>(tile, a.channels - c);
         typename Reduction::Rows rows(a, c, n,
                                       load_tile(convert, a.input, a.input_type, from * a.channels + c, n, first));
-        for (int64_t row = from; row < to; row += together) {
-          const int64_t last = std::min(row + together, to);
-          rows.begin();
-          for (int64_t r = row; r < last; ++r) {
-            const int64_t base = r * a.channels + c;
-            const Math* x = load_tile(convert, a.input, a.input_type, base, n, first);
-            const Math* dy =
-                Reduction::reads_grad ? load_tile(convert, a.grad_output, a.input_type, base, n, second) : nullptr;
-            if (Reduction::reads_grad) dy = mask_tile(a.bitmask, base, n, dy, second);
-            rows.add(x, dy, n);
+        const int64_t at_once = rows_at_once(n, a.channels);
+        for (int64_t row = from; row < to; row += run_rows) {
+          const int64_t last = std::min(row + run_rows, to);
+          rows.begin(n);
+          for (int64_t r = row; r < last; r += at_once) {
+            const int64_t count = std::min(at_once, last - r), base = r * a.channels + c;
+            const Math* x = load_tile(convert, a.input, a.input_type, base, count * n, first);
+            const Math* dy = Reduction::reads_grad
+                                 ? load_tile(convert, a.grad_output, a.input_type, base, count * n, second)
+                                 : nullptr;
+            if (Reduction::reads_grad) dy = mask_tile(a.bitmask, base, count * n, dy, second);
+            for (int64_t k = 0; k < count; ++k) rows.add(x + k * n, Reduction::reads_grad ? dy + k * n : dy, n);
           }
           rows.end(last - row, n);
         }

@@ -24,6 +24,7 @@ template <class Math> struct RowSum {
     of.take(n, value);
     tiles.take(of);
   }
+  APEX_INLINE void add(const Lanes<Added, Math>& of) { tiles.take(of); }
   APEX_INLINE double total() const { return tiles.whole(); }
 };
 
@@ -201,6 +202,7 @@ template <bool centered, class Math> struct Backward {
 
   struct Rows {
     Row<Math> saved, grad, weight, bias, more;
+    const Math* dy = nullptr;  // of the elements that were read last
     // Normalised values, and g = dy * weight: of all of the row, or of a tile.
     alignas(64) Math normalized[held], along[held];
     APEX_INLINE explicit Rows(const TileConversions<Math>& convert)
@@ -214,19 +216,20 @@ template <bool centered, class Math> struct Backward {
       normalized[j] = (y[j] - (b ? b[j] : Math(0))) / (weight < Math(0) ? -magnitude : magnitude);
     }
   }
-  // Elements [i, i + n) of a row; returns dy.
+  // Elements [i, i + n) of a row; returns g, in `along` where it is not dy itself.
   APEX_INLINE const Math* read(Rows& t, int64_t i, int64_t n, const Normalize<Math>& normalize, Math* normalized,
                                Math* along) const {
-    const Math *x = t.saved.tile_at(i, n), *dy = t.grad.tile_at(i, n), *w = t.weight.tile_at(i, n);
+    const Math *x = t.saved.tile_at(i, n), *dy = t.dy = t.grad.tile_at(i, n), *w = t.weight.tile_at(i, n);
     if (a.from_output) {
       from_output(x, w, t.bias.tile_at(i, n), n, normalized);
     } else {
 #pragma GCC ivdep
       for (int64_t j = 0; j < n; ++j) normalized[j] = normalize(x[j]);
     }
+    if (!w) return dy;
 #pragma GCC ivdep
-    for (int64_t j = 0; j < n; ++j) along[j] = w ? dy[j] * w[j] : dy[j];
-    return dy;
+    for (int64_t j = 0; j < n; ++j) along[j] = dy[j] * w[j];
+    return along;
   }
   APEX_INLINE void run_row(const TileConversions<Math>& convert, Rows& t, int64_t row, Math* of_weight,
                            Math* of_bias) const {
@@ -240,8 +243,8 @@ template <bool centered, class Math> struct Backward {
     RowSum<Math> along_x, along_one;
     for (int64_t i = 0; i < a.hidden; i += tile) {
       const int64_t n = std::min<int64_t>(tile, a.hidden - i), at = whole ? i : 0;
-      Math *const normalized = t.normalized + at, *const along = t.along + at;
-      const Math* dy = read(t, i, n, normalize, normalized, along);
+      Math* const normalized = t.normalized + at;
+      const Math *g = read(t, i, n, normalize, normalized, t.along + at), *dy = t.dy;
       if (of_weight) {
 #pragma GCC ivdep
         for (int64_t j = 0; j < n; ++j) of_weight[i + j] = gpu::fma(dy[j], normalized[j], of_weight[i + j]);
@@ -250,19 +253,26 @@ template <bool centered, class Math> struct Backward {
 #pragma GCC ivdep
         for (int64_t j = 0; j < n; ++j) of_bias[i + j] += dy[j];
       }
-      if (centered) along_one.add(n, [&](int64_t j) APEX_INLINE_LAMBDA { return along[j]; });
-      along_x.add(n, [&](int64_t j) APEX_INLINE_LAMBDA { return along[j] * normalized[j]; });
+      Lanes<Added, Math> one(Math(0)), x(Math(0));
+      each_lane(n, [&](int64_t j, int64_t l) APEX_INLINE_LAMBDA {
+        if (centered) one.of[l] += g[j];
+        x.of[l] += g[j] * normalized[j];
+      });
+      if (centered) along_one.add(one);
+      along_x.add(x);
     }
     const double scale = double(rstd) / double(a.hidden);
     const Math of_x = Math(along_x.total() * scale), of_one = Math(along_one.total() * scale);
     alignas(64) Math made[tile];
     for (int64_t i = 0; i < a.hidden; i += tile) {
       const int64_t n = std::min<int64_t>(tile, a.hidden - i), at = whole ? i : 0;
-      Math *const normalized = t.normalized + at, *const along = t.along + at;
-      if (!whole) read(t, i, n, normalize, normalized, along);
+      Math* const normalized = t.normalized + at;
+      const Math* g = !whole     ? read(t, i, n, normalize, normalized, t.along + at)
+                      : a.weight ? t.along + at
+                                 : t.grad.tile_at(i, n);
       Math* const dx = made_tile(a.grad_input, a.input_type, base + i, made);
 #pragma GCC ivdep
-      for (int64_t j = 0; j < n; ++j) dx[j] = gpu::fma(along[j], rstd, -gpu::fma(normalized[j], of_x, of_one));
+      for (int64_t j = 0; j < n; ++j) dx[j] = gpu::fma(g[j], rstd, -gpu::fma(normalized[j], of_x, of_one));
       if (const Math* more = t.more.tile_at(i, n)) {
 #pragma GCC ivdep
         for (int64_t j = 0; j < n; ++j) dx[j] += more[j];

@@ -13,9 +13,10 @@ template <class Math_> struct GradientSums {
   APEX_INLINE GradientSums(const gpu::ChannelReduce& a, int64_t channel)
       : mean(reinterpret_cast<const Math*>(a.mean)[channel]),
         inv_std(reinterpret_cast<const Math*>(a.inv_std)[channel]) {}
-  APEX_INLINE Sum of_tile(const Math* x, const Math* dy, int64_t n) const {
-    return Sum::of(Math(0), sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return dy[j]; }),
-                   sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return dy[j] * (x[j] - mean); }));
+  APEX_INLINE Sum of_tile(const Math* x, const Math* dy, int64_t n, const Sum&) const {
+    const Pair<Math> sums =
+        sums_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return Pair<Math>{dy[j], dy[j] * (x[j] - mean)}; });
+    return Sum::of(Math(0), sums.first, sums.second);
   }
   APEX_INLINE void store(const gpu::ChannelReduce& a, const TileConversions<Math>& convert, int64_t channel,
                          const Sum& sum) const {
@@ -33,8 +34,9 @@ template <class Math_> struct GradientSums {
 
     APEX_INLINE Rows(const gpu::ChannelReduce& a, int64_t channel, int64_t, const Math*)
         : mean(reinterpret_cast<const Math*>(a.mean) + channel) {}
-    APEX_INLINE void begin() {}
+    APEX_INLINE void begin(int64_t) {}
     APEX_INLINE void add(const Math* x, const Math* dy, int64_t n) {
+#pragma GCC ivdep
       for (int64_t j = 0; j < n; ++j) {
         of_dy[j] += dy[j];
         of_dy_xmu[j] += dy[j] * (x[j] - mean[j]);

@@ -13,6 +13,8 @@
 namespace apex {
 namespace {
 constexpr int64_t piece = 2048;  // elements; a few of them stay in the first-level cache
+// Rows of so many at most are taken some at a time, step by step: one waits for its own steps alone.
+constexpr int64_t short_row = 256, together = 8;
 
 // Memory for all of a row, padded as `read` does it; of a long one where there is so much.
 template <class Math> class RowBuffer {
@@ -120,12 +122,50 @@ template <class Math> struct Forward {
     for (int64_t j = 0; j < n; ++j) y[j] = gpu::exp_of_negative((x[j] - top) * magnitude);
     return sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return y[j]; });
   }
+  APEX_INLINE int64_t length_of(int64_t row) const {
+    return a.causal ? gpu::softmax_length(a.keys, a.queries, row % a.queries, a.causal) : a.keys;
+  }
+  APEX_INLINE const uint8_t* mask_of(int64_t row) const {
+    if (!a.mask) return nullptr;
+    const int64_t query = row % a.queries, group = row / a.queries;
+    return a.mask + group / a.heads * a.mask_batch + group % a.heads * a.mask_head + query * a.mask_query;
+  }
+  APEX_INLINE void write_zeros(const TileConversions<Math>& convert, int64_t base, Math* buffer) const {
+    for (int64_t i = 0; i < a.keys; i += piece) {
+      const int64_t n = std::min<int64_t>(piece, a.keys - i);
+      std::fill(buffer, buffer + n, Math(0));
+      write(convert, base + i, n, buffer, Math(1));
+    }
+  }
+  APEX_INLINE void run_short(const TileConversions<Math>& convert, int64_t row, int64_t rows, Math* buffer) const {
+    const Math* x[together];
+    Math top[together], total[together];
+    int64_t count[together];
+    bool keeps[together] = {};
+    for (int64_t k = 0; k < rows; ++k) {
+      const int64_t base = (row + k) * a.keys;
+      x[k] = read(convert, base, mask_of(row + k), 0, length_of(row + k), buffer + k * short_row, keeps + k, count + k);
+      keeps[k] = keeps[k] && count[k];
+    }
+    for (int64_t k = 0; k < rows; ++k) {
+      Lanes<Highest, Math> highest(gpu::Least<Math>::finite);
+      highest.take(count[k], [&](int64_t j) APEX_INLINE_LAMBDA { return x[k][j]; });
+      top[k] = highest.whole();
+    }
+    for (int64_t k = 0; k < rows; ++k) total[k] = powers(x[k], count[k], top[k], buffer + k * short_row);
+    for (int64_t k = 0; k < rows; ++k) {
+      const int64_t base = (row + k) * a.keys, length = length_of(row + k);
+      if (!keeps[k]) {
+        write_zeros(convert, base, buffer + k * short_row);
+        continue;
+      }
+      write(convert, base, length, buffer + k * short_row, Math(1) / total[k]);
+      clear(a.output, a.type, base + length, a.keys - length);
+    }
+  }
   APEX_INLINE void run_row(const TileConversions<Math>& convert, int64_t row, RowBuffer<Math>& buffer) const {
-    const int64_t query = row % a.queries, group = row / a.queries, base = row * a.keys;
-    const int64_t length = gpu::softmax_length(a.keys, a.queries, query, a.causal);
-    const uint8_t* mask =
-        a.mask ? a.mask + group / a.heads * a.mask_batch + group % a.heads * a.mask_head + query * a.mask_query
-               : nullptr;
+    const int64_t base = row * a.keys, length = length_of(row);
+    const uint8_t* mask = mask_of(row);
     const bool once = length <= piece;
     bool keeps = false;
     const Math* x = nullptr;
@@ -135,14 +175,7 @@ template <class Math> struct Forward {
       x = read(convert, base, mask, i, std::min(piece, length - i), buffer.at(i), &keeps, &count);
       highest.take(count, [&](int64_t j) APEX_INLINE_LAMBDA { return x[j]; });
     }
-    if (!keeps) {
-      for (int64_t i = 0; i < a.keys; i += piece) {
-        const int64_t n = std::min<int64_t>(piece, a.keys - i);
-        std::fill(buffer.at(i), buffer.at(i) + n, Math(0));
-        write(convert, base + i, n, buffer.at(i), Math(1));
-      }
-      return;
-    }
+    if (!keeps) return write_zeros(convert, base, buffer.at(0));
     const Math top = highest.whole();
     Math total = Math(0);
     for (int64_t i = 0; i < length; i += piece) {
@@ -163,13 +196,21 @@ template <class Math> struct Forward {
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
     RowBuffer<Math> buffer(a.keys);
-    for (int64_t row = begin; row < end; ++row) run_row(convert, row, buffer);
+    if (a.keys <= short_row)
+      for (int64_t row = begin; row < end; row += together)
+        run_short(convert, row, std::min<int64_t>(together, end - row), buffer.at(0));
+    else
+      for (int64_t row = begin; row < end; ++row) run_row(convert, row, buffer);
   }
   APEX_CPU_LEVELS(APEX_RUN_LEVEL)
 };
 
 template <class Math> struct Backward {
   const gpu::SoftmaxBackward& a;
+
+  APEX_INLINE int64_t length_of(int64_t row) const {
+    return a.causal ? gpu::softmax_length(a.keys, a.queries, row % a.queries, a.causal) : a.keys;
+  }
 
   // No gradient for what dropout did not keep.
   APEX_INLINE const Math* drop(int64_t element, int64_t n, const Math* dy, Math* buffer) const {
@@ -184,14 +225,30 @@ template <class Math> struct Backward {
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, Math());
     const Math scale = Math(a.scale);
-    alignas(64) Math first[piece], second[piece], third[piece];
+    alignas(64) Math first[piece], second[piece], third[piece], total[together];
     const Math *y = first, *dy = second;
     const auto read = [&](int64_t at, int64_t n) APEX_INLINE_LAMBDA {
       y = load_tile(convert, a.output, a.type, at, n, first);
       dy = drop(at, n, load_tile(convert, a.grad_output, a.type, at, n, second), second);
     };
+    for (int64_t row = begin; a.keys <= short_row && row < end; row += together) {
+      const int64_t rows = std::min<int64_t>(together, end - row), base = row * a.keys, n = rows * a.keys;
+      read(base, n);
+      for (int64_t k = 0; k < rows; ++k)
+        total[k] = sum_of<Math>(length_of(row + k),
+                                [&](int64_t j) APEX_INLINE_LAMBDA { return y[k * a.keys + j] * dy[k * a.keys + j]; });
+      Math* const dx = made_tile(a.grad_input, a.type, base, third);
+      for (int64_t k = 0; k < rows; ++k) {
+        const int64_t from = k * a.keys, length = length_of(row + k);
+#pragma GCC ivdep
+        for (int64_t j = from; j < from + length; ++j) dx[j] = y[j] * ((dy[j] - total[k]) * scale);
+        std::fill(dx + from + length, dx + from + a.keys, Math(0));
+      }
+      store_tile(convert, a.grad_input, a.type, base, n, static_cast<const Math*>(dx));
+    }
+    if (a.keys <= short_row) return;
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t base = row * a.keys, length = gpu::softmax_length(a.keys, a.queries, row % a.queries, a.causal);
+      const int64_t base = row * a.keys, length = length_of(row);
       const bool once = length <= piece;
       Math total = Math(0);
       for (int64_t i = 0; i < length; i += piece) {

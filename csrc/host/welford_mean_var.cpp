@@ -13,8 +13,13 @@ template <class Math_> struct Welford {
   Math pivot;  // the channel's first element; moments are those of differences from it
 
   APEX_INLINE Welford(const gpu::ChannelReduce& a, int64_t channel) : pivot(gpu::load_pivot<Math>(a, channel)) {}
-  APEX_INLINE Sum of_tile(const Math* x, const Math*, int64_t n) const {
-    const Math mean = sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA { return x[j] - pivot; }) / Math(n);
+  // In one pass, around the mean of those before. Where that is far from theirs, beside the deviation, in two.
+  APEX_INLINE Sum of_tile(const Math* x, const Math*, int64_t n, const Sum& before) const {
+    const Math origin = pivot + before.mean;
+    const Pair<Math> sums = sums_of<Math>(
+        n, [&](int64_t j) APEX_INLINE_LAMBDA { return Pair<Math>{x[j] - origin, (x[j] - origin) * (x[j] - origin)}; });
+    const Math apart = sums.first / Math(n), mean = (origin - pivot) + apart, of_origin = apart * sums.first;
+    if (of_origin <= sums.second / 4) return Sum::of(Math(n), mean, sums.second - of_origin);
     return Sum::of(Math(n), mean, sum_of<Math>(n, [&](int64_t j) APEX_INLINE_LAMBDA {
                      return (x[j] - pivot - mean) * (x[j] - pivot - mean);
                    }));
@@ -38,8 +43,9 @@ template <class Math_> struct Welford {
         m2[j] = Math(0);
       }
     }
-    APEX_INLINE void begin() { std::fill_n(deviations, tile, Math(0)), std::fill_n(squares, tile, Math(0)); }
+    APEX_INLINE void begin(int64_t n) { std::fill_n(deviations, n, Math(0)), std::fill_n(squares, n, Math(0)); }
     APEX_INLINE void add(const Math* x, const Math*, int64_t n) {
+#pragma GCC ivdep
       for (int64_t j = 0; j < n; ++j) {
         const Math d = x[j] - pivot[j] - mean[j];
         deviations[j] += d;

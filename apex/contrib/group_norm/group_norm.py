@@ -231,10 +231,16 @@ class GroupNorm(nn.Module):
                 silu = self.act == "silu" or self.act == "swish"
             return _plain_group_norm(input, self.num_groups, self.weight, self.bias, self.eps, silu)
         else:
-            node = symbolic.leaf(self, input)
-            if node is not None:
-                return node
-            return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, self.act)
+            if type(input) is not torch.Tensor:
+                node = symbolic.leaf(self, input)
+                if node is not None:
+                    return node
+            parameters = self._parameters  # of which attributes take half a microsecond each
+            if "weight" in parameters and "bias" in parameters:
+                weight, bias = parameters["weight"], parameters["bias"]
+            else:  # pruned, say, or made of others
+                weight, bias = self.weight, self.bias
+            return group_norm(input, self.num_groups, weight, bias, self.eps, self.act)
 
     def extra_repr(self) -> str:
         text = f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,12 @@ def test_the_table_says_where_apex_is_slower(monkeypatch, tmp_path, capsys):
     path = tmp_path / "cpu.json"
     small = [("layer norm 2x8", lambda dtype: _cpu_cases.norm("layer norm", 2, 8, dtype))]
     monkeypatch.setattr(cpu, "cases", lambda: iter(small))
-    monkeypatch.setattr(cpu, "in_turns", lambda functions, seconds: [f() for f in functions] and [3e-6, 2e-6])
+
+    def in_turns(functions, seconds, clock):
+        assert clock is time.thread_time  # of one thread: without what others take
+        return [f() for f in functions] and [3e-6, 2e-6]
+
+    monkeypatch.setattr(cpu, "in_turns", in_turns)
     threads = torch.get_num_threads()
     monkeypatch.setattr(sys, "argv", ["cpu.py", "--threads", "1", "--dtypes", "float32", "--json", str(path)])
     try:
