@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_compiling
 from torch.fx import Proxy
+from torch.overrides import has_torch_function
 
 from apex._loader import bindings, library
 from apex._loader import reference as references
@@ -26,7 +28,7 @@ _tracing_state = torch._C._get_tracing_state
 
 def is_traced():
     """Whether torch.compile, torch.export, torch.jit.trace or torch.onnx.export looks at the Python code that runs."""
-    return torch.compiler.is_compiling() or _tracing_state() is not None
+    return is_compiling() or _tracing_state() is not None
 
 
 def entry(name):
@@ -58,7 +60,8 @@ def call(name, forward, outputs, arguments):
 
     name: of the direct entry in the bindings' module. forward: the op, as torch.ops.apex.<op>.default.
     """
-    if is_traced() or _module is None or torch.overrides.has_torch_function(arguments):
+    # As is_traced asks, but without its frame: every op of every step comes by.
+    if is_compiling() or _tracing_state() is not None or _module is None or has_torch_function(arguments):
         found = dispatch(forward, arguments)
         if found is None or isinstance(found, torch.Tensor):
             return found

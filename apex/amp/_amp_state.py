@@ -26,11 +26,12 @@ class AmpState:
         scaled_passes: how many times a scaled loss was left, by any optimizers.
         masters: model parameter -> its float32 master weight.
         handle: of the functions that were patched last (handle.AmpHandle), or no_handle.
-        no_handle: a handle.NoOpHandle, the same for all.
+        no_handle: a handle.NoOpHandle, the same for all. No property: every call of a function that amp casts asks.
     """
 
     loss_scalers: list
-    no_handle: Any = None  # handle.py, which needs this module, puts it here
+    handle: Any = None  # handle.py, which needs this module, puts no_handle here
+    no_handle: Any = None
 
     def __init__(self):
         self.hard_override = False
@@ -41,15 +42,6 @@ class AmpState:
         self.cast_devices = None
         self.scaled_passes = 0
         self.masters = WeakIdKeyDictionary()
-        self._handle = None
-
-    @property
-    def handle(self):
-        return self.no_handle if self._handle is None else self._handle
-
-    @handle.setter
-    def handle(self, value):
-        self._handle = value
 
 
 _amp_state = AmpState()

@@ -210,4 +210,4 @@ def _patch_in_place(handle, patch_type, verbose):
 def unpatch():
     """Takes back every patch of the last `init`."""
     _amp_state.handle._deactivate()
-    _amp_state.handle = None
+    _amp_state.handle = _amp_state.no_handle

@@ -348,4 +348,4 @@ class NoOpHandle:
         pass
 
 
-AmpState.no_handle = NoOpHandle()
+AmpState.handle = AmpState.no_handle = NoOpHandle()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import pathlib
+import sys
 
 import lists
 import pytest
@@ -13,12 +15,13 @@ from lists import BF16, F16, F32, F64
 from torch import nn
 from torch_defaults import float32_on_cpu, skip_compiled
 
-from apex import amp, fused_dense, mlp
+from apex import _functional, amp, fused_dense, mlp
 from apex._legacy import fused_dense_cuda, mlp_cuda
 from apex.fused_dense import FusedDense, FusedDenseGeluDense
 from apex.mlp import MLP
 
 ACTIVATIONS = {"none": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid}
+APEX = str(pathlib.Path(amp.__file__).parents[1])
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -202,3 +205,21 @@ def test_compiled(device, counting_backend):
         near(graph(x), module(x), 16)
         graph(x).sum().backward()
     assert fused_dense.fused_dense_function(x, ones(3, 16, device=device), None).shape == (4, 3)
+
+
+def test_a_product_is_one_frame_of_python(monkeypatch):
+    """Its host time is made of frames. Without a direct entry it goes by torch.ops, and makes more."""
+    monkeypatch.setattr(amp._amp_state, "handle", amp._amp_state.no_handle)
+    x, w, b = ones(3, 4), ones(5, 4), ones(5)
+    wanted, frames = F.linear(x, w, b), []
+    sys.setprofile(
+        lambda frame, event, _: frames.append(frame.f_code.co_filename) if event == "call" else None
+    )
+    try:
+        found = fused_dense.fused_dense_function(x, w, b)
+    finally:
+        sys.setprofile(None)
+    ours = [name for name in frames if name.startswith(APEX) and "_portable" not in name]
+    assert len(ours) == 1 or _functional.entry("dense") is None
+    assert torch.equal(found, wanted)
+    assert torch.equal(fused_dense.dense_no_bias_function(x, w), F.linear(x, w))
