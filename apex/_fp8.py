@@ -91,9 +91,8 @@ def transpose_bias_gradient(q, scale_inv, dtype):
 def update_scales(amax_history, scale, scale_inv, fp8_max, margin=0, algorithm="max", reduced=None):
     """Delayed scaling's update in one launch, in place; see apex.reference.fp8.update_scales for the rule.
 
-    amax_history: float32 [rows, n]; scale, scale_inv, fp8_max: float32 [n]; reduced: float32 [n] or None. The states of
-    many modules are views of such tensors, one column for each FP8 tensor: then one launch updates them all, and row 0,
-    which is what ranks reduce, is contiguous.
+    amax_history: float32 [rows, n], whose rows or columns are contiguous; scale, scale_inv, fp8_max: float32 [n];
+    reduced: float32 [n] or None, in the place of row 0.
     """
     if algorithm not in ("max", "most_recent"):
         raise ValueError(f'update_scales: the algorithm must be "max" or "most_recent", not {algorithm!r}')
@@ -103,9 +102,10 @@ def update_scales(amax_history, scale, scale_inv, fp8_max, margin=0, algorithm="
 
 
 def multi_update_scales(amax_histories, scales, fp8_max, margin=0, algorithm="max"):
-    """(new scales, 1 / them) of many histories, of all tensors one behind the other, in one launch for each 160.
+    """(new scales, 1 / them) of many histories, of all tensors one behind the other, in one launch for each 120.
 
-    See apex.reference.fp8_multi_update_scales. Histories move on in place; the old scales stay.
+    Histories whose columns are contiguous, and lie one behind the other in memory as their scales do, count as one. See
+    apex.reference.fp8_multi_update_scales. Histories move on in place; the old scales stay.
     """
     if algorithm not in ("max", "most_recent"):
         raise ValueError(f'update_scales: the algorithm must be "max" or "most_recent", not {algorithm!r}')

@@ -2,10 +2,12 @@
 
 usage: python benchmarks/transformer_engine.py [--only linear] [--without-compile] [--seconds 60]
 
---only: linear, layer, host. Operands are random, implementations take turns in random order, each case is timed rested
-(80 ms of rest before each run) and sustained (none): medians of GPU time in a CUDA graph. "ratio" is the time of the
-first row, bfloat16 by torch, over the row's. Of FP8 rows, weights are cast in every step, as in the first micro-batch.
-Last, the host's time for one eager forward and backward of a small te.Linear beside torch's and its casts.
+--only: linear, layer, update, host. Operands are random, implementations take turns in random order, each case is
+timed rested (80 ms of rest before each run) and sustained (none): medians of GPU time in a CUDA graph. "ratio" is the
+time of the first row, bfloat16 by torch, over the row's. Of FP8 rows, weights are cast in every step, as in the first
+micro-batch.
+Then the new scales of 300 modules under delayed scaling, histories of 1,024 steps. Last, the host's time for one eager
+forward and backward of a small te.Linear beside torch's and its casts.
 """
 
 from __future__ import annotations
@@ -102,6 +104,29 @@ def report(case, steps):
         print(f"| {case} | {name} | {figures} |", flush=True)
 
 
+def report_update(modules=300, steps=1024):
+    """Of histories that lie together, as layers' do, and of such that lie apart."""
+    from apex import _fp8
+    from apex.transformer_engine.pytorch import _history
+
+    sizes = [3, 2] * modules
+    maxima = torch.full((sum(sizes),), 448.0, dtype=torch.float32, device="cuda")
+    together = [_history.zeros(steps, size, torch.device("cuda"))[0] for size in sizes]
+    apart = [torch.zeros(size, steps, dtype=torch.float32, device="cuda").t() for size in sizes]
+    old, olds = torch.ones_like(maxima).split(sizes), [maxima.new_ones(size) for size in sizes]
+    rows = {
+        "together": captured(lambda: _fp8.multi_update_scales(together, old, maxima)),
+        "apart": captured(lambda: _fp8.multi_update_scales(apart, olds, maxima)),
+    }
+    gpu_times(rows, 0)
+    rested, sustained = gpu_times(rows, REST), gpu_times(rows, 0)
+    for name in rows:
+        print(
+            f"| scales of {modules} modules | {name} | {rested[name]:.1f} | | {sustained[name]:.1f} | | |",
+            flush=True,
+        )
+
+
 def report_host_times():
     """Of a small Linear: te's in FP8, torch's, and the casts that FP8 needs, each as one call of apex's."""
     from apex import _fp8
@@ -145,6 +170,8 @@ def main():
         report(f"linear {'x'.join(map(str, sizes))}", steps_of(*linear(*sizes), options))
     if options.only in "layer":
         report("layer " + " ".join(f"{k} {v}" for k, v in LAYER.items()), steps_of(*layer(**LAYER), options))
+    if options.only in "update":
+        report_update()
     if options.only in "host":
         report_host_times()
 

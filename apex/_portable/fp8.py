@@ -26,7 +26,8 @@ _transpose = interface.layout("Fp8Transpose").packer(
     "input", "scale_inv", "output", "grad_bias", "rows", "columns", "type", "format"
 )
 _update = interface.layout("Fp8UpdateScales").packer(
-    "amax_history", "scale", "scale_inv", "fp8_max", "reduced", "rows", "columns", "pitch", "factor", "most_recent"
+    "amax_history", "scale", "scale_inv", "fp8_max", "reduced", "rows", "columns", "pitch", "column_pitch", "factor",
+    "most_recent",
 )  # fmt: skip
 _blocks = interface.layout("Fp8QuantizeBlocks").packer(
     "input", "by_row", "by_column", "scale_inv", "scale_inv_turned", "rows", "columns", "epsilon", "square",
@@ -36,9 +37,11 @@ _multi = interface.layout("Fp8MultiQuantize").packer(
     "input", "by_row", "by_column", "rows", "columns", "scale", "amax", "count", "type", "format"
 )
 _MOST = 64  # matrices of a launch, in csrc/device/fp8_multi_quantize.h
-_MOST_HISTORIES = 160  # of a launch, in csrc/device/fp8_multi_update_scales.h
-_updates = interface.layout("Fp8MultiUpdateScales").packer(
-    "history", "old", "first", "count", "scale", "scale_inv", "fp8_max", "rows", "factor", "most_recent"
+_updates = interface.layout("apex_fp8_updates").packer(
+    "count", "rows", "scale", "scale_inv", "fp8_max", "factor", "most_recent"
+)
+_history = interface.layout("apex_fp8_history").packer(
+    "amax_history", "scale", "columns", "pitch", "column_pitch"
 )
 _c_updates = interface.function("apex_fp8_multi_update_scales")
 _c_blocks = interface.function("apex_fp8_quantize_blocks")
@@ -182,6 +185,12 @@ def fp8_transpose(input, scale_inv, bias_gradient, dtype):
     return (made, grad_bias) if workspace.run(_c_transpose, place, packed, op, x) else None
 
 
+def _is_upright(history):
+    """Whether each column lies whole in memory, as those of layers do, one behind the other."""
+    rows, columns = history.shape
+    return (rows <= 1 or history.stride(0) == 1) and (columns <= 1 or rows <= history.stride(1) < 2**32)
+
+
 @kernel
 def fp8_update_scales(amax_history, scale, scale_inv, fp8_max, margin, most_recent, reduced):
     op = "fp8_update_scales"
@@ -195,20 +204,39 @@ def fp8_update_scales(amax_history, scale, scale_inv, fp8_max, margin, most_rece
         if numbers is not None:
             _check_numbers(op, what, numbers, amax_history.shape[1], "amax_history's columns, ")
     rows, columns = amax_history.shape
-    value(columns <= 1 or amax_history.stride(1) == 1, "{}: the rows of amax_history must be contiguous", op)
+    upright = _is_upright(amax_history)
+    value(
+        columns <= 1 or amax_history.stride(1) == 1 or upright,
+        "{}: the rows of amax_history must be contiguous, or its columns", op,
+    )  # fmt: skip
     tensors.refuse_overlap(amax_history, f"{op}: amax_history")
     place = tensors.place_of(amax_history)
     if place is None:
         return None
     status = _c_update(place, _update(
         amax_history.data_ptr(), scale.data_ptr(), scale_inv.data_ptr(), fp8_max.data_ptr(), address(reduced), rows,
-        columns, amax_history.stride(0), 2.0**-margin, most_recent,
+        columns, *((1, amax_history.stride(1)) if upright else (amax_history.stride(0), 1)), 2.0**-margin, most_recent,
     ))  # fmt: skip
     if status and tensors.must_use_reference(status, op):
         return None
     for written in (amax_history, scale, scale_inv):
         bump_version(written)
     return True
+
+
+def _end(tensor):
+    """The address behind its last element."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _described(history, scale):
+    rows, columns = history.shape
+    if _is_upright(history):
+        pitches = 1, history.stride(1) if columns > 1 else rows
+    else:
+        pitches = columns, 1
+    return _history(history.data_ptr(), scale.data_ptr(), columns, *pitches)
 
 
 def _check_updates(op, histories, scales, fp8_max, scale, scale_inv):
@@ -221,7 +249,10 @@ def _check_updates(op, histories, scales, fp8_max, scale, scale_inv):
         )  # fmt: skip
         rows = histories[0].shape[0]
         value(history.shape[0] == rows, "{}: amax_histories have {} and {} rows", op, rows, history.shape[0])
-        value(history.is_contiguous(), "{}: amax_histories[{}] must be contiguous", op, i)
+        value(
+            history.is_contiguous() or _is_upright(history),
+            "{}: amax_histories[{}] must be contiguous, or each of its columns", op, i,
+        )  # fmt: skip
         _check_numbers(op, f"scales[{i}]", old, history.shape[1], "its history's columns, ")
     total = sum(history.shape[1] for history in histories)
     for what, numbers in (("fp8_max", fp8_max), ("scale", scale), ("scale_inv", scale_inv)):
@@ -251,24 +282,14 @@ def fp8_multi_update_scales(fp8_max, amax_histories, scales, scale, scale_inv, m
         return True
     named = [(f"amax_histories[{i}]", history) for i, history in enumerate(amax_histories)]
     named += [("scale", scale), ("scale_inv", scale_inv)]
-    ranges = [(t.data_ptr(), t.data_ptr() + t.nbytes, "", what) for what, t in named if t.numel()]
+    ranges = [(t.data_ptr(), _end(t), "", what) for what, t in named if t.numel()]
     tensors.refuse_shared(ranges, lambda _, what: what, f"{op}: ")
-    column = 0
-    for begin in range(0, len(scales), _MOST_HISTORIES):
-        histories = amax_histories[begin : begin + _MOST_HISTORIES]
-        unused = (0,) * (_MOST_HISTORIES - len(histories))
-        first = [0]
-        for history in histories:
-            first.append(first[-1] + history.shape[1])
-        numbers = (t.data_ptr() + 4 * column for t in (scale, scale_inv, fp8_max))
-        status = _c_updates(place, _updates(
-            (*(t.data_ptr() for t in histories), *unused),
-            (*(t.data_ptr() for t in scales[begin : begin + _MOST_HISTORIES]), *unused), (*first, *unused),
-            len(histories), *numbers, histories[0].shape[0], 2.0**-margin, most_recent,
-        ))  # fmt: skip
-        if status and tensors.must_use_reference(status, op):
-            return None
-        column += first[-1]
+    histories = b"".join(map(_described, amax_histories, scales))
+    numbers = (t.data_ptr() for t in (scale, scale_inv, fp8_max))
+    packed = _updates(len(scales), amax_histories[0].shape[0], *numbers, 2.0**-margin, most_recent)
+    status = _c_updates(place, packed, histories)
+    if status and tensors.must_use_reference(status, op):
+        return None
     for written in (*amax_histories, scale, scale_inv):
         bump_version(written)
     return True

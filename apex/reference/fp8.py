@@ -289,6 +289,12 @@ def update_scales(amax_history, scale, scale_inv, fp8_max, margin=0, algorithm="
         history[0].zero_()
 
 
+def is_upright(history):
+    """Of a history [rows, columns]: whether each column lies whole in memory."""
+    rows, columns = history.shape
+    return (rows <= 1 or history.stride(0) == 1) and (columns <= 1 or history.stride(1) >= rows)
+
+
 def check_update(amax_history, scale, scale_inv, fp8_max, algorithm, reduced):
     """Raises where `update_scales` cannot take its arguments."""
     name = "update_scales"

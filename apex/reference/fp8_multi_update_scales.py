@@ -18,16 +18,16 @@ def _check_history(history, rows, i):
         )
     if history.shape[0] != rows:
         raise ValueError(f"{_NAME}: amax_histories have {rows} and {history.shape[0]} rows")
-    if not history.is_contiguous():
-        raise ValueError(f"{_NAME}: amax_histories[{i}] must be contiguous")
+    if not history.is_contiguous() and not fp8.is_upright(history):
+        raise ValueError(f"{_NAME}: amax_histories[{i}] must be contiguous, or each of its columns")
 
 
 def fp8_multi_update_scales(fp8_max, amax_histories, scales, scale, scale_inv, margin=0.0, most_recent=False):
     """Delayed scaling's update of many histories: `fp8_update_scales` of each, with new scales elsewhere.
 
-    amax_histories: float32 [rows, n] each, contiguous, which move on by a row; scales: float32 [n] each, which are only
-    read. fp8_max, and what is written, scale and scale_inv: float32, of all tensors one behind the other. Raises
-    ValueError and TypeError.
+    amax_histories: float32 [rows, n] each, contiguous, or each of their columns; they move on by a row. scales: float32
+    [n] each, which are only read. fp8_max, and what is written, scale and scale_inv: float32, of all tensors one behind
+    the other. Raises ValueError and TypeError.
     """
     if len(amax_histories) != len(scales):
         raise ValueError(f"{_NAME}: {len(amax_histories)} histories, {len(scales)} scales")

@@ -30,8 +30,10 @@ def _check(amax_history, scale, scale_inv, fp8_max, reduced):
             )
         if columns > 1 and numbers.stride(0) != 1:
             raise ValueError(f"{name}: {what} must be contiguous")
+    if fp8.is_upright(amax_history):
+        return
     if columns > 1 and amax_history.stride(1) != 1:
-        raise ValueError(f"{name}: the rows of amax_history must be contiguous")
+        raise ValueError(f"{name}: the rows of amax_history must be contiguous, or its columns")
     if amax_history.shape[0] > 1 and amax_history.stride(0) < columns:
         raise ValueError(f"{name}: amax_history overlaps itself")
 
@@ -39,11 +41,11 @@ def _check(amax_history, scale, scale_inv, fp8_max, reduced):
 def fp8_update_scales(amax_history, scale, scale_inv, fp8_max, margin=0.0, most_recent=False, reduced=None):
     """Delayed scaling's update of any number of scales, in place.
 
-    amax_history: float32 [rows, columns]. scale, scale_inv, fp8_max: float32 [columns]; reduced: likewise, in the place
-    of row 0, or None. amax is the largest of a column, or with most_recent its row 0; scale becomes fp8_max / amax /
-    2**margin, or stays where amax is 0, infinite or NaN; scale_inv is 1 / scale. The history moves up by a row, row 0
-    becoming the last one, and row 0 is 0 then. The states of many modules are views of such tensors. Raises ValueError
-    and TypeError.
+    amax_history: float32 [rows, columns], whose rows or columns are contiguous. scale, scale_inv, fp8_max: float32
+    [columns]; reduced: likewise, in the place of row 0, or None. amax is the largest of a column, or with most_recent
+    its row 0; scale becomes fp8_max / amax / 2**margin, or stays where amax is 0, infinite or NaN; scale_inv is 1 /
+    scale. The history moves up by a row, row 0 becoming the last one, and row 0 is 0 then. Raises ValueError and
+    TypeError.
     """
     _check(amax_history, scale, scale_inv, fp8_max, reduced)
     if reduced is not None:

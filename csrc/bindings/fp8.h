@@ -54,6 +54,12 @@ inline at::Tensor empty_like_of(const at::Tensor& like, c10::SymIntArrayRef size
   return at::empty_symint(sizes, like.options().dtype(type).memory_format(at::MemoryFormat::Contiguous));
 }
 inline const float* number_of(const at::Tensor& number) { return static_cast<const float*>(number.const_data_ptr()); }
+// Of a history [rows, columns]: whether each column lies whole in memory. Histories of layers do, one behind the other.
+inline bool is_upright(const at::Tensor& history) {
+  const int64_t rows = history.size(0), columns = history.size(1);
+  if (rows > 1 && history.stride(0) != 1) return false;
+  return columns <= 1 || (history.stride(1) >= rows && history.stride(1) <= UINT32_MAX);
+}
 // One that is written.
 inline float* written_number(const OptionalTensor& number) {
   if (!has_value(number)) return nullptr;

@@ -6,6 +6,13 @@
 
 namespace apex {
 namespace fp8 {
+inline apex_fp8_history described(const at::Tensor& history, const at::Tensor& scale) {
+  const int64_t rows = history.size(0), columns = history.size(1);
+  const bool upright = is_upright(history);
+  const int64_t pitch = upright ? 1 : columns, column_pitch = !upright ? 1 : columns > 1 ? history.stride(1) : rows;
+  return {static_cast<float*>(history.mutable_data_ptr()), number_of(scale), columns, uint32_t(pitch),
+          uint32_t(column_pitch)};
+}
 inline void check_history(const char* op, const at::Tensor& history, const at::Tensor& first, size_t i) {
   TORCH_CHECK_TYPE(history.scalar_type() == at::kFloat, op, ": amax_histories[", i, "] must be float32, not ",
                    history.scalar_type());
@@ -14,7 +21,8 @@ inline void check_history(const char* op, const at::Tensor& history, const at::T
   TORCH_CHECK_VALUE(history.sym_size(0) == first.sym_size(0), op, ": amax_histories have ", first.sym_size(0), " and ",
                     history.sym_size(0), " rows");
   if (history.is_meta()) return;
-  TORCH_CHECK_VALUE(history.is_contiguous(), op, ": amax_histories[", i, "] must be contiguous");
+  TORCH_CHECK_VALUE(history.is_contiguous() || is_upright(history), op, ": amax_histories[", i,
+                    "] must be contiguous, or each of its columns");
 }
 // Histories, and new scales: all are written.
 inline void refuse_shared_histories(const char* op, at::TensorList histories, const at::Tensor& scale,
@@ -22,7 +30,10 @@ inline void refuse_shared_histories(const char* op, at::TensorList histories, co
   std::vector<OutputRange> ranges;
   const auto add = [&](const at::Tensor& written, size_t list, size_t i) {
     const auto begin = reinterpret_cast<uint64_t>(written.const_data_ptr());
-    if (written.numel()) ranges.push_back({begin, begin + written.nbytes(), list, i, ranges.size()});
+    const int64_t last = written.dim() == 2 && is_upright(written)
+                             ? (written.size(1) - 1) * written.stride(1) + written.size(0) - 1
+                             : written.numel() - 1;
+    if (written.numel()) ranges.push_back({begin, begin + (last + 1) * sizeof(float), list, i, ranges.size()});
   };
   for (size_t i = 0; i < histories.size(); ++i) add(histories[i], 0, i);
   add(scale, 1, 0), add(scale_inv, 2, 0);
@@ -50,23 +61,16 @@ inline void Fp8MultiUpdateScales::check() const {
 inline bool Fp8MultiUpdateScales::launch(const apex_place& place) const {
   if (scales.empty()) return true;
   fp8::refuse_shared_histories(name, amax_histories, scale, scale_inv);
-  gpu::Fp8MultiUpdateScales a{};
-  a.rows = amax_histories[0].size(0), a.factor = float(std::exp2(-margin)), a.most_recent = most_recent;
-  int64_t column = 0;
-  for (size_t first = 0; first < scales.size(); first += gpu::fp8_multi_update_most) {
-    a.count = int32_t(std::min<size_t>(gpu::fp8_multi_update_most, scales.size() - first));
-    a.scale = static_cast<float*>(scale.mutable_data_ptr()) + column;
-    a.scale_inv = static_cast<float*>(scale_inv.mutable_data_ptr()) + column;
-    a.fp8_max = static_cast<const float*>(fp8_max.const_data_ptr()) + column;
-    for (int32_t k = 0; k < a.count; ++k) {
-      const at::Tensor& history = amax_histories[first + k];
-      a.history[k] = reinterpret_cast<uint64_t>(history.mutable_data_ptr());
-      a.old[k] = reinterpret_cast<uint64_t>(fp8::number_of(scales[first + k]));
-      a.first[k + 1] = a.first[k] + uint32_t(history.size(1));
-    }
-    column += a.first[a.count];
-    if (use_reference(apex_fp8_multi_update_scales(&place, &a), unit)) return false;
-  }
+  std::vector<apex_fp8_history> histories;
+  histories.reserve(scales.size());
+  for (size_t i = 0; i < scales.size(); ++i) histories.push_back(fp8::described(amax_histories[i], scales[i]));
+  apex_fp8_updates updates{};
+  updates.count = int64_t(scales.size()), updates.rows = amax_histories[0].size(0);
+  updates.scale = static_cast<float*>(scale.mutable_data_ptr());
+  updates.scale_inv = static_cast<float*>(scale_inv.mutable_data_ptr());
+  updates.fp8_max = static_cast<const float*>(fp8_max.const_data_ptr());
+  updates.factor = float(std::exp2(-margin)), updates.most_recent = most_recent;
+  if (use_reference(apex_fp8_multi_update_scales(&place, &updates, histories.data()), unit)) return false;
   for (const at::Tensor& history : amax_histories) bump_version(history);
   for (const at::Tensor* written : {&scale, &scale_inv}) bump_version(*written);
   return true;

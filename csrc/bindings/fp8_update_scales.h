@@ -15,8 +15,8 @@ inline void Fp8UpdateScales::check() const {
   check_numbers("scale", scale), check_numbers("scale_inv", scale_inv), check_numbers("fp8_max", fp8_max);
   if (has_value(reduced)) check_numbers("reduced", *reduced);
   if (amax_history.is_meta()) return;
-  TORCH_CHECK_VALUE(amax_history.size(1) <= 1 || amax_history.stride(1) == 1, name,
-                    ": the rows of amax_history must be contiguous");
+  TORCH_CHECK_VALUE(amax_history.size(1) <= 1 || amax_history.stride(1) == 1 || fp8::is_upright(amax_history), name,
+                    ": the rows of amax_history must be contiguous, or its columns");
   refuse_overlap(amax_history, std::string(name) + ": amax_history");
 }
 inline bool Fp8UpdateScales::launch(const apex_place& place) const {
@@ -26,7 +26,9 @@ inline bool Fp8UpdateScales::launch(const apex_place& place) const {
   a.scale_inv = static_cast<float*>(scale_inv.mutable_data_ptr());
   a.fp8_max = static_cast<const float*>(fp8_max.const_data_ptr());
   if (has_value(reduced)) a.reduced = static_cast<const float*>(reduced->const_data_ptr());
-  a.rows = amax_history.size(0), a.columns = amax_history.size(1), a.pitch = amax_history.stride(0);
+  a.rows = amax_history.size(0), a.columns = amax_history.size(1);
+  const bool upright = fp8::is_upright(amax_history);
+  a.pitch = upright ? 1 : amax_history.stride(0), a.column_pitch = upright ? amax_history.stride(1) : 1;
   a.factor = float(std::exp2(-margin)), a.most_recent = most_recent;
   if (use_reference(apex_fp8_update_scales(&place, &a), unit)) return false;
   for (const at::Tensor* written : {&amax_history, &scale, &scale_inv}) bump_version(*written);

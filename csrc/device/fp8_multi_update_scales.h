@@ -1,16 +1,19 @@
 // Delayed scaling's update of many histories in one launch: arguments of the kernel and the CPU variant, by value. What
-// is computed is what fp8_update_scales.h says, of each; new scales go elsewhere than the old ones lie.
+// is computed is what fp8_update_scales.h says, of each; new scales go elsewhere than the old ones lie. Histories that
+// lie one behind the other in memory, as their scales do, are one.
 #pragma once
 #include "fp8_update_scales.h"
 
 namespace gpu {
-constexpr int fp8_multi_update_most = 160;  // histories of a launch: kernels take 4 KB of arguments
+constexpr int fp8_multi_update_most = 120;  // histories of a launch: kernels take 4 KB of arguments
 
 struct Fp8MultiUpdateScales {
-  u64 history[160];      // [rows][columns of its own]
-  u64 old[160];          // its scales [columns]
-  u32 first[161];        // columns of all before it; behind them, of all
-  u32 first_block[160];  // blocks before it
+  u64 history[120];  // [rows][columns of its own]
+  u64 old[120];      // its scales [columns]
+  u32 pitch[120];    // from a row to the next
+  u32 column_pitch[120];
+  u32 first[121];        // columns of all before it; behind them, of all
+  u32 first_block[120];  // blocks before it
   i32 count;
   float* scale;          // [all columns]
   float* scale_inv;      // [all columns]
@@ -27,7 +30,8 @@ GPU_FN Fp8UpdateScales one_of(const Fp8MultiUpdateScales& a, i32 i, float* histo
   const i64 first = a.first[i];
   one.amax_history = history;
   one.scale = a.scale + first, one.scale_inv = a.scale_inv + first, one.fp8_max = a.fp8_max + first;
-  one.rows = a.rows, one.columns = one.pitch = a.first[i + 1] - first;
+  one.rows = a.rows, one.columns = a.first[i + 1] - first;
+  one.pitch = a.pitch[i], one.column_pitch = a.column_pitch[i];
   one.factor = a.factor, one.most_recent = a.most_recent;
   return one;
 }

@@ -9,12 +9,12 @@
 
 namespace gpu {
 struct Fp8UpdateScales {
-  float* amax_history;   // [rows][columns], rows `pitch` apart
+  float* amax_history;   // [rows][columns], rows `pitch` apart, columns `column_pitch`: one of them is 1
   float* scale;          // [columns]
   float* scale_inv;      // [columns]
   const float* fp8_max;  // [columns]
   const float* reduced;  // [columns], in the place of row 0; or null
-  i64 rows, columns, pitch;
+  i64 rows, columns, pitch, column_pitch;
   float factor;  // 2^-margin
   i32 most_recent;
 };
@@ -27,15 +27,18 @@ GPU_FN float delayed_scale(float amax, float old, float fp8_max, float factor) {
 }
 
 #if !defined(GPU_HOST)
-// Scales were what `old` holds. A block has 8 columns, and 64 threads of each, with `many` rows a turn.
+// Scales were what `old` holds. A block has 8 columns, and 64 threads of each, with `many` rows a turn. Threads side by
+// side take what lies side by side.
 GPU_FN void update_scales(const Fp8UpdateScales& a, const float* old, u32 block) {
   constexpr u32 wide = fp8_update_columns, groups = fp8_update_threads / wide;
   constexpr int many = 16;
   GPU_SHARED(float, shared, fp8_update_threads);
-  const u32 lane = thread_x() % wide, group = thread_x() / wide;
+  const bool upright = a.pitch == 1;
+  const u32 lane = upright ? thread_x() / groups : thread_x() % wide;
+  const u32 group = upright ? thread_x() % groups : thread_x() / wide;
   const i64 column = (i64)block * wide + lane;
   const bool works = column < a.columns;
-  float* const history = a.amax_history + (works ? column : 0);
+  float* const history = a.amax_history + (works ? column * a.column_pitch : 0);
   const float newest = works ? a.reduced ? a.reduced[column] : history[0] : 0.0f;
   float largest = newest;
   for (i64 begin = 0; begin < a.rows; begin += groups * many) {
@@ -51,7 +54,7 @@ GPU_FN void update_scales(const Fp8UpdateScales& a, const float* old, u32 block)
       if (works && row < a.rows) history[row * a.pitch] = row == 0 ? 0.0f : next[k];
     }
   }
-  shared[thread_x()] = largest;
+  shared[group * wide + lane] = largest;
   sync_threads();
   if (group != 0 || !works) return;
   for (u32 k = 1; k < groups; ++k) largest = Maximum::combine(largest, shared[k * wide + lane]);

@@ -8,8 +8,26 @@
 #include "status.h"
 
 namespace apex {
+namespace {
+// Column by column, each of which lies by itself.
+void update_upright(const gpu::Fp8UpdateScales& a) {
+  for (int64_t j = 0; j < a.columns; ++j) {
+    float* const history = a.amax_history + j * a.column_pitch;
+    const float newest = a.reduced ? a.reduced[j] : history[0];
+    float largest = newest;
+    for (int64_t row = 1; row < a.rows; ++row) largest = gpu::Maximum::combine(largest, history[row]);
+    std::memmove(history, history + 1, size_t(a.rows - 1) * sizeof(float));
+    history[a.rows - 1] = newest;
+    history[0] = 0.0f;
+    a.scale[j] = gpu::delayed_scale(a.most_recent ? newest : largest, a.scale[j], a.fp8_max[j], a.factor);
+    a.scale_inv[j] = 1.0f / a.scale[j];
+  }
+}
+}  // namespace
+
 // Some columns at once, row by row: rows lie side by side.
 void fp8_update_scales_cpu(const gpu::Fp8UpdateScales& a) {
+  if (a.pitch == 1) return update_upright(a);
   constexpr int64_t wide = 256;
   float newest[wide], largest[wide];
   for (int64_t first = 0; first < a.columns; first += wide) {

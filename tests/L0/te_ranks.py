@@ -53,12 +53,17 @@ def shared(make, **options):
     """A layer that ranks share, with the parts of the same weights; and these."""
     one = whole(make)
     made = make(device="cpu", tp_group=group(), **options)
+    copy_parts(made, one)
+    return made, one
+
+
+def copy_parts(made, one):
+    """This rank's parts of weights that are whole."""
     parts = dict(made.named_parameters())
     with torch.no_grad():
         for name, parameter in one.named_parameters():
             dim = parts[name].partition_dim if hasattr(parts[name], "partition_dim") else -1
             parts[name].copy_(part(parameter, dim) if dim >= 0 else parameter)
-    return made, one
 
 
 def compare(made, one, of, sequence, tolerance=1e-5, inputs=32):
@@ -231,6 +236,89 @@ def distributed_checkpoints(mesh):
     assert torch.equal(found, expected)
 
 
+def collectives(mesh):
+    """te.ops' AllReduce, AllGather and ReduceScatter: values, gradients, groups of one, and what does not divide."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    of_rank = [random(4, 3, 6, seed=1 + r) for r in range(ranks)]
+    grads = [random(4 * ranks, 3, 6, seed=9 + r) for r in range(ranks)]
+    total, gathered = sum(of_rank), torch.cat(of_rank)
+    for operation, wanted, grad, wanted_grad in (
+        (te.ops.AllReduce, total, grads[rank][:4], grads[rank][:4]),
+        (te.ops.AllGather, gathered, grads[rank], part(sum(grads), 0)),
+        (
+            te.ops.ReduceScatter,
+            part(total, 0),
+            grads[rank][: 4 // ranks],
+            torch.cat([g[: 4 // ranks] for g in grads]),
+        ),
+    ):
+        for within in (None, group()):
+            for dtype in (F32, torch.bfloat16):
+                x = of_rank[rank].to(dtype, copy=True).requires_grad_()
+                found = operation(within)(x)
+                found.backward(grad.to(dtype))
+                assert found.dtype == x.grad.dtype == dtype
+                near(found.detach().float(), wanted, 1e-5 if dtype == F32 else 1e-2)
+                near(x.grad.float(), wanted_grad, 1e-5 if dtype == F32 else 1e-2)
+    alone = [dist.new_group([r]) for r in range(ranks)][rank]
+    for operation in (te.ops.AllReduce, te.ops.AllGather, te.ops.ReduceScatter):
+        assert torch.equal(operation(alone)(of_rank[rank]), of_rank[rank])
+    odd = random(2 * ranks + 1, 3)
+    try:
+        te.ops.ReduceScatter()(odd)
+    except ValueError as error:
+        assert f"{2 * ranks + 1} is not divisible by {ranks}" in str(error)
+    else:
+        raise AssertionError(f"{2 * ranks + 1} rows were scattered over {ranks} ranks")
+
+
+def operations(mesh):
+    """te.ops.Sequential of layers that ranks share, with and without parts of a sequence, in float32 and FP8; a row
+    parallel layer is also a product of parts, a collective and a bias."""
+
+    def make(sequence=False, **shared_by):
+        column, row = (
+            {"tensor_parallel_mode": mode, **shared_by} if shared_by else {} for mode in ("column", "row")
+        )
+        options = {"sequence_parallel": sequence} if shared_by else {}
+        return te.ops.Sequential(
+            te.ops.LayerNorm(32, device="cpu"),
+            te.ops.Linear(32, 64, device="cpu", **column, **options),
+            te.ops.GELU(),
+            te.ops.Linear(64, 32, device="cpu", **row, **options),
+        )
+
+    def in_parts(sequence):
+        ranks = dist.get_world_size()
+        return te.ops.Sequential(
+            te.ops.LayerNorm(32, device="cpu"),
+            *([te.ops.AllGather()] if sequence else []),
+            te.ops.Linear(32, 64 // ranks, device="cpu"),
+            te.ops.GELU(),
+            te.ops.BasicLinear(64 // ranks, 32, device="cpu"),
+            te.ops.ReduceScatter() if sequence else te.ops.AllReduce(),
+            te.ops.Bias(32, device="cpu"),
+        )
+
+    for sequence in (False, True):
+        for of, tolerance in ((None, 1e-5), (OF, 0.25)):
+            one = whole(lambda device: make())
+            made = make(sequence, tensor_parallel_group=group())
+            copy_parts(made, one)
+            for parameter in made[0].parameters():  # of parts of a sequence: its gradients add up over ranks
+                parameter.sequence_parallel = sequence
+            compare(made, one, of, sequence, tolerance)
+    for sequence in (False, True):
+        one = whole(lambda device: make())
+        made, first = in_parts(sequence), [*one.parameters()]
+        dims = (-1, -1, 0, 0, 1, -1)
+        with torch.no_grad():
+            for parameter, its, dim in zip(made.parameters(), first, dims, strict=True):
+                parameter.copy_(part(its, dim) if dim >= 0 else its)
+        x = random(8, 3, 32)
+        near(made(part(x, 0) if sequence else x), part(one(x), 0) if sequence else one(x))
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -243,5 +331,7 @@ CASES = {
         compiled,
         distributed_activations,
         distributed_checkpoints,
+        collectives,
+        operations,
     )
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import copy
 
+import numpy as np
 import pytest
 import torch
 from te_common import (
@@ -19,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import apex.transformer_engine.pytorch as te
 from apex.transformer_engine.common.recipe import DelayedScaling
+from apex.transformer_engine.pytorch import _scaling
+from apex.transformer_engine.pytorch._scaling import Scaling
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -124,6 +127,24 @@ def test_a_step_of_linear_is_casts_and_products(of, casts):
         name for name in ops.count if any(word in name for word in ("fill", "zeros", "ones", "full", "clone"))
     ]
     assert not made
+
+
+def test_new_scales_of_any_number_of_layers_are_a_launch(variant):
+    """From the second step on, when their scales lie one behind the other; made in any order."""
+    length = RECIPES["delayed"].amax_history_len
+    scalings = [Scaling(3 - i % 2, 1024, torch.device(variant.device)) for i in range(600)]
+    for scaling in scalings:
+        scaling.resize(length)
+    for step in range(3):
+        if variant.simt:
+            variant.kernels.clear()
+        for i, scaling in enumerate(scalings):
+            scaling.amax_history[0].fill_(1 + i + step)
+        _scaling.update(scalings[::-1], [448.0 if i % 2 else 57344.0 for i in range(600)], RECIPES["delayed"])
+        for i, scaling in enumerate(scalings):
+            assert (scaling.scale == (57344.0 if i % 2 else 448.0) / np.float32(1 + i + step)).all()
+    if variant.simt:
+        assert variant.kernels["fp8_multi_update_scales_f32"] == 1
 
 
 @pytest.mark.gpu

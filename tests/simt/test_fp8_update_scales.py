@@ -41,8 +41,8 @@ def test_update(device, rows, columns, pitch, most_recent, reduces):
         "fp8_max": device.put(maximum), "reduced": device.put(reduced) if reduces else None,
     }  # fmt: skip
     arguments = make(
-        "Fp8UpdateScales", "fp8_update_scales.h", rows=rows, columns=columns, pitch=pitch, factor=0.5,
-        most_recent=most_recent, **buffers,
+        "Fp8UpdateScales", "fp8_update_scales.h", rows=rows, columns=columns, pitch=pitch, column_pitch=1,
+        factor=0.5, most_recent=most_recent, **buffers,
     )  # fmt: skip
     device.launch("fp8_update_scales_f32", -(-columns // COLUMNS), THREADS, [arguments])
     found = buffers["amax_history"].numpy()

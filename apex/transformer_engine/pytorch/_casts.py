@@ -164,7 +164,7 @@ def update_scales(
     margin: float,
     algorithm: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(new scales, 1 / them) of delayed scaling, of all layers, in one launch (of 160); histories move on, in place.
+    """(new scales, 1 / them) of delayed scaling, of all layers, in one launch; histories move on, in place.
 
     histories: float32 [steps, n] each; scales: [n] each. maxima: the largest number of the format of each tensor, [all
     n], as is what is given back.

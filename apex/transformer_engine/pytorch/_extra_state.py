@@ -66,8 +66,8 @@ def _take(scaling, found, short):
         )
     inverse = found.get(f"scale_inv_{short}")
     device = scaling.scale.device
-    scaling.scale = scale.to(device, torch.float32)
-    scaling.scale_inv = (1.0 / scale if inverse is None else inverse).to(device, torch.float32)
+    inverse = 1.0 / scale if inverse is None else inverse
+    scaling.replace(scale.to(device, torch.float32), inverse.to(device, torch.float32))
     scaling.amax_history = history.to(device, torch.float32)
 
 

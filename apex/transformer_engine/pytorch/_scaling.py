@@ -10,7 +10,7 @@ import torch
 
 from apex._functional import is_traced
 from apex.transformer_engine.common.recipe import DelayedScaling
-from apex.transformer_engine.pytorch import _casts
+from apex.transformer_engine.pytorch import _casts, _history
 
 
 class Scaling:
@@ -19,13 +19,13 @@ class Scaling:
     Row 0 of the history is that of the step that runs. scale is never written into, but replaced: what a forward pass
     saved for its backward stays as it was. `fixed` (of CUDA graphs, which know addresses) writes into it. The history
     is the beginning of memory that is there from the start: a compiled backward writes into it, and takes none that a
-    graph made.
+    graph made. It lies as _history.py says; `place` tells where.
     """
 
     def __init__(self, count: int, length: int, device: torch.device) -> None:
         self.scale = torch.ones(count, dtype=torch.float32, device=device)
         self.scale_inv = torch.ones(count, dtype=torch.float32, device=device)
-        self._rows = torch.zeros(length, count, dtype=torch.float32, device=device)
+        self._rows, self.place = _history.zeros(length, count, device)
         self.length = length
         self.fixed = False
         self._known: tuple[Any, ...] | None = None
@@ -33,7 +33,18 @@ class Scaling:
         self.maxima: tuple[Any, ...] | None = None  # of the update that begins with this one: `_maxima`
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": None, "_newest": None, "maxima": None}
+        return {**self.__dict__, "_known": None, "_newest": None, "maxima": None, "place": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._hold(self._rows, self._rows.device)
+
+    def _hold(self, rows: torch.Tensor, device: torch.device) -> None:
+        """Takes a copy of all rows."""
+        length, count = rows.shape
+        made, self.place = _history.zeros(length, count, device)
+        with torch.no_grad():
+            self._rows = made.copy_(rows)
 
     def scalars(self, scale: torch.Tensor) -> tuple[Sequence[torch.Tensor], ...]:
         """(scales, 1 / scales, row 0 of the history), each a scalar for each tensor.
@@ -65,14 +76,17 @@ class Scaling:
 
     @amax_history.setter
     def amax_history(self, history: torch.Tensor) -> None:
-        self._rows = history.clone()
+        if self.fixed and history.shape == self.amax_history.shape:  # what replays finds it where it is
+            self.amax_history.copy_(history)
+            return
+        self._hold(history, self.scale.device)
         self.length = history.shape[0]
 
     def resize(self, length: int) -> None:
         """Keeps the newest rows, or adds rows of 0."""
         missing = length - self._rows.shape[0]
         if missing > 0:
-            self._rows = torch.nn.functional.pad(self._rows, (0, 0, 0, missing))
+            self._hold(torch.nn.functional.pad(self._rows, (0, 0, 0, missing)), self._rows.device)
         if length > self.length:
             self._rows[self.length : length].zero_()
         self.length = length
@@ -80,8 +94,8 @@ class Scaling:
     def move(self, device: torch.device) -> None:
         """To another device; dtypes stay."""
         if device.type != "meta" and self.scale.device != device:
-            for name in ("scale", "scale_inv", "_rows"):
-                setattr(self, name, getattr(self, name).to(device))
+            self.scale, self.scale_inv = self.scale.to(device), self.scale_inv.to(device)
+            self._hold(self._rows, device)
 
     def replace(self, scale: torch.Tensor, scale_inv: torch.Tensor, scalars: Any = None) -> None:
         """Takes new scales; scalars: (they, 1 / they), one for each tensor, where they are known."""
@@ -92,9 +106,25 @@ class Scaling:
         if scalars is not None and _is_kept(scale):
             self._known = scale, scale._version, scalars
 
-    def fix(self) -> None:
-        """From now on scales stay where they are, in memory that is nobody else's."""
-        self.scale, self.scale_inv, self.fixed = self.scale.clone(), self.scale_inv.clone(), True
+
+def fix(scalings: Sequence[Scaling]) -> None:
+    """From now on their scales stay where they are, one behind the other in memory that is nobody else's."""
+    of_device: dict[torch.device, list[Scaling]] = {}
+    for scaling in sorted(scalings, key=_order):
+        of_device.setdefault(scaling.scale.device, []).append(scaling)
+    for members in of_device.values():
+        sizes = [scaling.scale.shape[0] for scaling in members]
+        scale, inverse = (
+            torch.cat(column) for column in zip(*((s.scale, s.scale_inv) for s in members), strict=True)
+        )
+        for scaling, *parts in zip(members, scale.split(sizes), inverse.split(sizes), strict=True):
+            scaling.scale, scaling.scale_inv = parts
+            scaling.fixed = True
+
+
+def _order(scaling):
+    """Of where histories lie."""
+    return scaling.place[0]
 
 
 def _both(scale):
@@ -152,6 +182,9 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
                     _move_on(scaling.amax_history)
                     scaling.replace(new, torch.ones_like(new) / new)
             return
+        if not traced:  # as they lie
+            pairs = sorted(zip(scalings, maxima, strict=True), key=lambda pair: _order(pair[0]))
+            scalings, maxima = zip(*pairs, strict=True)
         olds = [scaling.scale for scaling in scalings]
         sizes = [old.shape[0] for old in olds]
         histories = [scaling.amax_history for scaling in scalings]

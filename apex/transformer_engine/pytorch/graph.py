@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from apex.transformer_engine.common.recipe import DelayedScaling, Recipe
+from apex.transformer_engine.pytorch import _scaling
 from apex.transformer_engine.pytorch._state import LayerState, current
 from apex.transformer_engine.pytorch.module.base import TransformerEngineBaseModule
 
@@ -38,8 +39,7 @@ def _kept(states: list[LayerState]):
     """What the warm-up records is taken back. Scales stay at their addresses from now on."""
     scalings = [scaling for state in states for scaling in (state.forward, state.backward)]
     before = [scaling.amax_history.clone() for scaling in scalings]
-    for scaling in scalings:
-        scaling.fix()
+    _scaling.fix(scalings)
     try:
         yield
     finally:

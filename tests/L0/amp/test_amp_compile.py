@@ -63,7 +63,7 @@ def test_a_compiled_model_gives_the_same_bits(level, compiled_first):
         losses = runs.train(model, optimizer, 3)
         runs_of.append((losses, runs.values(model)))
         assert counter.frame_count == compiled
-        if runs._amp_state.__dict__.get("handle"):
+        if runs._amp_state.handle is not runs._amp_state.no_handle:
             assert not runs._amp_state.handle.cache
     assert runs_of[0][0] == runs_of[1][0] and runs.equal(runs_of[0][1], runs_of[1][1])
 

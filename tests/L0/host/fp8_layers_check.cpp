@@ -8,6 +8,7 @@
 #include "fp8_values.h"
 #include "host/fp8_layer_norm.h"
 #include "host/fp8_multi_quantize.h"
+#include "host/fp8_multi_update_scales.h"
 #include "host/fp8_quantize.h"
 #include "host/fp8_rms_norm.h"
 #include "host/fp8_update_scales.h"
@@ -153,7 +154,8 @@ static void check_scales() {
   reduced[1] = INFINITY, reduced[2] = NAN;
   gpu::Fp8UpdateScales a{};
   a.amax_history = history.data(), a.scale = scale.data(), a.scale_inv = inverse.data(), a.fp8_max = largest.data();
-  a.reduced = reduced.data(), a.rows = rows, a.columns = a.pitch = columns, a.factor = 0.25f, a.most_recent = 1;
+  a.reduced = reduced.data(), a.rows = rows, a.columns = a.pitch = columns, a.column_pitch = 1, a.factor = 0.25f,
+  a.most_recent = 1;
   expect(apex_fp8_update_scales(&cpu, &a) == APEX_OK, "300 scales");
   bool right = true;
   for (int64_t c = 0; c < columns; ++c) {
@@ -166,11 +168,39 @@ static void check_scales() {
   expect(right, "scales, their inverses and histories");
 }
 
+// Three histories, of which the first two are one: number c of column c is the largest of its history's 3 rows.
+static void check_histories() {
+  constexpr int64_t rows = 3, columns = 8;
+  std::vector<float> upright(5 * rows), flat(3 * rows), old(columns, 3.0f), scale(columns), inverse(columns);
+  for (int64_t c = 0; c < columns; ++c)
+    for (int64_t r = 0; r < rows; ++r)
+      (c < 5 ? upright[size_t(c * rows + r)] : flat[size_t(r * 3 + c - 5)]) = r == 1 ? float(c) : 0.25f * float(c);
+  const std::vector<float> largest(columns, 448.0f);
+  const apex_fp8_history histories[] = {{upright.data(), old.data(), 2, 1, rows},
+                                        {upright.data() + 2 * rows, old.data() + 2, 3, 1, rows},
+                                        {flat.data(), old.data() + 5, 3, 3, 1}};
+  apex_fp8_updates all{};
+  all.count = 3, all.rows = rows, all.factor = 1.0f;
+  all.scale = scale.data(), all.scale_inv = inverse.data(), all.fp8_max = largest.data();
+  expect(apex_fp8_multi_update_scales(&cpu, &all, histories) == APEX_OK, "3 histories");
+  bool right = true;
+  for (int64_t c = 0; c < columns; ++c) {
+    const float wanted = c == 0 ? 3.0f : 448.0f / float(c);
+    right = right && scale[size_t(c)] == wanted && inverse[size_t(c)] == 1.0f / wanted && old[size_t(c)] == 3.0f;
+    const auto at = [&](int64_t r) { return c < 5 ? upright[size_t(c * rows + r)] : flat[size_t(r * 3 + c - 5)]; };
+    right = right && at(0) == 0.0f && at(1) == 0.25f * float(c) && at(2) == 0.25f * float(c);
+  }
+  expect(right, "scales of histories that lie together and apart");
+  all.rows = 0;
+  expect(apex_fp8_multi_update_scales(&cpu, &all, histories) == APEX_ERROR_VALUE, "histories without rows");
+}
+
 int main() {
   for (const bool centred : {false, true})
     for (const bool layer : {false, true}) check_norm(layer, centred);
   check_activation();
   check_list();
   check_scales();
+  check_histories();
   return faults;
 }
