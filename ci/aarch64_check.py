@@ -4,7 +4,7 @@ usage: python ci/aarch64_check.py WHEEL [--root FOLDER] [--torch 2.8.0] [--tests
 
 On Debian or Ubuntu with qemu-user, of which apt-get brings Debian's Python for arm64 into FOLDER, and pip torch for
 aarch64; both stay there for the next run. No root is needed, nothing of the machine is changed. FILEs are of tests/L0;
-the default is one of each kind of op, about seven minutes of a free core. Exit code 0 only if all of it held, 3 where
+the default is one of each kind of op, about ten minutes of a free core. Exit code 0 only if all of it held, 3 where
 there is no qemu; with 0 the binding of this torch and Python is written down as loaded under qemu
 (build_matrix/parts/loads.py), which is less than a run on such a processor.
 """
