@@ -37,6 +37,10 @@ class LambStage1(ListOp):
                 "multi_tensor_lamb_stage1: per_tensor_beta1, _beta2, _gradient_share, _eps and _bias_correction go "
                 "together"
             )
+        if (call["per_tensor_param_norm"] is None) != (call["per_tensor_update_norm"] is None):
+            raise ValueError(
+                "multi_tensor_lamb_stage1: per_tensor_param_norm and per_tensor_update_norm go together"
+            )
 
 
 class ReversibleAdam(ListOp):

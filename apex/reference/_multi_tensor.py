@@ -57,6 +57,12 @@ def power(base, step, math):
     return base ** step.to(math if step.device.type == "mps" else torch.float64)
 
 
+def norm_of(value, order=2.0):
+    """Of all elements, in value's dtype. The CPU adds long rows up one after the other, so it does that in float64."""
+    wide = torch.float64 if value.device.type == "cpu" else None
+    return torch.linalg.vector_norm(value, order, dtype=wide).to(value.dtype)
+
+
 def trust_ratio(of_param, of_update):
     """LAMB's factor of a step, from two norms, tensors of one element: 1 where either is 0."""
     return (of_param / of_update).masked_fill((of_param == 0) | (of_update == 0), 1.0)

@@ -1,6 +1,6 @@
 import torch
 
-from apex.reference._multi_tensor import math_dtype
+from apex.reference._multi_tensor import math_dtype, norm_of
 
 
 def multi_tensor_l2norm(
@@ -32,8 +32,8 @@ def multi_tensor_l2norm(
         value = tensor.to(math_dtype(tensor)) * scale
         if inv_scale is not None:
             value = value * inv_scale.reshape(()).to(value.dtype)
-        norms.append(_norm(value, order).to(total.dtype) if value.numel() else norms[0])
-    result = _norm(torch.stack(norms), order).to(total.dtype)
+        norms.append(norm_of(value, order).to(total.dtype) if value.numel() else norms[0])
+    result = norm_of(torch.stack(norms), order)
     skip = noop_flag.reshape(()) != 0 if check_noop and noop_flag is not None else None
     _write(total, result.reshape(total.shape), skip)
     if clip_coefficient is not None:
@@ -48,12 +48,6 @@ def multi_tensor_l2norm(
         _write(per_tensor, new.reshape(per_tensor.shape), skip)
     if noop_flag is not None:
         noop_flag.masked_fill_(~torch.isfinite(result), 1)
-
-
-def _norm(value, order):
-    """The CPU adds long rows up one after the other, so it does that in float64."""
-    wide = torch.float64 if value.device.type == "cpu" else None
-    return torch.linalg.vector_norm(value, order, dtype=wide)
 
 
 def _write(target, value, skip):

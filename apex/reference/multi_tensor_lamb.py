@@ -1,6 +1,6 @@
 import torch
 
-from apex.reference._multi_tensor import math_dtype, power, skip_mask, this_step, trust_ratio, write
+from apex.reference._multi_tensor import math_dtype, norm_of, power, skip_mask, this_step, trust_ratio, write
 
 L2 = 0
 DECOUPLED = 1
@@ -70,10 +70,10 @@ def multi_tensor_lamb(
             update = update + weight_decay * p
         ratio = 1.0
         if use_nvlamb or weight_decay != 0:
-            of_param = torch.linalg.vector_norm(p)
+            of_param = norm_of(p)
             if max_param_norm > 0:
                 of_param = of_param.clamp(max=max_param_norm)
-            ratio = trust_ratio(of_param, torch.linalg.vector_norm(update))
+            ratio = trust_ratio(of_param, norm_of(update))
         p = p - rate * ratio * update
         write(grad, update, skip)
         write(exp_avg, m, skip)

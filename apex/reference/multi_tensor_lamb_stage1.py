@@ -1,6 +1,6 @@
 import torch
 
-from apex.reference._multi_tensor import math_dtype, power, skip_mask, write
+from apex.reference._multi_tensor import math_dtype, norm_of, power, skip_mask, write
 
 L2 = 0
 
@@ -30,6 +30,8 @@ def multi_tensor_lamb_stage1(
     per_tensor_gradient_share=None,
     per_tensor_eps=None,
     per_tensor_bias_correction=None,
+    per_tensor_param_norm=None,
+    per_tensor_update_norm=None,
 ):
     """LAMB's moments and updates.
 
@@ -41,6 +43,10 @@ def multi_tensor_lamb_stage1(
 
     per_tensor_beta1, ..., per_tensor_bias_correction: None, or float32, one element a tensor, in place of beta1, beta2,
     what the gradient is weighed by in its average, eps and bias_correction (not 0: corrected).
+
+    per_tensor_param_norm, per_tensor_update_norm: None, or both float32, one element a tensor: receive the L2 norms
+    that multi_tensor_lamb_stage2 takes, of parameters and of updates before these are rounded to their dtype (as
+    multi_tensor_lamb measures them). Where nothing changes they, too, stay as they are.
     """
     skip = skip_mask(found_inf, noop_flag)
     scale = _gradient_scale(inv_scale, global_grad_norm, max_global_grad_norm)
@@ -69,6 +75,9 @@ def multi_tensor_lamb_stage1(
         write(out, update, skip)
         write(exp_avg, m, skip)
         write(exp_avg_sq, v, skip)
+        if per_tensor_param_norm is not None:
+            write(per_tensor_param_norm[i], norm_of(p), skip)
+            write(per_tensor_update_norm[i], norm_of(update), skip)
 
 
 def _correction(beta, step, math, correct):

@@ -1,6 +1,6 @@
 import torch
 
-from apex.reference._multi_tensor import math_dtype, skip_mask, write
+from apex.reference._multi_tensor import math_dtype, norm_of, skip_mask, write
 
 
 def multi_tensor_lars(
@@ -47,8 +47,8 @@ def multi_tensor_lars(
                 write(grad, g, skip)
         size = rate
         if not is_skipped:
-            g_norm = torch.linalg.vector_norm(g) if grad_norms is None else grad_norms.view(-1)[i].to(math)
-            p_norm = torch.linalg.vector_norm(p) if param_norms is None else param_norms.view(-1)[i].to(math)
+            g_norm = norm_of(g) if grad_norms is None else grad_norms.view(-1)[i].to(math)
+            p_norm = norm_of(p) if param_norms is None else param_norms.view(-1)[i].to(math)
             ratio = trust_coefficient * p_norm / (g_norm + weight_decay * p_norm + eps)
             size = rate * torch.where((g_norm > 0) & (p_norm > 0), ratio, torch.ones_like(ratio))
         step = size * (g + weight_decay * p)

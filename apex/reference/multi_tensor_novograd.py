@@ -1,6 +1,6 @@
 import torch
 
-from apex.reference._multi_tensor import math_dtype, power, skip_mask, this_step, write
+from apex.reference._multi_tensor import math_dtype, norm_of, power, skip_mask, this_step, write
 
 INSIDE = 0
 DECOUPLED = 1
@@ -70,7 +70,7 @@ def multi_tensor_novograd(
 
 
 def _averaged(old, gradient, beta2, norm_type):
-    norm = torch.linalg.vector_norm(gradient, float("inf") if norm_type == 0 else 2.0)
+    norm = norm_of(gradient, float("inf") if norm_type == 0 else 2.0)
     if norm_type == 0:
         return torch.where(old < 0, norm, beta2 * old + (1 - beta2) * norm)
     return torch.where(old < 0, norm, (beta2 * old**2 + (1 - beta2) * norm**2).sqrt())

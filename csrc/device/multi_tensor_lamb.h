@@ -34,6 +34,9 @@ struct LambArguments {
   const float* per_tensor_gradient_share;
   const float* per_tensor_eps;
   const float* per_tensor_bias_correction;
+  // [tensors], of multi_tensor_lamb_stage1 alone, both or none: receive the norms of parameters and of updates.
+  float* parameter_norms;
+  float* update_norms;
   const double* totals;  // second launch: sums of squares of the first, [parameters | updates][tensors]
 };
 

@@ -1,5 +1,5 @@
 // The first half of LAMB as public apex splits it: moments and updates, each tensor with its own decay, or
-// with all scalars of its own. Norms are the caller's. See multi_tensor_lamb.h for the formula.
+// with all scalars of its own, and the norms that the second half scales by. See multi_tensor_lamb.h for the formula.
 #pragma once
 #include "multi_tensor_lamb.h"
 
@@ -7,7 +7,8 @@ namespace gpu {
 // Lists: gradient, parameter, exp_avg, exp_avg_sq, update.
 template <class Math> struct LambStage1 : ElementwiseOperation {
   using Arguments = LambArguments;
-  static constexpr int lists = 5, unroll = 1;
+  using Reduction = Sum;
+  static constexpr int lists = 5, unroll = 1, reductions = 2;
   static constexpr u32 read = 0b01111, written = 0b11100;
   LambMoments<Math> moments;
 
@@ -16,9 +17,19 @@ template <class Math> struct LambStage1 : ElementwiseOperation {
     if (a.per_tensor_beta1) set_averages(a, t);
     (a.mode == lamb_l2 ? moments.s.l2 : moments.s.decay) = (Math)a.per_tensor_decay[t];
   }
-  GPU_FN void update(const Math& gradient, const Math& parameter, Math& exp_avg, Math& exp_avg_sq, Math& update) {
+  // Memory is what bounds it, so that norms nobody asked for cost nothing: they have no kernels of their own.
+  GPU_FN void update(const Math& gradient, const Math& parameter, Math& exp_avg, Math& exp_avg_sq, Math& update,
+                     Math (&add)[2]) {
     update = moments.s.update(gradient, parameter, exp_avg, exp_avg_sq);
+    add[0] = parameter * parameter;
+    add[1] = update * update;
   }
+  GPU_FN void finish_tensor(const Arguments& a, u32 t, const Math (&totals)[2]) {
+    if (!a.parameter_norms) return;
+    a.parameter_norms[t] = (float)sqrt(totals[0]);
+    a.update_norms[t] = (float)sqrt(totals[1]);
+  }
+  GPU_FN void finish(const Arguments&, const Math (&)[2]) {}
 
  private:
   GPU_FN void set_averages(const Arguments& a, u32 t) {

@@ -111,7 +111,8 @@ def _lamb_stage1(make, name):
         global_grad_norm=make.full(5.0, 1), max_global_grad_norm=1.0, step_tensor=make.full(3, 1, dtype=I32),
         **make.scaling(), per_tensor_beta1=make.full(0.9, 2), per_tensor_beta2=make.full(0.99, 2),
         per_tensor_gradient_share=make.positive(2), per_tensor_eps=make.positive(2),
-        per_tensor_bias_correction=make.positive(2),
+        per_tensor_bias_correction=make.positive(2), per_tensor_param_norm=make.positive(2),
+        per_tensor_update_norm=make.positive(2),
     )  # fmt: skip
 
 

@@ -159,7 +159,7 @@ def _(v):
     return dict(
         grads=_mixed(v), **v.lists("params", "exp_avgs", "updates"), exp_avg_sqs=v.list(v.positive),
         per_tensor_decay=v.positive(4), step=3, beta1=0.9, beta2=0.99, eps=1e-6, global_grad_norm=v.of(2.0),
-        max_global_grad_norm=1.0,
+        max_global_grad_norm=1.0, per_tensor_param_norm=v.positive(4), per_tensor_update_norm=v.positive(4),
     )  # fmt: skip
 
 

@@ -72,6 +72,55 @@ def test_stage1(variant, entrance, types):
         lists.assert_near(found, value, arithmetic=64, smallest=64 * lists.ROUNDING[F32])
 
 
+def _norms(column):
+    """float64: the L2 norm of every tensor."""
+    return torch.stack([x.norm() for x in column])
+
+
+def _measures(device, count):
+    """What stage 1 measures into."""
+    names = "per_tensor_param_norm", "per_tensor_update_norm"
+    return {name: torch.full((count,), 7.0, dtype=F32, device=device) for name in names}
+
+
+@pytest.mark.parametrize("types", dict.fromkeys(TYPES), ids=lambda t: "-".join(str(d)[6:] for d in t))
+def test_stage1_measures_parameters_and_updates(variant, entrance, types):
+    """An empty tensor's norms are 0; those of updates are of what was not rounded to their dtype yet."""
+    tensors = _state(variant.device, *types)
+    decays = [0.1 * i for i in range(len(lists.FEW))]
+    updates, *_ = _expected(tensors, decays, clip=0.25)
+    wanted = [_norms(column) for column in (lists.exact(tensors[1]), updates)]
+    per_tensor = torch.tensor(decays, dtype=F32, device=variant.device)
+    arguments = [per_tensor, STEP, BETA1, BETA2, EPS, scalar(8.0, variant.device), 2.0]
+    measured = _measures(variant.device, len(lists.FEW))
+    for flags in (dict(noop_flag=flag(variant.device, 1)), dict(found_inf=scalar(1.0, variant.device))):
+        entrance("multi_tensor_lamb_stage1", tensors, *arguments, **flags, **measured)
+        assert all((norms == 7).all() for norms in measured.values())  # nothing was measured
+    versions = [norms._version for norms in measured.values()]
+    entrance("multi_tensor_lamb_stage1", tensors, *arguments, **measured)
+    assert all(norms._version > old for norms, old in zip(measured.values(), versions, strict=True))
+    lists.assert_near(list(measured.values()), wanted, arithmetic=64, smallest=64 * lists.ROUNDING[F32])
+
+
+def test_stage1_measures_long_tensors_and_none(variant):
+    """A tensor of many chunks, and a call whose tensors are all empty."""
+    tensors = [lists.random(F32, variant.device, [(1 << 20,), (3,)], seed=k) for k in (1, 2, 3, 4)]
+    tensors[3] = [x.abs() for x in tensors[3]]
+    tensors.append(lists.empties(tensors[0]))
+    updates, *_ = _expected(tensors, [0.1, 0.2], clip=1.0)
+    wanted = [_norms(column) for column in (lists.exact(tensors[1]), updates)]
+    decays, measured = (
+        torch.tensor([0.1, 0.2], dtype=F32, device=variant.device),
+        _measures(variant.device, 2),
+    )
+    arguments = [decays, STEP, BETA1, BETA2, EPS, None, 0.0]
+    dispatcher("multi_tensor_lamb_stage1", tensors, *arguments, **measured)
+    lists.assert_near(list(measured.values()), wanted, arithmetic=64)
+    nothing = [[x[:0] for x in column] for column in tensors]
+    dispatcher("multi_tensor_lamb_stage1", nothing, *arguments, **measured)
+    assert not any(norms.any() for norms in measured.values())
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("nvlamb", [False, True])
 @pytest.mark.parametrize(
@@ -187,8 +236,9 @@ def test_both_are_one_step_of_lamb(variant):
     lists.assert_near(tensors[1], wanted, arithmetic=64, smallest=64 * lists.ROUNDING[F32])
 
 
-def test_buckets_keep_their_own_decays(variant):
-    """Tensors of several dtypes in one call: each takes its own element of per_tensor_decay."""
+def test_buckets_keep_their_own_numbers(variant):
+    """Tensors of several dtypes in one call: each takes its own element of per_tensor_decay, and writes that of its
+    norms."""
     kinds = [F32, F16, F32, BF16]
     tensors = [[lists.random(d, variant.device, [(5,)], seed=s)[0] for d in kinds] for s in (1, 2, 3, 4)]
     tensors[3] = [x.abs() for x in tensors[3]]
@@ -196,14 +246,24 @@ def test_buckets_keep_their_own_decays(variant):
     decays = [0.0, 1.0, 2.0, 3.0]
     updates, *_ = _expected(tensors, decays, clip=1.0)
     per_tensor = torch.tensor(decays, dtype=F32, device=variant.device)
-    norm = scalar(1.0, variant.device)
-    dispatcher("multi_tensor_lamb_stage1", tensors, per_tensor, STEP, BETA1, BETA2, EPS, norm, 2.0)
+    norm, measured = scalar(1.0, variant.device), _measures(variant.device, len(kinds))
+    wanted = [_norms(column) for column in (lists.exact(tensors[1]), updates)]
+    arguments = [per_tensor, STEP, BETA1, BETA2, EPS, norm, 2.0]
+    dispatcher("multi_tensor_lamb_stage1", tensors, *arguments, **measured)
     lists.assert_near(tensors[4], updates, arithmetic=64, smallest=64 * lists.ROUNDING[F32])
+    lists.assert_near(list(measured.values()), wanted, arithmetic=64)
 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
-    [(dict(decays=3), ValueError), (dict(decays=6, dtype=F64), TypeError), (dict(step=0), ValueError)],
+    [
+        (dict(decays=3), ValueError),
+        (dict(decays=6, dtype=F64), TypeError),
+        (dict(step=0), ValueError),
+        (dict(measured=["per_tensor_param_norm"]), ValueError),
+        (dict(measured=["per_tensor_update_norm"]), ValueError),
+        (dict(measured=["per_tensor_param_norm", "per_tensor_update_norm"], norms=3), ValueError),
+    ],
     ids=str,
 )
 def test_refuses(variant, changes, error):
@@ -211,6 +271,8 @@ def test_refuses(variant, changes, error):
     count = changes.get("decays", len(lists.FEW))
     per_tensor = torch.zeros(count, device=variant.device, dtype=changes.get("dtype", F32))
     norm = scalar(1.0, variant.device)
+    measured = _measures(variant.device, changes.get("norms", len(lists.FEW)))
+    measured = {name: measured[name] for name in changes.get("measured", ())}
     if variant.name == "reference":
         pytest.skip("arguments are checked before the reference is called where a binding is loaded")
     with pytest.raises(error):
@@ -224,4 +286,5 @@ def test_refuses(variant, changes, error):
             EPS,
             norm,
             1.0,
+            **measured,
         )

@@ -167,6 +167,13 @@ def test_an_overflow_leaves_everything_as_it_is(device):
 # ---- the two halves, as public apex splits them --------------------------------------------------------
 
 
+def launch_stage1(halves, name, arguments, run=1):
+    table = tensor_table(halves.device, halves.lists, list(SIZES), CHUNK)
+    scratch, done = reduction_scratch(halves.device, table, reductions=2, run=run)
+    halves.device.launch(f"multi_tensor_lamb_stage1_{name}", GRID, THREADS, [table, arguments, scratch])
+    assert not done.numpy().any()
+
+
 @pytest.mark.parametrize(
     ("types", "name"),
     [
@@ -175,17 +182,21 @@ def test_an_overflow_leaves_everything_as_it_is(device):
         (("bf16", "bf16", "bf16", "bf16", "f32"), "bf16_bf16_f32"),
     ],
 )
-def test_stage1(device, types, name):
+@pytest.mark.parametrize("run", [1, 2])
+def test_stage1(device, types, name, run):
     halves = Lamb(device, *types[:3], model=types[4])  # the fifth list receives the updates
     decays = np.linspace(0.0, 0.5, len(SIZES)).astype(np.float32)
+    norms = [device.full(len(SIZES), np.nan) for _ in range(2)]
     arguments = make(
         "LambArguments", "multi_tensor_lamb.h", **(DEFAULTS | dict(weight_decay=0.0)),
         global_grad_norm=device.full(1, 8.0), max_grad_norm=2.0, per_tensor_decay=device.put(decays),
+        parameter_norms=norms[0], update_norms=norms[1],
     )  # fmt: skip
-    table = tensor_table(device, halves.lists, list(SIZES), CHUNK)
-    device.launch(f"multi_tensor_lamb_stage1_{name}", GRID, THREADS, [table, arguments])
+    launch_stage1(halves, name, arguments, run)
     updates, _, averages, squares = expected(halves.values, clip=0.25, decay=0.0)
     updates = [u + d * p for u, d, p in zip(updates, decays, halves.values[1], strict=True)]
+    for buffer, tensors in zip(norms, (halves.values[1], updates), strict=True):
+        np.testing.assert_allclose(buffer.numpy(), [np.linalg.norm(x) for x in tensors], rtol=3e-6, atol=3e-6)
     for k, wanted in ((2, averages), (3, squares), (4, updates)):
         tolerance = max(ROUNDING[types[k]], 3e-6)
         for a, b in zip(halves.now()[k], wanted, strict=True):
@@ -223,8 +234,7 @@ def test_stage1_with_scalars_of_each_tensor(device, mode):
         inv_scale=device.full(1, 0.5),
         **{f"per_tensor_{name}": device.put(np.array(v, np.float32)) for name, v in own.items()},
     )  # fmt: skip
-    table = tensor_table(device, halves.lists, list(SIZES), CHUNK)
-    device.launch("multi_tensor_lamb_stage1_f32_f32_f32", GRID, THREADS, [table, arguments])
+    launch_stage1(halves, "f32_f32_f32", arguments)
     now = halves.now()
     for k, (g, p, m, v) in enumerate(zip(*halves.values[:4], strict=True)):
         s = {name: values[k] for name, values in own.items()}

@@ -95,9 +95,7 @@ class LocalLamb:
             ]
             for group, fragments in self._fragments.of_group.items()
         }
-        for group, lists in rows.items():
-            self._moments(group, lists)
-        norms = self._norms(rows)
+        norms = self._norms(self._moments(rows))
         for group, lists in rows.items():
             self._apply(group, lists, norms, copies)
         return [_sent(bucket, copy) for bucket, copy in zip(buckets, copies, strict=True)]
@@ -110,26 +108,26 @@ class LocalLamb:
         )  # fmt: skip
         return moments, float(group["weight_decay"]), learning_rate(group, self._o.device, kept_there=True)
 
-    def _moments(self, group, lists):
-        moments, decay, _ = self._options[group]
-        decays = torch.full((len(lists[0]),), decay, dtype=torch.float32, device=self._o.device)
-        torch.ops.apex.multi_tensor_lamb_stage1(
-            *lists, decays, 0, global_grad_norm=self._norm, max_global_grad_norm=self._max_norm,
-            decay_mode=int(self._o.adam_w_mode), step_tensor=self._o.state["step"], inv_scale=self._inv_scale,
-            found_inf=self._found_inf, **moments,
-        )  # fmt: skip
+    def _moments(self, rows):
+        """Updates the averages. Returns (2, fragments): the norms of parameters and of updates; 0 where nothing is to
+        change."""
+        counts = [len(lists[0]) for lists in rows.values()]
+        norms = torch.zeros(2, sum(counts), dtype=torch.float32, device=self._o.device)
+        for (group, lists), (of_params, of_updates) in zip(
+            rows.items(), norms.split(counts, dim=1), strict=True
+        ):
+            moments, decay, _ = self._options[group]
+            torch.ops.apex.multi_tensor_lamb_stage1(
+                *lists, torch.full_like(of_params, decay), 0, global_grad_norm=self._norm,
+                max_global_grad_norm=self._max_norm, decay_mode=int(self._o.adam_w_mode),
+                step_tensor=self._o.state["step"], inv_scale=self._inv_scale, found_inf=self._found_inf,
+                per_tensor_param_norm=of_params, per_tensor_update_norm=of_updates, **moments,
+            )  # fmt: skip
+        return norms
 
-    def _norms(self, rows):
+    def _norms(self, of_fragments):
         """(2, parameters): of whole parameters, and of their updates."""
-        device = self._o.device
-        squares = [[], []]
-        for lists in rows.values():
-            for k, tensors in enumerate((lists[1], lists[4])):
-                total, each = (torch.zeros(n, dtype=torch.float32, device=device) for n in (1, len(tensors)))
-                torch.ops.apex.multi_tensor_l2norm(tensors, total, each)
-                squares[k].append(each.square_())
-        empty = torch.zeros(0, dtype=torch.float32, device=device)
-        found = self._fragments.sums(torch.stack([torch.cat([empty, *column]) for column in squares]))
+        found = self._fragments.sums(of_fragments.square_())
         self._o._ranks.sum_over_shards(found)
         return found.sqrt_()
 

@@ -71,6 +71,8 @@ def test_variants(alone, variant, dtype, options):
     if variant.simt:
         launches = [n for name, n in variant.kernels.items() if "lamb_stage" in name]
         assert sum(launches) == 4  # two a step and group
+        # Of a step, that of its gradients: the first of the two measures parameters and updates.
+        assert sum(n for name, n in variant.kernels.items() if "l2norm" in name) == 2
 
 
 @pytest.mark.parametrize("limit", [0.0, 1.0])
