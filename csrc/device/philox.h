@@ -16,17 +16,26 @@ GPU_FN u64 wide_product(u32 a, u32 b) {
 #endif
 }
 
-GPU_FN PhiloxWords philox(u64 key, u64 counter) {
+// A key's, for each round.
+struct PhiloxKeys {
+  u32 low[10], high[10];
+  GPU_FN explicit PhiloxKeys(u64 key) {
+    GPU_UNROLL_FOR (int round = 0; round < 10; ++round) {
+      low[round] = (u32)key + (u32)round * 0x9e3779b9u;
+      high[round] = (u32)(key >> 32) + (u32)round * 0xbb67ae85u;
+    }
+  }
+};
+GPU_FN PhiloxWords philox(const PhiloxKeys& keys, u64 counter) {
   PhiloxWords c{{(u32)counter, (u32)(counter >> 32), 0, 0}};
-  u32 low = (u32)key, high = (u32)(key >> 32);
   GPU_UNROLL_FOR (int round = 0; round < 10; ++round) {
     const u64 a = wide_product(c.v[0], 0xd2511f53u), b = wide_product(c.v[2], 0xcd9e8d57u);
-    c = PhiloxWords{{(u32)(b >> 32) ^ c.v[1] ^ low, (u32)b, (u32)(a >> 32) ^ c.v[3] ^ high, (u32)a}};
-    low += 0x9e3779b9u;
-    high += 0xbb67ae85u;
+    c = PhiloxWords{
+        {(u32)(b >> 32) ^ c.v[1] ^ keys.low[round], (u32)b, (u32)(a >> 32) ^ c.v[3] ^ keys.high[round], (u32)a}};
   }
   return c;
 }
+GPU_FN PhiloxWords philox(u64 key, u64 counter) { return philox(PhiloxKeys(key), counter); }
 
 // Whether element i of a counter's eight is kept, with probability keep / 65536: half word i is below keep. Compared as
 // the upper half of a word, which the odd ones are already.

@@ -1,4 +1,5 @@
 #include "transducer_joint.h"
+#include "transducer_joint_apart.h"
 #include "transducer_joint_shifted.h"
 
 // Blocks a multiprocessor. Where 128 registers hold a thread's sums and all its loads of a frame without a spill, the
@@ -9,10 +10,15 @@
 #else
 #define JOINT_BLOCKS 1
 #endif
+// Where rows begin anywhere, it is four of 64 registers and two of 128.
 #if defined(GPU_CUDA) && __CUDA_ARCH__ == 900
 #define JOINT_FORWARD_BLOCKS 3
+#define JOINT_SHIFTED_FORWARD_BLOCKS 4
+#define JOINT_SHIFTED_BLOCKS 2
 #else
 #define JOINT_FORWARD_BLOCKS 2
+#define JOINT_SHIFTED_FORWARD_BLOCKS 2
+#define JOINT_SHIFTED_BLOCKS 1
 #endif
 
 #define FORWARD(blocks, name, ...)                                                        \
@@ -42,6 +48,26 @@ KERNELS(JOINT_FORWARD_BLOCKS, JOINT_BLOCKS, f16, type_f16)
 KERNELS(JOINT_FORWARD_BLOCKS, JOINT_BLOCKS, bf16, type_bf16)
 KERNELS(2, 1, f64, type_f64)
 
+// Little work.
+#define APART(name, mask, ...)                                                                          \
+  extern "C" GPU_KERNEL(gpu::joint_apart_threads) void transducer_joint_backward_##mask##_apart_##name( \
+      gpu::TransducerJointBackward arguments) {                                                         \
+    gpu::await_previous_kernel();                                                                       \
+    gpu::transducer_joint_backward_apart<__VA_ARGS__, gpu::JointMask::mask>(arguments);                 \
+  }                                                                                                     \
+  GPU_REGISTER(transducer_joint_backward_##mask##_apart_##name)
+#define APART_KERNELS(name, ...) \
+  APART(name, none, __VA_ARGS__) \
+  APART(name, relu, __VA_ARGS__) \
+  APART(name, bits, __VA_ARGS__)
+#define APART_VECTORS(name, type) APART_KERNELS(name, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>)
+APART_VECTORS(f32, type_f32)
+APART_VECTORS(f16, type_f16)
+APART_VECTORS(bf16, type_bf16)
+APART_VECTORS(f64, type_f64)
+APART_KERNELS(elements_f32, gpu::JointElements<float, 1>)
+APART_KERNELS(elements_f64, gpu::JointElements<double, 1>)
+
 // Rows that do not begin at multiples of 16 bytes: one column a thread, of any element type.
 #define ELEMENT_KERNELS(name, Math)                                               \
   FORWARD(1, forward_elements_##name, gpu::JointElements<Math, 1>, false)         \
@@ -53,15 +79,15 @@ ELEMENT_KERNELS(f32, float)
 ELEMENT_KERNELS(f64, double)
 
 // Rows of halves that do not, of other widths than a few.
-#define SHIFTED_KERNELS(name)                                                                        \
-  extern "C" GPU_KERNEL(gpu::joint_forward_threads, 4) void transducer_joint_forward_shifted_##name( \
-      gpu::TransducerJointForward arguments) {                                                       \
-    gpu::await_previous_kernel();                                                                    \
-    gpu::JointForwardShifted<gpu::type_##name>(arguments).run();                                     \
-  }                                                                                                  \
-  GPU_REGISTER(transducer_joint_forward_shifted_##name)                                              \
-  BACKWARD(1, shifted_##name, none, gpu::JointShifted<gpu::type_##name>, 8)                          \
-  BACKWARD(1, shifted_##name, relu, gpu::JointShifted<gpu::type_##name>, 8)
+#define SHIFTED_KERNELS(name)                                                                  \
+  extern "C" GPU_KERNEL(gpu::joint_forward_threads, JOINT_SHIFTED_FORWARD_BLOCKS) void         \
+  transducer_joint_forward_shifted_##name(gpu::TransducerJointForward arguments) {             \
+    gpu::await_previous_kernel();                                                              \
+    gpu::JointForwardShifted<gpu::type_##name>(arguments).run();                               \
+  }                                                                                            \
+  GPU_REGISTER(transducer_joint_forward_shifted_##name)                                        \
+  BACKWARD(JOINT_SHIFTED_BLOCKS, shifted_##name, none, gpu::JointShifted<gpu::type_##name>, 8) \
+  BACKWARD(JOINT_SHIFTED_BLOCKS, shifted_##name, relu, gpu::JointShifted<gpu::type_##name>, 8)
 SHIFTED_KERNELS(f16)
 SHIFTED_KERNELS(bf16)
 
@@ -79,4 +105,6 @@ HELD_KERNEL(f16, none)
 HELD_KERNEL(bf16, none)
 HELD_KERNEL(f16, relu)
 HELD_KERNEL(bf16, relu)
+HELD_KERNEL(f16, bits)
+HELD_KERNEL(bf16, bits)
 #endif

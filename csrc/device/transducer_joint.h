@@ -13,10 +13,10 @@
 // lengths or rows do not fit is nan: its output, and its gradients.
 #pragma once
 #include "packets.h"
-#include "philox.h"
 #include "reduce.h"
 #include "transducer_item.h"
 #include "transducer_joint_arguments.h"
+#include "transducer_joint_dropout.h"
 
 namespace gpu {
 #if !defined(GPU_HOST)
@@ -25,7 +25,8 @@ namespace gpu {
 template <i32 type, int columns> struct JointVector {
   using P = Packet<type>;
   using Math = typename P::Math;
-  static constexpr int width = columns, packets = columns / P::width;
+  static constexpr int width = columns, packets = columns / P::width, labels = joint_labels;
+  static constexpr bool prefetches = false;
   struct Raw { typename P::Raw packet[packets]; };
   GPU_FN static constexpr i32 type_of(i32) { return type; }
   GPU_FN static i64 bytes(i32, i64 elements) { return elements * P::size; }
@@ -52,7 +53,8 @@ template <i32 type, int columns> struct JointVector {
 // One by one: `count` of them are in the row.
 template <class Math_, int columns> struct JointElements {
   using Math = Math_;
-  static constexpr int width = columns;
+  static constexpr int width = columns, labels = joint_labels_of_elements;
+  static constexpr bool prefetches = false;
   struct Raw { Math x[columns]; };
   GPU_FN static i32 type_of(i32 type) { return type; }
   GPU_FN static i64 bytes(i32 type, i64 elements) { return elements * bytes_of(type); }
@@ -155,24 +157,35 @@ template <class Access, bool dropout> struct JointForward {
       Access::store(to + (u64)j * row_bytes, a.type, count, x);
     }
   }
-  // One of them, with dropout. Its random numbers are most of the work, and of the code.
-  GPU_FN void add_and_drop(const Math (&fx)[width], const Raw& g, i64 row, u32 part, i64 count) const {
-    const i64 at = row * parts + part;
-    const PhiloxWords words = philox(key, (u64)at);
-    Math x[width];
-    Access::unpack(x, g);
-    u32 bits = 0;
-    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
-      x[i] += fx[i];
-      const bool passes = philox_keeps(words, i, a.keep) && !(x[i] <= limit);
-      bits |= (u32)passes << i;
-      x[i] = passes ? x[i] * scale : Math(0);
+  // With dropout. Random numbers are most of the work, so two labels' are made beside each other.
+  GPU_FN void add_and_drop(const PhiloxKeys& keys, const Math (&fx)[width], const u8* g, i64 row, u32 part, u32 labels,
+                           i64 count) const {
+    const u32 row_bytes = (u32)Access::bytes(a.type, a.hidden);
+    i64 at = row * parts + part;
+    u8* to = const_cast<u8*>(row_of(a.output, row, part));
+    u32 left = labels;
+    for (; left > 1; left -= 2) add_and_drop_some<2>(keys, fx, g, to, at, row_bytes, count);
+    if (left) add_and_drop_some<1>(keys, fx, g, to, at, row_bytes, count);
+  }
+  template <int some> GPU_FN void add_and_drop_some(const PhiloxKeys& keys, const Math (&fx)[width], const u8*& g,
+                                                    u8*& to, i64& at, u32 row_bytes, i64 count) const {
+    Raw gs[some];
+    GPU_UNROLL_FOR (int k = 0; k < some; ++k) gs[k] = Access::load(g + k * (u64)row_bytes, a.type, count);
+    GPU_UNROLL_FOR (int k = 0; k < some; ++k) {
+      Math x[width];
+      Access::unpack(x, gs[k]);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] += fx[i];
+      u32 bits = drop_eight(x, philox(keys, (u64)(at + k * parts)), a.keep, limit, scale);
+      if (count < width) bits &= (1u << count) - 1;
+      a.mask[at + k * parts] = (u8)bits;
+      Access::store(to + k * (u64)row_bytes, a.type, count, x);
     }
-    if (count < width) bits &= (1u << count) - 1;
-    a.mask[at] = (u8)bits;
-    Access::store(const_cast<u8*>(row_of(a.output, row, part)), a.type, count, x);
+    g += some * (u64)row_bytes;
+    to += some * (u64)row_bytes;
+    at += some * parts;
   }
   GPU_FN void work(i64 b, u32 first_frame, u32 first_label) const {
+    const PhiloxKeys keys = held_keys(key);
     const u32 row_bytes = (u32)Access::bytes(a.type, a.hidden);
     for (u32 part = lane; part < parts; part += (u32)a.lanes) {
       const i64 count = a.hidden - (i64)part * width;
@@ -198,8 +211,7 @@ template <class Access, bool dropout> struct JointForward {
           Access::unpack(fx, next);
           const i64 row = item.row(t, first_label);
           if constexpr (dropout) {
-            for (u32 j = 0; j < own; ++j)
-              add_and_drop(fx, Access::load(g + (u64)j * row_bytes, a.type, count), row + j, part, count);
+            add_and_drop(keys, fx, g, row, part, own, count);
           } else {
             // Without questions where all are there, as mostly.
             if (own == joint_tile_labels) add<true>(fx, gs, row, part, own, count);
@@ -267,8 +279,7 @@ template <class Access, int column_lanes, JointMask masking> struct JointBackwar
   using Math = typename Access::Math;
   using Raw = typename Access::Raw;
   static constexpr int width = Access::width, slab = column_lanes * width;
-  static constexpr int label_lanes = warp_size / column_lanes,
-                       labels = label_lanes > 1 ? joint_labels : joint_labels_of_elements;
+  static constexpr int label_lanes = warp_size / column_lanes, labels = Access::labels;
   static constexpr int held = labels / label_lanes;    // labels of a thread
   static constexpr u32 all_lanes = warp_size * width;  // columns of all lanes of a warp
   static constexpr u32 of_g = masking == JointMask::relu ? labels * slab : 0, of_warps = joint_backward_threads * width;
@@ -368,6 +379,10 @@ template <class Access, int column_lanes, JointMask masking> struct JointBackwar
           bits[h] = (u32)bits_from[(u64)h * (label_lanes * mask_stride)] >> (column % 8);
       }
       from += frame_bytes;
+      // The lanes at both ends of a row's columns fetch the next frame's.
+      if (Access::prefetches && t + warps < end && (column_lane == 0 || column_lane == column_lanes - 1))
+        GPU_UNROLL_FOR (int h = 0; h < held; ++h)
+          if (h < mine) prefetch(from + (u64)h * label_bytes);
       if constexpr (masking == JointMask::bits) bits_from += frame_rows * mask_stride;
       loads_first();
       Math fx[width], of_frame[width] = {};

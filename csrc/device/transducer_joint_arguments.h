@@ -3,11 +3,14 @@
 #include "gpu.h"
 
 namespace gpu {
-constexpr u32 joint_forward_threads = 256, joint_backward_threads = 256;
+constexpr u32 joint_forward_threads = 256, joint_backward_threads = 256, joint_apart_threads = 64;
 // What a thread of the forward adds up: labels it holds, and frames.
 constexpr u32 joint_tile_labels = 6, joint_tile_frames = 2;
-// Labels that a warp holds sums of at once, in the backward: where rows are read in vectors, and where not.
-constexpr int joint_labels = 32, joint_labels_of_elements = 16;
+// What a warp of the forward adds up where rows begin anywhere, each eight apart.
+constexpr u32 joint_shifted_labels = 4, joint_shifted_frames = 8;
+// Labels that a warp holds sums of at once, in the backward: where rows are read in vectors, and where not, or in more
+// than they have.
+constexpr int joint_labels = 32, joint_labels_of_elements = 16, joint_labels_of_shifted = 16;
 
 // Where a block holds all labels of an item (transducer_joint_held.h): threads; labels of a thread, and the most of a
 // block; columns of a block; of CUDA, warps and labels of each; bytes of its shared memory, without and with ReLU's

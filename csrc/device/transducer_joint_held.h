@@ -40,8 +40,7 @@ template <i32 type> GPU_FN void add_above(const Words& f, const Words& minus_g, 
 }
 
 template <i32 type, JointMask masking> struct JointHeld {
-  static_assert(masking != JointMask::bits, "the mask is found again from f and g, or there is none");
-  static constexpr bool relu = masking == JointMask::relu;
+  static constexpr bool relu = masking == JointMask::relu, dropout = masking == JointMask::bits;
   static constexpr int threads = joint_held_threads, held = joint_held_labels, width = 8,
                        lanes = joint_held_slab / width, label_lanes = warp_size / lanes;
   static constexpr int turns = 4;  // frames of a warp between barriers
@@ -50,6 +49,11 @@ template <i32 type, JointMask masking> struct JointHeld {
   static constexpr u32 entries = label_lanes / 2;  // sums of a frame that a warp has
   using Pair = Vector<float, 2>;
   using Quad = Vector<float, 4>;
+  // A thread's rows of a frame; with dropout, of each the bits of what passes.
+  struct Rows {
+    Words row[held];
+    u32 bits[dropout ? held : 1];
+  };
 
   // Shared memory, in vectors of 16 bytes. At the end sums over frames lie where sums of frames were.
   static constexpr u32 g_vectors = relu ? warps * held * warp_size : 0, f_vectors = relu ? turns * warps * lanes : 0;
@@ -95,7 +99,7 @@ template <i32 type, JointMask masking> struct JointHeld {
       // What does not depend on the item's lengths is on its way while they are.
       fetch_g(b, first_column);
       fetch_fs(b, begin + stream, end, first_column, 0);
-      Words rows[held] = {};
+      Rows rows = {};
       if (!a.batch_offset)
         fetch(rows, b * a.frames * a.labels, a.labels, begin + stream, end, (u32)a.labels, first_column);
       const TransducerItem item(a, b);
@@ -127,11 +131,22 @@ template <i32 type, JointMask masking> struct JointHeld {
   GPU_FN i64 row_bytes() const { return (i64)hidden * 2; }
 
   // ---- what comes from memory -------------------------------------------------------------------------------
-  GPU_FN void fetch(Words (&rows)[held], i64 first, i64 stride, u32 t, u32 end, u32 labels, u32 first_column) const {
+  GPU_FN void fetch(Rows& rows, i64 first, i64 stride, u32 t, u32 end, u32 labels, u32 first_column) const {
     const i32 mine = t < end ? labels_of(labels, first_column) : 0;
-    const u8* const from = a.grad_output + (first + t * stride + label()) * row_bytes() + column(first_column) * 2;
-    GPU_UNROLL_FOR (int h = 0; h < held; ++h)
-      if (h < mine) rows[h] = load_once(reinterpret_cast<const Words*>(from + h * label_lanes * row_bytes()));
+    const i64 row = first + t * stride + label();
+    fetch(rows, a.grad_output + row * row_bytes() + column(first_column) * 2, bits_of(row, first_column), mine);
+  }
+  GPU_FN const u8* bits_of(i64 row, u32 first_column) const {
+    return a.mask + row * (hidden / width) + column(first_column) / width;
+  }
+  // `mine` of the rows, label_lanes apart.
+  GPU_FN void fetch(Rows& rows, const u8* from, const u8* bits, i32 mine) const {
+    const u32 label_bytes = label_lanes * (u32)row_bytes(), label_bits = label_lanes * (hidden / width);
+    GPU_UNROLL_FOR (int h = 0; h < held; ++h) {
+      if (h >= mine) continue;
+      rows.row[h] = load_once(reinterpret_cast<const Words*>(from + h * label_bytes));
+      if constexpr (dropout) rows.bits[h] = bits[h * label_bits];
+    }
   }
   GPU_FN void fetch_g(i64 b, u32 first_column) const {
     if constexpr (relu) {
@@ -156,15 +171,14 @@ template <i32 type, JointMask masking> struct JointHeld {
   // ---- both sums --------------------------------------------------------------------------------------------
   // Frames [begin, end) of an item that has labels: all of f's gradient, and split `split` of g's. `next`: the first
   // rows.
-  GPU_FN void add(const TransducerItem& item, i64 b, u32 split, u32 begin, u32 end, u32 first_column,
-                  Words (&next)[held]) {
+  GPU_FN void add(const TransducerItem& item, i64 b, u32 split, u32 begin, u32 end, u32 first_column, Rows& next) {
     const i32 mine = labels_of(item.labels, first_column);
     GPU_UNROLL_FOR (int h = 0; h < held; ++h)
-      if (h >= mine) next[h] = Words{};  // and that stays so
-    const u32 label_bytes = label_lanes * (u32)row_bytes();
+      if (h >= mine) next.row[h] = Words{};  // and that stays so
     const i64 frame_bytes = streams * item.stride * row_bytes();
     const u8* ahead =
         a.grad_output + item.row(begin + streams + stream, label()) * row_bytes() + column(first_column) * 2;
+    const u8* bits_ahead = bits_of(item.row(begin + streams + stream, label()), first_column);
     // The lanes of a row share its labels' lines; those of the frame after the next are fetched so far.
     const bool prefetches = lane < held && stream < streams && label() + lane * label_lanes < item.labels;
     const u8* far = a.grad_output + item.row(begin + 2 * streams + stream, label() + lane * label_lanes) * row_bytes() +
@@ -182,13 +196,11 @@ template <i32 type, JointMask masking> struct JointHeld {
                        label_lane / entries * lanes + lane;
       GPU_UNROLL_FOR (int turn = 0; turn < turns; ++turn) {
         const u32 t = first + turn * streams;
-        Words rows[held];
-        GPU_UNROLL_FOR (int h = 0; h < held; ++h) rows[h] = next[h];
-        if (t + streams < end)
-          GPU_UNROLL_FOR (int h = 0; h < held; ++h)
-            if (h < mine) next[h] = load_once(reinterpret_cast<const Words*>(ahead + h * label_bytes));
+        const Rows rows = next;
+        if (t + streams < end) fetch(next, ahead, bits_ahead, mine);
         if (prefetches && t + 2 * streams < end) prefetch(far);
         ahead += frame_bytes;
+        if constexpr (dropout) bits_ahead += frame_bytes / 2 / width;
         far += frame_bytes;
         loads_first();
         float of_frame[width] = {};
@@ -200,7 +212,9 @@ template <i32 type, JointMask masking> struct JointHeld {
           }
           GPU_UNROLL_FOR (int h = 0; h < held; ++h) {
             float x[width];
-            unpack(x, rows[h], type);
+            unpack(x, rows.row[h], type);
+            if constexpr (dropout)
+              GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = rows.bits[h] >> i & 1 ? x[i] : 0.0f;
             if constexpr (relu) add_above<type>(load_in_place(g + h * warp_size), minus_f, x, of_frame, of_labels[h]);
             else
               GPU_UNROLL_FOR (int i = 0; i < width; ++i) of_frame[i] += x[i], of_labels[h][i] += x[i];

@@ -2,8 +2,9 @@
 // vectors all the same.
 //
 // What a thread wants of a row is read as the two vectors that it lies in. The forward writes a row in the vectors that
-// the row has, so it reads f and g from where these begin, in each row elsewhere; both are small, and in a cache. At
-// both ends of a row elements are written one by one.
+// the row has, so it reads f and g from where these begin. Rows that are eight labels or eight frames apart lie alike:
+// a warp takes those together, and shifts each of f and g once for several sums. At both ends of a row elements are
+// written one by one.
 #pragma once
 #include "transducer_joint.h"
 
@@ -12,7 +13,8 @@ namespace gpu {
 // Eight columns that begin anywhere, as the two vectors that they lie in.
 template <i32 type> struct JointShifted {
   using Math = float;
-  static constexpr int width = 8;
+  static constexpr int width = 8, labels = joint_labels_of_shifted;
+  static constexpr bool prefetches = true;
   struct Raw {
     Words low, high;
     u32 past;  // elements of `low` before the first column
@@ -39,7 +41,8 @@ template <i32 type> struct JointShifted {
     }
     return raw;
   }
-  GPU_FN static void unpack(float (&x)[width], const Raw& raw) {
+  GPU_FN static void unpack(float (&x)[width], const Raw& raw) { gpu::unpack(x, columns(raw), type); }
+  GPU_FN static Words columns(const Raw& raw) {
     u32 w[8];
     GPU_UNROLL_FOR (int i = 0; i < 4; ++i) {
       w[i] = raw.low.v[i];
@@ -47,8 +50,9 @@ template <i32 type> struct JointShifted {
     }
     GPU_UNROLL_FOR (int i = 0; i < 6; ++i) w[i] = raw.past & 4 ? w[i + 2] : w[i];
     GPU_UNROLL_FOR (int i = 0; i < 5; ++i) w[i] = raw.past & 2 ? w[i + 1] : w[i];
-    GPU_UNROLL_FOR (int i = 0; i < 4; ++i) w[i] = raw.past & 1 ? w[i] >> 16 | w[i + 1] << 16 : w[i];
-    gpu::unpack(x, Words{{w[0], w[1], w[2], w[3]}}, type);
+    const u32 bits = (raw.past & 1) * 16;
+    GPU_UNROLL_FOR (int i = 0; i < 4; ++i) w[i] = (u32)(((u64)w[i + 1] << 32 | w[i]) >> bits);
+    return Words{{w[0], w[1], w[2], w[3]}};
   }
   GPU_FN static void store(u8* to, i32, i64 count, const float (&x)[width]) {
     GPU_UNROLL_FOR (int i = 0; i < width; ++i)
@@ -56,11 +60,12 @@ template <i32 type> struct JointShifted {
   }
 };
 
-// A warp takes some labels of a frame, a row at a time.
+// A warp takes some labels and some frames, each eight apart.
 template <i32 type> struct JointForwardShifted {
   using Access = JointShifted<type>;
   using Raw = typename Access::Raw;
   static constexpr int width = Access::width;
+  static constexpr u32 apart = 8, labels = joint_shifted_labels, frames = joint_shifted_frames;
 
   const TransducerJointForward& a;
   const u8 *f_end, *g_end;
@@ -71,15 +76,17 @@ template <i32 type> struct JointForwardShifted {
         hidden((u32)a_.hidden) {}
 
   GPU_FN void run() const {
-    const u32 warps = block_size_x() / warp_size, label_tiles = tiles_of(a.labels, joint_tile_labels);
+    const u32 warps = block_size_x() / warp_size, label_units = tiles_of(a.labels, apart * labels) * apart,
+              frame_units = tiles_of(a.frames, apart * frames) * apart;
     const i64 warp = (i64)block_x() * warps + warp_uniform(thread_x() / warp_size), all = (i64)grid_x() * warps,
-              units = a.batch * a.frames * label_tiles;
+              units = a.batch * frame_units * label_units;
     for (i64 unit = warp; unit < units; unit += all) {
-      const i64 frame = small_quotient(unit, label_tiles), b = small_quotient(frame, (u32)a.frames);
-      const u32 first_label = (u32)(unit - frame * label_tiles) * joint_tile_labels, t = (u32)(frame - b * a.frames);
+      const i64 rest = small_quotient(unit, label_units), b = small_quotient(rest, frame_units);
+      const u32 label_unit = (u32)(unit - rest * label_units), frame_unit = (u32)(rest - b * frame_units);
       const TransducerItem item(a, b);
-      work(item, b, t, first_label);
-      if (a.batch_offset && item.bad && t == 0 && first_label == 0)
+      work(item, b, frame_unit / apart * (apart * frames) + frame_unit % apart,
+           label_unit / apart * (apart * labels) + label_unit % apart);
+      if (a.batch_offset && item.bad && frame_unit == 0 && label_unit == 0)
         fill_rows(item.first < 0 ? 0 : item.first, item.end > a.rows ? a.rows : item.end, item.otherwise(0.0f));
     }
     if (a.batch_offset) {
@@ -89,15 +96,21 @@ template <i32 type> struct JointForwardShifted {
   }
 
  private:
-  GPU_FN void work(const TransducerItem& item, i64 b, u32 t, u32 first_label) const {
-    const u32 frames = a.batch_offset ? item.frames : (u32)a.frames,
-              labels = a.batch_offset ? item.labels : (u32)a.labels;
-    const u8* const f = a.f + (b * a.frames + t) * hidden * 2;
-    for (u32 u = first_label; t < frames && u < labels && u < first_label + joint_tile_labels; ++u) {
-      const i64 row = item.row(t, u);
-      if (t < item.frames && u < item.labels) add(row, f, a.g + (b * a.labels + u) * hidden * 2);
-      else fill_rows(row, row + 1, item.otherwise(-1.0f));
-    }
+  // How many of `count` from `first` on, eight apart, are below `end`.
+  GPU_FN static u32 below(u32 end, u32 first, u32 count) {
+    const u32 found = end > first ? (end - first + apart - 1) / apart : 0;
+    return found < count ? found : count;
+  }
+  GPU_FN void work(const TransducerItem& item, i64 b, u32 t, u32 u) const {
+    const u32 live_frames = below(item.frames, t, frames), live_labels = below(item.labels, u, labels);
+    if (live_frames && live_labels) add(item, b, t, u, live_frames, live_labels);
+    if (a.batch_offset) return;
+    const u32 all_frames = below((u32)a.frames, t, frames), all_labels = below((u32)a.labels, u, labels);
+    for (u32 i = 0; i < all_frames; ++i)
+      for (u32 j = i < live_frames ? live_labels : 0; j < all_labels; ++j) {
+        const i64 row = item.row(t + i * apart, u + j * apart);
+        fill_rows(row, row + 1, item.otherwise(-1.0f));
+      }
   }
 
   // How a row lies in memory: elements, vectors, elements.
@@ -121,21 +134,44 @@ template <i32 type> struct JointForwardShifted {
   };
   GPU_FN Parts parts_of(i64 row) const { return Parts(a.output + row * hidden * 2, hidden); }
 
-  GPU_FN void add(i64 row, const u8* f, const u8* g) const {
+  GPU_FN void add(const TransducerItem& item, i64 b, u32 t, u32 u, u32 live_frames, u32 live_labels) const {
     const float least = a.relu ? 0.0f : bit_cast<float>(0xff800000u);
+    const i64 row = item.row(t, u);
     const Parts parts = parts_of(row);
+    const u64 row_bytes = (u64)hidden * 2, label_bytes = apart * row_bytes, frame_bytes = item.stride * label_bytes;
+    const u8* const f = a.f + (b * a.frames + t) * row_bytes;
+    const u8* const g = a.g + (b * a.labels + u) * row_bytes;
     for (u32 vector = lane_id(); vector < parts.vectors; vector += warp_size) {
       const u32 at = (parts.head + vector * width) * 2;
-      const Raw of_f = Access::load(f + at, type, width, f_end), of_g = Access::load(g + at, type, width, g_end);
-      float x[width], y[width];
-      Access::unpack(x, of_f);
-      Access::unpack(y, of_g);
-      GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = max_or_nan(x[i] + y[i], least);
-      parts.store(vector, x);
+      Words gs[labels] = {};
+      GPU_UNROLL_FOR (u32 j = 0; j < labels; ++j)
+        if (j < live_labels) gs[j] = Access::columns(Access::load(g + at + j * label_bytes, type, width, g_end));
+      Raw next = Access::load(f + at, type, width, f_end);
+      for (u32 i = 0; i < live_frames; ++i) {
+        float x[width];
+        Access::unpack(x, next);
+        if (i + 1 < live_frames) next = Access::load(f + at + (i + 1) * label_bytes, type, width, f_end);
+        u8* to = parts.row + at + i * frame_bytes;
+        GPU_UNROLL_FOR (u32 j = 0; j < labels; ++j) {
+          if (j >= live_labels) continue;
+          float y[width];
+          unpack(y, gs[j], type);
+          GPU_UNROLL_FOR (int k = 0; k < width; ++k) y[k] = max_or_nan(x[k] + y[k], least);
+          *reinterpret_cast<Words*>(to + j * label_bytes) = pack(y, type);
+        }
+      }
     }
     const u32 own = parts.own();
-    if (own < hidden)
-      store_one(parts.row, type, own, max_or_nan(load_one<float>(f, type, own) + load_one<float>(g, type, own), least));
+    if (own >= hidden) return;
+    float y[labels] = {};
+    GPU_UNROLL_FOR (u32 j = 0; j < labels; ++j)
+      if (j < live_labels) y[j] = load_one<float>(g + j * label_bytes, type, own);
+    for (u32 i = 0; i < live_frames; ++i) {
+      const float x = load_one<float>(f + i * label_bytes, type, own);
+      GPU_UNROLL_FOR (u32 j = 0; j < labels; ++j)
+        if (j < live_labels)
+          store_one(parts.row + i * frame_bytes + j * label_bytes, type, own, max_or_nan(x + y[j], least));
+    }
   }
   GPU_FN void fill_rows(i64 from, i64 to, float value) const {
     float x[width];

@@ -19,8 +19,8 @@ struct TransducerLossForward {
   u8* loss;       // [batch], loss_type
   i64 batch, frames, labels, classes, rows, blank;
   i32 type, loss_type, wide_labels, wide_lengths;
-  i32 log_lanes;         // 2^log_lanes threads share a row, at most a warp; -1: a block does
-  i32 shared_diagonals;  // the lattice's last two diagonals are in shared memory
+  i32 log_lanes;  // 2^log_lanes threads share a row, at most a warp
+  i32 tile_rows;  // rows that a warp takes together, one a lane at most
 };
 
 struct TransducerLossBackward {
@@ -36,7 +36,7 @@ struct TransducerLossBackward {
   u8* grad_x;  // as x
   i64 batch, frames, labels, classes, rows, blank, grad_stride;
   i32 type, grad_type, wide_labels, wide_lengths;
-  i32 log_lanes;  // as above
+  i32 tile_rows;  // as above
   i32 of_logits;  // the gradient goes through the softmax; 0: it is that of the logarithms
 };
 }  // namespace gpu

@@ -20,12 +20,16 @@ constexpr const char* unit = "transducer_joint";
   }
 apex_kernel forward_kernels[2][6] = {KERNELS("forward"), KERNELS("dropout")};
 apex_kernel backward_kernels[3][6] = {KERNELS("backward_none"), KERNELS("backward_relu"), KERNELS("backward_bits")};
+// By mask: of little work.
+apex_kernel apart_kernels[3][6] = {KERNELS("backward_none_apart"), KERNELS("backward_relu_apart"),
+                                   KERNELS("backward_bits_apart")};
 #undef KERNELS
 // By mask; of halves, which a block holds all labels of.
-apex_kernel held_kernels[2][2] = {
+apex_kernel held_kernels[3][2] = {
     {{unit, "transducer_joint_backward_none_held_f16", 0, 1}, {unit, "transducer_joint_backward_none_held_bf16", 0, 1}},
-    {{unit, "transducer_joint_backward_relu_held_f16", 0, 1},
-     {unit, "transducer_joint_backward_relu_held_bf16", 0, 1}}};
+    {{unit, "transducer_joint_backward_relu_held_f16", 0, 1}, {unit, "transducer_joint_backward_relu_held_bf16", 0, 1}},
+    {{unit, "transducer_joint_backward_bits_held_f16", 0, 1},
+     {unit, "transducer_joint_backward_bits_held_bf16", 0, 1}}};
 
 // By mask, the last the forward's; of halves whose rows begin anywhere.
 apex_kernel shifted_kernels[3][2] = {
@@ -90,6 +94,26 @@ int32_t lanes_for(int64_t parts) {
   return best;
 }
 
+int mask_of(const gpu::TransducerJointBackward& a) { return a.mask ? 2 : a.f ? 1 : 0; }
+bool backward_in_vectors(const gpu::TransducerJointBackward& a) {
+  return rows_in_vectors(a.hidden, vector_width(a.type), a.grad_output, a.f, a.g, a.grad_f, a.grad_g);
+}
+
+// Little work, which takes as long as what waits one for another in it: the sums of each gradient apart.
+bool takes_apart(const gpu::TransducerJointBackward& a) {
+  constexpr int64_t most_rows = 64, most_bytes = 1 << 20;  // of a sum; that are read twice
+  return a.frames <= most_rows && a.labels <= most_rows && a.rows * a.hidden * 16 / vector_width(a.type) <= most_bytes;
+}
+int32_t launch_apart(const apex_place* place, gpu::TransducerJointBackward& a, const DeviceLimits& limits) {
+  const bool vectors = backward_in_vectors(a);
+  const int64_t slabs = ceil_divide(a.hidden, 8 * (vectors ? vector_width(a.type) : 1)),
+                warps = a.batch * (a.frames + a.labels) * slabs;
+  const int64_t blocks = ceil_divide(warps, std::max<int64_t>(1, gpu::joint_apart_threads / limits.block_multiple));
+  void* parameters[] = {&a};
+  return apex_launch(place, &apart_kernels[mask_of(a)][kernel_of(a.type, vectors)],
+                     {uint32_t(std::max<int64_t>(1, blocks)), 1, 1}, {gpu::joint_apart_threads, 1, 1}, 0, parameters);
+}
+
 struct Backward {
   apex_kernel* kernel;
   int32_t threads;
@@ -107,14 +131,13 @@ struct Backward {
   }
 };
 Backward backward_of(const apex_place* place, const gpu::TransducerJointBackward& a, const DeviceLimits& limits) {
-  const int mask = a.mask ? 2 : a.f ? 1 : 0;
+  const int mask = mask_of(a);
   const int64_t width = vector_width(a.type);
-  const bool vectors = rows_in_vectors(a.hidden, width, a.grad_output, a.f, a.g, a.grad_f, a.grad_g),
-             halves = width == 8;
+  const bool vectors = backward_in_vectors(a), halves = width == 8;
   // Cards from Hopper on compare halves packed; those before, whose blocks have less memory, lack the registers.
   constexpr int64_t hopper_shared_bytes = 227 << 10;
-  const uint32_t held_shared = mask ? gpu::joint_held_relu_shared_bytes : gpu::joint_held_shared_bytes;
-  if (place->platform == APEX_CUDA && limits.shared_bytes >= hopper_shared_bytes && halves && vectors && mask < 2 &&
+  const uint32_t held_shared = mask == 1 ? gpu::joint_held_relu_shared_bytes : gpu::joint_held_shared_bytes;
+  if (place->platform == APEX_CUDA && limits.shared_bytes >= hopper_shared_bytes && halves && vectors &&
       a.labels <= gpu::joint_held_most_labels)
     return {&held_kernels[mask][a.type == APEX_BF16],
             gpu::joint_held_threads,
@@ -128,7 +151,9 @@ Backward backward_of(const apex_place* place, const gpu::TransducerJointBackward
   const bool shifted = !vectors && mask < 2 && takes_shifted(a.hidden, a.type, a.grad_output, a.f, a.g),
              wide = vectors || shifted;
   const int64_t slab = wide ? 8 * width : limits.block_multiple;  // a warp's lanes
-  const uint32_t row_bytes = a.labels > (wide ? gpu::joint_labels : gpu::joint_labels_of_elements)
+  const uint32_t row_bytes = a.labels > (vectors   ? gpu::joint_labels
+                                         : shifted ? gpu::joint_labels_of_shifted
+                                                   : gpu::joint_labels_of_elements)
                                  ? uint32_t(slab) * (a.type == APEX_F64 ? 8 : 4)
                                  : 0;
   return {shifted ? &shifted_kernels[mask][a.type == APEX_BF16] : &backward_kernels[mask][kernel_of(a.type, vectors)],
@@ -193,7 +218,9 @@ int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::Transd
   const int64_t label_tiles = ceil_divide(a.labels, gpu::joint_tile_labels);
   if (!vectors && !dropout && takes_shifted(a.hidden, a.type, a.f, a.g))
     return run(shifted_kernels[2][a.type == APEX_BF16],
-               ceil_divide(a.batch * a.frames * label_tiles, gpu::joint_forward_threads / limits.block_multiple));
+               ceil_divide(a.batch * 64 * ceil_divide(a.frames, 8 * gpu::joint_shifted_frames) *
+                               ceil_divide(a.labels, 8 * gpu::joint_shifted_labels),
+                           gpu::joint_forward_threads / limits.block_multiple));
   a.lanes = lanes_for(ceil_divide(a.hidden, vectors || dropout ? width : 1));
   const int64_t tile_frames = int64_t(gpu::joint_forward_threads / a.lanes) * gpu::joint_tile_frames;
   return run(forward_kernels[dropout][kernel_of(a.type, vectors)],
@@ -214,6 +241,7 @@ int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::Trans
   }
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
+  if (takes_apart(a)) return launch_apart(place, a, limits);
   const Backward backward = backward_of(place, a, limits);
   if (a.frames && a.labels)
     if (const int32_t status = split_frames(place, backward, limits, a)) return status;

@@ -70,25 +70,28 @@ template <class Arguments> int32_t resolve(const apex_place* place, const Argume
   return status;
 }
 
-// A kernel whose rows are a block's each, or, where they are short, those of a warp or of so many of its lanes that
-// each has two vectors or fewer: a lane without one would do as much beside them.
+// Rows that a warp takes together: as many as it has lanes, fewer where that would leave multiprocessors idle, or where
+// they are so long that their elements could not be counted in 32 bits.
+int32_t tile_rows(int64_t rows, int64_t classes, const DeviceLimits& limits) {
+  constexpr int64_t warps = 16, most_classes = 1 << 24;  // of a multiprocessor
+  int32_t tile = classes > most_classes ? 1 : limits.warp_size;
+  while (tile > 1 && ceil_divide(rows, tile) < warps * limits.multiprocessors) tile /= 2;
+  return tile;
+}
+// Lanes that share a row: each has `ahead` vectors or fewer, where a warp has so many lanes; none is idle for want of
+// rows.
+int32_t log_lanes(int32_t type, int64_t classes, int32_t tile, const DeviceLimits& limits) {
+  constexpr int64_t ahead = 4;  // in the kernel
+  const int64_t width = type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8, vectors = ceil_divide(classes, width);
+  int32_t log = 0;
+  while ((1 << log) < limits.warp_size && (vectors > ahead << log || tile << log < limits.warp_size)) ++log;
+  return log;
+}
+// A kernel whose warps take rows.
 template <class Arguments> int32_t launch_rows(const apex_place* place, apex_kernel* kernels,
-                                               const DeviceLimits& limits, Arguments a) {
-  constexpr int64_t ahead = 4;  // vectors of a thread, in the kernels
-  const int64_t width = a.type == APEX_F64   ? 2
-                        : a.type == APEX_F32 ? 4
-                                             : 8,
-                vectors = ceil_divide(a.classes, width), wanted = ceil_divide(vectors, ahead);
-  int64_t threads = gpu::transducer_loss_threads, rows_of_a_block = 1;
-  a.log_lanes = -1;
-  if (wanted <= limits.warp_size) {
-    a.log_lanes = 3;  // as many as there are elements before a row's first vector, and after its last
-    while ((1 << a.log_lanes) < limits.warp_size && vectors > int64_t{2} << a.log_lanes) ++a.log_lanes;
-    rows_of_a_block = threads >> a.log_lanes;
-  } else {
-    threads = std::min(threads, ceil_divide(wanted, limits.block_multiple) * limits.block_multiple);
-  }
-  const int64_t blocks = std::min(ceil_divide(a.batch * a.frames * a.labels, rows_of_a_block), most_threads / threads);
+                                               const DeviceLimits& limits, Arguments& a, int64_t rows) {
+  const int64_t threads = gpu::transducer_loss_threads, of_block = threads / limits.warp_size * a.tile_rows;
+  const int64_t blocks = std::min(ceil_divide(rows, of_block), most_threads / threads);
   void* parameters[] = {&a};
   return apex_launch(place, &kernels[a.type], {uint32_t(std::max<int64_t>(1, blocks)), 1, 1}, {uint32_t(threads), 1, 1},
                      0, parameters);
@@ -112,20 +115,20 @@ int32_t apex_transducer_loss_forward(const apex_place* place, const gpu::Transdu
   }
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  if (const int32_t status = launch_rows(place, emission_kernels, limits, a)) return status;
-  const bool wide = a.type == APEX_F64;
-  const int64_t shared = 2 * a.labels * (wide ? 16 : 8);
+  const int64_t nodes = a.batch * a.frames * a.labels;
+  a.tile_rows = tile_rows(nodes, a.classes, limits);
+  a.log_lanes = log_lanes(a.type, a.classes, a.tile_rows, limits);
+  if (const int32_t status = launch_rows(place, emission_kernels, limits, a, nodes)) return status;
   const int64_t threads = std::min<int64_t>(gpu::transducer_lattice_threads,
                                             ceil_divide(a.labels, limits.block_multiple) * limits.block_multiple);
-  a.shared_diagonals = shared <= std::min<int64_t>(limits.shared_bytes, 48 << 10);
   void* parameters[] = {&a};
   const int64_t blocks = std::min<int64_t>(2 * a.batch, most_threads / threads);
-  return apex_launch(place, &lattice_kernels[wide], {uint32_t(blocks), 1, 1}, {uint32_t(threads), 1, 1},
-                     a.shared_diagonals ? uint32_t(shared) : 0, parameters);
+  return apex_launch(place, &lattice_kernels[a.type == APEX_F64], {uint32_t(blocks), 1, 1}, {uint32_t(threads), 1, 1},
+                     0, parameters);
 }
 
 int32_t apex_transducer_loss_backward(const apex_place* place, const gpu::TransducerLossBackward* arguments) {
-  const gpu::TransducerLossBackward& a = *arguments;
+  gpu::TransducerLossBackward a = *arguments;
   bool cpu = false;
   if (const int32_t status = resolve(place, a, a.grad_type, &cpu)) return status;
   if (a.classes == 0) return APEX_OK;
@@ -135,5 +138,6 @@ int32_t apex_transducer_loss_backward(const apex_place* place, const gpu::Transd
   }
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
-  return launch_rows(place, backward_kernels, limits, a);
+  a.tile_rows = tile_rows(a.rows, a.classes, limits);
+  return launch_rows(place, backward_kernels, limits, a, a.rows);
 }

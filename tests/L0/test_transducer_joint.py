@@ -16,8 +16,18 @@ from apex.reference import _masks
 from tests.L0.signatures import signature
 
 DTYPES = [F32, F16, BF16, F64]
-# (batch, frames, labels, hidden): one; rows that no vector fits, short and longer; vectors; more labels than are held.
-CASES = [(1, 1, 1, 1), (2, 5, 3, 13), (3, 4, 35, 77), (3, 9, 4, 72), (2, 4, 35, 16), (1, 3, 33, 5)]
+# (batch, frames, labels, hidden): one; rows that no vector fits, short and longer; vectors; more labels than are held;
+# more frames, more labels than a sum apart takes.
+CASES = [
+    (1, 1, 1, 1),
+    (2, 5, 3, 13),
+    (3, 4, 35, 77),
+    (3, 9, 4, 72),
+    (2, 4, 35, 16),
+    (1, 3, 33, 5),
+    (2, 130, 4, 72),
+]
+CASES += [(1, 3, 140, 16)]
 
 
 class Joint:
@@ -113,7 +123,7 @@ def test_values(variant, dtype, packed):
 @pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dropout(variant, dtype, packed):
-    for case, probability in zip(CASES[1:], (0.5, 0.3, 0.1, 0.9, 1.0), strict=True):
+    for case, probability in zip(CASES[1:], (0.5, 0.3, 0.1, 0.9, 1.0, 0.25, 0.6), strict=True):
         for relu in (False, True):
             joint = Joint(case, dtype, variant.device, packed, rest=packed)
             joint.check(relu, probability, seed_of(2**61 + 7, variant.device))

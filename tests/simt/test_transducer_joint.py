@@ -20,7 +20,8 @@ SCALE = 1.25
 class Case:
     """One shape and the launch that takes it.
 
-    elements: rows that no vector fits. held: the kernels of CUDA where a block has all labels.
+    elements: rows that no vector fits. held: the kernels of CUDA where a block has all labels. apart: those of little
+    work, where a warp has a row of a gradient.
     splits, tile: blocks that share an item's frames, and frames of each.
     blocks: of the grid, fewer than there is work for, so that it goes around.
     """
@@ -33,6 +34,7 @@ class Case:
     packed: bool = False
     elements: bool = False
     held: bool = False
+    apart: bool = False
     shifted: bool = False
     splits: int = 1
     tile: int = 0
@@ -49,7 +51,7 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.dtype}-{self.frames}x{self.labels}x{self.hidden}-{self.mask}" + (
-            "-packed" * self.packed + "-held" * self.held + "-shifted" * self.shifted
+            "-packed" * self.packed + "-held" * self.held + "-apart" * self.apart + "-shifted" * self.shifted
         )
 
 
@@ -74,8 +76,20 @@ HELD = [
     Case("bf16", 5, 303, 8, held=True, packed=True),
     Case("f16", 9, 35, 8, held=True, splits=3, tile=4),
     Case("bf16", 3, 2, 64, held=True),
+    Case("bf16", 27, 17, 72, "bits", held=True, packed=True),
+    Case("f16", 9, 35, 8, "bits", held=True, splits=3, tile=4),
 ]
-HELD_THREADS, HELD_SLAB, HELD_BYTES = 640, 64, {"none": 128, "relu": 224}  # bytes a thread
+HELD_THREADS, HELD_SLAB, HELD_BYTES = 640, 64, {"none": 128, "relu": 224, "bits": 128}  # bytes a thread
+# Sums of more rows than a warp has on their way, and of fewer; one row and column more than it takes.
+APART = [
+    Case("bf16", 37, 9, 72, apart=True, wide=True),
+    Case("f16", 3, 35, 8, "bits", apart=True, packed=True),
+    Case("f32", 20, 3, 36, "none", apart=True, packed=True),
+    Case("f64", 2, 9, 18, apart=True, blocks=5),
+    Case("f64", 3, 5, 8, "bits", apart=True),
+    Case("bf16", 19, 6, 13, apart=True, elements=True),
+    Case("f16", 3, 5, 9, "bits", apart=True, elements=True, packed=True),
+]
 
 
 class Problem:
@@ -157,7 +171,7 @@ def test_forward(device, case):
     np.testing.assert_array_equal(rest, -1)
 
 
-@pytest.mark.parametrize("case", CASES + HELD, ids=str)
+@pytest.mark.parametrize("case", CASES + HELD + APART, ids=str)
 def test_backward(device, case):
     if case.held and device.emulated:
         pytest.skip("CUDA alone has these kernels")
@@ -174,9 +188,12 @@ def test_backward(device, case):
     )  # fmt: skip
     math_bytes = 8 if case.math == "f64" else 4
     shared = (
-        slab * math_bytes * (case.tile or case.frames) if case.labels > (16 if case.elements else 32) else 0
+        slab * math_bytes * (case.tile or case.frames)
+        if case.labels > (16 if case.elements or case.shifted else 32)
+        else 0
     )
-    name = f"transducer_joint_backward_{case.mask}_{'held_' * case.held}{case.kernel}"
+    way = "held_" * case.held + "apart_" * case.apart
+    name = f"transducer_joint_backward_{case.mask}_{way}{case.kernel}"
     threads = HELD_THREADS if case.held else 2 * device.warp_size
     if case.held:
         shared = HELD_BYTES[case.mask] * threads
@@ -212,10 +229,12 @@ def test_items_that_do_not_fit(device):
             "TransducerJointBackward", HEADER, grad_output=p.put(p.grad), grad_f=of_f, grad_g=of_g, splits=1,
             tile_frames=4, **inputs,
         )  # fmt: skip
-        device.launch("transducer_joint_backward_relu_f32", 2, 64, [backward])
-        for gradient in (of_f.numpy(), of_g.numpy()):
-            np.testing.assert_array_equal(np.isnan(gradient).all((1, 2)), bad)
-            np.testing.assert_array_equal(np.isnan(gradient).any((1, 2)), bad)
+        for kernel in ("relu_f32", "relu_apart_f32"):
+            device.launch(f"transducer_joint_backward_{kernel}", 2, 64, [backward])
+            for gradient in (of_f, of_g):
+                np.testing.assert_array_equal(np.isnan(gradient.numpy()).all((1, 2)), bad)
+                np.testing.assert_array_equal(np.isnan(gradient.numpy()).any((1, 2)), bad)
+                gradient.fill_from(np.full(gradient.shape, 7.0, np.float32))
         assert np.isnan(output.numpy()).any()
         if not packed:
             items = output.numpy().reshape(3, -1)

@@ -20,8 +20,8 @@ BLANK = 1
 class Case:
     """One shape and the launch that takes it.
 
-    offset: of x from a 16-byte boundary, in elements. log_lanes: -1: a block a row. shared: 0: the lattice reads again
-    what it wrote. threads, blocks: of the lattice; 1 block takes all items in turn.
+    offset: of x from a 16-byte boundary, in elements. log_lanes, tile: lanes that share a row, and rows that a warp
+    takes together. threads, blocks: of the lattice; 1 block takes all items in turn.
     """
 
     dtype: str
@@ -31,7 +31,7 @@ class Case:
     packed: bool = False
     offset: int = 0
     log_lanes: int = 3
-    shared: int = 1
+    tile: int = 32
     threads: int = 64
     blocks: int = 4
     wide: bool = False
@@ -47,12 +47,15 @@ class Case:
 
 CASES = [
     Case("bf16", 4, 3, 77, packed=True, losses="bf16", log_lanes=5),
-    Case("bf16", 7, 3, 29),
-    Case("f16", 3, 4, 150, packed=True, log_lanes=4),
-    Case("f16", 3, 2, 24, offset=3, wide=True),
-    Case("f32", 5, 2, 600, log_lanes=-1, packed=True, wide=True),
-    Case("f32", 2, 70, 4, shared=0),
-    Case("f64", 3, 3, 5, losses="f64", offset=1, blocks=1),
+    Case("bf16", 7, 3, 29, log_lanes=0),
+    Case("f16", 3, 4, 150, packed=True, log_lanes=4, tile=8),
+    Case("f16", 3, 2, 24, offset=3, wide=True, tile=4),
+    Case("f32", 5, 2, 600, log_lanes=5, packed=True, wide=True, tile=1),
+    Case("f32", 2, 70, 4, log_lanes=1),  # more labels than threads
+    Case("f32", 2, 90, 3, log_lanes=0, threads=128),  # steps of several warps, one behind another
+    Case("f16", 21, 40, 8, log_lanes=0),
+    Case("f64", 11, 35, 5, losses="f64", offset=1, blocks=1),
+    Case("f64", 3, 3, 2, log_lanes=2, packed=True, losses="f64"),
 ]
 
 
@@ -123,7 +126,7 @@ class Problem:
             f_len=self.device.put(self.f_len.astype(kind)), g_len=self.device.put(self.y_len.astype(kind)),
             batch_offset=self.device.put(self.offset.astype(np.int64)) if c.packed else None,
             batch=3, frames=c.frames, labels=c.labels + 1, classes=c.classes, rows=self.rows, blank=BLANK,
-            type=TYPE[c.dtype], wide_labels=c.wide, wide_lengths=c.wide, log_lanes=c.log_lanes,
+            type=TYPE[c.dtype], wide_labels=c.wide, wide_lengths=c.wide, tile_rows=c.tile,
         )  # fmt: skip
 
 
@@ -135,11 +138,10 @@ def test_forward(device, case):
     emissions = p.empty((3, case.frames + case.labels, case.labels + 1, 2), case.math)
     arguments = make(
         "TransducerLossForward", HEADER, normalizers=normalizers, emissions=emissions, alpha=alpha, beta=beta,
-        loss=loss, loss_type=TYPE[case.losses], shared_diagonals=case.shared, **p.common(),
+        loss=loss, loss_type=TYPE[case.losses], log_lanes=case.log_lanes, **p.common(),
     )  # fmt: skip
     device.launch(f"transducer_loss_emissions_{case.dtype}", 3, 2 * device.warp_size, [arguments])
-    shared = 2 * (case.labels + 1) * (16 if case.math == "f64" else 8) * case.shared
-    device.launch(f"transducer_loss_lattice_{case.math}", case.blocks, case.threads, [arguments], shared)
+    device.launch(f"transducer_loss_lattice_{case.math}", case.blocks, case.threads, [arguments])
     losses, of_alpha, of_beta, of_rows, _ = p.oracle()
     near = dict(rtol=0, atol=(case.frames + case.labels) * 500 * ROUNDING[case.math])
     for found, wanted in ((alpha, of_alpha), (beta, of_beta)):
@@ -184,10 +186,10 @@ def test_items_that_do_not_fit(device):
         common = p.common() | dict(alpha=alpha, beta=beta, normalizers=normalizers)
         forward = make(
             "TransducerLossForward", HEADER, loss=loss, emissions=p.empty((3, 5, 3, 2), "f32"),
-            shared_diagonals=1, **common,
+            log_lanes=3, **common,
         )  # fmt: skip
         device.launch("transducer_loss_emissions_f32", 2, device.warp_size, [forward])
-        device.launch("transducer_loss_lattice_f32", 2, device.warp_size, [forward], 48)
+        device.launch("transducer_loss_lattice_f32", 2, device.warp_size, [forward])
         backward = make(
             "TransducerLossBackward", HEADER, grad_loss=device.put(np.ones(3, np.float32)), grad_stride=1,
             grad_x=gradient, of_logits=1, **common,
@@ -218,12 +220,12 @@ def test_last_row_past_two_to_the_31(width):
     common = dict(
         x=x, label=device.put(np.zeros(LABELS - 1, np.int32)), f_len=device.put(np.array([FRAMES], np.int32)),
         g_len=device.put(np.array([LABELS - 1], np.int32)), batch=1, frames=FRAMES, labels=LABELS, classes=CLASSES,
-        rows=FRAMES * LABELS, type=TYPE["bf16"], blank=0, **nodes,
+        rows=FRAMES * LABELS, type=TYPE["bf16"], blank=0, tile_rows=32, **nodes,
     )  # fmt: skip
     emissions = service.allocate((FRAMES + LABELS - 1) * LABELS * 8, 0)
-    service.only_block(last)
+    service.only_block(last // 32 // (128 // width))
     try:
-        forward = make("TransducerLossForward", HEADER, emissions=emissions, **common)
+        forward = make("TransducerLossForward", HEADER, emissions=emissions, log_lanes=5, **common)
         device.launch("transducer_loss_emissions_bf16", FRAMES * LABELS, 128, [forward])
         backward = make(
             "TransducerLossBackward", HEADER, grad_loss=device.put(np.ones(1, np.float32)), grad_x=gradient,
