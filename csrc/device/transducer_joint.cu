@@ -48,13 +48,13 @@ KERNELS(JOINT_FORWARD_BLOCKS, JOINT_BLOCKS, f16, type_f16)
 KERNELS(JOINT_FORWARD_BLOCKS, JOINT_BLOCKS, bf16, type_bf16)
 KERNELS(2, 1, f64, type_f64)
 
-// Little work.
-#define APART(name, mask, ...)                                                                          \
-  extern "C" GPU_KERNEL(gpu::joint_apart_threads) void transducer_joint_backward_##mask##_apart_##name( \
-      gpu::TransducerJointBackward arguments) {                                                         \
-    gpu::await_previous_kernel();                                                                       \
-    gpu::transducer_joint_backward_apart<__VA_ARGS__, gpu::JointMask::mask>(arguments);                 \
-  }                                                                                                     \
+// Little work. One block a multiprocessor: from sm_100 on, ptxas would keep some to 64 registers, and spill.
+#define APART(name, mask, ...)                                                                             \
+  extern "C" GPU_KERNEL(gpu::joint_apart_threads, 1) void transducer_joint_backward_##mask##_apart_##name( \
+      gpu::TransducerJointBackward arguments) {                                                            \
+    gpu::await_previous_kernel();                                                                          \
+    gpu::transducer_joint_backward_apart<__VA_ARGS__, gpu::JointMask::mask>(arguments);                    \
+  }                                                                                                        \
   GPU_REGISTER(transducer_joint_backward_##mask##_apart_##name)
 #define APART_KERNELS(name, ...) \
   APART(name, none, __VA_ARGS__) \
