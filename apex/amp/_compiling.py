@@ -61,3 +61,13 @@ def forget_graphs():
     """Functions were patched: graphs that call them by name, and know of no casts, are made anew."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
+
+
+def note_methods():
+    """While no function is patched: Dynamo finds out once which methods of tensors are torch's own, and would miss those
+    that are patched then, for good."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    methods = getattr(rules, "get_tensor_method", None)
+    if hasattr(methods, "cache_clear"):
+        methods.cache_clear()
+        methods()

@@ -302,6 +302,7 @@ class AmpHandle:
         self._is_active = False
         self._clear_cache()
         _compiling.tell_caches(None)
+        _compiling.note_methods()
 
     @property
     def has_cache(self):

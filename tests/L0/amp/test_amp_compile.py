@@ -68,6 +68,16 @@ def test_a_compiled_model_gives_the_same_bits(level, compiled_first):
     assert runs_of[0][0] == runs_of[1][0] and runs.equal(runs_of[0][1], runs_of[1][1])
 
 
+def test_methods_that_were_patched_are_torch_s_own_again():
+    """As in a process whose first compilation runs under O1; a later model, under a default device, broke its graph."""
+    methods = torch._dynamo.trace_rules.get_tensor_method
+    methods.cache_clear()
+    runs.initialize(Model(), opt_level="O1")
+    assert torch.Tensor.exp not in methods()
+    runs.forget()
+    assert torch.Tensor.exp in methods()
+
+
 @pytest.mark.usefixtures("default_device")
 def test_several_batch_sizes_compile_no_oftener_than_without_amp():
     counts = []
