@@ -64,8 +64,10 @@ def forget_graphs():
 
 
 def note_methods():
-    """While no function is patched: Dynamo finds out once which methods of tensors are torch's own, and would miss those
-    that are patched then, for good."""
+    """While no function is patched: Dynamo finds out once which methods of tensors are torch's own.
+
+    It would miss those that are patched then, for good.
+    """
     rules = sys.modules.get("torch._dynamo.trace_rules")
     methods = getattr(rules, "get_tensor_method", None)
     if hasattr(methods, "cache_clear"):
