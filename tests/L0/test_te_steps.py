@@ -15,11 +15,13 @@ from te_common import (
     RECIPES,
     clean,  # noqa: F401  a fixture
     random,
+    train,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import apex.transformer_engine.pytorch as te
 from apex.transformer_engine.common.recipe import DelayedScaling
+from apex.transformer_engine.pytorch import _scaling
 from apex.transformer_engine.pytorch import _scaling
 from apex.transformer_engine.pytorch._scaling import Scaling
 
@@ -145,6 +147,25 @@ def test_new_scales_of_any_number_of_layers_are_a_launch(variant):
             assert (scaling.scale == (57344.0 if i % 2 else 448.0) / np.float32(1 + i + step)).all()
     if variant.simt:
         assert variant.kernels["fp8_multi_update_scales_f32"] == 1
+
+
+def test_a_graph_makes_the_scales_of_its_own_steps(monkeypatch):
+    """Whoever made those of the step before, as an autocast that is entered before the capture; once for each autocast."""
+    made, x = te.Linear(32, 48, device="cpu"), random(8, 32, grad=True)
+    train(made, RECIPES["delayed"], x, steps=2)
+    updated, update = [], _scaling.update
+    monkeypatch.setattr(
+        _scaling, "update", lambda scalings, *of: updated.append(len(scalings)) or update(scalings, *of)
+    )
+    with te.fp8_autocast(fp8_recipe=RECIPES["delayed"]):
+        assert updated == [2]  # forward and backward, by the autocast
+        monkeypatch.setattr(_scaling, "is_captured", lambda tensor: True)
+        made(x)
+        made(x)
+        assert updated == [2, 2]
+    with te.fp8_autocast(fp8_recipe=RECIPES["delayed"]):
+        made(x)
+        assert updated == [2, 2, 2]
 
 
 @pytest.mark.gpu

@@ -56,7 +56,7 @@ class Scaling:
             not _is_kept(scale)
             or scale.is_inference()
             or torch.is_inference_mode_enabled()
-            or _is_captured(scale)
+            or is_captured(scale)
         ):
             return *_both(scale), self.amax_history[0].unbind()
         if self._newest is None or self._newest[0] is not self._rows:
@@ -154,9 +154,9 @@ def is_fake():
     return not is_traced() and torch._C._get_dispatch_mode(_FAKE) is not None
 
 
-def _is_captured(tensor):
+def is_captured(tensor: torch.Tensor) -> bool:
     """Whether what is done with it now goes into a CUDA graph."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return tensor.is_cuda and not is_traced() and torch.cuda.is_current_stream_capturing()
 
 
 def kept_versions(histories):
@@ -171,7 +171,7 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
     if not scalings:
         return
     traced = is_traced()
-    if not traced and _is_captured(scalings[0].scale):
+    if is_captured(scalings[0].scale):
         for scaling in scalings:
             scaling.fixed = True  # what replays finds the scales where they are now
     with _kept_tensors(traced), kept_versions(scaling.amax_history for scaling in scalings):
@@ -219,7 +219,7 @@ def _maxima(owner, maxima, sizes):
         return known[1]
     parts = zip(maxima, sizes, strict=True)
     found = torch.cat([like.new_full((size,), number) for number, size in parts])
-    if kept and not _is_captured(like):
+    if kept and not is_captured(like):
         owner.maxima = key, found
     return found
 

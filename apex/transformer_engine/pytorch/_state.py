@@ -32,6 +32,7 @@ class _Autocast:
         self.depth = 0
         self.outside = self.keep()  # behind the outermost one, in whatever order threads leave theirs
         self.reduced = False  # whether what waited for other ranks was reduced in it
+        self.graphed = False  # whether graph.py captures: new scales are made around its graphs
         self.frame: Any = None  # of the checkpoint that runs
         self.quantized_init = False
         self.init_recipe: Recipe | None = None
@@ -59,6 +60,7 @@ class _Autocast:
 _HAS_RANKS = dist.is_available()
 current = _Autocast()
 _pending: list[LayerState] = []
+_in_graph: list[LayerState] = []  # whose new scales a CUDA graph makes that is captured in this autocast
 
 
 class LayerState:
@@ -91,7 +93,14 @@ class LayerState:
             current.reduced = True
             if _pending:
                 flush(True)
+        if _scaling.is_captured(self.forward.scale):
+            self._update_in_graph()
         self.wait()
+
+    def _update_in_graph(self) -> None:
+        """A CUDA graph makes new scales of what its replay before recorded, whoever made them until its capture."""
+        if not (current.graphed or self.is_shared() or any(state is self for state in _in_graph)):
+            _update([self])
 
     def wait(self) -> None:
         """For new scales."""
@@ -146,12 +155,19 @@ def flush(reduced: bool) -> None:
         scale = state.forward.scale
         batches.setdefault((id(state.recipe), scale.device, type(scale)), []).append(state)
     for states in batches.values():
-        scalings = [scaling for state in states for scaling in (state.forward, state.backward)]
-        maxima = [largest for state in states for largest in state.maxima()]
-        _scaling.update(scalings, maxima, states[0].recipe or DelayedScaling())
+        _update(states)
         for state in states:  # behind the update: where it raises, nothing was updated, and they wait on
             state.pending = False
         _pending[:] = [state for state in _pending if state.pending]
+
+
+def _update(states):
+    """New scales of states of one recipe and device."""
+    scalings = [scaling for state in states for scaling in (state.forward, state.backward)]
+    maxima = [largest for state in states for largest in state.maxima()]
+    _scaling.update(scalings, maxima, states[0].recipe or DelayedScaling())
+    if _scaling.is_captured(scalings[0].scale):
+        _in_graph.extend(states)
 
 
 def _reduce(states):
@@ -192,6 +208,7 @@ def forget() -> None:
     for state in _pending:
         state.pending = False
     _pending.clear()
+    _in_graph.clear()
 
 
 class fp8_autocast:
@@ -234,6 +251,8 @@ class fp8_autocast:
         current.restore(self._before.pop())
         if current.depth == 0:
             current.restore(current.outside)
+            if _in_graph:
+                _in_graph.clear()
 
     def __call__(self, function: Any) -> Any:
         """Decorates a function."""

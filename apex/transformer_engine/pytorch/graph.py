@@ -26,12 +26,12 @@ def _captured(enabled, calibrating, recipe, group):
     """The autocast of a capture: it makes no new scales, and waits for no rank."""
     before, depth, reduced = current.keep(), current.depth, current.reduced
     current.restore((enabled, calibrating, recipe, group))
-    current.depth, current.reduced = depth + 1, True
+    current.depth, current.reduced, current.graphed = depth + 1, True, True
     try:
         yield
     finally:
         current.restore(before)
-        current.depth, current.reduced = depth, reduced
+        current.depth, current.reduced, current.graphed = depth, reduced, False
 
 
 @contextlib.contextmanager
