@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import apex.transformer_engine.pytorch as te
 from apex.transformer_engine.common.recipe import DelayedScaling
 from apex.transformer_engine.pytorch import _scaling
-from apex.transformer_engine.pytorch import _scaling
 from apex.transformer_engine.pytorch._scaling import Scaling
 
 pytestmark = pytest.mark.usefixtures("clean")
