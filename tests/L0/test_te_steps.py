@@ -149,7 +149,7 @@ def test_new_scales_of_any_number_of_layers_are_a_launch(variant):
 
 
 def test_a_graph_makes_the_scales_of_its_own_steps(monkeypatch):
-    """Whoever made those of the step before, as an autocast that is entered before the capture; once for each autocast."""
+    """Whoever made those of the step before: an autocast that is entered before the capture, say. Once an autocast."""
     made, x = te.Linear(32, 48, device="cpu"), random(8, 32, grad=True)
     train(made, RECIPES["delayed"], x, steps=2)
     updated, update = [], _scaling.update
