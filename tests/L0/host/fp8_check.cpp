@@ -112,7 +112,7 @@ static void check_blocks() {
 static void check_scales() {
   float history[3] = {4.0f, 8.0f, 2.0f}, scale = 1.0f, inverse = 1.0f;
   const float largest = 448.0f;
-  gpu::Fp8UpdateScales a{history, &scale, &inverse, &largest, nullptr, 3, 1, 1, 0.5f, 0};
+  gpu::Fp8UpdateScales a{history, &scale, &inverse, &largest, nullptr, 3, 1, 1, 1, 0.5f, 0};
   expect(apex_fp8_update_scales(&cpu, &a) == APEX_OK, "update_scales");
   expect(scale == 28.0f && inverse == 1.0f / 28.0f, "the scale");
   expect(history[0] == 0.0f && history[1] == 2.0f && history[2] == 4.0f, "the history");
