@@ -25,13 +25,13 @@ def coverage(op, size, arch="sm_90"):
 
 
 def test_an_op_over_its_budget_is_named_with_its_arch():
-    allowed = AXES.unit_budget("rope", "sm_90")
+    allowed = AXES.unit_budget("focal_loss", "sm_90")
     assert allowed == AXES.unit_bytes["cubin"]
-    assert ledger.over_budget(coverage("rope", allowed), AXES.unit_budget) == []
-    assert ledger.over_budget(coverage("rope", allowed + 1), AXES.unit_budget) == [
-        f"rope for sm_90: {allowed + 1} bytes are over its budget of {allowed} (matrix.toml)"
+    assert ledger.over_budget(coverage("focal_loss", allowed), AXES.unit_budget) == []
+    assert ledger.over_budget(coverage("focal_loss", allowed + 1), AXES.unit_budget) == [
+        f"focal_loss for sm_90: {allowed + 1} bytes are over its budget of {allowed} (matrix.toml)"
     ]
-    assert AXES.unit_budget("rope", "gfx942") == AXES.unit_bytes["hsaco"]
+    assert AXES.unit_budget("focal_loss", "gfx942") == AXES.unit_bytes["hsaco"]
 
 
 def test_budgets_of_their_own_are_larger_and_of_ops_that_exist():
