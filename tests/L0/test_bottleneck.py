@@ -223,6 +223,32 @@ def test_one_gradient_alone(wanted, forked):
     assert [leaf.grad is not None for leaf in leaves] == [i == wanted for i in range(5)]
 
 
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return weight * 2
+
+
+def test_weights_that_are_made_and_norms_that_are_parameters(forked):
+    """What nn.Module finds elsewhere than among its own tensors counts, and the norms' numbers get no gradients."""
+    module = block(BLOCKS[1])
+    torch.nn.utils.parametrize.register_parametrization(module.conv2, "weight", Doubled())
+    for norm in (module.bn1, module.downsample[1]):
+        weight = norm.weight.mul(3)
+        del norm.weight
+        norm.weight = torch.nn.Parameter(weight)
+    module.bn3.running_mean.requires_grad_()
+    plain = copy.deepcopy(module)
+    plain.use_cudnn = False
+    x = image(BLOCKS[1])
+    g = gradient_of(module, x)
+    found, wanted = (torch.autograd.grad(m(x), (x, *m.w_conv[::2]), g) for m in (module, plain))
+    for a, b in zip((module(x), *found), (plain(x), *wanted), strict=True):
+        near(a, b)
+    module(x).backward(g)
+    assert module.conv2.parametrizations.weight.original.grad is not None
+    assert module.bn1.weight.grad is None and module.bn3.running_mean.grad is None
+
+
 def test_an_image_of_one_pixel(forked):
     """It is contiguous in both formats."""
     module, plain = block(BLOCKS[1]), block(BLOCKS[1])

@@ -20,12 +20,17 @@ SMALLEST = 1 << 24
 
 def block(stride, scales, biases, x, weights):
     """The block's output [batch, channels, height, width] of x; scales and biases get no gradients."""
-    scales, biases = ([_flat(t).detach() for t in numbers] for numbers in (scales, biases))
+    scales, biases = ([_numbers(t) for t in numbers] for numbers in (scales, biases))
     # (weight, scale, bias) of the first convolution, and of the shortcut's if there is one
     forked = [t for i in range(0, len(weights), 3) for t in (weights[i], scales[i], biases[i])]
     first, shortcut = (_fork if _is_forked(x, forked) else _both)(stride, x, *forked)
     second = _conv(first, weights[1], scales[1], biases[1], None, None, 1, 1, True)
     return _conv(second, weights[2], scales[2], biases[2], shortcut, None, 0, 1, True)
+
+
+def _numbers(of_channels):
+    flat = _flat(of_channels)
+    return flat.detach() if flat.requires_grad else flat
 
 
 def _both(stride, x, weight, scale, bias, *of_shortcut):
