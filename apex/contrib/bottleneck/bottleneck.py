@@ -227,7 +227,10 @@ class Bottleneck(nn.Module):
         """Modules of that name, and the shortcut's at the place that comes last, if there is one."""
         *names, place = names
         find = _finder()
-        found, shortcut = [find(self, "_modules", name) for name in names], find(self, "_modules", "downsample")
+        found, shortcut = (
+            [find(self, "_modules", name) for name in names],
+            find(self, "_modules", "downsample"),
+        )
         return found if shortcut is None else [*found, shortcut[place]]
 
     def get_scale_bias_callable(self) -> functools.partial:
