@@ -36,6 +36,7 @@ def forked(request, monkeypatch):
     """Whether the gradients of x are added by a product, as those of large images are."""
     if request.param:
         monkeypatch.setattr(_block, "SMALLEST", 0)
+        monkeypatch.setattr(_block, "SMALLEST_EAGER", 0)
     return request.param
 
 
@@ -206,6 +207,19 @@ def test_both_gradients_of_the_input_are_one(sizes, forked):
         torch.autograd.grad(y, x, torch.ones_like(y))
     added = [name for name in seen.names if name in ("aten::add", "aten::add_", "aten::addmm_")]
     assert added == (["aten::addmm_"] if forked else ["aten::add"])
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_images_that_only_a_graph_adds_by_a_product(recorded, monkeypatch):
+    monkeypatch.setattr(_block, "SMALLEST", 0)
+    monkeypatch.setattr(_block, "_is_recorded", lambda x: recorded)
+    y = block(BLOCKS[0])(image(BLOCKS[0]))
+    names, nodes = set(), [y.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        names.add(node.name())
+        nodes += [before for before, _ in node.next_functions if before is not None]
+    assert ("ForkBackward" in names) == recorded
 
 
 @pytest.mark.parametrize("wanted", range(5), ids=["x", "1", "2", "3", "shortcut"])
