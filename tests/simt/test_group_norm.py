@@ -73,7 +73,8 @@ class Case:
 
 
 CASES = [
-    Case("bf16", "tile", 2, 40, 13, 4, columns=5, lanes=12),
+    Case("bf16", "tile", 2, 40, 13, 4, columns=5, lanes=12, warps=4),
+    Case("bf16", "tile", 2, 72, 9, 3, columns=6, lanes=20, warps=4, blocks=3, weight=None, silu=False),
     Case("f32", "tile", 3, 24, 7, 3, columns=4, lanes=9, dtype="f32", silu=False, weight="bf16"),
     Case("f16", "tile", 1, 96, 21, 6, columns=4, lanes=14, dtype="f16", weight="f16", blocks=5),
     Case("bf16", "last", 2, 40, 29, 4, columns=5, lanes=6, parts=3, weight="bf16"),
@@ -158,12 +159,13 @@ class Problem:
 
     @property
     def shared(self):
-        """Bytes: of a count, 2 * width numbers and two of a group for each thread, then two tensors' rows."""
+        """Bytes: of a count, 2 * width numbers and two of a group for each thread, of columns, then two tensors' rows."""
         c = self.case
         if c.kind == "first":
             return 0
         rows = ceil_divide(c.spatial, c.lanes) * 2 if c.kind == "tile" else 0
-        return self.block * ((2 * c.width + 3) * DTYPES[c.math].itemsize + rows * 16)
+        of_columns = 2 * 2 * c.width * c.columns if c.kind == "tile" else 0
+        return self.block * ((2 * c.width + 3) * DTYPES[c.math].itemsize + rows * 16) + of_columns * 4
 
     def near(self, found, expected, dtype):
         work, scale = ROUNDING[self.case.math], max(1.0, np.abs(expected).max())
