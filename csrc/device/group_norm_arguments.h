@@ -22,6 +22,7 @@ struct GroupNorm {
   u8* grad_bias;          // likewise
   u8* group_partials;     // [batch][groups][slots][2], Math
   u8* channel_partials;   // [batch][parts][2][channels], Math; backward alone
+  u32* counters;          // [strips], zero before and after; or null
   i64 batch, channels, spatial, groups;
   double eps;
   i32 input_type, weight_type, channels_last, silu;
