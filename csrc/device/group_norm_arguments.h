@@ -22,7 +22,6 @@ struct GroupNorm {
   u8* grad_bias;          // likewise
   u8* group_partials;     // [batch][groups][slots][2], Math
   u8* channel_partials;   // [batch][parts][2][channels], Math; backward alone
-  u32* counters;          // [strips], zero before and after; or null
   i64 batch, channels, spatial, groups;
   double eps;
   i32 input_type, weight_type, channels_last, silu;
@@ -35,5 +34,6 @@ struct GroupNorm {
   u32 team;          // channels first, backward: threads that share a channel, a power of two
   u32 apply_blocks;  // of the apply kernel: its other blocks add up the weights' gradients
   u32 reserved;
+  u32* counters;  // [strips], zero before and after; or null
 };
 }  // namespace gpu

@@ -257,7 +257,7 @@ int32_t prepare(const apex_place& place, gpu::GroupNorm& a, bool backward, Group
   if (const int32_t status =
           take_workspace(place, workspace, first + of_channels * item, of_strips, &memory, &counters))
     return status;
-  if (of_strips) a.counters = counters;
+  a.counters = of_strips ? counters : nullptr;
   if (of_groups) a.group_partials = memory;
   if (of_channels) a.channel_partials = memory + first;
   return APEX_OK;
