@@ -130,6 +130,34 @@ def test_torch_s_functions(device):
 
 
 @ON
+@pytest.mark.parametrize("kinds", [("kFloat8E4M3", "kFloat8E4M3"), ("kFloat8E5M2", "kFloat8E4M3")])
+def test_a_copy_of_another_one_is_not_rounded_again(device, kinds):
+    """Of the same format: the codes and the scale go over; of another, the values are cast."""
+    target, source = (
+        te.Float8Tensor.to_float8(
+            random(7, 5, seed=s, device=device), fp8_dtype=getattr(te.DType, kind), scale=number(1.3, device)
+        )
+        for s, kind in enumerate(kinds)
+    )
+    assert target.copy_(source) is target and target._fp8_dtype == getattr(te.DType, kinds[0])
+    same = kinds[0] == kinds[1]
+    assert torch.equal(target.from_float8(), source.from_float8()) == same
+    assert torch.allclose(target.from_float8(), source.from_float8(), rtol=2.0**-2, atol=2.0**-9)
+    source.zero_()
+    assert target.from_float8().abs().max() > 0  # memory of its own
+
+
+@ON
+def test_a_copy_into_a_layer_s_weight_takes_the_state_s_scale(device):
+    made = te.Linear(32, 32, device=device)
+    meta = {"scaling_fwd": made._state.forward}
+    target = te.Float8Tensor.to_float8(random(8, device=device), fp8_meta=meta, fp8_meta_index=1)
+    source = te.Float8Tensor.to_float8(random(8, seed=1, device=device) * 8, scale=number(2.0, device))
+    target.copy_(source)
+    assert target._scale_inv == 1 and made._state.forward.amax_history[0, 1] == source.from_float8().abs().max()
+
+
+@ON
 def test_by_a_layer_s_state(device):
     """In-place writes take the scale that stands there then, and record the magnitude."""
     made, x = te.Linear(32, 32, device=device), random(23, device=device)

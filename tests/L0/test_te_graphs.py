@@ -25,6 +25,15 @@ def test_without_a_gpu_graphs_are_refused_by_name(monkeypatch):
         te.make_graphed_callables(te.Linear(8, 8, device="cpu"), (random(2, 8),))
 
 
+@pytest.mark.parametrize(
+    "asked", [{"fp8_weight_caching": True}, {"sample_kwargs": {"mask": None}}, {"_order": [1, -1]}]
+)
+def test_options_of_graphs_that_are_not_here_are_refused_by_name(asked):
+    name = next(iter(asked))
+    with pytest.raises(NotImplementedError, match=f"{name} is not here; "):
+        te.make_graphed_callables(te.Linear(8, 8, device="cpu"), (random(2, 8),), **asked)
+
+
 @pytest.mark.gpu
 @ALL_RECIPES
 def test_replays_train_as_calls_do(of):

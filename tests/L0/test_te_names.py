@@ -19,7 +19,7 @@ from te_common import (
 import apex.transformer_engine.pytorch as te
 from apex.reference import fp8 as reference
 from apex.transformer_engine.common import recipe
-from apex.transformer_engine.pytorch import cpp_extensions, distributed, fp8
+from apex.transformer_engine.pytorch import cpp_extensions, distributed, fp8, utils
 from apex.transformer_engine.pytorch.module.base import TransformerEngineBaseModule
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -42,6 +42,31 @@ def test_state_of_the_innermost_autocast():
     with te.fp8_model_init(preserve_high_precision_init_val=True):
         assert State.with_fp8_parameters() and State.with_high_precision_init_val()
     assert not State.with_fp8_parameters()
+
+
+def test_directions_of_a_layer_s_state():
+    made = te.Linear(16, 16)
+    for forward, of in ((True, made._state.forward), (False, made._state.backward)):
+        assert made.fp8_meta[State.get_meta_tensor_key(forward=forward)] is of
+
+
+def test_helpers():
+    weight = torch.empty(400, 100, dtype=torch.float32, device="cpu")
+    for init, deviation in (
+        (utils.get_default_init_method(), 0.023),
+        (utils.init_method_normal(0.5), 0.5),
+        (utils.scaled_init_method_normal(0.5, 8), 0.125),
+    ):
+        assert init(weight) is weight and abs(weight.std() / deviation - 1) < 0.05
+    assert torch.all(utils.init_method_constant(2.5)(weight) == 2.5)
+    scores = torch.zeros(2, 2, dtype=torch.float32, device="cpu")
+    mask = torch.tensor([[False, True], [False, False]], dtype=torch.bool, device="cpu")
+    assert utils.attention_mask_func(scores, mask).tolist() == [[0, -10000], [0, 0]]
+    assert utils.divide(12, 4) == 3 and utils.is_bf16_compatible() is True
+    with pytest.raises(ValueError, match="13 is not divisible by 4"):
+        utils.divide(13, 4)
+    if not torch.cuda.is_available():
+        assert utils.get_device_compute_capability() == (0, 0)
 
 
 def test_what_is_offered():

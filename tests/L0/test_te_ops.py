@@ -117,6 +117,15 @@ def test_extra_inputs_and_outputs(device):
 
 
 @ON
+def test_an_extra_output_alone_and_the_sum_s_name_of_1_x(device):
+    x, other = random(4, 16, device=device).requires_grad_(), random(4, 16, seed=1, device=device)
+    first, second = ops.MakeExtraOutput()(x)
+    (first * other + second).sum().backward()
+    assert torch.equal(first, x) and torch.equal(second, x) and torch.allclose(x.grad, other + 1)
+    assert torch.equal(ops.Sequential(ops.AddInPlace())(x, other), x + other)
+
+
+@ON
 def test_the_others(device):
     x = random(4, 6, device=device, grad=True)
     assert torch.equal(ops.Identity()(x), x) and torch.equal(ops.ConstantScale(3.0)(x), 3 * x)

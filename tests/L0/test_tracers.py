@@ -183,6 +183,7 @@ LAYERS |= {
     te.ops.Dropout: [(lambda: te.ops.Dropout(0.5), (random(2, 8),))],
     te.ops.Reshape: [(lambda: te.ops.Reshape((4, 4)), (random(2, 8),))],
     te.ops.AddExtraInput: [(te.ops.AddExtraInput, (random(2, 8), random(2, 8)))],
+    te.ops.AddInPlace: [(te.ops.AddInPlace, (random(2, 8), random(2, 8)))],
     te.ops.Sequential: [
         (lambda: te.ops.Sequential(te.ops.LayerNorm(8), te.ops.Linear(8, 4), te.ops.GELU()), (random(2, 8),))
     ],

@@ -24,7 +24,8 @@ class Float8Tensor(torch.Tensor):
 
     Torch's functions see the values: what is made of it is a plain tensor. What writes into it (an optimizer,
     `copy_`, loading a checkpoint) writes the values, which are cast anew: by a scale of their own largest magnitude, or
-    where it was made with fp8_meta by the scale that stands there, where the magnitude is recorded.
+    where it was made with fp8_meta by the scale that stands there, where the magnitude is recorded. A copy of another
+    one of its format, without fp8_meta, has the same codes and scale: nothing is rounded twice.
 
     Args:
         data: codes [...], uint8 or one of torch's FP8 dtypes.
@@ -155,8 +156,11 @@ class Float8Tensor(torch.Tensor):
         with torch.no_grad():
             return self.copy_(tensor)  # type: ignore[return-value]
 
-    def transpose_2d(self) -> torch.Tensor:
-        """The codes' transpose [columns, rows], uint8; of a matrix. Raises ValueError."""
+    def transpose_2d(self, *, force_compute: bool = False, fill_cache: bool = False) -> torch.Tensor:
+        """The codes' transpose [columns, rows], uint8; of a matrix. Raises ValueError.
+
+        It is made anew by each call, whatever force_compute and fill_cache say.
+        """
         if self.dim() != 2:
             raise ValueError(f"transpose_2d: the tensor must be a matrix; its shape is {list(self.shape)}")
         with torch.no_grad():
@@ -217,6 +221,10 @@ class Float8Tensor(torch.Tensor):
             return made
         if func is _aten._to_copy.default:
             return _moved(args[0], **kwargs)
+        if func is _aten.copy_.default and _takes_codes(*args[:2]):
+            args[0]._codes.copy_(args[1]._codes)
+            args[0]._scale_inv.copy_(args[1]._scale_inv)
+            return args[0]
         plain = tree_map_only(cls, lambda tensor: tensor._values(), (args, kwargs))
         values = func(*plain[0], **plain[1])
         written = [
@@ -319,6 +327,17 @@ def _written(func, args, kwargs):
             argument = args[i] if i < len(args) else kwargs.get(place.name)
             found += argument if isinstance(argument, (list, tuple)) else [argument]
     return found
+
+
+def _takes_codes(target, source):
+    """Whether a copy may have the codes and the scale of its source: they say the same in both, and no state asks."""
+    alike = isinstance(target, Float8Tensor) and isinstance(source, Float8Tensor)
+    return (
+        alike
+        and target._scaling is None
+        and target._codes.dtype == source._codes.dtype
+        and target.shape == source.shape
+    )
 
 
 def _moved(tensor, dtype=None, device=None, **options):

@@ -126,6 +126,11 @@ class FP8GlobalStateManager:
         return current.group
 
     @staticmethod
+    def get_meta_tensor_key(forward: bool = True) -> str:
+        """By which name a layer's fp8_meta has a direction."""
+        return "scaling_fwd" if forward else "scaling_bwd"
+
+    @staticmethod
     def get_fp8_autocast_state() -> tuple[Any, ...]:
         """What set_fp8_autocast_state takes."""
         return current.keep()

@@ -15,6 +15,13 @@ from apex.transformer_engine.pytorch._state import LayerState, current
 from apex.transformer_engine.pytorch.module.base import TransformerEngineBaseModule
 
 
+_INSTEAD = {
+    "fp8_weight_caching": "leave it False: a replay casts the weights",
+    "sample_kwargs": "give inputs by position, in sample_args",
+    "_order": "call it once for each stage of the pipeline",
+}
+
+
 def _states(modules):
     return [
         m._state for module in modules for m in module.modules() if isinstance(m, TransformerEngineBaseModule)
@@ -54,7 +61,7 @@ def _noting(forward, states, training):
     def run(*arguments, **keywords):
         if training:
             for state in states:
-                state.note()
+                state.note(_scaling.is_captured(state.forward.scale))
         return forward(*arguments, **keywords)
 
     return run
@@ -69,18 +76,27 @@ def make_graphed_callables(
     fp8_calibrating: bool = False,
     fp8_recipe: Recipe | None = None,
     fp8_group: dist.ProcessGroup | None = None,
+    fp8_weight_caching: bool = False,
+    sample_kwargs: Any = None,
+    _order: list[int] | None = None,
 ) -> Callable[..., Any] | tuple[Callable[..., Any], ...]:
     """torch.cuda.make_graphed_callables of modules that multiply in FP8; call them within fp8_autocast.
 
     Args:
         modules, sample_args, num_warmup_iters, allow_unused_input: as of torch's function.
         fp8_enabled, fp8_calibrating, fp8_recipe, fp8_group: of the fp8_autocast that is captured.
+        fp8_weight_caching, sample_kwargs, _order: not here: weights are cast in every replay, inputs are positional,
+            and graphs share no memory by the order of a pipeline.
 
     Returns the modules, whose forward replays the graph while they train as when it was captured. Their scales are
     made anew between replays, at their addresses; a backward pass belongs to the newest forward pass.
 
-    Raises RuntimeError where there is no GPU.
+    Raises RuntimeError where there is no GPU, NotImplementedError where what is not here is asked for.
     """
+    asked = dict(fp8_weight_caching=fp8_weight_caching, sample_kwargs=sample_kwargs, _order=_order)
+    for name, value in asked.items():
+        if value:
+            raise NotImplementedError(f"make_graphed_callables: {name} is not here; {_INSTEAD[name]}")
     if not torch.cuda.is_available():
         raise RuntimeError("make_graphed_callables captures CUDA graphs, and torch sees no GPU here")
     group = modules if isinstance(modules, tuple) else (modules,)

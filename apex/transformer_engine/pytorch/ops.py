@@ -27,6 +27,7 @@ __all__ = [
     "QGEGLU",
     "QGELU",
     "AddExtraInput",
+    "AddInPlace",
     "AllGather",
     "AllReduce",
     "BasicLinear",
@@ -58,7 +59,7 @@ class FusibleOperation(nn.Module):
 
     num_extra_inputs = 0
 
-    def forward(self, input: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """What the operation makes of input [..., columns]."""
         node = symbolic.leaf(self, input, *extra)
         return self._make(input, *extra) if node is None else node
@@ -305,11 +306,21 @@ class AddExtraInput(FusibleOperation):
         return input + other
 
 
-class MakeExtraOutput(Identity):
-    """The input, which Sequential returns, too, behind its output."""
+class AddInPlace(AddExtraInput):
+    """AddExtraInput by the name that it has in 1.x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class MakeExtraOutput(FusibleOperation):
+    """The input twice; Sequential goes on with one, and returns the other behind its output."""
 
     def __init__(self, *, in_place: bool = False) -> None:
         super().__init__()
+
+    def _make(self, input):
+        return input, input
 
 
 class _Collective(FusibleOperation):
@@ -382,7 +393,8 @@ class Sequential(nn.Sequential):
                 input = made(input, *others[:count])
                 others = others[count:]
             if isinstance(made, MakeExtraOutput):
-                returned.append(input)
+                input, extra = input
+                returned.append(extra)
             place += 1 if norm is None else 2
         return (input, *returned) if returned else input
 
