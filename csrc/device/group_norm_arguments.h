@@ -34,5 +34,6 @@ struct GroupNorm {
   u32 team;          // channels first, backward: threads that share a channel, a power of two
   u32 apply_blocks;  // of the apply kernel: its other blocks add up the weights' gradients
   u32 reserved;
+  u32* counters;  // [strips], zero before and after; or null
 };
 }  // namespace gpu

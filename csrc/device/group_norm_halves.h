@@ -264,6 +264,31 @@ struct HalvesSums {
   }
 };
 
+// The strip's weights' gradients, from what all images' parts left. In the block that was the last to leave something.
+GPU_FN void finish_strip(const GroupNorm& a, const HalvesItem& at, float* memory) {
+  const u32 channels = at.groups * at.group_channels, all = 2 * channels, helpers = block_size_x() / all,
+            helper = thread_x() / all, number = thread_x() - helper * all;
+  const u32 which = number / channels, channel = at.first_channel + number - which * channels;
+  const float* const from = reinterpret_cast<const float*>(a.channel_partials) + (i64)which * a.channels + channel;
+  const u32 parts = (u32)a.batch * a.parts;
+  constexpr u32 at_once = 4;
+  float sum = 0.0f;
+  if (helper < helpers)
+    for (u32 part = helper; part < parts; part += at_once * helpers) {
+      float x[at_once] = {};
+      GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k)
+        if (part + k * helpers < parts) x[k] = load_coherent(from + (i64)(part + k * helpers) * 2 * a.channels);
+      GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k) sum += x[k];
+    }
+  memory[thread_x()] = sum;
+  sync_threads();
+  if (helper != 0) return;
+  for (u32 other = 1; other < helpers; ++other) sum += memory[other * all + number];
+  u8* const to = which ? a.grad_weight : a.grad_bias;
+  const float of_channel[1] = {sum};
+  if (to) store_values(to, a.weight_type, channel, of_channel);
+}
+
 template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
   constexpr int width = 8;
   GPU_DYNAMIC_SHARED(float, memory);
@@ -372,6 +397,11 @@ template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
       GPU_UNROLL_FOR (int i = 0; i < width; ++i) dy[i] = fma(dy[i], scale[i], -fma(x[i], of_x[i], of_one[i]));
       *reinterpret_cast<Words*>(to) = pack(dy, type);
     }
+    if (!a.counters) continue;
+    GPU_SHARED(u32, is_last, 1);
+    if (is_last_of(a.counters + at.first_channel / (a.columns * width), (u32)a.batch * a.parts, is_last))
+      finish_strip(a, at, sums.of_threads);
+    sync_threads();
   }
 }
 #endif

@@ -75,12 +75,14 @@ struct GroupNormPlan {
   int64_t blocks, sums_blocks;  // of the launch that writes, and of the one before
   int64_t shared;               // bytes
   uint32_t cluster = 1;         // blocks that share a strip of an image, in one launch
+  bool finishes;                // the backward's launch makes the weights' gradients, too
 };
 
 // Of halves whose groups fill vectors. False: a strip does not fit, even where a cluster's blocks share it.
 bool plan_halves(gpu::GroupNorm& a, GroupNormPlan& plan, bool backward, bool clusters, const DeviceLimits& limits) {
   constexpr int64_t width = 8, numbers = 2 * width, most_cluster = 8, most_rows = 1 << 24;
   constexpr int64_t most_threads_of_block = gpu::group_norm_halves_threads;
+  const int64_t most_shared = limits.shared_bytes - 64;  // the kernel has some of its own
   if (a.channels / a.groups < width || !aligned({a.weight, a.bias}) || a.spatial > most_rows) return false;
   const int64_t columns = columns_of_whole_groups(a, width, 4), strips = ceil_divide(a.channels, columns * width);
   if (columns * numbers > most_threads_of_block || a.batch * strips * most_cluster > most_rows) return false;
@@ -100,14 +102,14 @@ bool plan_halves(gpu::GroupNorm& a, GroupNormPlan& plan, bool backward, bool clu
         backward ? (numbers * (best_threads + 2 * columns) + 2 * best_threads) * 4 : best_threads * 6 * 4;
     const int64_t shared = of_merge + best_rows * best_threads * vector_bytes * (backward ? 2 : 1);
     const bool last = parts * 2 > (clusters ? most_cluster : 1);
-    if (shared > (last ? limits.shared_bytes : std::min(small_tile, limits.shared_bytes))) continue;
+    if (shared > (last ? most_shared : std::min(small_tile, most_shared))) continue;
     if (!last && a.batch * strips * parts * 2 <= limits.multiprocessors && part_size >= best_threads) continue;
     a.columns = uint32_t(columns);
     a.lanes = uint32_t(best_threads / columns);
     a.strips = uint32_t(strips);
     a.parts = plan.cluster = uint32_t(parts);
     a.part_size = part_size;
-    plan.in_one_launch = true;
+    plan.in_one_launch = plan.finishes = true;
     plan.threads = uint32_t(best_threads);
     plan.blocks = a.batch * strips * parts;
     plan.shared = shared;
@@ -249,8 +251,13 @@ int32_t prepare(const apex_place& place, gpu::GroupNorm& a, bool backward, Group
     a.apply_blocks = uint32_t(std::min<int64_t>(plan.blocks, most_threads / plan.threads / 2));
   }
   const int64_t item = a.input_type == APEX_F64 ? 8 : 4, first = ceil_divide(of_groups * item, 16) * 16;
+  const int64_t of_strips = plan.finishes && of_channels ? a.strips : 0;
   uint8_t* memory;
-  if (const int32_t status = take_workspace(workspace, first + of_channels * item, &memory)) return status;
+  uint32_t* counters;
+  if (const int32_t status =
+          take_workspace(place, workspace, first + of_channels * item, of_strips, &memory, &counters))
+    return status;
+  a.counters = of_strips ? counters : nullptr;
   if (of_groups) a.group_partials = memory;
   if (of_channels) a.channel_partials = memory + first;
   return APEX_OK;
@@ -295,6 +302,7 @@ int32_t apex_group_norm_backward(const apex_place* place, const gpu::GroupNorm* 
     if (const int32_t status =
             launch(place, backward_tile[a.input_type], plan.blocks, plan.threads, plan.shared, a, plan.cluster))
       return status;
+    if (plan.finishes) return APEX_OK;
     return launch(place, finish, finish_blocks, gpu::group_norm_threads, 0, a);
   }
   if (const int32_t status =

@@ -36,6 +36,7 @@ def forked(request, monkeypatch):
     """Whether the gradients of x are added by a product, as those of large images are."""
     if request.param:
         monkeypatch.setattr(_block, "SMALLEST", 0)
+        monkeypatch.setattr(_block, "SMALLEST_EAGER", 0)
     return request.param
 
 
@@ -208,6 +209,19 @@ def test_both_gradients_of_the_input_are_one(sizes, forked):
     assert added == (["aten::addmm_"] if forked else ["aten::add"])
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_images_that_only_a_graph_adds_by_a_product(recorded, monkeypatch):
+    monkeypatch.setattr(_block, "SMALLEST", 0)
+    monkeypatch.setattr(_block, "_is_recorded", lambda x: recorded)
+    y = block(BLOCKS[0])(image(BLOCKS[0]))
+    names, nodes = set(), [y.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        names.add(node.name())
+        nodes += [before for before, _ in node.next_functions if before is not None]
+    assert ("ForkBackward" in names) == recorded
+
+
 @pytest.mark.parametrize("wanted", range(5), ids=["x", "1", "2", "3", "shortcut"])
 def test_one_gradient_alone(wanted, forked):
     """What requires no gradient gets none, and the others get what they get otherwise."""
@@ -221,6 +235,32 @@ def test_one_gradient_alone(wanted, forked):
     module(x).backward(g)
     near(leaves[wanted].grad, all_of_them[wanted])
     assert [leaf.grad is not None for leaf in leaves] == [i == wanted for i in range(5)]
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return weight * 2
+
+
+def test_weights_that_are_made_and_norms_that_are_parameters(forked):
+    """What nn.Module finds elsewhere than among its own tensors counts, and the norms' numbers get no gradients."""
+    module = block(BLOCKS[1])
+    torch.nn.utils.parametrize.register_parametrization(module.conv2, "weight", Doubled())
+    for norm in (module.bn1, module.downsample[1]):
+        weight = norm.weight.mul(3)
+        del norm.weight
+        norm.weight = torch.nn.Parameter(weight)
+    module.bn3.running_mean.requires_grad_()
+    plain = copy.deepcopy(module)
+    plain.use_cudnn = False
+    x = image(BLOCKS[1])
+    g = gradient_of(module, x)
+    found, wanted = (torch.autograd.grad(m(x), (x, *m.w_conv[::2]), g) for m in (module, plain))
+    for a, b in zip((module(x), *found), (plain(x), *wanted), strict=True):
+        near(a, b)
+    module(x).backward(g)
+    assert module.conv2.parametrizations.weight.original.grad is not None
+    assert module.bn1.weight.grad is None and module.bn3.running_mean.grad is None
 
 
 def test_an_image_of_one_pixel(forked):

@@ -154,7 +154,9 @@ def test_a_copy_into_a_layer_s_weight_takes_the_state_s_scale(device):
     target = te.Float8Tensor.to_float8(random(8, device=device), fp8_meta=meta, fp8_meta_index=1)
     source = te.Float8Tensor.to_float8(random(8, seed=1, device=device) * 8, scale=number(2.0, device))
     target.copy_(source)
-    assert target._scale_inv == 1 and made._state.forward.amax_history[0, 1] == source.from_float8().abs().max()
+    assert (
+        target._scale_inv == 1 and made._state.forward.amax_history[0, 1] == source.from_float8().abs().max()
+    )
 
 
 @ON

@@ -14,18 +14,24 @@ from apex._once import in_given_dtypes
 from apex.contrib.conv_bias_relu.conv_bias_relu import _conv, _flat
 
 _backward = torch.ops.apex.conv_bias_relu_backward.default
-# Numbers of x from which on Fork is taken: it is written in Python, which costs the host more than a small pass.
-SMALLEST = 1 << 24
+# Numbers of x from which on Fork is taken: where a CUDA graph or torch.compile records it, which pays for its Python
+# once, and where each step does, whose kernels are launched faster than they run only below.
+SMALLEST, SMALLEST_EAGER = 1 << 24, 1 << 26
 
 
 def block(stride, scales, biases, x, weights):
     """The block's output [batch, channels, height, width] of x; scales and biases get no gradients."""
-    scales, biases = ([_flat(t).detach() for t in numbers] for numbers in (scales, biases))
+    scales, biases = ([_numbers(t) for t in numbers] for numbers in (scales, biases))
     # (weight, scale, bias) of the first convolution, and of the shortcut's if there is one
     forked = [t for i in range(0, len(weights), 3) for t in (weights[i], scales[i], biases[i])]
     first, shortcut = (_fork if _is_forked(x, forked) else _both)(stride, x, *forked)
     second = _conv(first, weights[1], scales[1], biases[1], None, None, 1, 1, True)
     return _conv(second, weights[2], scales[2], biases[2], shortcut, None, 0, 1, True)
+
+
+def _numbers(of_channels):
+    flat = _flat(of_channels)
+    return flat.detach() if flat.requires_grad else flat
 
 
 def _both(stride, x, weight, scale, bias, *of_shortcut):
@@ -36,9 +42,16 @@ def _both(stride, x, weight, scale, bias, *of_shortcut):
     return first, _conv(x, *of_shortcut, None, None, 0, stride, False)
 
 
+def _is_recorded(x):
+    """Whether Python's time is none of a step's: it makes a graph."""
+    return torch.compiler.is_compiling() or x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def _is_forked(x, forked):
     """Whether x gets a gradient, whose pixels are rows of a product's matrix, and nothing traces or transforms."""
     if not (torch.is_grad_enabled() and x.requires_grad and x.numel() >= SMALLEST):
+        return False
+    if not _is_recorded(x) and x.numel() < SMALLEST_EAGER:
         return False
     compiles = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     if not compiles and (is_traced() or torch._C._functorch.maybe_current_level() is not None):

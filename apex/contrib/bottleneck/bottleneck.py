@@ -58,21 +58,41 @@ class FrozenBatchNorm2d(nn.Module):
         return x * scale + bias
 
 
-@torch.no_grad()
 def _scales_and_biases(norms):
     """(scales, biases) of frozen batch norms, three kernels however many there are.
 
     What traces fuses plain operations by itself, or, as ONNX, knows no others.
     """
+    names, find = ("weight", "bias", "running_mean", "running_var"), _finder()
+    numbers = [[find(norm, "_buffers", name) for norm in norms] for name in names]
+    if torch.is_grad_enabled() and any(t.requires_grad for of_all in numbers for t in of_all):
+        with torch.no_grad():
+            return _of_numbers(*numbers)
+    return _of_numbers(*numbers)
+
+
+def _of_numbers(weights, biases, means, variances):
     if is_traced():
-        scales = [norm.weight * norm.running_var.rsqrt() for norm in norms]
-        pairs = zip(norms, scales, strict=True)
-        return scales, [torch.addcmul(norm.bias, norm.running_mean, s, value=-1) for norm, s in pairs]
-    weights, biases, means, variances = (
-        [getattr(norm, name) for norm in norms] for name in ("weight", "bias", "running_mean", "running_var")
-    )
+        scales = [w * v.rsqrt() for w, v in zip(weights, variances, strict=True)]
+        triples = zip(biases, means, scales, strict=True)
+        return scales, [torch.addcmul(b, m, s, value=-1) for b, m, s in triples]
     scales = torch._foreach_mul(weights, torch._foreach_rsqrt(variances))
     return scales, torch._foreach_addcmul(biases, means, scales, value=-1)
+
+
+def _at_hand(module, where, name):
+    """module.name, without nn.Module's search for it, which takes longer than some kernels; `where`: its dict."""
+    found = module.__dict__[where].get(name)
+    return getattr(module, name) if found is None else found
+
+
+def _searched(module, where, name):
+    return getattr(module, name)
+
+
+def _finder():
+    """_at_hand, or what does the same and may be traced."""
+    return _searched if is_traced() else _at_hand
 
 
 def compute_scale_bias_one(nhwc, weight, bias, running_mean, running_var, w_scale, w_bias):
@@ -197,11 +217,21 @@ class Bottleneck(nn.Module):
     @property
     def w_conv(self) -> list[nn.Parameter]:
         """The weights of conv1, conv2, conv3, and of the shortcut's convolution if there is one."""
-        convolutions = [self.conv1, self.conv2, self.conv3]
-        return [c.weight for c in (*convolutions, *([self.downsample[0]] if self.downsample else ()))]
+        find = _finder()
+        return [find(made, "_parameters", "weight") for made in self._parts("conv1", "conv2", "conv3", 0)]
 
     def _norms(self):
-        return [self.bn1, self.bn2, self.bn3, *([self.downsample[1]] if self.downsample else ())]
+        return self._parts("bn1", "bn2", "bn3", 1)
+
+    def _parts(self, *names):
+        """Modules of that name, and the shortcut's at the place that comes last, if there is one."""
+        *names, place = names
+        find = _finder()
+        found, shortcut = (
+            [find(self, "_modules", name) for name in names],
+            find(self, "_modules", "downsample"),
+        )
+        return found if shortcut is None else [*found, shortcut[place]]
 
     def get_scale_bias_callable(self) -> functools.partial:
         """A function without arguments that computes the scales and biases of the norms from their buffers.

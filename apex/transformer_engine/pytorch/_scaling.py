@@ -22,13 +22,14 @@ class Scaling:
     graph made. It lies as _history.py says; `place` tells where.
     """
 
+    _whole: tuple[Any, ...] | None = None  # of the class: states that were pickled before had none
+
     def __init__(self, count: int, length: int, device: torch.device) -> None:
         self.scale = torch.ones(count, dtype=torch.float32, device=device)
         self.scale_inv = torch.ones(count, dtype=torch.float32, device=device)
         self._rows, self.place = _history.zeros(length, count, device)
         self.length = length
         self.fixed = False
-        self._whole: tuple[Any, ...] | None = None
         self._known: tuple[Any, ...] | None = None
         self._newest: tuple[Any, ...] | None = None
         self.maxima: tuple[Any, ...] | None = None  # of the update that begins with this one: `_maxima`

@@ -14,7 +14,6 @@ from apex.transformer_engine.pytorch import _scaling
 from apex.transformer_engine.pytorch._state import LayerState, current
 from apex.transformer_engine.pytorch.module.base import TransformerEngineBaseModule
 
-
 _INSTEAD = {
     "fp8_weight_caching": "leave it False: a replay casts the weights",
     "sample_kwargs": "give inputs by position, in sample_args",
