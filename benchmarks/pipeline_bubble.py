@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline_bubble.py --stages 2 --microbatches 8
     python benchmarks/pipeline_bubble.py --stages 4 --chunks 2
-    python benchmarks/pipeline_bubble.py --device cuda --chunks 2       # each stage on a GPU of its own, with NCCL
+    python benchmarks/pipeline_bubble.py --device cuda --chunks 1 2     # each stage on a GPU of its own, with NCCL
 
 Each stage is a process, on gloo. A forward pass sleeps for --forward ms, a backward pass for --backward ms, divided by
 the parts of a stage, so that a step has the same work at any number of parts. On a GPU a kernel sleeps, for so many
@@ -102,8 +102,8 @@ def start(rank, args, store):
         world_size=args.stages, timeout=datetime.timedelta(seconds=120),
         device_id=device if args.device == "cuda" else None,
     )  # fmt: skip
-    parallel_state.initialize_model_parallel(1, args.stages, args.chunks if args.chunks > 1 else None)
     utils.setup_microbatch_calculator(rank, None, args.microbatches, 1, 1)
+    sleep(0.001, device)  # the clock is measured
     return device
 
 
@@ -122,37 +122,59 @@ def timed(work, device):
 
 
 def run(rank, args, store, found):
+    """Puts the medians of a stage's work alone and of a step into `found`, for each number of parts."""
     faulthandler.dump_traceback_later(30, repeat=True)  # what hangs says where
-    begin = time.perf_counter()
     device = start(rank, args, store)
-    chunks = args.chunks if args.chunks > 1 else None
-    seconds = [ms / 1000 / args.chunks for ms in (args.forward, args.backward)]
-    sleep(0.001, device)  # the clock is measured
+    for parts in args.chunks:
+        parallel_state.initialize_model_parallel(1, args.stages, parts if parts > 1 else None)
+        medians = [measure(work, args, device) for work in works(args, parts, device)]
+        parallel_state.destroy_model_parallel()
+        if rank == 0:
+            found.put(medians)
+    dist.barrier()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    os._exit(0)
+
+
+def works(args, parts, device):
+    """A stage's work alone, and a step of the pipeline, as functions."""
+    chunks = parts if parts > 1 else None
+    seconds = [ms / 1000 / parts for ms in (args.forward, args.backward)]
     models = build_model(Part, False, chunks, seconds=seconds, device=device)
     schedule = get_forward_backward_func(chunks, args.stages)
     batch = [torch.ones(args.microbatches, 1, 1, dtype=torch.float32, device=device)]
 
     def alone():
-        for _ in range(args.microbatches * args.chunks):
+        for _ in range(args.microbatches * parts):
             for one in seconds:
                 sleep(one, device)
 
     def step():
         schedule(_step, batch, models, forward_only=False, tensor_shape=SHAPE)
 
-    medians = []
-    for work in (alone, step):
-        times = [timed(work, device) for _ in range(args.steps + 1)][1:]
-        medians.append(statistics.median(times))
-        if rank == 0:
-            each = ", ".join(f"{1000 * seconds:.1f}" for seconds in times)
-            print(f"{time.perf_counter() - begin:5.1f} s: {work.__name__}: {each} ms", flush=True)
-    if rank == 0:
-        found.put(medians)
-    dist.barrier()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    os._exit(0)
+    return alone, step
+
+
+def measure(work, args, device):
+    """The median of its times, after a first one."""
+    times = [timed(work, device) for _ in range(args.steps + 1)][1:]
+    if dist.get_rank() == 0:
+        each = ", ".join(f"{1000 * seconds:.1f}" for seconds in times)
+        print(f"{work.__name__}: {each} ms", flush=True)
+    return statistics.median(times)
+
+
+def show(args, parts, work, step):
+    """Prints and returns {name: (found, by the arithmetic)} in seconds."""
+    waits = (args.stages - 1) / parts * work / args.microbatches
+    print(f"{args.device}, {args.stages} stages x {parts}, {args.microbatches} microbatches")
+    rows = {"step": (step, work + waits), "waiting": (step - work, waits)}
+    for name, (found, wanted) in rows.items():
+        print(
+            f"{name:8s} {1000 * found:8.1f} ms, by the arithmetic {1000 * wanted:8.1f} ({found / wanted:.3f} x)"
+        )
+    return rows
 
 
 def main():
@@ -161,7 +183,7 @@ def main():
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--stages", type=int, default=2)
-    parser.add_argument("--chunks", type=int, default=1, help="parts of the model on each stage")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[1], help="parts of the model on each stage")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--forward", type=float, default=20, help="ms of a microbatch on a stage")
     parser.add_argument("--backward", type=float, default=40)
@@ -171,14 +193,7 @@ def main():
     times = torch.multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(run, (args, f"{folder}/store", times), nprocs=args.stages)
-    work, step = times.get()
-    waits = (args.stages - 1) / args.chunks * work / args.microbatches
-    print(f"{args.device}, {args.stages} stages x {args.chunks}, {args.microbatches} microbatches")
-    rows = {"step": (step, work + waits), "waiting": (step - work, waits)}
-    for name, (found, wanted) in rows.items():
-        print(
-            f"{name:8s} {1000 * found:8.1f} ms, by the arithmetic {1000 * wanted:8.1f} ({found / wanted:.3f} x)"
-        )
+    rows = {parts: show(args, parts, *times.get()) for parts in args.chunks}
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))
 

@@ -111,7 +111,7 @@ inline BiasActivationBackward::Result BiasActivationBackward::formula() const {
   const at::Tensor x = halves[0];
   const auto [y, slope] = act::value_and_slope(x, f);
   const at::Tensor du = gated ? at::cat({g * halves[1] * slope, g * y}, -1) : g * slope;
-  at::Tensor db = at::empty({0}, input.options());
+  at::Tensor db = no_elements(input);
   if (has_value(bias) && bias_gradient) db = du.reshape_symint({-1, input.sym_size(-1)}).sum(0).to(bias->scalar_type());
   return {du.to(input.scalar_type()), db};
 }

@@ -53,7 +53,7 @@ inline Results outputs(const Arguments& p) {
   if (!is_groupbn(p)) return made;
   const c10::SymInt bits = p.make_bitmask ? bitmask_bytes(p.input) : c10::SymInt(0);
   if (p.is_forward) made.bitmask = at::empty_symint({bits}, options.dtype(at::kByte));
-  else made.grad_z = p.of_z ? output_like(p.input, channels) : at::empty({0}, options);
+  else made.grad_z = p.of_z ? output_like(p.input, channels) : no_elements(p.input);
   return made;
 }
 

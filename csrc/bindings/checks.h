@@ -53,8 +53,7 @@ inline void check_one_dtype(const char* op, const OptionalTensor& weight, const 
 }
 // Of weights and what goes with them: without elements where it is not wanted, or they are not there.
 inline at::Tensor gradient_like(const OptionalTensor& tensor, bool wanted, const at::Tensor& beside) {
-  return has_value(tensor) && wanted ? at::empty_symint(tensor->sym_sizes(), tensor->options())
-                                     : at::empty({0}, beside.options());
+  return has_value(tensor) && wanted ? at::empty_symint(tensor->sym_sizes(), tensor->options()) : no_elements(beside);
 }
 inline void check_affine(const char* op, const OptionalTensor& weight, const OptionalTensor& bias,
                          const at::Tensor& input, const c10::SymInt& channels) {

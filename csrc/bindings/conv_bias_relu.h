@@ -57,7 +57,7 @@ template <class Call> std::vector<c10::SymInt> output_sizes(const Call& c) {
 inline at::Tensor empty_like(const at::Tensor& tensor, at::MemoryFormat format) {
   return at::empty_symint(tensor.sym_sizes(), tensor.options().memory_format(format));
 }
-inline at::Tensor none_of(const at::Tensor& input) { return at::empty({0}, input.options()); }
+inline at::Tensor none_of(const at::Tensor& input) { return no_elements(input); }
 inline at::Tensor over_channels(const at::Tensor& numbers) { return numbers.view_symint({1, -1, 1, 1}); }
 inline Channels channels_of(const at::Tensor& tensor, at::MemoryFormat format) {
   return {tensor.sym_size(1), format, format == at::MemoryFormat::ChannelsLast, math_type(tensor)};

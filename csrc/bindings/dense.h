@@ -42,7 +42,7 @@ inline c10::SymDimVector sizes_behind(const at::Tensor& input, const at::Tensor&
 inline at::Tensor output_of(const at::Tensor& input, const at::Tensor& weight) {
   return at::empty_symint(sizes_behind(input, weight), input.options());
 }
-inline at::Tensor none_of(const at::Tensor& input) { return at::empty({0}, input.options()); }
+inline at::Tensor none_of(const at::Tensor& input) { return no_elements(input); }
 inline at::Tensor gradient_of(const at::Tensor& tensor, bool wanted) {
   return wanted ? at::empty_symint(tensor.sym_sizes(), tensor.options()) : none_of(tensor);
 }

@@ -58,19 +58,26 @@ inline void Fp8MultiUpdateScales::check() const {
   fp8::check_numbers(name, "scale", scale, total, "all histories' columns, ");
   fp8::check_numbers(name, "scale_inv", scale_inv, total, "all histories' columns, ");
 }
+namespace fp8 {
+// False: the reference must run. Versions stay.
+inline bool update(const Fp8MultiUpdateScales& c, const apex_place& place) {
+  refuse_shared_histories(c.name, c.amax_histories, c.scale, c.scale_inv);
+  std::vector<apex_fp8_history> histories;
+  histories.reserve(c.scales.size());
+  for (size_t i = 0; i < c.scales.size(); ++i) histories.push_back(described(c.amax_histories[i], c.scales[i]));
+  apex_fp8_updates updates{};
+  updates.count = int64_t(c.scales.size()), updates.rows = c.amax_histories[0].size(0);
+  updates.scale = static_cast<float*>(c.scale.mutable_data_ptr());
+  updates.scale_inv = static_cast<float*>(c.scale_inv.mutable_data_ptr());
+  updates.fp8_max = static_cast<const float*>(c.fp8_max.const_data_ptr());
+  updates.factor = float(std::exp2(-c.margin)), updates.most_recent = c.most_recent;
+  return !use_reference(apex_fp8_multi_update_scales(&place, &updates, histories.data()), c.unit);
+}
+}  // namespace fp8
+
 inline bool Fp8MultiUpdateScales::launch(const apex_place& place) const {
   if (scales.empty()) return true;
-  fp8::refuse_shared_histories(name, amax_histories, scale, scale_inv);
-  std::vector<apex_fp8_history> histories;
-  histories.reserve(scales.size());
-  for (size_t i = 0; i < scales.size(); ++i) histories.push_back(fp8::described(amax_histories[i], scales[i]));
-  apex_fp8_updates updates{};
-  updates.count = int64_t(scales.size()), updates.rows = amax_histories[0].size(0);
-  updates.scale = static_cast<float*>(scale.mutable_data_ptr());
-  updates.scale_inv = static_cast<float*>(scale_inv.mutable_data_ptr());
-  updates.fp8_max = static_cast<const float*>(fp8_max.const_data_ptr());
-  updates.factor = float(std::exp2(-margin)), updates.most_recent = most_recent;
-  if (use_reference(apex_fp8_multi_update_scales(&place, &updates, histories.data()), unit)) return false;
+  if (!fp8::update(*this, place)) return false;
   for (const at::Tensor& history : amax_histories) bump_version(history);
   for (const at::Tensor* written : {&scale, &scale_inv}) bump_version(*written);
   return true;

@@ -52,11 +52,12 @@ inline void Fp8Quantize::check() const {
 // What is not asked for is empty.
 inline Fp8Quantize::Result Fp8Quantize::outputs() const {
   const auto sizes = fp8::sizes_of(*this);
-  const std::vector<c10::SymInt> none{0}, turned{sizes.back(), fp8::rows_of(input)}, sums{sizes.back()};
-  return {fp8::empty_like_of(input, rowwise ? sizes : none, *dtype),
-          fp8::empty_like_of(input, columnwise ? turned : none, *dtype),
-          fp8::empty_like_of(input, bias_gradient ? sums : none, input.scalar_type()),
-          fp8::empty_like_of(input, has_value(scale) ? none : std::vector<c10::SymInt>{}, at::kFloat)};
+  const auto made = [&](bool wanted, c10::SymIntArrayRef of, at::ScalarType type) {
+    return wanted ? fp8::empty_like_of(input, of, type) : no_elements(input, type);
+  };
+  return {made(rowwise, sizes, *dtype), made(columnwise, c10::SymDimVector{sizes.back(), fp8::rows_of(input)}, *dtype),
+          made(bias_gradient, c10::SymDimVector{sizes.back()}, input.scalar_type()),
+          made(!has_value(scale), {}, at::kFloat)};
 }
 inline bool Fp8Quantize::launch(const apex_place& place, Result& made) const {
   const at::Tensor x = input.contiguous(), u = contiguous(before);

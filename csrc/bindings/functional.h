@@ -52,6 +52,7 @@ inline bool is_one_value(const at::Tensor& tensor) {
 
 #if defined(APEX_TORCH_LIBRARY_UNIT)
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
 
 #include "autograd.h"
 #include "place.h"
@@ -59,6 +60,18 @@ inline bool is_one_value(const at::Tensor& tensor) {
 #include "status.h"
 
 namespace apex {
+// What an op gives in the place of a result that nobody asked for. torch's empty takes 2 us of a GPU's host for it.
+inline at::Tensor no_elements(const at::Tensor& like, at::ScalarType type) {
+  if (!has_plain_keys(like)) return at::empty({0}, like.options().dtype(type));  // of a tracer, or on meta
+  const c10::Device device = like.device();
+  c10::Storage none(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), c10::GetAllocator(device.type()),
+                    true);
+  return at::detail::make_tensor<c10::TensorImpl>(
+      std::move(none), c10::DispatchKeySet(c10::computeDispatchKey(type, at::kStrided, device)),
+      caffe2::TypeMeta::fromScalarType(type));
+}
+inline at::Tensor no_elements(const at::Tensor& like) { return no_elements(like, like.scalar_type()); }
+
 // An op's kernels, of the struct of its arguments: one for every device, one for shapes alone. It returns fresh
 // tensors, or writes its arguments and returns nothing.
 template <class Call, class Signature = typename Call::Signature> struct Kernels;

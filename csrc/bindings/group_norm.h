@@ -131,7 +131,7 @@ inline GroupNormBackward::Result GroupNormBackward::formula() const {
   const at::Tensor gw = has_value(weight) ? g * of_channels(weight) : g;
   const at::Tensor grad = (gw - gw.mean(over, true) - normalized * (gw * normalized).mean(over, true)) * rstd;
   const auto of_weight = [&](const at::Tensor& t, const OptionalTensor& w) {
-    if (!has_value(w) || !weight_gradients) return at::empty({0}, input.options());
+    if (!has_value(w) || !weight_gradients) return no_elements(input);
     return t.sum(std::vector<int64_t>{0, 3}).reshape_symint({channels}).to(w->scalar_type());
   };
   return {grad.reshape_symint(input.sym_sizes()).to(input.scalar_type()), of_weight(g * normalized, weight),

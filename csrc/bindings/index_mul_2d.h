@@ -64,7 +64,7 @@ inline IndexMul2dBackward::Result IndexMul2dBackward::outputs() const {
   return {gradient_like(in1, of_in1, in1), gradient_like(in2, of_in2, in2)};
 }
 inline bool IndexMul2dBackward::launch(const apex_place& place, Result& made) const {
-  at::Tensor first = at::empty({0}, in1.options()), second = first;
+  at::Tensor first = no_elements(in1), second = first;
   if (of_in2 && !index_mul::gather(place, in1, grad_out, idx1, &second)) return false;
   if (of_in1 && !index_mul::scatter(place, grad_out, in2, idx1, in1.size(0), &first)) return false;
   made = {first, second};

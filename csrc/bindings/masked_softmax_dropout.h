@@ -11,7 +11,7 @@ inline void check_dropout(const char* op, double dropout, const OptionalTensor& 
 }
 inline at::Tensor like(const at::Tensor& tensor, at::ScalarType type, bool wanted = true) {
   const auto options = tensor.options().dtype(type).memory_format(at::MemoryFormat::Contiguous);
-  return wanted ? at::empty_symint(tensor.sym_sizes(), options) : at::empty({0}, options);
+  return wanted ? at::empty_symint(tensor.sym_sizes(), options) : no_elements(tensor, type);
 }
 // The softmax is without elements where there is no dropout: so is its gradient.
 inline bool is_there(const OptionalTensor& grad_softmax) {

@@ -148,7 +148,7 @@ inline Results formula(const Arguments& in) {
   grad = grad * rstd;
   if (has_value(in.grad_sum)) grad = grad + in.grad_sum->to(math);
   const auto over_rows = [&](const at::Tensor& t, const OptionalTensor& w) {
-    if (!has_value(w) || !in.weight_gradients) return at::empty({0}, input.options());
+    if (!has_value(w) || !in.weight_gradients) return no_elements(input);
     return (rows.empty() ? t : t.sum(rows)).to(w->scalar_type());
   };
   Results made;

@@ -3,6 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "fp8_linear_layer.h"
 #include "functional.h"
 #include "gradients.h"
 #include "group_batch_norm_layer.h"
@@ -79,6 +80,15 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "separate_gradients", [](std::vector<at::Tensor> owners) { return apex::separate_gradients(owners); },
       "apex._gradients.separate_gradients; False, and nothing done, if a gradient is a wrapper.", py::arg("owners"));
+  py::class_<apex::Fp8Products>(m, "Fp8Products")
+      .def(py::init([](at::ScalarType forward, at::ScalarType backward, bool by_card, std::array<bool, 3> fast,
+                       std::array<bool, 3> powers_of_two, std::array<double, 3> epsilons) {
+             return apex::Fp8Products{forward, backward, by_card, fast, powers_of_two, epsilons};
+           }),
+           py::arg("forward"), py::arg("backward"), py::arg("by_card"), py::arg("fast"), py::arg("powers_of_two"),
+           py::arg("epsilons"));
+  m.def("fp8_linear_layer", &apex::fp8_linear_layer, no_gil());
+  m.def("fp8_new_scales", &apex::fp8_new_scales, no_gil());
   m.def("group_batch_norm_layer", &apex::group_batch_norm_layer, no_gil());
   m.def("sync_batch_norm_layer", &apex::sync_batch_norm_layer, no_gil());
   add_ops(m);

@@ -37,7 +37,7 @@ inline TransducerJointForward::Result TransducerJointForward::outputs() const {
   };
   const auto of_bits = f.options().dtype(at::kByte);
   return {at::empty_symint(sizes(f.sym_size(2)), f.options()),
-          dropout > 0 ? at::empty_symint(sizes((f.sym_size(2) + 7) / 8), of_bits) : at::empty({0}, of_bits)};
+          dropout > 0 ? at::empty_symint(sizes((f.sym_size(2) + 7) / 8), of_bits) : no_elements(f, at::kByte)};
 }
 inline bool TransducerJointForward::launch(const apex_place& place, Result& made) const {
   const int64_t rows =

@@ -57,7 +57,8 @@ inline TransducerLossForward::Result TransducerLossForward::outputs() const {
   const auto math = x.options().dtype(math_type(x));
   const c10::SymDimVector nodes{label.sym_size(0), tr::frames_of(x, batch_offset, max_f_len), label.sym_size(1) + 1, 2};
   return {at::empty_symint({label.sym_size(0)}, half_to_float ? math : x.options()), at::empty_symint(nodes, math),
-          at::empty_symint(nodes, math), log_probs ? at::empty({0}, math) : at::empty_symint(tr::of_rows(x), math)};
+          at::empty_symint(nodes, math),
+          log_probs ? no_elements(x, math_type(x)) : at::empty_symint(tr::of_rows(x), math)};
 }
 inline bool TransducerLossForward::launch(const apex_place& place, Result& made) const {
   const int64_t frames = tr::frames_of(x, batch_offset, max_f_len).guard_int(__FILE__, __LINE__);

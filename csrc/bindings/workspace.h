@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <exception>
+#include <utility>
 #include <vector>
 
 #include "status.h"
@@ -11,7 +12,9 @@
 namespace apex {
 class Workspace {
  public:
-  explicit Workspace(c10::Device device) : options_(at::TensorOptions().device(device).dtype(at::kByte)) {}
+  // spare: memory of so many bytes that is lent first, where it suffices.
+  explicit Workspace(c10::Device device, void* spare = nullptr, uint64_t spare_bytes = 0)
+      : options_(at::TensorOptions().device(device).dtype(at::kByte)), spare_(spare), spare_bytes_(spare_bytes) {}
   Workspace(const Workspace&) = delete;
 
   const apex_workspace* lent() const { return &lent_; }
@@ -21,6 +24,7 @@ class Workspace {
  private:
   static void* take(void* context, uint64_t bytes) {
     auto& own = *static_cast<Workspace*>(context);
+    if (own.spare_ && bytes <= own.spare_bytes_) return std::exchange(own.spare_, nullptr);
     try {
       return own.taken_.emplace_back(at::empty({int64_t(bytes)}, own.options_)).mutable_data_ptr();
     } catch (...) { own.failure_ = std::current_exception(); }
@@ -28,6 +32,8 @@ class Workspace {
   }
 
   const at::TensorOptions options_;
+  void* spare_;
+  const uint64_t spare_bytes_;
   std::vector<at::Tensor> taken_;
   std::exception_ptr failure_;
   const apex_workspace lent_{&take, this};

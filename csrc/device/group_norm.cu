@@ -1,4 +1,5 @@
 #include "group_norm_first.h"
+#include "group_norm_halves.h"
 #include "group_norm_tile.h"
 
 #define GROUP_NORM_KERNEL(threads, blocks, name, ...)                          \
@@ -33,14 +34,17 @@ KERNELS(f64, type_f64, 1)
 KERNELS(any1, any_type, 1)
 
 // In one.
-#define TILE_KERNELS(name, type, width)                                               \
-  GROUP_NORM_KERNEL(gpu::group_norm_tile_threads, 2, group_norm_forward_tile_##name,  \
-                    gpu::group_norm_forward_tile<gpu::type, width>)                   \
-  GROUP_NORM_KERNEL(gpu::group_norm_tile_threads, 1, group_norm_backward_tile_##name, \
-                    gpu::group_norm_backward_tile<gpu::type, width>)
-TILE_KERNELS(f32, type_f32, 4)
-TILE_KERNELS(f16, type_f16, 8)
-TILE_KERNELS(bf16, type_bf16, 8)
+GROUP_NORM_KERNEL(gpu::group_norm_tile_threads, 2, group_norm_forward_tile_f32,
+                  gpu::group_norm_forward_tile<gpu::type_f32, 4>)
+GROUP_NORM_KERNEL(gpu::group_norm_tile_threads, 1, group_norm_backward_tile_f32,
+                  gpu::group_norm_backward_tile<gpu::type_f32, 4>)
+#define HALVES_KERNELS(name, type)                                                      \
+  GROUP_NORM_KERNEL(gpu::group_norm_halves_threads, 2, group_norm_forward_tile_##name,  \
+                    gpu::group_norm_forward_halves<gpu::type>)                          \
+  GROUP_NORM_KERNEL(gpu::group_norm_halves_threads, 2, group_norm_backward_tile_##name, \
+                    gpu::group_norm_backward_halves<gpu::type>)
+HALVES_KERNELS(f16, type_f16)
+HALVES_KERNELS(bf16, type_bf16)
 
 template <class Math> GPU_FN void finish(const gpu::GroupNorm& a) { gpu::group_norm_finish<Math>(a, gpu::block_x()); }
 GROUP_NORM_KERNEL(gpu::group_norm_threads, 1, group_norm_finish, finish<float>)

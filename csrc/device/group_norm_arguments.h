@@ -5,9 +5,10 @@
 #include "gpu.h"
 
 namespace gpu {
-constexpr u32 group_norm_threads = 256;        // of a block, at most
-constexpr u32 group_norm_tile_threads = 384;   // likewise, of a block that keeps its part of an image
-constexpr u32 group_norm_finish_columns = 32;  // channels of a block that adds partial sums up
+constexpr u32 group_norm_threads = 256;         // of a block, at most
+constexpr u32 group_norm_tile_threads = 384;    // likewise, of a block that keeps its part of an image
+constexpr u32 group_norm_halves_threads = 320;  // likewise, of halves
+constexpr u32 group_norm_finish_columns = 32;   // channels of a block that adds partial sums up
 
 struct GroupNorm {
   const u8* input;        // [batch][channels][spatial], or channels last [batch][spatial][channels]
@@ -33,5 +34,6 @@ struct GroupNorm {
   u32 team;          // channels first, backward: threads that share a channel, a power of two
   u32 apply_blocks;  // of the apply kernel: its other blocks add up the weights' gradients
   u32 reserved;
+  u32* counters;  // [strips], zero before and after; or null
 };
 }  // namespace gpu

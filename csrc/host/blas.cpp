@@ -66,6 +66,7 @@ int32_t device_of(const Lt& lt, const apex_place& place, Driver& driver, LtDevic
   if (!known.handle) {
     apex_device_info info;
     if (const int32_t status = driver.info(place.device, &info)) return status;
+    if (!known.answers) known.answers = new LtAnswers;
     known.is_hopper = std::strcmp(info.arch, "sm_90") == 0;
     if (const int status = lt.api.create(&known.handle))
       return known.handle = nullptr,

@@ -145,7 +145,17 @@ class Product {
         b_(lt.api.layout_destroy), d_(lt.api.layout_destroy), preference_(lt.api.preference_destroy) {}
 
   int32_t run(const LtDevice& device, void* stream) {
-    if (describe() && lay_out() && prefer() && choose(device) && multiply(device.handle, stream)) return APEX_OK;
+    const LtQuestion asked = question_of(m_);
+    if (describe() && lay_out()) {
+      if (device.answers->find(asked, results_)) {
+        if (multiply(device.handle, stream, 0)) return APEX_OK;
+        device.answers->forget(asked);
+      }
+      if (prefer() && choose(device) && multiply(device.handle, stream)) {
+        device.answers->keep(asked, result(served_));
+        return APEX_OK;
+      }
+    }
     return fail(APEX_USE_REFERENCE, "%s%s refused [%lld, %lld] x [%lld, %lld], epilogue %d, with status %d", n_.prefix,
                 call_, (long long)m_.m, (long long)m_.k, (long long)m_.k, (long long)m_.n, m_.epilogue, status_);
   }
@@ -208,11 +218,6 @@ class Product {
     return true;
   }
 
-  static uint32_t alignment_of(const void* pointer) {
-    const auto address = reinterpret_cast<uintptr_t>(pointer);
-    return address ? static_cast<uint32_t>(std::min<uintptr_t>(address & -address, 256)) : 256;
-  }
-
   bool ask(LtHandle handle, int wanted) {
     if (!ok("MatmulAlgoGetHeuristic", lt_.api.heuristic(handle, desc_.made, b_.made, a_.made, d_.made, d_.made,
                                                         preference_.made, wanted, results_, &found_)))
@@ -253,6 +258,7 @@ class Product {
   }
   bool multiply(LtHandle handle, void* stream, int algorithm) {
     const float one = 1, beta = m_.accumulate ? 1.0f : 0.0f;
+    served_ = algorithm;
     int state;
     __builtin_memcpy(&state, result(algorithm) + n_.state_offset, sizeof state);
     return state == 0 && ok("Matmul", lt_.api.matmul(handle, desc_.made, &one, m_.b, b_.made, m_.a, a_.made, &beta,
@@ -265,8 +271,8 @@ class Product {
   const LtNumbers& n_;
   const apex_matmul& m_;
   Object desc_, a_, b_, d_, preference_;
-  alignas(16) char results_[most_results * 128];
-  int found_ = 0, first_ = 0;
+  alignas(16) char results_[most_results * LtAnswers::bytes];
+  int found_ = 0, first_ = 0, served_ = 0;
   const char* call_ = "";
   int status_ = 0;
 };

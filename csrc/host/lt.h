@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "blas.h"
+#include "lt_answers.h"
 
 namespace apex {
 
@@ -63,6 +64,7 @@ void write_name(const Lt& lt, char* text, size_t bytes);
 /* Of a device: made once. */
 struct LtDevice {
   LtHandle handle;
+  LtAnswers* answers;
   bool is_hopper;  // sm_90, the one arch on which algorithms have been measured
 };
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from te_common import RECIPES, random, train
 
 import apex.transformer_engine.pytorch as te
-from apex.transformer_engine.pytorch import _formats, _products
+from apex.transformer_engine.pytorch import _eager, _formats, _products
 
 OF_SCALES = pytest.mark.parametrize("of", [k for k in RECIPES if k != "blocks"])
 E5M2 = (torch.float8_e5m2, torch.float8_e5m2fnuz)
@@ -18,7 +20,7 @@ def calls(monkeypatch):
     """The products that were asked of it; what cublasLt refuses on an H200 is refused."""
     seen = []
 
-    def scaled_mm(a, b, scale_a, scale_b, bias=None, *, out_dtype, use_fast_accum=False):
+    def scaled_mm(a, b, scale_a, scale_b, bias=None, result=None, out_dtype=None, use_fast_accum=False):
         for scale in (scale_a, scale_b):
             assert scale.dtype == torch.float32 and scale.numel() == 1
             assert scale.data_ptr() % 16 == 0, "a scale that does not lie on 16 bytes"
@@ -31,13 +33,26 @@ def calls(monkeypatch):
         return (found if bias is None else found + bias).to(out_dtype)
 
     monkeypatch.setattr(_formats, "multiplies", lambda device: True)
-    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
-    return seen
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has one for CPUs
+        library.impl("_scaled_mm", scaled_mm, "CPU")
+    yield seen
+    library._destroy()
+
+
+@pytest.fixture(params=["C++", "Python"])
+def made_in(request, monkeypatch):
+    """What makes products of layers."""
+    if request.param == "Python":
+        monkeypatch.setattr(_eager, "_layer", None)
+    elif _eager._layer is None:
+        pytest.skip("no compiled bindings: Python's function serves")
 
 
 @pytest.mark.parametrize("shape", [(32, 64, 48), (7, 130, 20)], ids=str)
 @OF_SCALES
-def test_linear(calls, of, shape):
+def test_linear(calls, made_in, of, shape):
     rows, inputs, outputs = shape
     made = te.Linear(inputs, outputs, params_dtype=torch.bfloat16, device="cpu")
     x = random(rows, inputs, dtype=torch.bfloat16, grad=True)
@@ -47,7 +62,7 @@ def test_linear(calls, of, shape):
 
 @pytest.mark.parametrize("layer", ["LayerNormLinear", "LayerNormMLP"])
 @OF_SCALES
-def test_layers(calls, of, layer):
+def test_layers(calls, made_in, of, layer):
     made = getattr(te, layer)(64, 96, params_dtype=torch.bfloat16, device="cpu")
     train(made, RECIPES[of], random(32, 64, dtype=torch.bfloat16, grad=True), steps=3)
     assert calls

@@ -477,11 +477,7 @@ def test_two_gpus_check_chooses_steps(two_gpu_check):
     module, make = two_gpu_check
     names = list(module.steps(make(), []))
     assert names[-2:] == ["tests", "tests, one after the other"] and "tensor parallel GPT" in names
-    assert list(module.steps(make(), ["bubble", "halo"])) == [
-        "halo exchange",
-        "pipeline bubble",
-        "pipeline bubble, two parts",
-    ]
+    assert list(module.steps(make(), ["bubble", "halo"])) == ["halo exchange", "pipeline bubble"]
 
 
 def test_tests_that_measure_run_alone(two_gpu_check, monkeypatch):
@@ -490,7 +486,12 @@ def test_tests_that_measure_run_alone(two_gpu_check, monkeypatch):
     monkeypatch.setattr(check, "run", lambda *command, **_: calls.append([*map(str, command)]) or (0, ""))
     assert check.tests() == check.alone() == (True, "")
     beside, alone = calls
-    assert "two_gpus and not alone" in beside and beside[-4:] == ["-n", "8", "--dist", "loadfile"]
+    assert "two_gpus and not alone" in beside and beside[-4:] == [
+        "-n",
+        str(check.processes),
+        "--dist",
+        "loadfile",
+    ]
     assert "two_gpus and alone" in alone and "-n" not in alone
     assert {f"--junitxml={path}" for path in check.junits} == {
         c for call in calls for c in call if "xml" in c

@@ -9,6 +9,7 @@ import torch
 
 from apex import _fp8
 from apex._fp8 import dequantize, quantize, transpose
+from apex._functional import entry, is_traced
 from apex.reference import fp8 as reference
 from apex.reference.fp8 import BLOCK, current_scale, delayed_scale
 from apex.reference.fp8 import record_amax as record
@@ -23,12 +24,15 @@ __all__ = [
     "delayed_scale",
     "dequantize",
     "dequantize_blocks",
+    "new_scales",
     "normalize",
     "quantize",
     "record",
     "transpose",
     "update_scales",
 ]
+
+_new_scales = entry("fp8_new_scales")
 
 
 class Activation(NamedTuple):
@@ -155,6 +159,22 @@ def _dequantize_blocks(codes, scale, block_rows):
 @_dequantize_blocks.register_fake
 def _(codes, scale, block_rows):
     return torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+
+
+def new_scales(
+    histories: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    maxima: torch.Tensor,
+    margin: float,
+    algorithm: str,
+) -> Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None:
+    """As update_scales, for each history by itself: (new scales, 1 / them, the same as products take them).
+
+    Versions of histories stay as they were. None, and nothing done, where something looks on, or no C++ is there.
+    """
+    if _new_scales is None or is_traced() or torch._C._len_torch_dispatch_stack():
+        return None
+    return _new_scales(maxima, histories, scales, margin, algorithm == "most_recent")
 
 
 def update_scales(

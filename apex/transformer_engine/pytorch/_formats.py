@@ -8,6 +8,7 @@ from apex.transformer_engine.common.recipe import Format, Recipe
 
 OCP = (torch.float8_e4m3fn, torch.float8_e5m2)
 FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in OCP + FNUZ}
 _SCALED = ("gfx94", "gfx95", "gfx12")
 
 
@@ -43,7 +44,7 @@ def dtype_of(recipe: Recipe, device: torch.device, forward: bool) -> torch.dtype
 
 def largest(dtype: torch.dtype) -> float:
     """The largest number of a format."""
-    return torch.finfo(dtype).max
+    return _LARGEST[dtype]
 
 
 def multiplies(device: torch.device) -> bool:

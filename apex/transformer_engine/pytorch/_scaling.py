@@ -22,6 +22,8 @@ class Scaling:
     graph made. It lies as _history.py says; `place` tells where.
     """
 
+    _whole: tuple[Any, ...] | None = None  # of the class: states that were pickled before had none
+
     def __init__(self, count: int, length: int, device: torch.device) -> None:
         self.scale = torch.ones(count, dtype=torch.float32, device=device)
         self.scale_inv = torch.ones(count, dtype=torch.float32, device=device)
@@ -33,7 +35,8 @@ class Scaling:
         self.maxima: tuple[Any, ...] | None = None  # of the update that begins with this one: `_maxima`
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": None, "_newest": None, "maxima": None, "place": None}
+        made = dict.fromkeys(("_whole", "_known", "_newest", "maxima", "place"))
+        return {**self.__dict__, **made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -45,6 +48,17 @@ class Scaling:
         made, self.place = _history.zeros(length, count, device)
         with torch.no_grad():
             self._rows = made.copy_(rows)
+
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(scales, 1 / scales as _apart gives them, the history) of now, of which eager calls take what they need."""
+        scale = self.scale
+        known = self._whole
+        if known is not None and known[0] is scale and known[1] == scale._version:
+            return scale, known[2], self._rows
+        inverse = _apart(torch.reciprocal(scale))
+        if _is_kept(scale) and not (scale.is_inference() or torch.is_inference_mode_enabled()):
+            self._whole = scale, scale._version, inverse
+        return scale, inverse, self._rows
 
     def scalars(self, scale: torch.Tensor) -> tuple[Sequence[torch.Tensor], ...]:
         """(scales, 1 / scales, row 0 of the history), each a scalar for each tensor.
@@ -64,7 +78,11 @@ class Scaling:
         known = self._known
         if known is not None and known[0] is scale and known[1] == scale._version:
             return *known[2], self._newest[1]
-        found = _both(scale)
+        whole = self._whole
+        if whole is not None and whole[0] is scale and whole[1] == scale._version:
+            found = scale.unbind(), _each(whole[2])
+        else:
+            found = _both(scale)
         if scale is self.scale:
             self._known = scale, scale._version, found
         return *found, self._newest[1]
@@ -97,20 +115,22 @@ class Scaling:
             self.scale, self.scale_inv = self.scale.to(device), self.scale_inv.to(device)
             self._hold(self._rows, device)
 
-    def replace(self, scale: torch.Tensor, scale_inv: torch.Tensor, scalars: Any = None) -> None:
-        """Takes new scales; scalars: (they, 1 / they), one for each tensor, where they are known."""
+    def replace(
+        self, scale: torch.Tensor, scale_inv: torch.Tensor, apart: torch.Tensor | None = None
+    ) -> None:
+        """Takes new scales; apart: 1 / they as _apart gives them, where it is known."""
         if self.fixed:
             torch._foreach_copy_([self.scale, self.scale_inv], [scale, scale_inv])
             return
         self.scale, self.scale_inv = scale, scale_inv
-        if scalars is not None and _is_kept(scale):
-            self._known = scale, scale._version, scalars
+        if apart is not None:
+            self._whole = scale, scale._version, apart
 
 
 def fix(scalings: Sequence[Scaling]) -> None:
     """From now on their scales stay where they are, one behind the other in memory that is nobody else's."""
     of_device: dict[torch.device, list[Scaling]] = {}
-    for scaling in sorted(scalings, key=_order):
+    for scaling in sorted(scalings, key=lambda scaling: scaling.place[0]):
         of_device.setdefault(scaling.scale.device, []).append(scaling)
     for members in of_device.values():
         sizes = [scaling.scale.shape[0] for scaling in members]
@@ -122,23 +142,21 @@ def fix(scalings: Sequence[Scaling]) -> None:
             scaling.fixed = True
 
 
-def _order(scaling):
-    """Of where histories lie."""
-    return scaling.place[0]
-
-
 def _both(scale):
     """(scales, 1 / scales), one for each tensor."""
     if is_traced():  # each a tensor of its own, wherever the compiler lays it
         return scale.unbind(), [torch.reciprocal(one) for one in scale.unbind()]
-    return scale.unbind(), _apart(torch.reciprocal(scale))
+    return scale.unbind(), _each(_apart(torch.reciprocal(scale)))
 
 
 def _apart(numbers):
-    """Each number by itself, in one pass for all: cublasLt takes scales on multiples of 16 bytes alone."""
-    if not numbers.is_cuda:
-        return numbers.unbind()
-    return numbers[:, None].expand(-1, 4).contiguous()[:, 0].unbind()
+    """Of a GPU [n, 4], in one pass for all: cublasLt takes scales on multiples of 16 bytes alone. Else as they are."""
+    return numbers[:, None].expand(-1, 4).contiguous() if numbers.is_cuda else numbers
+
+
+def _each(numbers):
+    """Each of what _apart gave by itself."""
+    return (numbers if numbers.dim() == 1 else numbers[:, 0]).unbind()
 
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
@@ -166,46 +184,61 @@ def kept_versions(histories):
     return torch.autograd._unsafe_preserve_version_counter(tuple(histories))
 
 
-def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: DelayedScaling) -> None:
-    """Makes new scales of the histories, which move on by a row. maxima: the largest number of each one's format."""
+def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: DelayedScaling) -> bool:
+    """Makes new scales of the histories, which move on by a row. maxima: the largest number of each one's format.
+
+    Returns whether a CUDA graph makes them.
+    """
     if not scalings:
-        return
-    traced = is_traced()
-    if is_captured(scalings[0].scale):
+        return False
+    traced, captured = is_traced(), is_captured(scalings[0].scale)
+    if captured:
         for scaling in scalings:
             scaling.fixed = True  # what replays finds the scales where they are now
-    with _kept_tensors(traced), kept_versions(scaling.amax_history for scaling in scalings):
+    with _kept_tensors(traced):
         if callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo is not None:
-            with torch.no_grad():  # no history moves on before every function has given its scales
-                news = [_scale_by_functions(*of, recipe) for of in zip(scalings, maxima, strict=True)]
-                for scaling, new in zip(scalings, news, strict=True):
-                    _move_on(scaling.amax_history)
-                    scaling.replace(new, torch.ones_like(new) / new)
-            return
+            _update_by_functions(scalings, maxima, recipe)
+            return captured
         if not traced:  # as they lie
-            pairs = sorted(zip(scalings, maxima, strict=True), key=lambda pair: _order(pair[0]))
+            pairs = sorted(zip(scalings, maxima, strict=True), key=lambda pair: pair[0].place[0])
             scalings, maxima = zip(*pairs, strict=True)
-        olds = [scaling.scale for scaling in scalings]
-        sizes = [old.shape[0] for old in olds]
-        histories = [scaling.amax_history for scaling in scalings]
-        numbers = _maxima(scalings[0], tuple(maxima), sizes)
-        made = _casts.update_scales(histories, olds, numbers, recipe.margin, recipe.amax_compute_algo)
-        scale, inverse = (torch.split_with_sizes(tensor, sizes) for tensor in made)
-        scalars = None if traced else (made[0].unbind(), _apart(made[1]))
-        first = 0
         kept: list[torch.Tensor] = []
         taken: list[torch.Tensor] = []
-        for scaling, new, one_by in zip(scalings, scale, inverse, strict=True):
-            part = slice(first, first := first + new.shape[0])
+        for scaling, (new, one_by, apart) in zip(scalings, _made(scalings, maxima, recipe), strict=True):
             if scaling.fixed:
                 kept += scaling.scale, scaling.scale_inv
                 taken += new, one_by
             else:
-                scaling.replace(
-                    new, one_by, None if scalars is None else (scalars[0][part], scalars[1][part])
-                )
+                scaling.replace(new, one_by, apart)
         if kept:
             torch._foreach_copy_(kept, taken)
+    return captured
+
+
+def _made(scalings, maxima, recipe):
+    """Of each: new scales, 1 / they, and the same as _apart gives them, or None."""
+    olds = [scaling.scale for scaling in scalings]
+    histories = [scaling.amax_history for scaling in scalings]
+    sizes = [old.shape[0] for old in olds]
+    numbers = _maxima(scalings[0], tuple(maxima), sizes)
+    how = histories, olds, numbers, recipe.margin, recipe.amax_compute_algo
+    found = _casts.new_scales(*how)
+    if found is not None:
+        return found
+    with kept_versions(histories):
+        scale, inverse = _casts.update_scales(*how)
+    parts = [torch.split_with_sizes(tensor, sizes) for tensor in (scale, inverse)]
+    parts.append([None] * len(sizes) if is_traced() else torch.split_with_sizes(_apart(inverse), sizes))
+    return zip(*parts, strict=True)
+
+
+def _update_by_functions(scalings, maxima, recipe):
+    """No history moves on before every function has given its scales."""
+    with torch.no_grad(), kept_versions(scaling.amax_history for scaling in scalings):
+        news = [_scale_by_functions(*of, recipe) for of in zip(scalings, maxima, strict=True)]
+        for scaling, new in zip(scalings, news, strict=True):
+            _move_on(scaling.amax_history)
+            scaling.replace(new, torch.ones_like(new) / new)
 
 
 def _maxima(owner, maxima, sizes):

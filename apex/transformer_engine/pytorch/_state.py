@@ -57,7 +57,8 @@ class _Autocast:
         return not delayed and recipe.float8_current_scaling()
 
 
-_HAS_RANKS = dist.is_available()
+_DEFAULT = DelayedScaling()
+_has_ranks = dist.is_initialized if dist.is_available() else lambda: False
 current = _Autocast()
 _pending: list[LayerState] = []
 _in_graph: list[LayerState] = []  # whose new scales a CUDA graph makes that is captured in this autocast
@@ -87,13 +88,13 @@ class LayerState:
             if scaling.length != recipe.amax_history_len:
                 scaling.resize(recipe.amax_history_len)
 
-    def note(self) -> None:
-        """Its histories get something."""
+    def note(self, captured: bool) -> None:
+        """Its histories get something; captured: in a CUDA graph."""
         if not current.reduced:
             current.reduced = True
             if _pending:
                 flush(True)
-        if _scaling.is_captured(self.forward.scale):
+        if captured:
             self._update_in_graph()
         self.wait()
 
@@ -116,13 +117,13 @@ class LayerState:
 
     def is_shared(self) -> bool:
         """Whether several ranks reduce their magnitudes together."""
-        if not _HAS_RANKS or not dist.is_initialized() or self.recipe is None or not self.recipe.reduce_amax:
+        if not _has_ranks() or self.recipe is None or not self.recipe.reduce_amax:
             return False
         return dist.get_world_size(self.group) > 1
 
     def maxima(self) -> list[float]:
         """The largest numbers of the formats, forward and backward."""
-        device, recipe = self.forward.scale.device, self.recipe or DelayedScaling()
+        device, recipe = self.forward.scale.device, self.recipe or _DEFAULT
         return [_formats.largest(dtype) for dtype in _formats.dtypes_of(recipe, device)]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,6 +144,8 @@ class LayerState:
 
 def flush(reduced: bool) -> None:
     """New scales for layers whose magnitudes are reduced over ranks, or for the others."""
+    if reduced and not _has_ranks():
+        return
     taken = [state for state in _pending if state.is_shared() == reduced]
     if _scaling.is_fake():  # layers with numbers wait on
         taken = [state for state in taken if type(state.forward.scale) is not torch.Tensor]
@@ -165,8 +168,7 @@ def _update(states):
     """New scales of states of one recipe and device."""
     scalings = [scaling for state in states for scaling in (state.forward, state.backward)]
     maxima = [largest for state in states for largest in state.maxima()]
-    _scaling.update(scalings, maxima, states[0].recipe or DelayedScaling())
-    if _scaling.is_captured(scalings[0].scale):
+    if _scaling.update(scalings, maxima, states[0].recipe or _DEFAULT):
         _in_graph.extend(states)
 
 

@@ -60,7 +60,7 @@ def _noting(forward, states, training):
     def run(*arguments, **keywords):
         if training:
             for state in states:
-                state.note()
+                state.note(_scaling.is_captured(state.forward.scale))
         return forward(*arguments, **keywords)
 
     return run

@@ -172,19 +172,41 @@ def test_a_faster_answer_than_the_first(apex, cuda):
     shape = dict(a=here.data_ptr(), b=here.data_ptr(), d=here.data_ptr(), type=1, type_d=1)
     large = Matmul(m=8192, n=4096, k=8192, ld_a=8192, ld_b=4096, ld_d=4096, **shape)
     small = Matmul(m=2048, n=2048, k=2048, ld_a=2048, ld_b=2048, ld_d=2048, **shape)
-    for tile, device, matmul, answer, asked in (
+    for n, (tile, device, matmul, answer, asked) in enumerate((
         (0, 0, large, 1, [1]),
         (209, 0, large, 5, [1, 8]),
         (248, 0, large, 5, [1, 8]),
         (209, 1, large, 1, [1]),  # Ampere
         (209, 0, small, 1, [1]),
-    ):
+    )):  # fmt: skip
         lt.fail("tile", tile)
+        matmul.n = matmul.ld_b = matmul.ld_d = matmul.n + 8 * n  # what was asked before is not asked again
         lt.log()
         assert run(apex, CUDA, matmul, device=device) == OK, apex.last_error
         new = lt.log()
         assert [int(line.split()[2].strip(",")) for line in new if line.startswith("heuristic")] == asked
         assert f"algorithm {answer}," in new[-1]
+
+
+@fresh_process("cuda")
+def test_what_is_known_is_not_asked_again(apex, cuda):
+    """Of matrices anywhere else, of the same alignment; an algorithm that no longer serves is asked for anew."""
+    lt = FakeLt(CUDA)
+    memory = torch.zeros(3, 512, dtype=torch.bfloat16, device="cpu")
+
+    def asked(offset=0, status=OK, **others):
+        """How often the heuristic was, for one product."""
+        lt.log()
+        a, b, d = (row[-row.data_ptr() % 256 // 2 + offset :][:64].view(8, 8) for row in memory.clone())
+        assert run(apex, CUDA, describe(a, b, d, **others)) == status, apex.last_error
+        return sum(line.startswith("heuristic") for line in lt.log())
+
+    for other in ({}, dict(transpose_b=True), dict(accumulate=True), dict(offset=1)):
+        assert [asked(**other) for _ in range(3)] == [1, 0, 0]
+    lt.fail("algorithms", 1)
+    assert asked(status=USE_REFERENCE) == 1
+    lt.fail("algorithms", 0)
+    assert [asked() for _ in range(2)] == [1, 0] and lt.c.fake_live_objects() == 0
 
 
 @fresh_process("cuda")

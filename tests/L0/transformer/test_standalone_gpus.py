@@ -1,4 +1,4 @@
-"""Standalone GPT and BERT over two GPUs with NCCL, as tensor parallel ranks and as pipelines."""
+"""Standalone GPT over two GPUs with NCCL, and what models have in common."""
 
 from __future__ import annotations
 

@@ -62,8 +62,9 @@ def test_bytes_of_a_shard():
 
 
 def test_pipeline_bubble(tmp_path):
-    options = "--chunks 2 --microbatches 4 --forward 4 --backward 4 --steps 1"
+    options = "--chunks 1 2 --microbatches 4 --forward 4 --backward 4 --steps 1"
     said, found = run(tmp_path, options, ROOT / "benchmarks/pipeline_bubble.py")
-    (_, least), (_, must) = found["step"], found["waiting"]
-    assert least - must == pytest.approx(4 * 2 * must, rel=1e-6)  # the work of 4 microbatches
-    assert "2 stages x 2, 4 microbatches" in said and "waiting" in said
+    for parts in 1, 2:
+        (_, least), (_, must) = found[str(parts)]["step"], found[str(parts)]["waiting"]
+        assert least - must == pytest.approx(4 * parts * must, rel=1e-6)  # the work of 4 microbatches
+        assert f"2 stages x {parts}, 4 microbatches" in said

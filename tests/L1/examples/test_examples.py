@@ -319,3 +319,11 @@ def test_sparsity(tmp_path):
     assert min(plain, reordered) > 0.5
     kept = figures(printed, r"magnitude kept (\S+)")
     assert kept[1] > kept[0]
+
+
+def test_blocks_that_are_sparse(tmp_path):
+    """Pruning takes a part of what a block gives, and training on brings some of it back."""
+    printed = run(tmp_path, "sparsity/blocks.py", "--steps", 3, "--batch", 2, "--device", "cpu")
+    found = re.findall(r"off by (\S+) after pruning, (\S+) after training on", printed)
+    assert len(found) == 2
+    assert all(0 < float(trained) < float(pruned) < 0.5 for pruned, trained in found)

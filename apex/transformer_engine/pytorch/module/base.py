@@ -11,7 +11,16 @@ from torch import nn
 
 from apex.fused_dense import _main_grad, fused_dense_function
 from apex.transformer_engine.common.recipe import DelayedScaling, Float8BlockScaling
-from apex.transformer_engine.pytorch import _casts, _extra_state, _formats, _linear, _parameters, _quantizers
+from apex.transformer_engine.pytorch import (
+    _casts,
+    _eager,
+    _extra_state,
+    _formats,
+    _linear,
+    _parameters,
+    _quantizers,
+    _scaling,
+)
 from apex.transformer_engine.pytorch._norms import Norm
 from apex.transformer_engine.pytorch._parallel import Sharing
 from apex.transformer_engine.pytorch._quantizers import Quantized
@@ -119,6 +128,10 @@ class TransformerEngineBaseModule(nn.Module):
         if current.exporting:
             return torch.nn.functional.linear(input, weight, bias)
         if current.enabled:
+            if norm is None:
+                found = _eager.linear(self, input, weight, bias, is_first_microbatch, gemm)
+                if found is not None:
+                    return found
             made, gamma, beta = norm or (None, None, None)
             plan = self._plan(input, weight, gemm, is_first_microbatch, made)
             return _linear.Linear.apply(input, gamma, beta, weight, bias, plan)
@@ -151,7 +164,7 @@ class TransformerEngineBaseModule(nn.Module):
         if not isinstance(recipe, DelayedScaling):
             return
         self._state.prepare(recipe, input.device)
-        self._state.note()
+        self._state.note(_scaling.is_captured(input))
         row = self._state.forward.amax_history[0]
         with torch.no_grad():
             _casts.record(row[3 * gemm], input.detach())
@@ -162,7 +175,7 @@ class TransformerEngineBaseModule(nn.Module):
         recipe: Any = current.recipe
         device, delayed = input.device, isinstance(recipe, DelayedScaling)
         make = self._delayed if delayed else _of_values
-        quantizers = make(recipe, *_formats.dtypes_of(recipe, device), device, gemm)
+        quantizers = make(recipe, *_formats.dtypes_of(recipe, device), input, gemm)
         if isinstance(weight, Float8Tensor):
             cached = weight.quantized()
         else:
@@ -175,12 +188,9 @@ class TransformerEngineBaseModule(nn.Module):
             accurate, wide_wgrad = tuple([product.use_split_accumulator for product in products]), False
         return _linear.Plan(*quantizers, cached, dtype, accurate, wide_wgrad, adds, norm)
 
-    def _delayed(self, recipe, forward, backward, device, gemm):
+    def _delayed(self, recipe, forward, backward, input, gemm):
         """Quantizers of input, weight and gradient."""
-        state, records = self._state, self._records()
-        state.prepare(recipe, device)
-        if records:
-            state.note()
+        state, records = self._begin_step(recipe, input, _scaling.is_captured(input))
         scales = state.forward.scale, state.backward.scale
         if current.frame is not None:
             scales = current.frame.scales(scales, state)
@@ -190,6 +200,14 @@ class TransformerEngineBaseModule(nn.Module):
             make(forward, scales[0], state.forward, 3 * gemm + 1, records, known),
             make(backward, scales[1], state.backward, 2 * gemm, True),
         )
+
+    def _begin_step(self, recipe, input, captured):
+        """(what delayed scaling knows, whether magnitudes of input and weight go into it)"""
+        state, records = self._state, self._records()
+        state.prepare(recipe, input.device)
+        if records:
+            state.note(captured)
+        return state, records
 
     def _cached_weight(self, quantizer, weight, gemm, is_first_microbatch):
         """The weight in FP8, of the first microbatch; None where nobody said which microbatch it is."""
@@ -201,7 +219,7 @@ class TransformerEngineBaseModule(nn.Module):
         return self._cached[gemm]
 
 
-def _of_values(recipe, forward, backward, device, gemm):
+def _of_values(recipe, forward, backward, input, gemm):
     """Quantizers of recipes without a state."""
     options = recipe.fp8_quant_fwd_inp, recipe.fp8_quant_fwd_weight, recipe.fp8_quant_bwd_grad
     dtypes = forward, forward, backward

@@ -91,12 +91,16 @@ class Linear(TransformerEngineBaseModule):
             return node
         if weight is not None or bias is not None:
             raise RuntimeError("weight and bias cannot be passed to forward: they are the layer's own")
-        output = self._share(self._sharing.enter(inp), is_first_microbatch)
+        entered = inp if self._sharing.size == 1 else self._sharing.enter(inp)
+        output = self._share(entered, is_first_microbatch)
         return (output, whole(self, "bias")) if self.return_bias else output
 
     def _share(self, entered, is_first_microbatch, norm=None):
         """What the layer gives of what entered it, by `norm` first where there is one."""
-        row = self._sharing.mode == "row" and self._sharing.size > 1
+        if self._sharing.size == 1:  # by few frames: eager, each shows beside the card's time
+            bias = None if self.return_bias else whole(self, "bias")
+            return self._multiply(entered, whole(self, "weight"), bias, is_first_microbatch, norm=norm)
+        row = self._sharing.mode == "row"
         added = None if self.return_bias else whole(self, "bias")
         bias = None if row else added
         output = self._multiply(entered, whole(self, "weight"), bias, is_first_microbatch, norm=norm)
@@ -127,7 +131,7 @@ def weights_and_biases(layer, inputs, outputs, names, init, dtype, device, track
 
 def whole(layer, kind):
     """The weight or the bias (or None) of a layer, of all of its parts."""
+    if len(layer._split) == 1:
+        return getattr(layer, layer._split[0] + kind)
     parts = [getattr(layer, name + kind) for name in layer._split]
-    if len(parts) == 1 or parts[0] is None:
-        return parts[0]
-    return torch.cat(parts)
+    return None if parts[0] is None else torch.cat(parts)

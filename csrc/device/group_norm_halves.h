@@ -1,0 +1,408 @@
+// Group norm of halves, channels last, of images whose strip fits in the shared memory of a block, or of the blocks of
+// a cluster that part its rows among them. A strip is whole groups, its memory is read once, and threads find in shared
+// memory what they put there themselves. Groups have eight channels at least: a thread's vector is of two at most.
+#pragma once
+#include "exchange.h"
+#include "group_norm_tile.h"
+
+namespace gpu {
+#if !defined(GPU_HOST)
+struct HalvesItem {
+  static constexpr u32 width = 8;
+  u32 image, part, column, lane;
+  u32 group_channels, first_channel, first_group, groups;  // of the strip
+  u32 channel, group, split;  // the thread's; its first group's of the strip; channels in it
+  u32 part_rows, rows, most;  // of the part, of the thread, of any thread
+  i64 offset, step;           // bytes: of the thread's first row, to the next one
+
+  GPU_FN HalvesItem(const GroupNorm& a, u32 item) {
+    const u32 unit = item / a.parts, channels = (u32)a.channels, strip_channels = a.columns * width;
+    part = item - unit * a.parts;
+    image = unit / a.strips;
+    first_channel = (unit - image * a.strips) * strip_channels;
+    const u32 left_channels = channels - first_channel;
+    group_channels = channels / (u32)a.groups;
+    first_group = first_channel / group_channels;
+    groups = (left_channels < strip_channels ? left_channels : strip_channels) / group_channels;
+    lane = thread_x() / a.columns;
+    column = thread_x() - lane * a.columns;
+    const bool active = lane < a.lanes && column * width < left_channels;
+    const u32 of_strip = active ? column * width : 0;
+    channel = first_channel + of_strip;
+    group = of_strip / group_channels;
+    split = (group + 1) * group_channels - of_strip;
+    const u32 begin = part * (u32)a.part_size, left = (u32)a.spatial - begin;
+    part_rows = left < (u32)a.part_size ? left : (u32)a.part_size;
+    rows = active ? rows_of(a, lane) : 0;
+    most = rows_of(a, 0);
+    offset = (((i64)image * a.spatial + begin + lane) * a.channels + channel) * 2;
+    step = (i64)a.lanes * a.channels * 2;
+  }
+  GPU_FN u32 rows_of(const GroupNorm& a, u32 of_lane) const {
+    return of_lane < part_rows ? (part_rows - 1 - of_lane) / a.lanes + 1 : 0;
+  }
+  // Of the thread's channel i, what its group has of two numbers a group.
+  template <class Each> GPU_FN void for_each_channel(const Each& each) const {
+    GPU_UNROLL_FOR (u32 i = 0; i < width; ++i) each(i, i >= split);
+  }
+  GPU_FN u32 group_of_image(const GroupNorm& a, u32 g) const { return image * (u32)a.groups + first_group + g; }
+  GPU_FN u32 second_group() const { return group + 1 < groups ? group + 1 : group; }
+  // Where a part leaves two numbers of a group for the others.
+  GPU_FN float* left_of(const GroupNorm& a, u32 g, u32 of_part) const {
+    return reinterpret_cast<float*>(a.group_partials) + ((i64)group_of_image(a, g) * a.parts + of_part) * 2;
+  }
+};
+
+// The thread's weights or biases, as memory has them.
+struct HalvesAffine {
+  Numbers<8> numbers;
+  GPU_FN void load(const u8* from, i32 type, u32 channel) {
+    if (from) numbers.load(from, type, channel);
+  }
+  GPU_FN void get(float (&x)[8], const u8* from, i32 type, float otherwise) const {
+    if (from) numbers.get(x, type);
+    else
+      GPU_UNROLL_FOR (int i = 0; i < 8; ++i) x[i] = otherwise;
+  }
+};
+
+// put(k) for the rows of the thread, in four shares that are on their way at once; then meanwhile(); then, as soon as
+// each has arrived, take(k) of its rows, before the first of all begin().
+template <class Put, class Meanwhile, class Begin, class Take>
+GPU_FN void stage_shares(const HalvesItem& at, const Put& put, const Meanwhile& meanwhile, const Begin& begin,
+                         const Take& take) {
+  constexpr u32 shares = 4;
+  const u32 share = (at.most + shares - 1) / shares;
+  const auto past = [&](u32 s) { return (s + 1) * share < at.rows ? (s + 1) * share : at.rows; };
+  GPU_UNROLL_FOR (u32 s = 0; s < shares; ++s) {
+    for (u32 k = s * share; k < past(s); ++k) put(k);
+#if !defined(GPU_HIP)
+    copy_async_commit();
+#endif
+  }
+  meanwhile();
+  GPU_UNROLL_FOR (u32 s = 0; s < shares; ++s) {
+#if !defined(GPU_HIP)
+    if (s == 0) copy_async_wait<3>();
+    if (s == 1) copy_async_wait<2>();
+    if (s == 2) copy_async_wait<1>();
+    if (s == 3) copy_async_wait<0>();
+#endif
+    if (s == 0) begin();
+    for (u32 k = s * share; k < past(s); ++k) take(k);
+  }
+}
+
+// What a thread has of its two groups.
+struct HalvesMoments {
+  static constexpr int width = 8;
+  float first[width] = {}, sum[width] = {}, square[width] = {};
+
+  GPU_FN void add(const float (&x)[width]) {
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+      const float d = x[i] - first[i];
+      sum[i] += d;
+      square[i] = fma(d, d, square[i]);
+    }
+  }
+  // Mean and squared deviations of each of both groups. In the order of Vector<float, 4>.
+  GPU_FN Vector<float, 4> of_groups(const HalvesItem& at) const {
+    if (at.rows == 0) return Vector<float, 4>{};
+    const float n = (float)at.rows, share = 1.0f / n;
+    const u32 of_first = at.split < width ? at.split : width;
+    float mean[width], m2[width], apart[2] = {}, squares[2] = {};
+    at.for_each_channel([&](u32 i, bool) {
+      const float of_sum = sum[i] * share;
+      m2[i] = maximum(0.0f, fma(-of_sum, sum[i], square[i]));
+      mean[i] = first[i] + of_sum;
+    });
+    at.for_each_channel([&](u32 i, bool second) {
+      apart[0] += second ? 0.0f : mean[i] - mean[0];
+      apart[1] += second ? mean[i] - mean[width - 1] : 0.0f;
+    });
+    const float means[2] = {mean[0] + divide(apart[0], (float)of_first),
+                            mean[width - 1] + divide(apart[1], maximum((float)(width - of_first), 1.0f))};
+    at.for_each_channel([&](u32 i, bool second) {
+      const float d = mean[i] - (second ? means[1] : means[0]), all = fma(n * d, d, m2[i]);
+      squares[0] += second ? 0.0f : all;
+      squares[1] += second ? all : 0.0f;
+    });
+    return Vector<float, 4>{{means[0], squares[0], means[1], squares[1]}};
+  }
+};
+
+template <i32 type> GPU_FN void group_norm_forward_halves(const GroupNorm& a) {
+  constexpr int width = 8;
+  GPU_DYNAMIC_SHARED(float, memory);
+  const u32 threads = block_size_x(), warp = thread_x() / warp_size, warps = threads / warp_size;
+  Vector<float, 4>* const of_threads = reinterpret_cast<Vector<float, 4>*>(memory);
+  Vector<float, 2>* const of_groups = reinterpret_cast<Vector<float, 2>*>(memory + 4 * threads);
+  const TileSlots tile(reinterpret_cast<u8*>(of_groups + threads));
+  const u32 items = (u32)(a.batch * a.strips) * a.parts;
+  const bool silu = a.silu != 0;
+  for (u32 item = block_x(); item < items; item += grid_x()) {
+    const HalvesItem at(a, item);
+    const u8* const from = a.input + at.offset;
+    HalvesMoments moments;
+    stage_shares(
+        at, [&](u32 k) { tile.put(k, from + k * at.step); },
+        [&] {
+          if (a.weight) prefetch(a.weight + at.channel * bytes_of(a.weight_type));
+          if (a.bias) prefetch(a.bias + at.channel * bytes_of(a.weight_type));
+        },
+        [&] {
+          if (at.rows) tile.get<type>(moments.first, 0);
+        },
+        [&](u32 k) {
+          float x[width];
+          tile.get<type>(x, k);
+          moments.add(x);
+        });
+    of_threads[thread_x()] = moments.of_groups(at);
+    HalvesAffine weight, bias;
+    weight.load(a.weight, a.weight_type, at.channel);
+    bias.load(a.bias, a.weight_type, at.channel);
+    sync_threads();
+    // Warps take groups, their lanes threads of the block.
+    for (u32 g = warp; g < at.groups; g += warps) {
+      const u32 begin = g * at.group_channels, end = begin + at.group_channels, first = begin / width,
+                columns = (end - 1) / width - first + 1;
+      const Vector<float, 4> any = of_threads[first];
+      Merging<Moments<float>> merging(first * width < begin ? any.v[2] : any.v[0]);
+      for (u32 j = lane_id(); j < columns * a.lanes; j += warp_size) {
+        const u32 lane = j / columns, column = first + j - lane * columns, low = column * width, high = low + width;
+        const Vector<float, 4> x = of_threads[lane * a.columns + column];
+        const bool second = low < begin;
+        const u32 channels = (high < end ? high : end) - (second ? begin : low);
+        merging.take({(float)(at.rows_of(a, lane) * channels), second ? x.v[2] : x.v[0], second ? x.v[3] : x.v[1]});
+      }
+      const Moments<float> sum = merging.result(warp_size);
+      if (lane_id() == 0) {
+        if (a.parts > 1) {
+          float* const to = at.left_of(a, g, at.part);
+          to[0] = sum.mean;
+          to[1] = sum.m2;
+        } else of_groups[g] = Vector<float, 2>{{sum.mean, sum.m2}};
+      }
+    }
+    if (a.parts > 1) sync_cluster();
+    for (u32 g = warp; g < at.groups; g += warps) {
+      Moments<float> sum{0.0f, 0.0f, 0.0f};
+      if (a.parts > 1) {
+        Merging<Moments<float>> merging(load_coherent(at.left_of(a, g, 0)));
+        if (lane_id() < a.parts) {
+          const u32 left = (u32)a.spatial - lane_id() * (u32)a.part_size,
+                    rows = left < (u32)a.part_size ? left : (u32)a.part_size;
+          const float* const of_part = at.left_of(a, g, lane_id());
+          merging.take({(float)(rows * at.group_channels), load_coherent(of_part), load_coherent(of_part + 1)});
+        }
+        sum = merging.result(warp_size);
+      } else if (lane_id() == 0) {
+        sum.mean = of_groups[g].v[0];
+        sum.m2 = of_groups[g].v[1];
+      }
+      if (lane_id() != 0) continue;
+      const float rstd = inverse_deviation(sum.m2, (float)a.spatial * (float)at.group_channels, (float)a.eps);
+      of_groups[g] = Vector<float, 2>{{sum.mean, rstd}};
+      if (at.part != 0) continue;
+      reinterpret_cast<float*>(a.mean)[at.group_of_image(a, g)] = sum.mean;
+      reinterpret_cast<float*>(a.rstd)[at.group_of_image(a, g)] = rstd;
+    }
+    sync_threads();
+    float origin[width], scale[width], shift[width];
+    weight.get(scale, a.weight, a.weight_type, 1.0f);
+    bias.get(shift, a.bias, a.weight_type, 0.0f);
+    const Vector<float, 2> first = of_groups[at.group], second = of_groups[at.second_group()];
+    const float origins[2] = {origin_of(first.v[0], first.v[1]), origin_of(second.v[0], second.v[1])};
+    at.for_each_channel([&](u32 i, bool is_second) {
+      origin[i] = is_second ? origins[1] : origins[0];
+      scale[i] *= is_second ? second.v[1] : first.v[1];
+      shift[i] = fma(origin[i] - (is_second ? second.v[0] : first.v[0]), scale[i], shift[i]);
+    });
+    u8* to = a.output + at.offset;
+    for (u32 k = 0; k < at.rows; ++k, to += at.step) {
+      float x[width];
+      tile.get<type>(x, k);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = fma(x[i] - origin[i], scale[i], shift[i]);
+      activate<float, false>(x, silu);
+      *reinterpret_cast<Words*>(to) = pack(x, type);
+    }
+  }
+}
+
+// Shared memory of the backward, in floats: what threads have, [2 * width][threads and a row of columns, so that no
+// bank is asked twice], then the strip's channels, [2 * width][columns].
+struct HalvesSums {
+  static constexpr u32 numbers = 16;
+  float *of_threads, *of_channels;
+  u32 pitch, columns, all;
+  GPU_FN HalvesSums(const GroupNorm& a, float* memory)
+      : of_threads(memory), pitch(block_size_x() + a.columns), columns(a.columns), all(numbers * a.columns) {
+    of_channels = of_threads + numbers * pitch;
+  }
+  GPU_FN u8* rest() const { return reinterpret_cast<u8*>(of_channels + all); }
+  // Of channel q of the strip: the sum of g, or of g * x^.
+  GPU_FN float get(u32 which, u32 q) const { return of_channels[(which * 8 + q % 8) * columns + q / 8]; }
+
+  // For all threads together: from each thread's sums those of the strip's channels.
+  GPU_FN void add_up(u32 lanes) const {
+    const u32 helpers = block_size_x() / all, helper = thread_x() / all, u = thread_x() - helper * all,
+              number = u / columns;
+    const float* const from = of_threads + number * pitch + u - number * columns;
+    float sum = 0.0f;
+    sync_threads();
+    if (helper < helpers)
+      for (u32 lane = helper; lane < lanes; lane += helpers) sum += from[lane * columns];
+    sync_threads();
+    if (helper < helpers) of_threads[thread_x()] = sum;
+    sync_threads();
+    if (helper == 0) {
+      for (u32 other = 1; other < helpers; ++other) sum += of_threads[other * all + u];
+      of_channels[u] = sum;
+    }
+    sync_threads();
+  }
+};
+
+// The strip's weights' gradients, from what all images' parts left. In the block that was the last to leave something.
+GPU_FN void finish_strip(const GroupNorm& a, const HalvesItem& at, float* memory) {
+  const u32 channels = at.groups * at.group_channels, all = 2 * channels, helpers = block_size_x() / all,
+            helper = thread_x() / all, number = thread_x() - helper * all;
+  const u32 which = number / channels, channel = at.first_channel + number - which * channels;
+  const float* const from = reinterpret_cast<const float*>(a.channel_partials) + (i64)which * a.channels + channel;
+  const u32 parts = (u32)a.batch * a.parts;
+  constexpr u32 at_once = 4;
+  float sum = 0.0f;
+  if (helper < helpers)
+    for (u32 part = helper; part < parts; part += at_once * helpers) {
+      float x[at_once] = {};
+      GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k)
+        if (part + k * helpers < parts) x[k] = load_coherent(from + (i64)(part + k * helpers) * 2 * a.channels);
+      GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k) sum += x[k];
+    }
+  memory[thread_x()] = sum;
+  sync_threads();
+  if (helper != 0) return;
+  for (u32 other = 1; other < helpers; ++other) sum += memory[other * all + number];
+  u8* const to = which ? a.grad_weight : a.grad_bias;
+  const float of_channel[1] = {sum};
+  if (to) store_values(to, a.weight_type, channel, of_channel);
+}
+
+template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
+  constexpr int width = 8;
+  GPU_DYNAMIC_SHARED(float, memory);
+  const u32 threads = block_size_x(), warp = thread_x() / warp_size, warps = threads / warp_size;
+  Vector<float, 2>* const of_groups = reinterpret_cast<Vector<float, 2>*>(memory);
+  const HalvesSums sums(a, memory + 2 * threads);
+  const u32 items = (u32)(a.batch * a.strips) * a.parts;
+  const bool silu = a.silu != 0;
+  const float *const means = reinterpret_cast<const float*>(a.mean), *const rstds =
+                                                                         reinterpret_cast<const float*>(a.rstd);
+  for (u32 item = block_x(); item < items; item += grid_x()) {
+    const HalvesItem at(a, item);
+    const TileSlots tile(sums.rest()), grads(sums.rest() + (i64)at.most * threads * group_norm_vector_bytes);
+    const u32 group = at.group_of_image(a, at.group), second_group = at.group_of_image(a, at.second_group());
+    float mean[width], scale[width], bias[width], of_one[width] = {}, of_x[width] = {}, rstd[2];
+    // x less its mean in place of x, g in place of dy.
+    const auto gradient = [&](float (&x)[width], float (&dy)[width], u32 k) {
+      float z[width];
+      tile.get<type>(x, k);
+      grads.get<type>(dy, k);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+        x[i] -= mean[i];
+        z[i] = fma(x[i], scale[i], bias[i]);
+      }
+      gradient_of_z<float, false>(dy, z, silu);
+    };
+    stage_shares(
+        at,
+        [&](u32 k) {
+          tile.put(k, a.input + at.offset + k * at.step);
+          grads.put(k, a.grad_output + at.offset + k * at.step);
+        },
+        [&] {
+          HalvesAffine of_weight, of_bias;
+          of_weight.load(a.weight, a.weight_type, at.channel);
+          of_bias.load(a.bias, a.weight_type, at.channel);
+          const float both[2] = {means[group], means[second_group]};
+          rstd[0] = rstds[group];
+          rstd[1] = rstds[second_group];
+          of_weight.get(scale, a.weight, a.weight_type, 1.0f);
+          of_bias.get(bias, a.bias, a.weight_type, 0.0f);
+          at.for_each_channel([&](u32 i, bool second) {
+            mean[i] = second ? both[1] : both[0];
+            scale[i] *= second ? rstd[1] : rstd[0];
+          });
+        },
+        [] {},
+        [&](u32 k) {
+          float x[width], dy[width];
+          gradient(x, dy, k);
+          GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+            of_one[i] += dy[i];
+            of_x[i] = fma(dy[i], x[i], of_x[i]);
+          }
+        });
+    at.for_each_channel([&](u32 i, bool second) {
+      sums.of_threads[i * sums.pitch + thread_x()] = of_one[i];
+      sums.of_threads[(width + i) * sums.pitch + thread_x()] = of_x[i] * (second ? rstd[1] : rstd[0]);
+    });
+    sums.add_up(a.lanes);
+    if (a.channel_partials && thread_x() < sums.all) {
+      const u32 which = thread_x() / (a.columns * width), q = thread_x() - which * a.columns * width;
+      if (q < at.groups * at.group_channels)
+        reinterpret_cast<float*>(
+            a.channel_partials)[(((i64)at.image * a.parts + at.part) * 2 + which) * a.channels + at.first_channel + q] =
+            sums.get(which, q);
+    }
+    // Warps take groups, their lanes channels.
+    const float by_count = 1.0f / ((float)a.spatial * (float)at.group_channels);
+    for (u32 g = warp; g < at.groups; g += warps) {
+      float one = 0.0f, along = 0.0f;
+      for (u32 q = g * at.group_channels + lane_id(); q < (g + 1) * at.group_channels; q += warp_size) {
+        const float weight = affine(a.weight, a.weight_type, at.first_channel + q, 1.0f);
+        one = fma(sums.get(0, q), weight, one);
+        along = fma(sums.get(1, q), weight, along);
+      }
+      one = warp_reduce<Sum>(one);
+      along = warp_reduce<Sum>(along);
+      if (lane_id() != 0) continue;
+      if (a.parts > 1) {
+        float* const to = at.left_of(a, g, at.part);
+        to[0] = one;
+        to[1] = along;
+      } else of_groups[g] = Vector<float, 2>{{one * by_count, along * by_count}};
+    }
+    if (a.parts > 1) {
+      sync_cluster();
+      for (u32 g = warp; g < at.groups; g += warps) {
+        const float* const of_part = at.left_of(a, g, lane_id() < a.parts ? lane_id() : 0);
+        const float one = warp_reduce<Sum>(lane_id() < a.parts ? load_coherent(of_part) : 0.0f),
+                    along = warp_reduce<Sum>(lane_id() < a.parts ? load_coherent(of_part + 1) : 0.0f);
+        if (lane_id() == 0) of_groups[g] = Vector<float, 2>{{one * by_count, along * by_count}};
+      }
+    }
+    sync_threads();
+    const Vector<float, 2> first = of_groups[at.group], second = of_groups[at.second_group()];
+    at.for_each_channel([&](u32 i, bool is_second) {
+      const float r = is_second ? rstd[1] : rstd[0];
+      of_one[i] = r * (is_second ? second.v[0] : first.v[0]);
+      of_x[i] = r * r * (is_second ? second.v[1] : first.v[1]);
+    });
+    u8* to = a.output + at.offset;
+    for (u32 k = 0; k < at.rows; ++k, to += at.step) {
+      float x[width], dy[width];
+      gradient(x, dy, k);
+      GPU_UNROLL_FOR (int i = 0; i < width; ++i) dy[i] = fma(dy[i], scale[i], -fma(x[i], of_x[i], of_one[i]));
+      *reinterpret_cast<Words*>(to) = pack(dy, type);
+    }
+    if (!a.counters) continue;
+    GPU_SHARED(u32, is_last, 1);
+    if (is_last_of(a.counters + at.first_channel / (a.columns * width), (u32)a.batch * a.parts, is_last))
+      finish_strip(a, at, sums.of_threads);
+    sync_threads();
+  }
+}
+#endif
+}  // namespace gpu

@@ -1,0 +1,302 @@
+"""Products of layers in eager mode, which C++ makes: as the function in Python does, bit for bit, and by few frames."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+
+import pytest
+import torch
+from te_common import (
+    DEVICES,
+    RECIPES,
+    clean,  # noqa: F401  a fixture
+    random,
+    train,
+)
+from torch._dynamo import compiled_autograd
+
+import apex
+import apex.transformer_engine.pytorch as te
+from apex.transformer_engine.common import recipe
+from apex.transformer_engine.pytorch import _casts, _eager, _linear, _scaling
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+HERE = {name: RECIPES[name] for name in ("delayed", "delayed-e4m3", "current")} | {
+    "powers of two": recipe.Float8CurrentScaling(
+        fp8_quant_fwd_inp=recipe.QParams(power_2_scale=True, amax_epsilon=0.5),
+        fp8_quant_bwd_grad=recipe.QParams(power_2_scale=True),
+        fp8_gemm_wgrad=recipe.MMParams(use_split_accumulator=False),
+    )
+}
+FOLDER = os.path.dirname(apex.__file__)
+OF = pytest.mark.parametrize("of", HERE.values(), ids=HERE)
+pytestmark = [
+    pytest.mark.usefixtures("clean"),
+    pytest.mark.skipif(_eager._layer is None, reason="no compiled bindings: Python's function serves"),
+]
+
+
+def refuse(*_, **__):
+    raise AssertionError("the function in Python was called")
+
+
+@pytest.fixture
+def in_cpp(monkeypatch):
+    """Whatever is multiplied in FP8 is so by C++."""
+    monkeypatch.setattr(_linear.Linear, "apply", refuse)
+
+
+def in_python(monkeypatch):
+    monkeypatch.setattr(_eager, "_layer", None)
+    monkeypatch.setattr(_casts, "_new_scales", None)
+
+
+def layer(inputs=32, outputs=48, dtype=BF16, device="cpu", **options):
+    torch.manual_seed(3)
+    made = te.Linear(inputs, outputs, params_dtype=dtype, device=device, **options)
+    if made.bias is not None:
+        torch.nn.init.normal_(made.bias)
+    return made
+
+
+def steps_of(made, of, x, steps=3, **options):
+    """All that some steps leave behind."""
+    found = []
+    for _ in range(steps):
+        y = train(made, of, x, **options)
+        found += [y.detach(), x.grad, *(parameter.grad for parameter in made.parameters())]
+    state = made.fp8_meta
+    for scaling in (state["scaling_fwd"], state["scaling_bwd"]):
+        found += [scaling.scale, scaling.scale_inv, scaling.amax_history.clone()]
+    return found
+
+
+def same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+@pytest.mark.parametrize("shape", [(24, 32, 48), (7, 130, 260), (1, 5, 3)], ids=str)
+@OF
+def test_as_in_python(of, shape, dtype, device, monkeypatch):
+    *rows, inputs, outputs = shape
+    x = random(*rows, inputs, dtype=dtype, device=device, grad=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(_linear.Linear, "apply", refuse)
+        found = steps_of(layer(inputs, outputs, dtype, device), of, x)
+    with monkeypatch.context() as patch:
+        in_python(patch)
+        same(found, steps_of(layer(inputs, outputs, dtype, device), of, x))
+
+
+@pytest.mark.parametrize("wanted", itertools.product([False, True], repeat=3), ids=str)
+@pytest.mark.parametrize("bias_dtype", [BF16, F32, None], ids=str)
+def test_whichever_gradients_are_wanted(wanted, bias_dtype, monkeypatch):
+    """Of any leading dimensions, under an autocast of its own, with a bias of any dtype or none."""
+    results = []
+    for patched in (False, True):
+        with monkeypatch.context() as patch:
+            if patched:
+                in_python(patch)
+            made = layer(dtype=F32, bias=bias_dtype is not None)
+            if bias_dtype is not None:
+                made.bias.data = made.bias.data.to(bias_dtype)
+            x = random(3, 2, 32, grad=wanted[0])
+            made.weight.requires_grad_(wanted[1])
+            if bias_dtype is not None:
+                made.bias.requires_grad_(wanted[2])
+            with te.fp8_autocast(fp8_recipe=RECIPES["current"]), torch.autocast("cpu", BF16):
+                y = made(x)
+            assert y.dtype == BF16 and y.requires_grad == (
+                any(wanted[:2]) or (wanted[2] and bias_dtype is not None)
+            )
+            if y.requires_grad:
+                y.backward(random(*y.shape, seed=9, dtype=BF16))
+            results.append([y.detach(), x.grad, *(parameter.grad for parameter in made.parameters())])
+    same(*results)
+
+
+@OF
+def test_cached_weights(of, in_cpp, monkeypatch):
+    """Of later microbatches; the first one is Python's."""
+    monkeypatch.undo()
+    results = []
+    for patched in (False, True):
+        with monkeypatch.context() as patch:
+            made, x = layer(), random(16, 32, dtype=BF16, grad=True)
+            train(made, of, x, is_first_microbatch=True)
+            with torch.no_grad():
+                made.weight.mul_(2)  # nobody sees it
+            if patched:
+                in_python(patch)
+            else:
+                patch.setattr(_linear.Linear, "apply", refuse)
+            results.append(steps_of(made, of, x, is_first_microbatch=False))
+    same(*results)
+
+
+def test_what_python_makes():
+    """Recipes and modes that C++ does not know."""
+    made, x = layer(), random(16, 32, dtype=BF16, grad=True)
+    for name in ("blocks", "delayed-wide-wgrad"):
+        with te.fp8_autocast(fp8_recipe=RECIPES[name]):
+            assert "ApexFp8Linear" not in made(x).grad_fn.name()
+    for name in ("current", "delayed"):
+        with te.fp8_autocast(fp8_recipe=RECIPES[name]):
+            assert "ApexFp8Linear" in made(x).grad_fn.name()
+    with te.fp8_autocast(fp8_recipe=RECIPES["current"]):
+        assert "ApexFp8Linear" not in te.checkpoint(made, x).grad_fn.name()
+    _scaling.fix([made.fp8_meta["scaling_fwd"], made.fp8_meta["scaling_bwd"]])
+    with te.fp8_autocast(fp8_recipe=RECIPES["delayed"]):
+        assert "ApexFp8Linear" not in made(x).grad_fn.name()
+
+
+def test_recipes_may_change(in_cpp):
+    """What a recipe was asked last is known only as long as it says the same."""
+    of, made, x = recipe.Float8CurrentScaling(), layer(), random(16, 32, dtype=BF16, grad=True)
+    grad = random(16, 48, dtype=BF16)
+    train(made, of, x, grad)
+    before = x.grad
+    of.fp8_format = recipe.Format.E4M3
+    train(made, of, x, grad)
+    assert not torch.equal(before, x.grad)
+
+
+@pytest.mark.parametrize("of, most", [("current", 16), ("delayed", 62)])
+def test_few_frames(of, most, in_cpp):
+    """A step of forward and backward asks Python for so many of apex's functions: each costs as much as a small op."""
+    made, x = layer(), random(16, 32, dtype=BF16, grad=True)
+    grad, leaves = random(16, 48, dtype=BF16), [x, *made.parameters()]
+    seen = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(FOLDER):
+            seen.append(frame.f_code.co_name)
+
+    def step():
+        with te.fp8_autocast(fp8_recipe=RECIPES[of]):
+            y = made(x)
+        forward = len(seen)
+        torch.autograd.grad(y, leaves, grad)
+        assert len(seen) == forward
+
+    for _ in range(3):
+        step()
+    seen.clear()
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    assert 0 < len(seen) <= most, seen
+
+
+def test_scales_that_somebody_writes(in_cpp):
+    """Their inverses are made anew, of a scale in place and of another tensor."""
+    made, x = layer(bias=False), random(16, 32, dtype=BF16)
+    scaling = made.fp8_meta["scaling_fwd"]
+
+    def run():
+        with te.fp8_autocast(fp8_recipe=RECIPES["delayed"]), torch.no_grad():
+            return made(x)
+
+    expected = run()
+    near = expected.abs().max() / 10  # a scale that its inverse does not undo is off by all of it
+    scaling.scale.mul_(2.0)
+    assert (run() - expected).abs().max() < near
+    scaling.scale = scaling.scale * 2.0
+    assert (run() - expected).abs().max() < near
+
+
+def test_magnitudes_of_gradients_come_when_they_are_made(in_cpp):
+    """Of a backward behind other steps, too: to the history of the step that runs."""
+    made, x = layer(), random(16, 32, dtype=BF16, grad=True)
+    with te.fp8_autocast(fp8_recipe=RECIPES["delayed"]):
+        y = made(x)
+    train(made, RECIPES["delayed"], x)
+    history = made.fp8_meta["scaling_bwd"].amax_history
+    assert history[0, 0] > 0
+    y.backward(torch.full_like(y, 64.0))
+    assert history[0, 0] == 64
+
+
+@OF
+def test_saved_codes_go_through_hooks(of, in_cpp):
+    """What waits for the backward can be moved away, as by save_on_cpu."""
+    made, x, grad = layer(), random(16, 32, dtype=BF16, grad=True), random(16, 48, dtype=BF16)
+    train(made, of, x, grad)
+    seen = []
+
+    def pack(tensor):
+        seen.append(tensor.dtype)
+        return tensor.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        train(made, of, x, grad)
+    assert seen.count(torch.float8_e4m3fn) == 2
+
+
+def test_a_weight_that_was_written_is_named(in_cpp):
+    made, x = layer(), random(16, 32, dtype=BF16, grad=True)
+    with te.fp8_autocast(fp8_recipe=RECIPES["current"]):
+        y = made(x).sum()
+    with torch.no_grad():
+        made.weight.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+@OF
+def test_compiled_autograd(of, in_cpp):
+    """A backward that becomes one graph has the gradients, and the magnitudes, of one that does not."""
+    results = []
+    for compiled in (False, True):
+        made, x = layer(), random(4, 4, 32, dtype=BF16, grad=True)
+        grad = random(4, 4, 48, dtype=BF16)
+        train(made, of, x)
+        with te.fp8_autocast(fp8_recipe=of):
+            y = made(x)
+        made.zero_grad(set_to_none=True)
+        x.grad = None
+        if compiled:
+            with compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+                y.backward(grad)
+        else:
+            y.backward(grad)
+        history = made.fp8_meta["scaling_bwd"].amax_history
+        results.append([x.grad, made.weight.grad, made.bias.grad, history.clone()])
+    same(*results)
+
+
+def test_new_scales_as_in_python(variant, monkeypatch):
+    """Of layers of several sizes, whose histories move on and keep their versions."""
+    results = []
+    for patched in (False, True):
+        scalings = [_scaling.Scaling(count, 3, torch.device(variant.device)) for count in (3, 2, 6, 4)]
+        with monkeypatch.context() as patch:
+            if patched:
+                patch.setattr(_casts, "_new_scales", None)
+            for step in range(3):
+                versions = [scaling.amax_history._version for scaling in scalings]
+                for i, scaling in enumerate(scalings):
+                    scaling.amax_history[0].copy_(torch.arange(1, len(scaling.scale) + 1) * (i + step + 0.75))
+                _scaling.update(scalings, [448.0, 57344.0] * 2, RECIPES["delayed"])
+                assert [scaling.amax_history._version for scaling in scalings] == [n + 1 for n in versions]
+        results.append(
+            [s for scaling in scalings for s in (scaling.scale, scaling.scale_inv, scaling.amax_history)]
+        )
+        for scaling in scalings:
+            scale, inverse, history = scaling.whole()
+            assert torch.equal(_scaling._each(inverse)[0], scaling.scale_inv[0]) and history is scaling._rows
+            assert all(
+                number.data_ptr() % 16 == 0 or not number.is_cuda for number in _scaling._each(inverse)
+            )
+            assert scale is scaling.scale
+    same(*results)
