@@ -220,6 +220,28 @@ def test_layers_of_fp8_weights_train_within_and_outside_of_autocast(device, enab
 
 
 @ON
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("kind", ["Linear", "LayerNormLinear", "LayerNormMLP"])
+def test_gradients_of_fp8_weights_are_added_within_and_outside_of_autocast(device, enabled, kind):
+    sums, x = [], random(8, 32, device=device)
+    grad = random(8, 48 if kind != "LayerNormMLP" else 32, seed=1, device=device)
+    for fuses in (False, True):
+        torch.manual_seed(1)
+        with te.fp8_model_init(recipe=RECIPES["current"]):
+            made = getattr(te, kind)(32, 48, device=device, fuse_wgrad_accumulation=fuses)
+        weights = [p for p in made.parameters() if isinstance(p, te.Float8Tensor)]
+        for weight in weights if fuses else ():
+            weight.main_grad = torch.ones(weight.shape, dtype=F32, device=device)
+        with te.fp8_autocast(enabled=enabled, fp8_recipe=RECIPES["current"]):
+            y = made(x)
+        y.backward(grad)
+        assert not fuses or all(weight.grad is None for weight in weights)
+        sums.append([weight.main_grad - 1 if fuses else weight.grad for weight in weights])
+    for plain, added in zip(*sums, strict=True):
+        assert plain.any() and torch.allclose(added, plain, rtol=1e-4, atol=1e-5)
+
+
+@ON
 def test_files(device):
     scale = torch.full((1,), 2, dtype=torch.int64, device=device)  # of any dtype
     made, file = te.Float8Tensor.to_float8(random(2, 3, 5, device=device), scale=scale), io.BytesIO()

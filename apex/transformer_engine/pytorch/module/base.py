@@ -138,11 +138,9 @@ class TransformerEngineBaseModule(nn.Module):
         self._begin(weight, is_first_microbatch)
         if current.calibrating:
             self._calibrate(input, weight, gemm)
-        if isinstance(weight, Float8Tensor):
-            weight = weight.dequantize()
         if self._adds(weight):
-            return _main_grad.Dense.apply(fused_dense_function, input, weight, bias)
-        return fused_dense_function(input, weight, bias)
+            return _main_grad.Dense.apply(_dense_of_values, input, weight, bias)
+        return _dense_of_values(input, weight, bias)
 
     def _begin(self, weight, is_first_microbatch):
         """main_grad begins at 0 with the first microbatch."""
@@ -227,3 +225,9 @@ def _of_values(recipe, forward, backward, input, gemm):
         dimensions = recipe.x_block_scaling_dim, recipe.w_block_scaling_dim, recipe.grad_block_scaling_dim
         return tuple(map(_quantizers.Blocks, dtypes, options, dimensions))
     return tuple(map(_quantizers.Current, dtypes, options))
+
+
+def _dense_of_values(input, weight, bias):
+    """fused_dense_function; a weight that is kept in FP8 counts with its values, and keeps its main_grad outside."""
+    values = weight.dequantize() if isinstance(weight, Float8Tensor) else weight
+    return fused_dense_function(input, values, bias)
