@@ -48,6 +48,7 @@ CONTENTS = {
             "docs/tensor_parallel",
             "docs/pipeline_parallel",
             "docs/transformer_testing",
+            "docs/public_tests",
             "docs/transformer_engine",
             "docs/sync_batchnorm",
             "docs/group_batchnorm",
