@@ -82,27 +82,33 @@ struct GroupNormPlan {
 bool plan_halves(gpu::GroupNorm& a, GroupNormPlan& plan, bool backward, bool clusters, const DeviceLimits& limits) {
   constexpr int64_t width = 8, numbers = 2 * width, most_cluster = 8, most_rows = 1 << 24;
   constexpr int64_t most_threads_of_block = gpu::group_norm_halves_threads;
-  const int64_t most_shared = limits.shared_bytes - 64;  // the kernel has some of its own
+  // The kernel has some of its own, and where blocks can share the work, a multiprocessor is to hold two.
+  const int64_t most_shared = limits.shared_bytes - 64, half = limits.shared_bytes / 2 - 1024;
   if (a.channels / a.groups < width || !aligned({a.weight, a.bias}) || a.spatial > most_rows) return false;
   const int64_t columns = columns_of_whole_groups(a, width, 4), strips = ceil_divide(a.channels, columns * width);
   if (columns * numbers > most_threads_of_block || a.batch * strips * most_cluster > most_rows) return false;
   for (int64_t parts = 1; parts <= (clusters ? most_cluster : 1); parts *= 2) {
     const int64_t part_size = ceil_divide(a.spatial, parts);
     if (ceil_divide(a.spatial, part_size) != parts) break;
-    // Threads that leave the fewest places for rows empty.
-    int64_t best_rows = 0, best_threads = 0;
+    // Threads that leave the fewest places for rows empty; of few blocks many threads, if these leave hardly more.
+    const int64_t spare = a.batch * strips * parts > limits.multiprocessors ? 0 : 8;
+    int64_t best_rows = 0, best_threads = 0, least = 0;
     for (int64_t threads = whole_warps(columns * numbers, limits); threads <= most_threads_of_block;
          threads += limits.block_multiple) {
       const int64_t rows = ceil_divide(part_size, threads / columns);
-      if (best_threads && rows * threads > best_rows * best_threads) continue;
+      if (least && rows * threads > least + (spare ? least / spare : 0)) continue;
+      least = least ? std::min(least, rows * threads) : rows * threads;
       best_rows = rows;
       best_threads = threads;
     }
     const int64_t of_merge =
         backward ? (numbers * (best_threads + 2 * columns) + 2 * best_threads) * 4 : best_threads * 6 * 4;
     const int64_t shared = of_merge + best_rows * best_threads * vector_bytes * (backward ? 2 : 1);
+    // Clusters that follow one another load, sum and store in step: two launches keep the memory busier then.
+    const int64_t at_once = (backward && parts == 2 ? 4 : 2) * limits.multiprocessors;
+    if (parts > 1 && a.batch * strips * parts > at_once && asked_launches != 1) break;
     const bool last = parts * 2 > (clusters ? most_cluster : 1);
-    if (shared > (last ? most_shared : std::min(small_tile, most_shared))) continue;
+    if (shared > (last ? most_shared : half)) continue;
     if (!last && a.batch * strips * parts * 2 <= limits.multiprocessors && part_size >= best_threads) continue;
     a.columns = uint32_t(columns);
     a.lanes = uint32_t(best_threads / columns);
