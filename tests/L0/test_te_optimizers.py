@@ -117,5 +117,8 @@ def test_names():
     for option in ("master_weight_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         with pytest.raises(NotImplementedError, match=option):
             optimizers.FusedAdam([random(2, grad=True)], **{option: torch.float16})
+    parameter = random(2, grad=True)
+    with pytest.raises(NotImplementedError, match="master_weights is True or False, not list"):
+        optimizers.FusedAdam([parameter], master_weights=[parameter.detach().clone()])
     with pytest.raises(NotImplementedError, match="use_decoupled_grad"):
         optimizers.FusedAdam([random(2, grad=True)], use_decoupled_grad=True)

@@ -29,7 +29,7 @@ class FusedAdam(optimizers.FusedAdam):
         use_decoupled_grad: False alone.
 
     Raises:
-        NotImplementedError: other dtypes of states, use_decoupled_grad.
+        NotImplementedError: other dtypes of states, use_decoupled_grad, masters of one's own.
         TypeError: from step: weights in FP8 without master_weights. The others as apex.optimizers.FusedAdam.
     """
 
@@ -62,6 +62,11 @@ class FusedAdam(optimizers.FusedAdam):
         if use_decoupled_grad:
             raise NotImplementedError(
                 "FusedAdam: gradients are read from .grad: leave use_decoupled_grad False"
+            )
+        if not isinstance(master_weights, bool):
+            raise NotImplementedError(
+                f"FusedAdam: master_weights is True or False, not {type(master_weights).__name__}: masters are the "
+                "optimizer's own, in state[parameter]['master_param'] (the public engine's 1.x took a list of them)"
             )
         super().__init__(
             params,
