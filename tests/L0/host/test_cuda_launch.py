@@ -1,7 +1,6 @@
 """The launch contract on CUDA, against a fake driver that keeps the real one's rules and records calls."""
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -22,7 +21,6 @@ from .apex_library import (
     REFERENCE,
     USE_REFERENCE,
     Kernel,
-    Place,
     image,
 )
 from .fresh_process import fresh_process
@@ -282,48 +280,6 @@ def test_kernels_that_await_begin_beside_the_end_of_the_one_before(apex, cuda):
     assert apex.launch(CUDA, 0, awaiting) == OK
     lines = cuda.log()
     assert sum(line.startswith("launch scale_f32") for line in lines) == 3 and beside not in lines
-
-
-def described(apex, name, **values):
-    """A struct of the C interface as the library describes it; what is not named is zero."""
-    kinds = {
-        "P": ctypes.c_uint64,
-        "q": ctypes.c_int64,
-        "d": ctypes.c_double,
-        "i": ctypes.c_int32,
-        "I": ctypes.c_uint32,
-    }
-    apex.c.apex_interface.restype = ctypes.c_char_p
-    fields = json.loads(apex.c.apex_interface())["structs"][name]
-    return type(name, (ctypes.Structure,), {"_fields_": [(f, kinds[kind]) for f, kind in fields]})(**values)
-
-
-@fresh_process("cuda")
-def test_blocks_in_clusters_where_the_code_has_their_barrier(apex, cuda):
-    """Group norm parts an image's rows among a cluster's blocks; with older code it takes two launches."""
-    names = [f"group_norm_{name}_bf16" for name in ("forward_tile", "statistics_last", "apply_last")]
-    place, taken = Place(CUDA, 0, None), (ctypes.c_char * (1 << 16))()
-    take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)(
-        lambda _, size: -(-ctypes.addressof(taken) // 16) * 16 if size < (1 << 16) - 16 else None
-    )
-    workspace = (ctypes.c_void_p * 2)(ctypes.cast(take, ctypes.c_void_p), None)
-    arguments = described(
-        apex, "GroupNorm", input=1 << 20, output=2 << 20, mean=3 << 20, rstd=4 << 20, batch=2,
-        channels=640, spatial=4096, groups=32, eps=1e-5, input_type=2, weight_type=2, channels_last=1,
-    )  # fmt: skip
-    for code, expected in (
-        (
-            image("sm_90", *names),
-            ["beside the end of the one before", "in clusters of ", "forward_tile_bf16"],
-        ),
-        (image("sm_90", *names) + b"from compute_80\n", ["statistics_last_bf16", "apply_last_bf16"]),
-    ):
-        assert apex.register(CUDA, 0, "group_norm", code) == OK
-        cuda.log()
-        status = apex.c.apex_group_norm_forward(ctypes.byref(place), ctypes.byref(arguments), workspace)
-        assert status == OK, apex.last_error
-        lines = [line for line in cuda.log() if line.startswith(("launch", "beside", "in clusters"))]
-        assert len(lines) == len(expected) and all(map(str.__contains__, lines, expected)), lines
 
 
 @fresh_process("cuda")

@@ -336,7 +336,6 @@ struct LaunchConfig {
     char padding[4];
     union {
       int overlaps;
-      int cluster[3];
       char bytes[64];
     } value;
   }* attributes;
@@ -347,18 +346,9 @@ FAKE int cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned,
 #if !defined(FAKE_BEFORE_CUDA_12)
 FAKE int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
   BEGIN("cuLaunchKernelEx");
-  if (config->attribute_count == 0) return kInvalidValue;
-  for (const auto *one = config->attributes, *end = one + config->attribute_count; one != end; ++one) {
-    const auto& value = one->value;
-    if (one->id == 6 && value.overlaps == 1) {
-      note("beside the end of the one before");
-    } else if (one->id == 4 && value.cluster[0] > 1 && value.cluster[0] <= 8 && value.cluster[1] == 1 &&
-               value.cluster[2] == 1 && config->gx % value.cluster[0] == 0) {
-      note("in clusters of %d", value.cluster[0]);
-    } else {
-      return kInvalidValue;
-    }
-  }
+  const auto* attribute = config->attributes;
+  if (config->attribute_count != 1 || attribute->id != 6 || attribute->value.overlaps != 1) return kInvalidValue;
+  note("beside the end of the one before");
   return cuLaunchKernel(function, config->gx, config->gy, config->gz, config->bx, config->by, config->bz,
                         config->shared, config->stream, parameters, extra);
 }
