@@ -4,9 +4,11 @@ usage: python ci/gpu_check.py WHEEL [--out FOLDER] [--tests EXPRESSION] [--bench
 
 Installs the wheel into a temporary folder (pip --target, no dependencies: torch is used as it is), then
   1. asks `python -m apex` what serves every op: packs must;
+and all at once
   2. runs the GPU tests of tests/L0 against the installed wheel, several at once where pytest-xdist is;
   3. computes one set of results by the packs, by JIT with the packs removed, and by PTX, and compares bits;
   4. with neither packs nor JIT, runs on the reference and sees that this is said;
+then
   5. runs the benchmarks, one step each.
 Exit code 0 only if all of it held. FOLDER receives receipt.json, which `python -m build_matrix receipts merge` takes
 on any machine, L0.xml (JUnit), L0.txt, steps.json (what every step said) and the figures. EXPRESSION narrows the tests
@@ -25,7 +27,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,6 +53,7 @@ class Check:
         self.wheel, self.place, self.out, self.expression = wheel, place, out, expression
         self.site, self.junits = place / "site", [out / "L0.xml"]
         self.steps, self.machine = {}, {}
+        self.writing = threading.Lock()
 
     def run(self, *command, site=None, extra=(), said=None, limit=None, **variables):
         """A command in the temporary folder, where no checkout is importable; returns (exit code, output).
@@ -60,7 +66,7 @@ class Check:
         environment |= {"PYTHONPATH": os.pathsep.join(paths), "APEX_CACHE_DIR": str(self.place / "cache")}
         environment["NCCL_NVLS_ENABLE"] = "0"  # no multicast over NVLink
         limit = limit or self.limit
-        with open(said or self.place / "said.txt", "w+b") as file:
+        with open(said, "w+b") if said else tempfile.TemporaryFile(dir=self.place) as file:
             with subprocess.Popen(
                 [sys.executable, *map(str, command)], cwd=self.place, env=environment | variables, stdout=file,
                 stderr=subprocess.STDOUT, start_new_session=True,
@@ -83,9 +89,16 @@ class Check:
         except Exception as error:  # a step that breaks is a failed step, and the others still run
             ok, text = False, f"{type(error).__name__}: {error}"
         seconds = time.monotonic() - start
-        self.steps[name] = {"passed": ok, "seconds": round(seconds, 1), "says": text[-2000:]}
-        print(f"{'ok  ' if ok else 'FAIL'} {name} ({seconds:.0f} s)\n{text.rstrip()}\n", flush=True)
-        self.write_down()
+        with self.writing:
+            self.steps[name] = {"passed": ok, "seconds": round(seconds, 1), "says": text[-2000:]}
+            print(f"{'ok  ' if ok else 'FAIL'} {name} ({seconds:.0f} s)\n{text.rstrip()}\n", flush=True)
+            self.write_down()
+
+    def beside(self, steps):
+        """Steps of {name: function} that do not disturb each other, all at once."""
+        self.without_packs()  # several of them use it
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(self.step, steps, steps.values()))
 
     def write_down(self):
         """What every step said so far, so that it stays when this program is ended early."""
@@ -126,17 +139,17 @@ class Check:
 
     def which(self, tests):
         """Arguments of pytest: what of the folder `tests` is collected, and how many run at once."""
-        beside = ["-n", "10", "--dist", "loadfile"] if importlib.util.find_spec("xdist") else []
+        processes = str(max(4, (os.cpu_count() or 1) // 2))
+        beside = ["-n", processes, "--dist", "worksteal"] if importlib.util.find_spec("xdist") else []
         return [tests / "L0", "--ignore", tests / "L0/loader", "--ignore", tests / "L0/host", *beside]
 
     def same_bits(self):
         """Packs, JIT without packs, and PTX compute the same bits."""
         bare = self.without_packs()
-        runs = {
-            "packs": self.run(PROBE, self.place / "packs.pt"),
-            "jit": self.run(PROBE, self.place / "jit.pt", site=bare),
-            "ptx": self.run(PROBE, self.place / "ptx.pt", APEX_VARIANT="compute_80"),
-        }
+        ways = {"packs": {}, "jit": {"site": bare}, "ptx": {"APEX_VARIANT": "compute_80"}}
+        with ThreadPoolExecutor() as pool:
+            found = pool.map(lambda name: self.run(PROBE, self.place / f"{name}.pt", **ways[name]), ways)
+            runs = dict(zip(ways, found, strict=True))
         for name, (code, text) in runs.items():
             if code:
                 return False, f"{name}: {text}"
@@ -216,9 +229,11 @@ def main():
         check = Check(arguments.wheel.resolve(), place, out, arguments.tests)
         check.step("install", check.install)
         check.step("probe", check.probe)
-        check.step("packs, JIT and PTX agree", check.same_bits)
-        check.step("reference where nothing else is left", check.reference)
-        check.step("tests", check.tests)
+        check.beside({
+            "packs, JIT and PTX agree": check.same_bits,
+            "reference where nothing else is left": check.reference,
+            "tests": check.tests,
+        })  # fmt: skip
         for name in arguments.benchmarks:
             check.step(f"benchmark {name}", lambda name=name: check.benchmark(name))
         return check.conclude()

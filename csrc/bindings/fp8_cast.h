@@ -7,11 +7,13 @@
 namespace apex::fp8 {
 // A tensor of its own that begins at an element of another one's memory, past autograd: as torch's views, in a tenth of
 // the time.
-inline at::Tensor view_of(const at::Tensor& whole, int64_t first, at::IntArrayRef sizes) {
+inline at::Tensor view_of(const at::Tensor& whole, int64_t first, at::IntArrayRef sizes,
+                          at::OptionalIntArrayRef strides = std::nullopt) {
   auto made = at::detail::make_tensor<at::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(whole.storage()),
                                                       whole.key_set(), whole.dtype());
   made.unsafeGetTensorImpl()->set_storage_offset(whole.storage_offset() + first);
-  made.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  if (strides) made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, *strides);
+  else made.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return made;
 }
 
@@ -48,9 +50,10 @@ inline Codes cast_by_op(const at::Tensor& matrix, at::ScalarType format, const C
 inline bool is_direct(const at::Tensor& matrix) {
   return is_plain(matrix) && matrix.numel() > 0 && !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python);
 }
-// matrix: [rows, columns].
+// matrix: [rows, columns]. together: rows and columns are no longer needed at the same time; they are one piece of
+// memory, with what the passes need.
 inline Codes cast(const apex_place& place, const at::Tensor& matrix, at::ScalarType format, const CastBy& by,
-                  bool rowwise, bool columnwise, bool sums) {
+                  bool rowwise, bool columnwise, bool sums, bool together = false) {
   if (place.platform < 0 || !is_direct(matrix)) return cast_by_op(matrix, format, by, rowwise, columnwise, sums);
   RECORD_FUNCTION("apex::fp8_quantize", c10::ArrayRef<const c10::IValue>{});
   const at::Tensor x = matrix.contiguous();
@@ -62,24 +65,34 @@ inline Codes cast(const apex_place& place, const at::Tensor& matrix, at::ScalarT
   const auto empty = [&](at::IntArrayRef sizes, at::ScalarType type) {
     return at::empty(sizes, x.options().dtype(type));
   };
-  if (rowwise) a.by_row = mutable_bytes(made.rows = empty({a.rows, a.columns}, format));
-  if (columnwise) a.by_column = mutable_bytes(made.columns = empty({a.columns, a.rows}, format));
-  if (sums) a.grad_bias = mutable_bytes(made.sums = empty({a.columns}, x.scalar_type()));
-  uint8_t* spare = nullptr;
   constexpr int64_t apart = 4;  // products take scales on multiples of 16 bytes alone
+  uint8_t* spare = nullptr;
+  int64_t spare_bytes = apart * sizeof(float);
+  if (together && rowwise && columnwise) {
+    const int64_t piece = (x.numel() + 255) / 256 * 256;
+    if (sums) spare_bytes += (a.rows + 127) / 128 * a.columns * sizeof(float);  // a sum for each 128 rows
+    const at::Tensor memory = empty({2 * piece + spare_bytes}, format);
+    made.rows = view_of(memory, 0, {a.rows, a.columns}), made.columns = view_of(memory, piece, {a.columns, a.rows});
+    spare = mutable_bytes(memory) + 2 * piece;
+  } else {
+    if (rowwise) made.rows = empty({a.rows, a.columns}, format);
+    if (columnwise) made.columns = empty({a.columns, a.rows}, format);
+  }
+  a.by_row = mutable_bytes(made.rows), a.by_column = mutable_bytes(made.columns);
+  if (sums) a.grad_bias = mutable_bytes(made.sums = empty({a.columns}, x.scalar_type()));
   if (by.scales.defined()) {
     a.scale = number_of(by.scales) + by.index, made.inverse = by.inverse();
   } else {  // 1 / it, and behind it what the two passes share: one piece of memory
     made.inverse = empty({2 * apart}, at::kFloat);
     a.scale_inv = static_cast<float*>(made.inverse.mutable_data_ptr());
-    spare = reinterpret_cast<uint8_t*>(a.scale_inv + apart);
+    if (!spare) spare = reinterpret_cast<uint8_t*>(a.scale_inv + apart);
     made.inverse.unsafeGetTensorImpl()->set_sizes_contiguous({});
   }
   if (by.history.defined()) {
     bump_version(by.history);
     a.amax = static_cast<float*>(by.history.mutable_data_ptr()) + by.index * by.history.stride(1);
   }
-  Workspace workspace(x.device(), spare, apart * sizeof(float));
+  Workspace workspace(x.device(), spare, spare_bytes);
   const int32_t status = apex_fp8_quantize(&place, &a, workspace.lent());
   if (workspace.failure()) std::rethrow_exception(workspace.failure());
   if (use_reference(status, Fp8Quantize::name)) return cast_by_op(matrix, format, by, rowwise, columnwise, sums);

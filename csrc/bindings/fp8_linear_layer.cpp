@@ -38,6 +38,12 @@ inline at::Tensor aligned(const at::Tensor& scale) {
   return scale.sym_storage_offset() % 4 != 0 ? scale.clone() : scale;
 }
 
+inline at::Tensor transposed(const at::Tensor& matrix) {
+  if (!is_direct(matrix)) return matrix.t();
+  const int64_t rows = matrix.size(0), columns = matrix.size(1);
+  return view_of(matrix, 0, {columns, rows}, {{1, columns}});
+}
+
 // While it lasts, nothing records, and nothing casts.
 struct Plain {
   at::NoGradGuard no_grad;
@@ -56,8 +62,16 @@ inline at::Tensor product(bool by_card, bool fast, const Operand& a, const Opera
   }
   const c10::SymInt outputs = b.codes.sym_size(0);
   const bool fused = has_value(bias) && dtype != at::kFloat && outputs % multiple == 0;
-  at::Tensor found = at::_scaled_mm(padded(a.codes, false), padded(b.codes, true).t(), aligned(a.scale),
-                                    aligned(b.scale), fused ? bias : std::nullopt, std::nullopt, dtype, fast);
+  const at::Tensor left = padded(a.codes, false), right = transposed(padded(b.codes, true)), of_a = aligned(a.scale),
+                   of_b = aligned(b.scale);
+  const OptionalTensor added = fused ? bias : std::nullopt;
+  at::Tensor found;
+  if (is_direct(left)) {
+    found = at::empty({left.size(0), right.size(1)}, left.options().dtype(dtype));
+    at::_scaled_mm_out(found, left, right, of_a, of_b, added, std::nullopt, dtype, fast);
+  } else {
+    found = at::_scaled_mm(left, right, of_a, of_b, added, std::nullopt, dtype, fast);
+  }
   if (found.sym_size(1) != outputs) found = found.narrow_symint(1, 0, outputs).contiguous();
   return fused || !has_value(bias) ? found : in_dtype(found + *bias, dtype);
 }
@@ -92,7 +106,7 @@ struct Fp8LinearNode : OpNode<Fp8LinearNode> {
       fp8::Codes q;
       const fp8::CastBy by{scales, inverses, history, index, power_of_two, epsilon};
       if (of_input || of_weight)
-        q = fp8::cast(place_of(rows.device()), rows, at::ScalarType(format), by, of_input, of_weight, sums);
+        q = fp8::cast(place_of(rows.device()), rows, at::ScalarType(format), by, of_input, of_weight, sums, true);
       if (of_input)
         found[0] = fp8::shaped(
             fp8::product(by_card, fast_input, {q.rows, q.inverse}, {wc, wi}, at::ScalarType(input_dtype)), g);
@@ -200,11 +214,7 @@ std::optional<Fp8NewScales> fp8_new_scales(const at::Tensor& maxima, const std::
   const Fp8MultiUpdateScales call{maxima, histories, olds, scale, inverse, margin, most_recent};
   call.check();
   if (!fp8::update(call, place)) return std::nullopt;
-  if (apart) {
-    const at::Tensor spread = fp8::view_of(memory, 0, {total});
-    spread.unsafeGetTensorImpl()->set_sizes_and_strides(at::IntArrayRef(total), at::IntArrayRef(apart));
-    spread.copy_(inverse);
-  }
+  if (apart) { fp8::view_of(memory, 0, total, apart).copy_(inverse); }
   Fp8NewScales found;
   found.reserve(olds.size());
   int64_t first = 0;

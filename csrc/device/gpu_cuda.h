@@ -30,14 +30,6 @@ GPU_FN u32 lane_id() {
   return lane;
 }
 GPU_FN void sync_threads() { __syncthreads(); }
-// A barrier of all blocks of a cluster, which see what the others wrote before it; of a block that is launched alone.
-GPU_FN void sync_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
-#else
-  __syncthreads();
-#endif
-}
 // A barrier of the block's team `team`, 0 to 14, alone: `threads` threads, whole warps.
 GPU_FN void sync_team(u32 team, u32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(threads) : "memory");

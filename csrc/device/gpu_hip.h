@@ -38,8 +38,6 @@ GPU_FN void sync_threads() {
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-// A barrier of all blocks of a cluster: here a block is launched alone.
-GPU_FN void sync_cluster() { sync_threads(); }
 // No load is moved past it: those before it are on their way before what follows.
 GPU_FN void loads_first() { __builtin_amdgcn_sched_barrier(0); }
 GPU_FN void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }

@@ -21,8 +21,6 @@ GPU_FN u32 block_size_x() { return simt::current->block_size.x; }
 GPU_FN u32 grid_x() { return simt::current->grid.x; }
 GPU_FN u32 lane_id() { return simt::self->lane; }
 GPU_FN void sync_threads(int line = __builtin_LINE()) { simt::barrier(line); }
-// Of a block that is launched alone.
-GPU_FN void sync_cluster(int line = __builtin_LINE()) { simt::barrier(line); }
 // The whole block's barrier: what runs here gives every team as many turns.
 GPU_FN void sync_team(u32, u32, int line = __builtin_LINE()) { simt::barrier(line); }
 GPU_FN void loads_first() {}

@@ -38,10 +38,16 @@ GROUP_NORM_KERNEL(gpu::group_norm_tile_threads, 2, group_norm_forward_tile_f32,
                   gpu::group_norm_forward_tile<gpu::type_f32, 4>)
 GROUP_NORM_KERNEL(gpu::group_norm_tile_threads, 1, group_norm_backward_tile_f32,
                   gpu::group_norm_backward_tile<gpu::type_f32, 4>)
-#define HALVES_KERNELS(name, type)                                                      \
-  GROUP_NORM_KERNEL(gpu::group_norm_halves_threads, 2, group_norm_forward_tile_##name,  \
-                    gpu::group_norm_forward_halves<gpu::type>)                          \
-  GROUP_NORM_KERNEL(gpu::group_norm_halves_threads, 2, group_norm_backward_tile_##name, \
+// Blocks of a multiprocessor in the backward: compilers for what came before Hopper keep less in as many registers.
+#if defined(GPU_CUDA) && __CUDA_ARCH__ < 900
+#define HALVES_BLOCKS 1
+#else
+#define HALVES_BLOCKS 2
+#endif
+#define HALVES_KERNELS(name, type)                                                                  \
+  GROUP_NORM_KERNEL(gpu::group_norm_halves_threads, 2, group_norm_forward_tile_##name,              \
+                    gpu::group_norm_forward_halves<gpu::type>)                                      \
+  GROUP_NORM_KERNEL(gpu::group_norm_halves_threads, HALVES_BLOCKS, group_norm_backward_tile_##name, \
                     gpu::group_norm_backward_halves<gpu::type>)
 HALVES_KERNELS(f16, type_f16)
 HALVES_KERNELS(bf16, type_bf16)

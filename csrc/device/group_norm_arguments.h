@@ -7,7 +7,7 @@
 namespace gpu {
 constexpr u32 group_norm_threads = 256;         // of a block, at most
 constexpr u32 group_norm_tile_threads = 384;    // likewise, of a block that keeps its part of an image
-constexpr u32 group_norm_halves_threads = 320;  // likewise, of halves
+constexpr u32 group_norm_halves_threads = 288;  // likewise, of halves
 constexpr u32 group_norm_finish_columns = 32;   // channels of a block that adds partial sums up
 
 struct GroupNorm {

@@ -1,6 +1,6 @@
-// Group norm of halves, channels last, of images whose strip fits in the shared memory of a block, or of the blocks of
-// a cluster that part its rows among them. A strip is whole groups, its memory is read once, and threads find in shared
-// memory what they put there themselves. Groups have eight channels at least: a thread's vector is of two at most.
+// Group norm of halves, channels last, of images whose strip fits in a block's shared memory: a strip is whole groups,
+// its memory is read once, and threads find in shared memory what they put there themselves. Groups have eight channels
+// at least: a thread's vector is of two at most.
 #pragma once
 #include "exchange.h"
 #include "group_norm_tile.h"
@@ -9,17 +9,17 @@ namespace gpu {
 #if !defined(GPU_HOST)
 struct HalvesItem {
   static constexpr u32 width = 8;
-  u32 image, part, column, lane;
+  u32 image, strip, column, lane;
   u32 group_channels, first_channel, first_group, groups;  // of the strip
   u32 channel, group, split;  // the thread's; its first group's of the strip; channels in it
-  u32 part_rows, rows, most;  // of the part, of the thread, of any thread
+  u32 rows, most;             // of the thread, of any thread
   i64 offset, step;           // bytes: of the thread's first row, to the next one
 
   GPU_FN HalvesItem(const GroupNorm& a, u32 item) {
-    const u32 unit = item / a.parts, channels = (u32)a.channels, strip_channels = a.columns * width;
-    part = item - unit * a.parts;
-    image = unit / a.strips;
-    first_channel = (unit - image * a.strips) * strip_channels;
+    const u32 channels = (u32)a.channels, strip_channels = a.columns * width;
+    image = item / a.strips;
+    strip = item - image * a.strips;
+    first_channel = strip * strip_channels;
     const u32 left_channels = channels - first_channel;
     group_channels = channels / (u32)a.groups;
     first_group = first_channel / group_channels;
@@ -31,15 +31,13 @@ struct HalvesItem {
     channel = first_channel + of_strip;
     group = of_strip / group_channels;
     split = (group + 1) * group_channels - of_strip;
-    const u32 begin = part * (u32)a.part_size, left = (u32)a.spatial - begin;
-    part_rows = left < (u32)a.part_size ? left : (u32)a.part_size;
     rows = active ? rows_of(a, lane) : 0;
     most = rows_of(a, 0);
-    offset = (((i64)image * a.spatial + begin + lane) * a.channels + channel) * 2;
+    offset = (((i64)image * a.spatial + lane) * a.channels + channel) * 2;
     step = (i64)a.lanes * a.channels * 2;
   }
   GPU_FN u32 rows_of(const GroupNorm& a, u32 of_lane) const {
-    return of_lane < part_rows ? (part_rows - 1 - of_lane) / a.lanes + 1 : 0;
+    return of_lane < (u32)a.spatial ? ((u32)a.spatial - 1 - of_lane) / a.lanes + 1 : 0;
   }
   // Of the thread's channel i, what its group has of two numbers a group.
   template <class Each> GPU_FN void for_each_channel(const Each& each) const {
@@ -47,10 +45,6 @@ struct HalvesItem {
   }
   GPU_FN u32 group_of_image(const GroupNorm& a, u32 g) const { return image * (u32)a.groups + first_group + g; }
   GPU_FN u32 second_group() const { return group + 1 < groups ? group + 1 : group; }
-  // Where a part leaves two numbers of a group for the others.
-  GPU_FN float* left_of(const GroupNorm& a, u32 g, u32 of_part) const {
-    return reinterpret_cast<float*>(a.group_partials) + ((i64)group_of_image(a, g) * a.parts + of_part) * 2;
-  }
 };
 
 // The thread's weights or biases, as memory has them.
@@ -138,7 +132,7 @@ template <i32 type> GPU_FN void group_norm_forward_halves(const GroupNorm& a) {
   Vector<float, 4>* const of_threads = reinterpret_cast<Vector<float, 4>*>(memory);
   Vector<float, 2>* const of_groups = reinterpret_cast<Vector<float, 2>*>(memory + 4 * threads);
   const TileSlots tile(reinterpret_cast<u8*>(of_groups + threads));
-  const u32 items = (u32)(a.batch * a.strips) * a.parts;
+  const u32 items = (u32)(a.batch * a.strips);
   const bool silu = a.silu != 0;
   for (u32 item = block_x(); item < items; item += grid_x()) {
     const HalvesItem at(a, item);
@@ -177,34 +171,9 @@ template <i32 type> GPU_FN void group_norm_forward_halves(const GroupNorm& a) {
         merging.take({(float)(at.rows_of(a, lane) * channels), second ? x.v[2] : x.v[0], second ? x.v[3] : x.v[1]});
       }
       const Moments<float> sum = merging.result(warp_size);
-      if (lane_id() == 0) {
-        if (a.parts > 1) {
-          float* const to = at.left_of(a, g, at.part);
-          to[0] = sum.mean;
-          to[1] = sum.m2;
-        } else of_groups[g] = Vector<float, 2>{{sum.mean, sum.m2}};
-      }
-    }
-    if (a.parts > 1) sync_cluster();
-    for (u32 g = warp; g < at.groups; g += warps) {
-      Moments<float> sum{0.0f, 0.0f, 0.0f};
-      if (a.parts > 1) {
-        Merging<Moments<float>> merging(load_coherent(at.left_of(a, g, 0)));
-        if (lane_id() < a.parts) {
-          const u32 left = (u32)a.spatial - lane_id() * (u32)a.part_size,
-                    rows = left < (u32)a.part_size ? left : (u32)a.part_size;
-          const float* const of_part = at.left_of(a, g, lane_id());
-          merging.take({(float)(rows * at.group_channels), load_coherent(of_part), load_coherent(of_part + 1)});
-        }
-        sum = merging.result(warp_size);
-      } else if (lane_id() == 0) {
-        sum.mean = of_groups[g].v[0];
-        sum.m2 = of_groups[g].v[1];
-      }
       if (lane_id() != 0) continue;
       const float rstd = inverse_deviation(sum.m2, (float)a.spatial * (float)at.group_channels, (float)a.eps);
       of_groups[g] = Vector<float, 2>{{sum.mean, rstd}};
-      if (at.part != 0) continue;
       reinterpret_cast<float*>(a.mean)[at.group_of_image(a, g)] = sum.mean;
       reinterpret_cast<float*>(a.rstd)[at.group_of_image(a, g)] = rstd;
     }
@@ -231,62 +200,60 @@ template <i32 type> GPU_FN void group_norm_forward_halves(const GroupNorm& a) {
 }
 
 // Shared memory of the backward, in floats: what threads have, [2 * width][threads and a row of columns, so that no
-// bank is asked twice], then the strip's channels, [2 * width][columns].
+// bank is asked twice], then parts of the channels' sums, then the strip's channels, [2 * width][columns].
 struct HalvesSums {
   static constexpr u32 numbers = 16;
-  float *of_threads, *of_channels;
+  float *of_threads, *of_helpers, *of_channels;
   u32 pitch, columns, all;
   GPU_FN HalvesSums(const GroupNorm& a, float* memory)
       : of_threads(memory), pitch(block_size_x() + a.columns), columns(a.columns), all(numbers * a.columns) {
-    of_channels = of_threads + numbers * pitch;
+    of_helpers = of_threads + numbers * pitch;
+    of_channels = of_helpers + block_size_x() + all;
   }
   GPU_FN u8* rest() const { return reinterpret_cast<u8*>(of_channels + all); }
   // Of channel q of the strip: the sum of g, or of g * x^.
   GPU_FN float get(u32 which, u32 q) const { return of_channels[(which * 8 + q % 8) * columns + q / 8]; }
 
-  // For all threads together: from each thread's sums those of the strip's channels.
+  // For all threads together: from each thread's sums those of the strip's channels. Threads share a number where there
+  // are enough of them.
   GPU_FN void add_up(u32 lanes) const {
-    const u32 helpers = block_size_x() / all, helper = thread_x() / all, u = thread_x() - helper * all,
-              number = u / columns;
-    const float* const from = of_threads + number * pitch + u - number * columns;
-    float sum = 0.0f;
+    const u32 threads = block_size_x(), shared = threads / all, helpers = shared ? shared : 1,
+              helper = thread_x() / all;
     sync_threads();
-    if (helper < helpers)
+    for (u32 u = thread_x() - (shared ? helper * all : 0); u < all && helper < helpers; u += threads) {
+      const u32 number = u / columns;
+      const float* const from = of_threads + number * pitch + u - number * columns;
+      float sum = 0.0f;
       for (u32 lane = helper; lane < lanes; lane += helpers) sum += from[lane * columns];
+      of_helpers[helper * all + u] = sum;
+    }
     sync_threads();
-    if (helper < helpers) of_threads[thread_x()] = sum;
-    sync_threads();
-    if (helper == 0) {
-      for (u32 other = 1; other < helpers; ++other) sum += of_threads[other * all + u];
+    for (u32 u = thread_x(); u < all; u += threads) {
+      float sum = of_helpers[u];
+      for (u32 other = 1; other < helpers; ++other) sum += of_helpers[other * all + u];
       of_channels[u] = sum;
     }
     sync_threads();
   }
 };
 
-// The strip's weights' gradients, from what all images' parts left. In the block that was the last to leave something.
-GPU_FN void finish_strip(const GroupNorm& a, const HalvesItem& at, float* memory) {
-  const u32 channels = at.groups * at.group_channels, all = 2 * channels, helpers = block_size_x() / all,
-            helper = thread_x() / all, number = thread_x() - helper * all;
-  const u32 which = number / channels, channel = at.first_channel + number - which * channels;
-  const float* const from = reinterpret_cast<const float*>(a.channel_partials) + (i64)which * a.channels + channel;
-  const u32 parts = (u32)a.batch * a.parts;
-  constexpr u32 at_once = 4;
-  float sum = 0.0f;
-  if (helper < helpers)
-    for (u32 part = helper; part < parts; part += at_once * helpers) {
+// The strip's weights' gradients, from what all images left. In the block that was the last to leave something.
+GPU_FN void finish_strip(const GroupNorm& a, const HalvesItem& at) {
+  const u32 channels = at.groups * at.group_channels, images = (u32)a.batch;
+  constexpr u32 at_once = 16;
+  for (u32 u = thread_x(); u < 2 * channels; u += block_size_x()) {
+    const u32 which = u / channels, channel = at.first_channel + u - which * channels;
+    const float* const from = reinterpret_cast<const float*>(a.channel_partials) + (i64)which * a.channels + channel;
+    float sum = 0.0f;
+    for (u32 image = 0; image < images; image += at_once) {
       float x[at_once] = {};
       GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k)
-        if (part + k * helpers < parts) x[k] = load_coherent(from + (i64)(part + k * helpers) * 2 * a.channels);
+        if (image + k < images) x[k] = load_coherent(from + (i64)(image + k) * 2 * a.channels);
       GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k) sum += x[k];
     }
-  memory[thread_x()] = sum;
-  sync_threads();
-  if (helper != 0) return;
-  for (u32 other = 1; other < helpers; ++other) sum += memory[other * all + number];
-  u8* const to = which ? a.grad_weight : a.grad_bias;
-  const float of_channel[1] = {sum};
-  if (to) store_values(to, a.weight_type, channel, of_channel);
+    const float of_channel[1] = {sum};
+    if (u8* const to = which ? a.grad_weight : a.grad_bias) store_values(to, a.weight_type, channel, of_channel);
+  }
 }
 
 template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
@@ -295,7 +262,7 @@ template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
   const u32 threads = block_size_x(), warp = thread_x() / warp_size, warps = threads / warp_size;
   Vector<float, 2>* const of_groups = reinterpret_cast<Vector<float, 2>*>(memory);
   const HalvesSums sums(a, memory + 2 * threads);
-  const u32 items = (u32)(a.batch * a.strips) * a.parts;
+  const u32 items = (u32)(a.batch * a.strips);
   const bool silu = a.silu != 0;
   const float *const means = reinterpret_cast<const float*>(a.mean), *const rstds =
                                                                          reinterpret_cast<const float*>(a.rstd);
@@ -349,11 +316,10 @@ template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
       sums.of_threads[(width + i) * sums.pitch + thread_x()] = of_x[i] * (second ? rstd[1] : rstd[0]);
     });
     sums.add_up(a.lanes);
-    if (a.channel_partials && thread_x() < sums.all) {
-      const u32 which = thread_x() / (a.columns * width), q = thread_x() - which * a.columns * width;
+    for (u32 u = thread_x(); a.channel_partials && u < sums.all; u += threads) {
+      const u32 which = u / (a.columns * width), q = u - which * a.columns * width;
       if (q < at.groups * at.group_channels)
-        reinterpret_cast<float*>(
-            a.channel_partials)[(((i64)at.image * a.parts + at.part) * 2 + which) * a.channels + at.first_channel + q] =
+        reinterpret_cast<float*>(a.channel_partials)[((i64)at.image * 2 + which) * a.channels + at.first_channel + q] =
             sums.get(which, q);
     }
     // Warps take groups, their lanes channels.
@@ -368,20 +334,7 @@ template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
       one = warp_reduce<Sum>(one);
       along = warp_reduce<Sum>(along);
       if (lane_id() != 0) continue;
-      if (a.parts > 1) {
-        float* const to = at.left_of(a, g, at.part);
-        to[0] = one;
-        to[1] = along;
-      } else of_groups[g] = Vector<float, 2>{{one * by_count, along * by_count}};
-    }
-    if (a.parts > 1) {
-      sync_cluster();
-      for (u32 g = warp; g < at.groups; g += warps) {
-        const float* const of_part = at.left_of(a, g, lane_id() < a.parts ? lane_id() : 0);
-        const float one = warp_reduce<Sum>(lane_id() < a.parts ? load_coherent(of_part) : 0.0f),
-                    along = warp_reduce<Sum>(lane_id() < a.parts ? load_coherent(of_part + 1) : 0.0f);
-        if (lane_id() == 0) of_groups[g] = Vector<float, 2>{{one * by_count, along * by_count}};
-      }
+      of_groups[g] = Vector<float, 2>{{one * by_count, along * by_count}};
     }
     sync_threads();
     const Vector<float, 2> first = of_groups[at.group], second = of_groups[at.second_group()];
@@ -399,9 +352,7 @@ template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
     }
     if (!a.counters) continue;
     GPU_SHARED(u32, is_last, 1);
-    if (is_last_of(a.counters + at.first_channel / (a.columns * width), (u32)a.batch * a.parts, is_last))
-      finish_strip(a, at, sums.of_threads);
-    sync_threads();
+    if (is_last_of(a.counters + at.strip, (u32)a.batch, is_last)) finish_strip(a, at);
   }
 }
 #endif

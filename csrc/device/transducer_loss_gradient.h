@@ -46,6 +46,7 @@ template <class Math> struct RowGradient {
     return (column == blank ? of_blank : Math(0)) + (column == label ? of_label : Math(0));
   }
 
+ private:
   GPU_FN static Math power(Math x) { return exp2(x * Math(log2_of_e)); }
 };
 
@@ -57,7 +58,6 @@ template <i32 type> struct TransducerGradient {
   using Raw = typename P::Raw;
   static constexpr int ahead = 4;  // vectors of a lane at once
   static constexpr u32 line = 8;   // vectors that a prefetch brings
-  static constexpr u32 at_once = ahead * warp_size;
   static constexpr u32 width = P::width;
 
   const TransducerLossBackward& a;
@@ -129,9 +129,7 @@ template <i32 type> struct TransducerGradient {
     const u32 count = (all - head) / width, tail = head + count * width;
     if (head || tail < all)
       single(from, to, lane_id() < width ? lane_id() : tail + lane_id() - width, lane_id() < width ? head : all);
-    const u32 of_row = classes / width, turns = (of_row - 1) / at_once + 1;
-    if (head == 0 && classes % width == 0 && 8 * of_row >= 7 * turns * at_once) whole_rows(from, to, rows, of_row);
-    else vectors(from + head * P::size, to + head * P::size, head, count, rows);
+    vectors(from + head * P::size, to + head * P::size, head, count, rows);
   }
   GPU_FN void single(const u8* from, u8* to, u32 at, u32 end) const {
     const u32 r = at < end ? at / classes : 0, column = at - r * classes;
@@ -140,42 +138,6 @@ template <i32 type> struct TransducerGradient {
       store_one(
           to, type, at,
           row.of(row.scale != Math(0) ? load_one<Math>(from, type, at) : Math(0)) - row.less(column, (u32)a.blank));
-  }
-  // Rows that lie in whole vectors, enough for all lanes: these go over a row together.
-  GPU_FN void whole_rows(const u8* from, u8* to, u32 rows, u32 count) const {
-    const u32 end = rows * count;
-    Raw next[ahead];
-    RowGradient<Math> after = of_lane(0);
-    fetch_row(next, after, from, 0, count);
-    for (u32 r = 0; r < rows; ++r, from += (u64)count * sizeof(Raw), to += (u64)count * sizeof(Raw)) {
-      RowGradient<Math> row = after;
-      if (r + 1 < rows) after = of_lane(r + 1);
-      if (row.scale == Math(0)) row.largest = Math(0);
-      for (u32 first = 0; first < count; first += at_once) {
-        Raw now[ahead];
-        GPU_UNROLL_FOR (int k = 0; k < ahead; ++k) now[k] = next[k];
-        const u32 far = first + 2 * at_once + lane_id() * line;
-        if (lane_id() < at_once / line && r * count + far < end) prefetch(from + (u64)far * sizeof(Raw));
-        if (first + at_once < count) fetch_row(next, row, from, first + at_once, count);
-        else if (r + 1 < rows) fetch_row(next, after, from + (u64)count * sizeof(Raw), 0, count);
-        GPU_UNROLL_FOR (int k = 0; k < ahead; ++k) {
-          const u32 v = first + k * warp_size + lane_id();
-          Math x[width];
-          P::unpack_raw(x, now[k]);
-          GPU_UNROLL_FOR (u32 i = 0; i < width; ++i) x[i] = row.scale * RowGradient<Math>::power(x[i] - row.largest);
-          subtract(x, row, v * width);
-          if (v < count) reinterpret_cast<Raw*>(to)[v] = P::pack_raw(x);
-        }
-      }
-    }
-  }
-  // Zeros where nothing of the row is wanted.
-  GPU_FN static void fetch_row(Raw (&raw)[ahead], const RowGradient<Math>& row, const u8* from, u32 first, u32 count) {
-    GPU_UNROLL_FOR (int k = 0; k < ahead; ++k) {
-      const u32 v = first + k * warp_size + lane_id();
-      raw[k] = Raw{};
-      if (row.scale != Math(0) && v < count) raw[k] = reinterpret_cast<const Raw*>(from)[v];
-    }
   }
   struct Some {
     Raw raw[ahead];

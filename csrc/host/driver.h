@@ -18,8 +18,7 @@ struct Launch {
   apex_dim grid, block;
   uint32_t dynamic_shared_bytes;
   void** parameters;
-  bool awaits;           // apex_kernel's: where the code can, it begins while the kernel before it ends
-  uint32_t cluster = 1;  // so many blocks, one behind the other, run at once and have a barrier: gpu::sync_cluster()
+  bool awaits;  // apex_kernel's: where the code can, it begins while the kernel before it ends
 };
 
 /* Every member works on `device` whatever is current, leaves device and context as they were, and reports
@@ -35,9 +34,6 @@ class Driver {
   /* How many blocks of the function fit on a multiprocessor at once; 0: the driver does not say. */
   virtual int32_t blocks_at_once(int device, void* function, uint32_t threads, uint32_t dynamic_shared_bytes,
                                  int32_t* blocks) = 0;
-
-  /* Whether blocks of the function can be launched in clusters: the device has these, and the code their barrier. */
-  virtual bool has_clusters(void* function) = 0;
 
   virtual int32_t is_capturing(int device, void* stream, bool* capturing) = 0;
 
@@ -80,13 +76,6 @@ Driver* open_hip(int32_t& status);
 /* Driver::blocks_at_once of a launch site's kernel, loading it if need be; 0 on the SIMT executor. */
 int32_t blocks_at_once(const apex_place& place, apex_kernel* kernel, uint32_t threads, uint32_t dynamic_shared_bytes,
                        int32_t* blocks);
-
-/* Driver::has_clusters of a launch site's kernel, loading it if need be; false on the SIMT executor. */
-int32_t has_clusters(const apex_place& place, apex_kernel* kernel, bool* has);
-
-/* apex_launch of blocks in clusters of so many; 1: of each alone. */
-int32_t launch_clusters(const apex_place& place, apex_kernel* kernel, uint32_t cluster, uint32_t blocks,
-                        uint32_t threads, uint32_t dynamic_shared_bytes, void** parameters);
 
 /* True in a process that fork() made from one that had loaded this library. */
 bool is_forked_child();

@@ -18,7 +18,6 @@ enum : int {
   kFunctionSharedBytes = 1,
   kFunctionPtxVersion = 5,
   kFunctionMaxDynamicShared = 8,
-  kLaunchClusterDimension = 4,
   kLaunchProgrammaticSerialization = 6,
 };
 
@@ -35,17 +34,14 @@ class Cuda final : public CommonDriver<Cuda, CudaApi> {
     const Function& function = *static_cast<const Function*>(launch.function);
     const apex_dim &grid = launch.grid, &block = launch.block;
     int code;
-    if ((launch.awaits || launch.cluster > 1) && function.of_hopper) {
-      LaunchAttribute attributes[2];
-      unsigned count = 0;
-      if (launch.awaits) attributes[count++] = {kLaunchProgrammaticSerialization, 0, {1}};
-      if (launch.cluster > 1) attributes[count++] = {kLaunchClusterDimension, 0, {int(launch.cluster), 1, 1}};
+    if (launch.awaits && function.can_await) {
+      const LaunchAttribute overlap = {kLaunchProgrammaticSerialization, 0, {1}};
       const LaunchConfig config = {{grid.x, grid.y, grid.z},
                                    {block.x, block.y, block.z},
                                    launch.dynamic_shared_bytes,
                                    launch.stream,
-                                   attributes,
-                                   count};
+                                   &overlap,
+                                   1};
       code = api_.launch_ex(&config, function.kernel, launch.parameters, nullptr);
     } else {
       code = api_.launch(function.kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z,
@@ -78,13 +74,11 @@ class Cuda final : public CommonDriver<Cuda, CudaApi> {
     if (api_.function_load)
       if (const int code = api_.function_load(in_context)) return not_loaded("cuFuncLoad: ", kernel, device, code);
     if (const int32_t status = allow_shared(device, found)) return status;
-    const bool of_hopper = api_.launch_ex && was_compiled_for(device, found) >= 90;
+    const bool can_await = api_.launch_ex && was_compiled_for(device, found) >= 90;
     std::lock_guard<std::mutex> lock(functions_lock_);
-    *function = &functions_.emplace_back(Function{found, of_hopper});
+    *function = &functions_.emplace_back(Function{found, can_await});
     return APEX_OK;
   }
-
-  bool has_clusters(void* function) override { return static_cast<const Function*>(function)->of_hopper; }
 
  private:
   friend CommonDriver;
@@ -162,8 +156,7 @@ class Cuda final : public CommonDriver<Cuda, CudaApi> {
     return APEX_OK;
   }
 
-  // 10 * major + minor of the virtual architecture: gpu::await_previous_kernel() and gpu::sync_cluster() are
-  // instructions from 9.0 on.
+  // 10 * major + minor of the virtual architecture: gpu::await_previous_kernel() is an instruction from 9.0 on.
   int was_compiled_for(int device, void* kernel) {
     int handle = 0, version = 0;
     return device_handle(device, &handle) || api_.kernel_get_attribute(&version, kFunctionPtxVersion, kernel, handle)
@@ -203,7 +196,7 @@ class Cuda final : public CommonDriver<Cuda, CudaApi> {
   // What `function` points to outside.
   struct Function {
     void* kernel;
-    bool of_hopper;
+    bool can_await;
   };
   static void* kernel_of(void* function) { return static_cast<const Function*>(function)->kernel; }
 

@@ -44,7 +44,6 @@ class Hip final : public CommonDriver<Hip, Api> {
  public:
   using CommonDriver::CommonDriver;
 
-  bool has_clusters(void*) override { return false; }
   int32_t launch(const Launch& launch) override {
     const Current current(*this, launch.device);
     if (current.status) return current.status;

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "device_limits.h"
-#include "driver.h"
 #include "status.h"
 #include "workspace.h"
 
@@ -74,48 +73,38 @@ struct GroupNormPlan {
   uint32_t threads, sums_threads;
   int64_t blocks, sums_blocks;  // of the launch that writes, and of the one before
   int64_t shared;               // bytes
-  uint32_t cluster = 1;         // blocks that share a strip of an image, in one launch
   bool finishes;                // the backward's launch makes the weights' gradients, too
 };
 
-// Of halves whose groups fill vectors. False: a strip does not fit, even where a cluster's blocks share it.
-bool plan_halves(gpu::GroupNorm& a, GroupNormPlan& plan, bool backward, bool clusters, const DeviceLimits& limits) {
-  constexpr int64_t width = 8, numbers = 2 * width, most_cluster = 8, most_rows = 1 << 24;
+// Of halves whose groups fill vectors. False: images are large, and two launches keep the memory busier.
+bool plan_halves(gpu::GroupNorm& a, GroupNormPlan& plan, bool backward, const DeviceLimits& limits) {
+  constexpr int64_t width = 8, numbers = 2 * width, most_rows = 512, most_items = 1 << 24;
   constexpr int64_t most_threads_of_block = gpu::group_norm_halves_threads;
-  const int64_t most_shared = limits.shared_bytes - 64;  // the kernel has some of its own
-  if (a.channels / a.groups < width || !aligned({a.weight, a.bias}) || a.spatial > most_rows) return false;
+  if (a.channels / a.groups < width || !aligned({a.weight, a.bias})) return false;
+  if (a.spatial > most_rows && asked_launches != 1) return false;
   const int64_t columns = columns_of_whole_groups(a, width, 4), strips = ceil_divide(a.channels, columns * width);
-  if (columns * numbers > most_threads_of_block || a.batch * strips * most_cluster > most_rows) return false;
-  for (int64_t parts = 1; parts <= (clusters ? most_cluster : 1); parts *= 2) {
-    const int64_t part_size = ceil_divide(a.spatial, parts);
-    if (ceil_divide(a.spatial, part_size) != parts) break;
-    // Threads that leave the fewest places for rows empty.
-    int64_t best_rows = 0, best_threads = 0;
-    for (int64_t threads = whole_warps(columns * numbers, limits); threads <= most_threads_of_block;
-         threads += limits.block_multiple) {
-      const int64_t rows = ceil_divide(part_size, threads / columns);
-      if (best_threads && rows * threads > best_rows * best_threads) continue;
-      best_rows = rows;
-      best_threads = threads;
-    }
-    const int64_t of_merge =
-        backward ? (numbers * (best_threads + 2 * columns) + 2 * best_threads) * 4 : best_threads * 6 * 4;
-    const int64_t shared = of_merge + best_rows * best_threads * vector_bytes * (backward ? 2 : 1);
-    const bool last = parts * 2 > (clusters ? most_cluster : 1);
-    if (shared > (last ? most_shared : std::min(small_tile, most_shared))) continue;
-    if (!last && a.batch * strips * parts * 2 <= limits.multiprocessors && part_size >= best_threads) continue;
-    a.columns = uint32_t(columns);
-    a.lanes = uint32_t(best_threads / columns);
-    a.strips = uint32_t(strips);
-    a.parts = plan.cluster = uint32_t(parts);
-    a.part_size = part_size;
-    plan.in_one_launch = plan.finishes = true;
-    plan.threads = uint32_t(best_threads);
-    plan.blocks = a.batch * strips * parts;
-    plan.shared = shared;
-    return true;
+  const int64_t least_threads = std::max<int64_t>(whole_warps(columns * numbers, limits), limits.block_multiple);
+  if (least_threads > most_threads_of_block || a.batch * strips > most_items || a.spatial > most_items) return false;
+  // Threads that leave the fewest places for rows empty: more of them would leave registers for fewer blocks.
+  int64_t rows = 0, threads = 0;
+  for (int64_t some = least_threads; some <= most_threads_of_block; some += limits.block_multiple) {
+    const int64_t of_some = ceil_divide(a.spatial, some / columns);
+    if (threads && of_some * some > rows * threads) continue;
+    rows = of_some;
+    threads = some;
   }
-  return false;
+  const int64_t of_merge = (backward ? numbers * (threads + 3 * columns) + 3 * threads : 6 * threads) * 4;
+  const int64_t shared = of_merge + rows * threads * vector_bytes * (backward ? 2 : 1);
+  if (shared > limits.shared_bytes - 64) return false;  // the kernel has some of its own
+  a.columns = uint32_t(columns);
+  a.lanes = uint32_t(threads / columns);
+  a.strips = uint32_t(strips);
+  a.parts = 1;
+  plan.in_one_launch = plan.finishes = true;
+  plan.threads = uint32_t(threads);
+  plan.blocks = a.batch * strips;
+  plan.shared = shared;
+  return true;
 }
 
 // False: an image's groups do not fit.
@@ -197,11 +186,10 @@ void plan_first(gpu::GroupNorm& a, GroupNormPlan& plan, bool vectors, bool backw
 }
 
 int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, int64_t shared,
-               const gpu::GroupNorm& a, uint32_t cluster = 1) {
+               const gpu::GroupNorm& a) {
   void* parameters[] = {const_cast<gpu::GroupNorm*>(&a)};
-  const int64_t most = most_threads / threads / cluster * cluster;
-  return launch_clusters(*place, &kernel, cluster, uint32_t(std::min<int64_t>(blocks, most)), threads, uint32_t(shared),
-                         parameters);
+  return apex_launch(place, &kernel, {uint32_t(std::min<int64_t>(blocks, most_threads / threads)), 1, 1},
+                     {threads, 1, 1}, uint32_t(shared), parameters);
 }
 int32_t check(const gpu::GroupNorm& a) {
   for (const int32_t type : {a.input_type, a.weight_type})
@@ -233,20 +221,14 @@ int32_t prepare(const apex_place& place, gpu::GroupNorm& a, bool backward, Group
     if (a.channels_last) {
       const int64_t width = vectors && a.channels % width_of(a.input_type) == 0 ? width_of(a.input_type) : 1;
       plan.kernel = plan.sums_kernel = kernel_of(a.input_type, width);
-      bool clusters = false;
-      if (width == 8)
-        if (const int32_t status =
-                has_clusters(place, &(backward ? backward_tile : forward_tile)[a.input_type], &clusters))
-          return status;
-      const bool fits = asked_launches != 2 && (width == 8   ? plan_halves(a, plan, backward, clusters, limits)
+      const bool fits = asked_launches != 2 && (width == 8   ? plan_halves(a, plan, backward, limits)
                                                 : width == 4 ? plan_tile(a, plan, width, backward, limits)
                                                              : false);
       if (!fits) plan_last(a, plan, width, backward, limits);
     } else {
       plan_first(a, plan, vectors, backward, limits);
     }
-    if (plan.in_one_launch) of_groups = plan.cluster > 1 ? a.batch * a.groups * a.parts * 2 : 0;
-    else if (!backward || a.channels_last) of_groups = a.batch * a.groups * a.slots * 2;
+    if (!plan.in_one_launch && (!backward || a.channels_last)) of_groups = a.batch * a.groups * a.slots * 2;
     if (backward && (wants_weights(a) || !a.channels_last)) of_channels = a.batch * a.parts * 2 * a.channels;
     a.apply_blocks = uint32_t(std::min<int64_t>(plan.blocks, most_threads / plan.threads / 2));
   }
@@ -279,8 +261,7 @@ int32_t apex_group_norm_forward(const apex_place* place, const gpu::GroupNorm* a
     group_norm_forward_cpu(a);
     return APEX_OK;
   }
-  if (plan.in_one_launch)
-    return launch(place, forward_tile[a.input_type], plan.blocks, plan.threads, plan.shared, a, plan.cluster);
+  if (plan.in_one_launch) return launch(place, forward_tile[a.input_type], plan.blocks, plan.threads, plan.shared, a);
   if (const int32_t status =
           launch(place, statistics[a.channels_last][plan.kernel], plan.sums_blocks, plan.sums_threads, plan.shared, a))
     return status;
@@ -299,8 +280,7 @@ int32_t apex_group_norm_backward(const apex_place* place, const gpu::GroupNorm* 
   }
   const int64_t finish_blocks = wants_weights(a) ? ceil_divide(a.channels, gpu::group_norm_finish_columns) : 0;
   if (plan.in_one_launch) {
-    if (const int32_t status =
-            launch(place, backward_tile[a.input_type], plan.blocks, plan.threads, plan.shared, a, plan.cluster))
+    if (const int32_t status = launch(place, backward_tile[a.input_type], plan.blocks, plan.threads, plan.shared, a))
       return status;
     if (plan.finishes) return APEX_OK;
     return launch(place, finish, finish_blocks, gpu::group_norm_threads, 0, a);

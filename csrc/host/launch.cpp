@@ -60,13 +60,13 @@ int32_t find(const apex_place& place, apex_kernel* handle, Loaded* loaded) {
 }
 
 int32_t launch(const apex_place& place, apex_kernel* handle, apex_dim grid, apex_dim block, uint32_t shared,
-               void** parameters, uint32_t cluster = 1) {
+               void** parameters) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return APEX_OK;
   if (place.platform == APEX_CPU) return execute(handle->name, grid, block, shared, parameters);
   Loaded loaded;
   if (const int32_t status = find(place, handle, &loaded)) return status;
   return loaded.driver->launch({loaded.kernel->name, place.device, place.stream, loaded.function, grid, block, shared,
-                                parameters, handle->awaits != 0, cluster});
+                                parameters, handle->awaits != 0});
 }
 
 }  // namespace
@@ -80,22 +80,6 @@ int32_t blocks_at_once(const apex_place& place, apex_kernel* handle, uint32_t th
     if (const int32_t status = find(place, handle, &loaded)) return status;
     return loaded.driver->blocks_at_once(place.device, loaded.function, threads, shared, blocks);
   });
-}
-
-int32_t has_clusters(const apex_place& place, apex_kernel* handle, bool* has) {
-  *has = false;
-  if (place.platform == APEX_CPU) return APEX_OK;
-  return guarded([&] {
-    Loaded loaded;
-    if (const int32_t status = find(place, handle, &loaded)) return status;
-    *has = loaded.driver->has_clusters(loaded.function);
-    return int32_t{APEX_OK};
-  });
-}
-
-int32_t launch_clusters(const apex_place& place, apex_kernel* kernel, uint32_t cluster, uint32_t blocks,
-                        uint32_t threads, uint32_t shared, void** parameters) {
-  return guarded([&] { return launch(place, kernel, {blocks, 1, 1}, {threads, 1, 1}, shared, parameters, cluster); });
 }
 
 }  // namespace apex

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
+import weakref
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from torch._dynamo import compiled_autograd
 import apex
 import apex.transformer_engine.pytorch as te
 from apex.transformer_engine.common import recipe
-from apex.transformer_engine.pytorch import _casts, _eager, _linear, _scaling
+from apex.transformer_engine.pytorch import _casts, _eager, _linear, _scaling, _state
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 HERE = {name: RECIPES[name] for name in ("delayed", "delayed-e4m3", "current")} | {
@@ -169,7 +171,7 @@ def test_recipes_may_change(in_cpp):
     assert not torch.equal(before, x.grad)
 
 
-@pytest.mark.parametrize("of, most", [("current", 16), ("delayed", 62)])
+@pytest.mark.parametrize("of, most", [("current", 16), ("delayed", 45)])
 def test_few_frames(of, most, in_cpp):
     """A step of forward and backward asks Python for so many of apex's functions: each costs as much as a small op."""
     made, x = layer(), random(16, 32, dtype=BF16, grad=True)
@@ -196,6 +198,42 @@ def test_few_frames(of, most, in_cpp):
     finally:
         sys.setprofile(None)
     assert 0 < len(seen) <= most, seen
+
+
+def test_layers_that_come_and_go(monkeypatch):
+    """The update of the layers of the step before is taken again only where all is as it was; it keeps none alive."""
+    of = recipe.DelayedScaling(amax_history_len=3)
+    results = []
+    for patched in (False, True):
+        with monkeypatch.context() as patch:
+            if patched:
+                patch.setattr(_state._Steady, "flush", lambda self: False)
+            layers = [layer(32, outputs) for outputs in (48, 16, 32)]
+            x = random(16, 32, dtype=BF16, grad=True)
+            of.margin, of.fp8_format, of.amax_history_len = 0, recipe.Format.HYBRID, 3
+            for step in range(10):
+                used = layers[:2] if step in (3, 4) else layers[::-1] if step == 6 else layers
+                if step == 5:
+                    of.margin = 1
+                if step == 7:
+                    of.fp8_format = recipe.Format.E4M3
+                if step == 8:
+                    of.amax_history_len = 2
+                with te.fp8_autocast(fp8_recipe=of):
+                    outputs = [made(x * (step + 1)) for made in used]
+                sum(y.float().square().sum() for y in outputs).backward()
+            results.append([])
+            for made in layers:
+                state = made.fp8_meta
+                for scaling in (state["scaling_fwd"], state["scaling_bwd"]):
+                    results[-1] += [scaling.scale, scaling.scale_inv, scaling.amax_history.clone()]
+            with te.fp8_autocast(fp8_recipe=of):
+                pass
+            kept = weakref.ref(layers[0]._state)
+            del layers, used, made, state, scaling, outputs
+            gc.collect()
+            assert kept() is None
+    same(*results)
 
 
 def test_scales_that_somebody_writes(in_cpp):

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -433,7 +434,16 @@ def test_a_gpu_machine_s_check_writes_a_receipt_that_merges(tiny_wheel, tmp_path
     check = module.Check(tiny_wheel, tmp_path, tmp_path, None)
     check.machine = PROBE
     junit_file(*check.junits)
-    check.step("tests", lambda: (True, "3 passed"))
+    (check.site / "apex/packs").mkdir(parents=True)
+    meeting = threading.Barrier(2, timeout=10)  # it breaks where one of them waits for the other's end
+    check.beside(
+        {
+            "tests": lambda: (meeting.wait() >= 0, "3 passed"),
+            "JIT": lambda: (meeting.wait() >= 0, "agrees"),
+            "breaks": lambda: 1 / 0,
+        }
+    )
+    assert [check.steps[name]["passed"] for name in ("tests", "JIT", "breaks")] == [True, True, False]
     path = receipts.write(check.receipt(), tmp_path / "receipt.json")
     ((found,), refused) = receipts.merge([path], tmp_path / "kept")
     assert not refused and found["wheel"]["name"] == tiny_wheel.name and found["steps"]["tests"]["passed"]

@@ -215,6 +215,37 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
     return captured
 
 
+class Repeated:
+    """The update of the same scalings once more: what the one before found is known. It keeps none of them alive.
+
+    said: of the recipe, whatever an update goes by.
+    """
+
+    def __init__(self, scalings: Sequence[Scaling], said: tuple[Any, ...]) -> None:
+        self._places = [scaling.place[0] for scaling in scalings]
+        self._order = sorted(range(len(scalings)), key=self._places.__getitem__)
+        self._maxima = scalings[self._order[0]].maxima
+        self._said = said
+
+    def run(self, scalings: Sequence[Scaling], said: tuple[Any, ...], margin: float, algorithm: Any) -> bool:
+        """Returns False, with nothing done, where something is no longer as it was."""
+        if said != self._said or [scaling.place[0] for scaling in scalings] != self._places:
+            return False
+        scalings = [scalings[i] for i in self._order]
+        first = scalings[0]
+        if self._maxima is None or first.maxima is not self._maxima or any([s.fixed for s in scalings]):
+            return False
+        if torch.is_inference_mode_enabled() or is_captured(first.scale):
+            return False
+        histories, olds = [s.amax_history for s in scalings], [s.scale for s in scalings]
+        made = _casts.new_scales(histories, olds, self._maxima[1], margin, algorithm)
+        if made is None:
+            return False
+        for scaling, of in zip(scalings, made, strict=True):
+            scaling.replace(*of)
+        return True
+
+
 def _made(scalings, maxima, recipe):
     """Of each: new scales, 1 / they, and the same as _apart gives them, or None."""
     olds = [scaling.scale for scaling in scalings]

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import copy
 import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -144,7 +145,7 @@ class LayerState:
 
 def flush(reduced: bool) -> None:
     """New scales for layers whose magnitudes are reduced over ranks, or for the others."""
-    if reduced and not _has_ranks():
+    if not _has_ranks() and (reduced or _steady.flush()):
         return
     taken = [state for state in _pending if state.is_shared() == reduced]
     if _scaling.is_fake():  # layers with numbers wait on
@@ -153,6 +154,7 @@ def flush(reduced: bool) -> None:
         return
     if reduced:
         _reduce(taken)
+    steady = taken if len(taken) == len(_pending) and not _has_ranks() else []
     batches: dict[Any, list[LayerState]] = {}
     for state in taken:
         scale = state.forward.scale
@@ -162,11 +164,55 @@ def flush(reduced: bool) -> None:
         for state in states:  # behind the update: where it raises, nothing was updated, and they wait on
             state.pending = False
         _pending[:] = [state for state in _pending if state.pending]
+    _steady.hold(steady if len(batches) == 1 else [])
+
+
+class _Steady:
+    """Layers of one recipe that waited for new scales together, as mostly in every step. It keeps none alive."""
+
+    def __init__(self):
+        self._states: list[weakref.ref[LayerState]] = []
+        self._update: Any = None
+
+    def hold(self, states):
+        """They were updated; none: nothing will be as it was."""
+        recipe = states[0].recipe if states else None
+        self._states, self._update = [weakref.ref(state) for state in states], None
+        if recipe is not None and not (
+            callable(recipe.amax_compute_algo) or recipe.scaling_factor_compute_algo
+        ):
+            self._update = _scaling.Repeated(_scalings_of(states), _said(recipe))
+
+    def flush(self) -> bool:
+        """New scales, where it is they that wait, and all is as it was; by few frames."""
+        if self._update is None or [state() for state in self._states] != _pending:
+            return False
+        recipe = _pending[0].recipe
+        if recipe is None or any([state.recipe is not recipe for state in _pending]):
+            return False
+        scalings, said = _scalings_of(_pending), _said(recipe)
+        if not self._update.run(scalings, said, recipe.margin, recipe.amax_compute_algo):
+            return False
+        for state in _pending:
+            state.pending = False
+        _pending.clear()
+        return True
+
+
+def _scalings_of(states):
+    return [scaling for state in states for scaling in (state.forward, state.backward)]
+
+
+def _said(recipe):
+    return recipe.fp8_format, recipe.amax_compute_algo, recipe.scaling_factor_compute_algo, recipe.margin
+
+
+_steady = _Steady()
 
 
 def _update(states):
     """New scales of states of one recipe and device."""
-    scalings = [scaling for state in states for scaling in (state.forward, state.backward)]
+    scalings = _scalings_of(states)
     maxima = [largest for state in states for largest in state.maxima()]
     if _scaling.update(scalings, maxima, states[0].recipe or _DEFAULT):
         _in_graph.extend(states)
@@ -211,6 +257,7 @@ def forget() -> None:
         state.pending = False
     _pending.clear()
     _in_graph.clear()
+    _steady.hold([])
 
 
 class fp8_autocast:
