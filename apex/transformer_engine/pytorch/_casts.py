@@ -24,6 +24,7 @@ __all__ = [
     "delayed_scale",
     "dequantize",
     "dequantize_blocks",
+    "has_new_scales",
     "new_scales",
     "normalize",
     "quantize",
@@ -161,6 +162,11 @@ def _(codes, scale, block_rows):
     return torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
 
 
+def has_new_scales() -> bool:
+    """Whether new_scales may be asked: nothing looks on, and C++ is there."""
+    return _new_scales is not None and not is_traced() and not torch._C._len_torch_dispatch_stack()
+
+
 def new_scales(
     histories: Sequence[torch.Tensor],
     scales: Sequence[torch.Tensor],
@@ -170,10 +176,8 @@ def new_scales(
 ) -> Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None:
     """As update_scales, for each history by itself: (new scales, 1 / them, the same as products take them).
 
-    Versions of histories stay as they were. None, and nothing done, where something looks on, or no C++ is there.
+    Versions of histories stay as they were. Only where has_new_scales; None, and nothing done, where no kernel serves.
     """
-    if _new_scales is None or is_traced() or torch._C._len_torch_dispatch_stack():
-        return None
     return _new_scales(maxima, histories, scales, margin, algorithm == "most_recent")
 
 

@@ -216,7 +216,7 @@ def update(scalings: Sequence[Scaling], maxima: Sequence[float], recipe: Delayed
 
 
 class Repeated:
-    """The update of the same scalings once more: what the one before found is known. It keeps none of them alive.
+    """The update of the same scalings once more, where _casts.has_new_scales; it keeps none of them alive.
 
     said: of the recipe, whatever an update goes by.
     """
@@ -253,7 +253,7 @@ def _made(scalings, maxima, recipe):
     sizes = [old.shape[0] for old in olds]
     numbers = _maxima(scalings[0], tuple(maxima), sizes)
     how = histories, olds, numbers, recipe.margin, recipe.amax_compute_algo
-    found = _casts.new_scales(*how)
+    found = _casts.new_scales(*how) if _casts.has_new_scales() else None
     if found is not None:
         return found
     with kept_versions(histories):

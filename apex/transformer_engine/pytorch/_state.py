@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from apex.transformer import _collectives as collectives
 from apex.transformer_engine.common.recipe import DelayedScaling, Recipe
-from apex.transformer_engine.pytorch import _formats, _scaling
+from apex.transformer_engine.pytorch import _casts, _formats, _scaling
 from apex.transformer_engine.pytorch._scaling import Scaling
 
 
@@ -185,7 +185,11 @@ class _Steady:
 
     def flush(self) -> bool:
         """New scales, where it is they that wait, and all is as it was; by few frames."""
-        if self._update is None or [state() for state in self._states] != _pending:
+        if (
+            self._update is None
+            or not _casts.has_new_scales()
+            or [state() for state in self._states] != _pending
+        ):
             return False
         recipe = _pending[0].recipe
         if recipe is None or any([state.recipe is not recipe for state in _pending]):
