@@ -17,7 +17,7 @@ from te_common import (
 )
 
 import apex.transformer_engine.pytorch as te
-from apex.transformer_engine.pytorch.attention import _core, _masks
+from apex.transformer_engine.pytorch.attention import _core, _masks, rope
 
 pytestmark = pytest.mark.usefixtures("clean")
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
@@ -340,10 +340,15 @@ def test_outputs_that_are_asked_for():
 
 def test_batches_first():
     one, other, x = multihead(), multihead(qkv_format="bshd"), random(5, 3, 32)
-    freqs = te.RotaryPositionEmbedding(8)(5)
+    freqs = te.RotaryPositionEmbedding(8).to("cpu")(5)
     assert torch.equal(
         other(x.transpose(0, 1), rotary_pos_emb=freqs).transpose(0, 1), one(x, rotary_pos_emb=freqs)
     )
+
+
+def test_angles_are_made_where_layers_are(monkeypatch):
+    monkeypatch.setattr(rope, "device_of", lambda device: torch.device("meta"))
+    assert te.RotaryPositionEmbedding(8)(5).is_meta
 
 
 def turned(t, angles):
@@ -354,7 +359,7 @@ def turned(t, angles):
 
 def test_rotary_embedding():
     made, x = multihead(), random(5, 3, 32)
-    freqs = te.RotaryPositionEmbedding(8)(9)
+    freqs = te.RotaryPositionEmbedding(8).to("cpu")(9)
     places = torch.arange(9, dtype=F64, device="cpu").view(-1, 1, 1, 1)
     waves = torch.tensor([10000.0 ** (-i / 4) for i in range(4)] * 2, dtype=F64, device="cpu")
     near(freqs, places * waves, F32)
@@ -364,17 +369,17 @@ def test_rotary_embedding():
     near(made(x, rotary_pos_emb=(freqs, freqs)), expected, F32, units=64)
     with pytest.raises(ValueError, match="places"):
         made(x, rotary_pos_emb=freqs[:4])
-    assert te.RotaryPositionEmbedding(8, 0.5, 2)(3, 4).flatten()[:4].tolist() == pytest.approx(
+    assert te.RotaryPositionEmbedding(8, 0.5, 2).to("cpu")(3, 4).flatten()[:4].tolist() == pytest.approx(
         [2, 0.02, 2, 0.02]
     )
-    assert te.RotaryPositionEmbedding(8, 1.0, 2, 2)(8)[7, 0, 0, 0] == 7 * 2 / 8
+    assert te.RotaryPositionEmbedding(8, 1.0, 2, 2).to("cpu")(8)[7, 0, 0, 0] == 7 * 2 / 8
 
 
 @pytest.mark.parametrize("form", ["sbhd", "bshd"])
 def test_the_cache_of_a_generation(form):
     """Token by token, or some at once, as all at once."""
     made, x = multihead(num_gqa_groups=2, layer_number=3, qkv_format=form).eval(), random(6, 2, 32)
-    freqs = te.RotaryPositionEmbedding(8)(8)
+    freqs = te.RotaryPositionEmbedding(8).to("cpu")(8)
     lay = (lambda t: t) if form == "sbhd" else (lambda t: t.transpose(0, 1))
     with torch.no_grad():
         expected = made(lay(x), rotary_pos_emb=freqs)

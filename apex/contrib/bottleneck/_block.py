@@ -14,9 +14,9 @@ from apex._once import in_given_dtypes
 from apex.contrib.conv_bias_relu.conv_bias_relu import _conv, _flat
 
 _backward = torch.ops.apex.conv_bias_relu_backward.default
-# Numbers of x from which on Fork is taken: where a CUDA graph or torch.compile records it, which pays for its Python
-# once, and where each step does, whose kernels are launched faster than they run only below.
-SMALLEST, SMALLEST_EAGER = 1 << 24, 1 << 26
+# Numbers of x from which on Fork is taken where a CUDA graph or torch.compile records it, which pays for its Python
+# once. In eager calls it takes longer than the pass that it saves, at every size that was measured.
+SMALLEST = 1 << 24
 
 
 def block(stride, scales, biases, x, weights):
@@ -49,9 +49,7 @@ def _is_recorded(x):
 
 def _is_forked(x, forked):
     """Whether x gets a gradient, whose pixels are rows of a product's matrix, and nothing traces or transforms."""
-    if not (torch.is_grad_enabled() and x.requires_grad and x.numel() >= SMALLEST):
-        return False
-    if not _is_recorded(x) and x.numel() < SMALLEST_EAGER:
+    if not (torch.is_grad_enabled() and x.requires_grad and x.numel() >= SMALLEST and _is_recorded(x)):
         return False
     compiles = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
     if not compiles and (is_traced() or torch._C._functorch.maybe_current_level() is not None):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from apex.transformer.functional import fused_apply_rotary_pos_emb, fused_apply_rotary_pos_emb_thd
+from apex.transformer_engine.pytorch._parameters import device_of
 
 
 class RotaryPositionEmbedding(nn.Module):
@@ -34,7 +35,7 @@ class RotaryPositionEmbedding(nn.Module):
             dim = int(dim * rotary_percent)
         self.seq_len_interpolation_factor = seq_len_interpolation_factor
         self.pretrained_max_position_embeddings = pretrained_max_position_embeddings
-        steps = torch.arange(0, dim, 2, dtype=torch.float32, device=torch.get_default_device())
+        steps = torch.arange(0, dim, 2, dtype=torch.float32, device=device_of(None))
         self.register_buffer("inv_freq", 1.0 / rotary_base ** (steps / dim), persistent=False)
 
     def forward(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
