@@ -324,7 +324,8 @@ def test_new_scales_as_in_python(variant, monkeypatch):
             for step in range(3):
                 versions = [scaling.amax_history._version for scaling in scalings]
                 for i, scaling in enumerate(scalings):
-                    scaling.amax_history[0].copy_(torch.arange(1, len(scaling.scale) + 1) * (i + step + 0.75))
+                    counted = torch.arange(1, len(scaling.scale) + 1, dtype=F32, device="cpu")
+                    scaling.amax_history[0].copy_(counted * (i + step + 0.75))
                 _scaling.update(scalings, [448.0, 57344.0] * 2, RECIPES["delayed"])
                 assert [scaling.amax_history._version for scaling in scalings] == [n + 1 for n in versions]
         results.append(
