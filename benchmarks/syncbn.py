@@ -92,7 +92,7 @@ def measure_kernels(report):
             report.measure(f"{what} {label}", name, step, passes * bytes_of)
 
 
-def wall_seconds_of_ranks(step, rounds=5, count=50):
+def wall_seconds_of_ranks(step, rounds=5, count=20):
     """As wall_seconds, with as many steps on every rank: each of them waits for the others."""
     times = []
     for _ in range(rounds + 1):

@@ -113,8 +113,10 @@ class Check:
         return code == 0, text or f"installed {self.wheel.name}"
 
     def probe(self):
-        code, text = self.run("-m", "apex")
-        _, report = self.run("-m", "apex", "--json")
+        with ThreadPoolExecutor() as pool:
+            (code, text), (_, report) = pool.map(
+                lambda more: self.run("-m", "apex", *more), ((), ("--json",))
+            )
         self.machine = json.loads(report)
         return code == 0, text
 

@@ -33,7 +33,18 @@ OF_A_BENCHMARK = 90  # seconds, at most
 BENCHMARKS = (
     ("halo exchange", True, "halo_exchange"),
     (
-        *("pipeline bubble", False, "pipeline_bubble", "--device", "cuda", "--chunks", "1", "2"),
+        *(
+            "pipeline bubble",
+            False,
+            "pipeline_bubble",
+            "--device",
+            "cuda",
+            "--chunks",
+            "1",
+            "2",
+            "--steps",
+            "2",
+        ),
         *("--json", "{out}/pipeline_bubble.json"),
     ),
     ("tensor parallel GPT", True, "tensor_parallel", "--rounds", "3", "--json", "{out}/tensor_parallel.json"),

@@ -1,22 +1,16 @@
-"""What each rank of test_pipeline_parallel_gpus.py runs: the cases of pipelines on GPUs, with NCCL."""
+"""What each rank of test_pipeline_parallel_gpus.py and test_pipeline_failures_gpus.py runs, on GPUs with NCCL: cases of
+pipelines, in two parts that can run beside each other."""
 
 from __future__ import annotations
 
-import pp_failures
-import pp_messages
 import pp_splits
 import pp_syncs
 import sharded_adam
 
-CASES = {
-    **pp_splits.CASES,
-    **pp_messages.CASES,
-    **pp_syncs.CASES,
-    **pp_failures.CASES,
-}
+CASES = {**pp_splits.CASES, **pp_syncs.CASES}
 
 
-def run(rank, ranks, folder):
+def run(rank, ranks, folder, module=__name__):
     """One rank, on its GPU. NCCL connects a group when it is first used: most of the many here never are."""
     sharded_adam.start_nccl(rank, ranks, folder)
-    sharded_adam.run_cases(__name__, None, rank, folder)
+    sharded_adam.run_cases(module, None, rank, folder)

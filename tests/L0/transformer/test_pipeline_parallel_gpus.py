@@ -1,4 +1,4 @@
-"""apex.transformer.pipeline_parallel over two GPUs with NCCL."""
+"""apex.transformer.pipeline_parallel over two GPUs with NCCL: splits of models, and what is waited for."""
 
 from __future__ import annotations
 
