@@ -3,7 +3,14 @@
 #include "testing/simt.h"
 
 #define GPU_FN inline
-#define GPU_KERNEL(...)
+// Says how many threads a block may have to GPU_REGISTER, which comes next: the executor refuses a launch of more, as a
+// GPU's driver does, or may not.
+#define GPU_KERNEL(...)                                              \
+  extern "C++" template <>                                           \
+  struct simt::LaunchBound<__COUNTER__> {                            \
+    static constexpr unsigned threads = simt::first_of(__VA_ARGS__); \
+  };                                                                 \
+  extern "C"
 // The tag gives every shared array an identity, so that each gets its own guarded allocation.
 #define GPU_SHARED(T, name, n) \
   static char name##_tag;      \
@@ -11,7 +18,8 @@
 #define GPU_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(simt::dynamic_shared())
 #define GPU_UNROLL_FOR for
 #define GPU_ROLLED_FOR for
-#define GPU_REGISTER(name) static simt::Registration name##_registration(#name, &name);
+#define GPU_REGISTER(name) \
+  static simt::Registration name##_registration(#name, &name, simt::LaunchBound<__COUNTER__ - 1>::threads);
 #include "gpu_host_numbers.h"
 
 namespace gpu {

@@ -12,6 +12,7 @@ struct Kernel {
   void (*function)();
   Invoke invoke;
   std::vector<size_t> sizes;
+  unsigned threads;  // of a block, at most
 };
 // A function's static: registrations run before main, in any order.
 std::map<std::string, Kernel>& kernels() {
@@ -32,13 +33,14 @@ struct Call {
   void* const* arguments;
 };
 
-std::string check_launch(const Dim& grid, const Dim& size) {
+std::string check_launch(const Dim& grid, const Dim& size, unsigned bound) {
   const auto text = [](const Dim& d) {
     return std::to_string(d.x) + "x" + std::to_string(d.y) + "x" + std::to_string(d.z);
   };
   const std::string what = "bad launch: grid " + text(grid) + ", block " + text(size);
   const unsigned long long threads = 1ull * size.x * size.y * size.z;
   if (threads == 0 || threads > 1024 || size.z > 64) return what + ": a block has 1 to 1024 threads, at most 64 in z";
+  if (threads > bound) return what + ": GPU_KERNEL says at most " + std::to_string(bound) + " threads";
   if (1ull * grid.x * grid.y * grid.z == 0) return what + ": the grid is empty";
   if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
     return what + ": a grid is at most 2147483647x65535x65535";
@@ -77,7 +79,7 @@ void run_grid(Block& b, size_t dynamic_bytes, unsigned order) {
 
 std::string launch(const Kernel& kernel, Dim grid, Dim size, size_t dynamic_bytes, unsigned order,
                    void* const* arguments) {
-  std::string wrong = check_launch(grid, size);
+  std::string wrong = check_launch(grid, size, kernel.threads);
   if (!wrong.empty()) return wrong;
   std::lock_guard<std::mutex> lock(one_launch_at_a_time);
   Block b;
@@ -104,8 +106,9 @@ std::string launch(const Kernel& kernel, Dim grid, Dim size, size_t dynamic_byte
 }
 }  // namespace
 
-void register_kernel(const char* name, void (*function)(), Invoke invoke, const size_t* sizes, unsigned count) {
-  kernels()[name] = {function, invoke, std::vector<size_t>(sizes, sizes + count)};
+void register_kernel(const char* name, void (*function)(), Invoke invoke, const size_t* sizes, unsigned count,
+                     unsigned threads) {
+  kernels()[name] = {function, invoke, std::vector<size_t>(sizes, sizes + count), threads};
 }
 }  // namespace simt
 

@@ -25,6 +25,9 @@ extern "C" GPU_KERNEL(1024) void selftest_shuffle(u32* out) {
 }
 GPU_REGISTER(selftest_shuffle)
 
+extern "C" GPU_KERNEL(96, 2) void selftest_bounded(u32* out) { out[thread_x()] = thread_x(); }
+GPU_REGISTER(selftest_bounded)
+
 extern "C" GPU_KERNEL(1024) void selftest_count(u32* counter, u32* seen) {
   seen[atomic_increment(counter)] = block_x() * block_size_x() + thread_x();
 }
@@ -191,14 +194,16 @@ static void fill_stack(volatile char* outer, u64 depth) {
   if (depth) fill_stack(frame, depth - 1);
   *outer = frame[0];
 }
-extern "C" void selftest_stack_overflow(char* out) { fill_stack(out, 100000); }
+extern "C" GPU_KERNEL(1024) void selftest_stack_overflow(char* out) { fill_stack(out, 100000); }
 GPU_REGISTER(selftest_stack_overflow)
 
-extern "C" void selftest_ballot(u64* out) { out[thread_x()] = simt::ballot(thread_x() % 3 == 0, __LINE__); }
+extern "C" GPU_KERNEL(1024) void selftest_ballot(u64* out) {
+  out[thread_x()] = simt::ballot(thread_x() % 3 == 0, __LINE__);
+}
 GPU_REGISTER(selftest_ballot)
 
 // Where a thread is, in three dimensions: one line a thread of x, y, z of thread, block and sizes.
-extern "C" void selftest_where(u32* out) {
+extern "C" GPU_KERNEL(1024) void selftest_where(u32* out) {
   const simt::Dim t = simt::self->thread, b = simt::current->block, n = simt::current->block_size,
                   g = simt::current->grid;
   const u32 block_index = (b.z * g.y + b.y) * g.x + b.x, index = (t.z * n.y + t.y) * n.x + t.x;
@@ -213,9 +218,9 @@ template <bool barrier> static void swap_neighbours(u32* out) {
   if (barrier) simt::warp_barrier(__LINE__);
   out[thread_x()] = a[thread_x() ^ 1];
 }
-extern "C" void selftest_warp_barrier(u32* out) { swap_neighbours<true>(out); }
+extern "C" GPU_KERNEL(1024) void selftest_warp_barrier(u32* out) { swap_neighbours<true>(out); }
 GPU_REGISTER(selftest_warp_barrier)
-extern "C" void selftest_no_warp_barrier(u32* out) { swap_neighbours<false>(out); }
+extern "C" GPU_KERNEL(1024) void selftest_no_warp_barrier(u32* out) { swap_neighbours<false>(out); }
 GPU_REGISTER(selftest_no_warp_barrier)
 
 // Atomics on one shared word, both ways in which gpu.h may say so: no race; a plain read beside them: one.
@@ -231,8 +236,8 @@ template <bool plain_read> static void count_in_shared(u32* out) {
   if (!plain_read) sync_threads();
   if (thread_x() == 0) out[0] = count[0];
 }
-extern "C" void selftest_shared_atomics(u32* out) { count_in_shared<false>(out); }
+extern "C" GPU_KERNEL(1024) void selftest_shared_atomics(u32* out) { count_in_shared<false>(out); }
 GPU_REGISTER(selftest_shared_atomics)
-extern "C" void selftest_shared_atomics_and_read(u32* out) { count_in_shared<true>(out); }
+extern "C" GPU_KERNEL(1024) void selftest_shared_atomics_and_read(u32* out) { count_in_shared<true>(out); }
 GPU_REGISTER(selftest_shared_atomics_and_read)
 #endif

@@ -65,7 +65,8 @@ struct Atomic {
 
 // ---- kernels by name, arguments as cuLaunchKernel takes them -----------------------------------------
 using Invoke = void (*)(void (*kernel)(), void* const* arguments);
-void register_kernel(const char* name, void (*kernel)(), Invoke invoke, const size_t* sizes, unsigned count);
+void register_kernel(const char* name, void (*kernel)(), Invoke invoke, const size_t* sizes, unsigned count,
+                     unsigned threads);
 
 template <class... A> struct Invocation {
   // By memcpy, because a caller's argument bytes need not be aligned for A.
@@ -83,10 +84,15 @@ template <class... A> struct Invocation {
   }
 };
 
+// Specialized by GPU_KERNEL: the most threads that a block of the kernel may have.
+template <int> struct LaunchBound;
+template <class... Rest> constexpr unsigned first_of(unsigned first, Rest...) { return first; }
+
 struct Registration {
-  template <class... A> Registration(const char* name, void (*kernel)(A...)) {
+  template <class... A> Registration(const char* name, void (*kernel)(A...), unsigned threads) {
     const size_t sizes[] = {sizeof(A)..., 0};
-    register_kernel(name, reinterpret_cast<void (*)()>(kernel), &Invocation<A...>::invoke, sizes, sizeof...(A));
+    register_kernel(name, reinterpret_cast<void (*)()>(kernel), &Invocation<A...>::invoke, sizes, sizeof...(A),
+                    threads);
   }
 };
 }  // namespace simt

@@ -182,6 +182,13 @@ class TestWhatCannotGoOn:
     def test_bad_launches(self, executor, grid, block):
         assert "bad launch" in fault_of(executor, "selftest_spin", block, [None], grid=grid)
 
+    def test_launch_of_more_threads_than_a_kernel_takes(self, executor):
+        out = executor.full(96, 0, np.uint32)
+        executor.launch("selftest_bounded", 1, 96, [out])
+        assert out.numpy()[95] == 95
+        said = fault_of(executor, "selftest_bounded", 97, [None])
+        assert "block 97x1x1" in said and "at most 96 threads" in said
+
     def test_unknown_kernel(self, executor):
         assert "no kernel selftest_nowhere" in fault_of(executor, "selftest_nowhere", 1, [])
 
