@@ -37,6 +37,7 @@ GPU_FN void sync_team(u32 team, u32 threads) {
 // For all threads of a warp together. No load is moved past it: those before it are on their way before what follows.
 GPU_FN void loads_first() { __syncwarp(); }
 GPU_FN void device_fence() { __threadfence(); }
+GPU_FN void await_writes() {}  // a fence takes along what it sees
 // A kernel that is launched beside the end of the one before it (apex_kernel.awaits) begins with this, before it
 // touches any memory: it returns when that kernel and its writes are done. And it lets the next one begin.
 GPU_FN void await_previous_kernel() {

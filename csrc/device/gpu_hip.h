@@ -41,6 +41,13 @@ GPU_FN void sync_threads() {
 // No load is moved past it: those before it are on their way before what follows.
 GPU_FN void loads_first() { __builtin_amdgcn_sched_barrier(0); }
 GPU_FN void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
+// Returns when the wave's writes have arrived where another wave's device_fence() takes them along. Only gfx9 needs it:
+// there a barrier waits for none, as waves of a block see each other's writes at once, and a fence for its wave's alone.
+GPU_FN void await_writes() {
+#if defined(__GFX9__)
+  asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+#endif
+}
 GPU_FN void await_previous_kernel() {}
 // Reads what another block wrote before its device_fence(), past this compute unit's first-level cache.
 template <class T> GPU_FN T load_coherent(const T* p) {

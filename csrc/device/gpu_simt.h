@@ -33,6 +33,7 @@ GPU_FN void sync_threads(int line = __builtin_LINE()) { simt::barrier(line); }
 GPU_FN void sync_team(u32, u32, int line = __builtin_LINE()) { simt::barrier(line); }
 GPU_FN void loads_first() {}
 GPU_FN void device_fence() {}
+GPU_FN void await_writes() {}
 GPU_FN void await_previous_kernel() {}
 template <class T> GPU_FN T load_coherent(const T* p) { return *p; }
 template <class T> GPU_FN T load_once(const T* p) { return *p; }

@@ -38,6 +38,7 @@ template <class Reduction, class T> GPU_FN T block_reduce(T x) {
 // Counts this block in; true, to all its threads, in the block that completes `count` (the counter is 0 again). What
 // the blocks wrote before is there for it to read with load_coherent.
 GPU_FN bool is_last_of(u32* counter, u32 count, u32 (&is_last)[1]) {
+  await_writes();
   sync_threads();
   if (thread_x() == 0) {
     device_fence();

@@ -1,5 +1,5 @@
 // Kernels that test the executor: what it must run rightly, and planted bugs that it must name.
-#include "gpu.h"
+#include "reduce.h"
 #include "selftest.h"
 
 using namespace gpu;
@@ -32,6 +32,18 @@ extern "C" GPU_KERNEL(1024) void selftest_count(u32* counter, u32* seen) {
   seen[atomic_increment(counter)] = block_x() * block_size_x() + thread_x();
 }
 GPU_REGISTER(selftest_count)
+
+// Every thread leaves a number; the last block adds all of them up.
+extern "C" GPU_KERNEL(1024) void selftest_last_block(float* numbers, u32* counter, float* total) {
+  numbers[block_x() * block_size_x() + thread_x()] = (float)(thread_x() + 1);
+  GPU_SHARED(u32, is_last, 1);
+  if (!is_last_of(counter, grid_x(), is_last)) return;
+  float sum = 0.0f;
+  for (u32 b = 0; b < grid_x(); ++b) sum += load_coherent(numbers + b * block_size_x() + thread_x());
+  sum = block_reduce<Sum>(sum);
+  if (thread_x() == 0) total[0] += sum;
+}
+GPU_REGISTER(selftest_last_block)
 
 // Sum of the block by way of shared memory; the warp's part by shuffles.
 GPU_FN float warp_total(float v) {

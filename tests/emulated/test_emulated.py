@@ -5,13 +5,15 @@ Right results are tested beside the SIMT executor's (tests/simt): every test the
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from simt.build import SELFTEST
 from simt.device import KernelFault
 from simt.targets import Target
 
-from emulated.toolchain import ARCHES, ROOT, compile_source, why_not
+from emulated.toolchain import ARCHES, FLAGS, ROOT, compile_source, why_not
 
 pytestmark = [pytest.mark.emulated, pytest.mark.skipif(bool(why_not()), reason=why_not() or "available")]
 UNITS = sorted(path.stem for path in (ROOT / "csrc" / "device").glob("*.cu"))
@@ -45,6 +47,22 @@ def test_compiling_again_gives_the_same_bytes(arch, tmp_path, monkeypatch):
     first = compile_source(SELFTEST, arch).read_bytes()
     monkeypatch.setattr("emulated.toolchain.OUTPUT", tmp_path)
     assert compile_source(SELFTEST, arch).read_bytes() == first
+
+
+# The emulator's memory is one, so it cannot show a write that is late: the code is looked at.
+WAITS = {"gfx9": r"s_waitcnt .*vmcnt\(0\)", "gfx10": r"s_waitcnt_vscnt (null|0), 0x0", "gfx12": "s_wait_storecnt 0x0"}
+WAITS["gfx11"] = WAITS["gfx10"]
+
+
+@pytest.mark.parametrize("arch", ["gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1201"])
+def test_waves_wait_for_their_writes_before_their_block_is_counted(arch):
+    """The wave that counts the block in releases what others of the block wrote, too."""
+    text = compile_source(SELFTEST, arch, (*FLAGS, "-S")).read_text()
+    body = text.split("\nselftest_last_block:")[1].split("s_endpgm")[0]
+    before = body[: body.index("s_barrier")]
+    writes = list(re.finditer(r"(global|flat)_store", before))
+    assert writes
+    assert re.search(WAITS[next(name for name in WAITS if arch.startswith(name))], before[writes[-1].end() :])
 
 
 def test_past_a_tensor(device):

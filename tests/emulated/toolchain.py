@@ -99,16 +99,16 @@ def _clang(folder: pathlib.Path, arguments: list[str]) -> list[str]:
     return ["/bin/sh", "-c", 'cd "$0" && exec "$@"', str(folder), _installed_clang(root), *arguments]
 
 
-def compile_source(source: pathlib.Path, arch: str) -> pathlib.Path:
+def compile_source(source: pathlib.Path, arch: str, flags: tuple[str, ...] = FLAGS) -> pathlib.Path:
     """Compiles one device source, once for each content, whoever else asks for it at the same time.
 
     Returns:
-        The code object's path.
+        The path of the code object, or of what else the flags ask for.
 
     Raises:
         RuntimeError: clang's messages.
     """
-    state = hashlib.sha256(repr((_version(rocm_root()), FLAGS, arch, str(source.relative_to(ROOT)))).encode())
+    state = hashlib.sha256(repr((_version(rocm_root()), flags, arch, str(source.relative_to(ROOT)))).encode())
     for path in [*(p for p in _sources() if p.suffix == ".h"), source]:
         state.update(hashlib.sha256(path.read_bytes()).digest())
     output = OUTPUT / f"{source.stem}-{arch}-{state.hexdigest()[:20]}.co"
@@ -118,12 +118,12 @@ def compile_source(source: pathlib.Path, arch: str) -> pathlib.Path:
     with open(output.with_suffix(".lock"), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # others that want it wait; who dies lets go
         if not output.exists():
-            _compile(source, arch, output)
+            _compile(source, arch, output, flags)
     return output
 
 
-def _compile(source: pathlib.Path, arch: str, output: pathlib.Path) -> None:
-    """Writes the code object whole, or raises RuntimeError with clang's messages."""
+def _compile(source: pathlib.Path, arch: str, output: pathlib.Path, flags: tuple[str, ...]) -> None:
+    """Writes the output whole, or raises RuntimeError with clang's messages."""
     root = rocm_root()
     inside = _chrooted_clang(root) is not None
     with tempfile.TemporaryDirectory(prefix="emulated-", dir=root / "tmp" if inside else None) as scratch:
@@ -132,7 +132,7 @@ def _compile(source: pathlib.Path, arch: str, output: pathlib.Path) -> None:
             (folder / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, folder / path.relative_to(ROOT))
         includes = [f"-I{name}" for name in SOURCE_FOLDERS]
-        command = [*FLAGS, f"--offload-arch={arch}", *includes, str(source.relative_to(ROOT)), "-o", "out.co"]
+        command = [*flags, f"--offload-arch={arch}", *includes, str(source.relative_to(ROOT)), "-o", "out.co"]
         done = subprocess.run(_clang(folder, command), capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{source.name} for {arch}:\n{done.stderr}")

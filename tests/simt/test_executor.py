@@ -60,6 +60,14 @@ class TestSemantics:
         assert counter.numpy()[0] == 300
         np.testing.assert_array_equal(np.sort(seen.numpy()), np.arange(300))
 
+    def test_one_last_block_at_every_launch(self, selftest_device):
+        counter, total = selftest_device.full(1, 0, np.uint32), selftest_device.full(1, 0)
+        for _ in range(2):
+            numbers = selftest_device.full(3 * 128, -1)
+            selftest_device.launch("selftest_last_block", 3, 128, [numbers, counter, total])
+            assert counter.numpy()[0] == 0
+        assert total.numpy()[0] == 2 * 3 * 128 * 129 / 2
+
     def test_block_sums(self, selftest_device):
         x, out = selftest_device.full(256, 1), selftest_device.full(1, 0)
         selftest_device.launch("selftest_totals", 1, 256, [x, out])
