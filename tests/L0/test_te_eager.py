@@ -438,3 +438,27 @@ def test_backward_within_a_transform(of, in_cpp):
             squared(torch.ones(()))
         found.append([*inside, made.fp8_meta["scaling_bwd"].amax_history.clone()])
     same(*found)
+
+
+@pytest.mark.parametrize("mode", ["inference", "transform"])
+def test_histories_that_grow_in_a_mode(mode):
+    """Memory for more steps is nobody's but the layer's: training goes on with it, in C++ and in Python."""
+    of = recipe.DelayedScaling(amax_history_len=2000)
+    made, x = layer(), random(16, 32, dtype=BF16, grad=True)
+
+    def scaled(number):
+        with te.fp8_autocast(fp8_recipe=of):
+            return number * made(x).float().sum()
+
+    if mode == "inference":
+        with torch.inference_mode():
+            scaled(torch.ones(()))
+    else:
+        with pytest.raises(RuntimeError, match="setup_context"):
+            torch.func.grad(scaled)(torch.ones(()))
+    for scaling in (made.fp8_meta["scaling_fwd"], made.fp8_meta["scaling_bwd"]):
+        history = scaling.amax_history
+        assert history.shape[0] == 2000 and not history.is_inference()
+        assert not torch._C._functorch.is_functorch_wrapped_tensor(history)
+    assert "ApexFp8Linear" in train(made, of, x).grad_fn.name()
+    assert history[0, 0] > 0

@@ -102,18 +102,20 @@ class Scaling:
 
     def resize(self, length: int) -> None:
         """Keeps the newest rows, or adds rows of 0."""
-        missing = length - self._rows.shape[0]
-        if missing > 0:
-            self._hold(torch.nn.functional.pad(self._rows, (0, 0, 0, missing)), self._rows.device)
-        if length > self.length:
-            self._rows[self.length : length].zero_()
+        with _kept_tensors(is_traced()):
+            missing = length - self._rows.shape[0]
+            if missing > 0:
+                self._hold(torch.nn.functional.pad(self._rows, (0, 0, 0, missing)), self._rows.device)
+            if length > self.length:
+                self._rows[self.length : length].zero_()
         self.length = length
 
     def move(self, device: torch.device) -> None:
         """To another device; dtypes stay."""
         if device.type != "meta" and self.scale.device != device:
-            self.scale, self.scale_inv = self.scale.to(device), self.scale_inv.to(device)
-            self._hold(self._rows, device)
+            with _kept_tensors(is_traced()):
+                self.scale, self.scale_inv = self.scale.to(device), self.scale_inv.to(device)
+                self._hold(self._rows, device)
 
     def replace(
         self, scale: torch.Tensor, scale_inv: torch.Tensor, apart: torch.Tensor | None = None
@@ -161,9 +163,9 @@ def _each(numbers):
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
 _transform = torch._C._functorch.peek_interpreter_stack  # of torch.func, which wraps what is made within
-_TRANSFORMS = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.FuncTorchDynamicLayerBackMode
-)
+_TRANSFORMS = torch._C.DispatchKeySet(
+    torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
+) | torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchDynamicLayerBackMode)
 
 
 def _is_kept(like):
@@ -293,7 +295,7 @@ def _maxima(owner, maxima, sizes):
 
 
 def _kept_tensors(traced):
-    """Scales that are made in inference mode serve in training, too."""
+    """State that is made in inference mode, or within a transform of torch.func, serves behind it, too."""
     if traced:
         return contextlib.nullcontext()
     if _transform() is not None:
