@@ -29,6 +29,7 @@ inline void check_input(const char* op, const at::Tensor& input) {
   TORCH_CHECK_VALUE(input.dim() >= 1, op, ": the input must have at least one dimension");
   TORCH_CHECK(!(input.requires_grad() && at::GradMode::is_enabled()), op,
               " has no derivative: call it under torch.no_grad() or in a torch.autograd.Function");
+  refuse_forward_mode(op, input);
 }
 // One float32 number.
 inline void check_number(const char* op, const char* what, const at::Tensor& number) {

@@ -47,8 +47,16 @@ inline Codes cast_by_op(const at::Tensor& matrix, at::ScalarType format, const C
   return {rowwise ? rows : at::Tensor(), columnwise ? columns : at::Tensor(), sums ? total : at::Tensor(),
           by.scales.defined() ? by.inverse() : made};
 }
+// functorch's transforms (torch.func) wrap what is made while they last, also of tensors that are none of theirs.
+constexpr c10::DispatchKeySet transforms({c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                          c10::DispatchKey::FuncTorchDynamicLayerBackMode});
+inline bool in_transform() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+// Whether nothing looks on, and nothing would come between.
 inline bool is_direct(const at::Tensor& matrix) {
-  return is_plain(matrix) && matrix.numel() > 0 && !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python);
+  return is_plain(matrix) && matrix.numel() > 0 && !in_transform() &&
+         !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python);
 }
 // matrix: [rows, columns]. together: rows and columns are no longer needed at the same time; they are one piece of
 // memory, with what the passes need.

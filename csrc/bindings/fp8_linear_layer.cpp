@@ -95,6 +95,7 @@ struct Fp8LinearNode : OpNode<Fp8LinearNode> {
     variable_list found(3);
     const at::Tensor& g = given[0];
     if (!g.defined()) return found;
+    refuse_forward_mode("FP8 linear", g);
     const bool of_input = wants(0), of_weight = wants(1), of_bias = wants(2) && bias_dtype >= 0;
     const at::Tensor w = weight.unpack(), wc = w_columns.unpack(), wi = w_inverse.unpack(), xc = x_columns.unpack(),
                      xi = x_inverse.unpack();
@@ -154,7 +155,7 @@ std::optional<at::Tensor> fp8_linear_layer(const Fp8Products& products, const at
                                            const std::array<OptionalTensor, 3>& cached, const Fp8State& forward,
                                            const Fp8State& backward, int64_t gemm, bool recording) {
   const at::ScalarType dtype = fp8::output_dtype(input);
-  if (!fp8::fits(input, weight, bias) || !fp8::is_taken(dtype)) return std::nullopt;
+  if (fp8::in_transform() || !fp8::fits(input, weight, bias) || !fp8::is_taken(dtype)) return std::nullopt;
   for (const Fp8State* state : {&forward, &backward})
     if (*state && !fp8::is_state(**state, input.device())) return std::nullopt;
   const bool recorded = records(input, weight, bias);
@@ -177,7 +178,8 @@ std::optional<at::Tensor> fp8_linear_layer(const Fp8Products& products, const at
     x = fp8::cast(place, fp8::flat(input), products.forward, by(0), true, of_weight, false);
     if (has_value(cached[0])) w = {*cached[0], cached[2].value_or(at::Tensor()), {}, *cached[1]};
     else w = fp8::cast(place, weight, products.forward, by(1), true, of_input, false);
-    const OptionalTensor added = has_value(bias) ? OptionalTensor(fp8::in_dtype(*bias, dtype)) : std::nullopt;
+    const OptionalTensor added =
+        has_value(bias) ? OptionalTensor(fp8::in_dtype(*bias, dtype).contiguous()) : std::nullopt;
     output = fp8::product(products.by_card, products.fast[0], {x.rows, x.inverse}, {w.rows, w.inverse}, dtype, added);
     output = fp8::shaped(output, input);
   }
@@ -206,15 +208,20 @@ std::optional<Fp8NewScales> fp8_new_scales(const at::Tensor& maxima, const std::
   if (place.platform < 0 || !is_here(maxima)) return std::nullopt;
   for (const auto* list : {&histories, &olds})
     if (!std::all_of(list->begin(), list->end(), is_here)) return std::nullopt;
-  at::AutoDispatchBelowADInplaceOrView guard;
-  const int64_t total = maxima.numel(), apart = device.is_cuda() ? 4 : 0;
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const c10::impl::ExcludeDispatchKeyGuard no_transform{fp8::transforms};
+  const int64_t total = maxima.numel(), apart = device.is_cuda() ? 4 : 1;
   const at::Tensor memory = at::empty({(2 + apart) * total}, maxima.options());
   const int64_t scale_at = apart * total, inverse_at = scale_at + total;
   const at::Tensor scale = fp8::view_of(memory, scale_at, {total}), inverse = fp8::view_of(memory, inverse_at, {total});
   const Fp8MultiUpdateScales call{maxima, histories, olds, scale, inverse, margin, most_recent};
   call.check();
   if (!fp8::update(call, place)) return std::nullopt;
-  if (apart) { fp8::view_of(memory, 0, total, apart).copy_(inverse); }
+  fp8::view_of(memory, 0, total, apart).copy_(inverse);
+  const auto for_products = [&](int64_t first, int64_t count) {
+    if (apart == 1) return fp8::view_of(memory, first, {count});
+    return fp8::view_of(memory, apart * first, {count, apart});
+  };
   Fp8NewScales found;
   found.reserve(olds.size());
   int64_t first = 0;
@@ -222,7 +229,7 @@ std::optional<Fp8NewScales> fp8_new_scales(const at::Tensor& maxima, const std::
     const int64_t count = old.numel();
     const at::Tensor scales = fp8::view_of(memory, scale_at + first, {count}),
                      inverses = fp8::view_of(memory, inverse_at + first, {count});
-    found.push_back({scales, inverses, apart ? fp8::view_of(memory, apart * first, {count, apart}) : inverses});
+    found.push_back({scales, inverses, for_products(first, count)});
     first += count;
   }
   return found;

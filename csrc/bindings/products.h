@@ -42,8 +42,9 @@ inline bool ran_out(const Workspace& workspace) {
 inline bool was_refused(const apex_place& place, int32_t status, const char* op) {
   if (!use_reference(status, op)) return false;
   char name[64];
-  if (apex_blas_name(place.platform, name, sizeof name) == APEX_OK)
+  if (apex_blas_name(place.platform, name, sizeof name) == APEX_OK) {
     TORCH_WARN_ONCE("apex ", op, " is multiplied by torch where ", apex_last_error());
+  }
   return true;
 }
 // Whether elements of a matrix's rows lie one behind another, and rows apart.

@@ -42,7 +42,7 @@ GPU_FN void sync_threads() {
 GPU_FN void loads_first() { __builtin_amdgcn_sched_barrier(0); }
 GPU_FN void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 // Returns when the wave's writes have arrived where another wave's device_fence() takes them along. Only gfx9 needs it:
-// there a barrier waits for none, as waves of a block see each other's writes at once, and a fence for its wave's alone.
+// a barrier there waits for no writes, since waves of a block see each other's at once; a fence waits for its wave's.
 GPU_FN void await_writes() {
 #if defined(__GFX9__)
   asm volatile("s_waitcnt vmcnt(0)" ::: "memory");

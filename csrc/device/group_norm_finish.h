@@ -19,8 +19,8 @@ template <class Math> GPU_FN void group_norm_finish(const GroupNorm& a, u32 bloc
       GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k)
         if (part + k * groups < parts)
           GPU_UNROLL_FOR (int n = 0; n < 2; ++n) x[k][n] = from[((part + k * groups) * 2 + n) * a.channels];
-      GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k)
-        GPU_UNROLL_FOR (int n = 0; n < 2; ++n) total[n] += x[k][n];
+      // These few are added together first: one long chain of sums would round more.
+      GPU_UNROLL_FOR (int n = 0; n < 2; ++n) total[n] += (x[0][n] + x[1][n]) + (x[2][n] + x[3][n]);
     }
   }
   GPU_UNROLL_FOR (int n = 0; n < 2; ++n) sums[n * group_norm_threads + thread_x()] = total[n];

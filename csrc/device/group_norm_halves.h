@@ -1,19 +1,22 @@
-// Group norm of halves, channels last, of images whose strip fits in a block's shared memory: a strip is whole groups,
-// its memory is read once, and threads find in shared memory what they put there themselves. Groups have eight channels
-// at least: a thread's vector is of two at most.
+// Group norm of float16 and bfloat16 images, channels last, that are small enough for shared memory. A block takes one
+// image's strip: adjacent channels that make up whole groups. It copies the strip to shared memory once and works from
+// there. A thread reads only what it copied itself, so the copies need no barrier. Groups have at least eight channels,
+// so the eight adjacent channels of a thread belong to at most two groups.
 #pragma once
 #include "exchange.h"
 #include "group_norm_tile.h"
 
 namespace gpu {
 #if !defined(GPU_HOST)
+// One image's strip, and the thread's share of it: eight channels (a column) of every a.lanes-th pixel (a row).
 struct HalvesItem {
   static constexpr u32 width = 8;
   u32 image, strip, column, lane;
-  u32 group_channels, first_channel, first_group, groups;  // of the strip
-  u32 channel, group, split;  // the thread's; its first group's of the strip; channels in it
-  u32 rows, most;             // of the thread, of any thread
-  i64 offset, step;           // bytes: of the thread's first row, to the next one
+  u32 group_channels, first_channel, first_group, groups;  // the strip's
+  u32 channel;                                             // the thread's first one
+  u32 group, split;  // its group, counted from the strip's first; channels from `split` on are of the next group
+  u32 rows, most;    // of this thread; of the thread that has most
+  i64 offset, step;  // in bytes: where the thread's first row is, and from one of its rows to the next
 
   GPU_FN HalvesItem(const GroupNorm& a, u32 item) {
     const u32 channels = (u32)a.channels, strip_channels = a.columns * width;
@@ -39,15 +42,16 @@ struct HalvesItem {
   GPU_FN u32 rows_of(const GroupNorm& a, u32 of_lane) const {
     return of_lane < (u32)a.spatial ? ((u32)a.spatial - 1 - of_lane) / a.lanes + 1 : 0;
   }
-  // Of the thread's channel i, what its group has of two numbers a group.
+  // each(i, whether channel i is of the thread's second group)
   template <class Each> GPU_FN void for_each_channel(const Each& each) const {
     GPU_UNROLL_FOR (u32 i = 0; i < width; ++i) each(i, i >= split);
   }
   GPU_FN u32 group_of_image(const GroupNorm& a, u32 g) const { return image * (u32)a.groups + first_group + g; }
+  // The thread's second group, or the strip's last where there is none.
   GPU_FN u32 second_group() const { return group + 1 < groups ? group + 1 : group; }
 };
 
-// The thread's weights or biases, as memory has them.
+// The weights or biases of the thread's channels, kept in the type that memory has them in.
 struct HalvesAffine {
   Numbers<8> numbers;
   GPU_FN void load(const u8* from, i32 type, u32 channel) {
@@ -60,8 +64,8 @@ struct HalvesAffine {
   }
 };
 
-// put(k) for the rows of the thread, in four shares that are on their way at once; then meanwhile(); then, as soon as
-// each has arrived, take(k) of its rows, before the first of all begin().
+// Calls put(k), which starts the copy of row k, for all of the thread's rows, in four shares; then meanwhile(); then,
+// share by share as they arrive, take(k) for each row. begin() is called when the first share is there.
 template <class Put, class Meanwhile, class Begin, class Take>
 GPU_FN void stage_shares(const HalvesItem& at, const Put& put, const Meanwhile& meanwhile, const Begin& begin,
                          const Take& take) {
@@ -87,7 +91,8 @@ GPU_FN void stage_shares(const HalvesItem& at, const Put& put, const Meanwhile& 
   }
 }
 
-// What a thread has of its two groups.
+// Sums over the thread's rows, for each of its channels. They are of differences from the first row: of the values
+// themselves, large means would leave few digits.
 struct HalvesMoments {
   static constexpr int width = 8;
   float first[width] = {}, sum[width] = {}, square[width] = {};
@@ -99,7 +104,7 @@ struct HalvesMoments {
       square[i] = fma(d, d, square[i]);
     }
   }
-  // Mean and squared deviations of each of both groups. In the order of Vector<float, 4>.
+  // {mean, sum of squared deviations} of the first group's channels, then of the second's.
   GPU_FN Vector<float, 4> of_groups(const HalvesItem& at) const {
     if (at.rows == 0) return Vector<float, 4>{};
     const float n = (float)at.rows, share = 1.0f / n;
@@ -124,6 +129,23 @@ struct HalvesMoments {
     return Vector<float, 4>{{means[0], squares[0], means[1], squares[1]}};
   }
 };
+
+// Group g of the strip, from what threads have of it. For a whole warp together; each lane takes some threads' results.
+GPU_FN Moments<float> merge_group(const GroupNorm& a, const HalvesItem& at, u32 g, const Vector<float, 4>* of_threads) {
+  constexpr u32 width = HalvesItem::width;
+  const u32 begin = g * at.group_channels, end = begin + at.group_channels, first = begin / width,
+            columns = (end - 1) / width - first + 1;
+  const Vector<float, 4> any = of_threads[first];
+  Merging<Moments<float>> merging(first * width < begin ? any.v[2] : any.v[0]);
+  for (u32 j = lane_id(); j < columns * a.lanes; j += warp_size) {
+    const u32 lane = j / columns, column = first + j - lane * columns, low = column * width, high = low + width;
+    const Vector<float, 4> x = of_threads[lane * a.columns + column];
+    const bool second = low < begin;
+    const u32 channels = (high < end ? high : end) - (second ? begin : low);
+    merging.take({(float)(at.rows_of(a, lane) * channels), second ? x.v[2] : x.v[0], second ? x.v[3] : x.v[1]});
+  }
+  return merging.result(warp_size);
+}
 
 template <i32 type> GPU_FN void group_norm_forward_halves(const GroupNorm& a) {
   constexpr int width = 8;
@@ -157,20 +179,8 @@ template <i32 type> GPU_FN void group_norm_forward_halves(const GroupNorm& a) {
     weight.load(a.weight, a.weight_type, at.channel);
     bias.load(a.bias, a.weight_type, at.channel);
     sync_threads();
-    // Warps take groups, their lanes threads of the block.
     for (u32 g = warp; g < at.groups; g += warps) {
-      const u32 begin = g * at.group_channels, end = begin + at.group_channels, first = begin / width,
-                columns = (end - 1) / width - first + 1;
-      const Vector<float, 4> any = of_threads[first];
-      Merging<Moments<float>> merging(first * width < begin ? any.v[2] : any.v[0]);
-      for (u32 j = lane_id(); j < columns * a.lanes; j += warp_size) {
-        const u32 lane = j / columns, column = first + j - lane * columns, low = column * width, high = low + width;
-        const Vector<float, 4> x = of_threads[lane * a.columns + column];
-        const bool second = low < begin;
-        const u32 channels = (high < end ? high : end) - (second ? begin : low);
-        merging.take({(float)(at.rows_of(a, lane) * channels), second ? x.v[2] : x.v[0], second ? x.v[3] : x.v[1]});
-      }
-      const Moments<float> sum = merging.result(warp_size);
+      const Moments<float> sum = merge_group(a, at, g, of_threads);
       if (lane_id() != 0) continue;
       const float rstd = inverse_deviation(sum.m2, (float)a.spatial * (float)at.group_channels, (float)a.eps);
       of_groups[g] = Vector<float, 2>{{sum.mean, rstd}};
@@ -199,36 +209,38 @@ template <i32 type> GPU_FN void group_norm_forward_halves(const GroupNorm& a) {
   }
 }
 
-// Shared memory of the backward, in floats: what threads have, [2 * width][threads and a row of columns, so that no
-// bank is asked twice], then parts of the channels' sums, then the strip's channels, [2 * width][columns].
+// Sums of the backward in shared memory. Each of a thread's eight channels has two: of g, the gradient before SiLU, and
+// of g * x^, where x^ is the normalized input. Arrays of floats, one behind another:
+//   of_threads   [16][pitch]       rows are some columns longer than there are threads: no memory bank is asked twice
+//   of_helpers   [helpers][all]    parts of the strip's sums
+//   of_channels  [16][columns]     the strip's sums
 struct HalvesSums {
   static constexpr u32 numbers = 16;
   float *of_threads, *of_helpers, *of_channels;
-  u32 pitch, columns, all;
+  u32 pitch, columns, all;  // all: 16 * columns, the strip's sums
   GPU_FN HalvesSums(const GroupNorm& a, float* memory)
       : of_threads(memory), pitch(block_size_x() + a.columns), columns(a.columns), all(numbers * a.columns) {
     of_helpers = of_threads + numbers * pitch;
     of_channels = of_helpers + block_size_x() + all;
   }
   GPU_FN u8* rest() const { return reinterpret_cast<u8*>(of_channels + all); }
-  // Of channel q of the strip: the sum of g, or of g * x^.
+  // For channel q of the strip: the sum of g (which = 0) or of g * x^ (1).
   GPU_FN float get(u32 which, u32 q) const { return of_channels[(which * 8 + q % 8) * columns + q / 8]; }
 
-  // For all threads together: from each thread's sums those of the strip's channels. Threads share a number where there
-  // are enough of them.
+  // From the threads' sums the strip's. For the whole block together: as many threads (helpers) as there are for each
+  // of the strip's sums, at least one, add up parts of it.
   GPU_FN void add_up(u32 lanes) const {
-    const u32 threads = block_size_x(), shared = threads / all, helpers = shared ? shared : 1,
-              helper = thread_x() / all;
+    const u32 helpers = block_size_x() / all, helper = thread_x() / all, u = thread_x() - helper * all,
+              number = u / columns;
     sync_threads();
-    for (u32 u = thread_x() - (shared ? helper * all : 0); u < all && helper < helpers; u += threads) {
-      const u32 number = u / columns;
+    if (helper < helpers) {
       const float* const from = of_threads + number * pitch + u - number * columns;
       float sum = 0.0f;
       for (u32 lane = helper; lane < lanes; lane += helpers) sum += from[lane * columns];
-      of_helpers[helper * all + u] = sum;
+      of_helpers[thread_x()] = sum;
     }
     sync_threads();
-    for (u32 u = thread_x(); u < all; u += threads) {
+    if (helper == 0) {
       float sum = of_helpers[u];
       for (u32 other = 1; other < helpers; ++other) sum += of_helpers[other * all + u];
       of_channels[u] = sum;
@@ -237,7 +249,8 @@ struct HalvesSums {
   }
 };
 
-// The strip's weights' gradients, from what all images left. In the block that was the last to leave something.
+// The gradients of the strip's weights and biases: sums of what the blocks of all images wrote. The last of these
+// blocks does it.
 GPU_FN void finish_strip(const GroupNorm& a, const HalvesItem& at) {
   const u32 channels = at.groups * at.group_channels, images = (u32)a.batch;
   constexpr u32 at_once = 16;
@@ -249,11 +262,36 @@ GPU_FN void finish_strip(const GroupNorm& a, const HalvesItem& at) {
       float x[at_once] = {};
       GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k)
         if (image + k < images) x[k] = load_coherent(from + (i64)(image + k) * 2 * a.channels);
-      GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k) sum += x[k];
+      float some = 0.0f;  // added together first: one long chain of sums would round more
+      GPU_UNROLL_FOR (u32 k = 0; k < at_once; ++k) some += x[k];
+      sum += some;
     }
     const float of_channel[1] = {sum};
     if (u8* const to = which ? a.grad_weight : a.grad_bias) store_values(to, a.weight_type, channel, of_channel);
   }
+}
+
+// Leaves the sums of the image's strip for finish_strip(), or for the launch that follows.
+GPU_FN void leave_channels(const GroupNorm& a, const HalvesItem& at, const HalvesSums& sums) {
+  float* const to = reinterpret_cast<float*>(a.channel_partials) + at.first_channel;
+  if (thread_x() >= sums.all) return;
+  const u32 which = thread_x() / (a.columns * at.width), q = thread_x() - which * a.columns * at.width;
+  if (q < at.groups * at.group_channels) to[((i64)at.image * 2 + which) * a.channels + q] = sums.get(which, q);
+}
+
+// A group's averages of g * weight and of g * weight * x^. For a whole warp together; each lane takes some channels.
+GPU_FN void average_group(const GroupNorm& a, const HalvesItem& at, u32 g, const HalvesSums& sums,
+                          Vector<float, 2>& averages) {
+  float one = 0.0f, along = 0.0f;
+  for (u32 q = g * at.group_channels + lane_id(); q < (g + 1) * at.group_channels; q += warp_size) {
+    const float weight = affine(a.weight, a.weight_type, at.first_channel + q, 1.0f);
+    one = fma(sums.get(0, q), weight, one);
+    along = fma(sums.get(1, q), weight, along);
+  }
+  one = warp_reduce<Sum>(one);
+  along = warp_reduce<Sum>(along);
+  const float by_count = 1.0f / ((float)a.spatial * (float)at.group_channels);
+  if (lane_id() == 0) averages = Vector<float, 2>{{one * by_count, along * by_count}};
 }
 
 template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
@@ -271,7 +309,7 @@ template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
     const TileSlots tile(sums.rest()), grads(sums.rest() + (i64)at.most * threads * group_norm_vector_bytes);
     const u32 group = at.group_of_image(a, at.group), second_group = at.group_of_image(a, at.second_group());
     float mean[width], scale[width], bias[width], of_one[width] = {}, of_x[width] = {}, rstd[2];
-    // x less its mean in place of x, g in place of dy.
+    // Row k: x becomes x - mean, and dy, the output's gradient, becomes g, the gradient before SiLU.
     const auto gradient = [&](float (&x)[width], float (&dy)[width], u32 k) {
       float z[width];
       tile.get<type>(x, k);
@@ -316,26 +354,8 @@ template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
       sums.of_threads[(width + i) * sums.pitch + thread_x()] = of_x[i] * (second ? rstd[1] : rstd[0]);
     });
     sums.add_up(a.lanes);
-    for (u32 u = thread_x(); a.channel_partials && u < sums.all; u += threads) {
-      const u32 which = u / (a.columns * width), q = u - which * a.columns * width;
-      if (q < at.groups * at.group_channels)
-        reinterpret_cast<float*>(a.channel_partials)[((i64)at.image * 2 + which) * a.channels + at.first_channel + q] =
-            sums.get(which, q);
-    }
-    // Warps take groups, their lanes channels.
-    const float by_count = 1.0f / ((float)a.spatial * (float)at.group_channels);
-    for (u32 g = warp; g < at.groups; g += warps) {
-      float one = 0.0f, along = 0.0f;
-      for (u32 q = g * at.group_channels + lane_id(); q < (g + 1) * at.group_channels; q += warp_size) {
-        const float weight = affine(a.weight, a.weight_type, at.first_channel + q, 1.0f);
-        one = fma(sums.get(0, q), weight, one);
-        along = fma(sums.get(1, q), weight, along);
-      }
-      one = warp_reduce<Sum>(one);
-      along = warp_reduce<Sum>(along);
-      if (lane_id() != 0) continue;
-      of_groups[g] = Vector<float, 2>{{one * by_count, along * by_count}};
-    }
+    if (a.channel_partials) leave_channels(a, at, sums);
+    for (u32 g = warp; g < at.groups; g += warps) average_group(a, at, g, sums, of_groups[g]);
     sync_threads();
     const Vector<float, 2> first = of_groups[at.group], second = of_groups[at.second_group()];
     at.for_each_channel([&](u32 i, bool is_second) {

@@ -80,6 +80,7 @@ struct GroupNormPlan {
 bool plan_halves(gpu::GroupNorm& a, GroupNormPlan& plan, bool backward, const DeviceLimits& limits) {
   constexpr int64_t width = 8, numbers = 2 * width, most_rows = 512, most_items = 1 << 24;
   constexpr int64_t most_threads_of_block = gpu::group_norm_halves_threads;
+  constexpr int64_t most_images = 256;  // that few threads add up: of more, a launch of its own does it sooner
   if (a.channels / a.groups < width || !aligned({a.weight, a.bias})) return false;
   if (a.spatial > most_rows && asked_launches != 1) return false;
   const int64_t columns = columns_of_whole_groups(a, width, 4), strips = ceil_divide(a.channels, columns * width);
@@ -100,7 +101,8 @@ bool plan_halves(gpu::GroupNorm& a, GroupNormPlan& plan, bool backward, const De
   a.lanes = uint32_t(threads / columns);
   a.strips = uint32_t(strips);
   a.parts = 1;
-  plan.in_one_launch = plan.finishes = true;
+  plan.in_one_launch = true;
+  plan.finishes = a.batch <= most_images;
   plan.threads = uint32_t(threads);
   plan.blocks = a.batch * strips;
   plan.shared = shared;

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fp8_formats import DTYPES, nearest_codes, values
 from lists import BF16, F16, F32, F64
+from torch.autograd import forward_ad
 from torch.library import opcheck
 
 from apex import _fp8
@@ -300,6 +301,17 @@ def test_gradients_are_refused(variant):
         op(x, scale, None, E4M3)
     with torch.no_grad():
         op(x, scale, None, E4M3)
+
+
+def test_tangents_are_refused():
+    """Codes have none: those of an input would be lost without a word."""
+    x, scale, amax = inputs((4, 16), F32, "cpu"), number(1.0, "cpu"), number(0.0, "cpu")
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        for arguments in [(scale, amax, E4M3), (None, None, E4M3)]:
+            with pytest.raises(NotImplementedError, match="fp8_quantize: forward-mode"):
+                op(dual, *arguments)
+    assert amax.item() == 0
 
 
 def test_refused():

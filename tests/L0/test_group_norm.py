@@ -127,6 +127,11 @@ def test_kernels_of_every_kind(variant):
         pytest.skip("counts launches on the executor")
     for shape, last, kernels in (
         ((1, 32, 3, 4), True, {"forward_tile_bf16", "backward_tile_bf16"}),
+        (
+            (257, 32, 1, 1),
+            True,
+            {"forward_tile_bf16", "backward_tile_bf16", "finish"},
+        ),  # images past one block's
         ((1, 16, 3, 4), True, {f"{k}_last_bf16" for k in ("statistics", "apply", "sums", "gradient")}),
         ((1, 40, 40, 30), True, {f"{k}_last_bf16" for k in ("statistics", "apply", "sums", "gradient")}),
         ((1, 16, 4, 4), False, {f"{k}_first_bf16" for k in ("statistics", "apply", "sums", "gradient")}),

@@ -18,6 +18,7 @@ from te_common import (
     train,
 )
 from torch._dynamo import compiled_autograd
+from torch.autograd import forward_ad
 
 import apex
 import apex.transformer_engine.pytorch as te
@@ -339,3 +340,126 @@ def test_new_scales_as_in_python(variant, monkeypatch):
             )
             assert scale is scaling.scale
     same(*results)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+def test_a_bias_between_other_numbers(dtype, device, in_cpp):
+    """What the card adds lies dense."""
+    of, x = RECIPES["current"], random(16, 32, dtype=BF16, device=device)
+    wide = random(96, seed=5, dtype=dtype, device=device)
+    found = []
+    for bias in (wide[::2], wide[::2].clone(), wide[:1].expand(48), wide[:1].repeat(48)):
+        made = layer(device=device)
+        made.bias = torch.nn.Parameter(bias, requires_grad=False)
+        with te.fp8_autocast(fp8_recipe=of):
+            found.append(made(x).detach())
+    same(found[::2], found[1::2])
+
+
+def test_inverses_that_somebody_writes(in_cpp):
+    """What waits for a backward keeps its own."""
+    found = []
+    for written in (False, True):
+        made, x = layer(), random(16, 32, dtype=BF16, grad=True)
+        grad, state = random(16, 48, dtype=BF16), made.fp8_meta
+        for _ in range(2):
+            train(made, RECIPES["delayed"], x, grad)
+        x.grad = None
+        with te.fp8_autocast(fp8_recipe=RECIPES["delayed"]):
+            y = made(x)
+        if written:
+            state["scaling_fwd"].scale_inv.zero_()
+            state["scaling_bwd"].scale_inv.zero_()
+        y.backward(grad)
+        found.append(x.grad)
+    assert torch.equal(*found) and found[0].abs().max() > 0
+
+
+def test_gradients_with_tangents_are_refused(monkeypatch):
+    """Forward mode over backward would go on with silent zeros."""
+    made, x = layer(), random(16, 32, dtype=BF16, grad=True)
+    for patched in (False, True):
+        if patched:
+            in_python(monkeypatch)
+        with te.fp8_autocast(fp8_recipe=RECIPES["current"]):
+            y = made(x)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y))
+            with pytest.raises(NotImplementedError, match="forward-mode automatic differentiation"):
+                torch.autograd.grad(y, x, dual)
+
+
+@pytest.mark.parametrize("of", ["delayed", "current"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_transforms_of_other_tensors(of, before):
+    """Refused as by any autograd.Function; nothing that the transform wrapped stays, and steps go on in C++."""
+    found = []
+    for transformed in (False, True):
+        made, x = layer(), random(16, 32, dtype=BF16, grad=True)
+
+        def scaled(number, made=made, x=x):
+            with te.fp8_autocast(fp8_recipe=RECIPES[of]):
+                return number * made(x).float().sum()
+
+        for step in range(3):
+            if step == before and not transformed:
+                with te.fp8_autocast(fp8_recipe=RECIPES[of]):
+                    pass  # new scales of the step before, which the first transform makes otherwise
+                _state.forget()
+            if step == before and transformed:
+                for transform, number in ((torch.func.grad, torch.ones(())), (torch.vmap, torch.ones(3))):
+                    with pytest.raises(RuntimeError, match="setup_context"):
+                        transform(scaled)(number)
+                    _state.forget()  # what a step that failed left
+            y = train(made, RECIPES[of], x)
+            assert "ApexFp8Linear" in y.grad_fn.name()
+        found.append([y.detach(), x.grad, made.weight.grad, made.fp8_meta["scaling_fwd"].scale])
+    same(*found)
+
+
+@OF
+def test_backward_within_a_transform(of, in_cpp):
+    """Of a graph that the transform knows nothing of."""
+    found = []
+    for transformed in (False, True):
+        made, x, grad = layer(), random(4, 4, 32, dtype=BF16, grad=True), random(4, 4, 48, dtype=BF16)
+        train(made, of, x, grad)
+        with te.fp8_autocast(fp8_recipe=of):
+            y = made(x)
+        inside = []
+
+        def squared(number, y=y, made=made, x=x, grad=grad, inside=inside):
+            inside += torch.autograd.grad(y, [x, made.weight, made.bias], grad)
+            return number * number
+
+        if transformed:
+            torch.func.grad(squared)(torch.ones(()))
+        else:
+            squared(torch.ones(()))
+        found.append([*inside, made.fp8_meta["scaling_bwd"].amax_history.clone()])
+    same(*found)
+
+
+@pytest.mark.parametrize("mode", ["inference", "transform"])
+def test_histories_that_grow_in_a_mode(mode):
+    """Memory for more steps is nobody's but the layer's: training goes on with it, in C++ and in Python."""
+    of = recipe.DelayedScaling(amax_history_len=2000)
+    made, x = layer(), random(16, 32, dtype=BF16, grad=True)
+
+    def scaled(number):
+        with te.fp8_autocast(fp8_recipe=of):
+            return number * made(x).float().sum()
+
+    if mode == "inference":
+        with torch.inference_mode():
+            scaled(torch.ones(()))
+    else:
+        with pytest.raises(RuntimeError, match="setup_context"):
+            torch.func.grad(scaled)(torch.ones(()))
+    for scaling in (made.fp8_meta["scaling_fwd"], made.fp8_meta["scaling_bwd"]):
+        history = scaling.amax_history
+        assert history.shape[0] == 2000 and not history.is_inference()
+        assert not torch._C._functorch.is_functorch_wrapped_tensor(history)
+    assert "ApexFp8Linear" in train(made, of, x).grad_fn.name()
+    assert history[0, 0] > 0

@@ -50,7 +50,11 @@ def test_compiling_again_gives_the_same_bytes(arch, tmp_path, monkeypatch):
 
 
 # The emulator's memory is one, so it cannot show a write that is late: the code is looked at.
-WAITS = {"gfx9": r"s_waitcnt .*vmcnt\(0\)", "gfx10": r"s_waitcnt_vscnt (null|0), 0x0", "gfx12": "s_wait_storecnt 0x0"}
+WAITS = {
+    "gfx9": r"s_waitcnt .*vmcnt\(0\)",
+    "gfx10": r"s_waitcnt_vscnt (null|0), 0x0",
+    "gfx12": "s_wait_storecnt 0x0",
+}
 WAITS["gfx11"] = WAITS["gfx10"]
 
 

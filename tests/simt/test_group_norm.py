@@ -74,7 +74,7 @@ class Case:
 
 CASES = [
     Case("bf16", "tile", 2, 40, 13, 4, columns=5, lanes=12, warps=4),
-    Case("bf16", "tile", 2, 80, 7, 1, columns=10, lanes=6, warps=2),  # more sums than threads
+    Case("bf16", "tile", 2, 64, 7, 1, columns=8, lanes=6, warps=4),  # one helper a sum, or two
     Case("bf16", "tile", 2, 72, 9, 3, columns=6, lanes=20, warps=4, blocks=3, weight=None, silu=False),
     Case("f32", "tile", 3, 24, 7, 3, columns=4, lanes=9, dtype="f32", silu=False, weight="bf16"),
     Case("f16", "tile", 1, 96, 21, 6, columns=4, lanes=14, dtype="f16", weight="f16", blocks=5),

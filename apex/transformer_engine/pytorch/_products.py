@@ -107,7 +107,7 @@ def _by_card(a, a_scale, b, b_scale, dtype, bias, accurate):
     fast = not accurate and torch.version.hip is None
     scales = _aligned(a_scale), _aligned(b_scale)
     found = torch._scaled_mm(
-        a, b.t(), *scales, bias=bias if fused else None, out_dtype=dtype, use_fast_accum=fast
+        a, b.t(), *scales, bias=bias.contiguous() if fused else None, out_dtype=dtype, use_fast_accum=fast
     )
     found = found if found.shape[1] == outputs else found[:, :outputs].contiguous()
     return found if fused or bias is None else _in(dtype, found + bias)

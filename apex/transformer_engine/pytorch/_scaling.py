@@ -102,18 +102,20 @@ class Scaling:
 
     def resize(self, length: int) -> None:
         """Keeps the newest rows, or adds rows of 0."""
-        missing = length - self._rows.shape[0]
-        if missing > 0:
-            self._hold(torch.nn.functional.pad(self._rows, (0, 0, 0, missing)), self._rows.device)
-        if length > self.length:
-            self._rows[self.length : length].zero_()
+        with _kept_tensors(is_traced()):
+            missing = length - self._rows.shape[0]
+            if missing > 0:
+                self._hold(torch.nn.functional.pad(self._rows, (0, 0, 0, missing)), self._rows.device)
+            if length > self.length:
+                self._rows[self.length : length].zero_()
         self.length = length
 
     def move(self, device: torch.device) -> None:
         """To another device; dtypes stay."""
         if device.type != "meta" and self.scale.device != device:
-            self.scale, self.scale_inv = self.scale.to(device), self.scale_inv.to(device)
-            self._hold(self._rows, device)
+            with _kept_tensors(is_traced()):
+                self.scale, self.scale_inv = self.scale.to(device), self.scale_inv.to(device)
+                self._hold(self._rows, device)
 
     def replace(
         self, scale: torch.Tensor, scale_inv: torch.Tensor, apart: torch.Tensor | None = None
@@ -160,11 +162,15 @@ def _each(numbers):
 
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
+_transform = torch._C._functorch.peek_interpreter_stack  # of torch.func, which wraps what is made within
+_TRANSFORMS = torch._C.DispatchKeySet(
+    torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
+) | torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchDynamicLayerBackMode)
 
 
 def _is_kept(like):
     """Whether what is made of a tensor now is kept for later steps: it is no tracer's, and none without numbers."""
-    return type(like) is torch.Tensor and not is_traced() and not is_fake()
+    return type(like) is torch.Tensor and not is_traced() and not is_fake() and _transform() is None
 
 
 def is_fake():
@@ -289,9 +295,19 @@ def _maxima(owner, maxima, sizes):
 
 
 def _kept_tensors(traced):
-    """Scales that are made in inference mode serve in training, too."""
-    training = traced or not torch.is_inference_mode_enabled()
-    return contextlib.nullcontext() if training else torch.inference_mode(False)
+    """State that is made in inference mode, or within a transform of torch.func, serves behind it, too."""
+    if traced:
+        return contextlib.nullcontext()
+    if _transform() is not None:
+        return _outside_transforms()
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _outside_transforms():
+    """What is made within belongs to no transform of torch.func, and serves behind it."""
+    with torch._C._ExcludeDispatchKeyGuard(_TRANSFORMS), torch.inference_mode(False):
+        yield
 
 
 def _move_on(history):
