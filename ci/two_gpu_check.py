@@ -31,42 +31,22 @@ RANKS = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
 OF_A_BENCHMARK = 90  # seconds, at most
 # Name of the step, whether it is started on each GPU, file and arguments; {out} is where results belong.
 BENCHMARKS = (
-    ("halo exchange", True, "halo_exchange"),
+    ("halo exchange", True, "halo_exchange", ""),
     (
-        *(
-            "pipeline bubble",
-            False,
-            "pipeline_bubble",
-            "--device",
-            "cuda",
-            "--chunks",
-            "1",
-            "2",
-            "--steps",
-            "2",
-        ),
-        *("--json", "{out}/pipeline_bubble.json"),
+        *("pipeline bubble", False, "pipeline_bubble"),
+        "--device cuda --chunks 1 2 --steps 2 --json {out}/pipeline_bubble.json",
     ),
-    ("tensor parallel GPT", True, "tensor_parallel", "--rounds", "3", "--json", "{out}/tensor_parallel.json"),
+    ("tensor parallel GPT", True, "tensor_parallel", "--rounds 3 --json {out}/tensor_parallel.json"),
     (
-        *(
-            "overlap in a wide GPT",
-            True,
-            "tensor_parallel",
-            "--layers",
-            "2",
-            "--width",
-            "4096",
-            "--heads",
-            "32",
-        ),
-        *("--rounds", "3", "--trace", "{out}/wide_trace.json", "--json", "{out}/wide_tensor_parallel.json"),
+        *("overlap in a wide GPT", True, "tensor_parallel"),
+        "--layers 2 --width 4096 --heads 32 --rounds 3 --trace {out}/wide_trace.json"
+        " --json {out}/wide_tensor_parallel.json",
     ),
     (
-        *("sharded optimizers", True, "distributed_optimizers", "--only", "GPT-2", "--kernels"),
-        *("--repeats", "6", "--json", "{out}/distributed_optimizers.json"),
+        *("sharded optimizers", True, "distributed_optimizers"),
+        "--only GPT-2 --kernels --repeats 6 --json {out}/distributed_optimizers.json",
     ),
-    ("SyncBatchNorm", False, "syncbn", "--layers", "--without-compile", "--json", "{out}/syncbn.json"),
+    ("SyncBatchNorm", False, "syncbn", "--layers --without-compile --json {out}/syncbn.json"),
 )
 
 
@@ -93,10 +73,10 @@ class TwoGpuCheck(Check):
         found = [d["name"] for d in self.machine["machine"]["devices"] if d["platform"] != "cpu"]
         return len(found) > 1, ", ".join(found) or "no GPU"
 
-    def benchmark(self, name, on_each, file, *arguments):
+    def benchmark(self, name, on_each, file, arguments):
         """Runs one of BENCHMARKS; returns whether it came to its end, and what it printed."""
         said = self.out / (re.sub(r"\W+", "_", name) + ".txt")
-        arguments = [a.format(out=self.out) for a in arguments]
+        arguments = [a.format(out=self.out) for a in arguments.split()]
         if self.public and file == "distributed_optimizers":
             arguments += ["--public", self.public]
         launcher = RANKS if on_each else ()

@@ -57,7 +57,6 @@ template <class Call> std::vector<c10::SymInt> output_sizes(const Call& c) {
 inline at::Tensor empty_like(const at::Tensor& tensor, at::MemoryFormat format) {
   return at::empty_symint(tensor.sym_sizes(), tensor.options().memory_format(format));
 }
-inline at::Tensor none_of(const at::Tensor& input) { return no_elements(input); }
 inline at::Tensor over_channels(const at::Tensor& numbers) { return numbers.view_symint({1, -1, 1, 1}); }
 inline Channels channels_of(const at::Tensor& tensor, at::MemoryFormat format) {
   return {tensor.sym_size(1), format, format == at::MemoryFormat::ChannelsLast, math_type(tensor)};
@@ -167,16 +166,16 @@ inline void ConvBiasReluBackward::check() const {
 }
 inline ConvBiasReluBackward::Result ConvBiasReluBackward::outputs() const {
   const at::MemoryFormat format = conv::format_of(input, weight);
-  return {of_input ? conv::empty_like(input, format) : conv::none_of(input),
-          of_weight ? conv::empty_like(weight, format) : conv::none_of(input),
-          of_bias && has_value(bias) ? at::empty_symint(bias->sym_sizes(), bias->options()) : conv::none_of(input),
-          of_residual ? conv::empty_like(grad_output, format) : conv::none_of(input)};
+  return {of_input ? conv::empty_like(input, format) : no_elements(input),
+          of_weight ? conv::empty_like(weight, format) : no_elements(input),
+          of_bias && has_value(bias) ? at::empty_symint(bias->sym_sizes(), bias->options()) : no_elements(input),
+          of_residual ? conv::empty_like(grad_output, format) : no_elements(input)};
 }
 inline bool ConvBiasReluBackward::launch(const apex_place& place, Result& made) const {
   const at::MemoryFormat format = conv::format_of(input, weight);
   const bool convolves = of_input || of_weight, sums = of_bias && has_value(bias), relu = has_value(output);
   const at::Tensor y = contiguous(output, format), s = convolves ? contiguous(scale) : at::Tensor();
-  at::Tensor g = grad_output.contiguous(format), of_b = conv::none_of(input), of_r = conv::none_of(input);
+  at::Tensor g = grad_output.contiguous(format), of_b = no_elements(input), of_r = no_elements(input);
   if (relu && format == at::MemoryFormat::ChannelsLast) {
     conv::Masked masked{at::empty_like(y), of_residual && s.defined() ? at::empty_like(y) : at::Tensor(),
                         sums ? at::empty_like(*bias, at::MemoryFormat::Contiguous) : at::Tensor()};
@@ -197,7 +196,7 @@ inline bool ConvBiasReluBackward::launch(const apex_place& place, Result& made) 
       g = scaled;
     }
   }
-  made = {conv::none_of(input), conv::none_of(input), of_b, of_r};
+  made = {no_elements(input), no_elements(input), of_b, of_r};
   if (!convolves) return true;
   const auto found =
       at::convolution_backward(g, input.contiguous(format), weight.contiguous(format), std::nullopt, {stride, stride},
@@ -209,7 +208,7 @@ inline bool ConvBiasReluBackward::launch(const apex_place& place, Result& made) 
 inline ConvBiasReluBackward::Result ConvBiasReluBackward::formula() const {
   at::Tensor g = grad_output;
   if (has_value(output)) g = g * (*output > 0).to(g.scalar_type());
-  Result made{conv::none_of(input), conv::none_of(input), conv::none_of(input), conv::none_of(input)};
+  Result made{no_elements(input), no_elements(input), no_elements(input), no_elements(input)};
   if (of_bias && has_value(bias)) std::get<2>(made) = g.sum(at::IntArrayRef{0, 2, 3}).to(bias->scalar_type());
   if (of_residual) std::get<3>(made) = g;
   if (!of_input && !of_weight) return made;

@@ -42,9 +42,8 @@ inline c10::SymDimVector sizes_behind(const at::Tensor& input, const at::Tensor&
 inline at::Tensor output_of(const at::Tensor& input, const at::Tensor& weight) {
   return at::empty_symint(sizes_behind(input, weight), input.options());
 }
-inline at::Tensor none_of(const at::Tensor& input) { return no_elements(input); }
 inline at::Tensor gradient_of(const at::Tensor& tensor, bool wanted) {
-  return wanted ? at::empty_symint(tensor.sym_sizes(), tensor.options()) : none_of(tensor);
+  return wanted ? at::empty_symint(tensor.sym_sizes(), tensor.options()) : no_elements(tensor);
 }
 inline bool keeps_before(int32_t activation) {
   return activation == APEX_ACTIVATION_SIGMOID || activation == APEX_ACTIVATION_GELU;
@@ -97,9 +96,9 @@ struct Gradients { at::Tensor input, weight, bias; };
 inline Gradients gradients(const at::Tensor& g, const at::Tensor& x, const at::Tensor& w, const OptionalTensor& b,
                            bool of_input, bool of_weight, bool of_bias) {
   const at::Tensor rows = rows_of(g);
-  return {of_input ? at::matmul(g, w).contiguous() : none_of(x),
-          of_weight ? at::matmul(rows.t(), rows_of(x)).contiguous() : none_of(w),
-          of_bias && has_value(b) ? rows.sum(0) : none_of(x)};
+  return {of_input ? at::matmul(g, w).contiguous() : no_elements(x),
+          of_weight ? at::matmul(rows.t(), rows_of(x)).contiguous() : no_elements(w),
+          of_bias && has_value(b) ? rows.sum(0) : no_elements(x)};
 }
 
 inline bool ask_vendor(const DenseForward& c, const apex_place& place, DenseForward::Result& made) {
@@ -133,14 +132,14 @@ inline void DenseForward::check() const {
 }
 inline DenseForward::Result DenseForward::outputs() const {
   const bool keeps = dense::keeps_before(dense::activation_of(activation));
-  return {dense::output_of(input, weight), keeps ? dense::output_of(input, weight) : dense::none_of(input)};
+  return {dense::output_of(input, weight), keeps ? dense::output_of(input, weight) : no_elements(input)};
 }
 inline bool DenseForward::launch(const apex_place& place, Result& made) const {
   if (dense::ask_vendor(*this, place, made)) return true;
   const auto no_autocast = without_autocast();
   const int32_t kind = dense::activation_of(activation);
   const at::Tensor before = dense::product(input, weight, bias);
-  made = {dense::activated(before, kind), dense::keeps_before(kind) ? before : dense::none_of(input)};
+  made = {dense::activated(before, kind), dense::keeps_before(kind) ? before : no_elements(input)};
   return true;
 }
 
@@ -154,7 +153,7 @@ inline void DenseBackward::check() const {
 }
 inline DenseBackward::Result DenseBackward::outputs() const {
   return {dense::gradient_of(input, of_input), dense::gradient_of(weight, of_weight),
-          has_value(bias) ? dense::gradient_of(*bias, of_bias) : dense::none_of(input)};
+          has_value(bias) ? dense::gradient_of(*bias, of_bias) : no_elements(input)};
 }
 inline bool DenseBackward::launch(const apex_place& place, Result& made) const {
   if (dense::ask_vendor(*this, place, made)) return true;

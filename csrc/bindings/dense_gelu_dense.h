@@ -13,7 +13,7 @@ template <class Call> void check_layers(const Call& c) {
   check_layer(c.unit, c.input, c.weight1.sym_size(0), c.weight2, c.bias2);
 }
 inline at::Tensor gradient_of(const OptionalTensor& tensor, bool wanted, const at::Tensor& input) {
-  return has_value(tensor) ? gradient_of(*tensor, wanted) : none_of(input);
+  return has_value(tensor) ? gradient_of(*tensor, wanted) : no_elements(input);
 }
 inline void* wanted(const at::Tensor& gradient) { return gradient.numel() ? mutable_bytes(gradient) : nullptr; }
 }  // namespace dense
@@ -82,7 +82,7 @@ inline bool DenseGeluDenseBackward::launch(const apex_place& place, Result& made
   const auto no_autocast = without_autocast();
   const bool reaches_first = of_first || of_input;
   const auto second = dense::gradients(grad_output, hidden, weight2, bias2, reaches_first, of_second, of_second);
-  dense::Gradients first{dense::none_of(input), dense::none_of(input), dense::none_of(input)};
+  dense::Gradients first{no_elements(input), no_elements(input), no_elements(input)};
   if (reaches_first) {
     const at::Tensor g = dense::before_activation(second.input, before, "gelu");
     first = dense::gradients(g, input, weight1, bias1, of_input, of_first, of_first);

@@ -62,6 +62,15 @@ def clean():
         torch._dynamo.reset()  # it counts the compilations of a layer's code over all tests, and stops at eight
 
 
+def layer(inputs=32, outputs=48, dtype=torch.float32, device="cpu", **options):
+    """A te.Linear whose bias is not 0."""
+    torch.manual_seed(3)
+    made = te.Linear(inputs, outputs, params_dtype=dtype, device=device, **options)
+    if made.bias is not None:
+        torch.nn.init.normal_(made.bias)
+    return made
+
+
 def values(x, dtype, scale=None, block=None):
     """What a cast keeps of a matrix, in float64. scale: of it; None: of its own. block: a scale for each instead."""
     x = x.detach()

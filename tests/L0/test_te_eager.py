@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -9,6 +10,7 @@ import sys
 import weakref
 
 import pytest
+import te_common
 import torch
 from te_common import (
     DEVICES,
@@ -26,6 +28,7 @@ from apex.transformer_engine.common import recipe
 from apex.transformer_engine.pytorch import _casts, _eager, _linear, _scaling, _state
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+layer = functools.partial(te_common.layer, dtype=BF16)
 HERE = {name: RECIPES[name] for name in ("delayed", "delayed-e4m3", "current")} | {
     "powers of two": recipe.Float8CurrentScaling(
         fp8_quant_fwd_inp=recipe.QParams(power_2_scale=True, amax_epsilon=0.5),
@@ -54,14 +57,6 @@ def in_cpp(monkeypatch):
 def in_python(monkeypatch):
     monkeypatch.setattr(_eager, "_layer", None)
     monkeypatch.setattr(_casts, "_new_scales", None)
-
-
-def layer(inputs=32, outputs=48, dtype=BF16, device="cpu", **options):
-    torch.manual_seed(3)
-    made = te.Linear(inputs, outputs, params_dtype=dtype, device=device, **options)
-    if made.bias is not None:
-        torch.nn.init.normal_(made.bias)
-    return made
 
 
 def steps_of(made, of, x, steps=3, **options):
@@ -93,10 +88,10 @@ def test_as_in_python(of, shape, dtype, device, monkeypatch):
     x = random(*rows, inputs, dtype=dtype, device=device, grad=True)
     with monkeypatch.context() as patch:
         patch.setattr(_linear.Linear, "apply", refuse)
-        found = steps_of(layer(inputs, outputs, dtype, device), of, x)
+        found = steps_of(layer(inputs, outputs, dtype=dtype, device=device), of, x)
     with monkeypatch.context() as patch:
         in_python(patch)
-        same(found, steps_of(layer(inputs, outputs, dtype, device), of, x))
+        same(found, steps_of(layer(inputs, outputs, dtype=dtype, device=device), of, x))
 
 
 @pytest.mark.parametrize("wanted", itertools.product([False, True], repeat=3), ids=str)

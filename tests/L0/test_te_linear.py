@@ -14,6 +14,7 @@ from te_common import (
     DEVICES,
     RECIPES,
     clean,  # noqa: F401  a fixture
+    layer,
     near,
     random,
     train,
@@ -26,14 +27,6 @@ from apex.transformer_engine.pytorch import _formats, _products
 pytestmark = pytest.mark.usefixtures("clean")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 DTYPES = pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
-
-
-def layer(inputs=32, outputs=48, dtype=F32, device="cpu", **options):
-    torch.manual_seed(3)
-    made = te.Linear(inputs, outputs, params_dtype=dtype, device=device, **options)
-    if made.bias is not None:
-        torch.nn.init.normal_(made.bias)
-    return made
 
 
 def scales_of(made):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from apex.transformer.utils import divide, ensure_divisibility
 from apex.transformer_engine.pytorch._parameters import default_init
 
 __all__ = [
@@ -58,15 +59,3 @@ def init_method_normal(sigma: float) -> Init:
 def scaled_init_method_normal(sigma: float, num_layers: int) -> Init:
     """init_method_normal of sigma / sqrt(2 num_layers)."""
     return init_method_normal(sigma / math.sqrt(2.0 * num_layers))
-
-
-def ensure_divisibility(numerator: int, denominator: int) -> None:
-    """Raises ValueError where a remainder is left."""
-    if numerator % denominator:
-        raise ValueError(f"{numerator} is not divisible by {denominator}")
-
-
-def divide(numerator: int, denominator: int) -> int:
-    """numerator / denominator. Raises ValueError where a remainder is left."""
-    ensure_divisibility(numerator, denominator)
-    return numerator // denominator
