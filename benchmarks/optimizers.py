@@ -1,6 +1,6 @@
 """Fused optimizers and gradient clipping on a GPU, beside torch's own.
 
-usage: python benchmarks/optimizers.py [--small] [--only adamw] [--json FILE]
+usage: python benchmarks/optimizers.py [--small] [--only adamw] [--without-compile] [--json FILE]
 
 Shapes: GPT-2 355M (292 tensors, float32), and 161 tensors of 1,024 elements for the cost of a step that moves
 hardly a byte. Floors, bytes a parameter: AdamW 28 (4 read, 3 written), SGD with momentum 20, LAMB 44 (norm 4,
@@ -58,6 +58,11 @@ def stepper(make):
     return lambda: make().step
 
 
+def compiled(make):
+    """As stepper, of the step that torch.compile makes of it."""
+    return lambda: torch.compile(make().step)
+
+
 def of_torch(params):
     """What torch has too, as `cases`."""
     adam, optim = dict(lr=1e-4, weight_decay=0.1), torch.optim
@@ -65,6 +70,7 @@ def of_torch(params):
         "apex FusedAdam": stepper(lambda: optimizers.FusedAdam(params, **adam)),
         "torch fused": stepper(lambda: optim.AdamW(params, fused=True, capturable=True, **adam)),
         "torch foreach": stepper(lambda: optim.AdamW(params, foreach=True, capturable=True, **adam)),
+        "torch.compile": compiled(lambda: optim.AdamW(params, foreach=True, capturable=True, **adam)),
     }
     yield "AdamW", 28, implementations
     capturable = stepper(lambda: optimizers.FusedAdam(params, capturable=True, **adam))
@@ -74,6 +80,7 @@ def of_torch(params):
         "apex FusedSGD": stepper(lambda: optimizers.FusedSGD(params, **sgd)),
         "torch fused": stepper(lambda: optim.SGD(params, fused=True, **sgd)),
         "torch foreach": stepper(lambda: optim.SGD(params, foreach=True, **sgd)),
+        "torch.compile": compiled(lambda: optim.SGD(params, foreach=True, **sgd)),
     }
     yield "SGD momentum", 20, implementations
 
@@ -85,6 +92,7 @@ def of_clipping(params):
         implementations = {
             "apex": lambda limit=limit: clipping(params, clip_grad_norm_, limit),
             "torch foreach": lambda limit=limit: clipping(params, torch_clip, limit),
+            "torch.compile": lambda limit=limit: clipping(params, torch.compile(torch_clip), limit),
         }
         yield case, floor, implementations
 
@@ -107,7 +115,7 @@ def cases(params):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="only the 161 small tensors")
-    options = parse(parser, compiles=False, accuracy=False)
+    options = parse(parser, accuracy=False)
     report = Report(options)
     sets = {"161 x 1024": [(1024,)] * 161}
     if not options.small:

@@ -136,12 +136,13 @@ class Check:
         options = ["-v", "--durations=30", "-p", "no:cacheprovider", "-m", marker, f"--junitxml={junit}"]
         options += ["-k", self.expression] if self.expression else []
         said = junit.with_suffix(".txt")
-        code, text = self.run("-m", "pytest", *options, *arguments, extra=[self.copy()], said=said)
+        alone = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # each of many processes has one core
+        code, text = self.run("-m", "pytest", *options, *arguments, extra=[self.copy()], said=said, **alone)
         return code == 0, "\n".join(text.splitlines()[-12:])
 
     def which(self, tests):
         """Arguments of pytest: what of the folder `tests` is collected, and how many run at once."""
-        processes = str(max(4, (os.cpu_count() or 1) // 2))
+        processes = str(max(4, os.cpu_count() or 1))
         beside = ["-n", processes, "--dist", "worksteal"] if importlib.util.find_spec("xdist") else []
         return [tests / "L0", "--ignore", tests / "L0/loader", "--ignore", tests / "L0/host", *beside]
 
