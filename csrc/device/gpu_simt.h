@@ -3,8 +3,8 @@
 #include "testing/simt.h"
 
 #define GPU_FN inline
-// Says how many threads a block may have to GPU_REGISTER, which comes next: the executor refuses a launch of more, as a
-// GPU's driver does, or may not.
+// Says how many threads a block may have to GPU_REGISTER, which comes next: the executor refuses a launch of more. On a
+// GPU such a launch fails, or runs with registers that the compiler did not allot.
 #define GPU_KERNEL(...)                                              \
   extern "C++" template <>                                           \
   struct simt::LaunchBound<__COUNTER__> {                            \
