@@ -4,7 +4,8 @@ kernels.
 Random weights stand for trained ones, and "accuracy" is how far a block's outputs are from those of the dense block, as
 a part of their norm: after pruning, and after it was trained on to give the same outputs. Then, on a GPU with sparse
 tensor cores (sm_80 or newer), times of the pruned block in half precision: as dense matrices, and with every Linear and
-1x1 convolution as torch.sparse.to_sparse_semi_structured's, and how far these two are apart.
+1x1 convolution as torch.sparse.to_sparse_semi_structured's, and how far these two are apart; and of each of these
+layers by itself. The results of torch's sparse products lie transposed, which what comes after them pays for.
 
 usage: python blocks.py [--steps 200] [--batch 128] [--device cuda]
        python blocks.py --steps 5 --batch 2 --device cpu       # prunes and trains alone
@@ -81,15 +82,30 @@ def sparse(weight):
     return torch.sparse.to_sparse_semi_structured(weight.contiguous())
 
 
+def products(block):
+    """Name and layer of each Linear and 1x1 convolution, which are children of the block."""
+    for name, layer in block.named_children():
+        if isinstance(layer, nn.Linear) or getattr(layer, "kernel_size", None) == (1, 1):
+            yield name, layer
+
+
 def with_sparse_kernels(block):
     block = copy.deepcopy(block)
-    for parent in list(block.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1):
-                setattr(parent, name, SparseConv1x1(layer))
-            elif isinstance(layer, nn.Linear):
-                layer.weight = nn.Parameter(sparse(layer.weight), requires_grad=False)
+    for name, layer in list(products(block)):
+        if isinstance(layer, nn.Conv2d):
+            setattr(block, name, SparseConv1x1(layer))
+        else:
+            layer.weight = nn.Parameter(sparse(layer.weight), requires_grad=False)
     return block
+
+
+def inputs_of_products(block, x):
+    """{name: input} of the products in a forward pass."""
+    found = {}
+    for name, layer in products(block):
+        layer.register_forward_pre_hook(lambda _, inputs, name=name: found.update({name: inputs[0]}))
+    block(x)
+    return found
 
 
 def error(found, wanted):
@@ -152,6 +168,10 @@ def compare_kernels(name, block, options):
         f"{name}: dense kernels {times[0]:.3f} ms, sparse {times[1]:.3f} ms, {times[0] / times[1]:.2f} x; "
         f"{apart:.1e} apart"
     )
+    for layer, given in inputs_of_products(copy.deepcopy(dense), x).items():
+        call = [getattr(one, layer) for one in (dense, other)]
+        times = [1e3 * milliseconds(lambda one=one: one(given)) for one in call]
+        print(f"    {layer}: dense {times[0]:.1f} us, sparse {times[1]:.1f} us, {times[0] / times[1]:.2f} x")
 
 
 def main():
