@@ -11,6 +11,7 @@ from apex._loader.op_model import REQUIRED, Argument, Op
 from build_matrix.errors import BuildError
 
 COLUMNS = 120
+API = "APEX_TORCH_API"  # of functions that libapex_torch.so defines, once for every Python
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,15 @@ def camel(name: str) -> str:
 
 
 def result_type(op: Op) -> str:
+    return tensors(len(op.results))
+
+
+def tensors(count: int) -> str:
     """void, at::Tensor, or a tuple of them."""
-    if not op.results:
+    if not count:
         return "void"
-    tensors = ", ".join(["at::Tensor"] * len(op.results))
-    return tensors if len(op.results) == 1 else f"std::tuple<{tensors}>"
+    listed_types = ", ".join(["at::Tensor"] * count)
+    return listed_types if count == 1 else f"std::tuple<{listed_types}>"
 
 
 def parameters(op: Op, unused: Iterable[str] = ()) -> list[str]:
@@ -201,3 +206,8 @@ def _render(node: ast.expr) -> str:
 
 def names_in(text: str) -> set[str]:
     return {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)}
+
+
+def python_function(name: str, function: str, arguments: Iterable[str]) -> str:
+    """The Python module's `name`, which calls the C++ function; arguments: as pybind11 has them."""
+    return listed("  m.def(", [f'"{name}"', f"&{function}", *arguments, "no_gil()"], ");")

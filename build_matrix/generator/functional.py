@@ -177,28 +177,51 @@ def _autocast_kernel(op: Op) -> str:
     return "\n".join(lines)
 
 
-def python_entry(op: Op) -> str:
-    """The direct entry for eager calls: as torch.ops.apex.<op>, but past it, and with the results that callers want."""
+def _entry(op: Op) -> str:
+    """The name of the direct entry for eager calls: as torch.ops.apex.<op>, but past it. "": there is none."""
     if op.entry == () or (op.entry is None and op.name.endswith("_backward") and op.differentiable):
         return ""
-    entry = op.name.removesuffix("_forward") if op.differentiable else op.name
-    wanted = [result.name for result in op.results]
-    if op.differentiable:
-        wanted = list(op.entry or op.history or wanted[:1])
-    passed = [cpp.type_of(a).passed.format(a.name) for a in op.arguments]
+    return op.name.removesuffix("_forward") if op.differentiable else op.name
+
+
+def _wanted(op: Op) -> list[str]:
+    """The results that its callers want."""
+    if not op.differentiable:
+        return [result.name for result in op.results]
+    return list(op.entry or op.history or [op.results[0].name])
+
+
+def _entry_head(op: Op, before: str, tail: str) -> str:
+    """Result, name and parameters of the entry; before: its name."""
     taken = [f"{cpp.type_of(a).python} {a.name}" for a in op.arguments]
-    lines = ["  m.def(", listed(f'      "{entry}", [](', taken, ") {")]
-    lines.append(listed(f"        using Signature = {cpp.result_type(op)}(", _parameter_types(op), ");"))
-    lines.append(f'        static const auto op = apex::dispatcher_op<Signature>("apex::{op.name}");')
+    head = before.format(result=cpp.tensors(len(_wanted(op))))
+    return listed(f"{head}{_entry(op)}(", taken, tail)
+
+
+def entry_declaration(op: Op) -> str:
+    """What Python calls; cpp.API says where it is defined."""
+    if not _entry(op):
+        return ""
+    return f"namespace entries {{\n{_entry_head(op, f'{cpp.API} {{result}} ', ');')}\n}}"
+
+
+def entry_definition(op: Op) -> str:
+    if not _entry(op):
+        return ""
+    wanted = _wanted(op)
+    passed = [cpp.type_of(a).passed.format(a.name) for a in op.arguments]
+    lines = [_entry_head(op, "{result} entries::", ") {"), handle(op)]
     if len(wanted) == len(op.results):
-        lines.append(listed("        return op.call(", passed, ");"))
-    else:
-        indices = [op.result(name) for name in wanted]
-        lines.append(listed("        const auto made = op.call(", passed, ");"))
-        parts = ", ".join(f"std::get<{i}>(made)" for i in indices)
-        lines.append(f"        return {parts if len(indices) == 1 else f'std::make_tuple({parts})'};")
-    lines += ["      },", listed("      ", [*python_arguments(op.arguments), "no_gil());"], "")]
-    return "\n".join(lines)
+        return "\n".join([*lines, listed("  return op.call(", passed, ");"), "}"])
+    parts = ", ".join(f"std::move(std::get<{op.result(name)}>(made))" for name in wanted)
+    lines.append(listed("  auto made = op.call(", passed, ");"))
+    return "\n".join([*lines, f"  return {parts if len(wanted) == 1 else f'{{{parts}}}'};", "}"])
+
+
+def python_entry(op: Op) -> str:
+    if not _entry(op):
+        return ""
+    return cpp.python_function(_entry(op), f"apex::entries::{_entry(op)}", python_arguments(op.arguments))
 
 
 def python_arguments(arguments: tuple[Argument, ...] | list[Argument]) -> list[str]:

@@ -53,7 +53,7 @@ def _of_lists(op: Op) -> str:
     )
     lines[-1] += f"{unscales}}};"
     lines += ["  }", *_run(op), "};", ""]
-    lines.append(listed(f"inline void {op.name}(", cpp.parameters_with_defaults(op), ") {"))
+    lines.append(listed(f"void {op.name}(", cpp.parameters(op), ") {"))
     call = ", ".join(a.name for a in op.lists)
     lines.append(listed(f"  const {own} call{{", [a.name for a in _scalars(op)], "};"))
     return "\n".join([*lines, f"  call.run({call});", "}"])
@@ -212,7 +212,7 @@ def _of_tensors(op: Op) -> str:
         listed("    using Signature = void(", [cpp.type_of(a).parameter for a in op.arguments], ");"),
         "};",
     ]
-    lines += [listed(f"inline void {op.name}(", cpp.parameters_with_defaults(op), ") {")]
+    lines += [listed(f"void {op.name}(", cpp.parameters(op), ") {")]
     lines += [f"    const c10::Device device = {first}.device();", f"    gpu::{op.launch} fields{{}};"]
     lines += _fields(op, "device")
     lines += ["    const apex_place place = place_of(device);"]
@@ -233,31 +233,46 @@ def registrations(op: Op) -> list[tuple[str, str]]:
     ]
 
 
-def python_entry(op: Op) -> str:
-    """Of lists: on a plan or on lists; everything else by keyword."""
-    scalars = _scalars(op)
+def _entry_parameters(op: Op) -> list[str]:
+    """A plan or lists; everything else by value."""
+    return ["const PlanOrLists& tensors", *(f"{cpp.type_of(a).kept} {a.name}" for a in _scalars(op))]
+
+
+def entry_declaration(op: Op) -> str:
+    """The op as C++ calls it, and what Python calls; cpp.API says where both are defined."""
+    text = listed(f"{cpp.API} void {op.name}(", cpp.parameters_with_defaults(op), ");")
     if not op.lists:
-        arguments = [*python_arguments(op.arguments), "no_gil());"]
-        return listed(f'  m.def("{op.name}", ', [f"&apex::{op.name}", *arguments], "")
-    taken = ["const apex::PlanOrLists& tensors", *(f"{cpp.type_of(a).kept} {a.name}" for a in scalars)]
+        return text
+    entry = listed(f"{cpp.API} void {op.name}(", _entry_parameters(op), ");")
+    return f"{text}\nnamespace entries {{\n{entry}\n}}"
+
+
+def entry_definition(op: Op) -> str:
+    """Of what Python calls on a plan or on lists."""
+    if not op.lists:
+        return ""
     moved = [
-        a.name if cpp.type_of(a).parameter == cpp.type_of(a).kept else f"std::move({a.name})" for a in scalars
+        a.name if cpp.type_of(a).parameter == cpp.type_of(a).kept else f"std::move({a.name})"
+        for a in _scalars(op)
     ]
-    lines = ["  m.def(", listed(f'      "{op.name}", [](', taken, ") {")]
-    lines.append(listed(f"        const apex::{camel(op.name)} call{{", moved, "};"))
-    lines.append(
-        "        if (const auto* plan = std::get_if<apex::OptimizerPlan*>(&tensors)) return call.run(**plan);"
-    )
+    lines = [
+        listed(f"void entries::{op.name}(", _entry_parameters(op), ") {"),
+        listed(f"  const {camel(op.name)} call{{", moved, "};"),
+        "  if (const auto* plan = std::get_if<OptimizerPlan*>(&tensors)) return call.run(**plan);",
+    ]
     least = len(op.lists) - len(op.optional)
     named = ", ".join(f"[{a.name}]" if a.name in op.optional else a.name for a in op.lists)
     sizes = [str(least), str(len(op.lists)), f'"{named}"']
-    lines.append(
-        listed("        const auto& lists = apex::lists_of(", ["tensors", "call.name", *sizes], ");")
-    )
+    lines.append(listed("  const auto& lists = lists_of(", ["tensors", "call.name", *sizes], ");"))
     passed = [
-        f"apex::list_of(lists, {k})" if a.name in op.optional else f"lists[{k}]"
-        for k, a in enumerate(op.lists)
+        f"list_of(lists, {k})" if a.name in op.optional else f"lists[{k}]" for k, a in enumerate(op.lists)
     ]
-    lines += [listed("        call.run(", passed, ");"), "      },"]
-    arguments = ['py::arg("tensors").none(false)', *python_arguments(scalars), "no_gil());"]
-    return "\n".join([*lines, listed("      ", arguments, "")])
+    return "\n".join([*lines, listed("  call.run(", passed, ");"), "}"])
+
+
+def python_entry(op: Op) -> str:
+    """Of lists: on a plan or on lists; everything else by keyword."""
+    if not op.lists:
+        return cpp.python_function(op.name, f"apex::{op.name}", python_arguments(op.arguments))
+    arguments = ['py::arg("tensors").none(false)', *python_arguments(_scalars(op))]
+    return cpp.python_function(op.name, f"apex::entries::{op.name}", arguments)

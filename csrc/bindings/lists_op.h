@@ -1,7 +1,6 @@
 // What ops over lists of tensors need: fields of their device's arguments, lists as Python and plans hand them over.
 #pragma once
 #include <type_traits>
-#include <variant>
 
 #include "optimizer_plan.h"
 #include "per_tensor.h"
@@ -34,9 +33,6 @@ template <class Call> Call of_bucket(const Call& call, const TensorPlan::Launch&
   of_this.advance_step = false;
   return of_this;
 }
-
-using Lists = std::vector<std::vector<at::Tensor>>;
-using PlanOrLists = std::variant<OptimizerPlan*, Lists>;
 
 // List k, or an empty one if it was left out.
 inline const std::vector<at::Tensor>& list_of(const Lists& lists, size_t k) {

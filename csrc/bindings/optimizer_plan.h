@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <optional>
+#include <variant>
 
 #include "tensor_plan.h"
 
@@ -42,4 +43,8 @@ class APEX_TORCH_API OptimizerPlan {
   std::optional<std::vector<at::Tensor>> gradients_;
   std::unique_ptr<TensorPlan> plan_;
 };
+
+// What Python hands to an op over lists of tensors.
+using Lists = std::vector<std::vector<at::Tensor>>;
+using PlanOrLists = std::variant<OptimizerPlan*, Lists>;
 }  // namespace apex

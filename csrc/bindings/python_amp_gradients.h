@@ -13,8 +13,8 @@
 #include <optional>
 #include <vector>
 
-#include "multi_tensor_axpby.h"
-#include "generated/multi_tensor_scale.h"
+#include "generated/multi_tensor_axpby_entries.h"
+#include "generated/multi_tensor_scale_entries.h"
 #include "plain.h"
 
 namespace apex {

@@ -1,16 +1,18 @@
 // _C: what needs Python objects, the plans that optimizers keep and the entries of every op.
-#define APEX_PYTHON_MODULE_UNIT 1
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "fp8_linear_layer.h"
-#include "functional.h"
 #include "gradients.h"
 #include "group_batch_norm_layer.h"
 #include "optimizer_plan.h"
 #include "plain.h"
 #include "python_state_watch.h"
 #include "sync_batch_norm_layer.h"
+
+namespace py = pybind11;
+
+inline auto no_gil() { return py::call_guard<py::gil_scoped_release>(); }
 
 #include "python_ops.inc"
 #include "python_amp_gradients.h"

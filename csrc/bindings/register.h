@@ -1,4 +1,4 @@
-// How an op of this folder enters torch's dispatcher (in torch_library.cpp) and Python (in python_module.cpp).
+// How an op of this folder enters torch's dispatcher (in torch_library.cpp).
 // The schema itself is a line of csrc/ops.schemas.
 #pragma once
 
@@ -80,11 +80,4 @@ template <class Call, class... Arguments> struct DoNothing<Call, void(Arguments.
   static void call(Arguments... arguments) { refuse_meta_beside_others(Call::name, arguments...); }
 };
 }  // namespace apex
-
-#elif defined(APEX_PYTHON_MODULE_UNIT)
-#include <torch/csrc/utils/pybind.h>
-
-namespace py = pybind11;
-
-inline auto no_gil() { return py::call_guard<py::gil_scoped_release>(); }
 #endif

@@ -108,7 +108,9 @@ def test_a_pair(tmp_path):
         assert line in kernels, line
     assert "torch::autograd::set_history(mean" not in kernels
     assert 'py::arg("eps") = 1e-05' in python and 'py::arg("pad") = std::nullopt' in python
-    assert "return std::make_tuple(std::get<0>(made), std::get<1>(made));" in python
+    assert "return {std::move(std::get<0>(made)), std::move(std::get<1>(made))};" in kernels
+    assert "APEX_TORCH_API std::tuple<at::Tensor, at::Tensor> f(" in files["generated/f_entries.h"]
+    assert 'm.def("f", &apex::entries::f, py::arg("input")' in python
     assert "f_backward" not in python
 
 
@@ -125,10 +127,13 @@ def test_an_op_over_lists(tmp_path):
         "run_once(op(), names, 0b110, lists);",
         "of_bucket(*this, l).call_reference(t[0], t[1], list_of(t, 2));",
         "return apex_multi_tensor_f(&l.place, &l.lists, &fields);",
-        "const std::optional<at::Tensor>& inv_scale = std::nullopt, bool unscale_grads = false) {",
+        "const std::optional<at::Tensor>& inv_scale, bool unscale_grads) {",
     ):
         assert line in text, line
-    assert '2, 3, "grads, params, [copies]"' in files["generated/multi_tensor_f_python.h"]
+    declared = files["generated/multi_tensor_f_entries.h"]
+    assert "const std::optional<at::Tensor>& inv_scale = std::nullopt, bool unscale_grads = false);" in declared
+    assert "void multi_tensor_f(const PlanOrLists& tensors, double lr, int64_t step," in declared
+    assert '2, 3, "grads, params, [copies]"' in files["generated/multi_tensor_f_kernels.h"]
     assert files["generated/multi_tensor_f_kernels.h"].count("makeFallthrough") == 3
 
 
