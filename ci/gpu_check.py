@@ -136,7 +136,8 @@ class Check:
         options = ["-v", "--durations=30", "-p", "no:cacheprovider", "-m", marker, f"--junitxml={junit}"]
         options += ["-k", self.expression] if self.expression else []
         said = junit.with_suffix(".txt")
-        alone = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # each of many processes has one core
+        # Each of many processes has one core.
+        alone = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         code, text = self.run("-m", "pytest", *options, *arguments, extra=[self.copy()], said=said, **alone)
         return code == 0, "\n".join(text.splitlines()[-12:])
 

@@ -74,11 +74,7 @@ def _kernels(ops: list[Op], every: dict[str, Op]) -> str:
     parts = [f"{HEAD}{_includes([f'generated/{ops[0].unit}_entries.h'])}"]
     if written:
         parts.append("namespace apex {\n" + "\n\n".join(written) + "\n}  // namespace apex\n")
-    registered = [
-        (key, op.name, f"&{kernel}")
-        for op in ops
-        for key, kernel in _kind(op).registrations(op)
-    ]
+    registered = [(key, op.name, f"&{kernel}") for op in ops for key, kernel in _kind(op).registrations(op)]
     # torch resolves the lazy bits of arguments by itself only where none is written.
     through = "torch::CppFunction::makeFallthrough()"
     registered += [(key, op.name, through) for key in LAZY for op in ops if op.writes]

@@ -15,6 +15,7 @@ needs: torch, apex
 import argparse
 import copy
 import statistics
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -163,14 +164,14 @@ def compare_kernels(name, block, options):
     other = with_sparse_kernels(dense)
     x = block.batch(options.batch, device=options.device).half()
     apart = error(other(x), dense(x))
-    times = [milliseconds(lambda one=one: one(x)) for one in (dense, other)]
+    times = [milliseconds(partial(one, x)) for one in (dense, other)]
     print(
         f"{name}: dense kernels {times[0]:.3f} ms, sparse {times[1]:.3f} ms, {times[0] / times[1]:.2f} x; "
         f"{apart:.1e} apart"
     )
     for layer, given in inputs_of_products(copy.deepcopy(dense), x).items():
-        call = [getattr(one, layer) for one in (dense, other)]
-        times = [1e3 * milliseconds(lambda one=one: one(given)) for one in call]
+        calls = [partial(getattr(one, layer), given) for one in (dense, other)]
+        times = [1e3 * milliseconds(call) for call in calls]
         print(f"    {layer}: dense {times[0]:.1f} us, sparse {times[1]:.1f} us, {times[0] / times[1]:.2f} x")
 
 

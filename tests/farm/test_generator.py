@@ -131,7 +131,9 @@ def test_an_op_over_lists(tmp_path):
     ):
         assert line in text, line
     declared = files["generated/multi_tensor_f_entries.h"]
-    assert "const std::optional<at::Tensor>& inv_scale = std::nullopt, bool unscale_grads = false);" in declared
+    assert (
+        "const std::optional<at::Tensor>& inv_scale = std::nullopt, bool unscale_grads = false);" in declared
+    )
     assert "void multi_tensor_f(const PlanOrLists& tensors, double lr, int64_t step," in declared
     assert '2, 3, "grads, params, [copies]"' in files["generated/multi_tensor_f_kernels.h"]
     assert files["generated/multi_tensor_f_kernels.h"].count("makeFallthrough") == 3
