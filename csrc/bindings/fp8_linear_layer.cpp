@@ -210,18 +210,14 @@ std::optional<Fp8NewScales> fp8_new_scales(const at::Tensor& maxima, const std::
     if (!std::all_of(list->begin(), list->end(), is_here)) return std::nullopt;
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   const c10::impl::ExcludeDispatchKeyGuard no_transform{fp8::transforms};
-  const int64_t total = maxima.numel(), apart = device.is_cuda() ? 4 : 1;
-  const at::Tensor memory = at::empty({(2 + apart) * total}, maxima.options());
-  const int64_t scale_at = apart * total, inverse_at = scale_at + total;
-  const at::Tensor scale = fp8::view_of(memory, scale_at, {total}), inverse = fp8::view_of(memory, inverse_at, {total});
-  const Fp8MultiUpdateScales call{maxima, histories, olds, scale, inverse, margin, most_recent};
-  call.check();
-  if (!fp8::update(call, place)) return std::nullopt;
-  fp8::view_of(memory, 0, total, apart).copy_(inverse);
-  const auto for_products = [&](int64_t first, int64_t count) {
-    if (apart == 1) return fp8::view_of(memory, first, {count});
-    return fp8::view_of(memory, apart * first, {count, apart});
-  };
+  const char* const op = Fp8MultiUpdateScales::name;
+  const int64_t total = fp8::check_updates(op, histories, olds, maxima).expect_int();
+  fp8::refuse_shared_histories(op, histories, {});
+  const int64_t apart = 4, scale_at = apart * total, inverse_at = scale_at + total;
+  const at::Tensor memory = at::empty({inverse_at + total}, maxima.options());
+  float* const first_of_all = static_cast<float*>(memory.mutable_data_ptr());
+  const fp8::NewScales made{first_of_all + scale_at, first_of_all + inverse_at, first_of_all};
+  if (!fp8::update(place, histories, olds, maxima, made, margin, most_recent)) return std::nullopt;
   Fp8NewScales found;
   found.reserve(olds.size());
   int64_t first = 0;
@@ -229,7 +225,7 @@ std::optional<Fp8NewScales> fp8_new_scales(const at::Tensor& maxima, const std::
     const int64_t count = old.numel();
     const at::Tensor scales = fp8::view_of(memory, scale_at + first, {count}),
                      inverses = fp8::view_of(memory, inverse_at + first, {count});
-    found.push_back({scales, inverses, for_products(first, count)});
+    found.push_back({scales, inverses, fp8::view_of(memory, apart * first, {count, apart})});
     first += count;
   }
   return found;

@@ -33,7 +33,7 @@ APEX_TORCH_API std::optional<at::Tensor> fp8_linear_layer(const Fp8Products& pro
                                                           int64_t gemm, bool records);
 
 // New scales of histories [steps, n], which move on by a row, and whose versions stay: of each (scales [n], 1 / scales
-// [n], a copy of them for products: on a GPU [n, 4], each on 16 bytes). maxima: [all n]. None, and nothing done, where
+// [n], a copy of them for products, [n, 4], each on 16 bytes). maxima: [all n]. None, and nothing done, where
 // apex._fp8.multi_update_scales must serve.
 using Fp8NewScales = std::vector<std::array<at::Tensor, 3>>;
 APEX_TORCH_API std::optional<Fp8NewScales> fp8_new_scales(const at::Tensor& maxima,

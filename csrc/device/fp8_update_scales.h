@@ -17,6 +17,7 @@ struct Fp8UpdateScales {
   i64 rows, columns, pitch, column_pitch;
   float factor;  // 2^-margin
   i32 most_recent;
+  float* scale_inv_apart;  // [columns][4], whose first ones are scale_inv again, each on 16 bytes; or null
 };
 constexpr int fp8_update_threads = 512, fp8_update_columns = 8;
 
@@ -59,8 +60,10 @@ GPU_FN void update_scales(const Fp8UpdateScales& a, const float* old, u32 block)
   if (group != 0 || !works) return;
   for (u32 k = 1; k < groups; ++k) largest = Maximum::combine(largest, shared[k * wide + lane]);
   const float scale = delayed_scale(a.most_recent ? newest : largest, old[column], a.fp8_max[column], a.factor);
+  const float inverse = 1.0f / scale;
   a.scale[column] = scale;
-  a.scale_inv[column] = 1.0f / scale;
+  a.scale_inv[column] = inverse;
+  if (a.scale_inv_apart) a.scale_inv_apart[column * 4] = inverse;
 }
 #endif
 }  // namespace gpu
