@@ -188,7 +188,7 @@ class _Steady:
         """New scales, where it is they that wait, and all is as it was; by few frames."""
         if self._update is None or len(self._states) != len(_pending) or not _casts.has_new_scales():
             return False
-        recipe, scalings = _pending[0].recipe, []
+        recipe, scalings = _pending[0].recipe, list[Scaling]()
         if recipe is None:
             return False
         for held, state in zip(self._states, _pending, strict=True):
