@@ -72,13 +72,6 @@ def also_devices(devices: Callable[[], tuple[Device, ...]]) -> None:
         here.forget()
 
 
-def torch_came() -> None:
-    """torch is there now: a machine that was described without it is described anew."""
-    described = here.made()
-    if described and described.torch is None:
-        here.forget()
-
-
 def _torch() -> Torch | None:
     if _others and sys.modules.get("torch") is None:
         return None

@@ -21,7 +21,7 @@ struct Fp8MultiUpdateScales {
   i64 rows;
   float factor;  // 2^-margin
   i32 most_recent;
-  float* scale_inv_apart;  // [all columns][4], as of Fp8UpdateScales; or null
+  float* scale_inv_apart;  // [all columns][4], whose first ones are scale_inv again, each on 16 bytes; or null
 };
 static_assert(sizeof(Fp8MultiUpdateScales) <= 4096, "what a kernel is given");
 
@@ -34,7 +34,6 @@ GPU_FN Fp8UpdateScales one_of(const Fp8MultiUpdateScales& a, i32 i, float* histo
   one.rows = a.rows, one.columns = a.first[i + 1] - first;
   one.pitch = a.pitch[i], one.column_pitch = a.column_pitch[i];
   one.factor = a.factor, one.most_recent = a.most_recent;
-  if (a.scale_inv_apart) one.scale_inv_apart = a.scale_inv_apart + first * 4;
   return one;
 }
 }  // namespace gpu

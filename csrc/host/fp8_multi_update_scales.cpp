@@ -39,6 +39,8 @@ void run_on_cpu(const gpu::Fp8MultiUpdateScales& a) {
     const gpu::Fp8UpdateScales one = gpu::one_of(a, i, reinterpret_cast<float*>(a.history[i]));
     std::copy_n(reinterpret_cast<const float*>(a.old[i]), one.columns, one.scale);
     fp8_update_scales_cpu(one);
+    for (int64_t j = 0; a.scale_inv_apart && j < one.columns; ++j)
+      a.scale_inv_apart[(a.first[i] + j) * 4] = one.scale_inv[j];
   }
 }
 int32_t run(const apex_place* place, int32_t variant, gpu::Fp8MultiUpdateScales& a) {

@@ -9,10 +9,6 @@
 
 namespace apex {
 namespace {
-void set_inverse(const gpu::Fp8UpdateScales& a, int64_t column) {
-  a.scale_inv[column] = 1.0f / a.scale[column];
-  if (a.scale_inv_apart) a.scale_inv_apart[column * 4] = a.scale_inv[column];
-}
 // Column by column, each of which lies by itself.
 void update_upright(const gpu::Fp8UpdateScales& a) {
   for (int64_t j = 0; j < a.columns; ++j) {
@@ -24,7 +20,7 @@ void update_upright(const gpu::Fp8UpdateScales& a) {
     history[a.rows - 1] = newest;
     history[0] = 0.0f;
     a.scale[j] = gpu::delayed_scale(a.most_recent ? newest : largest, a.scale[j], a.fp8_max[j], a.factor);
-    set_inverse(a, j);
+    a.scale_inv[j] = 1.0f / a.scale[j];
   }
 }
 }  // namespace
@@ -49,7 +45,7 @@ void fp8_update_scales_cpu(const gpu::Fp8UpdateScales& a) {
     for (int64_t j = 0; j < n; ++j) {
       float& scale = a.scale[first + j];
       scale = gpu::delayed_scale(a.most_recent ? newest[j] : largest[j], scale, a.fp8_max[first + j], a.factor);
-      set_inverse(a, first + j);
+      a.scale_inv[first + j] = 1.0f / scale;
     }
   }
 }
