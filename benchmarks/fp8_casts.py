@@ -116,7 +116,9 @@ def modules_case(rows):
     scalings = [_scaling.Scaling(count, rows, device) for _ in range(MODULES) for count in (3, 2)]
     for scaling in scalings:
         scaling.amax_history.copy_(torch.rand_like(scaling.amax_history))
-    _scaling.update(scalings, [448.0] * len(scalings), DelayedScaling())  # the scales lie together from now on
+    _scaling.update(
+        scalings, [448.0] * len(scalings), DelayedScaling()
+    )  # the scales lie together from now on
     histories, scales = [s.amax_history for s in scalings], [s.scale for s in scalings]
     count = sum(scale.numel() for scale in scales)
     largest = torch.full((count,), 448.0, device=device)

@@ -162,7 +162,11 @@ def test_whichever_gradients_of_a_norm_first_are_wanted(wanted, monkeypatch):
 def test_compiled_autograd_of_a_norm_first(options, in_cpp):
     results = []
     for compiled in (False, True):
-        made, x, grad = norm_first(**options), random(4, 4, 32, dtype=BF16, grad=True), random(4, 4, 48, dtype=BF16)
+        made, x, grad = (
+            norm_first(**options),
+            random(4, 4, 32, dtype=BF16, grad=True),
+            random(4, 4, 48, dtype=BF16),
+        )
         with te.fp8_autocast(fp8_recipe=RECIPES["delayed"]):
             y = made(x)
         if compiled:

@@ -317,7 +317,9 @@ def test_torch_is_not_imported():
     assert run(threads + SAME + asked).endswith("False\n")
 
 
-TORCH_LATER = SAME + """
+TORCH_LATER = (
+    SAME
+    + """
 from apex._loader import probe
 assert probe.here().torch is None
 import torch
@@ -327,6 +329,7 @@ assert torch.allclose(FusedLayerNorm(24)(made), torch.nn.functional.layer_norm(m
 assert probe.here().torch.version == torch.__version__
 print(float(jax.value_and_grad(f)(x)[0]) == float(value))
 """
+)
 
 
 def test_torch_that_comes_later():
