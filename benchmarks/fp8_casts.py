@@ -17,9 +17,12 @@ from _report import Report, parse
 
 from apex import _fp8
 from apex.reference import fp8
+from apex.transformer_engine.common.recipe import DelayedScaling
+from apex.transformer_engine.pytorch import _scaling
 
 SHAPE = (8192, 16384)
 SCALES = 1800  # 300 modules with 6 FP8 tensors each
+MODULES = 300
 E4M3, E5M2 = _fp8.formats(DEVICE)
 
 
@@ -107,6 +110,25 @@ def update_case(rows):
     return f"update_scales {SCALES}, history {rows}", 8 * rows * SCALES, {"apex": step}
 
 
+def modules_case(rows):
+    """The update of the histories of 300 te.Linear, each two, as they lie in a training run: one launch."""
+    device = torch.device(DEVICE)
+    scalings = [_scaling.Scaling(count, rows, device) for _ in range(MODULES) for count in (3, 2)]
+    for scaling in scalings:
+        scaling.amax_history.copy_(torch.rand_like(scaling.amax_history))
+    _scaling.update(
+        scalings, [448.0] * len(scalings), DelayedScaling()
+    )  # the scales lie together from now on
+    histories, scales = [s.amax_history for s in scalings], [s.scale for s in scalings]
+    count = sum(scale.numel() for scale in scales)
+    largest = torch.full((count,), 448.0, device=device)
+
+    def step():
+        return _fp8.multi_update_scales(histories, scales, largest)
+
+    return f"new scales of {MODULES} modules, history {rows}", 8 * rows * count, {"apex": step}
+
+
 def times(options):
     report = Report(options)
     every = [
@@ -114,7 +136,8 @@ def times(options):
         for rows, columns in (SHAPE, (8192, 4096), (4096, 4096))
         for name, nbytes, found in cases(rows, columns)
     ]
-    for label, nbytes, found in [*every, update_case(16), update_case(1024)]:
+    updates = [case(rows) for case in (update_case, modules_case) for rows in (16, 1024)]
+    for label, nbytes, found in [*every, *updates]:
         if not report.wants(label):
             continue
         for implementation, step in found.items():

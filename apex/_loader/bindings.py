@@ -80,6 +80,7 @@ def load() -> Loaded:
     """
     import torch  # noqa: F401  raises where there is none
 
+    library.torch_came()
     _refuse_second_copy()
     reference.register()
     forced = environment.forced_binding()

@@ -29,6 +29,7 @@ __all__ = [
     "forget",
     "load",
     "raise_stored",
+    "torch_came",
 ]
 
 _Callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p)
@@ -155,6 +156,13 @@ def choices() -> dict[tuple[str, int, str], Choice]:
     """What was chosen so far: {(platform, device, unit): Choice}."""
     loaded = load.made()
     return dict(loaded.resolver.choices) if loaded else {}
+
+
+def torch_came() -> None:
+    """torch is there now: what was chosen without it, for another framework, is chosen anew."""
+    described = probe.here.made()
+    if described and described.torch is None:
+        forget()
 
 
 def forget() -> None:

@@ -22,7 +22,7 @@ def describe() -> Machine:
     """This machine, read now."""
     torch = _torch()
     level = _own_cpu_level()
-    gpus = torch_devices() or next(filter(None, (devices() for devices in _others)), ())
+    gpus = (torch and torch_devices()) or next(filter(None, (devices() for devices in _others)), ())
     described = Machine(
         torch=torch,
         python=environment.python_tag(),
@@ -62,13 +62,19 @@ _others: list[Callable[[], tuple[Device, ...]]] = []
 
 
 def also_devices(devices: Callable[[], tuple[Device, ...]]) -> None:
-    """Asks another framework for its GPUs where torch has none: JAX's, in its process."""
+    """Asks another framework for its GPUs where torch has none: JAX's, in its process.
+
+    From then on torch counts once somebody has imported it, and is not imported to be asked: that takes seconds, and
+    where it is broken off (a test's time is up) torch cannot be imported again in the same process.
+    """
     if devices not in _others:
         _others.append(devices)
         here.forget()
 
 
 def _torch() -> Torch | None:
+    if _others and sys.modules.get("torch") is None:
+        return None
     try:
         return environment.running_torch()
     except ImportError:

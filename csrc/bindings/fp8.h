@@ -37,6 +37,11 @@ inline void check_number(const char* op, const char* what, const at::Tensor& num
   TORCH_CHECK_VALUE(number.sym_numel() == 1, op, ": ", what, " must have one element, not the shape ",
                     number.sym_sizes());
 }
+// Whether it is so many float32 numbers in memory, one behind the other.
+inline bool are_numbers(const at::Tensor& numbers, const c10::SymInt& count) {
+  return numbers.scalar_type() == at::kFloat && !numbers.is_meta() && numbers.dim() == 1 &&
+         numbers.sym_size(0) == count && (count <= 1 || numbers.sym_stride(0) == 1);
+}
 // So many float32 numbers, one behind the other. `whose`: as of check_like.
 inline void check_numbers(const char* op, const char* what, const at::Tensor& numbers, const c10::SymInt& count,
                           const char* whose = "") {

@@ -24,9 +24,8 @@ inline void check_history(const char* op, const at::Tensor& history, const at::T
   TORCH_CHECK_VALUE(history.is_contiguous() || is_upright(history), op, ": amax_histories[", i,
                     "] must be contiguous, or each of its columns");
 }
-// Histories, and new scales: all are written.
-inline void refuse_shared_histories(const char* op, at::TensorList histories, const at::Tensor& scale,
-                                    const at::Tensor& scale_inv) {
+// Histories, and new scales of the caller's: all are written.
+inline void refuse_shared_histories(const char* op, at::TensorList histories, at::TensorList new_scales) {
   std::vector<OutputRange> ranges;
   const auto add = [&](const at::Tensor& written, size_t list, size_t i) {
     const auto begin = reinterpret_cast<uint64_t>(written.const_data_ptr());
@@ -36,48 +35,55 @@ inline void refuse_shared_histories(const char* op, at::TensorList histories, co
     if (written.numel()) ranges.push_back({begin, begin + (last + 1) * sizeof(float), list, i, ranges.size()});
   };
   for (size_t i = 0; i < histories.size(); ++i) add(histories[i], 0, i);
-  add(scale, 1, 0), add(scale_inv, 2, 0);
+  for (size_t i = 0; i < new_scales.size(); ++i) add(new_scales[i], 1, i);
   const auto describe = [](size_t list, size_t i) {
-    return list == 0 ? c10::str("amax_histories[", i, "]") : std::string(list == 1 ? "scale" : "scale_inv");
+    return list == 0 ? c10::str("amax_histories[", i, "]") : std::string(i == 0 ? "scale" : "scale_inv");
   };
   refuse_shared(std::move(ranges), describe, c10::str(op, ": "));
+}
+// All that is read; how many columns histories have together.
+inline c10::SymInt check_updates(const char* op, at::TensorList histories, at::TensorList scales,
+                                 const at::Tensor& fp8_max) {
+  TORCH_CHECK_VALUE(histories.size() == scales.size(), op, ": ", histories.size(), " histories, ", scales.size(),
+                    " scales");
+  c10::SymInt total = 0;
+  for (size_t i = 0; i < scales.size(); ++i) {
+    check_history(op, histories[i], histories[0], i);
+    const c10::SymInt columns = histories[i].sym_size(1);
+    total = total + columns;
+    if (are_numbers(scales[i], columns)) continue;  // a name costs more than to ask
+    check_numbers(op, c10::str("scales[", i, "]").c_str(), scales[i], columns, "its history's columns, ");
+  }
+  check_numbers(op, "fp8_max", fp8_max, total, "all histories' columns, ");
+  return total;
+}
+// What an update makes, [all columns]; apart: [all columns][4] or null.
+struct NewScales { float *scale, *scale_inv, *apart; };
+// False: the reference must run. Versions stay.
+inline bool update(const apex_place& place, at::TensorList histories, at::TensorList scales, const at::Tensor& fp8_max,
+                   const NewScales& made, double margin, bool most_recent) {
+  c10::SmallVector<apex_fp8_history, 8> given;
+  for (size_t i = 0; i < scales.size(); ++i) given.push_back(described(histories[i], scales[i]));
+  apex_fp8_updates updates{};
+  updates.count = int64_t(scales.size()), updates.rows = histories[0].size(0);
+  updates.scale = made.scale, updates.scale_inv = made.scale_inv, updates.scale_inv_apart = made.apart;
+  updates.fp8_max = number_of(fp8_max);
+  updates.factor = float(std::exp2(-margin)), updates.most_recent = most_recent;
+  return !use_reference(apex_fp8_multi_update_scales(&place, &updates, given.data()), Fp8MultiUpdateScales::unit);
 }
 }  // namespace fp8
 
 inline void Fp8MultiUpdateScales::check() const {
-  TORCH_CHECK_VALUE(amax_histories.size() == scales.size(), name, ": ", amax_histories.size(), " histories, ",
-                    scales.size(), " scales");
-  c10::SymInt total = 0;
-  for (size_t i = 0; i < scales.size(); ++i) {
-    fp8::check_history(name, amax_histories[i], amax_histories[0], i);
-    const std::string what = c10::str("scales[", i, "]");
-    fp8::check_numbers(name, what.c_str(), scales[i], amax_histories[i].sym_size(1), "its history's columns, ");
-    total = total + amax_histories[i].sym_size(1);
-  }
-  fp8::check_numbers(name, "fp8_max", fp8_max, total, "all histories' columns, ");
+  const c10::SymInt total = fp8::check_updates(name, amax_histories, scales, fp8_max);
   fp8::check_numbers(name, "scale", scale, total, "all histories' columns, ");
   fp8::check_numbers(name, "scale_inv", scale_inv, total, "all histories' columns, ");
 }
-namespace fp8 {
-// False: the reference must run. Versions stay.
-inline bool update(const Fp8MultiUpdateScales& c, const apex_place& place) {
-  refuse_shared_histories(c.name, c.amax_histories, c.scale, c.scale_inv);
-  std::vector<apex_fp8_history> histories;
-  histories.reserve(c.scales.size());
-  for (size_t i = 0; i < c.scales.size(); ++i) histories.push_back(described(c.amax_histories[i], c.scales[i]));
-  apex_fp8_updates updates{};
-  updates.count = int64_t(c.scales.size()), updates.rows = c.amax_histories[0].size(0);
-  updates.scale = static_cast<float*>(c.scale.mutable_data_ptr());
-  updates.scale_inv = static_cast<float*>(c.scale_inv.mutable_data_ptr());
-  updates.fp8_max = static_cast<const float*>(c.fp8_max.const_data_ptr());
-  updates.factor = float(std::exp2(-c.margin)), updates.most_recent = c.most_recent;
-  return !use_reference(apex_fp8_multi_update_scales(&place, &updates, histories.data()), c.unit);
-}
-}  // namespace fp8
-
 inline bool Fp8MultiUpdateScales::launch(const apex_place& place) const {
   if (scales.empty()) return true;
-  if (!fp8::update(*this, place)) return false;
+  fp8::refuse_shared_histories(name, amax_histories, {scale, scale_inv});
+  const fp8::NewScales made{static_cast<float*>(scale.mutable_data_ptr()),
+                            static_cast<float*>(scale_inv.mutable_data_ptr()), nullptr};
+  if (!fp8::update(place, amax_histories, scales, fp8_max, made, margin, most_recent)) return false;
   for (const at::Tensor& history : amax_histories) bump_version(history);
   for (const at::Tensor* written : {&scale, &scale_inv}) bump_version(*written);
   return true;

@@ -53,10 +53,10 @@ struct Fp8 {
 
   GPU_FN float maximum() const { return decode(largest); }
 
-  // Four codes in a word, the first one lowest.
-  GPU_FN u32 encode_four(const float (&x)[4]) const {
+  // Four codes in a word, the first one lowest. ocp: the format is known to be one of OCP's.
+  template <bool ocp = false> GPU_FN u32 encode_four(const float (&x)[4]) const {
 #if defined(GPU_CUDA) && __CUDA_ARCH__ >= 890
-    if (!fnuz) {
+    if (ocp || !fnuz) {
       u16 low, high;
       if (format == fp8_e4m3fn) {
         asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x[1]), "f"(x[0]));

@@ -12,8 +12,11 @@ GPU_FN void multi_update_scales(const Fp8MultiUpdateScales& a) {
     if (a.first_block[middle] <= block_x()) own = middle;
     else high = middle - 1;
   }
-  update_scales(one_of(a, own, global_pointer<float>(a.history[own])), global_pointer<const float>(a.old[own]),
-                block_x() - a.first_block[own]);
+  const i64 written = update_scales(one_of(a, own, global_pointer<float>(a.history[own])),
+                                    global_pointer<const float>(a.old[own]), block_x() - a.first_block[own]);
+  if (!a.scale_inv_apart || written < 0) return;
+  const i64 column = a.first[own] + written;
+  a.scale_inv_apart[column * 4] = a.scale_inv[column];
 }
 #endif
 }  // namespace

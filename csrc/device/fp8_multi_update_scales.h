@@ -21,6 +21,7 @@ struct Fp8MultiUpdateScales {
   i64 rows;
   float factor;  // 2^-margin
   i32 most_recent;
+  float* scale_inv_apart;  // [all columns][4], whose first ones are scale_inv again, each on 16 bytes; or null
 };
 static_assert(sizeof(Fp8MultiUpdateScales) <= 4096, "what a kernel is given");
 

@@ -37,12 +37,12 @@ template <int width> struct Fp8Tile {
 
   u32 code[fp8_tall][words];
 
-  GPU_FN void encode(const Fp8& form, int k, const float (&x)[width]) {
+  template <bool ocp = false> GPU_FN void encode(const Fp8& form, int k, const float (&x)[width]) {
     if constexpr (width == 1) {
       code[k][0] = form.encode(x[0]);
     } else {
       GPU_UNROLL_FOR (int w = 0; w < words; ++w)
-        code[k][w] = form.encode_four({x[4 * w], x[4 * w + 1], x[4 * w + 2], x[4 * w + 3]});
+        code[k][w] = form.template encode_four<ocp>({x[4 * w], x[4 * w + 1], x[4 * w + 2], x[4 * w + 3]});
     }
   }
   GPU_FN void clear(int k) {

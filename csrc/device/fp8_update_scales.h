@@ -28,8 +28,8 @@ GPU_FN float delayed_scale(float amax, float old, float fp8_max, float factor) {
 
 #if !defined(GPU_HOST)
 // Scales were what `old` holds. A block has 8 columns, and 64 threads of each, with `many` rows a turn. Threads side by
-// side take what lies side by side.
-GPU_FN void update_scales(const Fp8UpdateScales& a, const float* old, u32 block) {
+// side take what lies side by side. Returns the column whose scales this thread wrote, or -1.
+GPU_FN i64 update_scales(const Fp8UpdateScales& a, const float* old, u32 block) {
   constexpr u32 wide = fp8_update_columns, groups = fp8_update_threads / wide;
   constexpr int many = 16;
   GPU_SHARED(float, shared, fp8_update_threads);
@@ -56,11 +56,12 @@ GPU_FN void update_scales(const Fp8UpdateScales& a, const float* old, u32 block)
   }
   shared[group * wide + lane] = largest;
   sync_threads();
-  if (group != 0 || !works) return;
+  if (group != 0 || !works) return -1;
   for (u32 k = 1; k < groups; ++k) largest = Maximum::combine(largest, shared[k * wide + lane]);
   const float scale = delayed_scale(a.most_recent ? newest : largest, old[column], a.fp8_max[column], a.factor);
   a.scale[column] = scale;
   a.scale_inv[column] = 1.0f / scale;
+  return column;
 }
 #endif
 }  // namespace gpu

@@ -14,9 +14,11 @@ struct Fp8Norm {
 
 // The output as it is: numbers.
 struct NormNumbers { static constexpr bool as_codes = false; };
+// Formats that a `held` kernel is launched for: OCP's, for which newer cards have instructions.
+constexpr bool is_held_format(i32 format) { return format < fp8_e4m3fnuz; }
 
 #if !defined(GPU_HOST)
-struct NormCodes {
+template <bool ocp> struct NormCodes {
   static constexpr bool as_codes = true;
   u8* output;
   Fp8 form;
@@ -37,7 +39,7 @@ struct NormCodes {
       scaled[i] = y[i] * scale;
     }
     Fp8Tile<width> codes;
-    codes.encode(form, 0, scaled);
+    codes.template encode<ocp>(form, 0, scaled);
     codes.store_row(0, output + at);
   }
 };

@@ -9,6 +9,8 @@ constexpr unsigned norm_sum_columns = 32;
 #define GPU_FN inline
 #endif
 GPU_FN constexpr long long norm_partials_pitch(long long hidden) { return (hidden + 3) / 4 * 4; }
+// Vectors of 8 halves that a thread of a `held` kernel has of a row.
+constexpr int norm_held_vectors = 2;
 }  // namespace gpu
 
 // Shapes of the `teams` kernels (norm_teams.h), V(elements of a row, vectors a thread, rows that a block works on at

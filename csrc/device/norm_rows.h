@@ -7,7 +7,14 @@
 
 namespace gpu {
 #if !defined(GPU_HOST)
-template <bool centered, i32 types, int width, int vectors, class Output = NormNumbers>
+// Where rows and weights are while they are worked on: as row_stream.h has them. Another one: norm_held.h.
+struct Streamed {
+  static constexpr bool staged = true;
+  template <i32, int width, int vectors> using Rows = RowStream<width, vectors, 2>;
+  template <i32, int width, int vectors> using Constants = RowConstants<width, vectors>;
+};
+
+template <bool centered, i32 types, int width, int vectors, class Output = NormNumbers, class Keep = Streamed>
 GPU_FN auto norm_forward_rows(const NormForward& a, Output out = {}) {
   using Layout = QuadLayout<width, vectors>;
   GPU_DYNAMIC_SHARED(u8, memory);
@@ -19,7 +26,9 @@ GPU_FN auto norm_forward_rows(const NormForward& a, Output out = {}) {
   Quad* const constants = reinterpret_cast<Quad*>(memory);
   const u32 quads = (a.warp_rows ? 1 : block_size_x() / warp_size) * vectors * Layout::quads * warp_size;
   u8* const stages = memory + a.constant_bytes;
-  RowStream<width, vectors, 2> rows({{a.input, input_type}, {a.residual, input_type}}, team, part, stages, a.stages);
+  constexpr bool has_residual = !Output::as_codes;
+  typename Keep::template Rows<types, width, vectors> rows({{a.input, input_type}, {a.residual, input_type}}, team,
+                                                           part, stages, a.stages);
 
   const u32 ahead = rows.depth() * team.stride;
   i64 row = team.first;
@@ -28,13 +37,16 @@ GPU_FN auto norm_forward_rows(const NormForward& a, Output out = {}) {
     rows.start(turn, there < a.rows, part.of_row(there));
   }
   const u32 turns = team.turns(a.rows);
-  const RowConstants<width, vectors> weight(a.weight, a.weight_type, 1.0f, team, part, constants);
-  const RowConstants<width, vectors> bias(centered ? a.bias : nullptr, a.weight_type, 0.0f, team, part,
-                                          constants + (centered ? quads : 0));
-  if constexpr (centered)
-    fill_constants<width, vectors, 2>({a.weight, a.bias}, {1.0f, 0.0f}, a.weight_type, a.hidden, constants, quads);
-  else fill_constants<width, vectors, 1>({a.weight}, {1.0f}, a.weight_type, a.hidden, constants, quads);
-  sync_threads();
+  using Constants = typename Keep::template Constants<types, width, vectors>;
+  const Constants weight(a.weight, a.weight_type, 1.0f, team, part, constants);
+  const Constants bias(centered ? a.bias : nullptr, a.weight_type, 0.0f, team, part,
+                       constants + (centered ? quads : 0));
+  if constexpr (Keep::staged) {
+    if constexpr (centered)
+      fill_constants<width, vectors, 2>({a.weight, a.bias}, {1.0f, 0.0f}, a.weight_type, a.hidden, constants, quads);
+    else fill_constants<width, vectors, 1>({a.weight}, {1.0f}, a.weight_type, a.hidden, constants, quads);
+    sync_threads();
+  }
 
   // The digits that a rounded 1 / hidden and the hardware's root cost are none of a half's.
   constexpr bool halves = types == type_f16 || types == type_bf16;
@@ -48,7 +60,7 @@ GPU_FN auto norm_forward_rows(const NormForward& a, Output out = {}) {
     float x[vectors][width], mean = 0.0f;
     GPU_UNROLL_FOR (int v = 0; v < vectors; ++v) {
       unpack(x[v], rows.read(0, v), input_type);
-      if (a.residual) {
+      if (has_residual && a.residual) {
         float y[width];
         unpack(y, rows.read(1, v), input_type);
         GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[v][i] += y[i];

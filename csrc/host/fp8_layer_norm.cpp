@@ -3,4 +3,4 @@
 #include "fp8_checks.h"
 #include "norm.h"
 
-APEX_FP8_NORM_OP(fp8_layer_norm, true)
+APEX_FP8_NORM_OP(fp8_layer_norm, true, {})

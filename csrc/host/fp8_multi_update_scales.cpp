@@ -39,6 +39,8 @@ void run_on_cpu(const gpu::Fp8MultiUpdateScales& a) {
     const gpu::Fp8UpdateScales one = gpu::one_of(a, i, reinterpret_cast<float*>(a.history[i]));
     std::copy_n(reinterpret_cast<const float*>(a.old[i]), one.columns, one.scale);
     fp8_update_scales_cpu(one);
+    for (int64_t j = 0; a.scale_inv_apart && j < one.columns; ++j)
+      a.scale_inv_apart[(a.first[i] + j) * 4] = one.scale_inv[j];
   }
 }
 int32_t run(const apex_place* place, int32_t variant, gpu::Fp8MultiUpdateScales& a) {
@@ -72,13 +74,14 @@ extern "C" int32_t apex_fp8_multi_update_scales(const apex_place* place, const a
   if (const int32_t status = apex::choose_variant(*place, apex::unit, &variant)) return status;
   gpu::Fp8MultiUpdateScales a{};
   a.scale = u.scale, a.scale_inv = u.scale_inv, a.fp8_max = u.fp8_max;
-  a.rows = u.rows, a.factor = u.factor, a.most_recent = u.most_recent;
+  a.rows = u.rows, a.factor = u.factor, a.most_recent = u.most_recent, a.scale_inv_apart = u.scale_inv_apart;
   for (int64_t i = 0; i < u.count; ++i) {
     if (histories[i].columns == 0) continue;
     if (a.count == gpu::fp8_multi_update_most && !apex::continues(a, histories[i])) {
       if (const int32_t status = apex::run(place, variant, a)) return status;
       const uint32_t done = a.first[a.count];
       a.scale += done, a.scale_inv += done, a.fp8_max += done, a.count = 0;
+      if (a.scale_inv_apart) a.scale_inv_apart += int64_t{4} * done;
     }
     apex::add(a, histories[i]);
   }

@@ -22,6 +22,8 @@ typedef struct apex_fp8_updates {
   const float* fp8_max; /* [all columns] */
   float factor;         /* 2^-margin */
   int32_t most_recent;
+  float* scale_inv_apart; /* [all columns][4], whose first ones are scale_inv again, each on 16 bytes as matrix products
+                             of a GPU take it; or null */
 } apex_fp8_updates;
 
 /* One launch where the histories lie one behind the other in memory, upright (pitch 1), as their scales do, or in up to

@@ -169,6 +169,28 @@ Few find_few(const DeviceLimits& limits, int64_t rows, int64_t hidden, int32_t i
   return {input_type != output_type ? 3 : input_type == APEX_BF16 ? 0 : input_type == APEX_F16 ? 1 : 2, width, threads};
 }
 
+// The `held` kernel that takes the rows, or -1: rows that no warp has for itself, of halves with weights of their type,
+// to a format that it knows. Who asks for a layout means the `rows` kernels.
+int find_held(const NormOp& op, const apex_place* place, const Layout& layout, const gpu::NormForward& a,
+              const gpu::Fp8Norm* fp8) {
+  const bool has_weights = a.weight || a.bias;
+  if (!fp8 || !op.forward_held[0].name || place->platform == APEX_HIP) return -1;
+  if (!layout.in_registers || layout.warp_rows || layout.width != 8) return -1;
+  if (!gpu::is_held_format(fp8->format) || (has_weights && a.weight_type != a.input_type)) return -1;
+  if (asks(asked_layouts[0]) || a.hidden > gpu::norm_threads * gpu::norm_held_vectors * layout.width) return -1;
+  return a.input_type == APEX_F16;
+}
+int32_t launch_held(NormOp& op, int kernel, const apex_place* place, const DeviceLimits& limits,
+                    const gpu::NormForward& a, const gpu::Fp8Norm* fp8) {
+  const int64_t threads = whole_warps(ceil_divide(a.hidden, int64_t{8} * gpu::norm_held_vectors), limits);
+  int64_t at_once = std::max<int64_t>(1, 2048 / threads);
+  if (const int32_t status =
+          limit_by_driver(place, op.forward_held[kernel], op.held_fits[kernel], uint32_t(threads), 0, &at_once))
+    return status;
+  return launch(place, op.forward_held[kernel], std::min<int64_t>(a.rows, limits.multiprocessors * at_once),
+                uint32_t(threads), 0, a, fp8);
+}
+
 // Where a backward's kernel is in the op's table. All but `longer` sum the weights' gradients up too.
 enum class NormKernels { longer, rows, teams, few };
 struct NormPlan {
@@ -274,6 +296,8 @@ int32_t run_norm_forward(NormOp& op, const apex_place* place, gpu::NormForward a
                     a);
   }
   Layout layout = choose(a.hidden, a.input_type, a.output_type, vectors, limits, false);
+  if (const int held = find_held(op, place, layout, a, fp8); held >= 0)
+    return launch_held(op, held, place, limits, a, fp8);
   if (layout.in_registers) {
     Residence r;
     apex_kernel& kernel = op.forward_rows[layout.kernel];

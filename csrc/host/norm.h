@@ -25,6 +25,8 @@ struct NormOp {
   std::atomic<uint64_t> forward_fits[rows_kernels]{}, backward_fits[rows_kernels]{},
       backward_of_output_fits[rows_kernels]{};
   NormTeams forward_teams[most_teams]{}, backward_teams[most_teams]{};
+  apex_kernel forward_held[2]{};  // of bfloat16 and float16, of an RMS norm to FP8
+  std::atomic<uint64_t> held_fits[2]{};
 };
 
 // fp8: of an op whose output is FP8; else null.
@@ -55,12 +57,15 @@ extern "C" APEX_EXPORT void apex_set_norm_layout(int32_t backward, const apex_no
 #define APEX_NORM_FEW(op, part)                                                  \
   APEX_NORM_KERNEL(op, part##few_, bf16), APEX_NORM_KERNEL(op, part##few_, f16), \
       APEX_NORM_KERNEL(op, part##few_, f32), APEX_NORM_KERNEL(op, part##few_, any)
-// The table of an op whose output is FP8: the forward's kernels alone.
-#define APEX_FP8_NORM_OP(op, centered)                                                                                \
+// The table of an op whose output is FP8: the forward's kernels alone; last, its two `held` kernels, if it has them.
+#define APEX_FP8_NORM_OP(op, centered, ...)                                                                           \
   static apex::NormOp kernels = {                                                                                     \
-      #op, centered, {APEX_NORM_ROWS(op, forward_)},                                                                  \
-      {},  {},       {APEX_NORM_KERNEL(op, forward_, long8), APEX_NORM_KERNEL(op, forward_, long1), {}},              \
-      {},  {},       {}};                                                                                             \
+      #op, centered,   {APEX_NORM_ROWS(op, forward_)},                                                                \
+      {},  {},         {APEX_NORM_KERNEL(op, forward_, long8), APEX_NORM_KERNEL(op, forward_, long1), {}},            \
+      {},  {},         {},                                                                                            \
+      {},  {},         {},                                                                                            \
+      {},  {},         {},                                                                                            \
+      {},  __VA_ARGS__};                                                                                              \
   extern "C" int32_t apex_##op(const apex_place* place, const gpu::NormForward* arguments, const gpu::Fp8Norm* fp8) { \
     if (const int32_t status = apex::check_fp8(#op, arguments->input_type, fp8->format, fp8->scale, "scale"))         \
       return status;                                                                                                  \

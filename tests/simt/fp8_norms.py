@@ -24,6 +24,12 @@ CASES = [
     (Case("long8", 3, 272, warps=1), 0, 1),
     (Case("long1", 5, 67, input="f16", weight="bf16"), 3, 0),
 ]
+HELD = [  # less than a block's row and whole ones, of all of a block's threads; more rows than blocks, and fewer
+    (Case("held_bf16", 7, 1096, warps=3), 0, 0),
+    (Case("held_bf16", 5, 4096, threads=256), 1, 1),
+    (Case("held_f16", 3, 8192, input="f16", weight="f16", threads=512, grid=3), 0, 1),
+    (Case("held_f16", 2, 2048, input="f16", threads=128, affine=False), 1, 0),
+]
 
 
 def check(device, op: str, case: Case, format: int, zero_centered: int) -> None:
@@ -44,7 +50,7 @@ def check(device, op: str, case: Case, format: int, zero_centered: int) -> None:
         "Fp8Norm", "norm_codes.h", scale=device.put(np.float32([1.3])), amax=amax, format=format,
         zero_centered_gamma=zero_centered,
     )  # fmt: skip
-    shared = t.constant_bytes(constants) + t.stage_bytes(1)
+    shared = 0 if c.held else t.constant_bytes(constants) + t.stage_bytes(1)
     device.launch(f"{op}_forward_{c.kernel}", c.grid, t.block, [arguments, codes], shared=shared)
     margin = np.abs(y) * 1e-4 + 1e-5
     dtype = FORMATS[format]

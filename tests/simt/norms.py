@@ -49,6 +49,10 @@ class Case:
         return self.kernel.startswith("few")
 
     @property
+    def held(self) -> bool:
+        return self.kernel.startswith("held")
+
+    @property
     def teams(self) -> bool:
         return self.kernel == "teams"
 

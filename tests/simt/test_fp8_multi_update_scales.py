@@ -24,6 +24,7 @@ class Arguments(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("scale", "scale_inv", "fp8_max", "rows")),
         ("factor", ctypes.c_float),
         ("most_recent", ctypes.c_int32),
+        ("scale_inv_apart", ctypes.c_uint64),
     ]
 
 
@@ -44,10 +45,11 @@ def test_update(device, rows, sizes, most_recent, room):
         laid = [np.pad(history.T, ((0, 0), (0, room)), constant_values=7) for history in histories]
     held = [[device.put(array) for array in arrays] for arrays in (laid, scales)]
     new, inverse = (device.put(np.zeros(first[-1], np.float32)) for _ in range(2))
+    apart = device.put(np.full((first[-1], 4), 7, np.float32)) if most_recent else None
     numbers = device.put(maximum)
     given = Arguments(
         count=len(sizes), scale=new.address, scale_inv=inverse.address, fp8_max=numbers.address, rows=rows,
-        factor=0.5, most_recent=most_recent,
+        factor=0.5, most_recent=most_recent, scale_inv_apart=apart.address if apart else 0,
     )  # fmt: skip
     for i, (history, old) in enumerate(zip(*held, strict=True)):
         given.history[i], given.old[i] = history.address, old.address
@@ -64,3 +66,6 @@ def test_update(device, rows, sizes, most_recent, room):
         np.testing.assert_allclose(new.numpy()[part], wanted[1], rtol=rtol)
         np.testing.assert_allclose(inverse.numpy()[part], wanted[2], rtol=rtol)
         np.testing.assert_array_equal(held[1][i].numpy(), scale)
+    if apart:
+        np.testing.assert_array_equal(apart.numpy()[:, 0], inverse.numpy())
+        assert (apart.numpy()[:, 1:] == 7).all()

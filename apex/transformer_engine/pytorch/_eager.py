@@ -16,6 +16,7 @@ from apex._functional import entry
 from apex._loader import library
 from apex.transformer_engine.common.recipe import DelayedScaling, Float8CurrentScaling, QParams
 from apex.transformer_engine.pytorch import _formats, _scaling, _switches
+from apex.transformer_engine.pytorch._norms import Norm
 from apex.transformer_engine.pytorch._state import current
 
 _layer, _Products = entry("fp8_linear_layer"), entry("Fp8Products")
@@ -32,8 +33,12 @@ def linear(
     bias: torch.Tensor | None,
     is_first_microbatch: bool | None,
     gemm: int,
+    norm: tuple[Norm, torch.Tensor, torch.Tensor | None] | None = None,
 ) -> torch.Tensor | None:
-    """input weight^T + bias in FP8, as the innermost autocast says; None, where _linear.py must serve."""
+    """input weight^T + bias in FP8, as the innermost autocast says; None, where _linear.py must serve.
+
+    norm: (it, gamma, beta), by which the input goes first.
+    """
     if (
         _layer is None
         or layer.fuse_wgrad_accumulation
@@ -44,6 +49,12 @@ def linear(
         or has_torch_function_variadic(input, weight, bias)
     ):
         return None
+    first = None
+    if norm is not None:
+        made, gamma, beta = norm
+        if made.group is not None or has_torch_function_variadic(gamma, beta):
+            return None
+        first = made.centered, made.eps, made.zero_centered_gamma, gamma, beta
     recipe, device = current.recipe, input.device
     products = _products(recipe, device)
     if products is None:
@@ -63,7 +74,7 @@ def linear(
         state, records = layer._begin_step(recipe, input, False)
         forward, backward = state.forward.whole(), state.backward.whole()
     try:
-        return _layer(products, input, weight, bias, cached, forward, backward, gemm, records)
+        return _layer(products, input, weight, bias, cached, forward, backward, gemm, records, first)
     except RuntimeError as error:
         library.raise_stored(error)  # the probe's own exception, if it refused to choose
         raise

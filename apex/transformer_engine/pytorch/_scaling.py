@@ -161,6 +161,8 @@ def _each(numbers):
     return (numbers if numbers.dim() == 1 else numbers[:, 0]).unbind()
 
 
+# torch.cuda's function without its frame; a torch without GPUs has that alone.
+_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 _FAKE = torch._C._TorchDispatchModeKey.FAKE  # type: ignore[attr-defined]
 _transform = torch._C._functorch.peek_interpreter_stack  # of torch.func, which wraps what is made within
 _TRANSFORMS = torch._C.DispatchKeySet(
@@ -180,7 +182,7 @@ def is_fake():
 
 def is_captured(tensor: torch.Tensor) -> bool:
     """Whether what is done with it now goes into a CUDA graph."""
-    return tensor.is_cuda and not is_traced() and torch.cuda.is_current_stream_capturing()
+    return tensor.is_cuda and not torch.compiler.is_compiling() and _is_capturing()
 
 
 def kept_versions(histories):
@@ -235,20 +237,25 @@ class Repeated:
 
     def run(self, scalings: Sequence[Scaling], said: tuple[Any, ...], margin: float, algorithm: Any) -> bool:
         """Returns False, with nothing done, where something is no longer as it was."""
-        if said != self._said or [scaling.place[0] for scaling in scalings] != self._places:
+        if said != self._said or self._maxima is None or torch.is_inference_mode_enabled():
             return False
-        scalings = [scalings[i] for i in self._order]
-        first = scalings[0]
-        if self._maxima is None or first.maxima is not self._maxima or any([s.fixed for s in scalings]):
+        histories, olds = [], []
+        for i in self._order:
+            scaling = scalings[i]
+            rows = scaling._rows
+            if scaling.fixed or scaling.place[0] != self._places[i]:
+                return False
+            histories.append(rows if rows.shape[0] == scaling.length else rows[: scaling.length])
+            olds.append(scaling.scale)
+        if scalings[self._order[0]].maxima is not self._maxima or (olds[0].is_cuda and _is_capturing()):
             return False
-        if torch.is_inference_mode_enabled() or is_captured(first.scale):
-            return False
-        histories, olds = [s.amax_history for s in scalings], [s.scale for s in scalings]
         made = _casts.new_scales(histories, olds, self._maxima[1], margin, algorithm)
         if made is None:
             return False
-        for scaling, of in zip(scalings, made, strict=True):
-            scaling.replace(*of)
+        for i, of in zip(self._order, made, strict=True):
+            scaling = scalings[i]
+            scale, scaling.scale_inv, apart = of
+            scaling.scale, scaling._whole = scale, (scale, scale._version, apart)
         return True
 
 

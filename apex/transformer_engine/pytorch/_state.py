@@ -97,7 +97,8 @@ class LayerState:
                 flush(True)
         if captured:
             self._update_in_graph()
-        self.wait()
+        if not self.pending:
+            self.wait()
 
     def _update_in_graph(self) -> None:
         """A CUDA graph makes new scales of what its replay before recorded, whoever made them until its capture."""
@@ -185,17 +186,16 @@ class _Steady:
 
     def flush(self) -> bool:
         """New scales, where it is they that wait, and all is as it was; by few frames."""
-        if (
-            self._update is None
-            or not _casts.has_new_scales()
-            or [state() for state in self._states] != _pending
-        ):
+        if self._update is None or len(self._states) != len(_pending) or not _casts.has_new_scales():
             return False
-        recipe = _pending[0].recipe
-        if recipe is None or any([state.recipe is not recipe for state in _pending]):
+        recipe, scalings = _pending[0].recipe, list[Scaling]()
+        if recipe is None:
             return False
-        scalings, said = _scalings_of(_pending), _said(recipe)
-        if not self._update.run(scalings, said, recipe.margin, recipe.amax_compute_algo):
+        for held, state in zip(self._states, _pending, strict=True):
+            if held() is not state or state.recipe is not recipe:
+                return False
+            scalings += state.forward, state.backward
+        if not self._update.run(scalings, _said(recipe), recipe.margin, recipe.amax_compute_algo):
             return False
         for state in _pending:
             state.pending = False
@@ -301,11 +301,10 @@ class fp8_autocast:
 
     def __exit__(self, *_: object) -> None:
         current.depth -= 1
-        current.restore(self._before.pop())
-        if current.depth == 0:
-            current.restore(current.outside)
-            if _in_graph:
-                _in_graph.clear()
+        before = self._before.pop()
+        current.restore(before if current.depth else current.outside)
+        if _in_graph and current.depth == 0:
+            _in_graph.clear()
 
     def __call__(self, function: Any) -> Any:
         """Decorates a function."""

@@ -176,17 +176,20 @@ static void check_histories() {
     for (int64_t r = 0; r < rows; ++r)
       (c < 5 ? upright[size_t(c * rows + r)] : flat[size_t(r * 3 + c - 5)]) = r == 1 ? float(c) : 0.25f * float(c);
   const std::vector<float> largest(columns, 448.0f);
+  std::vector<float> apart(4 * columns, 7.0f);
   const apex_fp8_history histories[] = {{upright.data(), old.data(), 2, 1, rows},
                                         {upright.data() + 2 * rows, old.data() + 2, 3, 1, rows},
                                         {flat.data(), old.data() + 5, 3, 3, 1}};
   apex_fp8_updates all{};
   all.count = 3, all.rows = rows, all.factor = 1.0f;
   all.scale = scale.data(), all.scale_inv = inverse.data(), all.fp8_max = largest.data();
+  all.scale_inv_apart = apart.data();
   expect(apex_fp8_multi_update_scales(&cpu, &all, histories) == APEX_OK, "3 histories");
   bool right = true;
   for (int64_t c = 0; c < columns; ++c) {
     const float wanted = c == 0 ? 3.0f : 448.0f / float(c);
     right = right && scale[size_t(c)] == wanted && inverse[size_t(c)] == 1.0f / wanted && old[size_t(c)] == 3.0f;
+    right = right && apart[size_t(4 * c)] == 1.0f / wanted && apart[size_t(4 * c + 1)] == 7.0f;
     const auto at = [&](int64_t r) { return c < 5 ? upright[size_t(c * rows + r)] : flat[size_t(r * 3 + c - 5)]; };
     right = right && at(0) == 0.0f && at(1) == 0.25f * float(c) && at(2) == 0.25f * float(c);
   }

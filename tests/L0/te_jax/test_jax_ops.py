@@ -309,8 +309,31 @@ def test_the_formulas_serve_where_the_library_does_not():
 
 
 def test_torch_is_not_imported():
+    """Nor looked for, from any thread: an import that is broken off leaves a torch that cannot be imported."""
     code = "import sys; sys.modules['torch'] = None; " + SAME.strip()
     assert run(code).startswith("True")
+    threads = "from concurrent.futures import ThreadPoolExecutor as Threads\n"
+    asked = "Threads().submit(jax.jit(jax.grad(f)), x).result()\nimport sys\nprint('torch' in sys.modules)"
+    assert run(threads + SAME + asked).endswith("False\n")
+
+
+TORCH_LATER = (
+    SAME
+    + """
+from apex._loader import probe
+assert probe.here().torch is None
+import torch
+from apex.normalization import FusedLayerNorm
+made = torch.tensor(np.asarray(x))
+assert torch.allclose(FusedLayerNorm(24)(made), torch.nn.functional.layer_norm(made, (24,)), atol=1e-6)
+assert probe.here().torch.version == torch.__version__
+print(float(jax.value_and_grad(f)(x)[0]) == float(value))
+"""
+)
+
+
+def test_torch_that_comes_later():
+    assert run(TORCH_LATER).endswith("True\n")
 
 
 SHARDED = """

@@ -128,10 +128,9 @@ class TransformerEngineBaseModule(nn.Module):
         if current.exporting:
             return torch.nn.functional.linear(input, weight, bias)
         if current.enabled:
-            if norm is None:
-                found = _eager.linear(self, input, weight, bias, is_first_microbatch, gemm)
-                if found is not None:
-                    return found
+            found = _eager.linear(self, input, weight, bias, is_first_microbatch, gemm, norm)
+            if found is not None:
+                return found
             made, gamma, beta = norm or (None, None, None)
             plan = self._plan(input, weight, gemm, is_first_microbatch, made)
             return _linear.Linear.apply(input, gamma, beta, weight, bias, plan)
