@@ -20,6 +20,19 @@ MODULES = ("apex/", "build_matrix/", "examples/", "benchmarks/", "ci/")
 COMMANDS = (
     "build_matrix/commands/"  # imported by name, and run so by tests: `python -m build_matrix load-test`
 )
+# Tests that read every Python file of a folder for what none may say.
+READ_ALL = {
+    "apex/": (
+        "tests/L0/parallel/test_waiting.py", "tests/L0/test_defaults.py", "tests/farm/test_rooms.py",
+        "tests/farm/test_site.py",
+    ),
+    "apex/amp/": ("tests/L0/amp/test_amp_rooms.py",),
+    "apex/_loader/": ("tests/L0/loader/test_rooms.py",),
+    "build_matrix/": ("tests/farm/test_temporary.py",),
+    "ci/": ("tests/farm/test_temporary.py",),
+    "tests/": ("tests/L0/parallel/test_waiting.py", "tests/farm/test_selection.py"),
+    "tests/L0/": ("tests/L0/test_defaults.py",),
+}  # fmt: skip
 
 
 def everything() -> list[str]:
@@ -52,11 +65,15 @@ def _includes(path: Path) -> frozenset[str]:
 
 def tests(changed: Iterable[str]) -> set[str]:
     """Files of tests, relative to the checkout, that were changed or that look at what was."""
-    return {test for path in changed for test in _of(path)}
+    found = set()
+    for path in changed:
+        readers = [names for folder, names in READ_ALL.items() if path.startswith(folder)]
+        found |= of_file(path).union(*(readers if path.endswith(".py") else ()))
+    return found
 
 
 @cache
-def _of(path: str) -> frozenset[str]:
+def of_file(path: str) -> frozenset[str]:
     """Files of tests that look at one file."""
     seen, level = {path}, {path}
     while level:

@@ -499,7 +499,10 @@ def test_transforms_of_other_tensors(of, before):
                     pass  # new scales of the step before, which the first transform makes otherwise
                 _state.forget()
             if step == before and transformed:
-                for transform, number in ((torch.func.grad, torch.ones(())), (torch.vmap, torch.ones(3))):
+                for transform, number in (
+                    (torch.func.grad, torch.ones((), dtype=F32, device="cpu")),
+                    (torch.vmap, torch.ones(3, dtype=F32, device="cpu")),
+                ):
                     with pytest.raises(RuntimeError, match="setup_context"):
                         transform(scaled)(number)
                     _state.forget()  # what a step that failed left
@@ -525,9 +528,9 @@ def test_backward_within_a_transform(of, in_cpp):
             return number * number
 
         if transformed:
-            torch.func.grad(squared)(torch.ones(()))
+            torch.func.grad(squared)(torch.ones((), dtype=F32, device="cpu"))
         else:
-            squared(torch.ones(()))
+            squared(torch.ones((), dtype=F32, device="cpu"))
         found.append([*inside, made.fp8_meta["scaling_bwd"].amax_history.clone()])
     same(*found)
 
@@ -544,10 +547,10 @@ def test_histories_that_grow_in_a_mode(mode):
 
     if mode == "inference":
         with torch.inference_mode():
-            scaled(torch.ones(()))
+            scaled(torch.ones((), dtype=F32, device="cpu"))
     else:
         with pytest.raises(RuntimeError, match="setup_context"):
-            torch.func.grad(scaled)(torch.ones(()))
+            torch.func.grad(scaled)(torch.ones((), dtype=F32, device="cpu"))
     for scaling in (made.fp8_meta["scaling_fwd"], made.fp8_meta["scaling_bwd"]):
         history = scaling.amax_history
         assert history.shape[0] == 2000 and not history.is_inference()

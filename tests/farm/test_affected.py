@@ -1,7 +1,10 @@
 """Which tests look at which sources: no source is left to the moving slice alone (build_matrix/check/affected.py)."""
 
+import re
+
 import pytest
 
+from build_matrix import REPOSITORY
 from build_matrix.check import affected
 
 
@@ -24,6 +27,8 @@ from build_matrix.check import affected
         ("docs/amp.md", "tests/farm/test_documents.py"),
         ("noxfile.py", "tests/farm/test_sessions.py"),
         ("ci/accepted_skips.toml", "tests/farm/test_rings.py"),
+        ("tests/L0/test_te_eager.py", "tests/L0/test_defaults.py"),
+        ("apex/optimizers/fused_adam.py", "tests/L0/test_defaults.py"),
     ],
 )
 def test_what_no_test_names_is_looked_at_by_those_that_name_its_users(source, test):
@@ -32,5 +37,16 @@ def test_what_no_test_names_is_looked_at_by_those_that_name_its_users(source, te
 
 def test_every_source_has_tests():
     """Else a change of it would wait for the moving slice."""
-    alone = [path for path in affected.everything() if not affected.tests([path])]
+    alone = [path for path in affected.everything() if not affected.of_file(path)]
     assert alone == []
+
+
+def test_who_reads_every_file_of_a_folder_is_known():
+    """By the line that does: "for path in (REPOSITORY / folder).rglob("*.py")"."""
+    known = {test for tests in affected.READ_ALL.values() for test in tests}
+    reads = re.compile(r"(?:APEX|TESTS|ROOT|FOLDER|REPOSITORY / [\w\"]+\))\.rglob\(\"\*\.py\"\)")
+    files = [
+        path for path in affected.everything() if path.startswith("tests/") and path != affected.EXAMPLES
+    ]
+    found = {path for path in files if reads.search((REPOSITORY / path).read_text(encoding="utf-8"))}
+    assert found == known
