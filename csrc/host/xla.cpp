@@ -9,7 +9,15 @@
 namespace apex::xla {
 namespace {
 // Places in Api::functions.
-enum { error_create = 0, stream_get = 4, memory_allocate = 9, memory_free = 10, device_get = 17 };
+enum {
+  error_create = 0,
+  error_message = 1,
+  error_destroy = 2,
+  stream_get = 4,
+  memory_allocate = 9,
+  memory_free = 10,
+  device_get = 17
+};
 enum { invalid_argument = 3, unavailable = 14, internal_error = 13 };  // of absl::StatusCode
 
 struct ErrorCreate {
@@ -17,6 +25,12 @@ struct ErrorCreate {
   Extension* extensions;
   const char* message;
   int32_t code;
+};
+struct ErrorMessage {
+  size_t size;
+  Extension* extensions;
+  Error* error;
+  const char* message;
 };
 struct ErrorDestroy {
   size_t size;
@@ -107,7 +121,7 @@ Call::~Call() {
   }
 }
 
-// Calls a function of XLA's; the error that it may answer is dropped once it is remembered that there was one.
+// Calls a function of XLA's; of the error that it may answer its text is kept.
 template <class Arguments> bool Call::ask(int which, Arguments* arguments) {
   const Api* api = frame_->api;
   if (offsetof(Api, functions) + (which + 1) * sizeof(void*) > api->size) {
@@ -116,9 +130,12 @@ template <class Arguments> bool Call::ask(int which, Arguments* arguments) {
   }
   Error* error = reinterpret_cast<Error* (*)(Arguments*)>(api->functions[which])(arguments);
   if (!error) return true;
+  ErrorMessage said{sizeof said, nullptr, error, nullptr};
+  reinterpret_cast<void (*)(ErrorMessage*)>(api->functions[error_message])(&said);
+  if (refusal_.empty()) refusal_ = std::string("XLA refused the stream, the device or memory: ") + said.message;
   ErrorDestroy destroy{sizeof destroy, nullptr, error};
-  reinterpret_cast<void (*)(ErrorDestroy*)>(api->functions[2])(&destroy);
-  fail("XLA refused the stream, the device or memory");
+  reinterpret_cast<void (*)(ErrorDestroy*)>(api->functions[error_destroy])(&destroy);
+  fail(refusal_.c_str());
   return false;
 }
 
@@ -184,6 +201,7 @@ uint8_t* Call::scratch(int64_t bytes) {
   if (place_.platform == APEX_CPU) arguments.memory = std::malloc(size_t(bytes));
   else if (!ask(memory_allocate, &arguments)) return nullptr;
   if (!arguments.memory) {
+    if (refusal_.empty()) refusal_ = "There are no " + std::to_string(bytes) + " bytes";
     status_ = apex::fail(APEX_ERROR_MEMORY, "%s: no memory for %lld bytes", op_, static_cast<long long>(bytes));
     return nullptr;
   }
@@ -202,7 +220,8 @@ Error* handle(const Frame* frame, int32_t platform, const char* op, Body* body, 
   const int32_t status = guarded([&] {
     Call call(frame, platform, op);
     const int32_t answer = call.status() == APEX_OK ? body(call) : call.status();
-    if (answer == APEX_ERROR_WORKSPACE) return fail(APEX_ERROR_MEMORY, "%s: no memory for what it keeps aside", op);
+    if (answer == APEX_ERROR_WORKSPACE)
+      return fail(APEX_ERROR_MEMORY, "%s: no memory for what it keeps aside. %s", op, call.refusal());
     return call.status() == APEX_OK ? answer : call.status();
   });
   if (status == APEX_OK) return nullptr;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 #include <vector>
 
 #include "apex.h"
@@ -97,6 +98,8 @@ class Call {
   const apex_place* place() const { return &place_; }
   int32_t status() const { return status_; }
   const char* op() const { return op_; }
+  // What XLA said when it refused something first; or "".
+  const char* refusal() const { return refusal_.c_str(); }
   int64_t arguments() const { return frame_->arguments.count; }
   const Buffer& argument(int64_t i);
   const Buffer& result(int64_t i);
@@ -120,6 +123,7 @@ class Call {
   const char* op_;
   apex_place place_;
   int32_t status_ = APEX_OK;
+  std::string refusal_;
   std::vector<Block> blocks_;
   const apex_workspace workspace_;
 };
