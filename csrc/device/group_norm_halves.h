@@ -294,85 +294,117 @@ GPU_FN void average_group(const GroupNorm& a, const HalvesItem& at, u32 g, const
   if (lane_id() == 0) averages = Vector<float, 2>{{one * by_count, along * by_count}};
 }
 
-template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
+// Of the thread's channels. scale: rstd * weight.
+struct HalvesConstants {
+  static constexpr int width = 8;
+  float mean[width], scale[width], bias[width], rstd[2];  // rstd: of the thread's two groups
+
+  GPU_FN void load(const GroupNorm& a, const HalvesItem& at) {
+    HalvesAffine of_weight, of_bias;
+    of_weight.load(a.weight, a.weight_type, at.channel);
+    of_bias.load(a.bias, a.weight_type, at.channel);
+    const float *const means = reinterpret_cast<const float*>(a.mean), *const rstds =
+                                                                           reinterpret_cast<const float*>(a.rstd);
+    const u32 group = at.group_of_image(a, at.group), second_group = at.group_of_image(a, at.second_group());
+    const float both[2] = {means[group], means[second_group]};
+    rstd[0] = rstds[group];
+    rstd[1] = rstds[second_group];
+    of_weight.get(scale, a.weight, a.weight_type, 1.0f);
+    of_bias.get(bias, a.bias, a.weight_type, 0.0f);
+    at.for_each_channel([&](u32 i, bool second) {
+      mean[i] = second ? both[1] : both[0];
+      scale[i] *= second ? rstd[1] : rstd[0];
+    });
+  }
+};
+
+// The thread's rows of the input and of the output's gradient, in shared memory.
+template <i32 type> struct HalvesRows {
+  static constexpr int width = 8;
+  TileSlots inputs, grads;
+
+  GPU_FN HalvesRows(u8* memory, const HalvesItem& at)
+      : inputs(memory), grads(memory + (i64)at.most * block_size_x() * group_norm_vector_bytes) {}
+  // Row k: x less its mean, and g, the gradient before SiLU.
+  GPU_FN void gradient(float (&x)[width], float (&g)[width], u32 k, const HalvesConstants& constants, bool silu) const {
+    float z[width];
+    inputs.template get<type>(x, k);
+    grads.template get<type>(g, k);
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+      x[i] -= constants.mean[i];
+      z[i] = fma(x[i], constants.scale[i], constants.bias[i]);
+    }
+    gradient_of_z<float, false>(g, z, silu);
+  }
+};
+
+// Brings the rows to shared memory, and leaves the thread's sums there.
+template <i32 type> GPU_FN void sum_rows(const GroupNorm& a, const HalvesItem& at, const HalvesRows<type>& rows,
+                                         HalvesConstants& constants, const HalvesSums& sums) {
   constexpr int width = 8;
+  const bool silu = a.silu != 0;
+  float of_one[width] = {}, of_x[width] = {};
+  stage_shares(
+      at,
+      [&](u32 k) {
+        rows.inputs.put(k, a.input + at.offset + k * at.step);
+        rows.grads.put(k, a.grad_output + at.offset + k * at.step);
+      },
+      [&] { constants.load(a, at); }, [] {},
+      [&](u32 k) {
+        float x[width], g[width];
+        rows.gradient(x, g, k, constants, silu);
+        GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+          of_one[i] += g[i];
+          of_x[i] = fma(g[i], x[i], of_x[i]);
+        }
+      });
+  at.for_each_channel([&](u32 i, bool second) {
+    sums.of_threads[i * sums.pitch + thread_x()] = of_one[i];
+    sums.of_threads[(width + i) * sums.pitch + thread_x()] =
+        of_x[i] * (second ? constants.rstd[1] : constants.rstd[0]);
+  });
+}
+
+// The input's gradient, from the averages of the strip's groups.
+template <i32 type> GPU_FN void write_gradient(const GroupNorm& a, const HalvesItem& at, const HalvesRows<type>& rows,
+                                               const HalvesConstants& constants, const Vector<float, 2>* of_groups) {
+  constexpr int width = 8;
+  const bool silu = a.silu != 0;
+  const Vector<float, 2> first = of_groups[at.group], second = of_groups[at.second_group()];
+  float of_one[width], of_x[width];
+  at.for_each_channel([&](u32 i, bool is_second) {
+    const float r = is_second ? constants.rstd[1] : constants.rstd[0];
+    of_one[i] = r * (is_second ? second.v[0] : first.v[0]);
+    of_x[i] = r * r * (is_second ? second.v[1] : first.v[1]);
+  });
+  u8* to = a.output + at.offset;
+  for (u32 k = 0; k < at.rows; ++k, to += at.step) {
+    float x[width], g[width];
+    rows.gradient(x, g, k, constants, silu);
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) g[i] = fma(g[i], constants.scale[i], -fma(x[i], of_x[i], of_one[i]));
+    *reinterpret_cast<Words*>(to) = pack(g, type);
+  }
+}
+
+template <i32 type> GPU_FN void group_norm_backward_halves(const GroupNorm& a) {
   GPU_DYNAMIC_SHARED(float, memory);
+  GPU_SHARED(u32, is_last, 1);
   const u32 threads = block_size_x(), warp = thread_x() / warp_size, warps = threads / warp_size;
   Vector<float, 2>* const of_groups = reinterpret_cast<Vector<float, 2>*>(memory);
   const HalvesSums sums(a, memory + 2 * threads);
   const u32 items = (u32)(a.batch * a.strips);
-  const bool silu = a.silu != 0;
-  const float *const means = reinterpret_cast<const float*>(a.mean), *const rstds =
-                                                                         reinterpret_cast<const float*>(a.rstd);
   for (u32 item = block_x(); item < items; item += grid_x()) {
     const HalvesItem at(a, item);
-    const TileSlots tile(sums.rest()), grads(sums.rest() + (i64)at.most * threads * group_norm_vector_bytes);
-    const u32 group = at.group_of_image(a, at.group), second_group = at.group_of_image(a, at.second_group());
-    float mean[width], scale[width], bias[width], of_one[width] = {}, of_x[width] = {}, rstd[2];
-    // Row k: x becomes x - mean, and dy, the output's gradient, becomes g, the gradient before SiLU.
-    const auto gradient = [&](float (&x)[width], float (&dy)[width], u32 k) {
-      float z[width];
-      tile.get<type>(x, k);
-      grads.get<type>(dy, k);
-      GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
-        x[i] -= mean[i];
-        z[i] = fma(x[i], scale[i], bias[i]);
-      }
-      gradient_of_z<float, false>(dy, z, silu);
-    };
-    stage_shares(
-        at,
-        [&](u32 k) {
-          tile.put(k, a.input + at.offset + k * at.step);
-          grads.put(k, a.grad_output + at.offset + k * at.step);
-        },
-        [&] {
-          HalvesAffine of_weight, of_bias;
-          of_weight.load(a.weight, a.weight_type, at.channel);
-          of_bias.load(a.bias, a.weight_type, at.channel);
-          const float both[2] = {means[group], means[second_group]};
-          rstd[0] = rstds[group];
-          rstd[1] = rstds[second_group];
-          of_weight.get(scale, a.weight, a.weight_type, 1.0f);
-          of_bias.get(bias, a.bias, a.weight_type, 0.0f);
-          at.for_each_channel([&](u32 i, bool second) {
-            mean[i] = second ? both[1] : both[0];
-            scale[i] *= second ? rstd[1] : rstd[0];
-          });
-        },
-        [] {},
-        [&](u32 k) {
-          float x[width], dy[width];
-          gradient(x, dy, k);
-          GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
-            of_one[i] += dy[i];
-            of_x[i] = fma(dy[i], x[i], of_x[i]);
-          }
-        });
-    at.for_each_channel([&](u32 i, bool second) {
-      sums.of_threads[i * sums.pitch + thread_x()] = of_one[i];
-      sums.of_threads[(width + i) * sums.pitch + thread_x()] = of_x[i] * (second ? rstd[1] : rstd[0]);
-    });
+    const HalvesRows<type> rows(sums.rest(), at);
+    HalvesConstants constants;
+    sum_rows<type>(a, at, rows, constants, sums);
     sums.add_up(a.lanes);
     if (a.channel_partials) leave_channels(a, at, sums);
     for (u32 g = warp; g < at.groups; g += warps) average_group(a, at, g, sums, of_groups[g]);
     sync_threads();
-    const Vector<float, 2> first = of_groups[at.group], second = of_groups[at.second_group()];
-    at.for_each_channel([&](u32 i, bool is_second) {
-      const float r = is_second ? rstd[1] : rstd[0];
-      of_one[i] = r * (is_second ? second.v[0] : first.v[0]);
-      of_x[i] = r * r * (is_second ? second.v[1] : first.v[1]);
-    });
-    u8* to = a.output + at.offset;
-    for (u32 k = 0; k < at.rows; ++k, to += at.step) {
-      float x[width], dy[width];
-      gradient(x, dy, k);
-      GPU_UNROLL_FOR (int i = 0; i < width; ++i) dy[i] = fma(dy[i], scale[i], -fma(x[i], of_x[i], of_one[i]));
-      *reinterpret_cast<Words*>(to) = pack(dy, type);
-    }
-    if (!a.counters) continue;
-    GPU_SHARED(u32, is_last, 1);
-    if (is_last_of(a.counters + at.strip, (u32)a.batch, is_last)) finish_strip(a, at);
+    write_gradient<type>(a, at, rows, constants, of_groups);
+    if (a.counters && is_last_of(a.counters + at.strip, (u32)a.batch, is_last)) finish_strip(a, at);
   }
 }
 #endif
