@@ -12,6 +12,7 @@
 // Rows that no item has (padding, and the rest of a packed output) are -1, their gradients are not read. An item whose
 // lengths or rows do not fit is nan: its output, and its gradients.
 #pragma once
+#include "exponential.h"
 #include "packets.h"
 #include "reduce.h"
 #include "transducer_item.h"
@@ -74,16 +75,6 @@ template <class Math_, int columns> struct JointElements {
 };
 
 // ---- forward -----------------------------------------------------------------------------------------------
-// The larger one; a nan stays.
-template <class Math> GPU_FN Math max_or_nan(Math x, Math least) { return x < least ? least : x; }
-#if defined(GPU_CUDA) && __CUDA_ARCH__ >= 800
-template <> GPU_FN float max_or_nan<float>(float x, float least) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
-  return y;
-}
-#endif
-
 template <class Access, bool dropout> struct JointForward {
   using Math = typename Access::Math;
   using Raw = typename Access::Raw;
