@@ -81,8 +81,8 @@ GPU_FN void forward_rows(const BiasActivation& a, const ActivationPlace& place, 
 template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_forward(const BiasActivation& a) {
   const ActivationPlace place(a, width);
   if (!place.works) return;
-  with_activation<Math, sees_all<fixed>>(
-      a, [&](const auto& f) { forward_rows<Math, width, fixed, gated>(a, place, f); });
+  with_activation<Math, sees_all<fixed>>(a,
+                                         [&](const auto& f) { forward_rows<Math, width, fixed, gated>(a, place, f); });
 }
 
 // The sums over the block's rows of all its columns, from those of each thread; over all rows where the block is the

@@ -32,12 +32,16 @@ apex_kernel held_kernels[3][2] = {
      {unit, "transducer_joint_backward_bits_held_bf16", 0, 1}}};
 
 // By mask, the last the forward's; of halves whose rows begin anywhere.
-apex_kernel shifted_kernels[3][2] = {
-    {{unit, "transducer_joint_backward_none_shifted_f16", 0, 1},
-     {unit, "transducer_joint_backward_none_shifted_bf16", 0, 1}},
-    {{unit, "transducer_joint_backward_relu_shifted_f16", 0, 1},
-     {unit, "transducer_joint_backward_relu_shifted_bf16", 0, 1}},
-    {{unit, "transducer_joint_forward_shifted_f16", 0, 1}, {unit, "transducer_joint_forward_shifted_bf16", 0, 1}}};
+apex_kernel shifted_kernels[2][2] = {{{unit, "transducer_joint_backward_none_shifted_f16", 0, 1},
+                                      {unit, "transducer_joint_backward_none_shifted_bf16", 0, 1}},
+                                     {{unit, "transducer_joint_backward_relu_shifted_f16", 0, 1},
+                                      {unit, "transducer_joint_backward_relu_shifted_bf16", 0, 1}}};
+apex_kernel staged_backward_kernels[2][2] = {{{unit, "transducer_joint_backward_none_staged_f16", 0, 1},
+                                              {unit, "transducer_joint_backward_none_staged_bf16", 0, 1}},
+                                             {{unit, "transducer_joint_backward_relu_staged_f16", 0, 1},
+                                              {unit, "transducer_joint_backward_relu_staged_bf16", 0, 1}}};
+apex_kernel staged_kernels[2] = {{unit, "transducer_joint_forward_staged_f16", 0, 1},
+                                 {unit, "transducer_joint_forward_staged_bf16", 0, 1}};
 
 int64_t vector_width(int32_t type) { return type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8; }
 int kernel_of(int32_t type, bool vectors) { return vectors ? type : type == APEX_F64 ? 5 : 4; }
@@ -47,10 +51,15 @@ template <class... Tensors> bool rows_in_vectors(int64_t hidden, int64_t width, 
   return hidden % width == 0 && ((reinterpret_cast<uintptr_t>(tensors) | ...) % 16) == 0;
 }
 
-// Whether those that are read in the vectors that rows lie in begin with one. Short rows would be edges alone.
+// Halves whose rows are read or written in the vectors that they lie in. Of short rows threads would be idle.
+bool is_of_halves(int64_t hidden, int32_t type) { return vector_width(type) == 8 && hidden >= 64; }
+// Whether the forward's go through shared memory.
+bool takes_staged(int64_t hidden, int32_t type) {
+  return is_of_halves(hidden, type) && hidden <= gpu::joint_staged_most_columns * gpu::joint_forward_threads;
+}
+// Whether the backward's, read so, begin with a vector.
 template <class... Tensors> bool takes_shifted(int64_t hidden, int32_t type, Tensors... tensors) {
-  constexpr int64_t least = 64;
-  return vector_width(type) == 8 && hidden >= least && ((reinterpret_cast<uintptr_t>(tensors) | ...) % 16) == 0;
+  return is_of_halves(hidden, type) && ((reinterpret_cast<uintptr_t>(tensors) | ...) % 16) == 0;
 }
 
 template <class Arguments> int32_t check_items(const apex_place& place, const Arguments& a) {
@@ -148,6 +157,17 @@ Backward backward_of(const apex_place* place, const gpu::TransducerJointBackward
             16,
             12,
             gpu::joint_held_warps / ceil_divide(std::max<int64_t>(1, a.labels), gpu::joint_held_warp_labels)};
+  if (place->platform == APEX_CUDA && limits.shared_bytes >= hopper_shared_bytes && !vectors && mask < 2 &&
+      takes_shifted(a.hidden, a.type, a.grad_output))
+    return {&staged_backward_kernels[mask][a.type == APEX_BF16],
+            gpu::joint_staged_backward_threads,
+            gpu::joint_staged_slab,
+            ceil_divide(a.hidden, gpu::joint_staged_slab),
+            a.labels > gpu::joint_staged_labels ? 4 * gpu::joint_staged_slab : 0,
+            gpu::joint_staged_shared_bytes,
+            3,
+            4,
+            0};
   const bool shifted = !vectors && mask < 2 && takes_shifted(a.hidden, a.type, a.grad_output, a.f, a.g),
              wide = vectors || shifted;
   const int64_t slab = wide ? 8 * width : limits.block_multiple;  // a warp's lanes
@@ -174,7 +194,7 @@ int32_t split_frames(const apex_place* place, const Backward& backward, const De
                 most_frames = backward.row_bytes ? shared / backward.row_bytes : a.frames;
   int32_t at_once = 0;
   if (const int32_t status = blocks_at_once(*place, backward.kernel, backward.threads,
-                                            backward.row_bytes ? uint32_t(shared) : backward.shared, &at_once))
+                                            backward.shared + (backward.row_bytes ? uint32_t(shared) : 0), &at_once))
     return status;
   const int64_t slots = int64_t(limits.multiprocessors) * std::max(1, at_once ? at_once : 2);
   // Turns of all slots, times what a block takes.
@@ -211,20 +231,23 @@ int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::Transd
   const int64_t width = dropout ? 8 : vector_width(a.type);
   const bool vectors = rows_in_vectors(a.hidden, width, a.f, a.g, a.output);
   void* parameters[] = {&a};
-  const auto run = [&](apex_kernel& kernel, int64_t units) {
-    const int64_t blocks = std::min<int64_t>(std::max<int64_t>(1, units), int64_t(limits.multiprocessors) * 64);
-    return apex_launch(place, &kernel, {uint32_t(blocks), 1, 1}, {gpu::joint_forward_threads, 1, 1}, 0, parameters);
-  };
-  const int64_t label_tiles = ceil_divide(a.labels, gpu::joint_tile_labels);
-  if (!vectors && !dropout && takes_shifted(a.hidden, a.type, a.f, a.g))
-    return run(shifted_kernels[2][a.type == APEX_BF16],
-               ceil_divide(a.batch * 64 * ceil_divide(a.frames, 8 * gpu::joint_shifted_frames) *
-                               ceil_divide(a.labels, 8 * gpu::joint_shifted_labels),
-                           gpu::joint_forward_threads / limits.block_multiple));
+  const bool staged = !vectors && !dropout && takes_staged(a.hidden, a.type);
+  apex_kernel& kernel =
+      staged ? staged_kernels[a.type == APEX_BF16] : forward_kernels[dropout][kernel_of(a.type, vectors)];
+  int64_t most_blocks = int64_t(limits.multiprocessors) * 64;
+  if (dropout) {
+    // One wave of blocks that stay: random numbers leave them no time for another one's start.
+    int32_t at_once = 0;
+    if (const int32_t status = blocks_at_once(*place, &kernel, gpu::joint_forward_threads, 0, &at_once)) return status;
+    if (at_once) most_blocks = int64_t(limits.multiprocessors) * at_once;
+  }
   a.lanes = lanes_for(ceil_divide(a.hidden, vectors || dropout ? width : 1));
-  const int64_t tile_frames = int64_t(gpu::joint_forward_threads / a.lanes) * gpu::joint_tile_frames;
-  return run(forward_kernels[dropout][kernel_of(a.type, vectors)],
-             a.batch * ceil_divide(a.frames, tile_frames) * label_tiles);
+  a.tile_frames = staged ? 8 : dropout ? 4 : 2;
+  const int64_t labels = staged ? gpu::joint_staged_sums / gpu::joint_staged_columns(a.hidden) : gpu::joint_tile_labels,
+                frames = staged ? a.tile_frames : gpu::joint_forward_threads / a.lanes * a.tile_frames;
+  const int64_t units = a.batch * ceil_divide(a.frames, frames) * ceil_divide(a.labels, labels);
+  return apex_launch(place, &kernel, {uint32_t(std::clamp<int64_t>(units, 1, most_blocks)), 1, 1},
+                     {gpu::joint_forward_threads, 1, 1}, 0, parameters);
 }
 
 int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::TransducerJointBackward* arguments,

@@ -36,6 +36,7 @@ class Case:
     held: bool = False
     apart: bool = False
     shifted: bool = False
+    staged: bool = False
     splits: int = 1
     tile: int = 0
     blocks: int = 2
@@ -47,12 +48,13 @@ class Case:
 
     @property
     def kernel(self) -> str:
-        return f"elements_{self.math}" if self.elements else "shifted_" * self.shifted + self.dtype
+        way = "shifted_" * self.shifted + "staged_" * self.staged
+        return f"elements_{self.math}" if self.elements else way + self.dtype
 
     def __str__(self) -> str:
-        return f"{self.dtype}-{self.frames}x{self.labels}x{self.hidden}-{self.mask}" + (
-            "-packed" * self.packed + "-held" * self.held + "-apart" * self.apart + "-shifted" * self.shifted
-        )
+        ways = ("packed", "held", "apart", "shifted", "staged")
+        shape = f"{self.dtype}-{self.frames}x{self.labels}x{self.hidden}-{self.mask}"
+        return shape + "".join(f"-{way}" for way in ways if getattr(self, way))
 
 
 CASES = [
@@ -79,6 +81,15 @@ HELD = [
     Case("bf16", 27, 17, 72, "bits", held=True, packed=True),
     Case("f16", 9, 35, 8, "bits", held=True, splits=3, tile=4),
 ]
+# Rows that begin at every place between two vectors: labels of one turn and of three; columns of one block and of two;
+# more frames than are on their way, and fewer.
+STAGED = [
+    Case("bf16", 4, 35, 67, staged=True, splits=2, tile=2, blocks=3),
+    Case("f16", 5, 7, 81, "none", staged=True, packed=True, wide=True),
+    Case("f16", 6, 130, 141, staged=True, splits=2, tile=4),
+    Case("bf16", 3, 70, 131, "none", staged=True, packed=True),
+]
+STAGED_THREADS, STAGED_SLAB, STAGED_BYTES, STAGED_LABELS = 512, 128, 3 * 18336 + 4096, 64
 HELD_THREADS, HELD_SLAB, HELD_BYTES = 640, 64, {"none": 128, "relu": 224, "bits": 128}  # bytes a thread
 APART_THREADS = 64  # a block of these kernels has no more; one of others has two warps here
 # Sums of more rows than a warp has on their way, and of fewer; one row and column more than it takes.
@@ -153,10 +164,11 @@ def test_forward(device, case):
     arguments = make(
         "TransducerJointForward", HEADER, f=p.put(p.f), g=p.put(p.g), output=output, mask=mask, keep=30000,
         seed=device.put(np.array([12345], np.int64)) if dropout else None,
-        relu=case.mask == "relu", lanes=8, **p.common(),
+        relu=case.mask == "relu", lanes=8, tile_frames=2, **p.common(),
     )  # fmt: skip
-    name = f"transducer_joint_{'dropout' if dropout else 'forward'}_{case.kernel}"
-    device.launch(name, case.blocks, 128, [arguments])
+    kernel = f"staged_{case.dtype}" if case.shifted else case.kernel
+    name = f"transducer_joint_{'dropout' if dropout else 'forward'}_{kernel}"
+    device.launch(name, case.blocks, 256 if case.shifted else 128, [arguments])
     total = p.f[:, :, None] + p.g[:, None]
     found = p.unpack(decode(output.numpy(), case.dtype))
     if dropout:
@@ -172,14 +184,14 @@ def test_forward(device, case):
     np.testing.assert_array_equal(rest, -1)
 
 
-@pytest.mark.parametrize("case", CASES + HELD + APART, ids=str)
+@pytest.mark.parametrize("case", CASES + HELD + APART + STAGED, ids=str)
 def test_backward(device, case):
-    if case.held and device.emulated:
+    if (case.held or case.staged) and device.emulated:
         pytest.skip("CUDA alone has these kernels")
     p = Problem(device, case)
     of_f, of_g = p.empty(p.f.shape), p.empty(p.g.shape)
     vectors = HELD_SLAB if case.held else 128 // np.dtype(DTYPES[case.dtype]).itemsize
-    slab = device.warp_size if case.elements else vectors
+    slab = device.warp_size if case.elements else STAGED_SLAB if case.staged else vectors
     counters = device.put(np.zeros(3 * -(-case.hidden // slab), np.uint32))
     arguments = make(
         "TransducerJointBackward", HEADER, grad_output=p.put(p.grad), grad_f=of_f, grad_g=of_g,
@@ -198,6 +210,9 @@ def test_backward(device, case):
     threads = HELD_THREADS if case.held else APART_THREADS if case.apart else 2 * device.warp_size
     if case.held:
         shared = HELD_BYTES[case.mask] * threads
+    if case.staged:
+        threads = STAGED_THREADS
+        shared = STAGED_BYTES + slab * 4 * (case.tile or case.frames) * (case.labels > STAGED_LABELS)
     device.launch(name, case.blocks, threads, [arguments], shared)
     passes = p.inside[..., None]
     if case.mask == "relu":
@@ -224,7 +239,7 @@ def test_items_that_do_not_fit(device):
         p.offset = np.array(offset or [0, 0, 0])
         output, of_f, of_g = p.empty((p.rows, 8)), p.empty(p.f.shape), p.empty(p.g.shape)
         inputs = dict(f=p.put(p.f), g=p.put(p.g), **p.common())
-        forward = make("TransducerJointForward", HEADER, output=output, lanes=8, **inputs)
+        forward = make("TransducerJointForward", HEADER, output=output, lanes=8, tile_frames=2, **inputs)
         device.launch("transducer_joint_forward_f32", 2, 64, [forward])
         backward = make(
             "TransducerJointBackward", HEADER, grad_output=p.put(p.grad), grad_f=of_f, grad_g=of_g, splits=1,
@@ -260,7 +275,7 @@ def test_last_rows_past_two_to_the_31(width):
     )
     arguments = make(
         "TransducerJointForward", HEADER, f=device.put(f), g=device.put(g), output=output, lanes=64,
-        f_len=device.put(np.array([FRAMES], np.int32)), g_len=device.put(np.array([LABELS], np.int32)),
+        tile_frames=2, f_len=device.put(np.array([FRAMES], np.int32)), g_len=device.put(np.array([LABELS], np.int32)),
         batch=1, frames=FRAMES, labels=LABELS, hidden=HIDDEN, rows=FRAMES * LABELS, type=TYPE["bf16"],
     )  # fmt: skip
     blocks = -(-FRAMES // 8) * -(-LABELS // 6)
