@@ -5,25 +5,21 @@
 
 // Blocks a multiprocessor. Where 128 registers hold a thread's sums and all its loads of a frame without a spill, the
 // backward has two; elsewhere, and of doubles, one. The forward has one more, where 80 registers are enough for it, so
-// that its stores keep the memory busy, or its random numbers the multiprocessor; elsewhere two.
+// that its stores keep the memory busy; elsewhere two.
 #if defined(GPU_CUDA) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100
 #define JOINT_BLOCKS 2
 #else
 #define JOINT_BLOCKS 1
 #endif
-// Where rows begin anywhere, it is four of 64 registers and two of 128, through shared memory too.
+// Where rows begin anywhere, it is four of 64 registers and two of 128.
 #if defined(GPU_CUDA) && __CUDA_ARCH__ == 900
 #define JOINT_FORWARD_BLOCKS 3
-#define JOINT_DROPOUT_BLOCKS 3
 #define JOINT_STAGED_BLOCKS 4
 #define JOINT_SHIFTED_BLOCKS 2
-#define JOINT_STAGED_BACKWARD_BLOCKS 2
 #else
 #define JOINT_FORWARD_BLOCKS 2
-#define JOINT_DROPOUT_BLOCKS JOINT_BLOCKS
 #define JOINT_STAGED_BLOCKS 2
 #define JOINT_SHIFTED_BLOCKS 1
-#define JOINT_STAGED_BACKWARD_BLOCKS 1
 #endif
 
 #define FORWARD(blocks, name, ...)                                                        \
@@ -42,16 +38,16 @@
   GPU_REGISTER(transducer_joint_backward_##mask##_##name)
 
 // Vectors: of 16 bytes; eight columns where a byte of the mask is written.
-#define KERNELS(forward_blocks, dropout_blocks, blocks, name, type)                                          \
+#define KERNELS(forward_blocks, blocks, name, type)                                                          \
   FORWARD(forward_blocks, forward_##name, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, false) \
-  FORWARD(dropout_blocks, dropout_##name, gpu::JointVector<gpu::type, 8>, true)                              \
+  FORWARD(blocks, dropout_##name, gpu::JointVector<gpu::type, 8>, true)                                      \
   BACKWARD(blocks, name, none, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, 8)                \
   BACKWARD(blocks, name, relu, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, 8)                \
   BACKWARD(blocks, name, bits, gpu::JointVector<gpu::type, gpu::Packet<gpu::type>::width>, 8)
-KERNELS(JOINT_FORWARD_BLOCKS, JOINT_DROPOUT_BLOCKS, JOINT_BLOCKS, f32, type_f32)
-KERNELS(JOINT_FORWARD_BLOCKS, JOINT_BLOCKS, JOINT_BLOCKS, f16, type_f16)
-KERNELS(JOINT_FORWARD_BLOCKS, JOINT_DROPOUT_BLOCKS, JOINT_BLOCKS, bf16, type_bf16)
-KERNELS(2, 1, 1, f64, type_f64)
+KERNELS(JOINT_FORWARD_BLOCKS, JOINT_BLOCKS, f32, type_f32)
+KERNELS(JOINT_FORWARD_BLOCKS, JOINT_BLOCKS, f16, type_f16)
+KERNELS(JOINT_FORWARD_BLOCKS, JOINT_BLOCKS, bf16, type_bf16)
+KERNELS(2, 1, f64, type_f64)
 
 // Little work. One block a multiprocessor: from sm_100 on, ptxas would keep some to 64 registers, and spill.
 #define APART(name, mask, ...)                                                                             \
@@ -112,16 +108,4 @@ HELD_KERNEL(f16, relu)
 HELD_KERNEL(bf16, relu)
 HELD_KERNEL(f16, bits)
 HELD_KERNEL(bf16, bits)
-
-#define STAGED_KERNEL(name, mask, relu)                                                        \
-  extern "C" GPU_KERNEL(gpu::joint_staged_backward_threads, JOINT_STAGED_BACKWARD_BLOCKS) void \
-  transducer_joint_backward_##mask##_staged_##name(gpu::TransducerJointBackward arguments) {   \
-    gpu::await_previous_kernel();                                                              \
-    gpu::transducer_joint_backward_staged<gpu::type_##name, relu>(arguments);                  \
-  }                                                                                            \
-  GPU_REGISTER(transducer_joint_backward_##mask##_staged_##name)
-STAGED_KERNEL(f16, none, false)
-STAGED_KERNEL(bf16, none, false)
-STAGED_KERNEL(f16, relu, true)
-STAGED_KERNEL(bf16, relu, true)
 #endif

@@ -10,12 +10,6 @@ constexpr u32 joint_tile_labels = 6;
 // and the most of its columns. Vectors of a block's sums of a frame.
 constexpr u32 joint_staged_sums = 16, joint_staged_most_columns = 4;
 constexpr u32 joint_stage_vectors = joint_forward_threads * joint_staged_sums / 8 + 1;
-// Of such a backward: threads and columns of a block; labels that it has at once; frames whose rows it has or waits
-// for; bytes of shared memory for a frame's, and beside the sums of frames.
-constexpr u32 joint_staged_backward_threads = 512, joint_staged_slab = 128, joint_staged_labels = 64,
-              joint_staged_ahead = 3, joint_staged_tile_bytes = joint_staged_labels * (joint_staged_slab * 2 + 30) + 32,
-              joint_staged_shared_bytes =
-                  joint_staged_ahead * joint_staged_tile_bytes + 2 * 4 * joint_staged_backward_threads;
 // Columns of a thread, a power of two.
 GPU_FN u32 joint_staged_columns(i64 hidden) {
   u32 columns = 1;

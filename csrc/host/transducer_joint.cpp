@@ -36,10 +36,6 @@ apex_kernel shifted_kernels[2][2] = {{{unit, "transducer_joint_backward_none_shi
                                       {unit, "transducer_joint_backward_none_shifted_bf16", 0, 1}},
                                      {{unit, "transducer_joint_backward_relu_shifted_f16", 0, 1},
                                       {unit, "transducer_joint_backward_relu_shifted_bf16", 0, 1}}};
-apex_kernel staged_backward_kernels[2][2] = {{{unit, "transducer_joint_backward_none_staged_f16", 0, 1},
-                                              {unit, "transducer_joint_backward_none_staged_bf16", 0, 1}},
-                                             {{unit, "transducer_joint_backward_relu_staged_f16", 0, 1},
-                                              {unit, "transducer_joint_backward_relu_staged_bf16", 0, 1}}};
 apex_kernel staged_kernels[2] = {{unit, "transducer_joint_forward_staged_f16", 0, 1},
                                  {unit, "transducer_joint_forward_staged_bf16", 0, 1}};
 
@@ -157,17 +153,6 @@ Backward backward_of(const apex_place* place, const gpu::TransducerJointBackward
             16,
             12,
             gpu::joint_held_warps / ceil_divide(std::max<int64_t>(1, a.labels), gpu::joint_held_warp_labels)};
-  if (place->platform == APEX_CUDA && limits.shared_bytes >= hopper_shared_bytes && !vectors && mask < 2 &&
-      takes_shifted(a.hidden, a.type, a.grad_output))
-    return {&staged_backward_kernels[mask][a.type == APEX_BF16],
-            gpu::joint_staged_backward_threads,
-            gpu::joint_staged_slab,
-            ceil_divide(a.hidden, gpu::joint_staged_slab),
-            a.labels > gpu::joint_staged_labels ? 4 * gpu::joint_staged_slab : 0,
-            gpu::joint_staged_shared_bytes,
-            3,
-            4,
-            0};
   const bool shifted = !vectors && mask < 2 && takes_shifted(a.hidden, a.type, a.grad_output, a.f, a.g),
              wide = vectors || shifted;
   const int64_t slab = wide ? 8 * width : limits.block_multiple;  // a warp's lanes
@@ -194,7 +179,7 @@ int32_t split_frames(const apex_place* place, const Backward& backward, const De
                 most_frames = backward.row_bytes ? shared / backward.row_bytes : a.frames;
   int32_t at_once = 0;
   if (const int32_t status = blocks_at_once(*place, backward.kernel, backward.threads,
-                                            backward.shared + (backward.row_bytes ? uint32_t(shared) : 0), &at_once))
+                                            backward.row_bytes ? uint32_t(shared) : backward.shared, &at_once))
     return status;
   const int64_t slots = int64_t(limits.multiprocessors) * std::max(1, at_once ? at_once : 2);
   // Turns of all slots, times what a block takes.
@@ -234,20 +219,20 @@ int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::Transd
   const bool staged = !vectors && !dropout && takes_staged(a.hidden, a.type);
   apex_kernel& kernel =
       staged ? staged_kernels[a.type == APEX_BF16] : forward_kernels[dropout][kernel_of(a.type, vectors)];
-  int64_t most_blocks = int64_t(limits.multiprocessors) * 64;
-  if (dropout) {
-    // One wave of blocks that stay: random numbers leave them no time for another one's start.
-    int32_t at_once = 0;
-    if (const int32_t status = blocks_at_once(*place, &kernel, gpu::joint_forward_threads, 0, &at_once)) return status;
-    if (at_once) most_blocks = int64_t(limits.multiprocessors) * at_once;
-  }
   a.lanes = lanes_for(ceil_divide(a.hidden, vectors || dropout ? width : 1));
-  a.tile_frames = staged ? 8 : dropout ? 4 : 2;
-  const int64_t labels = staged ? gpu::joint_staged_sums / gpu::joint_staged_columns(a.hidden) : gpu::joint_tile_labels,
-                frames = staged ? a.tile_frames : gpu::joint_forward_threads / a.lanes * a.tile_frames;
-  const int64_t units = a.batch * ceil_divide(a.frames, frames) * ceil_divide(a.labels, labels);
-  return apex_launch(place, &kernel, {uint32_t(std::clamp<int64_t>(units, 1, most_blocks)), 1, 1},
-                     {gpu::joint_forward_threads, 1, 1}, 0, parameters);
+  int64_t labels = gpu::joint_tile_labels, groups = gpu::joint_forward_threads / a.lanes;
+  a.tile_frames = dropout ? 4 : 2;
+  if (staged) {
+    // So many frames that the blocks come in one wave, within bounds.
+    labels = gpu::joint_staged_sums / gpu::joint_staged_columns(a.hidden);
+    groups = 1;
+    const int64_t tiles = std::max<int64_t>(1, a.batch * ceil_divide(a.labels, labels)),
+                  wave = int64_t(limits.multiprocessors) * 4;
+    a.tile_frames = int32_t(std::clamp<int64_t>(ceil_divide(a.frames, std::max<int64_t>(1, wave / tiles)), 8, 64));
+  }
+  const int64_t units = a.batch * ceil_divide(a.frames, groups * a.tile_frames) * ceil_divide(a.labels, labels);
+  const int64_t blocks = std::clamp<int64_t>(units, 1, int64_t(limits.multiprocessors) * 64);
+  return apex_launch(place, &kernel, {uint32_t(blocks), 1, 1}, {gpu::joint_forward_threads, 1, 1}, 0, parameters);
 }
 
 int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::TransducerJointBackward* arguments,
