@@ -47,12 +47,13 @@ struct ActivationPlace {
   }
 };
 
-template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_forward(const BiasActivation& a) {
+// Whether results are of a type that sees all of an exp.
+template <i32 fixed> constexpr bool sees_all = fixed != type_f16 && fixed != type_bf16;
+
+template <class Math, int width, i32 fixed, bool gated, class Function>
+GPU_FN void forward_rows(const BiasActivation& a, const ActivationPlace& place, const Function& f) {
   constexpr int in_flight = gated ? 4 : 8, halves = gated ? 2 : 1;
   using Moved = Cells<Math, width, fixed>;
-  const ActivationPlace place(a, width);
-  const Activation<Math, fixed != type_f16 && fixed != type_bf16> f(a);
-  if (!place.works) return;
   const i64 columns = a.hidden * halves;
   Math bias[halves][width];
   bool has_bias = false;
@@ -75,6 +76,13 @@ template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_f
       Moved::store(a.output, a.type, (row + n * place.step) * a.hidden + place.column, y);
     }
   }
+}
+
+template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_forward(const BiasActivation& a) {
+  const ActivationPlace place(a, width);
+  if (!place.works) return;
+  with_activation<Math, sees_all<fixed>>(a,
+                                         [&](const auto& f) { forward_rows<Math, width, fixed, gated>(a, place, f); });
 }
 
 // The sums over the block's rows of all its columns, from those of each thread; over all rows where the block is the
@@ -128,11 +136,11 @@ GPU_FN void sum_bias(const BiasActivation& a, const ActivationPlace& place, cons
 }
 
 // The gradients of a thread's rows, and in `sums` the bias's of its columns.
-template <int in_flight, i32 fixed, class Math, int halves, int width>
-GPU_FN void backward_rows(const BiasActivation& a, i64 column, i64 first, i64 step, Math (&sums)[halves][width]) {
+template <int in_flight, i32 fixed, class Math, int halves, int width, class Function>
+GPU_FN void backward_rows_of(const BiasActivation& a, const Function& f, i64 column, i64 first, i64 step,
+                             Math (&sums)[halves][width]) {
   constexpr bool gated = halves == 2;
   using Moved = Cells<Math, width, fixed>;
-  const Activation<Math, fixed != type_f16 && fixed != type_bf16> f(a);
   const i64 columns = a.hidden * halves;
   Math bias[halves][width], scale[1][width];
   bool has_bias = false;
@@ -174,6 +182,12 @@ GPU_FN void backward_rows(const BiasActivation& a, i64 column, i64 first, i64 st
         Moved::store(a.output, a.type, (row + n * step) * columns + k * a.hidden + column, x[k]);
     }
   }
+}
+
+template <int in_flight, i32 fixed, class Math, int halves, int width>
+GPU_FN void backward_rows(const BiasActivation& a, i64 column, i64 first, i64 step, Math (&sums)[halves][width]) {
+  with_activation<Math, sees_all<fixed>>(
+      a, [&](const auto& f) { backward_rows_of<in_flight, fixed>(a, f, column, first, step, sums); });
 }
 
 template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_backward(const BiasActivation& a) {

@@ -57,8 +57,8 @@ template <class Math, bool exact> struct Activation {
     }
     const bool alone = function == function_sigmoid;
     constexpr Math most = sizeof(Math) == 8 ? Math(700) : Math(87);
-    x = x < -most ? -most : x;
-    const Math near = -max_number(-x, -most), square = near * near;
+    x = max_or_nan(x, -most);
+    const Math near = -max_or_nan(-x, -most), square = near * near;
     if constexpr (exact) {
       // The sigmoid, or what it is short of 1: at most a half, and so are its roundings.
       const Math v = near * fma(cubic, square, slope), e = exp_of_negative(v < Math(0) ? v : -v), sum = Math(1) + e;
@@ -66,22 +66,22 @@ template <class Math, bool exact> struct Activation {
       const bool below = v < Math(0);
       if constexpr (derivative) {
         const Math steep = part * rest;
-        slope_there = fma(near * steep, fma(Math(3) * cubic, square, slope), below ? part : rest);
-        slope_there = x != x ? x : alone ? steep * slope : slope_there;
+        const Math whole = fma(near * steep, fma(Math(3) * cubic, square, slope), below ? part : rest);
+        slope_there = alone ? steep * slope : whole;
       }
-      if (alone) return x != x ? x : below ? part : rest;
+      if (alone) return below ? part : rest;
       return below ? x * part : fma(-near, part, x);
     } else {
       // e^(-v), for a derivative at most e^most.
       const Math t = near * fma(minus_cubic, square, minus_slope);
-      const Math e = exp2(derivative ? -max_number(-t, -most * Math(1.4426950408889634)) : t),
+      const Math e = exp2(derivative ? -max_or_nan(-t, -most * Math(1.4426950408889634)) : t),
                  sigmoid = reciprocal(Math(1) + e);
       if constexpr (derivative) {
         const Math steep = e * sigmoid;
-        slope_there = fma(near * sigmoid, steep * fma(Math(3) * cubic, square, slope), sigmoid);
-        slope_there = x != x ? x : alone ? steep * sigmoid * slope : slope_there;
+        const Math whole = fma(near * sigmoid, steep * fma(Math(3) * cubic, square, slope), sigmoid);
+        slope_there = alone ? steep * sigmoid * slope : whole;
       }
-      return (alone ? (x != x ? x : Math(1)) : x) * sigmoid;
+      return alone ? sigmoid : x * sigmoid;
     }
   }
   GPU_FN Math operator()(Math x) const {
@@ -89,4 +89,18 @@ template <class Math, bool exact> struct Activation {
     return value<false>(x, unused);
   }
 };
+
+// work(f): the activation, in each of these of a function that the compiler knows. Where it is asked at every element,
+// none begins before the one before it is done.
+template <class Math, bool exact, class Work> GPU_FN void with_activation(const BiasActivation& a, const Work& work) {
+  Activation<Math, exact> f(a);
+  const auto as = [&](i32 function) {
+    f.function = function;
+    work(f);
+  };
+  if (a.function == function_x_sigmoid) as(function_x_sigmoid);
+  else if (a.function == function_sigmoid) as(function_sigmoid);
+  else if (a.function == function_squared_relu) as(function_squared_relu);
+  else as(function_relu);
+}
 }  // namespace gpu

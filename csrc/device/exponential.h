@@ -13,6 +13,15 @@ GPU_FN float max_number(float a, float b) { return __builtin_fmaxf(a, b); }
 GPU_FN float max_number(float a, float b) { return b > a ? b : a; }
 #endif
 GPU_FN double max_number(double a, double b) { return b > a ? b : a; }
+// The larger one; a nan stays.
+template <class Math> GPU_FN Math max_or_nan(Math x, Math least) { return x < least ? least : x; }
+#if defined(GPU_CUDA) && __CUDA_ARCH__ >= 800
+template <> GPU_FN float max_or_nan<float>(float x, float least) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
+  return y;
+}
+#endif
 
 // Within two units in the last place; below 2^-126 it is 0.
 #if defined(GPU_CUDA)

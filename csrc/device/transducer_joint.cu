@@ -1,6 +1,7 @@
 #include "transducer_joint.h"
 #include "transducer_joint_apart.h"
 #include "transducer_joint_shifted.h"
+#include "transducer_joint_staged.h"
 
 // Blocks a multiprocessor. Where 128 registers hold a thread's sums and all its loads of a frame without a spill, the
 // backward has two; elsewhere, and of doubles, one. The forward has one more, where 80 registers are enough for it, so
@@ -13,11 +14,11 @@
 // Where rows begin anywhere, it is four of 64 registers and two of 128.
 #if defined(GPU_CUDA) && __CUDA_ARCH__ == 900
 #define JOINT_FORWARD_BLOCKS 3
-#define JOINT_SHIFTED_FORWARD_BLOCKS 4
+#define JOINT_STAGED_BLOCKS 4
 #define JOINT_SHIFTED_BLOCKS 2
 #else
 #define JOINT_FORWARD_BLOCKS 2
-#define JOINT_SHIFTED_FORWARD_BLOCKS 2
+#define JOINT_STAGED_BLOCKS 2
 #define JOINT_SHIFTED_BLOCKS 1
 #endif
 
@@ -79,17 +80,17 @@ ELEMENT_KERNELS(f32, float)
 ELEMENT_KERNELS(f64, double)
 
 // Rows of halves that do not, of other widths than a few.
-#define SHIFTED_KERNELS(name)                                                                  \
-  extern "C" GPU_KERNEL(gpu::joint_forward_threads, JOINT_SHIFTED_FORWARD_BLOCKS) void         \
-  transducer_joint_forward_shifted_##name(gpu::TransducerJointForward arguments) {             \
-    gpu::await_previous_kernel();                                                              \
-    gpu::JointForwardShifted<gpu::type_##name>(arguments).run();                               \
-  }                                                                                            \
-  GPU_REGISTER(transducer_joint_forward_shifted_##name)                                        \
-  BACKWARD(JOINT_SHIFTED_BLOCKS, shifted_##name, none, gpu::JointShifted<gpu::type_##name>, 8) \
+#define ODD_KERNELS(name)                                                                                             \
+  extern "C" GPU_KERNEL(gpu::joint_forward_threads, JOINT_STAGED_BLOCKS) void transducer_joint_forward_staged_##name( \
+      gpu::TransducerJointForward arguments) {                                                                        \
+    gpu::await_previous_kernel();                                                                                     \
+    gpu::transducer_joint_forward_staged<gpu::type_##name>(arguments);                                                \
+  }                                                                                                                   \
+  GPU_REGISTER(transducer_joint_forward_staged_##name)                                                                \
+  BACKWARD(JOINT_SHIFTED_BLOCKS, shifted_##name, none, gpu::JointShifted<gpu::type_##name>, 8)                        \
   BACKWARD(JOINT_SHIFTED_BLOCKS, shifted_##name, relu, gpu::JointShifted<gpu::type_##name>, 8)
-SHIFTED_KERNELS(f16)
-SHIFTED_KERNELS(bf16)
+ODD_KERNELS(f16)
+ODD_KERNELS(bf16)
 
 #if !defined(GPU_HIP)
 #include "transducer_joint_held.h"

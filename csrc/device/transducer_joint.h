@@ -12,6 +12,7 @@
 // Rows that no item has (padding, and the rest of a packed output) are -1, their gradients are not read. An item whose
 // lengths or rows do not fit is nan: its output, and its gradients.
 #pragma once
+#include "exponential.h"
 #include "packets.h"
 #include "reduce.h"
 #include "transducer_item.h"
@@ -74,16 +75,6 @@ template <class Math_, int columns> struct JointElements {
 };
 
 // ---- forward -----------------------------------------------------------------------------------------------
-// The larger one; a nan stays.
-template <class Math> GPU_FN Math max_or_nan(Math x, Math least) { return x < least ? least : x; }
-#if defined(GPU_CUDA) && __CUDA_ARCH__ >= 800
-template <> GPU_FN float max_or_nan<float>(float x, float least) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
-  return y;
-}
-#endif
-
 template <class Access, bool dropout> struct JointForward {
   using Math = typename Access::Math;
   using Raw = typename Access::Raw;
@@ -123,12 +114,12 @@ template <class Access, bool dropout> struct JointForward {
 
   GPU_FN void run() const {
     const u32 label_tiles = tiles_of(a.labels, joint_tile_labels),
-              frame_tiles = tiles_of(a.frames, groups * joint_tile_frames);
+              frame_tiles = tiles_of(a.frames, groups * (u32)a.tile_frames);
     const i64 units = a.batch * frame_tiles * label_tiles;
     for (i64 unit = block_x(); unit < units; unit += grid_x()) {
       const i64 tile = small_quotient(unit, label_tiles), b = small_quotient(tile, frame_tiles);
       const u32 first_label = (u32)(unit - tile * label_tiles) * joint_tile_labels;
-      const u32 first_frame = (u32)(tile - b * frame_tiles) * groups * joint_tile_frames + group;
+      const u32 first_frame = (u32)(tile - b * frame_tiles) * groups * (u32)a.tile_frames + group;
       work(b, first_frame, first_label);
       if (!a.batch_offset || unit != b * frame_tiles * label_tiles) continue;
       const TransducerItem item(a, b);
@@ -200,7 +191,7 @@ template <class Access, bool dropout> struct JointForward {
       const TransducerItem item(a, b);
       const u32 frames = a.batch_offset ? item.frames : (u32)a.frames,
                 labels = a.batch_offset ? item.labels : (u32)a.labels;
-      const u32 after_frames = first_frame + groups * joint_tile_frames,
+      const u32 after_frames = first_frame + groups * (u32)a.tile_frames,
                 end = after_frames < frames ? after_frames : frames;
       const u32 left = first_label < item.labels ? item.labels - first_label : 0,
                 own = left < joint_tile_labels ? left : joint_tile_labels;

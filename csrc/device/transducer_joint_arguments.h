@@ -4,10 +4,18 @@
 
 namespace gpu {
 constexpr u32 joint_forward_threads = 256, joint_backward_threads = 256, joint_apart_threads = 64;
-// What a thread of the forward adds up: labels it holds, and frames.
-constexpr u32 joint_tile_labels = 6, joint_tile_frames = 2;
-// What a warp of the forward adds up where rows begin anywhere, each eight apart.
-constexpr u32 joint_shifted_labels = 4, joint_shifted_frames = 8;
+// Labels that a thread of the forward holds.
+constexpr u32 joint_tile_labels = 6;
+// What a thread of the forward adds up where rows begin anywhere (transducer_joint_staged.h): sums of a frame at once
+// and the most of its columns. Vectors of a block's sums of a frame.
+constexpr u32 joint_staged_sums = 16, joint_staged_most_columns = 4;
+constexpr u32 joint_stage_vectors = joint_forward_threads * joint_staged_sums / 8 + 1;
+// Columns of a thread, a power of two.
+GPU_FN u32 joint_staged_columns(i64 hidden) {
+  u32 columns = 1;
+  while (columns < joint_staged_most_columns && columns * joint_forward_threads < hidden) columns *= 2;
+  return columns;
+}
 // Labels that a warp holds sums of at once, in the backward: where rows are read in vectors, and where not, or in more
 // than they have.
 constexpr int joint_labels = 32, joint_labels_of_elements = 16, joint_labels_of_shifted = 16;
@@ -34,8 +42,8 @@ struct TransducerJointForward {
   double scale;  // of what dropout keeps
   u32 keep;      // of 65536
   i32 type, wide_lengths, relu;
-  i32 lanes;  // threads side by side on a row, a power of two
-  i32 reserved;
+  i32 lanes;        // threads side by side on a row, a power of two
+  i32 tile_frames;  // that a thread takes
 };
 
 struct TransducerJointBackward {

@@ -22,6 +22,18 @@ template <class Math> struct LogSum {
     GPU_UNROLL_FOR (int i = 0; i < count; ++i) sums[i % ways] += power(x[i] - most);
     sum += (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
+  // The elements of some vectors, of which `most` is the largest.
+  template <class P, int count> GPU_FN void add_vectors(const typename P::Raw (&raw)[count], Math most) {
+    Math sums[P::width] = {};
+    rise_to(max_number(largest, most));
+    GPU_UNROLL_FOR (int k = 0; k < count; ++k) {
+      Math x[P::width];
+      P::unpack_raw(x, raw[k]);
+      GPU_UNROLL_FOR (int i = 0; i < P::width; ++i) sums[i] += power(x[i] - largest);
+    }
+    GPU_UNROLL_FOR (int i = 1; i < P::width; ++i) sums[0] += sums[i];
+    sum += sums[0];
+  }
   // Over so many threads side by side, a power of two within a warp.
   GPU_FN void merge_lanes(u32 lanes) {
     Math most = largest;
@@ -33,6 +45,36 @@ template <class Math> struct LogSum {
  private:
   GPU_FN static Math power(Math x) { return exp2(x * Math(log2_of_e)); }
 };
+
+// The largest element of some vectors; nans do not count.
+template <i32 type, int count> GPU_FN typename Packet<type>::Math largest_element(
+    const typename Packet<type>::Raw (&raw)[count]) {
+  using P = Packet<type>;
+#if defined(GPU_CUDA) && __CUDA_ARCH__ >= 800
+  if constexpr (P::width == 8) {
+    Words most = raw[0];
+    const auto rise = [](u32& to, u32 x) {
+      if constexpr (type == type_f16) asm("max.f16x2 %0, %0, %1;" : "+r"(to) : "r"(x));
+      else asm("max.bf16x2 %0, %0, %1;" : "+r"(to) : "r"(x));
+    };
+    GPU_UNROLL_FOR (int k = 1; k < count; ++k)
+      GPU_UNROLL_FOR (int i = 0; i < 4; ++i) rise(most.v[i], raw[k].v[i]);
+    rise(most.v[0], most.v[1]);
+    rise(most.v[2], most.v[3]);
+    rise(most.v[0], most.v[2]);
+    float x[8];
+    P::unpack_raw(x, most);
+    return max_number(x[0], x[1]);
+  }
+#endif
+  typename P::Math most = minus_infinity<typename P::Math>();
+  GPU_UNROLL_FOR (int k = 0; k < count; ++k) {
+    typename P::Math x[P::width];
+    P::unpack_raw(x, raw[k]);
+    GPU_UNROLL_FOR (int i = 0; i < P::width; ++i) most = max_number(most, x[i]);
+  }
+  return most;
+}
 
 // The vectors of memory that a row of x lies in; it may share the first and the last with other rows.
 template <i32 type> struct RowVectors {
@@ -72,9 +114,11 @@ template <i32 type> struct TransducerEmissions {
   static constexpr u32 line = 128;  // bytes that a prefetch brings
   const TransducerLossForward& a;
   u32 size, rank, teams;  // lanes that share a row; which this is; teams of them in a warp
+  bool whole;             // rows are whole vectors, and all lanes share each
 
   GPU_FN explicit TransducerEmissions(const TransducerLossForward& a_)
-      : a(a_), size(1u << a_.log_lanes), rank(lane_id() & (size - 1)), teams(warp_size >> a_.log_lanes) {}
+      : a(a_), size(1u << a_.log_lanes), rank(lane_id() & (size - 1)), teams(warp_size >> a_.log_lanes),
+        whole(teams == 1 && a_.classes % P::width == 0 && (u64)a_.x % 16 == 0) {}
 
   // A warp takes some nodes: each lane has one, and all its lanes go over these nodes' rows together.
   GPU_FN void run() const {
@@ -89,7 +133,7 @@ template <i32 type> struct TransducerEmissions {
       const bool has = there && node.t < item.frames && node.u < item.labels;
       const i64 row = has ? item.row(node.t, node.u) : -1;
       LogP<Math> normalizer{};
-      if (a.normalizers) normalizer = normalizer_of(row);
+      if (a.normalizers) normalizer = whole ? normalizer_of_whole(row) : normalizer_of(row);
       if (has) put(node, item.labels, row, unit, normalizer);
       else if (there) put_nothing(unit);
     }
@@ -138,6 +182,48 @@ template <i32 type> struct TransducerEmissions {
       now = then;
     }
     return {mine.largest, log(mine.sum)};
+  }
+  // The same: nothing needs to be asked of a vector but whether the row has it.
+  GPU_FN LogP<Math> normalizer_of_whole(i64 row) const {
+    const u32 count = (u32)a.classes / P::width, rows = (u32)a.tile_rows;
+    const u64 end = (u64)(a.x + a.rows * a.classes * P::size);
+    const auto row_of = [&](u32 round) -> const Raw* {
+      const u32 low = shuffle_from((u32)row, round), high = shuffle_from((u32)((u64)row >> 32), round);
+      const i64 found = (i64)((u64)high << 32 | low);
+      return found < 0 ? nullptr : reinterpret_cast<const Raw*>(a.x + found * a.classes * P::size);
+    };
+    LogSum<Math> mine;
+    Raw next[ahead] = {};
+    const Raw* then = row_of(0);
+    fetch_whole(next, then, 0, count);
+    for (u32 round = 0; round < rows; ++round) {
+      const Raw* const now = then;
+      then = round + 1 < rows ? row_of(round + 1) : nullptr;
+      // What comes after the next ones; mostly their rows lie side by side.
+      for (u32 v = lane_id() * line / 16; then && v < count; v += warp_size * line / 16)
+        if ((u64)(then + count + v) < end) prefetch(then + count + v);
+      LogSum<Math> sums;
+      for (u32 first = 0; now && first < count; first += ahead * warp_size) {
+        Raw raw[ahead];
+        GPU_UNROLL_FOR (int k = 0; k < ahead; ++k) raw[k] = next[k];
+        if (first + ahead * warp_size < count) fetch_whole(next, now, first + ahead * warp_size, count);
+        else fetch_whole(next, then, 0, count);
+        sums.template add_vectors<P>(raw, largest_element<type>(raw));
+      }
+      if (!now) fetch_whole(next, then, 0, count);
+      sums.merge_lanes(warp_size);
+      if (lane_id() == round) mine = sums;
+    }
+    return {mine.largest, log(mine.sum)};
+  }
+  // -inf where the row has no vector.
+  GPU_FN static void fetch_whole(Raw (&raw)[ahead], const Raw* row, u32 first, u32 count) {
+    Math nothing[P::width];
+    GPU_UNROLL_FOR (int i = 0; i < P::width; ++i) nothing[i] = minus_infinity<Math>();
+    GPU_UNROLL_FOR (int k = 0; k < ahead; ++k) {
+      const u32 v = first + k * warp_size + lane_id();
+      raw[k] = row && v < count ? row[v] : P::pack_raw(nothing);
+    }
   }
   GPU_FN void fetch(Raw (&raw)[ahead], const RowVectors<type>& row, u32 v) const {
     GPU_UNROLL_FOR (int k = 0; k < ahead; ++k)

@@ -12,9 +12,9 @@
 #define ONE_BLOCK (gpu::xentropy_threads, 1)
 #define TWO_BLOCKS (gpu::xentropy_threads, 2)
 #if defined(GPU_CUDA) && __CUDA_ARCH__ < 750
-#define SHORT_BLOCKS (gpu::xentropy_short_threads, 3)  // Volta's compiler keeps less in registers
+#define SHORT_BLOCKS (gpu::xentropy_short_threads, 12)  // Volta's compiler keeps less in registers
 #else
-#define SHORT_BLOCKS (gpu::xentropy_short_threads, 4)
+#define SHORT_BLOCKS (gpu::xentropy_short_threads, 16)
 #endif
 #define KERNELS(bounds, name, type)                                                                   \
   XENTROPY_KERNEL(bounds, xentropy_forward_##name, XentropyForward, gpu::xentropy_forward<gpu::type>) \

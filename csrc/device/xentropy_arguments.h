@@ -4,7 +4,7 @@
 
 namespace gpu {
 constexpr u32 xentropy_threads = 512;
-constexpr u32 xentropy_short_threads = 256;   // of a block of the `short` kernels (xentropy_short.h)
+constexpr u32 xentropy_short_threads = 64;    // of a block of the `short` kernels (xentropy_short.h)
 constexpr int xentropy_short_vectors = 4;     // of 16 bytes, that a lane of theirs has of a row, at most
 constexpr i64 xentropy_ignored_label = -100;  // torch's ignore_index: ignored whatever the padding index is
 

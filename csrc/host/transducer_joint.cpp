@@ -32,12 +32,12 @@ apex_kernel held_kernels[3][2] = {
      {unit, "transducer_joint_backward_bits_held_bf16", 0, 1}}};
 
 // By mask, the last the forward's; of halves whose rows begin anywhere.
-apex_kernel shifted_kernels[3][2] = {
-    {{unit, "transducer_joint_backward_none_shifted_f16", 0, 1},
-     {unit, "transducer_joint_backward_none_shifted_bf16", 0, 1}},
-    {{unit, "transducer_joint_backward_relu_shifted_f16", 0, 1},
-     {unit, "transducer_joint_backward_relu_shifted_bf16", 0, 1}},
-    {{unit, "transducer_joint_forward_shifted_f16", 0, 1}, {unit, "transducer_joint_forward_shifted_bf16", 0, 1}}};
+apex_kernel shifted_kernels[2][2] = {{{unit, "transducer_joint_backward_none_shifted_f16", 0, 1},
+                                      {unit, "transducer_joint_backward_none_shifted_bf16", 0, 1}},
+                                     {{unit, "transducer_joint_backward_relu_shifted_f16", 0, 1},
+                                      {unit, "transducer_joint_backward_relu_shifted_bf16", 0, 1}}};
+apex_kernel staged_kernels[2] = {{unit, "transducer_joint_forward_staged_f16", 0, 1},
+                                 {unit, "transducer_joint_forward_staged_bf16", 0, 1}};
 
 int64_t vector_width(int32_t type) { return type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8; }
 int kernel_of(int32_t type, bool vectors) { return vectors ? type : type == APEX_F64 ? 5 : 4; }
@@ -47,10 +47,15 @@ template <class... Tensors> bool rows_in_vectors(int64_t hidden, int64_t width, 
   return hidden % width == 0 && ((reinterpret_cast<uintptr_t>(tensors) | ...) % 16) == 0;
 }
 
-// Whether those that are read in the vectors that rows lie in begin with one. Short rows would be edges alone.
+// Halves whose rows are read or written in the vectors that they lie in. Of short rows threads would be idle.
+bool is_of_halves(int64_t hidden, int32_t type) { return vector_width(type) == 8 && hidden >= 64; }
+// Whether the forward's go through shared memory.
+bool takes_staged(int64_t hidden, int32_t type) {
+  return is_of_halves(hidden, type) && hidden <= gpu::joint_staged_most_columns * gpu::joint_forward_threads;
+}
+// Whether the backward's, read so, begin with a vector.
 template <class... Tensors> bool takes_shifted(int64_t hidden, int32_t type, Tensors... tensors) {
-  constexpr int64_t least = 64;
-  return vector_width(type) == 8 && hidden >= least && ((reinterpret_cast<uintptr_t>(tensors) | ...) % 16) == 0;
+  return is_of_halves(hidden, type) && ((reinterpret_cast<uintptr_t>(tensors) | ...) % 16) == 0;
 }
 
 template <class Arguments> int32_t check_items(const apex_place& place, const Arguments& a) {
@@ -211,20 +216,23 @@ int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::Transd
   const int64_t width = dropout ? 8 : vector_width(a.type);
   const bool vectors = rows_in_vectors(a.hidden, width, a.f, a.g, a.output);
   void* parameters[] = {&a};
-  const auto run = [&](apex_kernel& kernel, int64_t units) {
-    const int64_t blocks = std::min<int64_t>(std::max<int64_t>(1, units), int64_t(limits.multiprocessors) * 64);
-    return apex_launch(place, &kernel, {uint32_t(blocks), 1, 1}, {gpu::joint_forward_threads, 1, 1}, 0, parameters);
-  };
-  const int64_t label_tiles = ceil_divide(a.labels, gpu::joint_tile_labels);
-  if (!vectors && !dropout && takes_shifted(a.hidden, a.type, a.f, a.g))
-    return run(shifted_kernels[2][a.type == APEX_BF16],
-               ceil_divide(a.batch * 64 * ceil_divide(a.frames, 8 * gpu::joint_shifted_frames) *
-                               ceil_divide(a.labels, 8 * gpu::joint_shifted_labels),
-                           gpu::joint_forward_threads / limits.block_multiple));
+  const bool staged = !vectors && !dropout && takes_staged(a.hidden, a.type);
+  apex_kernel& kernel =
+      staged ? staged_kernels[a.type == APEX_BF16] : forward_kernels[dropout][kernel_of(a.type, vectors)];
   a.lanes = lanes_for(ceil_divide(a.hidden, vectors || dropout ? width : 1));
-  const int64_t tile_frames = int64_t(gpu::joint_forward_threads / a.lanes) * gpu::joint_tile_frames;
-  return run(forward_kernels[dropout][kernel_of(a.type, vectors)],
-             a.batch * ceil_divide(a.frames, tile_frames) * label_tiles);
+  int64_t labels = gpu::joint_tile_labels, groups = gpu::joint_forward_threads / a.lanes;
+  a.tile_frames = dropout ? 4 : 2;
+  if (staged) {
+    // So many frames that the blocks come in one wave, within bounds.
+    labels = gpu::joint_staged_sums / gpu::joint_staged_columns(a.hidden);
+    groups = 1;
+    const int64_t tiles = std::max<int64_t>(1, a.batch * ceil_divide(a.labels, labels)),
+                  wave = int64_t(limits.multiprocessors) * 4;
+    a.tile_frames = int32_t(std::clamp<int64_t>(ceil_divide(a.frames, std::max<int64_t>(1, wave / tiles)), 8, 64));
+  }
+  const int64_t units = a.batch * ceil_divide(a.frames, groups * a.tile_frames) * ceil_divide(a.labels, labels);
+  const int64_t blocks = std::clamp<int64_t>(units, 1, int64_t(limits.multiprocessors) * 64);
+  return apex_launch(place, &kernel, {uint32_t(blocks), 1, 1}, {gpu::joint_forward_threads, 1, 1}, 0, parameters);
 }
 
 int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::TransducerJointBackward* arguments,

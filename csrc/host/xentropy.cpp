@@ -47,7 +47,7 @@ Layout choose(int64_t rows, int64_t classes, int32_t type, bool whole, const Dev
   const int64_t wanted = ceil_divide(vectors, vectors_ahead);
   if (whole && type != APEX_F64 && vectors <= gpu::xentropy_short_vectors * limits.warp_size) {
     // One wave of blocks, as many as registers let stay at once; a lane has no more than one row of its own.
-    constexpr int64_t threads = gpu::xentropy_short_threads, blocks_at_once = 4;
+    constexpr int64_t threads = gpu::xentropy_short_threads, blocks_at_once = 16;
     const int64_t warps = threads / limits.block_multiple;
     const int64_t rows_a_warp =
         std::min<int64_t>(limits.warp_size, ceil_divide(rows, limits.multiprocessors * blocks_at_once * warps));

@@ -50,9 +50,9 @@ class Case:
         return f"elements_{self.math}" if self.elements else "shifted_" * self.shifted + self.dtype
 
     def __str__(self) -> str:
-        return f"{self.dtype}-{self.frames}x{self.labels}x{self.hidden}-{self.mask}" + (
-            "-packed" * self.packed + "-held" * self.held + "-apart" * self.apart + "-shifted" * self.shifted
-        )
+        ways = ("packed", "held", "apart", "shifted")
+        shape = f"{self.dtype}-{self.frames}x{self.labels}x{self.hidden}-{self.mask}"
+        return shape + "".join(f"-{way}" for way in ways if getattr(self, way))
 
 
 CASES = [
@@ -153,10 +153,11 @@ def test_forward(device, case):
     arguments = make(
         "TransducerJointForward", HEADER, f=p.put(p.f), g=p.put(p.g), output=output, mask=mask, keep=30000,
         seed=device.put(np.array([12345], np.int64)) if dropout else None,
-        relu=case.mask == "relu", lanes=8, **p.common(),
+        relu=case.mask == "relu", lanes=8, tile_frames=2, **p.common(),
     )  # fmt: skip
-    name = f"transducer_joint_{'dropout' if dropout else 'forward'}_{case.kernel}"
-    device.launch(name, case.blocks, 128, [arguments])
+    kernel = f"staged_{case.dtype}" if case.shifted else case.kernel
+    name = f"transducer_joint_{'dropout' if dropout else 'forward'}_{kernel}"
+    device.launch(name, case.blocks, 256 if case.shifted else 128, [arguments])
     total = p.f[:, :, None] + p.g[:, None]
     found = p.unpack(decode(output.numpy(), case.dtype))
     if dropout:
@@ -224,7 +225,7 @@ def test_items_that_do_not_fit(device):
         p.offset = np.array(offset or [0, 0, 0])
         output, of_f, of_g = p.empty((p.rows, 8)), p.empty(p.f.shape), p.empty(p.g.shape)
         inputs = dict(f=p.put(p.f), g=p.put(p.g), **p.common())
-        forward = make("TransducerJointForward", HEADER, output=output, lanes=8, **inputs)
+        forward = make("TransducerJointForward", HEADER, output=output, lanes=8, tile_frames=2, **inputs)
         device.launch("transducer_joint_forward_f32", 2, 64, [forward])
         backward = make(
             "TransducerJointBackward", HEADER, grad_output=p.put(p.grad), grad_f=of_f, grad_g=of_g, splits=1,
@@ -241,6 +242,31 @@ def test_items_that_do_not_fit(device):
             items = output.numpy().reshape(3, -1)
             np.testing.assert_array_equal(np.isnan(items).all(1), bad)
             np.testing.assert_array_equal(np.isnan(items).any(1), bad)
+
+
+def test_items_that_do_not_fit_where_rows_begin_anywhere(device):
+    """The forward through shared memory: their rows are nan, those of the others and of no item are not."""
+    for packed, f_len, g_len, offset in (
+        (False, [5, 2, -1], [2, 3, 2], [0, 0, 0]),
+        (True, [4, 2, 2], [2, 4, 2], [8, 16, 20]),
+    ):
+        p = Problem(device, Case("bf16", 4, 3, 67, packed=packed, shifted=True))
+        p.f_len, p.g_len, p.offset = np.array(f_len), np.array(g_len), np.array(offset)
+        output = p.empty((p.rows, 67))
+        arguments = make(
+            "TransducerJointForward",
+            HEADER,
+            f=p.put(p.f),
+            g=p.put(p.g),
+            output=output,
+            tile_frames=2,
+            **p.common(),
+        )
+        device.launch("transducer_joint_forward_staged_bf16", 2, 256, [arguments])
+        bad = np.repeat([False, True, False], [8, 8, 4]) if packed else np.repeat([True, False, True], 12)
+        found = np.isnan(decode(output.numpy(), "bf16"))
+        np.testing.assert_array_equal(found.all(1), bad)
+        np.testing.assert_array_equal(found.any(1), bad)
 
 
 # ---- offsets past 32 bits -----------------------------------------------------------------------------------
@@ -260,7 +286,7 @@ def test_last_rows_past_two_to_the_31(width):
     )
     arguments = make(
         "TransducerJointForward", HEADER, f=device.put(f), g=device.put(g), output=output, lanes=64,
-        f_len=device.put(np.array([FRAMES], np.int32)), g_len=device.put(np.array([LABELS], np.int32)),
+        tile_frames=2, f_len=device.put(np.array([FRAMES], np.int32)), g_len=device.put(np.array([LABELS], np.int32)),
         batch=1, frames=FRAMES, labels=LABELS, hidden=HIDDEN, rows=FRAMES * LABELS, type=TYPE["bf16"],
     )  # fmt: skip
     blocks = -(-FRAMES // 8) * -(-LABELS // 6)

@@ -16,6 +16,9 @@ HEADER = "transducer_loss_arguments.h"
 BLANK = 1
 
 
+WARP = -1  # log_lanes: as many lanes as there are
+
+
 @dataclass(frozen=True)
 class Case:
     """One shape and the launch that takes it.
@@ -41,6 +44,9 @@ class Case:
     def math(self) -> str:
         return "f64" if self.dtype == "f64" else "f32"
 
+    def log_lanes_of(self, device) -> int:
+        return device.warp_size.bit_length() - 1 if self.log_lanes == WARP else self.log_lanes
+
     def __str__(self) -> str:
         return f"{self.dtype}-{self.frames}x{self.labels}x{self.classes}" + "-packed" * self.packed
 
@@ -54,6 +60,10 @@ CASES = [
     Case("f32", 2, 70, 4, log_lanes=1),  # more labels than threads
     Case("f32", 2, 90, 3, log_lanes=0, threads=128),  # steps of several warps, one behind another
     Case("f16", 21, 40, 8, log_lanes=0),
+    # Rows of whole vectors, which all lanes share; the last one's gradient goes over a row at a time.
+    Case("bf16", 3, 2, 1048, packed=True, log_lanes=WARP),
+    Case("f32", 3, 2, 40, log_lanes=WARP, tile=4),
+    Case("f16", 2, 2, 2048, log_lanes=WARP),
     Case("f64", 11, 35, 5, losses="f64", offset=1, blocks=1),
     Case("f64", 3, 3, 2, log_lanes=2, packed=True, losses="f64"),
 ]
@@ -138,7 +148,7 @@ def test_forward(device, case):
     emissions = p.empty((3, case.frames + case.labels, case.labels + 1, 2), case.math)
     arguments = make(
         "TransducerLossForward", HEADER, normalizers=normalizers, emissions=emissions, alpha=alpha, beta=beta,
-        loss=loss, loss_type=TYPE[case.losses], log_lanes=case.log_lanes, **p.common(),
+        loss=loss, loss_type=TYPE[case.losses], log_lanes=case.log_lanes_of(device), **p.common(),
     )  # fmt: skip
     device.launch(f"transducer_loss_emissions_{case.dtype}", 3, 2 * device.warp_size, [arguments])
     device.launch(f"transducer_loss_lattice_{case.math}", case.blocks, case.threads, [arguments])
