@@ -18,6 +18,7 @@ CSRC = REPOSITORY / "csrc"
 FLAGS = [
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-math-errno", "-Wall",
     "-Wextra", "-Wno-unknown-pragmas",
+    "-fno-trapping-math",  # else g++ keeps loops that choose between two results scalar where masks are not registers
 ]  # fmt: skip
 LINK = [
     "-Wl,-soname,libapex.so",
@@ -41,6 +42,10 @@ WINDOWS_FLAGS = [
 ]
 
 
+# Loops that choose by one condition several times: g++ would make them paths of their own, which do not vectorise.
+ONE_PATH = {"focal_loss_cpu"}
+
+
 def sources(platform: str = matrix.NATIVE) -> list[Path]:
     """Every source of the library, in the order in which they are linked. Those of windows/ take the places of those
     that have their names."""
@@ -58,6 +63,8 @@ def flags(source: Path, platform: str = matrix.NATIVE) -> list[str]:
     # The compat sources are themselves what replaces newer names, and are compiled as C++20 to replace all.
     language = ["-std=c++20"] if source.parent == host_compiler.COMPAT else []
     own = WINDOWS_FLAGS if of.windows else []
+    if source.stem in ONE_PATH:
+        own = [*own, "-fno-thread-jumps", "-Wno-ignored-optimization-argument"]  # clang++ has no such option
     return [*FLAGS, *language, contraction(source), f"-march={of.baseline}", *own, *include, *forced]
 
 

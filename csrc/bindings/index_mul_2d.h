@@ -5,9 +5,13 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
 
 namespace apex {
 namespace index_mul {
@@ -34,12 +38,32 @@ inline bool gather(const apex_place& place, const at::Tensor& from, const at::Te
   call.wide_index = i.scalar_type() == at::kLong;
   return !use_reference(apex_index_mul_2d_forward(&place, &call), "index_mul_2d");
 }
+// Rows by their index, in their own order among equals, and where those of each entry begin. Rows whose index is
+// outside [0, entries) are before the first or behind the last, if they are there.
+struct Grouped { at::Tensor rows, begins; };
+inline Grouped group_sorted(const at::Tensor& index, int64_t entries) {
+  const auto [sorted, order] = at::sort(index, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  return {order.contiguous(), at::searchsorted(sorted, at::arange(entries + 1, index.options())).contiguous()};
+}
+// On a CPU they are counted instead.
+inline Grouped group_counted(const at::Tensor& index, int64_t entries) {
+  Grouped made{at::empty_like(index), at::zeros({entries + 1}, index.options())};
+  const int64_t count = index.size(0), *of = index.const_data_ptr<int64_t>();
+  int64_t *rows = made.rows.mutable_data_ptr<int64_t>(), *begins = made.begins.mutable_data_ptr<int64_t>();
+  const auto inside = [entries](int64_t entry) { return entry >= 0 && entry < entries; };
+  for (int64_t i = 0; i < count; ++i)
+    if (inside(of[i])) ++begins[of[i] + 1];
+  for (int64_t e = 0; e < entries; ++e) begins[e + 1] += begins[e];
+  for (int64_t i = 0; i < count; ++i)
+    if (inside(of[i])) rows[begins[of[i]]++] = i;
+  std::copy_backward(begins, begins + entries, begins + entries + 1);  // each is where the next one begins now
+  begins[0] = 0;
+  return made;
+}
 inline bool scatter(const apex_place& place, const at::Tensor& first, const at::Tensor& second, const at::Tensor& index,
                     int64_t entries, at::Tensor* out) {
-  const at::Tensor a = first.contiguous(), b = second.contiguous(), i = index.to(at::kLong);
-  const auto [sorted, order] = at::sort(i, /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  const at::Tensor begins = at::searchsorted(sorted, at::arange(entries + 1, i.options())).contiguous(),
-                   rows = order.contiguous();
+  const at::Tensor a = first.contiguous(), b = second.contiguous(), i = index.to(at::kLong).contiguous();
+  const auto [rows, begins] = i.is_cpu() ? group_counted(i, entries) : group_sorted(i, entries);
   *out = at::empty({entries, a.size(1)}, a.options());
   gpu::IndexMul2d call{};
   call.a = bytes(a), call.b = bytes(b), call.out = mutable_bytes(*out), call.order = bytes(rows),

@@ -8,7 +8,11 @@
 namespace apex {
 template <class Op> struct ApplyTile {
   using Math = typename Op::Math;
+  const bool streamed;
   alignas(64) Math first[piece], second[piece], third[piece], made[piece];
+
+  explicit ApplyTile(const gpu::ChannelApply& a)
+      : streamed(is_streamed(a.batch * a.channels * (a.channels_last ? 1 : a.spatial), a.input_type)) {}
 
   // Elements [i, i + rows * n), at most `piece`; `of` gives the numbers of an element's channel, by its place in a row.
   template <class Of>
@@ -22,7 +26,7 @@ template <class Op> struct ApplyTile {
       dy = mask_tile(a.bitmask, i, all, dy, second);
       if (a.grad_z) store_tile(convert, a.grad_z, a.input_type, i, all, dy);
     }
-    Math* const result = made_tile(a.output, a.input_type, i, made);
+    Math* const result = made_tile(a.output, a.input_type, i, made, streamed);
     const bool adds = Op::reads_z && a.z;
     const Math* z = adds ? load_tile(convert, a.z, a.input_type, i, all, third) : nullptr;
     for (int64_t k = 0; k < all; k += n) {
@@ -34,7 +38,7 @@ template <class Op> struct ApplyTile {
         for (int64_t j = 0; j < n; ++j) result[k + j] = of(j).apply(common, x[k + j], dy[k + j], Math(0));
       }
     }
-    store_tile(convert, a.output, a.input_type, i, all, static_cast<const Math*>(result));
+    store_tile(convert, a.output, a.input_type, i, all, static_cast<const Math*>(result), streamed);
     if constexpr (Op::makes_mask) {
       if (!a.bitmask) return;
       uint8_t flags[piece];
@@ -69,7 +73,7 @@ template <class Op> struct ApplyChannelsFirst {
   APEX_INLINE void run_chunks(int level, int64_t begin, int64_t end) const {
     const auto& convert = tile_conversions(level, typename Op::Math());
     const typename Op::Common common(a);
-    ApplyTile<Op> tiles;
+    ApplyTile<Op> tiles(a);
     for (int64_t segment = begin; segment < end; ++segment) {
       Op op;
       op.load(a, common, segment % a.channels);
@@ -92,7 +96,7 @@ template <class Op> struct ApplyChannelsLast {
       if (a.bitmask) std::fill(a.bitmask + begin * a.channels / 8, a.bitmask + (end * a.channels + 7) / 8, gpu::u8(0));
     const auto& convert = tile_conversions(level, typename Op::Math());
     const typename Op::Common common(a);
-    ApplyTile<Op> tiles;
+    ApplyTile<Op> tiles(a);
     ChannelNumbers<Op> ops;
     for (int64_t c = 0; c < a.channels; c += tile) {
       const int64_t n = std::min<int64_t>(tile, a.channels - c);

@@ -64,6 +64,8 @@ template <class Reduction> struct ReduceChannelsLast {
             const Math* dy = Reduction::reads_grad
                                  ? load_tile(convert, a.grad_output, a.input_type, base, count * n, second)
                                  : nullptr;
+            fetch_ahead<Math>(a.input, a.input_type, base, count * n);
+            if (Reduction::reads_grad) fetch_ahead<Math>(a.grad_output, a.input_type, base, count * n);
             if (Reduction::reads_grad) dy = mask_tile(a.bitmask, base, count * n, dy, second);
             for (int64_t k = 0; k < count; ++k) rows.add(x + k * n, Reduction::reads_grad ? dy + k * n : dy, n);
           }

@@ -22,6 +22,7 @@ template <class Math> class Kept {
 
 template <class Math, bool silu> struct Backward {
   const gpu::GroupNorm& a;
+  const bool streamed = is_streamed(a.batch * a.channels * a.spatial, a.input_type);
 
   // What a strip of elements has by itself, or all of them together: functions of the place.
   template <class At> struct Numbers {
@@ -69,7 +70,7 @@ template <class Math, bool silu> struct Backward {
                          const Of& of, const One& of_one, const Along& of_x) const {
     const Math* x = load_tile(convert, a.input, a.input_type, element, n, t.first);
     const Math* dy = kept ? kept : load_tile(convert, a.grad_output, a.input_type, element, n, t.second);
-    Math* const dx = made_tile(a.output, a.input_type, element, t.made);
+    Math* const dx = made_tile(a.output, a.input_type, element, t.made, streamed);
     const auto gradient = [&](int64_t j, Math g, Math normalized) APEX_INLINE_LAMBDA {
       return gpu::fma(g, of.weight(j), -gpu::fma(normalized, of_x(j), of_one(j))) * of.rstd(j);
     };
@@ -83,7 +84,7 @@ template <class Math, bool silu> struct Backward {
         dx[j] = gradient(j, of.g(dy, j, normalized), normalized);
       }
     }
-    store_tile(convert, a.output, a.input_type, element, n, static_cast<const Math*>(dx));
+    store_tile(convert, a.output, a.input_type, element, n, static_cast<const Math*>(dx), streamed);
   }
 
   APEX_INLINE void run_first(const TileConversions<Math>& convert, const Share<Math>& s, const Kept<Math>& kept) const {

@@ -7,6 +7,7 @@ constexpr int64_t at_once = 1024;  // elements of a sum
 
 template <class Math> struct Forward {
   const gpu::GroupNorm& a;
+  const bool streamed = is_streamed(a.batch * a.channels * a.spatial, a.input_type);
 
   // For each channel of a strip the sums of d = x - from[j] and of d^2.
   APEX_INLINE void sum_rows(const TileConversions<Math>& convert, int64_t element, int64_t n, const Math* from,
@@ -16,6 +17,7 @@ template <class Math> struct Forward {
     fill(total, n, Math(0));
     fill(squares, n, Math(0));
     const auto row_at = [&](int64_t row, int64_t k) APEX_INLINE_LAMBDA {
+      fetch_ahead<Math>(a.input, a.input_type, element + (row + k) * a.channels, n);
       return load_tile(convert, a.input, a.input_type, element + (row + k) * a.channels, n, buffer[k]);
     };
     for (int64_t row = 0; row < a.spatial; row += run_rows) {
@@ -144,7 +146,7 @@ template <class Math> struct Forward {
                          const Scale& scale, const Shift& shift) const {
     alignas(64) Math buffer[strip], made[strip];
     const Math* x = load_tile(convert, a.input, a.input_type, element, n, buffer);
-    Math* const y = made_tile(a.output, a.input_type, element, made);
+    Math* const y = made_tile(a.output, a.input_type, element, made, streamed);
     if (a.silu) {
 #pragma GCC ivdep
       for (int64_t j = 0; j < n; ++j)
@@ -153,7 +155,7 @@ template <class Math> struct Forward {
 #pragma GCC ivdep
       for (int64_t j = 0; j < n; ++j) y[j] = gpu::fma(x[j] - origin(j), scale(j), shift(j));
     }
-    store_tile(convert, a.output, a.input_type, element, n, static_cast<const Math*>(y));
+    store_tile(convert, a.output, a.input_type, element, n, static_cast<const Math*>(y), streamed);
   }
   APEX_INLINE void write_first(const TileConversions<Math>& convert, const Share<Math>& s, Math origin, Math rest,
                                double rstd) const {

@@ -36,7 +36,10 @@ template <class Chunked> void run_at_level(const Chunked& chunked, int64_t begin
 #elif defined(__aarch64__)
   if (apex_cpu_level() >= 2) run_level = &Chunked::level2;
 #endif
-  parallel_for(begin, end, grain, [&](int64_t first, int64_t last) { (chunked.*run_level)(first, last); });
+  parallel_for(begin, end, grain, [&](int64_t first, int64_t last) {
+    (chunked.*run_level)(first, last);
+    finish_streams();
+  });
 }
 constexpr int64_t elements_per_task = 32768;
 

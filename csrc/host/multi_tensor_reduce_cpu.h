@@ -40,20 +40,14 @@ template <class Op, class Math> struct CpuReduction {
     alignas(64) Math lane_sums[reductions][lanes] = {};
     for (int64_t i = begin; i < end; i += tile) {
       const int64_t n = std::min(tile, end - i);
-      alignas(64) Math contributions[reductions][tile] = {};
       tiles.load(convert, tensors->dtypes, base, i, n);
       Math* const x[lists] = {tiles.x[I]...};
-#pragma GCC ivdep
-      for (int64_t j = 0; j < n; ++j) {
+      each_lane(n, [&](int64_t j, int64_t l) APEX_INLINE_LAMBDA {
         Math add[reductions];
         op.update(x[I][j]..., add);
-        for (int r = 0; r < reductions; ++r) contributions[r][j] = add[r];
-      }
+        for (int r = 0; r < reductions; ++r) lane_sums[r][l] = Op::Reduction::combine(lane_sums[r][l], add[r]);
+      });
       tiles.store(convert, tensors->dtypes, base, i, n);
-      for (int r = 0; r < reductions; ++r)
-        for (int64_t j = 0; j < tile; j += lanes)
-          for (int64_t l = 0; l < lanes; ++l)
-            lane_sums[r][l] = Op::Reduction::combine(lane_sums[r][l], contributions[r][j + l]);
     }
     for (int r = 0; r < reductions; ++r) {
       sums[r] = Math(0);

@@ -1,6 +1,7 @@
 #include "multi_tensor_tiles.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "host/cpu_level.h"
 #include "host/multi_tensor_cpu.h"
@@ -96,15 +97,20 @@ APEX_INLINE uint16_t mask_v4(int64_t n) { return n >= 16 ? uint16_t(0xffff) : ui
 APEX_V4 APEX_INLINE __m512 widened_v4(__m256i bits) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
+APEX_V4 APEX_INLINE void widen_v4(float* x, const gpu::bfloat16* from) {
+  _mm512_storeu_ps(x, widened_v4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+}
 constexpr int64_t prefetch_bytes = 1024;
 APEX_V4 void load_bfloat16_v4(float* x, const void* elements, int64_t i, int64_t n) {
   const gpu::bfloat16* from = static_cast<const gpu::bfloat16*>(elements) + i;
   int64_t j = 0;
-  for (; j + 16 <= n; j += 16) {
+  for (; j + 32 <= n; j += 32) {
     // What a later call will read, as a rule: a processor forgets a stream that pauses between tiles.
-    if (j % 32 == 0) _mm_prefetch(reinterpret_cast<const char*>(from + j) + prefetch_bytes, _MM_HINT_T0);
-    _mm512_storeu_ps(x + j, widened_v4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + j))));
+    _mm_prefetch(reinterpret_cast<const char*>(from + j) + prefetch_bytes, _MM_HINT_T0);
+    widen_v4(x + j, from + j);
+    widen_v4(x + j + 16, from + j + 16);
   }
+  if (j + 16 <= n) widen_v4(x + j, from + j), j += 16;
   // The rest in the pieces in which loops read it: they would have to wait for what one masked store leaves.
   if (j + 8 <= n) {
     const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
@@ -138,7 +144,7 @@ __attribute__((target("arch=x86-64-v4,avx512bf16,prefer-vector-width=512"))) voi
   int64_t j = 0;
   for (; j + 32 <= n; j += 32) {
     const __m512 low = _mm512_loadu_ps(x + j), high = _mm512_loadu_ps(x + j + 16);
-    if (_mm512_fpclass_ps_mask(low, subnormal) | _mm512_fpclass_ps_mask(high, subnormal))
+    if (!_kortestz_mask16_u8(_mm512_fpclass_ps_mask(low, subnormal), _mm512_fpclass_ps_mask(high, subnormal)))
       store_rounded_v4(to + j, x + j, 32);
     else _mm512_storeu_si512(to + j, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
   }
@@ -183,6 +189,49 @@ const TileConversions<float>& tile_conversions(int level, float) {
   static constexpr TileConversions<float> by_level[] = {OF_LEVEL(1)};
 #endif
   return by_level[level - 1];
+}
+#if defined(__x86_64__)
+namespace {
+// The wider, the fewer pieces of a line to be gathered.
+void stream_v1(__m128i* to, const __m128i* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes / 16; ++i) _mm_stream_si128(to + i, _mm_loadu_si128(from + i));
+}
+APEX_V3 void stream_v3(__m256i* to, const __m256i* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes / 32; ++i) _mm256_stream_si256(to + i, _mm256_loadu_si256(from + i));
+}
+APEX_V4 void stream_v4(__m512i* to, const __m512i* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes / 64; ++i) _mm512_stream_si512(to + i, _mm512_loadu_si512(from + i));
+}
+}  // namespace
+#endif
+namespace {
+int64_t bytes_of(int64_t elements, int32_t type) {
+  return elements * (type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2);
+}
+}  // namespace
+bool is_fetched(int64_t elements, int32_t type) {
+  constexpr int64_t kept = int64_t{2} << 20;
+  return bytes_of(elements, type) >= kept;
+}
+bool is_streamed(int64_t elements, int32_t type) {
+#if defined(__x86_64__)
+  constexpr int64_t kept = int64_t{16} << 20;  // half of the third-level cache that a few cores share, as a rule
+#else
+  constexpr int64_t kept = std::numeric_limits<int64_t>::max();
+#endif
+  return bytes_of(elements, type) >= kept;
+}
+void stream_bytes(void* to, const void* from, int64_t bytes) {
+#if defined(__x86_64__)
+  constexpr int64_t line = 64;
+  static const int level = machine_cpu_level();
+  if ((reinterpret_cast<uintptr_t>(to) | uintptr_t(bytes)) % line == 0) {
+    if (level >= 4) return stream_v4(static_cast<__m512i*>(to), static_cast<const __m512i*>(from), bytes);
+    if (level == 3) return stream_v3(static_cast<__m256i*>(to), static_cast<const __m256i*>(from), bytes);
+    return stream_v1(static_cast<__m128i*>(to), static_cast<const __m128i*>(from), bytes);
+  }
+#endif
+  copy_bytes(to, from, bytes);
 }
 const TileConversions<double>& tile_conversions(int, double) {
   static constexpr TileConversions<double> conversions{{load_floats}, {store_floats}};  // APEX_F32 is 0

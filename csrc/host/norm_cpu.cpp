@@ -38,6 +38,11 @@ template <class Math> class Row {
     if (tensor && (length <= held || type == DtypeOf<Math>::value))
       whole_ = load_tile(convert_, tensor, type, base, length, values_);
   }
+  // Where a row is made, and is; null: it is too long.
+  APEX_INLINE Math* begin_made(int64_t length) {
+    tensor_ = values_, whole_ = length <= held ? values_ : nullptr;
+    return length <= held ? values_ : nullptr;
+  }
   // Elements [i, i + n) of these, n at most `tile`; null where there are none.
   APEX_INLINE const Math* tile_at(int64_t i, int64_t n) {
     if (whole_ || !tensor_) return whole_ ? whole_ + i : nullptr;
@@ -66,6 +71,8 @@ template <class Math> struct Normalize {
 template <bool centered, class Math> struct Forward {
   const gpu::NormForward& a;
   const gpu::Fp8Norm* fp8;
+  const bool streamed = !fp8 && is_streamed(a.rows * a.hidden, a.output_type);
+  const bool fetched = is_fetched(a.rows * a.hidden, a.input_type);
 
   // A tile of the output in FP8; returns the largest magnitude, as record_amax_cpu takes it.
   APEX_INLINE int32_t store_codes(const Math* y, int64_t at, int64_t n, int32_t largest) const {
@@ -76,20 +83,26 @@ template <bool centered, class Math> struct Forward {
     return largest;
   }
 
-  // input + residual, rounded as it is stored; what is normalised.
-  APEX_INLINE const void* add_residual(const TileConversions<Math>& convert, int64_t base) const {
-    if (!a.residual) return a.input;
+  // What is normalised: the input, or input + residual, rounded as it is stored.
+  APEX_INLINE void begin_row(const TileConversions<Math>& convert, int64_t base, Row<Math>& x) const {
+    if (!a.residual) return x.begin(a.input, a.input_type, base, a.hidden);
     alignas(64) Math first[tile], second[tile], third[tile];
+    // Streamed where the row is at hand besides.
+    Math* const kept = streamed && a.input_type == DtypeOf<Math>::value ? x.begin_made(a.hidden) : nullptr;
     for (int64_t i = 0; i < a.hidden; i += tile) {
       const int64_t n = std::min<int64_t>(tile, a.hidden - i);
       const Math* x = load_tile(convert, a.input, a.input_type, base + i, n, first);
       const Math* y = load_tile(convert, a.residual, a.input_type, base + i, n, second);
-      Math* const sum = made_tile(a.sum, a.input_type, base + i, third);
+      Math* const sum = kept ? kept + i : made_tile(a.sum, a.input_type, base + i, third);
 #pragma GCC ivdep
       for (int64_t j = 0; j < n; ++j) sum[j] = x[j] + y[j];
-      store_tile(convert, a.sum, a.input_type, base + i, n, static_cast<const Math*>(sum));
+      store_tile(convert, a.sum, a.input_type, base + i, n, static_cast<const Math*>(sum), kept != nullptr);
     }
-    return a.sum;
+    if (!kept) x.begin(a.sum, a.input_type, base, a.hidden);
+  }
+  APEX_INLINE void fetch_row(int64_t i, int64_t n) const {
+    fetch_tile(a.input, a.input_type, i, n);
+    if (a.residual) fetch_tile(a.residual, a.input_type, i, n);
   }
   // The sum of squares of differences from `near`.
   APEX_INLINE double squares_around(Row<Math>& x, Math near) const {
@@ -163,19 +176,20 @@ template <bool centered, class Math> struct Forward {
     int32_t largest = 0;
     for (int64_t row = begin; row < end; ++row) {
       const int64_t base = row * a.hidden;
-      x.begin(add_residual(convert, base), a.input_type, base, a.hidden);
+      begin_row(convert, base, x);
       const Normalize<Math> normalize = measure(row, x);
       for (int64_t i = 0; i < a.hidden; i += tile) {
         const int64_t n = std::min<int64_t>(tile, a.hidden - i);
         const Math *of = x.tile_at(i, n), *w = weight.tile_at(i, n), *b = bias.tile_at(i, n);
+        if (fetched) fetch_row(base + a.hidden + i, n);
         if (fp8 && fp8->zero_centered_gamma && w) {
           for (int64_t j = 0; j < n; ++j) moved[j] = w[j] + Math(1);
           w = moved;
         }
-        Math* const y = fp8 ? made : made_tile(a.output, a.output_type, base + i, made);
+        Math* const y = fp8 ? made : made_tile(a.output, a.output_type, base + i, made, streamed);
         write(normalize, n, of, w, b, y);
         if (fp8) largest = store_codes(y, base + i, n, largest);
-        else store_tile(convert, a.output, a.output_type, base + i, n, static_cast<const Math*>(y));
+        else store_tile(convert, a.output, a.output_type, base + i, n, static_cast<const Math*>(y), streamed);
       }
     }
     if (fp8) record_amax_cpu(fp8->amax, largest);
@@ -199,14 +213,24 @@ template <bool centered, class Math> struct Forward {
 // Parts of rows, one after the other: each adds its rows' weight gradients up in its own partial sums.
 template <bool centered, class Math> struct Backward {
   const gpu::NormBackward& a;
+  const bool streamed = is_streamed(a.rows * a.hidden, a.input_type);
+  const bool fetched = is_fetched(a.rows * a.hidden, a.input_type);
 
   struct Rows {
     Row<Math> saved, grad, weight, bias, more;
-    const Math* dy = nullptr;  // of the elements that were read last
-    // Normalised values, and g = dy * weight: of all of the row, or of a tile.
-    alignas(64) Math normalized[held], along[held];
+    alignas(64) Math rebuilt[tile], ones[tile];
     APEX_INLINE explicit Rows(const TileConversions<Math>& convert)
-        : saved(convert), grad(convert), weight(convert), bias(convert), more(convert) {}
+        : saved(convert), grad(convert), weight(convert), bias(convert), more(convert) {
+      fill<Math>(ones, tile, Math(1));
+    }
+  };
+  // Of a tile: x and what makes x^ of it, the gradient, and the weight. Both passes of a row make x^ and g: were they
+  // kept between, a row would not stay in the first-level cache.
+  struct Read {
+    const Math *x, *dy, *w;
+    Normalize<Math> normalize;
+    APEX_INLINE Math normalized(int64_t j) const { return normalize(x[j]); }
+    APEX_INLINE Math along(int64_t j) const { return dy[j] * w[j]; }
   };
   // What a memory-efficient norm normalised, out of its output.
   APEX_INLINE void from_output(const Math* y, const Math* w, const Math* b, int64_t n, Math* normalized) const {
@@ -216,24 +240,20 @@ template <bool centered, class Math> struct Backward {
       normalized[j] = (y[j] - (b ? b[j] : Math(0))) / (weight < Math(0) ? -magnitude : magnitude);
     }
   }
-  // Elements [i, i + n) of a row; returns g, in `along` where it is not dy itself.
-  APEX_INLINE const Math* read(Rows& t, int64_t i, int64_t n, const Normalize<Math>& normalize, Math* normalized,
-                               Math* along) const {
-    const Math *x = t.saved.tile_at(i, n), *dy = t.dy = t.grad.tile_at(i, n), *w = t.weight.tile_at(i, n);
-    if (a.from_output) {
-      from_output(x, w, t.bias.tile_at(i, n), n, normalized);
-    } else {
-#pragma GCC ivdep
-      for (int64_t j = 0; j < n; ++j) normalized[j] = normalize(x[j]);
-    }
-    if (!w) return dy;
-#pragma GCC ivdep
-    for (int64_t j = 0; j < n; ++j) along[j] = dy[j] * w[j];
-    return along;
+  APEX_INLINE void fetch_row(int64_t i, int64_t n) const {
+    fetch_tile(a.saved, a.from_output ? a.output_type : a.input_type, i, n);
+    fetch_tile(a.grad_output, a.output_type, i, n);
+  }
+  // Elements [i, i + n) of a row.
+  APEX_INLINE Read read(Rows& t, int64_t i, int64_t n, const Normalize<Math>& normalize) const {
+    const Math *x = t.saved.tile_at(i, n), *dy = t.grad.tile_at(i, n), *w = t.weight.tile_at(i, n);
+    if (!a.from_output) return {x, dy, w ? w : t.ones, normalize};
+    from_output(x, w, t.bias.tile_at(i, n), n, t.rebuilt);
+    return {t.rebuilt, dy, w ? w : t.ones, Normalize<Math>(0, 1)};
   }
   APEX_INLINE void run_row(const TileConversions<Math>& convert, Rows& t, int64_t row, Math* of_weight,
                            Math* of_bias) const {
-    const int64_t base = row * a.hidden, whole = a.hidden <= held;
+    const int64_t base = row * a.hidden;
     const Math mean = centered && a.mean ? reinterpret_cast<const Math*>(a.mean)[row] : Math(0);
     const Math rstd = reinterpret_cast<const Math*>(a.rstd)[row];
     const Normalize<Math> normalize(mean, rstd);
@@ -242,21 +262,13 @@ template <bool centered, class Math> struct Backward {
     t.more.begin(a.grad_sum, a.input_type, base, a.hidden);
     RowSum<Math> along_x, along_one;
     for (int64_t i = 0; i < a.hidden; i += tile) {
-      const int64_t n = std::min<int64_t>(tile, a.hidden - i), at = whole ? i : 0;
-      Math* const normalized = t.normalized + at;
-      const Math *g = read(t, i, n, normalize, normalized, t.along + at), *dy = t.dy;
-      if (of_weight) {
-#pragma GCC ivdep
-        for (int64_t j = 0; j < n; ++j) of_weight[i + j] = gpu::fma(dy[j], normalized[j], of_weight[i + j]);
-      }
-      if (of_bias) {
-#pragma GCC ivdep
-        for (int64_t j = 0; j < n; ++j) of_bias[i + j] += dy[j];
-      }
+      const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+      const Read of = read(t, i, n, normalize);
       Lanes<Added, Math> one(Math(0)), x(Math(0));
       each_lane(n, [&](int64_t j, int64_t l) APEX_INLINE_LAMBDA {
-        if (centered) one.of[l] += g[j];
-        x.of[l] += g[j] * normalized[j];
+        const Math g = of.along(j);
+        if (centered) one.of[l] += g;
+        x.of[l] += g * of.normalized(j);
       });
       if (centered) along_one.add(one);
       along_x.add(x);
@@ -265,19 +277,32 @@ template <bool centered, class Math> struct Backward {
     const Math of_x = Math(along_x.total() * scale), of_one = Math(along_one.total() * scale);
     alignas(64) Math made[tile];
     for (int64_t i = 0; i < a.hidden; i += tile) {
-      const int64_t n = std::min<int64_t>(tile, a.hidden - i), at = whole ? i : 0;
-      Math* const normalized = t.normalized + at;
-      const Math* g = !whole     ? read(t, i, n, normalize, normalized, t.along + at)
-                      : a.weight ? t.along + at
-                                 : t.grad.tile_at(i, n);
-      Math* const dx = made_tile(a.grad_input, a.input_type, base + i, made);
+      const int64_t n = std::min<int64_t>(tile, a.hidden - i);
+      const Read of = read(t, i, n, normalize);
+      if (fetched) fetch_row(base + a.hidden + i, n);
+      Math* const dx = made_tile(a.grad_input, a.input_type, base + i, made, streamed);
+      if (of_bias) {
+        Math *weights = of_weight + i, *biases = of_bias + i;
 #pragma GCC ivdep
-      for (int64_t j = 0; j < n; ++j) dx[j] = gpu::fma(g[j], rstd, -gpu::fma(normalized[j], of_x, of_one));
+        for (int64_t j = 0; j < n; ++j) {
+          const Math normalized = of.normalized(j), dy = of.dy[j];
+          weights[j] = gpu::fma(dy, normalized, weights[j]);
+          biases[j] += dy;
+          dx[j] = gpu::fma(of.along(j), rstd, -gpu::fma(normalized, of_x, of_one));
+        }
+      } else {
+        if (of_weight) {
+#pragma GCC ivdep
+          for (int64_t j = 0; j < n; ++j) of_weight[i + j] = gpu::fma(of.dy[j], of.normalized(j), of_weight[i + j]);
+        }
+#pragma GCC ivdep
+        for (int64_t j = 0; j < n; ++j) dx[j] = gpu::fma(of.along(j), rstd, -gpu::fma(of.normalized(j), of_x, of_one));
+      }
       if (const Math* more = t.more.tile_at(i, n)) {
 #pragma GCC ivdep
         for (int64_t j = 0; j < n; ++j) dx[j] += more[j];
       }
-      store_tile(convert, a.grad_input, a.input_type, base + i, n, static_cast<const Math*>(dx));
+      store_tile(convert, a.grad_input, a.input_type, base + i, n, static_cast<const Math*>(dx), streamed);
     }
   }
 

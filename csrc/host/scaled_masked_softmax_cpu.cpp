@@ -51,6 +51,7 @@ template <class Arguments> APEX_INLINE void keep(const Arguments& a, int64_t ele
 
 template <class Math> struct Forward {
   const gpu::SoftmaxForward& a;
+  const bool fetched = is_fetched(a.rows * a.keys, a.type);
 
   // As `read_some`, with -inf behind the elements up to a `count` that has no rest over the lanes: rests take as long.
   APEX_INLINE const Math* read(const TileConversions<Math>& convert, int64_t base, const uint8_t* mask, int64_t i,
@@ -103,6 +104,7 @@ template <class Math> struct Forward {
   APEX_INLINE void write(const TileConversions<Math>& convert, int64_t element, int64_t n, Math* x, Math share) const {
     gpu::u8* const to = a.seed ? a.softmax : a.output;
     Math* const y = made_tile(to, a.type, element, x);
+    if (fetched) fetch_tile(a.input, a.type, element + a.keys, n);
 #pragma GCC ivdep
     for (int64_t j = 0; j < n; ++j) y[j] = x[j] * share;
     store_tile(convert, to, a.type, element, n, static_cast<const Math*>(y));
@@ -207,6 +209,7 @@ template <class Math> struct Forward {
 
 template <class Math> struct Backward {
   const gpu::SoftmaxBackward& a;
+  const bool fetched = is_fetched(a.rows * a.keys, a.type);
 
   APEX_INLINE int64_t length_of(int64_t row) const {
     return a.causal ? gpu::softmax_length(a.keys, a.queries, row % a.queries, a.causal) : a.keys;
@@ -260,6 +263,10 @@ template <class Math> struct Backward {
         const int64_t n = std::min(piece, length - i);
         if (!once) read(base + i, n);
         Math* const dx = made_tile(a.grad_input, a.type, base + i, third);
+        if (fetched) {
+          fetch_tile(a.output, a.type, base + a.keys, n);
+          fetch_tile(a.grad_output, a.type, base + a.keys, n);
+        }
 #pragma GCC ivdep
         for (int64_t j = 0; j < n; ++j) dx[j] = y[j] * ((dy[j] - total) * scale);
         store_tile(convert, a.grad_input, a.type, base + i, n, static_cast<const Math*>(dx));
