@@ -114,12 +114,12 @@ template <class Access, bool dropout> struct JointForward {
 
   GPU_FN void run() const {
     const u32 label_tiles = tiles_of(a.labels, joint_tile_labels),
-              frame_tiles = tiles_of(a.frames, groups * (u32)a.tile_frames);
+              frame_tiles = tiles_of(a.frames, groups * joint_tile_frames<dropout>);
     const i64 units = a.batch * frame_tiles * label_tiles;
     for (i64 unit = block_x(); unit < units; unit += grid_x()) {
       const i64 tile = small_quotient(unit, label_tiles), b = small_quotient(tile, frame_tiles);
       const u32 first_label = (u32)(unit - tile * label_tiles) * joint_tile_labels;
-      const u32 first_frame = (u32)(tile - b * frame_tiles) * groups * (u32)a.tile_frames + group;
+      const u32 first_frame = (u32)(tile - b * frame_tiles) * groups * joint_tile_frames<dropout> + group;
       work(b, first_frame, first_label);
       if (!a.batch_offset || unit != b * frame_tiles * label_tiles) continue;
       const TransducerItem item(a, b);
@@ -191,7 +191,7 @@ template <class Access, bool dropout> struct JointForward {
       const TransducerItem item(a, b);
       const u32 frames = a.batch_offset ? item.frames : (u32)a.frames,
                 labels = a.batch_offset ? item.labels : (u32)a.labels;
-      const u32 after_frames = first_frame + groups * (u32)a.tile_frames,
+      const u32 after_frames = first_frame + groups * joint_tile_frames<dropout>,
                 end = after_frames < frames ? after_frames : frames;
       const u32 left = first_label < item.labels ? item.labels - first_label : 0,
                 own = left < joint_tile_labels ? left : joint_tile_labels;

@@ -4,8 +4,9 @@
 
 namespace gpu {
 constexpr u32 joint_forward_threads = 256, joint_backward_threads = 256, joint_apart_threads = 64;
-// Labels that a thread of the forward holds.
+// What a thread of the forward adds up: labels that it holds, and frames.
 constexpr u32 joint_tile_labels = 6;
+template <bool dropout> constexpr u32 joint_tile_frames = dropout ? 4 : 2;
 // What a thread of the forward adds up where rows begin anywhere (transducer_joint_staged.h): sums of a frame at once
 // and the most of its columns. Vectors of a block's sums of a frame.
 constexpr u32 joint_staged_sums = 16, joint_staged_most_columns = 4;
@@ -43,7 +44,7 @@ struct TransducerJointForward {
   u32 keep;      // of 65536
   i32 type, wide_lengths, relu;
   i32 lanes;        // threads side by side on a row, a power of two
-  i32 tile_frames;  // that a thread takes
+  i32 tile_frames;  // of a block, where rows begin anywhere
 };
 
 struct TransducerJointBackward {

@@ -220,17 +220,18 @@ int32_t apex_transducer_joint_forward(const apex_place* place, const gpu::Transd
   apex_kernel& kernel =
       staged ? staged_kernels[a.type == APEX_BF16] : forward_kernels[dropout][kernel_of(a.type, vectors)];
   a.lanes = lanes_for(ceil_divide(a.hidden, vectors || dropout ? width : 1));
-  int64_t labels = gpu::joint_tile_labels, groups = gpu::joint_forward_threads / a.lanes;
-  a.tile_frames = dropout ? 4 : 2;
+  int64_t labels = gpu::joint_tile_labels, groups = gpu::joint_forward_threads / a.lanes,
+          frames = dropout ? gpu::joint_tile_frames<true> : gpu::joint_tile_frames<false>;
   if (staged) {
     // So many frames that the blocks come in one wave, within bounds.
     labels = gpu::joint_staged_sums / gpu::joint_staged_columns(a.hidden);
     groups = 1;
     const int64_t tiles = std::max<int64_t>(1, a.batch * ceil_divide(a.labels, labels)),
                   wave = int64_t(limits.multiprocessors) * 4;
-    a.tile_frames = int32_t(std::clamp<int64_t>(ceil_divide(a.frames, std::max<int64_t>(1, wave / tiles)), 8, 64));
+    frames = std::clamp<int64_t>(ceil_divide(a.frames, std::max<int64_t>(1, wave / tiles)), 8, 64);
+    a.tile_frames = int32_t(frames);
   }
-  const int64_t units = a.batch * ceil_divide(a.frames, groups * a.tile_frames) * ceil_divide(a.labels, labels);
+  const int64_t units = a.batch * ceil_divide(a.frames, groups * frames) * ceil_divide(a.labels, labels);
   const int64_t blocks = std::clamp<int64_t>(units, 1, int64_t(limits.multiprocessors) * 64);
   return apex_launch(place, &kernel, {uint32_t(blocks), 1, 1}, {gpu::joint_forward_threads, 1, 1}, 0, parameters);
 }
