@@ -115,9 +115,8 @@ def _whole(run: Run, now: dict[str, str]) -> str:
             share = f"{100 * run.share(row):.0f} %" if row["graph"] else ""
             rows.append((case, name, gpu if row["graph"] else "", share, _microseconds(row["wall"])))
     headings = ("case", "implementation", "GPU µs", "of the floor", "wall µs")
-    return (
-        f"## `benchmarks/{run.benchmark}.py`\n\n{run.heading}. {run.sources(now)}\n\n{table(headings, rows)}"
-    )
+    said = filled(f"{run.heading}. {run.sources(now)}")
+    return f"## `benchmarks/{run.benchmark}.py`\n\n{said}\n\n{table(headings, rows)}"
 
 
 def _microseconds(seconds: float | None) -> str:

@@ -361,8 +361,7 @@ template <i32 type> GPU_FN void sum_rows(const GroupNorm& a, const HalvesItem& a
       });
   at.for_each_channel([&](u32 i, bool second) {
     sums.of_threads[i * sums.pitch + thread_x()] = of_one[i];
-    sums.of_threads[(width + i) * sums.pitch + thread_x()] =
-        of_x[i] * (second ? constants.rstd[1] : constants.rstd[0]);
+    sums.of_threads[(width + i) * sums.pitch + thread_x()] = of_x[i] * (second ? constants.rstd[1] : constants.rstd[0]);
   });
 }
 

@@ -134,7 +134,7 @@ template <i32 type> struct TransducerEmissions {
       const i64 row = has ? item.row(node.t, node.u) : -1;
       LogP<Math> normalizer{};
       if (a.normalizers) normalizer = whole ? normalizer_of_whole(row) : normalizer_of(row);
-      if (has) put(node, item.labels, row, unit, normalizer);
+      if (has) put(node, item.labels, row, normalizer);
       else if (there) put_nothing(unit);
     }
     // The rest of a packed x has no logarithms.
@@ -249,7 +249,7 @@ template <i32 type> struct TransducerEmissions {
     reinterpret_cast<LogP<Math>*>(a.alpha)[unit] = reinterpret_cast<LogP<Math>*>(a.beta)[unit] = zero;
     if (a.normalizers && !a.batch_offset) reinterpret_cast<LogP<Math>*>(a.normalizers)[unit] = zero;
   }
-  GPU_FN void put(const TransducerNode& node, u32 labels, i64 row, i64 unit, const LogP<Math>& normalizer) const {
+  GPU_FN void put(const TransducerNode& node, u32 labels, i64 row, const LogP<Math>& normalizer) const {
     const u8* const x = a.x + row * a.classes * P::size;
     if (a.normalizers) reinterpret_cast<LogP<Math>*>(a.normalizers)[row] = normalizer;
     const auto log_p = [&](i64 index) { return (load_one<Math>(x, type, index) - normalizer.whole) - normalizer.rest; };

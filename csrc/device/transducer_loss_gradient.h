@@ -129,7 +129,7 @@ template <i32 type> struct TransducerGradient {
     const u32 count = (all - head) / width, tail = head + count * width;
     if (head || tail < all)
       single(from, to, lane_id() < width ? lane_id() : tail + lane_id() - width, lane_id() < width ? head : all);
-    vectors(from + head * P::size, to + head * P::size, head, count, rows);
+    vectors(from + head * P::size, to + head * P::size, head, count);
   }
   GPU_FN void single(const u8* from, u8* to, u32 at, u32 end) const {
     const u32 r = at < end ? at / classes : 0, column = at - r * classes;
@@ -160,7 +160,7 @@ template <i32 type> struct TransducerGradient {
     const bool live = shuffle_value_from(own.scale, there ? (head + v * width) / classes : 0) != Math(0);
     if (there && live) prefetch(from + (u64)v * sizeof(Raw));
   }
-  GPU_FN void vectors(const u8* from, u8* to, u32 head, u32 count, u32 rows) const {
+  GPU_FN void vectors(const u8* from, u8* to, u32 head, u32 count) const {
     const bool shared = head || classes % width;  // rows share vectors
     Some next;
     fetch(next, from, head, 0, count, shared);
