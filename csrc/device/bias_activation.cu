@@ -78,11 +78,16 @@ GPU_FN void forward_rows(const BiasActivation& a, const ActivationPlace& place, 
   }
 }
 
+template <class Math, int width, i32 fixed, bool gated> struct ForwardRows {
+  const BiasActivation& a;
+  const ActivationPlace& place;
+  GPU_FN void operator()(const Activation<Math, sees_all<fixed>>& f) const {
+    forward_rows<Math, width, fixed, gated>(a, place, f);
+  }
+};
 template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_forward(const BiasActivation& a) {
   const ActivationPlace place(a, width);
-  if (!place.works) return;
-  with_activation<Math, sees_all<fixed>>(a,
-                                         [&](const auto& f) { forward_rows<Math, width, fixed, gated>(a, place, f); });
+  if (place.works) with_activation<Math, sees_all<fixed>>(a, ForwardRows<Math, width, fixed, gated>{a, place});
 }
 
 // The sums over the block's rows of all its columns, from those of each thread; over all rows where the block is the
@@ -184,10 +189,18 @@ GPU_FN void backward_rows_of(const BiasActivation& a, const Function& f, i64 col
   }
 }
 
+template <int in_flight, i32 fixed, class Math, int halves, int width> struct BackwardRows {
+  const BiasActivation& a;
+  i64 column, first, step;
+  Math (&sums)[halves][width];
+  GPU_FN void operator()(const Activation<Math, sees_all<fixed>>& f) const {
+    backward_rows_of<in_flight, fixed>(a, f, column, first, step, sums);
+  }
+};
 template <int in_flight, i32 fixed, class Math, int halves, int width>
 GPU_FN void backward_rows(const BiasActivation& a, i64 column, i64 first, i64 step, Math (&sums)[halves][width]) {
   with_activation<Math, sees_all<fixed>>(
-      a, [&](const auto& f) { backward_rows_of<in_flight, fixed>(a, f, column, first, step, sums); });
+      a, BackwardRows<in_flight, fixed, Math, halves, width>{a, column, first, step, sums});
 }
 
 template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_backward(const BiasActivation& a) {

@@ -90,17 +90,25 @@ template <class Math, bool exact> struct Activation {
   }
 };
 
-// work(f): the activation, in each of these of a function that the compiler knows. Where it is asked at every element,
-// none begins before the one before it is done.
+// work(f): the activation; on NVIDIA cards in each of these of a function that the compiler knows: where it is asked at
+// every element, none begins before the one before it is done.
 template <class Math, bool exact, class Work> GPU_FN void with_activation(const BiasActivation& a, const Work& work) {
   Activation<Math, exact> f(a);
-  const auto as = [&](i32 function) {
-    f.function = function;
-    work(f);
-  };
-  if (a.function == function_x_sigmoid) as(function_x_sigmoid);
-  else if (a.function == function_sigmoid) as(function_sigmoid);
-  else if (a.function == function_squared_relu) as(function_squared_relu);
-  else as(function_relu);
+#if !defined(GPU_HIP)
+  if (a.function == function_x_sigmoid) {
+    f.function = function_x_sigmoid;
+    return work(f);
+  }
+  if (a.function == function_sigmoid) {
+    f.function = function_sigmoid;
+    return work(f);
+  }
+  if (a.function == function_squared_relu) {
+    f.function = function_squared_relu;
+    return work(f);
+  }
+  f.function = function_relu;
+#endif
+  work(f);
 }
 }  // namespace gpu
