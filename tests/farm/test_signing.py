@@ -203,8 +203,9 @@ def test_the_farm_signs_what_it_publishes(built, keys, tmp_path, monkeypatch):
 
 
 def test_a_wheel_that_comes_out_of_a_container_is_signed_too(built, keys, monkeypatch):
-    from build_matrix.containers import wheels
+    from build_matrix.containers import engine, wheels
 
+    monkeypatch.setattr(engine, "find", lambda name: "podman")
     monkeypatch.setattr(wheels, "build", lambda *cell, **container: [built])
     monkeypatch.setenv("APEX_SIGNING_KEY", str(keys["ours"][0]))
     done = CliRunner().invoke(main, ["wheel", "cpu", "--container"], catch_exceptions=False)
