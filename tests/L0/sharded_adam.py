@@ -120,6 +120,23 @@ def results_on_gpus(run, folder):
     return _read(2, folder)
 
 
+def cases_on_two_gpus(run, cases):
+    """A module's fixture and test, to be called `results` and `test_nccl`: each case of run, as of results_on_gpus."""
+
+    @pytest.fixture(scope="module")
+    def results(tmp_path_factory):
+        """How each case ended, by rank."""
+        return results_on_gpus(run, tmp_path_factory.mktemp("nccl"))
+
+    @pytest.mark.two_gpus
+    @pytest.mark.parametrize("case", cases)
+    def test_nccl(results, case):
+        for rank, result in enumerate(results):
+            assert not result[case], f"rank {rank}: {result[case]}"
+
+    return results, test_nccl
+
+
 def _read(ranks, folder):
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 

@@ -13,18 +13,9 @@ from apex.parallel import SyncBatchNorm
 
 pytestmark = pytest.mark.gpu
 
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """How each case ended, by rank."""
-    return sharded_adam.results_on_gpus(sync_batchnorm_ranks.run_on_gpus, tmp_path_factory.mktemp("nccl"))
-
-
-@pytest.mark.two_gpus
-@pytest.mark.parametrize("case", sync_batchnorm_ranks.CASES)
-def test_nccl(results, case):
-    for rank, result in enumerate(results):
-        assert not result[case], f"rank {rank}: {result[case]}"
+results, test_nccl = sharded_adam.cases_on_two_gpus(
+    sync_batchnorm_ranks.run_on_gpus, sync_batchnorm_ranks.CASES
+)
 
 
 def _step(layer, x, gradient):

@@ -9,15 +9,4 @@ import torch
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
 
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """How each case ended, by rank."""
-    return sharded_adam.results_on_gpus(standalone_bert_gpus.run, tmp_path_factory.mktemp("nccl"))
-
-
-@pytest.mark.two_gpus
-@pytest.mark.parametrize("case", standalone_bert_gpus.CASES)
-def test_nccl(results, case):
-    for rank, result in enumerate(results):
-        assert not result[case], f"rank {rank}: {result[case]}"
+results, test_nccl = sharded_adam.cases_on_two_gpus(standalone_bert_gpus.run, standalone_bert_gpus.CASES)

@@ -9,15 +9,4 @@ import tp_gpus
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
 
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """How each case ended, by rank."""
-    return sharded_adam.results_on_gpus(tp_gpus.run, tmp_path_factory.mktemp("nccl"))
-
-
-@pytest.mark.two_gpus
-@pytest.mark.parametrize("case", tp_gpus.CASES)
-def test_nccl(results, case):
-    for rank, result in enumerate(results):
-        assert not result[case], f"rank {rank}: {result[case]}"
+results, test_nccl = sharded_adam.cases_on_two_gpus(tp_gpus.run, tp_gpus.CASES)
