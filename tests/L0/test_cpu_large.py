@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch_defaults
 
 from apex.contrib.group_norm import GroupNorm
 from apex.contrib.index_mul_2d import index_mul_2d
@@ -17,28 +18,32 @@ BYTES = 18 << 20  # more than are kept; those of a quarter are not
 WIDTHS = 2048, 2046
 
 
+def numbers(*shape, dtype=torch.float32):
+    return torch.randn(shape, dtype=dtype, device="cpu")
+
+
 def layer_norm(width, dtype):
-    w, b = torch.randn(width, dtype=dtype), torch.randn(width, dtype=dtype)
+    w, b = numbers(width, dtype=dtype), numbers(width, dtype=dtype)
     return 1, lambda x: fused_layer_norm_affine(x, w, b, (width,))
 
 
 def rms_norm(width, dtype):
-    w = torch.randn(width, dtype=dtype)
+    w = numbers(width, dtype=dtype)
     return 1, lambda x: fused_rms_norm_affine(x, w, (width,), 1e-5)
 
 
 def add_layer_norm(width, dtype):
-    w, b = torch.randn(width, dtype=dtype), torch.randn(width, dtype=dtype)
+    w, b = numbers(width, dtype=dtype), numbers(width, dtype=dtype)
     return 2, lambda x, r: torch.cat(fused_add_layer_norm(x, r, w, b), -1)
 
 
 def add_rms_norm(width, dtype):
-    w = torch.randn(width, dtype=dtype)
+    w = numbers(width, dtype=dtype)
     return 2, lambda x, r: torch.cat(fused_add_rms_norm(x, r, w), -1)
 
 
 def swiglu(width, dtype):
-    b = torch.randn(width, dtype=dtype)
+    b = numbers(width, dtype=dtype)
     return 1, lambda x: fused_bias_swiglu(torch.cat((x, x.flip(-1)), -1), torch.cat((b, b)))
 
 
@@ -51,7 +56,7 @@ def softmax(width, dtype):
 
 
 def group_norm(width, dtype):
-    layer = GroupNorm(2, 22, dtype=dtype)
+    layer = GroupNorm(2, 22, dtype=dtype, device="cpu")
 
     def run(x):
         images = x.view(len(x) // 11, 22, width // 2, 1)
@@ -61,13 +66,14 @@ def group_norm(width, dtype):
 
 
 def batch_norm(width, dtype):
-    layer = SyncBatchNorm(width).eval()
+    with torch_defaults.set_to(torch.float32, "cpu"):
+        layer = SyncBatchNorm(width).eval()
     layer.running_mean.normal_(), layer.running_var.uniform_(0.5, 2)
     return 1, lambda x: layer(x[:, :, None, None].to(memory_format=torch.channels_last))[:, :, 0, 0]
 
 
 def products(width, dtype):
-    table, index = torch.randn(64, width, dtype=dtype), torch.arange(11) * 5
+    table, index = numbers(64, width, dtype=dtype), torch.arange(11, dtype=torch.int64, device="cpu") * 5
     return 1, lambda x: index_mul_2d(table, x, index.repeat(len(x) // 11))
 
 
@@ -83,12 +89,12 @@ def test_parts_of_a_large_tensor_have_its_bits(make, width, dtype):
     torch.manual_seed(0)
     quarter = BYTES // dtype.itemsize // width // 44 * 11  # images have 11 rows
     count, function = make(width, dtype)
-    inputs = [torch.randn(4 * quarter, width).to(dtype).requires_grad_() for _ in range(count)]
+    inputs = [numbers(4 * quarter, width).to(dtype).requires_grad_() for _ in range(count)]
     whole = function(*inputs)
-    gradient = torch.randn(whole.shape).to(whole.dtype)
+    gradient = numbers(*whole.shape).to(whole.dtype)
     assert whole.numel() * whole.element_size() >= 16 << 20
     whole_grads = torch.autograd.grad(whole, inputs, gradient)
-    for rows in torch.arange(4 * quarter).split(quarter):
+    for rows in torch.arange(4 * quarter, dtype=torch.int64, device="cpu").split(quarter):
         parts = [x.detach()[rows].requires_grad_() for x in inputs]
         part = function(*parts)
         assert torch.equal(part, whole[rows])
