@@ -46,6 +46,14 @@ def spills(unit: str, code: Inspected, arch: Arch, matrix: Matrix) -> list[str]:
     ]
 
 
+def oversize(unit: str, size: int, arch: str, matrix: Matrix) -> list[str]:
+    """A line where the code of `unit` for `arch`, `size` bytes, is over its budget."""
+    allowed = matrix.unit_budget(unit, arch)
+    if size <= allowed:
+        return []
+    return [f"{unit} for {arch}: {size} bytes are over its budget of {allowed} (matrix.toml)"]
+
+
 def check(
     unit: str,
     image: bytes,
@@ -55,12 +63,14 @@ def check(
     by: str = "",
     lenient: bool = False,
 ) -> list[str]:
-    """Raises GateError naming every fault, and what it was compiled `by`. With `lenient` spills are none: they are
-    given back, in words."""
+    """Raises GateError naming every fault, and what it was compiled `by`. With `lenient` size is none, nor are spills:
+    those are given back, in words."""
     of = f"{unit} for {arch.name}" + (f" by {by}" if by else "")
     found, spilled = faults(unit, image, code, arch, matrix), spills(unit, code, arch, matrix)
-    if found or (spilled and not lenient):
-        raise GateError(of, found + spilled)
+    if not lenient:
+        found += spilled + oversize(unit, len(image), arch.name, matrix)
+    if found:
+        raise GateError(of, found)
     return [f"{of}: {words}" for words in spilled]
 
 

@@ -3,9 +3,9 @@ and the one source of the doctor's screen, the support tables, the size budget a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from build_matrix.parts import gate
 from build_matrix.spec.archs import Arch
+from build_matrix.spec.matrix import Matrix
 
 NATIVE, JIT, REFERENCE = "native", "jit", "reference"
 
@@ -60,11 +60,11 @@ def native(coverage: dict) -> list[str]:
     return [arch for arch in coverage["archs"] if rows and all(row[arch]["state"] == NATIVE for row in rows)]
 
 
-def over_budget(coverage: dict, budget: Callable[[str, str], int]) -> list[str]:
-    """Code objects that are larger than `budget` (unit, arch) allows, one line each."""
+def over_budget(coverage: dict, matrix: Matrix) -> list[str]:
+    """Code objects that are larger than their budget, one line each."""
     return [
-        f"{unit} for {arch}: {size} bytes are over its budget of {allowed} (matrix.toml)"
+        line
         for unit, row in coverage["units"].items()
         for arch, size in row["bytes"].items()
-        if size > (allowed := budget(unit, arch))
+        for line in gate.oversize(unit, size, arch, matrix)
     ]

@@ -93,6 +93,15 @@ def test_the_gate_names_each_fault(kernels, words):
         gate.check(UNIT, b"", Inspected("sm_90", kernels), Arch("sm_90"), matrix.load())
 
 
+def test_the_gate_stops_code_over_its_budget_where_it_is_compiled():
+    good, allowed = Inspected("sm_90", {f"{UNIT}_f32": Kernel(registers=8)}), matrix.load().unit_budget(UNIT, "sm_90")
+    assert gate.check(UNIT, bytes(allowed), good, Arch("sm_90"), matrix.load()) == []
+    of = (UNIT, bytes(allowed + 1), good, Arch("sm_90"), matrix.load())
+    with pytest.raises(GateError, match=f"{UNIT} for sm_90: {allowed + 1} bytes are over its budget"):
+        gate.check(*of)
+    assert gate.check(*of, lenient=True) == []  # a source install runs what its compiler made
+
+
 def test_archs_of_one_build_must_agree_on_kernels():
     of_cuda = replace(matrix.load(), kernels_of_a_vendor=({"kernels": "*_copies_*", "vendor": "cuda"},))
     whole = {"x", "a_copies_f16"}
