@@ -19,6 +19,7 @@ enum {
   device_get = 17
 };
 enum { invalid_argument = 3, unavailable = 14, internal_error = 13 };  // of absl::StatusCode
+constexpr size_t scratch_alignment = 16;  // what a workspace has; XLA refuses more
 
 struct ErrorCreate {
   size_t size;
@@ -197,7 +198,7 @@ void Call::expect(const char* name, const Buffer& buffer, int64_t count, std::in
 uint8_t* Call::scratch(int64_t bytes) {
   if (bytes <= 0 || status_ != APEX_OK) return nullptr;
   blocks_.reserve(blocks_.size() + 1);
-  MemoryAllocate arguments{sizeof arguments, nullptr, frame_->context, size_t(bytes), 256, nullptr};
+  MemoryAllocate arguments{sizeof arguments, nullptr, frame_->context, size_t(bytes), scratch_alignment, nullptr};
   if (place_.platform == APEX_CPU) arguments.memory = std::malloc(size_t(bytes));
   else if (!ask(memory_allocate, &arguments)) return nullptr;
   if (!arguments.memory) {

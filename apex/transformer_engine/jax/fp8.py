@@ -258,7 +258,8 @@ def quantize(x: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
     saturated = jnp.where(jnp.isnan(scaled), scaled, jnp.clip(scaled, -limit, limit))
     if "fnuz" in jnp.dtype(dtype).name:
         saturated = jnp.where(jnp.isinf(scaled), jnp.nan, saturated)
-    return saturated.astype(dtype)
+    # Else XLA, which may keep more precision than is asked for, takes this conversion and the one back for none.
+    return jax.lax.optimization_barrier(saturated.astype(dtype))
 
 
 def _largest_magnitude(x: jax.Array) -> jax.Array:

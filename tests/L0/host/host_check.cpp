@@ -9,6 +9,7 @@
 #include "host/parallel.h"
 #include "host/status.h"
 #include "host/workspace.h"
+#include "host/xla.h"
 
 namespace {
 // Of n elements: how many bytes a level's conversions of T leave other than one element's conversion does, or change
@@ -77,3 +78,13 @@ APEX_EXPORT int32_t check_take_workspace(const apex_place* place, const apex_wor
 
 APEX_EXPORT int32_t check_machine_level() { return apex::machine_cpu_level(); }
 }
+
+namespace apex::xla {
+// Takes 100 and then 0 bytes of scratch memory.
+int32_t check_scratch(Call& call) {
+  const auto* memory = call.scratch(100);
+  return memory && !call.scratch(0) ? APEX_OK : APEX_ERROR_WORKSPACE;
+}
+}  // namespace apex::xla
+
+APEX_XLA_HANDLER(check_scratch, 0)
