@@ -94,7 +94,8 @@ def test_the_gate_names_each_fault(kernels, words):
 
 
 def test_the_gate_stops_code_over_its_budget_where_it_is_compiled():
-    good, allowed = Inspected("sm_90", {f"{UNIT}_f32": Kernel(registers=8)}), matrix.load().unit_budget(UNIT, "sm_90")
+    good = Inspected("sm_90", {f"{UNIT}_f32": Kernel(registers=8)})
+    allowed = matrix.load().unit_budget(UNIT, "sm_90")
     assert gate.check(UNIT, bytes(allowed), good, Arch("sm_90"), matrix.load()) == []
     of = (UNIT, bytes(allowed + 1), good, Arch("sm_90"), matrix.load())
     with pytest.raises(GateError, match=f"{UNIT} for sm_90: {allowed + 1} bytes are over its budget"):

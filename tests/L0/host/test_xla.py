@@ -97,7 +97,9 @@ def test_xla_is_quoted(refused):
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "hip"])
 def test_scratch_memory_is_taken_and_given_back(platform):
     xla = Xla()
-    assert xla.call(getattr(ctypes.CDLL(str(build.check_library())), f"apex_xla_check_scratch_{platform}")), xla.created
+    assert xla.call(getattr(ctypes.CDLL(str(build.check_library())), f"apex_xla_check_scratch_{platform}")), (
+        xla.created
+    )
     assert xla.lent == {} and (xla.next > 0x1010) == (platform != "cpu")
 
 
