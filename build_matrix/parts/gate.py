@@ -9,6 +9,7 @@ from build_matrix.spec.archs import AMD_MACHINES, Arch
 from build_matrix.spec.matrix import Matrix
 
 REGISTER_FILE = 65536  # 32-bit registers of an NVIDIA SM that one block can have, sm_70 to sm_121
+BESIDE_SPILLS = 16  # bytes of a stack on an AMD card that spilling takes itself
 
 
 def faults(unit: str, image: bytes, code: Inspected, arch: Arch, matrix: Matrix) -> list[str]:
@@ -27,6 +28,11 @@ def faults(unit: str, image: bytes, code: Inspected, arch: Arch, matrix: Matrix)
             found.append(f"kernel {name} does not begin with the name of its unit")
         if kernel.wave_size != arch.wave_size:
             found.append(f"{name}: wave size {kernel.wave_size}, not {arch.wave_size}")
+        if arch.vendor == "rocm" and kernel.stack_bytes > kernel.spill_bytes + BESIDE_SPILLS:
+            found.append(
+                f"{name}: {kernel.stack_bytes} bytes of a thread lie in memory, {kernel.spill_bytes} of them spilled: an "
+                "array whose index the compiler does not know, or a function that it calls"
+            )
         if arch.kind == "cubin" and not kernel.registers:
             found.append(f"{name}: no register count")
         if arch.kind == "cubin" and kernel.registers * kernel.max_threads > REGISTER_FILE:

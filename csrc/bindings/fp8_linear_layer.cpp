@@ -221,7 +221,7 @@ std::optional<at::Tensor> fp8_linear_layer(const Fp8Products& products, const at
                                            const Fp8NormFirst& norm) {
   const at::ScalarType dtype = fp8::output_dtype(input);
   if (fp8::in_transform() || !fp8::fits(input, weight, bias) || !fp8::is_taken(dtype)) return std::nullopt;
-  if (norm && (!forward || !fp8::fits(norm, input))) return std::nullopt;
+  if (!fp8::fits(norm, input) || (norm && !forward)) return std::nullopt;
   for (const Fp8State* state : {&forward, &backward})
     if (*state && !fp8::is_state(**state, input.device())) return std::nullopt;
   const at::Tensor gamma = norm ? std::get<3>(*norm) : at::Tensor();

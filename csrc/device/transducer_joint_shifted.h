@@ -43,8 +43,10 @@ template <i32 type> struct JointShifted {
       w[i] = raw.low.v[i];
       w[4 + i] = raw.high.v[i];
     }
-    GPU_UNROLL_FOR (int i = 0; i < 6; ++i) w[i] = raw.past & 4 ? w[i + 2] : w[i];
-    GPU_UNROLL_FOR (int i = 0; i < 5; ++i) w[i] = raw.past & 2 ? w[i + 1] : w[i];
+    // By masks: of a choice compilers make an address, and an array in memory of these registers.
+    const u32 by_two = 0u - (raw.past >> 2 & 1), by_one = 0u - (raw.past >> 1 & 1);
+    GPU_UNROLL_FOR (int i = 0; i < 6; ++i) w[i] = (w[i + 2] & by_two) | (w[i] & ~by_two);
+    GPU_UNROLL_FOR (int i = 0; i < 5; ++i) w[i] = (w[i + 1] & by_one) | (w[i] & ~by_one);
     const u32 bits = (raw.past & 1) * 16;
     GPU_UNROLL_FOR (int i = 0; i < 4; ++i) w[i] = (u32)(((u64)w[i + 1] << 32 | w[i]) >> bits);
     return Words{{w[0], w[1], w[2], w[3]}};

@@ -5,6 +5,7 @@
 
 #include "device/column_sums.h"
 #include "device_limits.h"
+#include "dtypes.h"
 #include "status.h"
 #include "workspace.h"
 
@@ -34,7 +35,6 @@ struct Layout {
   int64_t width;  // elements of a thread's vector
   uint32_t threads;
 };
-int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 
 // Whole rows of blocks side by side, as many threads of each on a row as it has. `blocks`: in all, at most;
 // `in_flight`: rows of a thread, as far as there are blocks enough without.
@@ -112,7 +112,7 @@ int32_t run_backward(const apex_place* place, gpu::BiasActivation a, const apex_
   int32_t variant;
   if (const int32_t status = choose(place, a, &variant)) return status;
   if (a.hidden == 0) return APEX_OK;
-  const int64_t columns = columns_of(a), size = a.type == APEX_F64 ? 8 : 4;
+  const int64_t columns = columns_of(a), size = sum_bytes(a.type);
   if (variant == APEX_VARIANT_CPU) {
     a.parts = cpu_parts(a.rows);
     if (const int32_t status = take_workspace(workspace, a.grad_bias ? a.parts * columns * size : 0, &a.partials))

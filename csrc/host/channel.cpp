@@ -3,13 +3,13 @@
 #include <initializer_list>
 
 #include "device_limits.h"
+#include "dtypes.h"
 #include "status.h"
 #include "workspace.h"
 
 namespace apex {
 namespace {
 constexpr int64_t most = 0x7fffffff;
-int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 int64_t width_of(int32_t type) { return 16 / bytes_of(type); }
 
 uint64_t bits(const void* p) { return reinterpret_cast<uint64_t>(p); }
@@ -105,7 +105,7 @@ int32_t run_channel_reduce(ChannelReduceOp& op, const apex_place* place, gpu::Ch
   }
   const int64_t sums = a.parts > 1 || cpu ? int64_t(a.parts) * 3 * a.channels : 0;  // the CPU merges one part, too
   const int64_t counters = a.parts <= 1 || cpu ? 0 : a.channels_last ? int64_t(a.column_blocks) : a.channels;
-  if (const int32_t status = take_workspace(*place, workspace, sums * (a.input_type == APEX_F64 ? 8 : 4), counters,
+  if (const int32_t status = take_workspace(*place, workspace, sums * sum_bytes(a.input_type), counters,
                                             &a.partials, &a.counters))
     return status;
   if (cpu) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "device_limits.h"
+#include "dtypes.h"
 #include "status.h"
 #include "workspace.h"
 
@@ -59,7 +60,7 @@ int32_t apex_focal_loss_forward(const apex_place* place, const gpu::FocalLoss* a
     if (const int32_t status = device_limits(*place, &limits)) return status;
     a.blocks = int32_t(blocks_of(a, limits));
   }
-  if (const int32_t status = take_workspace(workspace, a.blocks * (a.type == APEX_F64 ? 8 : 4), &a.partials))
+  if (const int32_t status = take_workspace(workspace, a.blocks * sum_bytes(a.type), &a.partials))
     return status;
   if (cpu) {
     focal_loss_forward_cpu(a);

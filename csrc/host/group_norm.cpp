@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "device_limits.h"
+#include "dtypes.h"
 #include "status.h"
 #include "workspace.h"
 
@@ -48,7 +49,7 @@ int64_t whole_warps(int64_t threads, const DeviceLimits& limits) {
 int32_t kernel_of(int32_t type, int64_t width) { return width == width_of(type) ? type : 4; }
 // Of what a block merges: a count and 2 * width numbers a thread, two numbers a group.
 int64_t merge_bytes(int64_t threads, int64_t width, int32_t type) {
-  return (2 * width + 3) * threads * (type == APEX_F64 ? 8 : 4);
+  return (2 * width + 3) * threads * sum_bytes(type);
 }
 bool empty(const gpu::GroupNorm& a) { return a.batch == 0 || a.channels == 0 || a.spatial == 0; }
 bool wants_weights(const gpu::GroupNorm& a) { return a.grad_weight || a.grad_bias; }
@@ -234,7 +235,7 @@ int32_t prepare(const apex_place& place, gpu::GroupNorm& a, bool backward, Group
     if (backward && (wants_weights(a) || !a.channels_last)) of_channels = a.batch * a.parts * 2 * a.channels;
     a.apply_blocks = uint32_t(std::min<int64_t>(plan.blocks, most_threads / plan.threads / 2));
   }
-  const int64_t item = a.input_type == APEX_F64 ? 8 : 4, first = ceil_divide(of_groups * item, 16) * 16;
+  const int64_t item = sum_bytes(a.input_type), first = ceil_divide(of_groups * item, 16) * 16;
   const int64_t of_strips = plan.finishes && of_channels ? a.strips : 0;
   uint8_t* memory;
   uint32_t* counters;

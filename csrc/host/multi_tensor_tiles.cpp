@@ -204,14 +204,9 @@ APEX_V4 void stream_v4(__m512i* to, const __m512i* from, int64_t bytes) {
 }
 }  // namespace
 #endif
-namespace {
-int64_t bytes_of(int64_t elements, int32_t type) {
-  return elements * (type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2);
-}
-}  // namespace
 bool is_fetched(int64_t elements, int32_t type) {
   constexpr int64_t kept = int64_t{2} << 20;
-  return bytes_of(elements, type) >= kept;
+  return elements * bytes_of(type) >= kept;
 }
 bool is_streamed(int64_t elements, int32_t type) {
 #if defined(__x86_64__)
@@ -219,7 +214,7 @@ bool is_streamed(int64_t elements, int32_t type) {
 #else
   constexpr int64_t kept = std::numeric_limits<int64_t>::max();
 #endif
-  return bytes_of(elements, type) >= kept;
+  return elements * bytes_of(type) >= kept;
 }
 void stream_bytes(void* to, const void* from, int64_t bytes) {
 #if defined(__x86_64__)

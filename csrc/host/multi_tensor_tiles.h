@@ -4,20 +4,13 @@
 #include <cstdint>
 #include <cstring>
 
-#include "device/gpu.h"
-#include "host/apex.h"
+#include "host/dtypes.h"
 
 // Of all that a level's loops call. What is not inlined there is compiled for the baseline, without its instructions.
 #define APEX_INLINE inline __attribute__((always_inline))
 #define APEX_INLINE_LAMBDA __attribute__((always_inline))  // between a lambda's parameters and its body
 
 namespace apex {
-template <class T> struct DtypeOf;
-template <> struct DtypeOf<float> { static constexpr int32_t value = APEX_F32; };
-template <> struct DtypeOf<double> { static constexpr int32_t value = APEX_F64; };
-template <> struct DtypeOf<gpu::half> { static constexpr int32_t value = APEX_F16; };
-template <> struct DtypeOf<gpu::bfloat16> { static constexpr int32_t value = APEX_BF16; };
-
 constexpr int64_t tile = 256;  // elements; a few of them stay in the first-level cache
 
 // Of elements [i, i + n) of a tensor. By apex_dtype; null where no operation has such elements beside this arithmetic.
@@ -49,7 +42,7 @@ void stream_bytes(void* to, const void* from, int64_t bytes);
 bool is_fetched(int64_t elements, int32_t type);
 // Asks for elements [i, i + n) of a tensor, or what lies behind its end.
 APEX_INLINE void fetch_tile(const void* tensor, int32_t type, int64_t i, int64_t n) {
-  const int64_t size = type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2;
+  const int64_t size = bytes_of(type);
   const char* from = static_cast<const char*>(tensor) + i * size;
   for (int64_t at = 0; at < n * size; at += 64) __builtin_prefetch(from + at);
 }
@@ -84,7 +77,7 @@ APEX_INLINE void stream_tile(const TileConversions<Math>& convert, void* tensor,
                              const Math* x) {
   if (type == DtypeOf<Math>::value) return stream_bytes(static_cast<Math*>(tensor) + i, x, n * int64_t(sizeof(Math)));
   alignas(64) char narrow[tile * sizeof(float)];
-  const int64_t size = type == APEX_F32 ? 4 : 2;
+  const int64_t size = bytes_of(type);
   for (int64_t j = 0; j < n; j += tile) {
     const int64_t some = n - j < tile ? n - j : tile;
     convert.store[type](narrow, 0, x + j, some);

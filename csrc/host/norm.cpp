@@ -6,6 +6,7 @@
 #include "device/norm_layout.h"
 #include "device_limits.h"
 #include "driver.h"
+#include "dtypes.h"
 #include "status.h"
 #include "workspace.h"
 
@@ -13,7 +14,6 @@ namespace apex {
 namespace {
 constexpr int64_t shared_vector = 16,
                   shared_beside = 2048;  // bytes: of a vector in a stage; what the kernel and the driver use besides
-int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 
 bool aligned(std::initializer_list<const void*> pointers) {
   uintptr_t bits = 0;
@@ -326,7 +326,7 @@ int32_t run_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward
   else if (const int32_t status = plan_backward(op, place, a, &plan)) return status;
   const bool parted = a.grad_weight && plan.of != NormKernels::few;
   const int64_t sums = parted ? (op.centered ? 2 : 1) * a.parts * gpu::norm_partials_pitch(a.hidden) : 0;
-  if (const int32_t status = take_workspace(workspace, sums * (a.input_type == APEX_F64 ? 8 : 4), &a.partials))
+  if (const int32_t status = take_workspace(workspace, sums * sum_bytes(a.input_type), &a.partials))
     return status;
   if (variant == APEX_VARIANT_CPU) {
     norm_backward_cpu(op.centered, a);

@@ -4,13 +4,13 @@
 #include <algorithm>
 
 #include "device_limits.h"
+#include "dtypes.h"
 #include "status.h"
 
 namespace apex {
 namespace {
 constexpr int64_t table_bytes = 16384;  // of shared memory, at most
 constexpr int64_t most = 0x7fffffff;
-int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 
 #define APEX_ROPE_KERNEL(name) {"rope", "rope_" #name, 0, 1}
 apex_kernel bf16x8 = APEX_ROPE_KERNEL(bf16x8), f16x8 = APEX_ROPE_KERNEL(f16x8), f32x4 = APEX_ROPE_KERNEL(f32x4),
@@ -63,7 +63,7 @@ int32_t launch(const apex_place* place, gpu::Rope a) {
     void* parameters[] = {&a};
     return apex_launch(place, &alone[a.type], {a.blocks, 1, 1}, {gpu::rope_threads, 1, 1}, 0, parameters);
   }
-  const int64_t turned = int64_t(a.groups) * a.rotary, row_table = 2 * turned * (a.type == APEX_F64 ? 8 : 4);
+  const int64_t turned = int64_t(a.groups) * a.rotary, row_table = 2 * turned * sum_bytes(a.type);
   a.table = row_table <= table_bytes;
   int64_t width = 1;
   apex_kernel *kernel = a.type == APEX_F64 ? &f64 : &any1, *even = nullptr, *single = nullptr;

@@ -33,7 +33,6 @@ template <class Math> class RowBuffer {
   const bool holds;  // a row; else it is read three times, a piece at a time
 };
 
-APEX_INLINE int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
 // Zeros are zero bits in every element type.
 APEX_INLINE void clear(void* tensor, int32_t type, int64_t i, int64_t n) {
   if (n) clear_bytes(static_cast<char*>(tensor) + i * bytes_of(type), n * bytes_of(type));

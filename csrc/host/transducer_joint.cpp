@@ -4,6 +4,7 @@
 
 #include "device_limits.h"
 #include "driver.h"
+#include "dtypes.h"
 #include "status.h"
 #include "values.h"
 #include "workspace.h"
@@ -31,7 +32,7 @@ apex_kernel held_kernels[3][2] = {
     {{unit, "transducer_joint_backward_bits_held_f16", 0, 1},
      {unit, "transducer_joint_backward_bits_held_bf16", 0, 1}}};
 
-// By mask, the last the forward's; of halves whose rows begin anywhere.
+// By mask; of halves whose rows begin anywhere.
 apex_kernel shifted_kernels[2][2] = {{{unit, "transducer_joint_backward_none_shifted_f16", 0, 1},
                                       {unit, "transducer_joint_backward_none_shifted_bf16", 0, 1}},
                                      {{unit, "transducer_joint_backward_relu_shifted_f16", 0, 1},
@@ -159,7 +160,7 @@ Backward backward_of(const apex_place* place, const gpu::TransducerJointBackward
   const uint32_t row_bytes = a.labels > (vectors   ? gpu::joint_labels
                                          : shifted ? gpu::joint_labels_of_shifted
                                                    : gpu::joint_labels_of_elements)
-                                 ? uint32_t(slab) * (a.type == APEX_F64 ? 8 : 4)
+                                 ? uint32_t(slab * sum_bytes(a.type))
                                  : 0;
   return {shifted ? &shifted_kernels[mask][a.type == APEX_BF16] : &backward_kernels[mask][kernel_of(a.type, vectors)],
           gpu::joint_backward_threads,
@@ -257,7 +258,7 @@ int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::Trans
   if (a.splits > 1) {
     const int64_t sums = a.splits * a.batch * a.labels * a.hidden;
     uint32_t* counters;
-    if (const int32_t status = take_workspace(*place, workspace, sums * (a.type == APEX_F64 ? 8 : 4),
+    if (const int32_t status = take_workspace(*place, workspace, sums * sum_bytes(a.type),
                                               a.batch * a.hidden, &a.partials, &counters))
       return status;
     a.counters = reinterpret_cast<gpu::u8*>(counters);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "device_limits.h"
+#include "dtypes.h"
 #include "status.h"
 #include "values.h"
 #include "workspace.h"
@@ -115,7 +116,7 @@ int32_t run_xentropy_forward(const apex_place& place, gpu::XentropyForward a, co
   a.warp_rows = layout.warp_rows;
   a.rows_a_warp = int32_t(layout.rows_a_warp);
   if (a.splits > 1) {
-    const int64_t bytes = a.rows * a.splits * 3 * (a.logits_type == APEX_F64 ? 8 : 4);
+    const int64_t bytes = a.rows * a.splits * 3 * sum_bytes(a.logits_type);
     if (const int32_t status = take_workspace(workspace, bytes, &a.partials)) return status;
   }
   apex_kernel* const kernels = layout.rows_a_warp ? forward_short_kernels : forward_kernels;

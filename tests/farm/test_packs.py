@@ -77,6 +77,15 @@ def test_the_gate_finds_another_amd_machine(toolchain_of):
     assert any("wave size 64, not 32" in fault for fault in faults)
 
 
+def test_the_gate_finds_an_array_in_an_amd_card_s_memory(toolchain_of):
+    image, code = compiled("gfx942", toolchain_of)
+    name, kernel = next(iter(code.kernels.items()))
+    for spilled, stack, found in ((0, 0, 0), (212, 216, 0), (352, 332, 0), (0, 48, 1)):
+        of = Inspected("gfx942", {name: replace(kernel, spill_bytes=spilled, stack_bytes=stack)})
+        faults = gate.faults(UNIT, image, of, Arch("gfx942"), matrix.load())
+        assert len(faults) == found and all("48 bytes of a thread lie in memory" in fault for fault in faults)
+
+
 @pytest.mark.parametrize(
     ("kernels", "words"),
     [
