@@ -30,8 +30,8 @@ def faults(unit: str, image: bytes, code: Inspected, arch: Arch, matrix: Matrix)
             found.append(f"{name}: wave size {kernel.wave_size}, not {arch.wave_size}")
         if arch.vendor == "rocm" and kernel.stack_bytes > kernel.spill_bytes + BESIDE_SPILLS:
             found.append(
-                f"{name}: {kernel.stack_bytes} bytes of a thread lie in memory, {kernel.spill_bytes} of them spilled: an "
-                "array whose index the compiler does not know, or a function that it calls"
+                f"{name}: {kernel.stack_bytes} bytes of a thread lie in memory, {kernel.spill_bytes} of them "
+                "spilled: an array whose index the compiler does not know, or a function that it calls"
             )
         if arch.kind == "cubin" and not kernel.registers:
             found.append(f"{name}: no register count")
