@@ -45,24 +45,25 @@ def generated(python: bool) -> dict[str, str]:
     """The generated files that torch_library.cpp or (`python`) python_module.cpp reach, name -> text."""
     every = generator.files(Registry.load().ops(), registry.schemas(), BINDINGS)
     found: dict[str, str] = {}
+    seen: set[Path] = set()
     waiting = ["python_ops.inc"] if python else ["ops_schemas.inc", "ops.inc"]
     while waiting:
         name = waiting.pop()
+        if name in found:
+            continue
         found[name] = every[name]
-        read = [found[name], *(path.read_text(encoding="utf-8") for path in _included(found[name]))]
-        names = [included for text in read for included in digest.INCLUDE.findall(text)]
-        waiting += [included for included in names if included in every and included not in found]
+        reached = digest.reach(_included(every[name]), INCLUDE, seen)
+        read = [every[name], *(path.read_text(encoding="utf-8") for path in reached)]
+        waiting += [
+            included for text in read for included in digest.INCLUDE.findall(text) if included in every
+        ]
     return dict(sorted(found.items()))
 
 
 def _included(text: str) -> list[Path]:
-    """The files of this tree that a generated text includes, and theirs."""
-    found: list[Path] = []
-    for name in digest.INCLUDE.findall(text):
-        for folder in INCLUDE:
-            if (folder / name).is_file():
-                found += digest.closure(folder / name, INCLUDE).values()
-    return found
+    """The files of this tree that a generated text includes."""
+    names = digest.INCLUDE.findall(text)
+    return [folder / name for name in names for folder in INCLUDE if (folder / name).is_file()]
 
 
 def _sources(python: bool) -> list[Path]:
@@ -72,13 +73,11 @@ def _sources(python: bool) -> list[Path]:
     return sorted(chosen, key=lambda path: path.name != "torch_library.cpp")
 
 
-def _identity(python: bool) -> dict[str, str]:
-    found: dict[str, Path] = {}
-    paths = [path for text in generated(python).values() for path in _included(text)]
-    for source in [*_sources(python), *host_compiler.compat_sources()]:
-        paths += digest.closure(source, INCLUDE).values()
-    for path in paths:
-        found[str(path.relative_to(REPOSITORY))] = path
+def _identity(inc: dict[str, str], python: bool) -> dict[str, str]:
+    """Digests of the files that a unit and its generated texts `inc` reach, by their paths."""
+    roots = [path for text in inc.values() for path in _included(text)]
+    reached = digest.reach([*roots, *_sources(python), *host_compiler.compat_sources()], INCLUDE)
+    found = {str(path.relative_to(REPOSITORY)): path for path in reached}
     return {name: digest.of_file(path) for name, path in sorted(found.items())}
 
 
@@ -86,7 +85,8 @@ def _identity(python: bool) -> dict[str, str]:
 def source_identity() -> str:
     """Digest of the sources of both bindings and of what they are generated from, as they were when it was first asked
     for."""
-    return digest.of_values([_identity(False), _identity(True), generated(False), generated(True)])
+    both = [generated(False), generated(True)]
+    return digest.of_values([_identity(both[0], False), _identity(both[1], True), *both])
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _unit(library: _Library) -> WorkUnit:
     compiler = host_compiler.find(platform.name)
     inc = generated(python is not None)
     of = {
-        "sources": _identity(python is not None),
+        "sources": _identity(inc, python is not None),
         "generated": inc,
         "headers": [headers.release, headers.git_version, headers.identity],
         "flags": library.flags,

@@ -58,8 +58,8 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
         arch: (request.toolchains or {}).get(arch) or by_arch.toolchain_for(arch) for arch in request.archs
     }
     torches = [_headers(request, torch, engine.store) for torch in request.torch]
-    units = _all_units(request, toolchains, torches)
-    results = dict(zip([unit.key for unit in units], engine.run(units), strict=True))
+    units = _Units(request, toolchains, torches)
+    results = dict(zip([unit.key for unit in units.all()], engine.run(units.all()), strict=True))
     library = engine.one(host_library.build(engine.store, engine.run, request.platform))
 
     target.mkdir(parents=True, exist_ok=True)
@@ -68,9 +68,9 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
             shutil.rmtree(left, ignore_errors=True)
         root = target / f".apex-{os.getpid()}"
         host_library.place(library.folder, root / "lib")
-        manifests = _lay_packs(request, toolchains, results, root / "packs")
-        entries = _lay_bindings(torches, request.pythons, results, root / "lib")
-        read = _inputs(request, toolchains, torches, results, library.folder)
+        manifests = _lay_packs(toolchains, units, results, root / "packs")
+        entries = _lay_bindings(torches, request.pythons, units, results, root / "lib")
+        read = _inputs(toolchains, request.pythons, units, results, library.folder)
         facts = _facts(request, toolchains, torches, entries, read)
         _lay_data(root, facts, entries, manifests)
         _swap(root, target / "apex")
@@ -101,27 +101,36 @@ def _swap(new: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _all_units(
-    request: Request, toolchains: Mapping[str, Toolchain], torches: list[headers.TorchHeaders]
-) -> list[WorkUnit]:
-    """Long ones first, so that the last thread to finish is not alone with a long one."""
-    units = [bindings.python_module(torch, python) for torch in torches for python in request.pythons]
-    units += [bindings.torch_library(torch) for torch in torches]
-    for arch, toolchain in toolchains.items():
-        units += _code(request, arch, toolchain)
-    return units
+class _Units:
+    """The work units of a request, each made once: for that all its sources are read. By release of torch, by that and
+    Python, and by arch."""
 
+    def __init__(
+        self, request: Request, toolchains: Mapping[str, Toolchain], torches: list[headers.TorchHeaders]
+    ):
+        self.modules = {
+            (torch.release, python): bindings.python_module(torch, python)
+            for torch in torches
+            for python in request.pythons
+        }
+        self.libraries = {torch.release: bindings.torch_library(torch) for torch in torches}
+        self.code = {
+            arch: packs.units(arch, toolchain, request.units, request.lenient)
+            for arch, toolchain in toolchains.items()
+        }
 
-def _code(request: Request, arch: str, toolchain: Toolchain) -> list[WorkUnit]:
-    return packs.units(arch, toolchain, request.units, request.lenient)
+    def all(self) -> list[WorkUnit]:
+        """Long ones first, so that the last thread to finish is not alone with a long one."""
+        code = [unit for units in self.code.values() for unit in units]
+        return [*self.modules.values(), *self.libraries.values(), *code]
 
 
 def _lay_packs(
-    request: Request, toolchains: Mapping[str, Toolchain], results: dict, target: Path
+    toolchains: Mapping[str, Toolchain], units: _Units, results: dict, target: Path
 ) -> dict[str, dict]:
     manifests = {}
     for arch, toolchain in toolchains.items():
-        chosen = [results[unit.key] for unit in _code(request, arch, toolchain)]
+        chosen = [results[unit.key] for unit in units.code[arch]]
         manifests[arch] = packs.assemble(arch, toolchain, chosen, target / arch)
     kernels = {arch: packs.kernels(manifest) for arch, manifest in manifests.items()}
     gate.check_same_kernels(kernels, matrix_file.load())
@@ -129,12 +138,16 @@ def _lay_packs(
 
 
 def _lay_bindings(
-    torches: list[headers.TorchHeaders], pythons: tuple[Python, ...], results: dict, library: Path
+    torches: list[headers.TorchHeaders],
+    pythons: tuple[Python, ...],
+    units: _Units,
+    results: dict,
+    library: Path,
 ) -> list[dict]:
     entries = []
     for torch in torches:
-        chosen = [results[bindings.torch_library(torch).key]]
-        chosen += [results[bindings.python_module(torch, python).key] for python in pythons]
+        chosen = [results[units.libraries[torch.release].key]]
+        chosen += [results[units.modules[torch.release, python].key] for python in pythons]
         folder = bindings.place(chosen, torch.minor, library)
         bindings.check_symbols(library / "libapex.so", sorted(folder.glob("*.so")))
         entries += [bindings.entry(torch, python) for python in pythons]
@@ -142,9 +155,9 @@ def _lay_bindings(
 
 
 def _inputs(
-    request: Request,
     toolchains: Mapping[str, Toolchain],
-    torches: list[headers.TorchHeaders],
+    pythons: tuple[Python, ...],
+    units: _Units,
     results: dict,
     library: Path,
 ) -> dict[str, object]:
@@ -154,18 +167,16 @@ def _inputs(
     def read(unit: WorkUnit) -> dict[str, list[str]]:
         return inputs.read(results[unit.key].folder)
 
-    of_torch = {torch.release: [read(bindings.torch_library(torch))] for torch in torches}
-    of_python: dict[Python, list] = {python: [] for python in request.pythons if torches}
-    for torch in torches:
-        for python, modules in of_python.items():
-            modules.append(read(bindings.python_module(torch, python)))
-            of_torch[torch.release].append(modules[-1])
+    of_torch = {release: [read(unit)] for release, unit in units.libraries.items()}
+    of_python: dict[Python, list] = {python: [] for python in pythons if units.libraries}
+    for (release, python), unit in units.modules.items():
+        of_python[python].append(read(unit))
+        of_torch[release].append(of_python[python][-1])
     of_compiler: dict[str, list] = {}
     for arch, toolchain in toolchains.items():
         if toolchain.headers:
             name = f"{toolchain.name} {toolchain.version}"
-            units = _code(request, arch, toolchain)
-            of_compiler.setdefault(name, []).extend(read(unit) for unit in units)
+            of_compiler.setdefault(name, []).extend(read(unit) for unit in units.code[arch])
     of_both = [*of_torch.values(), *of_compiler.values()]
     everything = [inputs.read(library), *(each for units in of_both for each in units)]
     return {

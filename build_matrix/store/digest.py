@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
@@ -55,28 +56,33 @@ def of_values(values: object) -> str:
     return of_bytes(json.dumps(values, sort_keys=True, separators=(",", ":")).encode())
 
 
-def closure(source: Path, folders: list[Path] = ()) -> dict[str, Path]:
-    """`source` and everything it includes by quotes that is found beside it or in `folders`.
-
-    Keys are paths relative to the source's folder, so the same files give the same keys wherever they lie.
-    """
-    root = source.resolve().parent
-    found: dict[str, Path] = {}
-    waiting = [source.resolve()]
+def reach(sources: Iterable[Path], folders: Sequence[Path] = (), seen: set[Path] | None = None) -> list[Path]:
+    """Sources and everything that they include by quotes that is found beside what includes it or in `folders`, each
+    once, but for what is `seen`, to which they are added."""
+    seen = set() if seen is None else seen
+    found: list[Path] = []
+    waiting = [source.resolve() for source in sources]
     while waiting:
         path = waiting.pop()
-        key = os.path.relpath(path, root)
-        if key in found:
+        if path in seen:
             continue
-        found[key] = path
+        seen.add(path)
+        found.append(path)
         for name in INCLUDE.findall(path.read_text(encoding="utf-8")):
             for folder in [path.parent, *folders]:
                 if (folder / name).is_file():
                     waiting.append((folder / name).resolve())
                     break
-    return dict(sorted(found.items()))
+    return found
 
 
-def of_source(source: Path, folders: list[Path] = ()) -> str:
+def closure(source: Path, folders: Sequence[Path] = ()) -> dict[str, Path]:
+    """What `source` reaches. Keys are paths relative to the source's folder, so the same files give the same keys
+    wherever they lie."""
+    root = source.resolve().parent
+    return dict(sorted((os.path.relpath(path, root), path) for path in reach([source], folders)))
+
+
+def of_source(source: Path, folders: Sequence[Path] = ()) -> str:
     """Digest of a source with all its own headers: the sorted pairs (relative path, digest)."""
     return of_values({name: of_file(path) for name, path in closure(source, folders).items()})
