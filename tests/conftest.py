@@ -2,6 +2,7 @@
 -m or -k left out are counted, too, and named in the JUnit file, from where receipts take them."""
 
 import collections
+import gc
 import json
 import locale
 import os
@@ -30,7 +31,16 @@ def pytest_runtest_setup(item):
     rings.skip_without_gpus(item)
 
 
-pytest_runtest_call = pytest.hookimpl(tryfirst=True)(_take_own_locale)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item):
+    """Garbage of earlier tests, CUDA graphs among it, is not collected while a test on a card may capture one."""
+    _take_own_locale(item)
+    if item.get_closest_marker("gpu"):
+        gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_configure(config):

@@ -2,11 +2,8 @@
 float64 here."""
 
 import gc
-import os
 
 import pytest
-
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # processes of other tests share the card
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install jax flax")
 pytest.importorskip("flax", reason="flax is not installed: pip install jax flax")
