@@ -105,8 +105,8 @@ int32_t run_channel_reduce(ChannelReduceOp& op, const apex_place* place, gpu::Ch
   }
   const int64_t sums = a.parts > 1 || cpu ? int64_t(a.parts) * 3 * a.channels : 0;  // the CPU merges one part, too
   const int64_t counters = a.parts <= 1 || cpu ? 0 : a.channels_last ? int64_t(a.column_blocks) : a.channels;
-  if (const int32_t status = take_workspace(*place, workspace, sums * sum_bytes(a.input_type), counters,
-                                            &a.partials, &a.counters))
+  if (const int32_t status =
+          take_workspace(*place, workspace, sums * sum_bytes(a.input_type), counters, &a.partials, &a.counters))
     return status;
   if (cpu) {
     op.cpu(a);

@@ -60,8 +60,7 @@ int32_t apex_focal_loss_forward(const apex_place* place, const gpu::FocalLoss* a
     if (const int32_t status = device_limits(*place, &limits)) return status;
     a.blocks = int32_t(blocks_of(a, limits));
   }
-  if (const int32_t status = take_workspace(workspace, a.blocks * sum_bytes(a.type), &a.partials))
-    return status;
+  if (const int32_t status = take_workspace(workspace, a.blocks * sum_bytes(a.type), &a.partials)) return status;
   if (cpu) {
     focal_loss_forward_cpu(a);
     return APEX_OK;

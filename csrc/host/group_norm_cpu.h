@@ -6,7 +6,7 @@
 
 namespace apex {
 // Channels last, side by side: several rows of so many stay in the first-level cache.
-constexpr int64_t strip = 512;
+constexpr int64_t strip = 1024;
 constexpr int64_t run_rows = 32;  // rows of a channel that are added up by themselves
 
 // How an image is parted. A task takes whole groups of one image: channels first one, channels last as many as a strip

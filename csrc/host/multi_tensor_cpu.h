@@ -75,6 +75,14 @@ template <class Op, class Math> struct CpuTiles {
   }
 };
 
+// Of an operation that has a shorter way for some elements: of [begin, end) of the tensors at `base` it updates as many
+// as it can, and returns where it stopped. As a rule there is none.
+template <class Op> struct CpuShortcut {
+  static APEX_INLINE int64_t run(int, const Op&, const int32_t*, const uint64_t*, int64_t begin, int64_t) {
+    return begin;
+  }
+};
+
 template <class Op, class Math> struct CpuOperation {
   static constexpr int lists = Op::lists;
 
@@ -87,8 +95,9 @@ template <class Op, class Math> struct CpuOperation {
                                                        int64_t end, gpu::Indices<I...>) const {
     const auto& convert = tile_conversions(level, Math());
     CpuTiles<Op, Math> tiles;
-    for (int64_t i = begin; i < end; i += tile) {
-      const int64_t n = std::min(tile, end - i);
+    for (int64_t i = begin, n; i < end; i += n) {
+      i = CpuShortcut<Op>::run(level, op, tensors->dtypes, base, i, end);
+      n = std::min(tile, end - i);
       tiles.load(convert, tensors->dtypes, base, i, n);
       Math* const x[lists] = {tiles.x[I]...};
       // Tensors of one call are the same element or none: an element never depends on another.

@@ -210,7 +210,7 @@ bool is_fetched(int64_t elements, int32_t type) {
 }
 bool is_streamed(int64_t elements, int32_t type) {
 #if defined(__x86_64__)
-  constexpr int64_t kept = int64_t{16} << 20;  // half of the third-level cache that a few cores share, as a rule
+  constexpr int64_t kept = int64_t{8} << 20;  // half of the third-level cache that a few cores share, as a rule
 #else
   constexpr int64_t kept = std::numeric_limits<int64_t>::max();
 #endif

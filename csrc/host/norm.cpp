@@ -326,8 +326,7 @@ int32_t run_norm_backward(NormOp& op, const apex_place* place, gpu::NormBackward
   else if (const int32_t status = plan_backward(op, place, a, &plan)) return status;
   const bool parted = a.grad_weight && plan.of != NormKernels::few;
   const int64_t sums = parted ? (op.centered ? 2 : 1) * a.parts * gpu::norm_partials_pitch(a.hidden) : 0;
-  if (const int32_t status = take_workspace(workspace, sums * sum_bytes(a.input_type), &a.partials))
-    return status;
+  if (const int32_t status = take_workspace(workspace, sums * sum_bytes(a.input_type), &a.partials)) return status;
   if (variant == APEX_VARIANT_CPU) {
     norm_backward_cpu(op.centered, a);
     return APEX_OK;

@@ -258,8 +258,8 @@ int32_t apex_transducer_joint_backward(const apex_place* place, const gpu::Trans
   if (a.splits > 1) {
     const int64_t sums = a.splits * a.batch * a.labels * a.hidden;
     uint32_t* counters;
-    if (const int32_t status = take_workspace(*place, workspace, sums * sum_bytes(a.type),
-                                              a.batch * a.hidden, &a.partials, &counters))
+    if (const int32_t status =
+            take_workspace(*place, workspace, sums * sum_bytes(a.type), a.batch * a.hidden, &a.partials, &counters))
       return status;
     a.counters = reinterpret_cast<gpu::u8*>(counters);
   }

@@ -108,8 +108,7 @@ int32_t apex_transducer_loss_forward(const apex_place* place, const gpu::Transdu
   bool cpu = false;
   if (const int32_t status = resolve(place, a, a.loss_type, &cpu)) return status;
   const int64_t emissions = a.batch * (a.frames + a.labels - 1) * a.labels * 2;
-  if (const int32_t status = take_workspace(workspace, emissions * sum_bytes(a.type), &a.emissions))
-    return status;
+  if (const int32_t status = take_workspace(workspace, emissions * sum_bytes(a.type), &a.emissions)) return status;
   if (cpu) {
     transducer_loss_forward_cpu(a);
     return APEX_OK;

@@ -19,7 +19,7 @@ enum {
   device_get = 17
 };
 enum { invalid_argument = 3, unavailable = 14, internal_error = 13 };  // of absl::StatusCode
-constexpr size_t scratch_alignment = 16;  // what a workspace has; XLA refuses more
+constexpr size_t scratch_alignment = 16;                               // what a workspace has; XLA refuses more
 
 struct ErrorCreate {
   size_t size;

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lists import BF16, F16, F32, F64, flag, scalar
 
-from apex._loader import bindings
+from apex._loader import bindings, library
 
 # gradient, parameter[, momentum buffer[, model copy]]
 PLAIN = [(F32, F32), (F16, F32), (BF16, F32), (F16, F16), (F32, F16), (BF16, BF16), (F32, BF16), (F64, F64)]
@@ -249,3 +249,28 @@ def test_opcheck():
         columns = [*tensors, *[[]] * (4 - len(tensors))]
         options = SCALARS | (dict(momentum=0.0) if len(dtypes) == 2 else dict(noop_flag=flag("cpu")))
         torch.library.opcheck(torch.ops.apex.multi_tensor_sgd.default, tuple(columns), options)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(nesterov=True), dict(momentum=0.0), dict(first_run=True)], ids=str
+)
+def test_halves_are_the_same_on_each_level_of_the_processor(options):
+    """Every number of bfloat16 in each list: subnormal and infinite ones, nan, -0. What a level does in registers and
+    what it does in tiles gives the same bits, but for those of a nan."""
+    if not bindings.load().native:
+        pytest.skip(f"no bindings: {bindings.load().reason}")
+    codes = torch.arange(2**16, dtype=torch.int32, device="cpu").to(torch.int16).view(BF16)
+    drawn = torch.Generator("cpu").manual_seed(0)
+    orders = [torch.randperm(2**16, generator=drawn, device="cpu") for _ in range(3)]
+    levels, found = library.load().c.apex_set_cpu_level, []
+    highest = levels(0)
+    try:
+        for level in sorted({1, highest - 1, highest} - {0}):
+            levels(level)
+            tensors = [[codes[order], codes[order][:1021]] for order in orders]
+            dispatcher(tensors, **(SCALARS | dict(marked_first_run=True) | options))
+            made = torch.cat([t for listed in tensors[1:] for t in listed])
+            found.append(torch.where(made.isnan(), torch.zeros_like(made), made).view(torch.int16))
+    finally:
+        levels(0)
+    assert all(torch.equal(found[0], other) for other in found[1:])

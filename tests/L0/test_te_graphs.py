@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -54,6 +55,26 @@ def test_replays_train_as_calls_do(of):
     for name in ("scaling_fwd", "scaling_bwd"):
         assert torch.equal(made.fp8_meta[name].amax_history, other.fp8_meta[name].amax_history)
         assert torch.equal(made.fp8_meta[name].scale, other.fp8_meta[name].scale)
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_no_garbage_is_collected_in_a_capture(monkeypatch, collecting):
+    """A graph among it, of an earlier call, would end the capture."""
+    seen = []
+
+    def capture(module, arguments, **options):
+        seen.append(gc.isenabled())
+        return module
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
+    before = gc.isenabled()
+    try:
+        gc.enable() if collecting else gc.disable()
+        te.make_graphed_callables(te.Linear(16, 16, device="cpu"), (random(4, 16),))
+        assert seen == [False] and gc.isenabled() == collecting
+    finally:
+        gc.enable() if before else gc.disable()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -20,7 +20,9 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """A folder that holds what pip would unpack of both wheels."""
-    transformer_engine = pytest.importorskip("build_matrix.wheels.transformer_engine", reason="needs a checkout")
+    transformer_engine = pytest.importorskip(
+        "build_matrix.wheels.transformer_engine", reason="needs a checkout"
+    )
     folder = tmp_path_factory.mktemp("engine")
     for path in (transformer_engine.write(folder), transformer_engine.write_alias(folder)):
         with zipfile.ZipFile(path) as archive:

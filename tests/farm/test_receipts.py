@@ -455,7 +455,9 @@ def test_a_gpu_machine_s_check_writes_a_receipt_that_merges(tiny_wheel, tmp_path
 
 def test_tests_of_a_gpu_machine_need_no_checkout():
     """ci/gpu_check.py copies the tests to where build_matrix cannot be imported."""
-    there = {path for path in (REPOSITORY / "tests/L0").glob("**/*.py") if not {"loader", "host"} & {*path.parts}}
+    there = {
+        path for path in (REPOSITORY / "tests/L0").glob("**/*.py") if not {"loader", "host"} & {*path.parts}
+    }
     asking = re.compile(r"^(from|import) build_matrix", re.MULTILINE)
     assert [path.name for path in sorted(there) if asking.search(path.read_text())] == []
 

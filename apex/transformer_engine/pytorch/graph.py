@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,19 @@ def _kept(states: list[LayerState]):
         with torch.no_grad():
             for scaling, history in zip(scalings, before, strict=True):
                 scaling.amax_history.copy_(history)
+
+
+@contextlib.contextmanager
+def _without_garbage():
+    """Garbage goes now and is not collected meanwhile: a CUDA graph among it would break off what is captured."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _noting(forward, states, training):
@@ -104,7 +118,7 @@ def make_graphed_callables(
     if isinstance(recipe, DelayedScaling):
         for state in states:
             state.prepare(recipe, state.forward.scale.device)
-    with _captured(fp8_enabled, fp8_calibrating, recipe, fp8_group), _kept(states):
+    with _captured(fp8_enabled, fp8_calibrating, recipe, fp8_group), _kept(states), _without_garbage():
         made = torch.cuda.make_graphed_callables(
             modules, sample_args, num_warmup_iters=num_warmup_iters, allow_unused_input=allow_unused_input
         )
