@@ -182,12 +182,13 @@ def test_headers_are_compared_with_their_pin_before_they_are_written(offered, tm
     assert asked == [(TORCH, "linux_x86_64")] and not list(place.iterdir())
 
 
-def test_every_pinned_torch_has_its_headers_pinned_on_every_platform():
+def test_every_pinned_torch_has_its_headers_pinned_where_bindings_are_compiled():
     from build_matrix.spec import matrix
 
     for version in pins.torch_versions():
         for platform in matrix.load().platforms:
-            assert len(pins.headers(version, platform.name).sha) == 64
+            if not platform.windows:
+                assert len(pins.headers(version, platform.name).sha) == 64
 
 
 def test_every_package_of_a_toolchain_is_pinned_by_its_digest():
