@@ -23,7 +23,7 @@ def run(*arguments, python=sys.executable, cwd=REPOSITORY, **variables):
     """A process without site-packages, user packages or variables of this one."""
     environment = {"PATH": os.environ["PATH"], **variables}
     command = [python, "-S", "-s", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, text=True, capture_output=True)
+    return subprocess.run(command, cwd=cwd, env=environment, encoding="utf-8", capture_output=True)
 
 
 def interpreters():
@@ -146,7 +146,7 @@ def without(missing, tmp_path, program, cwd=REPOSITORY):
     )
     environment = {**os.environ, "PYTHONPATH": str(cwd), "APEX_STORE": str(tmp_path / "store")}
     command = [sys.executable, tmp_path / "missing.py"]
-    return subprocess.run(command, cwd=cwd, env=environment, text=True, capture_output=True)
+    return subprocess.run(command, cwd=cwd, env=environment, encoding="utf-8", capture_output=True)
 
 
 @pytest.mark.parametrize(
