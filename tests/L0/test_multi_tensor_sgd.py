@@ -261,7 +261,7 @@ def test_halves_are_the_same_on_each_level_of_the_processor(options):
         pytest.skip(f"no bindings: {bindings.load().reason}")
     codes = torch.arange(2**16, dtype=torch.int32, device="cpu").to(torch.int16).view(BF16)
     drawn = torch.Generator("cpu").manual_seed(0)
-    orders = [torch.randperm(2**16, generator=drawn, device="cpu") for _ in range(3)]
+    orders = [torch.randperm(2**16, generator=drawn, dtype=torch.int64, device="cpu") for _ in range(3)]
     levels, found = library.load().c.apex_set_cpu_level, []
     highest = levels(0)
     try:
