@@ -1,5 +1,6 @@
 """Folders that live as long as a command: gone when a signal ends it, and after a kill when the next one comes."""
 
+import functools
 import os
 import re
 import signal
@@ -46,7 +47,10 @@ def begin(program, place, *arguments):
     script.write_text(program)
     environment = os.environ | {"TMPDIR": str(place), "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, script, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=REPOSITORY, env=environment, text=True, stderr=subprocess.PIPE)
+    heeds = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # nohup's children do not
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, text=True, stderr=subprocess.PIPE, preexec_fn=heeds
+    )
 
 
 def wait_for(place, pattern):
