@@ -59,7 +59,7 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
     }
     torches = [_headers(request, torch, engine.store) for torch in request.torch]
     units = _Units(request, toolchains, torches)
-    results = dict(zip([unit.key for unit in units.all()], engine.run(units.all()), strict=True))
+    results = {result.unit.key: result for result in engine.run(units.all())}
     library = engine.one(host_library.build(engine.store, engine.run, request.platform))
 
     target.mkdir(parents=True, exist_ok=True)
