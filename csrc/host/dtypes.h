@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "device/gpu.h"
+#include "device/vectors.h"
 #include "host/apex.h"
 
 namespace apex {
@@ -13,7 +13,7 @@ template <> struct DtypeOf<gpu::half> { static constexpr int32_t value = APEX_F1
 template <> struct DtypeOf<gpu::bfloat16> { static constexpr int32_t value = APEX_BF16; };
 
 // Of an element.
-constexpr int64_t bytes_of(int32_t type) { return type == APEX_F64 ? 8 : type == APEX_F32 ? 4 : 2; }
+inline int64_t bytes_of(int32_t type) { return gpu::bytes_of(type); }
 // Of a sum of elements: a double of doubles, else a float.
 constexpr int64_t sum_bytes(int32_t type) { return type == APEX_F64 ? 8 : 4; }
 }  // namespace apex

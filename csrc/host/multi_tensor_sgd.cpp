@@ -1,11 +1,8 @@
 #include "multi_tensor_sgd.h"
 
+#include "host/bfloat16_v4.h"
 #include "host/cpu_level.h"
 #include "host/multi_tensor_unscale.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace gpu {
 // The same number as the header has, without elements of 16 bits between: loops stay as wide as their registers. x is
@@ -41,16 +38,8 @@ template <> struct CpuShortcut<gpu::SgdBf16MomentumUpdate<float>> {
   static APEX_ROUNDS APEX_INLINE __m512 fma(__m512 a, __m512 b, __m512 c) {
     return _mm512_add_ps(_mm512_mul_ps(a, b), c);
   }
-  static APEX_ROUNDS APEX_INLINE __m512 widened(__m256i bits) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-  }
   static APEX_ROUNDS APEX_INLINE __m512 widened(const uint16_t* from) {
-    return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  }
-  // The instruction takes subnormal numbers for zero.
-  static APEX_ROUNDS APEX_INLINE bool rounds(__m512 low, __m512 high) {
-    constexpr int subnormal = 0x20;
-    return _kortestz_mask16_u8(_mm512_fpclass_ps_mask(low, subnormal), _mm512_fpclass_ps_mask(high, subnormal));
+    return widened_v4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
   static APEX_ROUNDS int64_t run_blocks(const Op& op, const uint16_t* gradient, uint16_t* parameter, uint16_t* buffer,
                                         int64_t begin, int64_t end) {
@@ -69,11 +58,11 @@ template <> struct CpuShortcut<gpu::SgdBf16MomentumUpdate<float>> {
         const __m512 gathered = fma(momentum, old, _mm512_mul_ps(share, g));
         b[k] = _mm512_add_ps(_mm512_mask_blend_ps(first, gathered, g), _mm512_setzero_ps());
       }
-      if (!rounds(b[0], b[1])) return i;
+      if (!rounds_exactly(b[0], b[1])) return i;
       const auto stored = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b[1], b[0]));
       const __m256i halves[2] = {_mm512_castsi512_si256(stored), _mm512_extracti64x4_epi64(stored, 1)};
-      for (int k = 0; k < 2; ++k) p[k] = fma(minus_lr, fma(decay_after, p[k], widened(halves[k])), p[k]);
-      if (!rounds(p[0], p[1])) return i;
+      for (int k = 0; k < 2; ++k) p[k] = fma(minus_lr, fma(decay_after, p[k], widened_v4(halves[k])), p[k]);
+      if (!rounds_exactly(p[0], p[1])) return i;
       _mm512_storeu_si512(buffer + i, stored);
       _mm512_storeu_si512(parameter + i, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(p[1], p[0])));
     }

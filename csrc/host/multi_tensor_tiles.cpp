@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "host/bfloat16_v4.h"
 #include "host/cpu_level.h"
 #include "host/multi_tensor_cpu.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
+#if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
@@ -91,12 +90,8 @@ APEX_V3 void store_bfloat16_v3(void* elements, int64_t i, const float* x, int64_
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 warns of its own header
-#define APEX_V4 __attribute__((target("arch=x86-64-v4,prefer-vector-width=512")))
 // Of the n elements that are left, those of a vector.
 APEX_INLINE uint16_t mask_v4(int64_t n) { return n >= 16 ? uint16_t(0xffff) : uint16_t((1u << n) - 1); }
-APEX_V4 APEX_INLINE __m512 widened_v4(__m256i bits) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
 APEX_V4 APEX_INLINE void widen_v4(float* x, const gpu::bfloat16* from) {
   _mm512_storeu_ps(x, widened_v4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 }
@@ -136,16 +131,14 @@ APEX_V4 APEX_INLINE void store_rounded_v4(gpu::bfloat16* to, const float* x, int
 APEX_V4 void store_bfloat16_v4(void* elements, int64_t i, const float* x, int64_t n) {
   store_rounded_v4(static_cast<gpu::bfloat16*>(elements) + i, x, n);
 }
-// Of processors with AVX512_BF16, whose instruction takes subnormal numbers for zero: where there are any, as above.
+// Of processors with AVX512_BF16; as above where its instruction does not round exactly.
 __attribute__((target("arch=x86-64-v4,avx512bf16,prefer-vector-width=512"))) void store_bfloat16_v4_native(
     void* elements, int64_t i, const float* x, int64_t n) {
-  constexpr int subnormal = 0x20;
   gpu::bfloat16* to = static_cast<gpu::bfloat16*>(elements) + i;
   int64_t j = 0;
   for (; j + 32 <= n; j += 32) {
     const __m512 low = _mm512_loadu_ps(x + j), high = _mm512_loadu_ps(x + j + 16);
-    if (!_kortestz_mask16_u8(_mm512_fpclass_ps_mask(low, subnormal), _mm512_fpclass_ps_mask(high, subnormal)))
-      store_rounded_v4(to + j, x + j, 32);
+    if (!rounds_exactly(low, high)) store_rounded_v4(to + j, x + j, 32);
     else _mm512_storeu_si512(to + j, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
   }
   store_rounded_v4(to + j, x + j, n - j);
@@ -210,7 +203,7 @@ bool is_fetched(int64_t elements, int32_t type) {
 }
 bool is_streamed(int64_t elements, int32_t type) {
 #if defined(__x86_64__)
-  constexpr int64_t kept = int64_t{8} << 20;  // half of the third-level cache that a few cores share, as a rule
+  constexpr int64_t kept = int64_t{8} << 20;  // a quarter of the third-level cache that a few cores share, as a rule
 #else
   constexpr int64_t kept = std::numeric_limits<int64_t>::max();
 #endif
