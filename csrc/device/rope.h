@@ -41,7 +41,18 @@ struct Rope {
   i64 chunk_rows;              // rows (batch times heads) of a position that one block takes
   u32 chunks;                  // blocks that share a position
   u32 blocks;                  // in all
-  u32 lane_share, head_share;  // of `alone`: 2^32 / lane_threads and / heads, rounded up; 0 for 1
+};
+// Of the `alone` kernels (rope_alone.h); counts and strides in elements, every offset below 2^31.
+struct RopeAlone {
+  const u8* input;
+  u8* output;
+  const float* angles;
+  u32 items;                                          // pairs, and what is copied in twos
+  u32 lanes, lane_share, heads, head_share;           // of a head; heads of a place; 2^32 / each, rounded up, or 0 for 1
+  u32 in_place, in_head, out_place, out_head;         // strides
+  u32 angle_place, angle_step;                        // likewise
+  u32 half, copied_half;                              // of those that turn, and of those that do not
+  i32 transposed;
 };
 constexpr int rope_threads = 128;
 constexpr int rope_most_positions = 32;

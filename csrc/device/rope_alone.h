@@ -1,55 +1,40 @@
 // Rotary embeddings of so few heads that nothing keeps the card busy, and what counts is how long one thread takes.
 //
-// Even rows (rope_even.h), of float angles. A thread turns two pairs, makes the sines and cosines of them itself, and
-// waits for no other.
+// A thread turns one pair, or copies two elements; it makes the sine and cosine itself, and waits for no other. As few
+// arguments and instructions as will do: most of them come from memory.
 #pragma once
-#include "cells.h"
-#include "rope_block.h"
+#include "rope.h"
 
 namespace gpu {
 #if !defined(GPU_HOST)
-// n / d for n * d below 2^32; share: 2^32 / d, rounded up, and d more than 1.
+// n / d for n * d below 2^32; share: 2^32 / d, rounded up, or 0 where d is 1.
 GPU_FN u32 divide_by_share(u32 n, u32 share) { return share ? (u32)((u64)n * share >> 32) : n; }
 
-template <i32 type> GPU_FN void rope_alone(const Rope& a) {
-  constexpr int width = 2;
-  using Pair = Cells<float, width, type>;
+template <class T> GPU_FN void rope_alone(const RopeAlone& a) {
   const u32 item = block_x() * block_size_x() + thread_x(), row = divide_by_share(item, a.lane_share);
-  const u32 place = divide_by_share(row, a.head_share), head = row - place * (u32)a.heads;
-  if (place >= (u32)a.width) return;
-  const RopeLane<width> lane(a, (i32)(item - row * (u32)a.lane_threads));
-  const i64 from = place * a.in_x + head * a.in_head, to = place * a.out_x + head * a.out_head;
-  Pair pairs[2];
-  pairs[0].load(a.input, type, from + lane.low);
-  pairs[1].load(a.input, type, from + lane.high);
-  float u[width], v[width];
-  if (lane.turns) {
-    const float* const angles = reinterpret_cast<const float*>(a.cos) + place * a.angle_stride;
-    float angle[2][width];
-    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
-      angle[0][i] = angles[(lane.low + i) * a.angle_step];
-      angle[1][i] = angles[(lane.high + i) * a.angle_step];
-    }
-    pairs[0].get(u, type);
-    pairs[1].get(v, type);
-    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
-      float sine[2], cosine[2];
-      sine_cosine((double)angle[0][i], sine[0], cosine[0]);
-      sine[1] = sine[0], cosine[1] = cosine[0];
-      // Mostly both halves of freqs are the same.
-      if (bit_cast<u32>(angle[0][i]) != bit_cast<u32>(angle[1][i]))
-        sine_cosine((double)angle[1][i], sine[1], cosine[1]);
-      const float of_low = a.transposed ? sine[1] : -sine[0], of_high = a.transposed ? -sine[0] : sine[1];
-      const float low = u[i], high = v[i];
-      u[i] = fma(high, of_low, low * cosine[0]);
-      v[i] = fma(low, of_high, high * cosine[1]);
-    }
-  } else {
-    pairs[0].get(u, type);
-    pairs[1].get(v, type);
+  const u32 place = divide_by_share(row, a.head_share), head = row - place * a.heads, lane = item - row * a.lanes;
+  const bool turns = lane < a.half;
+  const u32 low = turns ? lane : lane + a.half, apart = turns ? a.half : a.copied_half;
+  const T* const from = reinterpret_cast<const T*>(a.input) + (place * a.in_place + head * a.in_head + low);
+  T* const to = reinterpret_cast<T*>(a.output) + (place * a.out_place + head * a.out_head + low);
+  const float* const angles = a.angles + (place * a.angle_place + low * a.angle_step);
+  await_previous_kernel();
+  if (item >= a.items) return;
+  T u = from[0], v = from[apart];
+  if (turns) {
+    const float of_low = angles[0], of_high = angles[a.half * a.angle_step];
+    float sine[2], cosine[2];
+    sine_cosine((double)of_low, sine[0], cosine[0]);
+    sine[1] = sine[0], cosine[1] = cosine[0];
+    // Mostly both halves of freqs are the same.
+    if (bit_cast<u32>(of_low) != bit_cast<u32>(of_high)) sine_cosine((double)of_high, sine[1], cosine[1]);
+    const float to_low = a.transposed ? sine[1] : -sine[0], to_high = a.transposed ? -sine[0] : sine[1];
+    const float x = to_float(u), y = to_float(v);
+    from_float(u, fma(y, to_low, x * cosine[0]));
+    from_float(v, fma(x, to_high, y * cosine[1]));
   }
-  Pair::store(a.output, type, to + lane.low, u);
-  Pair::store(a.output, type, to + lane.high, v);
+  to[0] = u;
+  to[apart] = v;
 }
 #endif
 }  // namespace gpu

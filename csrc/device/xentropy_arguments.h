@@ -21,7 +21,7 @@ struct XentropyForward {
   i32 warp_rows;    // 1: a row is one warp's, 0: one block's or several blocks'
   i32 splits;       // blocks that share a row
   i32 rows_a_warp;  // of the `short` kernels
-  i32 reserved;
+  i32 log_threads;  // of the `few` kernels: 2^log_threads share a row
 };
 
 struct XentropyBackward {
@@ -36,7 +36,6 @@ struct XentropyBackward {
   i32 logits_type, grad_type, wide_labels, has_padding;
   i32 warp_rows;  // as above
   i32 splits;
-  i32 rows_a_warp;
-  i32 reserved;
+  i32 rows_a_warp, log_threads;
 };
 }  // namespace gpu

@@ -45,23 +45,31 @@ bool take_even_rows(gpu::Rope& a, int64_t width) {
 }
 
 // Of so few heads that threads may each make the sines that they need. False: there are more, or they lie otherwise.
-bool take_few(gpu::Rope& a) {
-  constexpr int64_t most_elements = int64_t{1} << 18, width = 2;
-  if (a.type == APEX_F64 || a.angle_type != APEX_F32 || a.sin || a.cu_seqlens || !takes_vectors(a, width)) return false;
-  const int64_t elements = a.width * a.batch * a.heads * a.dim;
-  if (elements > most_elements || a.batch * a.heads * a.dim > 4096 || !take_even_rows(a, width)) return false;
+bool take_few(gpu::Rope& a, gpu::RopeAlone& few) {
+  constexpr int64_t most_elements = int64_t{1} << 18;
+  if (a.type == APEX_F64 || a.angle_type != APEX_F32 || a.sin || a.cu_seqlens || a.in_element != 1) return false;
+  const int64_t elements = a.width * a.batch * a.heads * a.dim, lanes = a.dim / 2;
+  if (elements > most_elements || a.batch * a.heads * a.dim > 4096 || !take_even_rows(a, 1)) return false;
+  if (a.width == 1) a.in_x = a.out_x = a.angle_stride = 0;  // a stride of nothing may be any number
+  if (a.heads == 1) a.in_head = a.out_head = 0;
+  const auto reaches = [&](int64_t place, int64_t head) { return a.width * place + a.heads * head + a.dim; };
+  if (std::max({reaches(a.in_x, a.in_head), reaches(a.out_x, a.out_head),
+                a.width * a.angle_stride + a.dim * a.angle_step}) > most)
+    return false;
   const auto share = [](int64_t n) { return n == 1 ? 0 : uint32_t(ceil_divide(int64_t{1} << 32, n)); };
-  a.lane_threads = int32_t(a.dim / (2 * width));
-  a.lane_share = share(a.lane_threads);
-  a.head_share = share(a.heads);
-  a.blocks = uint32_t(ceil_divide(elements / (2 * width), int64_t(gpu::rope_threads)));
+  few = {a.input, a.output, reinterpret_cast<const float*>(a.cos), uint32_t(elements / 2),
+         uint32_t(lanes), share(lanes), uint32_t(a.heads), share(a.heads),
+         uint32_t(a.in_x), uint32_t(a.in_head), uint32_t(a.out_x), uint32_t(a.out_head),
+         uint32_t(a.angle_stride), uint32_t(a.angle_step), uint32_t(a.rotary / 2), uint32_t((a.dim - a.rotary) / 2),
+         a.transposed};
   return true;
 }
 
 int32_t launch(const apex_place* place, gpu::Rope a) {
-  if (take_few(a)) {
-    void* parameters[] = {&a};
-    return apex_launch(place, &alone[a.type], {a.blocks, 1, 1}, {gpu::rope_threads, 1, 1}, 0, parameters);
+  if (gpu::RopeAlone few; take_few(a, few)) {
+    void* parameters[] = {&few};
+    const uint32_t blocks = uint32_t(ceil_divide(few.items, gpu::rope_threads));
+    return apex_launch(place, &alone[a.type], {blocks, 1, 1}, {gpu::rope_threads, 1, 1}, 0, parameters);
   }
   const int64_t turned = int64_t(a.groups) * a.rotary, row_table = 2 * turned * sum_bytes(a.type);
   a.table = row_table <= table_bytes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "few_rows.h"
 #include "status.h"
 
 namespace apex {
@@ -53,6 +54,16 @@ bool cut_strips(const SoftmaxRows& s, bool on_amd, const DeviceLimits& limits, S
   l.blocks = std::min(ceil_divide(strips, l.threads / limits.block_multiple), limits.multiprocessors * at_once);
   return true;
 }
+// So few rows that all are at work at once, with a vector a thread. False: they are more, or longer.
+bool take_few(const SoftmaxRows& s, const DeviceLimits& limits, SoftmaxLayout& l) {
+  FewRows few;
+  if (!take_few_rows(s.rows, s.keys * (s.type == APEX_F32 ? 4 : 2) / vector_bytes, limits, &few)) return false;
+  l.kind = SoftmaxLayout::few;
+  l.lanes = few.log_threads;
+  l.threads = few.threads;
+  l.blocks = few.blocks;
+  return true;
+}
 }  // namespace
 
 SoftmaxLayout choose_softmax(const SoftmaxRows& s, bool mask_fits, bool on_amd,
@@ -69,6 +80,8 @@ SoftmaxLayout choose_softmax(const SoftmaxRows& s, bool mask_fits, bool on_amd,
   int64_t rows_at_once = l.threads / warp;  // of a block
   if (s.type == APEX_F64 || !alike || first % size != 0 || (s.drops && first != 0)) {
     l.kind = SoftmaxLayout::elements;
+  } else if (l.aligned && !s.drops && take_few(s, limits, l)) {
+    return l;
   } else if (s.simple && !s.causal && first == 0 && s.keys % width != 0 && s.keys >= 3 * warp && s.keys <= 19 * warp &&
              cut_strips(s, on_amd, limits, l)) {
     return l;

@@ -11,7 +11,7 @@
 namespace apex {
 // How threads share a row.
 struct SoftmaxLayout {
-  enum Kind { registers, fixed, odd_fixed, strip, held, whole, elements } kind;
+  enum Kind { registers, few, fixed, odd_fixed, strip, held, whole, elements } kind;
   bool aligned;  // rows begin and end with a vector of 16 bytes
   int which;     // of the table's two
   int32_t lanes, shift;

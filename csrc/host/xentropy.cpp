@@ -4,6 +4,7 @@
 
 #include "device_limits.h"
 #include "dtypes.h"
+#include "few_rows.h"
 #include "status.h"
 #include "values.h"
 #include "workspace.h"
@@ -26,6 +27,12 @@ apex_kernel forward_short_kernels[] = {{unit, "xentropy_forward_short_f32", 0, 1
 apex_kernel backward_short_kernels[] = {{unit, "xentropy_backward_short_f32", 0, 1},
                                         {unit, "xentropy_backward_short_f16", 0, 1},
                                         {unit, "xentropy_backward_short_bf16", 0, 1}};
+apex_kernel forward_few_kernels[] = {{unit, "xentropy_forward_few_f32", 0, 1},
+                                     {unit, "xentropy_forward_few_f16", 0, 1},
+                                     {unit, "xentropy_forward_few_bf16", 0, 1}};
+apex_kernel backward_few_kernels[] = {{unit, "xentropy_backward_few_f32", 0, 1},
+                                      {unit, "xentropy_backward_few_f16", 0, 1},
+                                      {unit, "xentropy_backward_few_bf16", 0, 1}};
 apex_kernel merge_kernels[] = {{unit, "xentropy_merge", 0, 1}, {unit, "xentropy_merge_f64", 0, 1}};
 
 constexpr int64_t vectors_ahead = 4;  // of a thread, in the kernels
@@ -34,7 +41,8 @@ struct Layout {
   int64_t blocks, splits;
   uint32_t threads;
   bool warp_rows;
-  int64_t rows_a_warp;  // of the `short` kernels; 0: another one's turn
+  int64_t rows_a_warp;       // of the `short` kernels; 0: another one's turn
+  int32_t log_threads = -1;  // of the `few` kernels; likewise -1
 };
 int64_t width_of(int32_t type) { return type == APEX_F64 ? 2 : type == APEX_F32 ? 4 : 8; }
 // Every row of these tensors begins and ends with a vector of 16 bytes.
@@ -46,6 +54,8 @@ bool whole_vectors(int64_t classes, int64_t row_stride, int32_t type, const void
 Layout choose(int64_t rows, int64_t classes, int32_t type, bool whole, const DeviceLimits& limits) {
   const int64_t width = width_of(type), vectors = ceil_divide(classes, width);
   const int64_t wanted = ceil_divide(vectors, vectors_ahead);
+  if (FewRows few; whole && type != APEX_F64 && take_few_rows(rows, vectors, limits, &few))
+    return {few.blocks, 1, few.threads, false, 0, few.log_threads};
   if (whole && type != APEX_F64 && vectors <= gpu::xentropy_short_vectors * limits.warp_size) {
     // One wave of blocks, as many as registers let stay at once; a lane has no more than one row of its own.
     constexpr int64_t threads = gpu::xentropy_short_threads, blocks_at_once = 16;
@@ -115,11 +125,14 @@ int32_t run_xentropy_forward(const apex_place& place, gpu::XentropyForward a, co
   a.splits = int32_t(layout.splits);
   a.warp_rows = layout.warp_rows;
   a.rows_a_warp = int32_t(layout.rows_a_warp);
+  a.log_threads = layout.log_threads;
   if (a.splits > 1) {
     const int64_t bytes = a.rows * a.splits * 3 * sum_bytes(a.logits_type);
     if (const int32_t status = take_workspace(workspace, bytes, &a.partials)) return status;
   }
-  apex_kernel* const kernels = layout.rows_a_warp ? forward_short_kernels : forward_kernels;
+  apex_kernel* const kernels = layout.log_threads >= 0 ? forward_few_kernels
+                               : layout.rows_a_warp    ? forward_short_kernels
+                                                       : forward_kernels;
   if (const int32_t status = launch(&place, kernels[a.logits_type], layout.blocks, layout.threads, a)) return status;
   if (a.splits == 1) return APEX_OK;
   constexpr uint32_t threads = 128;
@@ -143,8 +156,11 @@ int32_t run_xentropy_backward(const apex_place& place, gpu::XentropyBackward a) 
   a.splits = int32_t(layout.splits);
   a.warp_rows = layout.warp_rows;
   a.rows_a_warp = int32_t(layout.rows_a_warp);
-  return launch(&place, (layout.rows_a_warp ? backward_short_kernels : backward_kernels)[a.logits_type], layout.blocks,
-                layout.threads, a);
+  a.log_threads = layout.log_threads;
+  apex_kernel* const kernels = layout.log_threads >= 0 ? backward_few_kernels
+                               : layout.rows_a_warp    ? backward_short_kernels
+                                                       : backward_kernels;
+  return launch(&place, kernels[a.logits_type], layout.blocks, layout.threads, a);
 }
 }  // namespace apex
 

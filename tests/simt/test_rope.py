@@ -39,7 +39,7 @@ class Case:
     @property
     def even(self):
         """Whether the heads of a position are one row of a constant stride to the kernel."""
-        return self.kernel.startswith(("even", "single", "alone"))
+        return self.kernel.startswith(("even", "single"))
 
     def __str__(self):
         ends = "" if self.ends is None else "-" + "_".join(map(str, self.ends[:9]))
@@ -69,9 +69,6 @@ CASES = [
     Case("single_bf16x8", 8, "bf16", (1, 5), (2, 3), 64, 64, positions=4),
     Case("single_f16x8", 8, "f16", (1, 4), (1, 3), 64, 32, cached=True, positions=4),
     Case("single_f32x4", 4, "f32", (1, 3), (1, 40), 96, 64, ends=(0, 2, 3), chunks=8),
-    Case("alone_bf16", 2, "bf16", (1, 5), (2, 3), 64, 64, halves=True),
-    Case("alone_f16", 2, "f16", (1, 7), (1, 1), 28, 12),  # some are copied; one head
-    Case("alone_f32", 2, "f32", (1, 70), (3, 1), 4, 4),  # one lane a head
     *(
         Case(kernel, 4, "f32", (1, 6), (1, 2), dim, 8, ends=ends, positions=4, grid=1)
         for kernel, dim, ends in (
@@ -135,11 +132,6 @@ def expected(case, x, tables, back):
     return result
 
 
-def share(n):
-    """2^32 / n, rounded up; 0 for 1."""
-    return 0 if n == 1 else -(-(2**32) // n)
-
-
 @pytest.mark.parametrize("back", [0, 1], ids=["forward", "backward"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_turn(device, case, back):
@@ -176,14 +168,9 @@ def test_turn(device, case, back):
     rows, at_once = b * heads, THREADS // lane_threads
     e, d = case.dim * case.step, case.dim
     blocks = -(-h * w // case.positions) * case.chunks
-    alone = case.kernel.startswith("alone")
-    if alone:
-        blocks = -(-w * rows * lanes // THREADS)
     steps = (
         {"batch": 1, "heads": rows, "step_heads": at_once // case.positions}
-        if case.even and not alone
-        else {"batch": 1, "heads": rows, "lane_share": share(lanes), "head_share": share(rows)}
-        if alone
+        if case.even
         else {
             "batch": b, "heads": heads, "step_positions": at_once // rows,
             "step_batches": at_once % rows // heads, "step_heads": at_once % rows % heads,
@@ -210,4 +197,47 @@ def test_turn(device, case, back):
         wanted,
         rtol=1.01 * ROUNDING[case.type],
         atol=16 * work * np.nanmax(np.abs(wanted), initial=1.0),
+    )
+
+
+def share(n):
+    """2^32 / n, rounded up; 0 for 1."""
+    return 0 if n == 1 else -(-(2**32) // n)
+
+
+@pytest.mark.parametrize("back", [0, 1], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "type, places, heads, dim, rotary, halves, apart",
+    [
+        ("bf16", 5, 6, 64, 64, True, 0),
+        ("f16", 7, 1, 28, 12, False, 3),  # some are copied; one head
+        ("f32", 70, 3, 2, 2, False, 0),  # one pair a head
+        ("bf16", 3, 5, 18, 6, True, 5),
+        ("f32", 2, 2, 6, 0, False, 1),  # nothing turns
+    ],
+)
+def test_alone(device, type, places, heads, dim, rotary, halves, apart, back):
+    """A thread a pair. Heads are `apart` elements further than they need be, and angles lie two apart."""
+    rng = np.random.default_rng(dim)
+    x = encode(rng.standard_normal((places, heads, dim + apart)), type)
+    angles = rng.uniform(-50, 50, (places, rotary, 2)).astype(np.float32)
+    if halves:
+        angles[:, rotary // 2 :] = angles[:, : rotary // 2]
+    input, output = device.put(x), device.put(np.zeros((places, heads, dim), DTYPES[type]))
+    exact = decode(x, type)[..., :dim]
+    wanted, turned = exact.copy(), angles[:, None, :, 0].astype(np.float64)
+    wanted[..., :rotary] = oracle(exact[..., :rotary], np.cos(turned), np.sin(turned), back)
+    lanes, step = dim // 2, dim + apart
+    arguments = make(
+        "RopeAlone", "rope.h", input=input, output=output, angles=device.put(angles), items=places * heads * lanes,
+        lanes=lanes, lane_share=share(lanes), heads=heads, head_share=share(heads), in_place=heads * step, in_head=step,
+        out_place=heads * dim, out_head=dim, angle_place=2 * rotary, angle_step=2, half=rotary // 2,
+        copied_half=(dim - rotary) // 2, transposed=back,
+    )  # fmt: skip
+    device.launch(f"rope_alone_{type}", -(-places * heads * lanes // THREADS), THREADS, [arguments])
+    np.testing.assert_allclose(
+        decode(output.numpy(), type),
+        wanted,
+        rtol=1.01 * ROUNDING[type],
+        atol=16 * ROUNDING["f32"] * np.abs(wanted).max(),
     )

@@ -37,6 +37,11 @@ class Case:
     losses: str = "f32"
     wide: bool = True
     rows_a_warp: int = 0
+    log_threads: int = -1  # of a row, in the kernels for few of them
+
+    @property
+    def few(self) -> bool:
+        return self.log_threads >= 0
 
     @property
     def math(self) -> str:
@@ -47,6 +52,7 @@ class Case:
             f"{self.dtype}-{self.rows}x{self.classes}"
             + "-warp" * self.warp_rows
             + "-short" * bool(self.rows_a_warp)
+            + "-few" * self.few
             + f"-{self.splits}" * (self.splits > 1)
         )
 
@@ -61,6 +67,10 @@ CASES = [
     Case("bf16", 11, 1000, rows_a_warp=3, gap=8),  # the last warp has two rows
     Case("f16", 7, 248, rows_a_warp=7, warps=1, blocks=1, wide=False, losses="f16"),
     Case("f32", 5, 512, rows_a_warp=2, smoothing=0.0),
+    Case("bf16", 5, 1000, log_threads=7, gap=8),
+    Case("f16", 11, 88, log_threads=4, wide=False, losses="f16", smoothing=0.0),
+    Case("f32", 5, 1020, log_threads=8),
+    Case("bf16", 200, 8, log_threads=0, losses="bf16"),  # a thread a row
 ]
 
 
@@ -114,21 +124,26 @@ class Problem:
             labels=self.device.put(self.labels.astype(np.int64 if c.wide else np.int32)),
             row_stride=c.classes + c.gap, padding_index=PADDING, has_padding=1, smoothing=c.smoothing,
             logits_type=TYPE[c.dtype], wide_labels=c.wide, warp_rows=c.warp_rows, splits=c.splits,
-            rows_a_warp=c.rows_a_warp,
+            rows_a_warp=c.rows_a_warp, log_threads=c.log_threads,
         )  # fmt: skip
 
     def kernel(self, direction):
-        return f"xentropy_{direction}_{'short_' * bool(self.case.rows_a_warp)}{self.case.dtype}"
+        kind = "few_" if self.case.few else "short_" if self.case.rows_a_warp else ""
+        return f"xentropy_{direction}_{kind}{self.case.dtype}"
 
     @property
     def block(self):
         """Threads of a block: of the short kernels 64 at most."""
         threads = self.case.warps * self.device.warp_size
+        if self.case.few:
+            return 128 if self.case.log_threads <= 5 else 1 << self.case.log_threads
         return min(threads, 64) if self.case.rows_a_warp else threads
 
     @property
     def blocks(self):
         """With as many warps in all, however many a block has."""
+        if self.case.few:
+            return -(-(self.case.rows << self.case.log_threads) // self.block)
         return self.case.blocks * self.case.warps * self.device.warp_size // self.block
 
 
