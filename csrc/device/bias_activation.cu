@@ -9,6 +9,7 @@
 #include "bias_activation.h"
 #include "cells.h"
 #include "column_sums.h"
+#include "few_rows.h"
 
 namespace gpu {
 namespace {
@@ -88,6 +89,33 @@ template <class Math, int width, i32 fixed, bool gated> struct ForwardRows {
 template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_forward(const BiasActivation& a) {
   const ActivationPlace place(a, width);
   if (place.works) with_activation<Math, sees_all<fixed>>(a, ForwardRows<Math, width, fixed, gated>{a, place});
+}
+
+// Of few rows: a vector a thread (few_rows.h).
+template <class Math, int width, i32 fixed, bool gated> struct ForwardFew {
+  const BiasActivation& a;
+  u32 row, column;
+  GPU_FN void operator()(const Activation<Math, sees_all<fixed>>& f) const {
+    constexpr int halves = gated ? 2 : 1;
+    using Moved = Cells<Math, width, fixed>;
+    const u32 hidden = (u32)a.hidden;
+    Moved u[halves];
+    GPU_UNROLL_FOR (int k = 0; k < halves; ++k) u[k].load(a.input, a.type, (row * halves + k) * hidden + column);
+    Math bias[halves][width], x[halves][width], y[width];
+    load_numbers(bias, a.bias, a.bias_type, column, hidden, Math(0));
+    GPU_UNROLL_FOR (int k = 0; k < halves; ++k) u[k].get(x[k], a.type);
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) {
+      y[i] = f(x[0][i] + bias[0][i]);
+      if constexpr (gated) y[i] *= x[1][i] + bias[1][i];
+    }
+    Moved::store(a.output, a.type, row * hidden + column, y);
+  }
+};
+template <class Math, int width, i32 fixed, bool gated> GPU_FN void activation_forward_few(const BiasActivation& a) {
+  const u32 item = block_x() * block_size_x() + thread_x(), row = divide_by_share(item, a.lane_share);
+  const u32 column = (item - row * (u32)a.lane_threads) * width;
+  if (row < (u32)a.rows)
+    with_activation<Math, sees_all<fixed>>(a, ForwardFew<Math, width, fixed, gated>{a, row, column});
 }
 
 // The sums over the block's rows of all its columns, from those of each thread; over all rows where the block is the
@@ -263,6 +291,12 @@ KERNELS(f32x4, float, 4, gpu::type_f32)
 KERNELS(any1, float, 1, -1)
 KERNELS(f64, double, 1, gpu::type_f64)
 #define FEW_BLOCKS (gpu::bias_activation_few_threads, 1)
+#define FEW_FORWARD(name, width, type)                                                          \
+  KERNEL(forward_few_##name, FORWARD_BLOCKS, activation_forward_few, float, width, type, false) \
+  KERNEL(forward_few_gated_##name, FORWARD_BLOCKS, activation_forward_few, float, width, type, true)
+FEW_FORWARD(bf16x8, 8, gpu::type_bf16)
+FEW_FORWARD(f16x8, 8, gpu::type_f16)
+FEW_FORWARD(f32x4, 4, gpu::type_f32)
 #define FEW_KERNELS(name, width, type)                                                        \
   KERNEL(backward_few_##name, FEW_BLOCKS, activation_backward_few, float, width, type, false) \
   KERNEL(backward_few_gated_##name, FEW_BLOCKS, activation_backward_few, float, width, type, true)

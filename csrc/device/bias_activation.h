@@ -29,6 +29,8 @@ struct BiasActivation {
   i32 lane_threads;     // threads side by side; the block's others take other rows
   u32 column_blocks;    // blocks side by side
   i64 parts;            // blocks on top of each other: each takes every parts-th row, or group of rows
+  u32 lane_share;       // of the forward of few rows: 2^32 / lane_threads, rounded up; 0 for 1
+  u32 reserved;
 };
 constexpr int bias_activation_threads = 128;       // of a block
 constexpr int bias_activation_most_threads = 256;  // of the backward's, of small tensors

@@ -11,6 +11,9 @@ constexpr u32 few_least_warp = 32;      // on any card: a row of more threads ha
 constexpr u32 few_block_threads = 128;  // of a block of shorter rows
 
 #if !defined(GPU_HOST)
+// n / d for n * d below 2^32; share: 2^32 / d, rounded up, or 0 where d is 1.
+GPU_FN u32 divide_by_share(u32 n, u32 share) { return share ? (u32)((u64)n * share >> 32) : n; }
+
 struct Larger {  // a nan is no number: the other one
   static GPU_FN float combine(float a, float b) { return max_number(a, b); }
 };

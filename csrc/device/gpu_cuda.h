@@ -38,8 +38,8 @@ GPU_FN void sync_team(u32 team, u32 threads) {
 GPU_FN void loads_first() { __syncwarp(); }
 GPU_FN void device_fence() { __threadfence(); }
 GPU_FN void await_writes() {}  // a fence takes along what it sees
-// A kernel that is launched beside the end of the one before it (apex_kernel.awaits) begins with this, before it
-// touches any memory: it returns when that kernel and its writes are done. And it lets the next one begin.
+// A kernel that is launched beside the end of the one before it (apex_kernel.awaits) calls this before it touches any
+// memory: it returns when that kernel and its writes are done. And it lets the next one begin.
 GPU_FN void await_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -200,10 +200,10 @@ ROPE_KERNELS(KERNEL)
   EVEN_KERNEL(even_##name, width, type, gpu::rope_even_heads) \
   EVEN_KERNEL(single_##name, width, type, 1)
 ROPE_EVEN_KERNELS(EVEN_KERNELS)
-#define ALONE_KERNEL(name, type)                                                                            \
+#define ALONE_KERNEL(name, type)                                                                           \
   extern "C" GPU_KERNEL(gpu::rope_threads, ROPE_BLOCKS) void rope_alone_##name(gpu::RopeAlone arguments) { \
-    gpu::rope_alone<type>(arguments);                                                     \
-  }                                                                                                   \
+    gpu::rope_alone<type>(arguments);                                                                      \
+  }                                                                                                        \
   GPU_REGISTER(rope_alone_##name)
 ALONE_KERNEL(bf16, gpu::bfloat16)
 ALONE_KERNEL(f16, gpu::half)

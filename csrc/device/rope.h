@@ -38,20 +38,20 @@ struct Rope {
   i32 table;         // 1: their sines and cosines lie in shared memory; 0: every thread makes its own
   // That many heads further: what a block has at once. Of even rows: step_heads alone, the next of a thread.
   i32 step_positions, step_batches, step_heads;
-  i64 chunk_rows;              // rows (batch times heads) of a position that one block takes
-  u32 chunks;                  // blocks that share a position
-  u32 blocks;                  // in all
+  i64 chunk_rows;  // rows (batch times heads) of a position that one block takes
+  u32 chunks;      // blocks that share a position
+  u32 blocks;      // in all
 };
 // Of the `alone` kernels (rope_alone.h); counts and strides in elements, every offset below 2^31.
 struct RopeAlone {
   const u8* input;
   u8* output;
   const float* angles;
-  u32 items;                                          // pairs, and what is copied in twos
-  u32 lanes, lane_share, heads, head_share;           // of a head; heads of a place; 2^32 / each, rounded up, or 0 for 1
-  u32 in_place, in_head, out_place, out_head;         // strides
-  u32 angle_place, angle_step;                        // likewise
-  u32 half, copied_half;                              // of those that turn, and of those that do not
+  u32 items;                                   // pairs, and what is copied in twos
+  u32 lanes, lane_share, heads, head_share;    // of a head; heads of a place; 2^32 / each, rounded up, or 0 for 1
+  u32 in_place, in_head, out_place, out_head;  // strides
+  u32 angle_place, angle_step;                 // likewise
+  u32 half, copied_half;                       // of those that turn, and of those that do not
   i32 transposed;
 };
 constexpr int rope_threads = 128;

@@ -3,13 +3,11 @@
 // A thread turns one pair, or copies two elements; it makes the sine and cosine itself, and waits for no other. As few
 // arguments and instructions as will do: most of them come from memory.
 #pragma once
+#include "few_rows.h"
 #include "rope.h"
 
 namespace gpu {
 #if !defined(GPU_HOST)
-// n / d for n * d below 2^32; share: 2^32 / d, rounded up, or 0 where d is 1.
-GPU_FN u32 divide_by_share(u32 n, u32 share) { return share ? (u32)((u64)n * share >> 32) : n; }
-
 template <class T> GPU_FN void rope_alone(const RopeAlone& a) {
   const u32 item = block_x() * block_size_x() + thread_x(), row = divide_by_share(item, a.lane_share);
   const u32 place = divide_by_share(row, a.head_share), head = row - place * a.heads, lane = item - row * a.lanes;

@@ -1,7 +1,8 @@
-// Of few rows each thread takes a vector, in the `few` kernels. Rows whose vectors fit in the registers of some lanes of a warp, of a warp or of a block take the `rows` kernels, and
-// those of a whole multiprocessor's the `held` ones: one read of what they keep, one write. Longer rows take the `long`
-// kernels, which read a row twice; short rows that do not begin with a vector the `strip` kernels, which go through
-// shared memory. What lies past the diagonal is written and never read. The order of every sum is fixed.
+// Of few rows each thread takes a vector, in the `few` kernels. Rows whose vectors fit in the registers of some lanes
+// of a warp, of a warp or of a block take the `rows` kernels, and those of a whole multiprocessor's the `held` ones:
+// one read of what they keep, one write. Longer rows take the `long` kernels, which read a row twice; short rows that
+// do not begin with a vector the `strip` kernels, which go through shared memory. What lies past the diagonal is
+// written and never read. The order of every sum is fixed.
 //
 // Memory is read and written 16 bytes at a time, whatever the rows' length: a row begins within its first vector and
 // ends within its last, and only there are elements written one by one.
@@ -18,10 +19,10 @@
   }                                                                                          \
   GPU_REGISTER(scaled_masked_softmax_##name)
 // They wait by themselves, when they know their places.
-#define FEW_KERNEL(name, Arguments, ...)                                                                        \
+#define FEW_KERNEL(name, Arguments, ...)                                                                    \
   extern "C" GPU_KERNEL(gpu::few_row_threads) void scaled_masked_softmax_##name(gpu::Arguments arguments) { \
-    gpu::softmax_##__VA_ARGS__(arguments);                                                                      \
-  }                                                                                                             \
+    gpu::softmax_##__VA_ARGS__(arguments);                                                                  \
+  }                                                                                                         \
   GPU_REGISTER(scaled_masked_softmax_##name)
 #define SOFTMAX_FORWARD(name, bounds, ...) \
   SOFTMAX_KERNEL(forward_##name, SoftmaxForward, bounds, gpu::softmax_forward_##__VA_ARGS__)
@@ -55,8 +56,8 @@
   SOFTMAX_FORWARD(name, STRIP_BLOCK, strip<type, items>) \
   SOFTMAX_BACKWARD(name, STRIP_BLOCK, strip<type, items>)
 // Aligned, of a block of the largest size a row.
-#define FEW(name, type)                                                             \
-  FEW_KERNEL(forward_few_##name, SoftmaxForward, forward_few<type, false>)          \
+#define FEW(name, type)                                                          \
+  FEW_KERNEL(forward_few_##name, SoftmaxForward, forward_few<type, false>)       \
   FEW_KERNEL(forward_few_masked_##name, SoftmaxForward, forward_few<type, true>) \
   FEW_KERNEL(backward_few_##name, SoftmaxBackward, backward_few<type>)
 #define HELD(name, type)                                                                                            \

@@ -23,7 +23,7 @@ struct SoftmaxForward {
   i32 negative;                           // the scale is below 0
   i32 type;                               // of input and output
   i32 causal;
-  i32 lanes;       // of the `rows` kernels: 2^lanes share a row, up to a warp; -1: the block does
+  i32 lanes;       // 2^lanes share a row, up to a warp, or of the `few` kernels a block; -1: the block does
   i32 shift;       // elements between the last multiple of 16 bytes and the tensors' first element, the same for all
   i32 waiting;     // of the `held` kernels: vectors of the next row that a thread has on their way
   i32 strip_rows;  // of the `strip` kernels; so many rows are whole vectors

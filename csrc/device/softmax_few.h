@@ -64,7 +64,8 @@ template <i32 type, bool masked> GPU_FN void softmax_forward_few(const SoftmaxFo
   const bool nothing = masked && top[0] == minus_infinity(0.0f);
   if (nothing) top[0] = 0.0f;
   float sum[1] = {};
-  if (mine.kept > 0) GPU_UNROLL_FOR (int i = 0; i < width; ++i) sum[0] += x[i] = exponential(x[i], top[0]);
+  if (mine.kept > 0)
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) sum[0] += x[i] = exponential(x[i], top[0]);
   place.reduce<Sum>(sum, parts + FewRow::most_warps);
   const float reciprocal = nothing ? 0.0f : divide(1.0f, sum[0]);
   GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = quotient<exact>(x[i], sum[0], reciprocal);

@@ -10,10 +10,8 @@
   GPU_REGISTER(name)
 
 // It waits by itself, when it knows its place.
-#define FEW_KERNEL(name, Arguments, ...)                                           \
-  extern "C" GPU_KERNEL(gpu::few_row_threads) void name(gpu::Arguments arguments) { \
-    __VA_ARGS__(arguments);                                                         \
-  }                                                                                 \
+#define FEW_KERNEL(name, Arguments, ...)                                                                      \
+  extern "C" GPU_KERNEL(gpu::few_row_threads) void name(gpu::Arguments arguments) { __VA_ARGS__(arguments); } \
   GPU_REGISTER(name)
 
 // Threads a block, and how many such blocks a multiprocessor's registers must hold.
@@ -32,8 +30,8 @@
                   gpu::xentropy_forward_short<gpu::type>)                         \
   XENTROPY_KERNEL(SHORT_BLOCKS, xentropy_backward_short_##name, XentropyBackward, \
                   gpu::xentropy_backward_short<gpu::type>)
-#define FEW_KERNELS(name, type)                                                                      \
-  FEW_KERNEL(xentropy_forward_few_##name, XentropyForward, gpu::xentropy_forward_few<gpu::type>)    \
+#define FEW_KERNELS(name, type)                                                                  \
+  FEW_KERNEL(xentropy_forward_few_##name, XentropyForward, gpu::xentropy_forward_few<gpu::type>) \
   FEW_KERNEL(xentropy_backward_few_##name, XentropyBackward, gpu::xentropy_backward_few<gpu::type>)
 KERNELS(TWO_BLOCKS, f32, type_f32)
 KERNELS(TWO_BLOCKS, f16, type_f16)

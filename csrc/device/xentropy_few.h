@@ -38,7 +38,8 @@ template <i32 type> GPU_FN void xentropy_forward_few(const XentropyForward& a) {
   float x[width];
   Logits::Row::unpack_raw(x, raw);
   float largest[1] = {LogitSums<float>().largest};
-  if (logits.has) GPU_UNROLL_FOR (int i = 0; i < width; ++i) largest[0] = max_number(largest[0], x[i]);
+  if (logits.has)
+    GPU_UNROLL_FOR (int i = 0; i < width; ++i) largest[0] = max_number(largest[0], x[i]);
   logits.place.template reduce<Larger>(largest, parts);
   float sums[3] = {};  // of powers, of logits, of the label's logit alone
   const u32 mine = logits.label_element(label);

@@ -6,6 +6,7 @@
 #include "device/column_sums.h"
 #include "device_limits.h"
 #include "dtypes.h"
+#include "few_rows.h"
 #include "status.h"
 #include "workspace.h"
 
@@ -22,6 +23,11 @@ enum Kind { bf16x8, f16x8, f32x4, any1, f64 };
 apex_kernel forward_kernels[2][5] = {APEX_ACTIVATION_KINDS(forward_), APEX_ACTIVATION_KINDS(forward_gated_)};
 apex_kernel backward_kernels[2][5] = {APEX_ACTIVATION_KINDS(backward_), APEX_ACTIVATION_KINDS(backward_gated_)};
 // Of few rows, by kind.
+apex_kernel forward_few_kernels[2][3] = {
+    {APEX_ACTIVATION_KERNEL(forward_few_bf16x8), APEX_ACTIVATION_KERNEL(forward_few_f16x8),
+     APEX_ACTIVATION_KERNEL(forward_few_f32x4)},
+    {APEX_ACTIVATION_KERNEL(forward_few_gated_bf16x8), APEX_ACTIVATION_KERNEL(forward_few_gated_f16x8),
+     APEX_ACTIVATION_KERNEL(forward_few_gated_f32x4)}};
 apex_kernel few_kernels[2][3] = {
     {APEX_ACTIVATION_KERNEL(backward_few_bf16x2), APEX_ACTIVATION_KERNEL(backward_few_f16x2),
      APEX_ACTIVATION_KERNEL(backward_few_f32x2)},
@@ -79,6 +85,15 @@ bool is_of_few_rows(const gpu::BiasActivation& a, const Layout& layout) {
          a.rows * a.hidden <= most_elements;
 }
 
+// The forward of so few elements that all are at work at once with a vector a thread. False: they are more.
+bool take_vectors(gpu::BiasActivation& a, const DeviceLimits& limits, const Layout& layout) {
+  const int64_t lanes = a.hidden / layout.width;
+  if (layout.kind > f32x4 || lanes > 1024 || a.rows * lanes > limits.multiprocessors * threads_at_once) return false;
+  a.lane_threads = int32_t(lanes);
+  a.lane_share = share_of(lanes);
+  return true;
+}
+
 int32_t launch(const apex_place* place, apex_kernel& kernel, int64_t blocks, uint32_t threads, int64_t shared,
                const gpu::BiasActivation& a) {
   void* parameters[] = {const_cast<gpu::BiasActivation*>(&a)};
@@ -106,6 +121,9 @@ int32_t run_forward(const apex_place* place, gpu::BiasActivation a) {
   DeviceLimits limits;
   if (const int32_t status = device_limits(*place, &limits)) return status;
   const Layout layout = lay_out(a, limits.multiprocessors * 16, limits.multiprocessors * 4, a.gated ? 4 : 8);
+  if (take_vectors(a, limits, layout))
+    return launch(place, forward_few_kernels[a.gated][layout.kind],
+                  ceil_divide(a.rows * a.lane_threads, int64_t(layout.threads)), layout.threads, 0, a);
   return launch(place, forward_kernels[a.gated][layout.kind], a.column_blocks * a.parts, layout.threads, 0, a);
 }
 int32_t run_backward(const apex_place* place, gpu::BiasActivation a, const apex_workspace* workspace) {

@@ -5,6 +5,7 @@
 
 #include "device_limits.h"
 #include "dtypes.h"
+#include "few_rows.h"
 #include "status.h"
 
 namespace apex {
@@ -56,11 +57,22 @@ bool take_few(gpu::Rope& a, gpu::RopeAlone& few) {
   if (std::max({reaches(a.in_x, a.in_head), reaches(a.out_x, a.out_head),
                 a.width * a.angle_stride + a.dim * a.angle_step}) > most)
     return false;
-  const auto share = [](int64_t n) { return n == 1 ? 0 : uint32_t(ceil_divide(int64_t{1} << 32, n)); };
-  few = {a.input, a.output, reinterpret_cast<const float*>(a.cos), uint32_t(elements / 2),
-         uint32_t(lanes), share(lanes), uint32_t(a.heads), share(a.heads),
-         uint32_t(a.in_x), uint32_t(a.in_head), uint32_t(a.out_x), uint32_t(a.out_head),
-         uint32_t(a.angle_stride), uint32_t(a.angle_step), uint32_t(a.rotary / 2), uint32_t((a.dim - a.rotary) / 2),
+  few = {a.input,
+         a.output,
+         reinterpret_cast<const float*>(a.cos),
+         uint32_t(elements / 2),
+         uint32_t(lanes),
+         share_of(lanes),
+         uint32_t(a.heads),
+         share_of(a.heads),
+         uint32_t(a.in_x),
+         uint32_t(a.in_head),
+         uint32_t(a.out_x),
+         uint32_t(a.out_head),
+         uint32_t(a.angle_stride),
+         uint32_t(a.angle_step),
+         uint32_t(a.rotary / 2),
+         uint32_t((a.dim - a.rotary) / 2),
          a.transposed};
   return true;
 }

@@ -10,9 +10,9 @@ namespace {
 constexpr const char* unit = "scaled_masked_softmax";
 
 #define KERNEL(name) {unit, "scaled_masked_softmax_" name, 0, 1}
-// Of one element type. `few`: without a mask, and with one. `rows`, `masked`, `odd`: by vectors a thread, 1 and 4. `fixed`: 8 of them, one or two warps a
-// row; `odd_fixed`: 9, one. `strip`: by elements of a row a lane, 9 and 19. `held`: 8 vectors a thread of the largest
-// block.
+// Of one element type. `few`: without a mask, and with one. `rows`, `masked`, `odd`: by vectors a thread, 1 and 4.
+// `fixed`: 8 of them, one or two warps a row; `odd_fixed`: 9, one. `strip`: by elements of a row a lane, 9 and 19.
+// `held`: 8 vectors a thread of the largest block.
 struct Forward { apex_kernel few[2], rows[2], masked[2], odd[2], fixed[2], odd_fixed, strip[2], held, whole; };
 struct Backward { apex_kernel few[1], rows[2], odd[2], fixed[2], odd_fixed, strip[2], held, whole; };
 #define FORWARD(type)                                                          \

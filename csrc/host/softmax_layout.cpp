@@ -10,7 +10,6 @@ namespace apex {
 namespace {
 constexpr int64_t held_vectors = 8, shared_beside = 1024;  // a thread; bytes that a block uses besides
 constexpr int64_t vector_bytes = 16;
-constexpr int64_t threads_at_once = 1024;  // of a multiprocessor, with registers for a vector each
 
 int64_t whole_warps(int64_t threads, const DeviceLimits& limits) {
   return ceil_divide(threads, limits.block_multiple) * limits.block_multiple;

@@ -203,6 +203,18 @@ def test_backward(device, case):
         near(more["grad_bias"].numpy(), case.bias, t.gradient.sum(0), case.rows)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.width > 1 and not case.scaled], ids=str)
+def test_forward_of_few_rows(device, case):
+    """A vector a thread, whatever the parts."""
+    t = Tensors(device, case)
+    output = t.empty((case.rows, case.hidden), case.type)
+    share = 0 if t.lanes == 1 else -(-(2**32) // t.lanes)
+    name = f"bias_activation_forward_few_{'gated_' if case.gated else ''}{case.kernel}"
+    arguments = t.arguments(t.lanes, output=output, lane_share=share)
+    device.launch(name, -(-case.rows * t.lanes // THREADS), THREADS, [arguments])
+    near(output.numpy(), case.type, t.output)
+
+
 @pytest.mark.parametrize("case", FEW_CASES, ids=str)
 def test_backward_of_few_rows(device, case):
     t = Tensors(device, case)
