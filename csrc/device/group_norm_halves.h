@@ -65,7 +65,8 @@ struct HalvesAffine {
 };
 
 // Calls put(k), which starts the copy of row k, for all of the thread's rows, in four shares; then meanwhile(); then,
-// share by share as they arrive, take(k) for each row. begin() is called when the first share is there.
+// share by share as they arrive, take(k) for each row. Rows are few: of unrolled loops most would be the rest. begin()
+// is called when the first share is there.
 template <class Put, class Meanwhile, class Begin, class Take>
 GPU_FN void stage_shares(const HalvesItem& at, const Put& put, const Meanwhile& meanwhile, const Begin& begin,
                          const Take& take) {
@@ -73,7 +74,7 @@ GPU_FN void stage_shares(const HalvesItem& at, const Put& put, const Meanwhile& 
   const u32 share = (at.most + shares - 1) / shares;
   const auto past = [&](u32 s) { return (s + 1) * share < at.rows ? (s + 1) * share : at.rows; };
   GPU_UNROLL_FOR (u32 s = 0; s < shares; ++s) {
-    for (u32 k = s * share; k < past(s); ++k) put(k);
+    GPU_ROLLED_FOR(u32 k = s * share; k < past(s); ++k) put(k);
 #if !defined(GPU_HIP)
     copy_async_commit();
 #endif
@@ -87,7 +88,7 @@ GPU_FN void stage_shares(const HalvesItem& at, const Put& put, const Meanwhile& 
     if (s == 3) copy_async_wait<0>();
 #endif
     if (s == 0) begin();
-    for (u32 k = s * share; k < past(s); ++k) take(k);
+    GPU_ROLLED_FOR(u32 k = s * share; k < past(s); ++k) take(k);
   }
 }
 
@@ -199,7 +200,7 @@ template <i32 type> GPU_FN void group_norm_forward_halves(const GroupNorm& a) {
       shift[i] = fma(origin[i] - (is_second ? second.v[0] : first.v[0]), scale[i], shift[i]);
     });
     u8* to = a.output + at.offset;
-    for (u32 k = 0; k < at.rows; ++k, to += at.step) {
+    GPU_ROLLED_FOR(u32 k = 0; k < at.rows; ++k, to += at.step) {
       float x[width];
       tile.get<type>(x, k);
       GPU_UNROLL_FOR (int i = 0; i < width; ++i) x[i] = fma(x[i] - origin[i], scale[i], shift[i]);
@@ -378,7 +379,7 @@ template <i32 type> GPU_FN void write_gradient(const GroupNorm& a, const HalvesI
     of_x[i] = r * r * (is_second ? second.v[1] : first.v[1]);
   });
   u8* to = a.output + at.offset;
-  for (u32 k = 0; k < at.rows; ++k, to += at.step) {
+  GPU_ROLLED_FOR(u32 k = 0; k < at.rows; ++k, to += at.step) {
     float x[width], g[width];
     rows.gradient(x, g, k, constants, silu);
     GPU_UNROLL_FOR (int i = 0; i < width; ++i) g[i] = fma(g[i], constants.scale[i], -fma(x[i], of_x[i], of_one[i]));

@@ -19,8 +19,8 @@ HEADS = 2
 class Case:
     """One shape and the kernel that takes it.
 
-    kernel: the name's end; `masked_` is the forward's alone. lanes: of a row, as a power of two, -1 for a block. warps: of
-    a block. queries: more than the rows, so that rows of a long matrix are tested alone. shift: elements by
+    kernel: the name's end; `masked_` is the forward's alone. lanes: of a row, as a power of two, -1 for a block.
+    warps: of a block. queries: more than the rows, so that rows of a long matrix are tested alone. shift: elements by
     which the tensors begin past 16 bytes. waiting: vectors of the next row that a thread of the `held` kernels has on
     their way. strip_rows: of a strip of the `strip` kernels.
     """
@@ -93,7 +93,9 @@ CASES = [
     Case("strip_f32x9", 30, 33, strip_rows=4, warps=1),
     Case("held_bf16", 3, 8856, causal=True, queries=6000, waiting=1, grid=1),
     Case("held_f32", 3, 4420, waiting=2, grid=1),
-    Case("few_bf16", 23, 40, lanes=3, causal=True, queries=46),  # rows that keep nothing; the last are not there
+    Case(
+        "few_bf16", 23, 40, lanes=3, causal=True, queries=46
+    ),  # rows that keep nothing; the last are not there
     Case("few_f32", 3, 124, lanes=5, scale=-0.7, grid=1),
     Case("few_f16", 3, 496, lanes=6, causal=True, queries=400, grid=3),
     Case("few_f32", 3, 1000, lanes=8, causal=True, queries=900, grid=3),
