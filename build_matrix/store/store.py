@@ -319,7 +319,5 @@ class DigestCache:
             self.known[name] = digest.of_values(sorted(digest.of_file(path) for path in paths))
             Store(self.path.parent).check()
             with files.lock(f"{self.path}.lock"):
-                partial = self.path.with_suffix(f".{os.getpid()}")
-                partial.write_text(json.dumps(self.known))
-                partial.replace(self.path)
+                files.write(self.path, json.dumps(self.known))
         return self.known[name]

@@ -4,6 +4,7 @@ zipped."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import importlib.util
 import io
@@ -21,7 +22,7 @@ from build_matrix.parts import ledger
 from build_matrix.spec import matrix, pins
 from build_matrix.spec.registry import Registry
 from build_matrix.store import Store, WorkUnit, digest
-from build_matrix.store.files import OUTPUTS
+from build_matrix.store.files import OUTPUTS, beside
 from build_matrix.toolchains.pythons import Python
 from build_matrix.wheels import audit, provenance, sbom, stand_in
 
@@ -222,19 +223,16 @@ def publish(folder: Path, target: Path) -> Path:
     distribution, version, Python and processor."""
     (wheel,) = folder.glob("*.whl")
     target.mkdir(parents=True, exist_ok=True)
-    partial = {path.name: target / f".{path.name}.partial" for path in sorted(folder.glob(f"{wheel.name}*"))}
-    try:
+    with contextlib.ExitStack() as stack:
+        partial = {}
+        for path in sorted(folder.glob(f"{wheel.name}*")):
+            partial[path.name] = stack.enter_context(beside(target / path.name))
+            shutil.copyfile(path, partial[path.name])
+        *of, tag = wheel.name.removesuffix(".whl").split("-")
+        for old in namesakes(target, "-".join(of), matrix.platform_of(tag), "*"):
+            old.unlink(missing_ok=True)  # another that lays the same wheel here may be first
         for name, path in partial.items():
-            shutil.copyfile(folder / name, path)
-    except BaseException:
-        for path in partial.values():
-            path.unlink(missing_ok=True)
-        raise
-    *of, tag = wheel.name.removesuffix(".whl").split("-")
-    for old in namesakes(target, "-".join(of), matrix.platform_of(tag), "*"):
-        old.unlink()
-    for name, path in partial.items():
-        path.replace(target / name)
+            path.replace(target / name)
     return target / wheel.name
 
 
