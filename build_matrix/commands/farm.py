@@ -8,7 +8,7 @@ import click
 
 from build_matrix.check import receipts, tiers
 from build_matrix.commands.options import COUNT, DIST, INDEX, selected, selection, tell_left_out
-from build_matrix.serve import publish
+from build_matrix.serve import index, publish
 from build_matrix.store import Store
 from build_matrix.wheels import signing
 
@@ -44,6 +44,8 @@ def command(
 
     if scheduler and jobs:
         raise click.UsageError("--jobs counts workers of this machine, and --scheduler names other ones")
+    if not only:
+        index.place(target, dist)  # before hours of work
     start, signer = time.monotonic(), signing.asked()
     chosen = selected(accelerators, archs, torches, tags, platforms, only, tests)
     for arch in () if scheduler else tests:

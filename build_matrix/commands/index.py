@@ -14,6 +14,7 @@ from build_matrix.serve import index, page, publish
 @INDEX
 def command(dist, target) -> None:
     """Writes the static package index of the wheels in dist/, and the page that says what they serve."""
+    index.place(target, dist)
     found = wheels_of(dist)
     try:
         text = page.render(page.of_wheels(publish.cells(found)))
