@@ -119,7 +119,7 @@ def sealed(receipt: dict) -> dict:
     """With its digest, and signed where APEX_RECEIPT_KEY names a key."""
     receipt = {k: v for k, v in receipt.items() if k not in ("digest", "signature")}
     receipt["digest"] = digest.of_values(receipt)
-    if key := signing.secret():
+    if (key := signing.secret()) is not None:
         receipt["signature"] = signing.mac(receipt["digest"], key)
     return receipt
 

@@ -33,9 +33,14 @@ def mac(text: str, key: bytes) -> str:
 
 
 def secret() -> bytes | None:
-    """What APEX_RECEIPT_KEY names, or None where it is not set."""
+    """What APEX_RECEIPT_KEY names, or None where it is not set. Raises BuildError for a file that holds no secret:
+    anybody signs by that."""
     path = os.environ.get(RECEIPT_KEY)
-    return _read(Path(path), RECEIPT_KEY).strip() if path else None
+    if not path:
+        return None
+    if found := _read(Path(path), RECEIPT_KEY).strip():
+        return found
+    raise BuildError(f"{RECEIPT_KEY} names {path}, a file that is empty: put the secret there, or unset it")
 
 
 def _read(path: Path, asked: str) -> bytes:

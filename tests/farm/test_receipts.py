@@ -18,7 +18,7 @@ from build_matrix.errors import BuildError, ReceiptError
 from build_matrix.parts import loads
 from build_matrix.serve import compat, publish
 from build_matrix.spec import identity, matrix
-from build_matrix.wheels import wheel
+from build_matrix.wheels import signing, wheel
 
 HERE = identity.Source("c" * 64, "d" * 64)
 PROBE = {
@@ -242,6 +242,12 @@ def test_signed_receipts(merge, make, tmp_path, monkeypatch):
             "receipt.json: its signature is not of"
         )
     assert merge(receipt=make(finished="2026-01-03T00:00:00+00:00")) == (1, "")
+    for nothing in ("", " \n"):
+        key.write_text(nothing)
+        with pytest.raises(BuildError, match=f"APEX_RECEIPT_KEY names {key}, a file that is empty"):
+            make()  # nor is a receipt left unsigned
+        with pytest.raises(BuildError, match="a file that is empty"):
+            merge(receipt=forged | {"signature": signing.mac(forged["digest"], b"")})
     monkeypatch.setenv(receipts.KEY, str(tmp_path / "none"))
     with pytest.raises(BuildError, match="APEX_RECEIPT_KEY names .* cannot be read"):
         make()
