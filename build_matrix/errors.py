@@ -148,7 +148,8 @@ class ReceiptError(BuildError):
 
     def __init__(self, name: str, fault: str):
         self.name, self.fault = name, fault
-        super().__init__(f"{name}: {fault}")
+        # A name comes from another machine, too, and may move the cursor.
+        super().__init__(f"{name if name.isprintable() else ascii(name)}: {fault}")
 
 
 class NothingRan(ReceiptError):
