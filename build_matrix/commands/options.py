@@ -15,8 +15,24 @@ from build_matrix.toolchains import pythons
 from build_matrix.wheels import wheel
 
 PYTHON = re.compile(r"(?:cp)?3\.?(\d+)")
-PATH = click.Path(path_type=Path)
-FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class Named(click.Path):
+    """A path that is not empty: '' is what a shell makes of a variable that is not set, and would be the folder that
+    this runs in."""
+
+    def convert(self, value, param, ctx):
+        """As click.Path's; refuses ''."""
+        if value == "":
+            self.fail(
+                "it is empty: say a path, or leave the option out (a variable that is not set?)", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
+PATH = Named(path_type=Path)
+FILE = Named(path_type=Path, dir_okay=False)
+PLACE = Named()  # a folder, or a URL
 COUNT = click.IntRange(min=1)
 ACCELERATOR = click.argument(
     "accelerator", type=click.Choice([accelerator.name for accelerator in matrix.load().accelerators])

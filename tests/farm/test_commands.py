@@ -33,6 +33,41 @@ def said(*arguments, **variables):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            f"{command} --dist"
+            for command in ("wheel cpu", "wheel npu", "farm", "index", "publish", "variants", "bake cpu")
+        ),
+        *(f"{command} --target" for command in ("farm", "index", "publish", "variants", "serve", "tree")),
+        *(
+            "receipts merge x.json --into",
+            "receipts merge",
+            "tier L0 --out",
+            "tier L0 --wheel",
+            "bake cpu --archive",
+        ),
+        *(
+            "farm --store",
+            "canary --report",
+            "explain",
+            "explain x.whl --key",
+            "sign x.whl --key",
+            "sign",
+            "verify",
+        ),
+    ],
+)
+def test_a_path_that_is_empty_is_no_folder(words, tmp_path):
+    """As "$NOT_SET" gives it: it would be the folder that the command runs in."""
+    command = [sys.executable, "-m", "build_matrix", *words.split(), ""]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+    assert done.returncode == 2 and "it is empty: say a path, or leave the option out" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         ("plan --workers 0", 2, "Invalid value for '--workers': 0 is not in the range x>=1"),

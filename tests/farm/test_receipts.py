@@ -364,6 +364,14 @@ def test_the_commands_that_merge_and_list(tmp_path, make):
     nothing = [*command, "merge", str(tmp_path / "empty"), "--into", str(tmp_path / "kept")]
     done = subprocess.run(nothing, cwd=REPOSITORY, text=True, capture_output=True)
     assert done.returncode == 12 and "empty: there is no receipt in it" in done.stderr
+    beside = [*command, "merge", str(tmp_path / "empty"), str(good), "--into", str(tmp_path / "other")]
+    done = subprocess.run(beside, cwd=REPOSITORY, text=True, capture_output=True)
+    assert (
+        done.returncode == 12 and "not taken: " in done.stderr
+    )  # nor is it passed over in silence beside others
+    assert (
+        "empty: there is no receipt in it" in done.stderr and len(list((tmp_path / "other").iterdir())) == 1
+    )
 
 
 # ---- the table -----------------------------------------------------------------------------------------------
