@@ -7,7 +7,16 @@ import time
 import click
 
 from build_matrix.check import receipts, tiers
-from build_matrix.commands.options import COUNT, DIST, INDEX, PLACE, selected, selection, tell_left_out
+from build_matrix.commands.options import (
+    COUNT,
+    DIST,
+    INDEX,
+    PLACE,
+    selected,
+    selection,
+    tell_left_out,
+    writable,
+)
 from build_matrix.serve import index, publish
 from build_matrix.store import Store
 from build_matrix.wheels import signing
@@ -48,7 +57,8 @@ def command(
     if scheduler and jobs:
         raise click.UsageError("--jobs counts workers of this machine, and --scheduler names other ones")
     if not only:
-        index.place(target, dist)  # before hours of work
+        writable(dist, "--dist")  # before hours of work
+        writable(index.place(target, dist).parent, "--target")
     start, signer = time.monotonic(), signing.asked()
     chosen = selected(accelerators, archs, torches, tags, platforms, only, tests)
     for arch in () if scheduler else tests:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from pathlib import Path
 
 import click
@@ -47,6 +49,19 @@ PUBLIC_KEY = click.option(
     help="A public key (PEM) by which it must be signed. Default: APEX_TRUSTED_KEY, else any or none will do.",
 )
 PASSED_ON = {"add_help_option": False, "context_settings": {"ignore_unknown_options": True}}
+
+
+def writable(folder: Path, option: str) -> None:
+    """Raises BuildError where files cannot be made in `folder`, or it cannot be made: before the work whose outcome
+    goes there. Nothing is left behind."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise BuildError(
+            f"{option} names {folder}, and nothing can be written to {there}: {error.strerror}; name another folder"
+        ) from None
 
 
 def tag_of(text: str) -> str:

@@ -76,7 +76,11 @@ def test_a_path_that_is_empty_is_no_folder(words, tmp_path):
         ("serve --target {empty}", 1, "there is no index in {empty}. Run: python -m build_matrix index"),
         ("index --dist {empty}", 1, "there is no wheel in {empty}. Run: nox -s build-cpu"),
         ("variants --dist {empty}", 1, "there is no wheel in {empty}. Run: nox -s build-cpu"),
-        ("index --dist {dist} --target {file}/whl", 1, "{file}: File exists; an option names another place"),
+        (
+            "index --dist {dist} --target {file}/whl",
+            1,
+            "nothing can be written to {file}: Not a directory; name",
+        ),
         ("farm --test gfx908", 3, "L0(gfx908): no such card is here"),
         ("wheel cpu --python 3.9", 1, "Python cp39 is not in matrix.toml; there are cp310,"),
         ("wheel cpu --python 3.9 --container", 1, "Python cp39 is not in matrix.toml"),
@@ -157,6 +161,35 @@ def test_a_port_that_is_taken_is_named(tmp_path):
         code == 1
         and f"port {port} cannot be had: Address already in use; --port 0 takes a free one" in errors
     )
+
+
+INDEXES = ("index --dist {dist} --target", "publish --dist {dist} --target", "farm --target")
+FOLDERS = (
+    *("wheel cpu --dist", "wheel npu --dist", "wheel cpu --container --dist", "farm --available --dist"),
+    *("variants --dist {dist} --target", "receipts merge {dist} --into", "tier L0 --out", "tree --target"),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        *((words, place) for words in FOLDERS for place in ("/dev/null", "/proc/x", "{link}")),
+        *((words, "/proc/x") for words in INDEXES),
+        *((f"bake cpu --archive {place}", "below") for place in ("/dev/null/", "/proc/x/")),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_begun(tmp_path, words, place):
+    """Before 100 seconds of compiling, and before a toolchain is asked for."""
+    dist, link = tmp_path / "dist", tmp_path / "link"
+    dist.mkdir()
+    (dist / "apex_cpu-x.whl").write_text("")
+    link.symlink_to("nowhere/below")
+    before = sorted(tmp_path.rglob("*"))
+    arguments = f"{words} {place}".replace("/ ", "/").split()
+    environment = {"APEX_STORE": str(tmp_path / "store"), "PATH": "/nowhere"}
+    code, errors = said(*(word.format(dist=dist, link=link) for word in arguments), **environment)
+    assert code == 1 and "nothing can be written to" in errors and errors.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("text", ["x", "0", "-1", "1.5"])
