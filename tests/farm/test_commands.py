@@ -90,6 +90,15 @@ def test_a_path_that_is_empty_is_no_folder(words, tmp_path):
         ("farm --scheduler tcp://127.0.0.1:9 --jobs 2", 2, "--jobs counts workers of this machine"),
         ("plan --format github --only packs", 2, "do not go with --format github"),
         ("plan --format github --measure 1", 2, "do not go with --format github"),
+        ("plan --accelerator npu --arch sm_90", 1, "sm_90 does not go into apex-npu, but into apex-cuda"),
+        ("plan --accelerator cpu --arch gfx942", 1, "gfx942 does not go into apex-cpu, but into apex-rocm"),
+        (
+            "farm --accelerator npu --torch 2.13.0",
+            1,
+            "--torch does not belong to apex-npu: it is Python alone",
+        ),
+        ("plan --accelerator npu --python 3.11 --format github", 1, "--python does not belong to apex-npu"),
+        ("plan --accelerator npu --only packs", 1, "--only does not belong to apex-npu"),
         ("compat --table --json", 1, "--table prints Markdown of all cells, and takes nothing beside it"),
     ],
 )
