@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 import zipfile
 
@@ -14,7 +15,7 @@ import pytest
 
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
-from build_matrix.serve import index
+from build_matrix.serve import index, server
 from build_matrix.wheels import wheel
 
 REASON = "adam & <sgd> step twice"
@@ -127,6 +128,29 @@ def test_a_damaged_wheel_is_not_installed(install, published, tmp_path):
     shutil.copyfile(make(tmp_path, "1.10.0+cpu", size=99), victim)
     version, said = install("apex-cpu==1.10.0", "--index-url", f"{(tmp_path / 'copy').as_uri()}/whl/cpu/")
     assert version is None and "hash" in said.lower()
+
+
+@pytest.mark.parametrize("accept", ["*/*", server.JSON])
+@pytest.mark.parametrize(
+    "path", ["/files/%00", "/%00/", f"/{'x' * 300}", f"/{'x' * 300}/", "/files/fifo", "/none"]
+)
+def test_what_can_be_no_file_is_not_found(published, path, accept, capfd):
+    """And the server serves on, without a traceback in what it prints."""
+    fifo = published / "files/fifo"
+    os.mkfifo(fifo)
+    try:
+        with server.background(published) as address:
+            asked = urllib.request.Request(address + path, headers={"Accept": accept})
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(asked, timeout=20)
+            assert caught.value.code == 404
+            page = urllib.request.Request(f"{address}/whl/cpu/", headers={"Accept": accept})
+            answer = urllib.request.urlopen(page, timeout=20)
+            assert b"apex-cpu" in answer.read()
+            assert (answer.headers["Content-Type"] == server.JSON) == (accept == server.JSON)
+    finally:
+        fifo.unlink()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_names_are_quoted_in_links(static):
