@@ -256,7 +256,7 @@ def namesakes(target: Path, stem: str, platform: str, end: str = "") -> list[Pat
 
 
 def sizes(path: Path) -> dict[str, int]:
-    """Bytes in the archive by part: each pack, libraries, bindings, Python."""
+    """Bytes in the archive by part: each pack, libraries, bindings, Python with the data of all."""
     found: dict[str, int] = {}
     with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
         for entry in archive.infolist():
@@ -264,8 +264,10 @@ def sizes(path: Path) -> dict[str, int]:
             known = parts[0] == "apex" and len(parts) > 2
             if known and parts[1] == "packs":
                 part = f"pack {parts[2]}"
-            elif known and parts[1] == "lib":
-                part = f"bindings {parts[2]}" if parts[2].startswith("torch") else "libapex"
+            elif known and parts[1] == "lib" and parts[2].startswith("torch"):
+                part = f"bindings {parts[2]}"
+            elif known and parts[1] == "lib" and not parts[2].endswith(".json"):
+                part = "portable binding" if parts[2].startswith("apex_portable") else "libapex"
             else:
                 part = "Python and data"
             found[part] = found.get(part, 0) + entry.compress_size
