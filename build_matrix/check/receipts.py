@@ -190,9 +190,9 @@ def _fault(receipt) -> str | None:
     stated = receipt["digest"]
     content = {k: v for k, v in receipt.items() if k not in ("digest", "signature")}
     if stated != (have := digest.of_values(content)):
-        return f"it was changed after it was written: its digest is {have[:12]}, it states {stated[:12]}"
+        return f"it was changed after it was written: its digest is {have[:12]}, it states {stated[:12]!r}"
     if receipt["tier"] not in TIERS:
-        return f"its tier is {receipt['tier']}; there are {', '.join(TIERS)}"
+        return f"its tier is {receipt['tier']!r}; there are {', '.join(TIERS)}"
     return _text_fault(receipt) or (
         None if _sound(receipt) else "its counts contradict each other: somebody wrote them by hand"
     )

@@ -235,6 +235,7 @@ DEEP = '{"format": 1, "a": ' + "[" * 990 + "]" * 990 + "}"
         ({"python": "zzz"}, "its python is no name of one: 'zzz'"),
         ({"card": "x" * 300}, "its cell and card are too long for the name of a file"),
         ({"cell": "x" * 300}, "its cell and card are too long for the name of a file"),
+        ({"tier": "L0\n"}, r"its tier is 'L0\\n'; there are emulated, L0, L1$"),
         ({"finished": "zzzz"}, "it ended at 'zzzz', which is no time"),
         (
             {"finished": "2026-13-01T00:00:00+00:00"},
@@ -260,6 +261,12 @@ DEEP = '{"format": 1, "a": ' + "[" * 990 + "]" * 990 + "}"
 def test_what_is_sealed_and_no_run_wrote_is_named(merge, make, changed, why):
     taken, said = merge(receipt=make(**changed))
     assert taken == 0 and re.match(f"receipt.json: {why}", said), said
+
+
+def test_a_bad_digest_moves_no_cursor(merge, make):
+    taken, said = merge(receipt=make() | {"digest": "\x1b[2J\n"})
+    assert taken == 0 and said.endswith(r"it states '\x1b[2J\n'")
+    assert str(ReceiptError("a\x1b\n", "b\x1b\n")) == "a\\x1b\\n: b\\x1b\n"
 
 
 def test_a_bad_receipt_keeps_no_other_one_away(make, tmp_path):
