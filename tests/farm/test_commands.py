@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -280,6 +281,27 @@ def test_a_toolchain_of_another_version_is_replaced_by_the_pinned_one(elsewhere)
         BuildError, match="rocm does not hold the pinned clang-hip-7.2: remove it, and run this"
     ):
         provision.provision("clang-hip-7.2")
+
+
+def test_two_that_bring_one_toolchain_do_not_take_each_other_s_half(elsewhere, monkeypatch):
+    run, inside, go = provision.subprocess.run, threading.Event(), threading.Event()
+
+    def slow(command):
+        if not inside.is_set():
+            inside.set()
+            assert go.wait(60)
+        return run(command)
+
+    monkeypatch.setattr(provision.subprocess, "run", slow)
+    first = threading.Thread(target=provision.provision, args=("nvrtc-12.8",))
+    first.start()
+    assert inside.wait(60)
+    provision.provision("nvrtc-12.8")
+    place = elsewhere / "nvrtc-12.8"
+    (place / "in use").write_text("")
+    go.set()
+    first.join(60)
+    assert (place / "in use").is_file() and list(elsewhere.iterdir()) == [place]
 
 
 def test_a_compiler_of_another_version_names_the_command_that_brings_the_pinned_one(monkeypatch):
