@@ -1,7 +1,7 @@
 # clean forgets every output and the store of work units; provisioned toolchains (.toolchains) stay.
 .PHONY: clean
 clean:
-	rm -rf build dist .whl .whl.lock .whl-*.partial *.egg-info .nox .pytest_cache .hypothesis .ruff_cache
+	rm -rf build dist .whl .whl.lock ..whl-*.partial *.egg-info .nox .pytest_cache .hypothesis .ruff_cache
 	rm -rf out examples/*/out examples/*/*/out
 	find . -path ./.toolchains -prune -o -name __pycache__ -type d -print | xargs rm -rf
 

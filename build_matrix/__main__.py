@@ -22,7 +22,10 @@ except ModuleNotFoundError as error:
     missing = error
     sys.exit(streams.run(lambda: alone.run(sys.argv[1:], missing), PROGRAM))
 
-UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+UNWRITABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EBUSY),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
+)
 ENDED = 128  # and the number of the signal: exit codes, as shells have them
 
 

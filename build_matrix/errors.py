@@ -148,7 +148,14 @@ class ReceiptError(BuildError):
 
     def __init__(self, name: str, fault: str):
         self.name, self.fault = name, fault
-        super().__init__(f"{name}: {fault}")
+        super().__init__(f"{_shown(name)}: {_shown(fault, keep=chr(10))}")
+
+
+def _shown(text: str, keep: str = "") -> str:
+    """A text of which another machine wrote a part: control characters of it move no cursor."""
+    return "".join(
+        letter if letter.isprintable() or letter in keep else ascii(letter)[1:-1] for letter in text
+    )
 
 
 class NothingRan(ReceiptError):

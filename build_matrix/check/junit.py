@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
+
+from build_matrix.store import foreign
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 OUTCOMES = (PASSED, FAILED, SKIPPED)
@@ -57,8 +58,11 @@ def _left_out(root: ElementTree.Element) -> Iterable[Case]:
     """Tests that a property of the file names: {reason: [node ids]}."""
     for element in root.iter("property"):
         if element.get("name") == DESELECTED:
-            for reason, names in json.loads(element.get("value", "{}")).items():
-                yield from (Case(*_address(node), SKIPPED, reason, left_out=True) for node in names)
+            found = foreign.value(element.get("value", "{}"))
+            if not isinstance(found, dict) or not all(isinstance(names, list) for names in found.values()):
+                raise ValueError(f"the property {DESELECTED} is not what it should be")
+            for reason, names in found.items():
+                yield from (Case(*_address(str(node)), SKIPPED, reason, left_out=True) for node in names)
 
 
 def _address(node: str) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from build_matrix import REPOSITORY
 from build_matrix.check import junit
 from build_matrix.errors import NothingRan, ReceiptError
 from build_matrix.spec import identity, matrix
-from build_matrix.store import digest, files
+from build_matrix.store import digest, files, foreign
 from build_matrix.wheels import signing
 
 FORMAT = 1
@@ -43,6 +43,13 @@ FIELDS = {
     "narrowed": str, "tests": dict, "not_run": dict, "junit": list, "finished": str, "digest": str,
 }  # fmt: skip
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+NAMES = {
+    "cell": NAME, "torch": re.compile(r"\d+\.\d+[A-Za-z0-9_.+-]*"), "python": re.compile(r"cp3\d{1,2}"),
+    "platform": NAME,
+}  # fmt: skip
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # as text a later one is greater
+LONGEST = 200  # letters of a file's name: systems have 255, some of which its temporary name takes
+A_DAY = datetime.timedelta(days=1)  # clocks differ
 log = logging.getLogger(__name__)
 
 
@@ -119,7 +126,7 @@ def sealed(receipt: dict) -> dict:
     """With its digest, and signed where APEX_RECEIPT_KEY names a key."""
     receipt = {k: v for k, v in receipt.items() if k not in ("digest", "signature")}
     receipt["digest"] = digest.of_values(receipt)
-    if key := signing.secret():
+    if (key := signing.secret()) is not None:
         receipt["signature"] = signing.mac(receipt["digest"], key)
     return receipt
 
@@ -164,7 +171,7 @@ def write(receipt: dict, path: Path) -> Path:
 def read(path: Path) -> dict:
     """A receipt that is whole and as it was written. Raises ReceiptError that says what it is instead."""
     try:
-        receipt = json.loads(path.read_text(encoding="utf-8"))
+        receipt = foreign.read(path)
     except OSError as error:
         raise ReceiptError(path.name, f"it cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -183,15 +190,59 @@ def _fault(receipt) -> str | None:
     stated = receipt["digest"]
     content = {k: v for k, v in receipt.items() if k not in ("digest", "signature")}
     if stated != (have := digest.of_values(content)):
-        return f"it was changed after it was written: its digest is {have[:12]}, it states {stated[:12]}"
+        return f"it was changed after it was written: its digest is {have[:12]}, it states {stated[:12]!r}"
     if receipt["tier"] not in TIERS:
-        return f"its tier is {receipt['tier']}; there are {', '.join(TIERS)}"
-    named = {key: receipt[key] for key in ("cell", "torch", "python")} | {"platform": platform_of(receipt)}
-    if strange := [key for key, value in named.items() if not NAME.fullmatch(str(value))]:
-        return f"its {strange[0]} is no name: {named[strange[0]]!r}"  # files are called by it
-    if receipt["wheel"] and not all(isinstance(receipt["wheel"].get(key), str) for key in ("name", "sha256")):
+        return f"its tier is {receipt['tier']!r}; there are {', '.join(TIERS)}"
+    return _text_fault(receipt) or (
+        None if _sound(receipt) else "its counts contradict each other: somebody wrote them by hand"
+    )
+
+
+def _text_fault(receipt: dict) -> str | None:
+    """What of its texts cannot be a name, a time, or a line on a screen."""
+    named = {key: receipt.get(key, matrix.NATIVE) for key in NAMES}
+    for key, value in named.items():
+        if not isinstance(value, str) or not NAMES[key].fullmatch(value):
+            return f"its {key} is no name of one: {value!r}"  # files are called by it
+    if _ended(receipt) is None:
+        return f"it ended at {receipt['finished']!r}, which is no time as receipts have it"
+    wheel = receipt["wheel"]
+    if wheel is not None and not all(isinstance(wheel.get(key), str) for key in ("name", "sha256")):
         return "its wheel is not what it should be: a name and a sha256"
-    return None if _sound(receipt) else "its counts contradict each other: somebody wrote them by hand"
+    if not all(isinstance(sha, str) for sha in receipt["junit"]):
+        return "its junit is not what it should be: digests of files"
+    steps = receipt.get("steps", {})
+    shown = {key: receipt[key] for key in ("card", "driver", "apex", "narrowed")}
+    shown |= {
+        "served": [*receipt["served"]],
+        "source": [*receipt["source"].values()],
+        "wheel": wheel and wheel["name"],
+    }
+    shown |= {"steps": list(steps) if isinstance(steps, dict) else []}
+    for key, value in shown.items():
+        texts = value if isinstance(value, list) else [value or ""]
+        if strange := [text for text in texts if not isinstance(text, str) or not text.isprintable()]:
+            return f"its {key} is no line of text: {strange[0]!r}"
+    if len(file := name(receipt)) > LONGEST:
+        return f"its cell and card are too long for the name of a file, which would have {len(file)} letters"
+    return None
+
+
+def _ended(receipt: dict) -> datetime.datetime | None:
+    """When the run ended; None where it does not say so as `make` does."""
+    try:
+        return (
+            datetime.datetime.fromisoformat(receipt["finished"])
+            if TIME.fullmatch(receipt["finished"])
+            else None
+        )
+    except ValueError:
+        return None
+
+
+def _to_come(receipt: dict) -> bool:
+    """Whether it is of a run that is still to come: nothing true would ever be later."""
+    return _ended(receipt) > datetime.datetime.now(datetime.timezone.utc) + A_DAY
 
 
 def _sound(receipt: dict) -> bool:
@@ -202,7 +253,7 @@ def _sound(receipt: dict) -> bool:
         passed = [step["passed"] for step in receipt.get("steps", {}).values()]
     except (AttributeError, KeyError, TypeError):
         return False
-    counted = all(type(number) is int and number >= 0 for number in numbers)
+    counted = all(type(number) is int and number >= 0 for number in [*numbers, *receipt["served"].values()])
     if not counted or not all(isinstance(outcome, bool) for outcome in passed):
         return False
     return sum(receipt["not_run"].values()) == totals(receipt)["skipped"]
@@ -224,7 +275,7 @@ def _signature_fault(receipt: dict) -> str | None:
 
 def _junit_fault(receipt: dict, folder: Path) -> str | None:
     """Compares the counts with the JUnit files, where all of them lie beside the receipt."""
-    found = {digest.of_file(path): path for path in folder.glob("*.xml")}
+    found = {digest.of_file(path): path for path in folder.glob("*.xml") if path.is_file()}
     if not set(receipt["junit"]) <= set(found):
         return None
     cases = _cases(receipt["tier"], receipt["cell"], [found[sha] for sha in receipt["junit"]])
@@ -329,6 +380,8 @@ def merge(came: Iterable[Path], folder: Path = FOLDER) -> tuple[list[dict], list
             receipt = read(path)
             if fault := _junit_fault(receipt, path.parent):
                 raise ReceiptError(path.name, fault)
+            if _to_come(receipt):
+                raise ReceiptError(path.name, f"it ended at {receipt['finished']}, which is still to come")
             target = folder / name(receipt)
             there = _there(target)
             if there and there["digest"] == receipt["digest"]:
@@ -344,8 +397,9 @@ def merge(came: Iterable[Path], folder: Path = FOLDER) -> tuple[list[dict], list
 
 
 def _there(path: Path) -> dict | None:
-    """The receipt that would be replaced; a damaged one is none."""
+    """The receipt that would be replaced; a damaged one is none, nor one of a run that is still to come."""
     try:
-        return read(path) if path.is_file() else None
+        found = read(path) if path.is_file() else None
     except ReceiptError:
         return None
+    return None if found is None or _to_come(found) else found

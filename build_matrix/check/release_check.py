@@ -17,7 +17,7 @@ from apex._loader.probe import torch_devices
 from build_matrix import REPOSITORY
 from build_matrix.check import junit, lint, receipts
 from build_matrix.spec import identity, matrix
-from build_matrix.store import digest, files
+from build_matrix.store import digest, files, foreign
 from build_matrix.toolchains import pythons
 from build_matrix.wheels import wheel
 
@@ -242,9 +242,9 @@ def _state() -> dict[str, str]:
 def _before(folder: Path) -> dict[str, Verdict]:
     """Verdicts of an earlier run over the same sources."""
     try:
-        said = json.loads((folder / RESULT).read_text())
+        said = foreign.read(folder / RESULT)
         return {n: Verdict(**o) for n, o in said["checks"].items()} if said["of"] == _state() else {}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from build_matrix.commands.options import COMPILED, DIST, PATH
+from build_matrix.commands.options import COMPILED, DIST, PATH, writable
 from build_matrix.containers import bake
 from build_matrix.containers import builder as builders
 from build_matrix.toolchains import pythons
@@ -29,6 +29,8 @@ from build_matrix.toolchains import pythons
 @DIST
 def command(accelerator, base, python, torch, torch_index, tag, builder, archive, no_check, dist) -> None:
     """Makes an OCI image: a base, torch, and apex from the index of the wheels in dist/. Needs no GPU."""
+    if archive:
+        writable(archive.parent, "--archive")
     chosen = builders.find(builder)
     name, contents = bake.bake(
         accelerator,

@@ -27,9 +27,7 @@ DEFAULT = REPOSITORY / "build/canary"
     "--torch", "torches", multiple=True, help="Default: the newest release, and a newer pre-release."
 )
 @click.option("--release-only", is_flag=True, help="No pre-release.")
-@click.option(
-    "--report", "written", type=click.Path(dir_okay=False, path_type=Path), help="A JSON file to write."
-)
+@click.option("--report", "written", type=FILE, help="A JSON file to write.")
 def command(wheel, torches, release_only, written) -> None:
     """What WHEEL (default: apex-cpu of this checkout, without a binding of any torch) serves under the newest torch of
     pip's index. Exit code 5 where no kernel does, or one gives other bits."""

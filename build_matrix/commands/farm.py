@@ -7,8 +7,17 @@ import time
 import click
 
 from build_matrix.check import receipts, tiers
-from build_matrix.commands.options import COUNT, DIST, INDEX, selected, selection, tell_left_out
-from build_matrix.serve import publish
+from build_matrix.commands.options import (
+    COUNT,
+    DIST,
+    INDEX,
+    PLACE,
+    selected,
+    selection,
+    tell_left_out,
+    writable,
+)
+from build_matrix.serve import index, publish
 from build_matrix.store import Store
 from build_matrix.wheels import signing
 
@@ -17,7 +26,10 @@ from build_matrix.wheels import signing
 @selection
 @click.option("--scheduler", help="tcp://...: an existing Dask cluster. Default: this machine.")
 @click.option(
-    "--store", "place", help="A folder or s3://bucket/prefix. Default: APEX_STORE, else build/store."
+    "--store",
+    "place",
+    type=PLACE,
+    help="A folder or s3://bucket/prefix. Default: APEX_STORE, else build/store.",
 )
 @click.option("--test", "tests", multiple=True, help="sm_90, gfx942, ...: tries the wheel on such a card.")
 @click.option("--jobs", type=COUNT, help="Workers of this machine; default: the number of cores.")
@@ -44,6 +56,9 @@ def command(
 
     if scheduler and jobs:
         raise click.UsageError("--jobs counts workers of this machine, and --scheduler names other ones")
+    if not only:
+        writable(dist, "--dist")  # before hours of work
+        writable(index.place(target, dist).parent, "--target")
     start, signer = time.monotonic(), signing.asked()
     chosen = selected(accelerators, archs, torches, tags, platforms, only, tests)
     for arch in () if scheduler else tests:

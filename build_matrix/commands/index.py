@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from build_matrix.commands.options import DIST, INDEX, wheels_of
+from build_matrix.commands.options import DIST, INDEX, wheels_of, writable
 from build_matrix.errors import BuildError
 from build_matrix.serve import index, page, publish
 
@@ -14,6 +14,7 @@ from build_matrix.serve import index, page, publish
 @INDEX
 def command(dist, target) -> None:
     """Writes the static package index of the wheels in dist/, and the page that says what they serve."""
+    writable(index.place(target, dist).parent, "--target")
     found = wheels_of(dist)
     try:
         text = page.render(page.of_wheels(publish.cells(found)))

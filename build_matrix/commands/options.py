@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from pathlib import Path
 
 import click
@@ -15,8 +17,24 @@ from build_matrix.toolchains import pythons
 from build_matrix.wheels import wheel
 
 PYTHON = re.compile(r"(?:cp)?3\.?(\d+)")
-PATH = click.Path(path_type=Path)
-FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class Named(click.Path):
+    """A path that is not empty: '' is what a shell makes of a variable that is not set, and would be the folder that
+    this runs in."""
+
+    def convert(self, value, param, ctx):
+        """As click.Path's; refuses ''."""
+        if value == "":
+            self.fail(
+                "it is empty: say a path, or leave the option out (a variable that is not set?)", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
+PATH = Named(path_type=Path)
+FILE = Named(path_type=Path, dir_okay=False)
+PLACE = Named()  # a folder, or a URL
 COUNT = click.IntRange(min=1)
 ACCELERATOR = click.argument(
     "accelerator", type=click.Choice([accelerator.name for accelerator in matrix.load().accelerators])
@@ -31,6 +49,19 @@ PUBLIC_KEY = click.option(
     help="A public key (PEM) by which it must be signed. Default: APEX_TRUSTED_KEY, else any or none will do.",
 )
 PASSED_ON = {"add_help_option": False, "context_settings": {"ignore_unknown_options": True}}
+
+
+def writable(folder: Path, option: str) -> None:
+    """Raises BuildError where files cannot be made in `folder`, or it cannot be made: before the work whose outcome
+    goes there. Nothing is left behind."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise BuildError(
+            f"{option} names {folder}, and nothing can be written to {there}: {error.strerror}; name another folder"
+        ) from None
 
 
 def tag_of(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from build_matrix.check import receipts
-from build_matrix.commands.options import PATH
+from build_matrix.commands.options import PATH, writable
 from build_matrix.errors import ReceiptError
 from build_matrix.spec import identity
 
@@ -20,13 +20,16 @@ def command() -> None:
 @click.option("--into", type=PATH, help="Default: build_matrix/receipts.")
 def merge(files, into) -> None:
     """Takes receipts of other machines: files, or folders of them. Exit code 12 when any is cut, was changed, is a
-    duplicate or none; the others are taken all the same."""
-    paths = [path for file in files for path in (sorted(file.glob("*.json")) if file.is_dir() else [file])]
-    if not paths:
-        raise ReceiptError(", ".join(map(str, files)), "there is no receipt in it")
-    taken, refused = receipts.merge(paths, into or receipts.FOLDER)
+    duplicate or none, or a folder holds none; the others are taken all the same."""
+    into = into or receipts.FOLDER
+    writable(into, "--into")
+    found = {file: sorted(file.glob("*.json")) if file.is_dir() else [file] for file in files}
+    empty = [ReceiptError(str(file), "there is no receipt in it") for file in found if not found[file]]
+    paths = [path for each in found.values() for path in each]
+    taken, refused = receipts.merge(paths, into)
     for receipt in taken:
         _tell(receipt)
+    refused = [*empty, *refused]
     for error in refused:
         click.echo(f"not taken: {error}", err=True)
     if refused:

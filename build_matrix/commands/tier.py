@@ -6,7 +6,7 @@ import click
 
 from build_matrix import REPOSITORY
 from build_matrix.check import receipts, tiers
-from build_matrix.commands.options import COUNT, FILE, PATH
+from build_matrix.commands.options import COUNT, FILE, PATH, writable
 
 
 @click.command("tier")
@@ -28,6 +28,7 @@ def command(tier, cell, wheel, out, expression, jobs, check) -> None:
     if check:
         tiers.here(tier, cell)
         return
+    writable(out, "--out")
     made = [receipts.read(path) for path in tiers.run(tier, cell, out, wheel, jobs, expression)]
     for receipt in made:
         click.echo(receipts.words(receipt))

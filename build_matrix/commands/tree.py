@@ -6,7 +6,7 @@ import time
 
 import click
 
-from build_matrix.commands.options import JOBS, PATH, tags_of
+from build_matrix.commands.options import JOBS, PATH, tags_of, writable
 from build_matrix.errors import BuildError
 from build_matrix.farm import report
 from build_matrix.parts import tree
@@ -31,6 +31,9 @@ from build_matrix.toolchains import by_arch, headers, pythons
 )
 def command(archs, tags, torches, jobs, target, available, units) -> None:
     """Fills build/tree/apex with libraries and packs, for use in a checkout."""
+    target = target or tree.DEFAULT
+    writable(target, "--target")
+    tree.check_target(target)
     start = time.monotonic()
     if available:
         archs = by_arch.available(archs, lambda why: click.echo(f"left out: {why}", err=True))
@@ -46,7 +49,7 @@ def command(archs, tags, torches, jobs, target, available, units) -> None:
         units=_units(units),
     )
     engine = Engine(Store(), jobs, report.tell)
-    tree.fill(request, target or tree.DEFAULT, engine)
+    tree.fill(request, target, engine)
     report.units_table(engine.finished, time.monotonic() - start)
 
 

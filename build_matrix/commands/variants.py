@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from build_matrix import REPOSITORY
-from build_matrix.commands.options import DIST, PATH, wheels_of
+from build_matrix.commands.options import DIST, PATH, wheels_of, writable
 from build_matrix.wheels import variants
 
 
@@ -19,5 +19,6 @@ from build_matrix.wheels import variants
 )
 def command(dist, target) -> None:
     """Writes the wheels of dist/ as variants of one project (PEP 817), with the metadata of an index."""
+    writable(target, "--target")
     for path in variants.write(wheels_of(dist), target):
         click.echo(str(path))

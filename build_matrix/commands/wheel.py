@@ -6,7 +6,7 @@ import time
 
 import click
 
-from build_matrix.commands.options import ACCELERATOR, DIST, JOBS, tags_of
+from build_matrix.commands.options import ACCELERATOR, DIST, JOBS, tags_of, writable
 from build_matrix.containers import engine as engines
 from build_matrix.containers import wheels as containers
 from build_matrix.errors import Incomplete
@@ -54,6 +54,7 @@ def command(
 
     if not container and (engine or image):
         raise click.UsageError("--engine and --image belong to --container")
+    writable(dist, "--dist")
     if matrix.load().accelerator(accelerator).pure:
         if archs or tags or torches or container or platform != matrix.NATIVE:
             raise click.UsageError(

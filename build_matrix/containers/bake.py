@@ -5,7 +5,6 @@ Nothing here needs a GPU. The base is asked for its Python and its torch by runn
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from build_matrix.containers.wheels import LOCAL_IMAGE
 from build_matrix.errors import BuildError, ContainerError
 from build_matrix.serve import index
 from build_matrix.spec import identity, matrix
-from build_matrix.store import files
+from build_matrix.store import files, foreign
 from build_matrix.toolchains import package_index, torch_supply
 from build_matrix.wheels import sbom
 from build_matrix.wheels.wheel_file import WheelFile
@@ -83,7 +82,13 @@ def ask(builder: builders.Builder, image: str, python: str) -> Contents:
         raise ContainerError(
             f"{image} has no {python} that runs ({fault}): --python names its Python, --base another"
         )
-    return Contents(**json.loads(answer.stdout))
+    try:
+        return Contents(**foreign.value(answer.stdout))
+    except (ValueError, TypeError):
+        raise ContainerError(
+            f"{python} of {image} does not say what it has, but {answer.stdout[-300:]!r}: --python names its Python, "
+            "--base another"
+        ) from None
 
 
 def default_base(tag: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from build_matrix import REPOSITORY
 from build_matrix.containers import engine
 from build_matrix.errors import BuildError, ContainerError
+from build_matrix.store import files
 
 EPOCH = 315532800  # 1980-01-01, as the dates in wheels
 DATE = "SOURCE_DATE_EPOCH"
@@ -68,13 +69,9 @@ class Builder(ABC):
 
     def save(self, image: str, archive: Path) -> None:
         """Writes the image as an OCI archive, in place of one that is there when it is whole."""
-        partial = archive.with_name(f".{archive.name}.partial")
-        partial.unlink(missing_ok=True)
-        try:
-            self._save(image, partial)
-            partial.replace(archive)
-        finally:
-            partial.unlink(missing_ok=True)
+        with files.temporary("image", archive.parent) as folder:  # a name of nobody else's, that is not there
+            self._save(image, folder / archive.name)
+            (folder / archive.name).replace(archive)
 
     @abstractmethod
     def _save(self, image: str, archive: Path) -> None:

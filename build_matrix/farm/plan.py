@@ -55,6 +55,7 @@ def resolve(selection: Selection) -> Selection:
     for name in accelerators:
         if not axes.accelerator(name).pure and name not in vendors and name != "cpu":
             raise BuildError(f"no arch of {name} was chosen: its wheel would hold no pack")
+    _check_axes(selection, accelerators)
     archs = tuple(arch for arch in archs if axes.pack(arch).arch.vendor in accelerators)
     everything = (*axes.python, *axes.optional_python)
     for value, known, what in (
@@ -81,6 +82,26 @@ def resolve(selection: Selection) -> Selection:
         pythons=selection.pythons or everything,
         platforms=platforms,
     )
+
+
+def _check_axes(selection: Selection, accelerators: tuple[str, ...]) -> None:
+    """Raises BuildError where nothing of an axis that was named goes into a wheel of these accelerators: it would be
+    left out without a word."""
+    axes, names = matrix.load(), ", ".join(f"apex-{name}" for name in accelerators)
+    vendors = {arch: axes.pack(arch).arch.vendor for arch in selection.archs}
+    if vendors and not set(vendors.values()) & set(accelerators):
+        arch, vendor = next(iter(vendors.items()))
+        raise BuildError(f"{arch} does not go into {names}, but into apex-{vendor}")
+    named = {"--torch": selection.torches, "--python": selection.pythons, "--only": selection.only}
+    if not axes.compiled(accelerators) and (given := [option for option, values in named.items() if values]):
+        raise BuildError(f"{given[0]} does not belong to {names}: it is Python alone, one wheel for all")
+
+
+def hosts(selection: Selection) -> tuple[str, ...]:
+    """Of a resolved selection, the platforms that something is compiled for: wheels that are Python alone need none."""
+    axes = matrix.load()
+    compiled = set(axes.compiled(selection.accelerators))
+    return tuple(name for name in selection.platforms if compiled & set(axes.platform(name).accelerators))
 
 
 def _serves(platform: matrix.Platform, selection: Selection, accelerators: tuple[str, ...]) -> bool:
@@ -118,10 +139,11 @@ def look(selection: Selection) -> tuple[Selection, Faults, Faults]:
     """(what of a selection can be built here, what is missing for optional Pythons, what is missing besides)"""
     chosen = resolve(selection)
     tags, archs, platforms, missing = [], [], [], []
-    if not matrix.load().compiled(chosen.accelerators):
+    compiled = hosts(chosen)
+    if not compiled:
         return chosen, [], []  # Python alone: no interpreter and no compiler is asked for
     axes = matrix.load()
-    bound = not all(axes.platform(name).windows for name in chosen.platforms)
+    bound = not all(axes.platform(name).windows for name in compiled)
     for tag in chosen.pythons:
         if bound and (not selection.only or "bindings" in selection.only):
             _try(lambda tag=tag: pythons.find(tag), tag, tags, missing)
@@ -129,7 +151,9 @@ def look(selection: Selection) -> tuple[Selection, Faults, Faults]:
         if not selection.only or "packs" in selection.only:
             _try(lambda arch=arch: by_arch.toolchain_for(arch), arch, archs, missing)
     for name in chosen.platforms:
-        if set(selection.only) != {"packs"}:
+        if name not in compiled:
+            platforms.append(name)
+        elif set(selection.only) != {"packs"}:
             _try(lambda name=name: host_compiler.find(name), name, platforms, missing)
     optional = [fault for fault in missing if fault[0] in matrix.load().optional_python]
     here = replace(
@@ -154,8 +178,7 @@ def _steps(chosen: Selection) -> list[Step]:
     cells = [(t, p) for t in chosen.torches for p in chosen.pythons if not axes.why_not(t, p)]
     device = [path.stem for path in device_units()]
 
-    on = chosen.platforms if axes.compiled(chosen.accelerators) else ()
-    steps = [step for name in on for step in _host(axes.platform(name), cells)]
+    steps = [step for name in hosts(chosen) for step in _host(axes.platform(name), cells)]
     steps += [Step("code", f"{arch}/{source}", (arch, source)) for arch in chosen.archs for source in device]
     if chosen.only:
         kinds = {kind for part in chosen.only for kind in PARTS[part]}

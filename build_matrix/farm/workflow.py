@@ -15,7 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from build_matrix import REPOSITORY
-from build_matrix.farm.plan import Selection, resolve
+from build_matrix.farm.plan import Selection, hosts, resolve
 from build_matrix.spec import matrix
 from build_matrix.store import files
 
@@ -29,7 +29,7 @@ def jobs(chosen: Selection) -> dict[str, dict]:
     by_toolchain: dict[str, list[str]] = {}
     for arch in chosen.archs:
         by_toolchain.setdefault(matrix.load().pack(arch).toolchains[0], []).append(arch)
-    platforms = [matrix.load().platform(name) for name in chosen.platforms]
+    platforms = [matrix.load().platform(name) for name in hosts(chosen)]
     parts = [_row(f"library{p.suffix}", _cross(p), ["--only library", *_on(p)]) for p in platforms]
     parts += [
         _row(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from build_matrix import REPOSITORY
 from build_matrix.spec import identity, matrix
-from build_matrix.store import files
+from build_matrix.store import files, foreign
 
 FOLDER = REPOSITORY / "build_matrix/receipts/loads"
 GRADE = "loaded (slim torch)"
@@ -72,10 +72,12 @@ def _write(value: dict[str, str], file: Path) -> Path:
 
 def _grade(file: Path, of: str, digest: str) -> str | None:
     try:
-        receipt = json.loads(file.read_text(encoding="utf-8"))
+        receipt = foreign.read(file)
+        if receipt["grade"] not in (GRADE, EMULATED, UNDER_WINE):
+            raise ValueError(f"{receipt['grade']!r} is no grade")
         return receipt["grade"] if receipt[of] == digest else None
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("what %s says does not count: %r", file.name, error)
         return None

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from build_matrix import REPOSITORY
+from build_matrix.errors import BuildError
 from build_matrix.parts import bindings, gate, host_library, ledger, packs, releases
 from build_matrix.spec import identity
 from build_matrix.spec import matrix as matrix_file
@@ -22,6 +24,13 @@ from build_matrix.toolchains.pythons import Python
 
 CSRC = REPOSITORY / "csrc"
 DEFAULT = REPOSITORY / "build/tree"
+OWN = {
+    *("build.json", "coverage.json", "extensions.json", releases.FILE, "ops.schemas"),
+    "device",
+    "lib",
+    "packs",
+}
+SCRATCH = re.compile(r"\.apex-\d+(-old)?")  # of a process that fills a tree
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,9 @@ def label(request: Request) -> str:
 
 
 def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
-    """Builds what is missing and lays everything under `target`/apex anew. Returns what build.json holds."""
+    """Builds what is missing and lays everything under `target`/apex anew. Returns what build.json holds. Raises
+    BuildError, before anything is built, where `target`/apex is there and no tree that this wrote."""
+    check_target(target)
     toolchains = {
         arch: (request.toolchains or {}).get(arch) or by_arch.toolchain_for(arch) for arch in request.archs
     }
@@ -64,8 +75,9 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
 
     target.mkdir(parents=True, exist_ok=True)
     with files.lock(target / ".lock"):  # two that fill one tree do so one after the other
-        for left in target.glob(".apex-*"):  # of those that were killed
-            shutil.rmtree(left, ignore_errors=True)
+        for left in target.glob(".apex-*"):
+            if SCRATCH.fullmatch(left.name):  # of those that were killed
+                shutil.rmtree(left, ignore_errors=True)
         root = target / f".apex-{os.getpid()}"
         host_library.place(library.folder, root / "lib")
         manifests = _lay_packs(toolchains, units, results, root / "packs")
@@ -73,8 +85,27 @@ def fill(request: Request, target: Path, engine: Engine) -> dict[str, object]:
         read = _inputs(toolchains, request.pythons, units, results, library.folder)
         facts = _facts(request, toolchains, torches, entries, read)
         _lay_data(root, facts, entries, manifests)
+        check_target(target)
         _swap(root, target / "apex")
     return facts
+
+
+def check_target(target: Path) -> None:
+    """Raises BuildError where `target`/apex is neither nothing, an empty folder nor a tree: it would be replaced."""
+    place = target / "apex"
+    if not os.path.lexists(place):
+        return
+    if place.is_symlink() or not place.is_dir():
+        why = "is no folder"
+    else:
+        names = {path.name for path in place.iterdir()}
+        if not names or ("build.json" in names and names <= OWN):
+            return
+        why = f"holds {min(names - OWN)!r}" if names - OWN else "has no build.json"
+    raise BuildError(
+        f"{place} {why}, and a tree would take its place: name a new folder, or one that `tree` filled, with "
+        "--target; nothing was changed"
+    )
 
 
 def _headers(request: Request, torch: str, store: Store) -> headers.TorchHeaders:

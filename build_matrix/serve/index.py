@@ -5,7 +5,9 @@ can serve the folder."""
 from __future__ import annotations
 
 import fnmatch
+import glob
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -52,6 +54,10 @@ PROJECT_PAGE = PAGES.from_string("""<!DOCTYPE html>
 """)
 FILES = "files"
 JSON_PAGE = "index.json"
+# Everything that an index consists of, by its path in it; a name with a slash at its end is a folder's.
+OWN = re.compile(
+    r"index\.html|files/([^/]+\.whl(\.metadata)?)?|whl/(index\.html|[^/]+/([^/]+/)?(index\.(html|json))?)?"
+)
 
 
 @dataclass(frozen=True)
@@ -127,20 +133,79 @@ def roots(wheel: IndexedWheel) -> tuple[str, ...]:
 def write(wheels: list[Path], target: Path, page: str = "") -> dict[str, list[IndexedWheel]]:
     """Writes the index of `wheels` into `target`: files/ and whl/<root>/, and `page`, for people, where a browser looks
     first. Returns the wheels by root; one of another project is in none. Beside them a root has an alias `apex` of each
-    version (alias.py). What was there stays until the new one is whole. Raises BuildError for a damaged wheel, and
-    where no root would list any."""
+    version (alias.py). What was there stays until the new one is whole. Raises BuildError for a damaged wheel, where
+    no root would list any, and for a target that may not be replaced (`place`)."""
     by_root: dict[str, list[IndexedWheel]] = {r: [] for a in matrix.load().accelerators for r in a.roots}
+    target = place(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f"{target.name}.lock")):  # one that is at work is none that was killed
-        _write(wheels, target, by_root, page)
+        _sweep(target)
+        _write(wheels, place(target), by_root, page)  # it may have come while this waited
     return by_root
 
 
-def _write(wheels: list[Path], target: Path, by_root: dict[str, list[IndexedWheel]], page: str) -> None:
-    for left in target.parent.glob(f".{target.name}-*.partial"):  # of one that was killed
-        if not target.exists() and (left / "old").is_dir():  # between its two renames
+def place(target: Path, dist: Path | None = None) -> Path:
+    """Where an index at `target` lies, links followed: nothing, an empty folder, or an index, as all that is there is
+    replaced. Raises BuildError for anything else, and for a folder that is, holds or lies in `dist` or holds the one
+    that this runs in."""
+    try:
+        found = target.resolve()
+    except (OSError, RuntimeError):
+        raise BuildError(f"--target {target} is a link that leads to itself: name another folder") from None
+    if dist is not None and (_within(found, dist.resolve()) or _within(dist.resolve(), found)):
+        raise BuildError(
+            f"--target {target} is, holds or lies in --dist {dist}, and an index takes the place of all that its "
+            "folder holds: name another --target"
+        )
+    if _within(Path.cwd(), found):
+        raise BuildError(
+            f"--target {target} is, or holds, the folder that this runs in, and an index takes the place of "
+            "it: run this from another one"
+        )
+    if strange := _strange(found):
+        raise BuildError(
+            f"--target {target} {strange}, and an index would take its place: name a new or an empty folder, or "
+            "an index that build_matrix wrote; nothing was changed"
+        )
+    return found
+
+
+def _within(inner: Path, outer: Path) -> bool:
+    return inner == outer or outer in inner.parents
+
+
+def _strange(folder: Path) -> str:
+    """What keeps a folder from being an index, or a place for one, in words; empty where nothing does."""
+    if not folder.exists():
+        return ""
+    if not folder.is_dir():
+        return "is no folder"
+    found: set[str] = set()
+    for root, folders, names in os.walk(folder, onerror=_raise):
+        at = "" if root == str(folder) else f"{os.path.relpath(root, folder)}/"
+        here = {f"{at}{name}/" for name in folders} | {at + name for name in names}
+        if other := [name for name in here if not OWN.fullmatch(name) or (folder / name).is_symlink()]:
+            return f"holds {min(other)!r}"  # a home folder is not read to its end
+        found |= here
+    page = any(name.endswith(f"/{JSON_PAGE}") for name in found)
+    return "" if not found or ({f"{FILES}/", "whl/"} <= found and page) else "is no whole index"
+
+
+def _raise(error: OSError) -> None:
+    raise error  # a folder that cannot be read is none that is empty
+
+
+def _sweep(target: Path) -> None:
+    """Removes what writers that were killed left, and gives back the index of one killed between its two renames."""
+    for left in target.parent.glob(f".{glob.escape(target.name)}-*.partial"):
+        if left.is_symlink() or not left.is_dir() or {path.name for path in left.iterdir()} - {"new", "old"}:
+            continue  # somebody else's, by such a name
+        if not target.exists() and (left / "old").is_dir():
             (left / "old").rename(target)
         shutil.rmtree(left, ignore_errors=True)
+
+
+def _write(wheels: list[Path], target: Path, by_root: dict[str, list[IndexedWheel]], page: str) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".partial", dir=target.parent))
     try:
         new, reasons = scratch / "new", yanked()

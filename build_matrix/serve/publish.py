@@ -80,7 +80,9 @@ def _lost(path: Path, torches: set[str], archs: set[str]) -> str:
 def finish(dist: Path, target: Path) -> dict[str, list[index.IndexedWheel]]:
     """Writes SHA256SUMS and the compatibility table of all wheels in `dist`, for people as a page too, and their index
     with that page to `target`. Returns the wheels by the root of the index. Raises BuildError for a file among them
-    by the name of ours that this farm did not build; those of other projects are passed over."""
+    by the name of ours that this farm did not build, and for a `target` that may not be replaced (index.place), before
+    anything is written; those of other projects are passed over."""
+    index.place(target, dist)
     found, _ = wheel.ours(dist.iterdir())
     served = cells(found)
     files.write(dist / SUMS, "".join(f"{digest.of_file(path)}  {path.name}\n" for path in found))

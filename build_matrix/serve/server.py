@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import threading
 from collections.abc import Iterator
 from functools import partial
+from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -24,19 +27,26 @@ class Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def send_head(self):
-        folder = Path(self.translate_path(self.path))
-        if (
-            JSON in self.headers.get("Accept", "")
-            and self.path.endswith("/")
-            and (folder / JSON_PAGE).is_file()
-        ):
-            body = (folder / JSON_PAGE).open("rb")  # the base class closes it
-            self.send_response(200)
-            self.send_header("Content-Type", JSON)
-            self.send_header("Content-Length", str((folder / JSON_PAGE).stat().st_size))
-            self.end_headers()
-            return body
-        return super().send_head()
+        """What the base class sends: the page, JSON where it was asked for; 404 for what can be no file's name."""
+        try:
+            folder = Path(self.translate_path(self.path))
+            there = stat.S_IFMT(
+                os.stat(folder).st_mode
+            )  # ValueError for a zero byte, OSError for a long name
+            asked = JSON in self.headers.get("Accept", "") and self.path.endswith("/")
+            body = (folder / JSON_PAGE).open("rb") if asked and (folder / JSON_PAGE).is_file() else None
+        except (OSError, ValueError):
+            there, body = 0, None
+        if there not in (stat.S_IFREG, stat.S_IFDIR):  # a FIFO would be waited for
+            self.send_error(HTTPStatus.NOT_FOUND, "File not found")
+            return None
+        if body is None:
+            return super().send_head()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", JSON)
+        self.send_header("Content-Length", str(os.fstat(body.fileno()).st_size))
+        self.end_headers()
+        return body  # the base class closes it
 
     def log_message(self, *arguments) -> None:
         """Requests are not worth a line each."""

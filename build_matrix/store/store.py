@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from build_matrix import REPOSITORY
 from build_matrix.errors import CompileError, StoreError
-from build_matrix.store import digest, files
+from build_matrix.store import digest, files, foreign
 
 if TYPE_CHECKING:
     from build_matrix.store.remote import Remote
@@ -252,12 +252,8 @@ class Store:
         """What a stored unit says of itself; None where it is missing or not what was stored, which is
         told."""
         try:
-            text = (folder / RECORD).read_text()
-        except OSError:
-            return None
-        try:
-            record = json.loads(text)
-            if not {"bytes", "seconds"} <= set(record):
+            record = foreign.read(folder / RECORD)
+            if not isinstance(record, dict) or not {"bytes", "seconds"} <= set(record):
                 raise ValueError(f"{RECORD} does not say what it is")
             stats = _stats(folder)
             if self._sound.get(folder) != stats:
@@ -268,6 +264,8 @@ class Store:
                     raise ValueError(f"its digest is {have}, not {record['digest']}")
                 self._sound[folder] = stats
             return record
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("the stored %s is damaged and is made again: %s", folder, error)
             return None
@@ -307,9 +305,10 @@ class DigestCache:
     def __init__(self, root: Path | None = None):
         self.path = Path(root or default_root()) / "digests.json"
         try:
-            self.known = json.loads(self.path.read_text())
+            known = foreign.read(self.path)
         except (OSError, ValueError):
-            self.known = {}
+            known = {}
+        self.known = known if isinstance(known, dict) else {}
 
     def of_files(self, paths: list[Path]) -> str:
         """One digest for the contents of all `paths`; sorted by content, so that folders do not count."""
@@ -319,7 +318,5 @@ class DigestCache:
             self.known[name] = digest.of_values(sorted(digest.of_file(path) for path in paths))
             Store(self.path.parent).check()
             with files.lock(f"{self.path}.lock"):
-                partial = self.path.with_suffix(f".{os.getpid()}")
-                partial.write_text(json.dumps(self.known))
-                partial.replace(self.path)
+                files.write(self.path, json.dumps(self.known))
         return self.known[name]

@@ -12,6 +12,7 @@ from pathlib import Path
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError, PackageIndexError, PinError, ToolchainMissing
 from build_matrix.spec import matrix, pins
+from build_matrix.store import files
 from build_matrix.toolchains import find, package_index
 from build_matrix.toolchains.base import provisioned_root
 
@@ -104,29 +105,29 @@ def provision(name: str) -> None:
             return
         if direct:  # a chroot, in which something may be mounted
             raise BuildError(f"{place} does not hold the pinned {name}: remove it, and run this again")
-    partial = place.with_name(f".partial-{place.name}")
-    shutil.rmtree(partial, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    wanted = command(name, place if direct else partial)
-    listed = _requirements(partial)
-    try:
-        if not direct:
-            listed.write_text("\n".join(pins.packages(name)) + "\n", encoding="utf-8")
-        if code := subprocess.run(wanted).returncode:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise PackageIndexError(
-                f"{name} did not come: {words(name)} ended with {code}; it says why above"
-            )
-    finally:
-        listed.unlink(missing_ok=True)
-    if not direct:
+    if direct:
+        _run(name, command(name, place))
+        return
+    with files.temporary(place.name, place.parent) as folder:  # two may bring it at once
+        partial = folder / place.name
+        wanted = command(name, partial)
+        _requirements(partial).write_text("\n".join(pins.packages(name)) + "\n", encoding="utf-8")
+        _run(name, wanted)
         for program in partial.glob("nvidia/*/*/*"):
             if program.is_file() and program.parent.name == "bin":
                 program.chmod(0o755)  # wheels unpacked with --target may lose it
         for program in partial.glob("nvidia/*/nvvm/bin/*"):
             program.chmod(0o755)
+        if place.is_dir() and _pinned(name):
+            return  # the other one was first, and may be compiling with it
         shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
+
+
+def _run(name: str, wanted: list[str]) -> None:
+    if code := subprocess.run(wanted).returncode:
+        raise PackageIndexError(f"{name} did not come: {words(name)} ended with {code}; it says why above")
 
 
 def _pinned(name: str) -> bool:

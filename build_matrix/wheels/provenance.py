@@ -11,7 +11,7 @@ from pathlib import Path
 from build_matrix import REPOSITORY
 from build_matrix.errors import GateError
 from build_matrix.spec import matrix, pins
-from build_matrix.store import digest, files
+from build_matrix.store import digest, files, foreign
 from build_matrix.toolchains import inputs
 
 SUFFIX = ".intoto.json"
@@ -116,8 +116,8 @@ def check(wheel: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))["subject"][0]["digest"]["sha256"]
-    except (ValueError, LookupError, TypeError):
+        said = foreign.read(path)["subject"][0]["digest"]["sha256"]
+    except (OSError, ValueError, LookupError, TypeError):
         raise GateError(wheel.name, [f"{path.name} is cut, or no statement of provenance"]) from None
     if said != (have := digest.of_file(wheel)):
         raise GateError(wheel.name, [f"its sha256 is {have}; {path.name} states {said}"])

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from build_matrix.errors import BuildError, SignatureError
-from build_matrix.store import digest, files
+from build_matrix.store import digest, files, foreign
 from build_matrix.wheels import provenance
 
 RECEIPT_KEY = "APEX_RECEIPT_KEY"  # a file whose contents sign receipts
@@ -33,9 +33,14 @@ def mac(text: str, key: bytes) -> str:
 
 
 def secret() -> bytes | None:
-    """What APEX_RECEIPT_KEY names, or None where it is not set."""
+    """What APEX_RECEIPT_KEY names, or None where it is not set. Raises BuildError for a file that holds no secret:
+    anybody signs by that."""
     path = os.environ.get(RECEIPT_KEY)
-    return _read(Path(path), RECEIPT_KEY).strip() if path else None
+    if not path:
+        return None
+    if found := _read(Path(path), RECEIPT_KEY).strip():
+        return found
+    raise BuildError(f"{RECEIPT_KEY} names {path}, a file that is empty: put the secret there, or unset it")
 
 
 def _read(path: Path, asked: str) -> bytes:
@@ -110,7 +115,7 @@ def _statement(wheel: Path) -> Path:
 def _envelope(wheel: Path) -> dict:
     path, fault = _beside(wheel), "it is cut, or no DSSE envelope"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = foreign.read(path)
         if _is_envelope(found):
             return found
     except FileNotFoundError:
@@ -168,10 +173,16 @@ def _check_payload(wheel: Path, envelope) -> None:
         raise SignatureError(
             _beside(wheel).name, f"what was signed is {envelope.payload_type}, not {PAYLOAD}"
         )
-    (subject,) = json.loads(envelope.payload)["subject"]
+    try:
+        (subject,) = foreign.value(envelope.payload)["subject"]
+        name, sha256 = str(subject["name"]), str(subject["digest"]["sha256"])
+    except (ValueError, LookupError, TypeError):
+        raise SignatureError(
+            _beside(wheel).name, "what was signed is cut, or no statement of provenance"
+        ) from None
     have = digest.of_file(wheel)
-    if (subject["name"], subject["digest"]["sha256"]) != (wheel.name, have):
-        stated = f"{subject['name']} with sha256 {subject['digest']['sha256'][:12]}"
+    if (name, sha256) != (wheel.name, have):
+        stated = f"{name} with sha256 {sha256[:12]}"
         raise SignatureError(wheel.name, f"its sha256 is {have[:12]}; what was signed is {stated}")
     if _statement(wheel).is_file() and _statement(wheel).read_bytes() != envelope.payload:
         raise SignatureError(_statement(wheel).name, "it is not the statement that was signed")

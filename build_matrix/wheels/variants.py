@@ -13,6 +13,7 @@ from build_matrix.errors import BuildError
 from build_matrix.parts import ledger
 from build_matrix.spec import matrix
 from build_matrix.spec.archs import Arch
+from build_matrix.store import files
 from build_matrix.wheels import wheel
 from build_matrix.wheels.wheel_file import WheelFile
 
@@ -84,9 +85,9 @@ def write(wheels: list[Path], target: Path) -> list[Path]:
         name = f"{PROJECT}-{version}-{built.tag}-{described.label}.whl"
         own = {n: built.data(n) for n in built.members if ".dist-info/" not in n}
         more = {n.partition("/")[2]: built.data(n) for n in built.members if ".dist-info/sboms/" in n}
-        partial = target / f".{name}.partial"
-        wheel.write(partial, PROJECT, version, built.tag, own, more | {"variant.json": text.encode()})
-        written.append(partial.replace(target / name))
+        with files.beside(target / name) as partial:
+            wheel.write(partial, PROJECT, version, built.tag, own, more | {"variant.json": text.encode()})
+            written.append(partial.replace(target / name))
         found = library.variant_dist_info.VariantDistInfo(text)
         if version not in indexed:
             indexed[version] = found
@@ -98,7 +99,6 @@ def write(wheels: list[Path], target: Path) -> list[Path]:
                 f"{path.name}: another wheel {described.label} has other packs: {error}"
             ) from None
     for version, found in indexed.items():
-        partial = target / ".variants.json.partial"
-        partial.write_text(found.to_str() + "\n", encoding="utf-8")
-        written.append(partial.replace(target / f"{PROJECT}-{version}-variants.json"))
+        written.append(target / f"{PROJECT}-{version}-variants.json")
+        files.write(written[-1], found.to_str() + "\n")
     return written

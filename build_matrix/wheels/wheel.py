@@ -4,6 +4,7 @@ zipped."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import importlib.util
 import io
@@ -21,7 +22,7 @@ from build_matrix.parts import ledger
 from build_matrix.spec import matrix, pins
 from build_matrix.spec.registry import Registry
 from build_matrix.store import Store, WorkUnit, digest
-from build_matrix.store.files import OUTPUTS
+from build_matrix.store.files import OUTPUTS, beside
 from build_matrix.toolchains.pythons import Python
 from build_matrix.wheels import audit, provenance, sbom, stand_in
 
@@ -222,19 +223,16 @@ def publish(folder: Path, target: Path) -> Path:
     distribution, version, Python and processor."""
     (wheel,) = folder.glob("*.whl")
     target.mkdir(parents=True, exist_ok=True)
-    partial = {path.name: target / f".{path.name}.partial" for path in sorted(folder.glob(f"{wheel.name}*"))}
-    try:
+    with contextlib.ExitStack() as stack:
+        partial = {}
+        for path in sorted(folder.glob(f"{wheel.name}*")):
+            partial[path.name] = stack.enter_context(beside(target / path.name))
+            shutil.copyfile(path, partial[path.name])
+        *of, tag = wheel.name.removesuffix(".whl").split("-")
+        for old in namesakes(target, "-".join(of), matrix.platform_of(tag), "*"):
+            old.unlink(missing_ok=True)  # another that lays the same wheel here may be first
         for name, path in partial.items():
-            shutil.copyfile(folder / name, path)
-    except BaseException:
-        for path in partial.values():
-            path.unlink(missing_ok=True)
-        raise
-    *of, tag = wheel.name.removesuffix(".whl").split("-")
-    for old in namesakes(target, "-".join(of), matrix.platform_of(tag), "*"):
-        old.unlink()
-    for name, path in partial.items():
-        path.replace(target / name)
+            path.replace(target / name)
     return target / wheel.name
 
 
@@ -258,7 +256,7 @@ def namesakes(target: Path, stem: str, platform: str, end: str = "") -> list[Pat
 
 
 def sizes(path: Path) -> dict[str, int]:
-    """Bytes in the archive by part: each pack, libraries, bindings, Python."""
+    """Bytes in the archive by part: each pack, libraries, bindings, Python with the data of all."""
     found: dict[str, int] = {}
     with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
         for entry in archive.infolist():
@@ -266,8 +264,10 @@ def sizes(path: Path) -> dict[str, int]:
             known = parts[0] == "apex" and len(parts) > 2
             if known and parts[1] == "packs":
                 part = f"pack {parts[2]}"
-            elif known and parts[1] == "lib":
-                part = f"bindings {parts[2]}" if parts[2].startswith("torch") else "libapex"
+            elif known and parts[1] == "lib" and parts[2].startswith("torch"):
+                part = f"bindings {parts[2]}"
+            elif known and parts[1] == "lib" and not parts[2].endswith(".json"):
+                part = "portable binding" if parts[2].startswith("apex_portable") else "libapex"
             else:
                 part = "Python and data"
             found[part] = found.get(part, 0) + entry.compress_size

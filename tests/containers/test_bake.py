@@ -69,7 +69,7 @@ def test_an_archive_that_is_there_stays_until_the_new_one_is_whole(tmp_path):
         build = run = labels = None
 
         def _save(self, image, archive):
-            assert not archive.exists() and archive.parent == tmp_path
+            assert not archive.exists() and archive.parent.parent == tmp_path  # the same file system
             archive.write_text(image)
             if image == "cut":
                 raise ContainerError("buildah push failed")

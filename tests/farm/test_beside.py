@@ -3,6 +3,9 @@
 import threading
 import types
 
+import pytest
+
+from build_matrix.errors import BuildError
 from build_matrix.parts import host_library, tree
 from build_matrix.wheels import build
 
@@ -47,7 +50,7 @@ def test_trees_are_filled_one_after_the_other_and_what_a_killed_run_left_goes(tm
     monkeypatch.setattr(host_library, "place", place)
     monkeypatch.setattr(tree, "_inputs", lambda *arguments: {})
     monkeypatch.setattr(tree, "_facts", lambda *arguments: {})
-    monkeypatch.setattr(tree, "_lay_data", lambda *arguments: None)
+    monkeypatch.setattr(tree, "_lay_data", lambda root, *more: (root / "build.json").write_text("{}"))
     engine = types.SimpleNamespace(
         store=None, run=lambda units: [], one=lambda unit: types.SimpleNamespace(folder=tmp_path)
     )
@@ -63,3 +66,30 @@ def test_trees_are_filled_one_after_the_other_and_what_a_killed_run_left_goes(tm
     for thread in threads:
         thread.join(60)
     assert len(at_work) == 2 and sorted(p.name for p in tmp_path.iterdir()) == [".lock", "apex"]
+
+
+@pytest.mark.parametrize(
+    ("fill", "words"),
+    [
+        (
+            lambda place: (place / "__init__.py").write_text("mine"),
+            "holds '__init__.py'",
+        ),  # --target . of a checkout
+        (lambda place: (place / "lib").mkdir(), "has no build.json"),
+    ],
+)
+def test_a_folder_that_is_no_tree_is_refused_and_stays(tmp_path, fill, words):
+    """Before anything is built: there is no engine."""
+    place = tmp_path / "apex"
+    place.mkdir()
+    tree.check_target(tmp_path)  # an empty folder will do
+    (tmp_path / ".apex-mine").mkdir()
+    fill(place)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(BuildError, match=f"{place} {words}, and a tree would take its place"):
+        tree.fill(tree.Request(), tmp_path, None)
+    assert sorted(tmp_path.rglob("*")) == before
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BuildError, match=f"{place} is no folder"):
+        tree.fill(tree.Request(), tmp_path, None)

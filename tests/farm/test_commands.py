@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -33,6 +34,41 @@ def said(*arguments, **variables):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            f"{command} --dist"
+            for command in ("wheel cpu", "wheel npu", "farm", "index", "publish", "variants", "bake cpu")
+        ),
+        *(f"{command} --target" for command in ("farm", "index", "publish", "variants", "serve", "tree")),
+        *(
+            "receipts merge x.json --into",
+            "receipts merge",
+            "tier L0 --out",
+            "tier L0 --wheel",
+            "bake cpu --archive",
+        ),
+        *(
+            "farm --store",
+            "canary --report",
+            "explain",
+            "explain x.whl --key",
+            "sign x.whl --key",
+            "sign",
+            "verify",
+        ),
+    ],
+)
+def test_a_path_that_is_empty_is_no_folder(words, tmp_path):
+    """As "$NOT_SET" gives it: it would be the folder that the command runs in."""
+    command = [sys.executable, "-m", "build_matrix", *words.split(), ""]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+    assert done.returncode == 2 and "it is empty: say a path, or leave the option out" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         ("plan --workers 0", 2, "Invalid value for '--workers': 0 is not in the range x>=1"),
@@ -41,7 +77,11 @@ def said(*arguments, **variables):
         ("serve --target {empty}", 1, "there is no index in {empty}. Run: python -m build_matrix index"),
         ("index --dist {empty}", 1, "there is no wheel in {empty}. Run: nox -s build-cpu"),
         ("variants --dist {empty}", 1, "there is no wheel in {empty}. Run: nox -s build-cpu"),
-        ("index --dist {dist} --target {file}/whl", 1, "{file}: File exists; an option names another place"),
+        (
+            "index --dist {dist} --target {file}/whl",
+            1,
+            "nothing can be written to {file}: Not a directory; name",
+        ),
         ("farm --test gfx908", 3, "L0(gfx908): no such card is here"),
         ("wheel cpu --python 3.9", 1, "Python cp39 is not in matrix.toml; there are cp310,"),
         ("wheel cpu --python 3.9 --container", 1, "Python cp39 is not in matrix.toml"),
@@ -51,6 +91,15 @@ def said(*arguments, **variables):
         ("farm --scheduler tcp://127.0.0.1:9 --jobs 2", 2, "--jobs counts workers of this machine"),
         ("plan --format github --only packs", 2, "do not go with --format github"),
         ("plan --format github --measure 1", 2, "do not go with --format github"),
+        ("plan --accelerator npu --arch sm_90", 1, "sm_90 does not go into apex-npu, but into apex-cuda"),
+        ("plan --accelerator cpu --arch gfx942", 1, "gfx942 does not go into apex-cpu, but into apex-rocm"),
+        (
+            "farm --accelerator npu --torch 2.13.0",
+            1,
+            "--torch does not belong to apex-npu: it is Python alone",
+        ),
+        ("plan --accelerator npu --python 3.11 --format github", 1, "--python does not belong to apex-npu"),
+        ("plan --accelerator npu --only packs", 1, "--only does not belong to apex-npu"),
         ("compat --table --json", 1, "--table prints Markdown of all cells, and takes nothing beside it"),
     ],
 )
@@ -122,6 +171,35 @@ def test_a_port_that_is_taken_is_named(tmp_path):
         code == 1
         and f"port {port} cannot be had: Address already in use; --port 0 takes a free one" in errors
     )
+
+
+INDEXES = ("index --dist {dist} --target", "publish --dist {dist} --target", "farm --target")
+FOLDERS = (
+    *("wheel cpu --dist", "wheel npu --dist", "wheel cpu --container --dist", "farm --available --dist"),
+    *("variants --dist {dist} --target", "receipts merge {dist} --into", "tier L0 --out", "tree --target"),
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        *((words, place) for words in FOLDERS for place in ("/dev/null", "/proc/x", "{link}")),
+        *((words, "/proc/x") for words in INDEXES),
+        *((f"bake cpu --archive {place}", "below") for place in ("/dev/null/", "/proc/x/")),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_begun(tmp_path, words, place):
+    """Before 100 seconds of compiling, and before a toolchain is asked for."""
+    dist, link = tmp_path / "dist", tmp_path / "link"
+    dist.mkdir()
+    (dist / "apex_cpu-x.whl").write_text("")
+    link.symlink_to("nowhere/below")
+    before = sorted(tmp_path.rglob("*"))
+    arguments = f"{words} {place}".replace("/ ", "/").split()
+    environment = {"APEX_STORE": str(tmp_path / "store"), "PATH": "/nowhere"}
+    code, errors = said(*(word.format(dist=dist, link=link) for word in arguments), **environment)
+    assert code == 1 and "nothing can be written to" in errors and errors.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("text", ["x", "0", "-1", "1.5"])
@@ -203,6 +281,27 @@ def test_a_toolchain_of_another_version_is_replaced_by_the_pinned_one(elsewhere)
         BuildError, match="rocm does not hold the pinned clang-hip-7.2: remove it, and run this"
     ):
         provision.provision("clang-hip-7.2")
+
+
+def test_two_that_bring_one_toolchain_do_not_take_each_other_s_half(elsewhere, monkeypatch):
+    run, inside, go = provision.subprocess.run, threading.Event(), threading.Event()
+
+    def slow(command):
+        if not inside.is_set():
+            inside.set()
+            assert go.wait(60)
+        return run(command)
+
+    monkeypatch.setattr(provision.subprocess, "run", slow)
+    first = threading.Thread(target=provision.provision, args=("nvrtc-12.8",))
+    first.start()
+    assert inside.wait(60)
+    provision.provision("nvrtc-12.8")
+    place = elsewhere / "nvrtc-12.8"
+    (place / "in use").write_text("")
+    go.set()
+    first.join(60)
+    assert (place / "in use").is_file() and list(elsewhere.iterdir()) == [place]
 
 
 def test_a_compiler_of_another_version_names_the_command_that_brings_the_pinned_one(monkeypatch):

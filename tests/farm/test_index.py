@@ -7,13 +7,15 @@ import shutil
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 import zipfile
 
 import pytest
 
+from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
-from build_matrix.serve import index
+from build_matrix.serve import index, server
 from build_matrix.wheels import wheel
 
 REASON = "adam & <sgd> step twice"
@@ -128,6 +130,29 @@ def test_a_damaged_wheel_is_not_installed(install, published, tmp_path):
     assert version is None and "hash" in said.lower()
 
 
+@pytest.mark.parametrize("accept", ["*/*", server.JSON])
+@pytest.mark.parametrize(
+    "path", ["/files/%00", "/%00/", f"/{'x' * 300}", f"/{'x' * 300}/", "/files/fifo", "/none"]
+)
+def test_what_can_be_no_file_is_not_found(published, path, accept, capfd):
+    """And the server serves on, without a traceback in what it prints."""
+    fifo = published / "files/fifo"
+    os.mkfifo(fifo)
+    try:
+        with server.background(published) as address:
+            asked = urllib.request.Request(address + path, headers={"Accept": accept})
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(asked, timeout=20)
+            assert caught.value.code == 404
+            page = urllib.request.Request(f"{address}/whl/cpu/", headers={"Accept": accept})
+            answer = urllib.request.urlopen(page, timeout=20)
+            assert b"apex-cpu" in answer.read()
+            assert (answer.headers["Content-Type"] == server.JSON) == (accept == server.JSON)
+    finally:
+        fifo.unlink()
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_names_are_quoted_in_links(static):
     page = urllib.request.urlopen(f"{static}/whl/cpu/apex-cpu/").read().decode()
     assert "files/apex_cpu-1.10.0%2Bcpu-py3-none-any.whl#sha256=" in page
@@ -157,6 +182,102 @@ def test_the_index_of_a_run_that_was_killed_between_its_renames_comes_back(tmp_p
         index.write([], target)
     assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == before
     assert not scratch.exists()
+
+
+def everything(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def photos(place):
+    (place / "photos").mkdir(parents=True)
+    (place / "photos/a.jpg").write_bytes(b"jpeg")
+
+
+def with_more(place):
+    index.write([make(place.parent, "1.9.0+cpu")], place)
+    (place / "files/notes.txt").write_text("mine")
+
+
+def with_a_link(place):
+    index.write([make(place.parent, "1.9.0+cpu")], place)
+    (place / "whl/mine").symlink_to(place.parent)
+
+
+def without_pages(place):
+    (place / "files").mkdir(parents=True)
+    (place / "files/mine.whl").write_bytes(b"1")
+
+
+@pytest.mark.parametrize(
+    ("fill", "words"),
+    [
+        (photos, "holds 'photos/'"),
+        (lambda place: place.write_text("a file"), "is no folder"),
+        (with_more, "holds 'files/notes.txt'"),
+        (with_a_link, "holds 'whl/mine/'"),
+        (without_pages, "is no whole index"),
+        (lambda place: place.symlink_to(place), "is a link that leads to itself"),
+    ],
+)
+def test_a_target_that_is_no_index_is_refused_and_stays(tmp_path, fill, words):
+    good, target = make(tmp_path, "1.10.0+cpu"), tmp_path / "mine/X"
+    target.parent.mkdir()
+    fill(target)
+    for path in target.parent.glob("*.lock"):
+        path.unlink()
+    before = everything(tmp_path)
+    with pytest.raises(BuildError, match=f"--target {target} {words}.*name a"):
+        index.write([good], target)
+    assert everything(tmp_path) == before
+
+
+def test_an_index_is_written_in_the_place_of_an_empty_folder_of_an_index_and_where_a_link_leads(tmp_path):
+    good, target, link = make(tmp_path, "1.10.0+cpu"), tmp_path / "there/X", tmp_path / "link"
+    target.mkdir(parents=True)
+    link.symlink_to(target)
+    for place in (target, target, link):
+        index.write([good], place, "<p>page")
+        assert link.is_symlink() and (target / "whl/index.html").read_text() == "<p>page"
+
+
+def test_a_folder_of_somebody_else_s_beside_an_index_is_not_swept(tmp_path):
+    target = tmp_path / "X"
+    photos(tmp_path / ".X-trip.partial")
+    index.write([make(tmp_path, "1.10.0+cpu")], target)
+    assert (tmp_path / ".X-trip.partial/photos/a.jpg").is_file()
+
+
+@pytest.mark.parametrize("command", ["index", "publish", "farm"])
+def test_a_target_and_dist_are_apart(tmp_path, command):
+    dist = tmp_path / "a/dist"
+    dist.mkdir(parents=True)
+    make(dist, "1.10.0+cpu")
+    before = everything(tmp_path)
+    for target in (dist, dist.parent, dist / "whl"):
+        said = words_of(command, "--dist", dist, "--target", target, cwd=tmp_path.parent)
+        assert "is, holds or lies in --dist" in said
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("target", [".", "..", "../here"])
+def test_the_folder_that_this_runs_in_is_no_target(tmp_path, target):
+    (tmp_path / "here").mkdir()
+    said = words_of("index", "--dist", tmp_path.parent / "dist", "--target", target, cwd=tmp_path / "here")
+    assert "is, or holds, the folder that this runs in" in said and not list((tmp_path / "here").iterdir())
+
+
+def words_of(*arguments, cwd):
+    """What a command that fails says: never a traceback."""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-m", "build_matrix", *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 1 and done.stderr.startswith("build_matrix: ") and done.stderr.count("\n") == 1
+    return done.stderr
 
 
 def test_an_entry_of_yanked_wheels_says_why(tmp_path):

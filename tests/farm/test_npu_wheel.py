@@ -57,6 +57,11 @@ def dist(tmp_path_factory):
     return folder / "dist"
 
 
+def test_it_holds_no_library_that_is_weighed(dist):
+    """Of apex/lib there is the list of bindings alone, which is data."""
+    assert list(wheel.sizes(dist / NAME)) == ["Python and data"]
+
+
 # ---- the table ---------------------------------------------------------------------------------------------
 
 

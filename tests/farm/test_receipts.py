@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,7 +19,8 @@ from build_matrix.errors import BuildError, ReceiptError
 from build_matrix.parts import loads
 from build_matrix.serve import compat, publish
 from build_matrix.spec import identity, matrix
-from build_matrix.wheels import wheel
+from build_matrix.store import foreign
+from build_matrix.wheels import signing, wheel
 
 HERE = identity.Source("c" * 64, "d" * 64)
 PROBE = {
@@ -220,6 +222,105 @@ def test_no_receipt_names_a_file_elsewhere(make, tmp_path, field):
     assert not taken and f"its {field} is no name" in str(error)
 
 
+DEEP = '{"format": 1, "a": ' + "[" * 990 + "]" * 990 + "}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"junit": [["x"]]}, "its junit is not what it should be"),
+        ({"platform": 5}, "its platform is no name of one: 5"),
+        ({"platform": True}, "its platform is no name of one: True"),
+        ({"torch": "abc"}, "its torch is no name of one: 'abc'"),
+        ({"python": "zzz"}, "its python is no name of one: 'zzz'"),
+        ({"card": "x" * 300}, "its cell and card are too long for the name of a file"),
+        ({"cell": "x" * 300}, "its cell and card are too long for the name of a file"),
+        ({"tier": "L0\n"}, r"its tier is 'L0\\n'; there are emulated, L0, L1$"),
+        ({"finished": "zzzz"}, "it ended at 'zzzz', which is no time"),
+        (
+            {"finished": "2026-13-01T00:00:00+00:00"},
+            "it ended at '2026-13-01T00:00:00.00:00', which is no time",
+        ),
+        (
+            {"finished": "9999-01-01T00:00:00+00:00"},
+            "it ended at 9999-01-01T00:00:00.00:00, which is still to come",
+        ),
+        ({"card": "x\x1b[2J\nL0(sm_90): counts"}, r"its card is no line of text: 'x\\x1b\[2J"),
+        ({"card": "\ud800"}, "its card is no line of text"),
+        ({"narrowed": "x\x1b[2J"}, "its narrowed is no line of text"),
+        ({"served": {"x\x1b[2J": 1}}, "its served is no line of text"),
+        ({"served": {"cpu": [1]}}, "its counts contradict each other"),
+        ({"steps": {"x\x1b[2J": {"passed": True}}}, "its steps is no line of text"),
+        ({"source": {"compiled": "x\x1b[2J"}}, "its source is no line of text"),
+        ({"source": {"compiled": [1]}}, "its source is no line of text"),
+        ({"wheel": {}}, "its wheel is not what it should be"),
+        ({"extra": float("nan")}, "it is cut, or no JSON: NaN is no number of JSON"),
+        ({"extra": float("inf")}, "it is cut, or no JSON: Infinity is no number of JSON"),
+    ],
+)
+def test_what_is_sealed_and_no_run_wrote_is_named(merge, make, changed, why):
+    taken, said = merge(receipt=make(**changed))
+    assert taken == 0 and re.match(f"receipt.json: {why}", said), said
+
+
+def test_a_bad_digest_moves_no_cursor(merge, make):
+    taken, said = merge(receipt=make() | {"digest": "\x1b[2J\n"})
+    assert taken == 0 and said.endswith(r"it states '\x1b[2J\n'")
+    assert str(ReceiptError("a\x1b\n", "b\x1b\n")) == "a\\x1b\\n: b\\x1b\n"
+
+
+def test_a_bad_receipt_keeps_no_other_one_away(make, tmp_path):
+    """Nor does anything beside it: lists in lists, a FIFO, a folder, a file by the name of JUnit that is none."""
+    came = tmp_path / "came"
+    came.mkdir()
+    (came / "deep.json").write_text("[" * 200_000)
+    (came / "dict.json").write_text(DEEP)
+    (came / "large.json").write_bytes(b"1" * (foreign.LARGEST + 1))
+    os.mkfifo(came / "fifo.json")
+    (came / "folder.json").mkdir()
+    (came / "x\x1b[2J.json").write_text("")
+    (came / "a.xml").mkdir()
+    os.mkfifo(came / "b.xml")
+    receipts.write(make(), came / "good.json")
+    taken, refused = receipts.merge(sorted(came.glob("*.json")), tmp_path / "merged")
+    assert [receipts.totals(found)["passed"] for found in taken] == [3]
+    said = {error.name: str(error) for error in refused}
+    assert set(said) == {path.name for path in came.glob("*.json")} - {"good.json"}
+    assert "nested too deep" in said["deep.json"] and "nested too deep" in said["dict.json"]
+    assert "it is larger than 64 MB" in said["large.json"] and "\x1b" not in "".join(said.values())
+    for name in ("fifo.json", "folder.json"):
+        assert said[name] == f"{name}: it cannot be read: it is no regular file"
+    assert len(receipts.load(came)) == 1  # list and compat read them, too
+
+
+def test_one_of_a_run_that_is_still_to_come_is_replaced(merge, make, tmp_path):
+    wrong = make(finished="9999-01-01T00:00:00+00:00")
+    receipts.write(wrong, tmp_path / "merged" / receipts.name(wrong))
+    assert merge() == (1, "")
+
+
+def test_what_a_load_left_is_one_of_the_grades_or_does_not_count(tmp_path):
+    file = loads.write("2.13.0", "cp311", "a", tmp_path)
+    assert loads.grade("2.13.0", "cp311", "a", tmp_path) == loads.GRADE
+    for text in ("[" * 200_000, DEEP, "[]", json.dumps({"grade": "L1 on everything", "bindings": "a"})):
+        file.write_text(text)
+        assert loads.grade("2.13.0", "cp311", "a", tmp_path) is None
+    file.unlink()
+    os.mkfifo(file)
+    assert loads.grade("2.13.0", "cp311", "a", tmp_path) is None
+
+
+def test_junit_that_no_pytest_wrote_is_named(tmp_path):
+    path = junit_file(tmp_path / "run.xml")
+    text = path.read_text()
+    for told in ("[]", "{", "[" * 100_000, '{"x": 1}'):
+        path.write_text(
+            text.replace("<testcase", f"<property name='deselected' value='{told}'/><testcase", 1)
+        )
+        with pytest.raises(ValueError):
+            junit.read(path)
+
+
 def test_counts_are_compared_with_the_junit_file_beside(make, tmp_path):
     forged = make(tests={"L0.test_rope": {"passed": 900, "failed": 0, "skipped": 1}})
     path = receipts.write(forged, tmp_path / "receipt.json")  # run.xml lies there
@@ -242,6 +343,12 @@ def test_signed_receipts(merge, make, tmp_path, monkeypatch):
             "receipt.json: its signature is not of"
         )
     assert merge(receipt=make(finished="2026-01-03T00:00:00+00:00")) == (1, "")
+    for nothing in ("", " \n"):
+        key.write_text(nothing)
+        with pytest.raises(BuildError, match=f"APEX_RECEIPT_KEY names {key}, a file that is empty"):
+            make()  # nor is a receipt left unsigned
+        with pytest.raises(BuildError, match="a file that is empty"):
+            merge(receipt=forged | {"signature": signing.mac(forged["digest"], b"")})
     monkeypatch.setenv(receipts.KEY, str(tmp_path / "none"))
     with pytest.raises(BuildError, match="APEX_RECEIPT_KEY names .* cannot be read"):
         make()
@@ -264,6 +371,14 @@ def test_the_commands_that_merge_and_list(tmp_path, make):
     nothing = [*command, "merge", str(tmp_path / "empty"), "--into", str(tmp_path / "kept")]
     done = subprocess.run(nothing, cwd=REPOSITORY, text=True, capture_output=True)
     assert done.returncode == 12 and "empty: there is no receipt in it" in done.stderr
+    beside = [*command, "merge", str(tmp_path / "empty"), str(good), "--into", str(tmp_path / "other")]
+    done = subprocess.run(beside, cwd=REPOSITORY, text=True, capture_output=True)
+    assert (
+        done.returncode == 12 and "not taken: " in done.stderr
+    )  # nor is it passed over in silence beside others
+    assert (
+        "empty: there is no receipt in it" in done.stderr and len(list((tmp_path / "other").iterdir())) == 1
+    )
 
 
 # ---- the table -----------------------------------------------------------------------------------------------

@@ -157,6 +157,7 @@ def test_a_signature_of_something_else_is_named(built, keys):
     [
         "{}",
         "[]",
+        "[" * 200_000,
         '{"payload": "x',
         '{"payload": "!", "payloadType": "x", "signatures": [{"keyid": "x"}]}',
         '{"payload": "!", "payloadType": "x", "signatures": ["x"]}',

@@ -11,7 +11,7 @@ import pytest
 from build_matrix.errors import StoreError
 from build_matrix.store import Store, WorkUnit
 from build_matrix.store.engine import Engine
-from build_matrix.store.store import default_root
+from build_matrix.store.store import DigestCache, default_root
 
 
 def unit(inputs, make, name="x"):
@@ -139,3 +139,19 @@ def test_the_engine_keeps_order_and_reports_what_was_made(tmp_path):
     assert [(r.folder / "out").read_text() for r in results] == [str(n) for n in range(10)]
     assert results == engine.finished
     assert sorted(told, key=results.index) == results  # each once, as they were done
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "[]", "7", '{"bytes": NaN, "seconds": 1}'])
+def test_a_record_that_is_none_is_made_again(tmp_path, text):
+    store = Store(tmp_path)
+    wanted = WorkUnit("test", "x", {}, lambda folder: (folder / "out").write_text("made"))
+    made = store.build(wanted)
+    (made.folder / "unit.json").write_text(text)
+    assert store.find(wanted) is None
+    assert not store.build(wanted).stored
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "[]", "7", ""])
+def test_digests_that_are_none_are_taken_again(tmp_path, text):
+    (tmp_path / "digests.json").write_text(text)
+    assert DigestCache(tmp_path).of_files([]) == DigestCache(tmp_path).of_files([])

@@ -27,6 +27,21 @@ from build_matrix.store import files
 with files.temporary("verify"):
     time.sleep(60)
 """
+WRITES = """
+import sys
+from pathlib import Path
+from build_matrix.store import files
+path, letter = Path(sys.argv[1]), sys.argv[2]
+for _ in range(300):
+    files.write(path, letter * 50_000)
+"""
+STOPS = """
+import sys, time
+from pathlib import Path
+from build_matrix.store import files
+with files.beside(Path(sys.argv[1])):
+    time.sleep(60)
+"""
 COMPILES = """
 import subprocess, sys
 from pathlib import Path
@@ -100,6 +115,65 @@ def test_what_a_killed_command_left_goes_with_the_next_and_what_is_in_use_stays(
     finally:
         killed.kill()
         killed.communicate()
+
+
+def test_two_that_write_one_file_at_once_leave_and_show_it_whole(tmp_path):
+    path = tmp_path / "out/a.json"
+    path.parent.mkdir()
+    files.write(path, "a" * 50_000)
+    writers = [begin(WRITES, tmp_path, path, letter) for letter in "ab"]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        text = path.read_text()
+        seen.add((text[:1], len(text), len(set(text))))
+    for writer in writers:
+        assert writer.communicate()[1] == "" and writer.returncode == 0
+    assert seen <= {("a", 50_000, 1), ("b", 50_000, 1)} and list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_is_written_through_no_link_and_is_any_new_file_s(tmp_path):
+    victim, path = tmp_path / "victim", tmp_path / "out/a.json"
+    path.parent.mkdir()
+    victim.write_text("kept")
+    for link in (path, path.with_name(".a.json.partial")):
+        link.symlink_to(victim)
+    before = os.umask(0o027)
+    try:
+        files.write(path, "new")
+    finally:
+        os.umask(before)
+    assert victim.read_text() == "kept" and path.read_text() == "new"
+    assert not path.is_symlink() and path.stat().st_mode & 0o777 == 0o640
+
+
+def test_half_a_file_goes_after_a_failure_and_a_kill(tmp_path):
+    path = tmp_path / "out/[a].json"
+    path.parent.mkdir()
+    with pytest.raises(UnicodeEncodeError):
+        files.write(path, "\ud800")
+    assert not list(path.parent.iterdir())
+    killed = begin(STOPS, tmp_path, path)
+    try:
+        left = wait_for(tmp_path, "out/.*.partial")
+        theirs = path.with_name(".[a].json.partial")
+        theirs.write_text("of somebody else")
+        files.write(path, "1")
+        assert left.is_file()  # in use
+        killed.kill()
+        killed.wait()
+        files.write(path, "2")
+        assert path.read_text() == "2" and sorted(path.parent.iterdir()) == [theirs, path]
+    finally:
+        killed.kill()
+        killed.communicate()
+
+
+def test_no_half_file_has_a_name_that_another_writer_has():
+    """What writes beside a file goes by way of files.beside."""
+    fixed = re.compile(r"""f?["']\.\{?[\w.]*\}?\.partial["']""")
+    paths = [p for p in (REPOSITORY / "build_matrix").rglob("*.py")]
+    found = [p.relative_to(REPOSITORY).as_posix() for p in paths if fixed.search(p.read_text("utf-8"))]
+    assert found == []
 
 
 def test_no_other_temporary_folders_are_made():

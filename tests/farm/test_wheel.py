@@ -50,6 +50,15 @@ def published(built, tmp_path_factory):
     return target
 
 
+def test_each_part_is_weighed_by_its_name(built):
+    weighed = wheel.sizes(built)
+    with zipfile.ZipFile(built) as opened:
+        packed = {info.filename: info.compress_size for info in opened.infolist()}
+    assert weighed["libapex"] == packed["apex/lib/libapex.so"]
+    assert weighed["portable binding"] == packed["apex/lib/apex_portable.abi3.so"]
+    assert sum(weighed.values()) == sum(packed.values())
+
+
 def test_libraries_fit_manylinux_2_28():
     libraries = sorted(BUILT.rglob("*.so"))
     assert any(path.name == "libapex.so" for path in libraries)

@@ -73,6 +73,22 @@ def test_the_command_prints_json_and_nothing_else():
     ]
 
 
+def test_a_wheel_that_is_python_alone_asks_for_no_part():
+    jobs = workflow.jobs(plan.resolve(Selection(accelerators=("npu",))))
+    assert [row["name"] for row in jobs["wheels"]["include"]] == ["apex-npu"] and not jobs["parts"]["include"]
+
+
+def test_parts_are_of_platforms_that_a_compiled_wheel_is_for():
+    """There is none of ROCm for aarch64, where the one for NPUs serves, too."""
+    chosen = Selection(accelerators=("rocm", "npu"), archs=("gfx942",), torches=("2.13.0",))
+    jobs = workflow.jobs(plan.resolve(chosen))
+    names = [row["name"] for row in jobs["parts"]["include"]]
+    assert names == ["library", "torch 2.13.0", "packs clang-hip-7.2"] and len(jobs["wheels"]["include"]) == 2
+    steps = plan.make(chosen, check=False).steps
+    assert not [step.id for step in steps if "linux_aarch64" in step.id]
+    assert [step.name for step in steps if step.kind == "wheel"][-1] == "apex-npu py3"
+
+
 def test_a_download_may_write_where_root_was_before():
     """Toolchains are brought as root, and the digests of compilers are remembered in build/store."""
     steps = yaml.safe_load(workflow.FILE.read_text(encoding="utf-8"))["jobs"]["wheels"]["steps"]
