@@ -102,6 +102,12 @@ class GateError(BuildError):
         super().__init__(f"{what} does not pass its gate:\n" + "\n".join(f"  {fault}" for fault in faults))
 
 
+class LoadError(BuildError):
+    """What was built does not load under a torch, prints no results there, or gives other bits."""
+
+    exit_code = 5
+
+
 class PinError(BuildError):
     """A pinned input differs from related_commits, or cannot be verified here."""
 
