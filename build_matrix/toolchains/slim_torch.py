@@ -258,12 +258,13 @@ def _environment(version: str, python: Python, apex: Path, store: Store) -> dict
         ["typing_extensions", "sympy", "networkx", "jinja2", "fsspec", "filelock"]
     ).values():
         for name, path in borrow.top_level(distribution).items():
-            if not (lent / name).exists() and not list(path.glob("**/*.so")):
-                (lent / name).symlink_to(path)
+            if not list(path.glob("**/*.so")):
+                borrow.link(lent / name, path)
     return {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join([str(apex), str(slim), str(lent)]),
         "LD_LIBRARY_PATH": str(slim / "torch/lib"),
+        "PYTHONDONTWRITEBYTECODE": "1",  # an output of the store that holds more than was made counts as damaged
     }
 
 

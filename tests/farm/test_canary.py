@@ -3,6 +3,7 @@
 import contextlib
 import json
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -13,7 +14,8 @@ from build_matrix.check import canary
 from build_matrix.commands import canary as canary_command
 from build_matrix.commands import load_test
 from build_matrix.errors import BuildError, LoadError, PackageIndexError, PinError, ToolchainMissing
-from build_matrix.toolchains import manage, package_index, pythons, slim_torch, torch_supply
+from build_matrix.store import Store, WorkUnit
+from build_matrix.toolchains import borrow, manage, package_index, pythons, slim_torch, torch_supply
 from build_matrix.toolchains.package_index import IndexFile
 
 from .test_archives import zipped
@@ -295,6 +297,52 @@ def test_a_torch_that_ends_without_results_does_not_serve(monkeypatch, tmp_path,
     monkeypatch.setattr(slim_torch, "_call", lambda *arguments: printed)
     found = canary.run("2.16.0", PYTHON, tmp_path, EXPECTED, None)
     assert not found.well and "ended without results" in str(found)
+
+
+# ---- what is kept ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slim(monkeypatch, tmp_path):
+    """A store with a slim torch that Python can import."""
+
+    def make(folder):
+        (folder / "torch").mkdir()
+        (folder / "torch/__init__.py").write_text("")
+
+    unit = WorkUnit("slim", "torch", {}, make)
+    monkeypatch.setattr(slim_torch, "unit", lambda version, python: unit)
+    return Store(tmp_path), unit
+
+
+def test_a_run_leaves_the_stored_torch_as_it_is(slim, tmp_path, caplog):
+    store, unit = slim
+    environment = slim_torch._environment(TORCH, PYTHON, tmp_path, store)
+    slim_torch._call([PYTHON.program, "-c", "import torch"], environment, TORCH, PYTHON)
+    assert store.find(unit) and not caplog.records
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_links_of_lent_packages_are_made_anew(slim, tmp_path):
+    """Those that lead nowhere, and those that lead to another place."""
+    store, _ = slim
+    lent = tmp_path / "lent" / PYTHON.tag
+    lent.mkdir(parents=True)
+    (lent / "sympy").symlink_to(tmp_path / "gone")
+    (lent / "networkx").symlink_to(tmp_path)
+    for _ in range(2):
+        slim_torch._environment(TORCH, PYTHON, tmp_path, store)
+        assert (lent / "sympy/__init__.py").is_file() and (lent / "networkx/__init__.py").is_file()
+        assert not list(lent.glob(".*"))
+
+
+def test_two_lend_one_package_at_once(tmp_path):
+    places = [tmp_path / name for name in ("one", "other")]
+    for place in places:
+        place.mkdir()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda k: borrow.link(tmp_path / "link", places[k % 2]), range(400)))
+    assert (tmp_path / "link").resolve() in places and len(list(tmp_path.iterdir())) == 3
 
 
 def test_it_runs_every_week_on_nightly_torches():
