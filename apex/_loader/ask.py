@@ -79,7 +79,8 @@ def _tags(table: Release, described: Machine) -> tuple[str, ...]:
     """Pythons with a wheel whose binding is for that torch, or any wheel's; of an NPU, those that torch_npu is for."""
     if described.npu:
         torch = described.torch.version if described.torch else ""
-        fits = npu.fitting(table.npu, torch, cann=described.npu.cann) or table.npu
+        cann = described.npu.cann
+        fits = npu.fitting(table.npu, torch, cann=cann) or npu.fitting(table.npu, cann=cann) or table.npu
         found = {tag for row in fits for tag in row.python}
         return tuple(tag for tag in (*table.pythons, *table.optional) if tag in found)
     if described.system in table.portable:

@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 def checkout() -> Path | None:
     """Root of the source checkout this package runs from, or None for an installed wheel."""
     root = PACKAGE.parent
-    return root if (root / "csrc" / "extensions.toml").is_file() else None
+    return root if os.path.isfile(root / "csrc" / "extensions.toml") else None
 
 
 def built() -> Path:
@@ -37,7 +37,9 @@ def built() -> Path:
 
 def _first(*candidates: Path | None) -> Path | None:
     for path in candidates:
-        if path is not None and path.exists():
+        if path is not None and os.path.exists(
+            path
+        ):  # Path.exists raises where the folder may not be searched
             return path
     return None
 
