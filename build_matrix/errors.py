@@ -23,6 +23,10 @@ def _restore(kind: type[BuildError], arguments: tuple, fields: dict) -> BuildErr
     return error
 
 
+class NoToml(BuildError):
+    """This Python reads no TOML."""
+
+
 class ToolchainMissing(BuildError):
     """A compiler is not here. `remedy` is one command."""
 

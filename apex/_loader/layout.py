@@ -92,8 +92,11 @@ def version() -> str:
     if found:
         return f"{found}+{local}" if local and "+" not in found else found
     root = checkout()
-    text = _first(root / "version.txt") if root else None
-    return text.read_text().strip() if text else "0+unknown"
+    try:
+        text = read_bytes(root / "version.txt").decode("utf-8").strip() if root else ""
+    except (OSError, ValueError):
+        text = ""
+    return text or "0+unknown"
 
 
 def read_bytes(path: Path) -> bytes:
