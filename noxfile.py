@@ -11,6 +11,11 @@ import site
 import sys
 from pathlib import Path
 
+if sys.version_info < (3, 10):  # noqa: UP036  nox is found on any Python, and would prepare an environment of it
+    have = ".".join(map(str, sys.version_info[:2]))
+    other = "python3.11 -m pip install nox && python3.11 -m nox"
+    sys.exit(f"noxfile.py: nox runs on Python {have}, where apex cannot. Use Python 3.10 or newer: {other}")
+
 import nox
 
 ROOT = Path(__file__).resolve().parent

@@ -1,8 +1,8 @@
 """`python -m apex`: the doctor. `python -m apex explain ...`: the same for a machine you are not on.
 `python -m apex which`, `python -m apex compat ...`: which wheel serves this machine, or another.
 
-Exit code: 0 fine, 1 degraded (slower code would run), 2 broken (something cannot run, or wrong usage); of which and
-compat: 0 a wheel serves, 2 none does, 1 wrong usage.
+Exit code: 0 fine, 1 degraded (slower code would run), 2 broken (something cannot run); of which and compat: 0 a wheel
+serves, 2 none does. Wrong usage is 64 in all of them.
 
 Where another distribution has overwritten `apex/__init__.py`, `python -m apex` would fail in its code; then
 `python <site-packages>/apex/__main__.py` shows the same screen.
@@ -27,11 +27,12 @@ def _stand_in():
 def main(arguments=None):
     """Runs the command line and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments[:1] in (["which"], ["compat"]):
-        from apex._loader import ask
+    from apex._loader import ask
 
+    if arguments[:1] in (["which"], ["compat"]):
         return getattr(ask, arguments[0])(arguments[1:], f"python -m apex {arguments[0]}")
-    parser = argparse.ArgumentParser(prog="python -m apex", description="What apex would run here, and why.")
+    about = "What apex would run here, and why. Exit code 0: fine; 1: degraded; 2: broken; 64: wrong usage."
+    parser = ask.Parser(prog="python -m apex", description=about)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--version", action="store_true", help="print the version and nothing else")
     commands = parser.add_subparsers(dest="command")
@@ -67,7 +68,7 @@ def main(arguments=None):
             named |= {"driver": options.driver, "python": options.python, "system": options.platform}
             machine = explaining.machine(options.arch, torch=options.torch, **named)
         except ValueError as error:
-            parser.error(str(error))  # exits with 2
+            parser.error(str(error))  # exits with 64
         report = doctor.assume(machine)
     else:
         report = doctor.examine()

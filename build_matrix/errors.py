@@ -23,6 +23,10 @@ def _restore(kind: type[BuildError], arguments: tuple, fields: dict) -> BuildErr
     return error
 
 
+class NoToml(BuildError):
+    """This Python reads no TOML."""
+
+
 class ToolchainMissing(BuildError):
     """A compiler is not here. `remedy` is one command."""
 
@@ -100,6 +104,12 @@ class GateError(BuildError):
     def __init__(self, what: str, faults: list[str]):
         self.what, self.faults = what, faults
         super().__init__(f"{what} does not pass its gate:\n" + "\n".join(f"  {fault}" for fault in faults))
+
+
+class LoadError(BuildError):
+    """What was built does not load under a torch, prints no results there, or gives other bits."""
+
+    exit_code = 5
 
 
 class PinError(BuildError):

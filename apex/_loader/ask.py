@@ -1,7 +1,7 @@
 """`compat` and `which`: the front ends of `offers.offer` for the command line.
 
 `python -m apex compat|which` and, in a checkout, `python -m build_matrix compat|which`. Python alone runs them.
-Exit code 0: a wheel serves; 2: none does, and the nearest are listed; 1: the question makes no sense.
+Exit code 0: a wheel serves; 2: none does, and the nearest are listed; 64: the question makes no sense.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from apex._loader import distributions, explain, npu, offers, probe, release
+from apex._loader import distributions, explain, npu, offers, probe, release, remedies
 from apex._loader.machine import Machine
 from apex._loader.offers import Offer
 from apex._loader.release import Accelerator, Release
 
-FOUND, SENSELESS, NOT_THERE = 0, 1, 2  # exit codes
+FOUND, NOT_THERE, SENSELESS = 0, 2, 64  # exit codes; 64 is EX_USAGE of sysexits.h, which no answer has
 NAMES = {"torch": "torch", "cuda": "CUDA", "rocm": "ROCm", "cann": "CANN", "python": "Python"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends with SENSELESS: 2 says that no wheel serves."""
+    """Ends with SENSELESS: 1 and 2 are answers of the doctor, and 2 says that no wheel serves."""
 
     def error(self, message: str) -> NoReturn:
         """What argparse calls on wrong usage."""
@@ -33,9 +33,15 @@ class Parser(argparse.ArgumentParser):
 
 def known() -> Release:
     """The release.Release here. Raises LookupError where this installation has none, ValueError where it is damaged."""
-    found = release.load()
+    try:
+        found = release.load()
+    except ValueError as error:
+        if "Run: " in str(error):  # a file of a checkout
+            raise
+        raise ValueError(f"{error}. Run: {remedies.reinstall()}") from error
     if found is None:
-        raise LookupError("this installation does not say what its release holds: release.json is missing")
+        why = "this installation does not say what its release holds: release.json is missing"
+        raise LookupError(f"{why}. Run: {remedies.reinstall()}")
     return found
 
 
@@ -79,7 +85,8 @@ def _tags(table: Release, described: Machine) -> tuple[str, ...]:
     """Pythons with a wheel whose binding is for that torch, or any wheel's; of an NPU, those that torch_npu is for."""
     if described.npu:
         torch = described.torch.version if described.torch else ""
-        fits = npu.fitting(table.npu, torch, cann=described.npu.cann) or table.npu
+        cann = described.npu.cann
+        fits = npu.fitting(table.npu, torch, cann=cann) or npu.fitting(table.npu, cann=cann) or table.npu
         found = {tag for row in fits for tag in row.python}
         return tuple(tag for tag in (*table.pythons, *table.optional) if tag in found)
     if described.system in table.portable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def _describe(distribution: importlib.metadata.Distribution) -> Distribution | N
     if not own and name not in (*OURS, "apex"):
         return None
     missing = tuple(
-        str(file) for file in files if file.suffix != ".pyc" and not Path(str(file.locate())).exists()
+        str(file) for file in files if file.suffix != ".pyc" and not os.path.exists(str(file.locate()))
     )
     return Distribution(
         name,
@@ -103,6 +104,6 @@ def _stands_for(distribution: importlib.metadata.Distribution) -> str:
 
 def _intact() -> bool:
     try:
-        return "_SUBPACKAGES" in (layout.PACKAGE / "__init__.py").read_text(encoding="utf-8")
+        return b"_SUBPACKAGES" in layout.read_bytes(layout.PACKAGE / "__init__.py")
     except OSError:
         return False

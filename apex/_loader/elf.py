@@ -271,7 +271,7 @@ def library_fault(path: str | os.PathLike[str]) -> str | None:
     cut short, and says "cannot open" of one for another processor.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         return f"{path.name} is not installed"
     try:
         machine = read_shared_library(path).machine

@@ -160,6 +160,8 @@ def _readable(path: Path, kind: type) -> bool:
 def packs() -> tuple[Pack, ...]:
     """All kernel packs, sorted by arch; empty if there are none."""
     folder = layout.packs()
-    if not folder.is_dir():
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:
         return ()
-    return tuple(pack_files.read(entry) for entry in sorted(folder.iterdir()) if entry.is_dir())
+    return tuple(pack_files.read(entry) for entry in found if os.path.isdir(entry))

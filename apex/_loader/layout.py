@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 def checkout() -> Path | None:
     """Root of the source checkout this package runs from, or None for an installed wheel."""
     root = PACKAGE.parent
-    return root if (root / "csrc" / "extensions.toml").is_file() else None
+    return root if os.path.isfile(root / "csrc" / "extensions.toml") else None
 
 
 def built() -> Path:
@@ -37,7 +37,9 @@ def built() -> Path:
 
 def _first(*candidates: Path | None) -> Path | None:
     for path in candidates:
-        if path is not None and path.exists():
+        if path is not None and os.path.exists(
+            path
+        ):  # Path.exists raises where the folder may not be searched
             return path
     return None
 
@@ -90,8 +92,11 @@ def version() -> str:
     if found:
         return f"{found}+{local}" if local and "+" not in found else found
     root = checkout()
-    text = _first(root / "version.txt") if root else None
-    return text.read_text().strip() if text else "0+unknown"
+    try:
+        text = read_bytes(root / "version.txt").decode("utf-8").strip() if root else ""
+    except (OSError, ValueError):
+        text = ""
+    return text or "0+unknown"
 
 
 def read_bytes(path: Path) -> bytes:

@@ -5,13 +5,14 @@ apex holds no code for them: every op runs by its PyTorch reference on `.npu()` 
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from apex._loader import remedies
+from apex._loader import layout, remedies
 from apex._loader.machine import Machine, Npu
 from apex._loader.release import NpuRow
 
@@ -34,14 +35,13 @@ def here() -> Npu | None:
 def cann(home: str) -> str:
     """The version of the CANN in a folder, as its own files name it; ASCEND_HOME_PATH is what its set_env.sh sets. ""
     where none says."""
-    for file in sorted(Path(home).glob("*-linux/ascend_*_install.info")) if home else ():
+    # glob.glob passes over what this user may not read, which Path.glob raises for.
+    for name in sorted(glob.glob("*-linux/ascend_*_install.info", root_dir=home)) if home else ():
         try:
-            found = re.search(
-                r"^version=(\S+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE
-            )
+            text = layout.read_bytes(Path(home, name)).decode("utf-8", "replace")
         except OSError:
             continue
-        if found:
+        if found := re.search(r"^version=(\S+)", text, re.MULTILINE):
             return found[1]
     return ""
 
@@ -97,23 +97,44 @@ def fault(machine: Machine, rows: Sequence[NpuRow]) -> tuple[str, str] | None:
     elif asked.cann and not fitting(rows, torch, cann=asked.cann):
         why = f"no torch_npu for torch {torch} is known for CANN {asked.cann}: {words(of_torch)}"
     else:
-        tags = sorted({tag for row in of_torch for tag in row.python}, key=_age)
-        why = f"no torch_npu for torch {torch} has a wheel for {machine.python}; there are some for {', '.join(tags)}"
+        of = f" and CANN {asked.cann}" if asked.cann else ""
+        tags = ", ".join(_pythons(fitting(rows, torch, cann=asked.cann)))
+        why = (
+            f"no torch_npu for torch {torch}{of} has a wheel for {machine.python}; there are some for {tags}"
+        )
+    return why, mend(machine, rows)
+
+
+def mend(machine: Machine, rows: Sequence[NpuRow]) -> str:
+    """What brings a torch to an NPU, and its torch_npu; or which Python or CANN must come first. Of a torch_npu that is
+    here, the torch of its own release, whatever the table knows of it."""
+    asked = machine.npu or Npu()
+    if found := re.match(r"\d+\.\d+\.\d+", asked.torch_npu):
+        return _torch(found[0])
     near = nearest(machine, rows)
-    return why, install(near[0]) if near else f"use one of {_torches(rows)}"
+    if not near:
+        return remedies.torch("cpu")
+    if machine.python not in near[0].python:
+        return f"use one of Python {', '.join(f'{tag[2]}.{tag[3:]}' for tag in _pythons(near))}"
+    if asked.cann and not same_cann(asked.cann, near[0].cann):
+        return f"install CANN {near[0].cann}, then: {install(near[0])}"
+    return install(near[0])
 
 
 def nearest(machine: Machine, rows: Sequence[NpuRow]) -> list[NpuRow]:
-    """Rows near a machine that none is for, the nearest first: of its CANN and its Python, the newest torch."""
-    cann = machine.npu.cann if machine.npu else ""
+    """Rows near a machine that none is for, the nearest first: of its CANN and its Python, the newest torch. pip brings
+    another torch, so that goes first; a CANN is the machine's, and stays where the table has it at all."""
+    cann, python = (machine.npu.cann if machine.npu else ""), machine.python
     torch = machine.torch.version if machine.torch else ""
+    of_cann = [{"cann": cann, "torch": torch}, {"cann": cann}] if cann else []
     for wanted in (
-        {"cann": cann, "python": machine.python},
+        {"cann": cann, "python": python},
+        *of_cann,
+        {"torch": torch, "python": python},
+        {"python": python},
         {"torch": torch},
-        {"python": machine.python},
-        {},
     ):
-        if any(wanted.values()) and (found := fitting(rows, **wanted)):
+        if found := fitting(rows, **wanted):
             return sorted(found, key=lambda row: _age(row.torch), reverse=True)
     return list(rows)[::-1]
 
@@ -121,8 +142,15 @@ def nearest(machine: Machine, rows: Sequence[NpuRow]) -> list[NpuRow]:
 def install(row: NpuRow) -> str:
     """The line that brings a torch_npu with its torch. Its wheels for x86_64 want a torch labelled +cpu, so that comes
     from PyTorch's own index."""
-    torch = f"{remedies.PIP} install torch=={row.torch} --index-url {remedies.TORCH}/cpu"
-    return f"{torch} && {remedies.PIP} install torch-npu=={row.torch_npu} pyyaml setuptools"
+    return f"{_torch(row.torch)} && {remedies.PIP} install torch-npu=={row.torch_npu} pyyaml setuptools"
+
+
+def _torch(release: str) -> str:
+    return f"{remedies.PIP} install torch=={release} --index-url {remedies.TORCH}/cpu"
+
+
+def _pythons(rows: Iterable[NpuRow]) -> list[str]:
+    return sorted({tag for row in rows for tag in row.python}, key=_age)
 
 
 def _torches(rows: Iterable[NpuRow]) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from apex._loader import choose, compatibility, npu, release, remedies
 from apex._loader import fit as fitting
 from apex._loader.choose import Candidate, Choice
-from apex._loader.machine import Device, Machine, Torch
+from apex._loader.machine import Device, Machine
 from apex._loader.release import EVERY, Accelerator, Release
 from apex._loader.remedies import PIP
 
@@ -127,7 +127,8 @@ def offer(machine: Machine, table: Release, index: str | None = None) -> Offer:
     found = choose.outcome(_with_wheel(machine, table, accelerator), (EVERY,), devices=gpus)
     root = table.root(accelerator, index)
     missing, mend = [], ""
-    for reason, command in _faults(found, table, accelerator, root):
+    # Which wheel is here is the machine's own, not the offered one's: what brings a torch depends on it.
+    for reason, command in _faults(found, machine.vendor, table, accelerator, root):
         missing.append(reason)
         mend = mend or command
     unique = tuple(dict.fromkeys(missing))
@@ -178,17 +179,20 @@ def _no_binding(accelerator: Accelerator) -> str:
 Fault = tuple[str, str]
 
 
-def _faults(found: choose.Outcome, table: Release, accelerator: Accelerator, root: str) -> list[Fault]:
-    """Of the machine as a whole, the first that holds; else those of its devices."""
+def _faults(
+    found: choose.Outcome, vendor: str, table: Release, accelerator: Accelerator, root: str
+) -> list[Fault]:
+    """Of the machine as a whole, the first that holds; else those of its devices. vendor: of the wheel that is here."""
     machine, fit = found.machine, found.fit
+    here = dataclasses.replace(machine, vendor=vendor)
     if fault := _no_wheel(machine, table, accelerator):
         return [fault]
     if machine.torch is None or fit is None:
         why = "no torch is installed for this Python, and which wheel is right depends on it"
-        return [(why, f"{PIP} install torch")]
+        return [(why, bring_torch(here, table))]
     if text := blindness(machine):
         return [(text, torch_for(accelerator))]
-    if fault := too_old(machine.torch):
+    if fault := too_old(here, table):
         return [fault]
     if accelerator.pure:
         unknown = npu.fault(machine, table.npu)
@@ -220,13 +224,25 @@ def torch_for(accelerator: Accelerator) -> str:
     return remedies.torch(accelerator.label, "--force-reinstall ")
 
 
-def too_old(torch: Torch) -> Fault | None:
+def for_npu(machine: Machine) -> bool:
+    """Whether NPUs are what a machine is for: torch_npu, or the wheel for it, is here, and no card that
+    another wheel has kernels for."""
+    return (machine.npu is not None or machine.vendor == npu.NAME) and wanted(machine) in (npu.NAME, "cpu")
+
+
+def bring_torch(machine: Machine, table: Release | None, pin: str = "torch") -> str:
+    """The line that brings a torch: `pin` from pip's own index, to an NPU the one that torch_npu takes."""
+    return npu.mend(machine, table.npu if table else ()) if for_npu(machine) else f"{PIP} install {pin}"
+
+
+def too_old(machine: Machine, table: Release | None) -> Fault | None:
     """(why, the command) for a torch older than any that apex supports, else None."""
-    if not fitting.is_older(torch.version, fitting.OLDEST_TORCH):
+    torch = machine.torch
+    if torch is None or not fitting.is_older(torch.version, fitting.OLDEST_TORCH):
         return None
     oldest = ".".join(map(str, fitting.OLDEST_TORCH))
     text = f"torch {torch.version} is older than {oldest}, the oldest that apex supports"
-    return text, f"{PIP} install 'torch>={oldest}'"
+    return text, bring_torch(machine, table, f"'torch>={oldest}'")
 
 
 def _no_wheel(machine: Machine, table: Release, accelerator: Accelerator) -> Fault | None:

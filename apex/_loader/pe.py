@@ -102,7 +102,7 @@ class Pe:
 def library_fault(path: str | os.PathLike[str], here: str = "") -> str | None:
     """Why a library must not be opened on a processor ("x86_64"; by default this one), or None."""
     path, here = Path(path), here or system.processor()
-    if not path.is_file():
+    if not os.path.isfile(path):
         return f"{path.name} is not installed"
     try:
         machine = Pe.read(path).machine

@@ -10,11 +10,12 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from apex._loader import compatibility, npu, offers, owners, remedies, system
+from apex._loader import compatibility, npu, offers, owners, system
 from apex._loader.choose import Choice
 from apex._loader.environment import BINDING, SWITCHES
 from apex._loader.facts import BROKEN, DEGRADED, NOTE, Facts, Problem
 from apex._loader.machine import Npu, Torch, capability
+from apex._loader.release import Release
 
 BUILD_AGAIN = "python -m build_matrix tree"
 
@@ -39,9 +40,12 @@ def _mend(facts: Facts) -> str:
 
 def torch_missing(facts: Facts) -> Iterator[Problem]:
     if facts.machine.torch is None:
-        yield Problem(
-            BROKEN, "no torch", "PyTorch is not installed for this Python", f"{remedies.PIP} install torch"
-        )
+        remedy = offers.bring_torch(facts.machine, _table(facts))
+        yield Problem(BROKEN, "no torch", "PyTorch is not installed for this Python", remedy)
+
+
+def _table(facts: Facts) -> Release | None:
+    return facts.offer.release if facts.offer else None
 
 
 def torch_unsupported(facts: Facts) -> Iterator[Problem]:
@@ -49,12 +53,12 @@ def torch_unsupported(facts: Facts) -> Iterator[Problem]:
     if torch is None or facts.fit is None or facts.fit.library or facts.machine.env.get(BINDING):
         return  # what APEX_BINDING asks for is a note (switches), or cannot be had (loading_failed)
     if facts.fit.portable:
-        table = facts.offer.release if facts.offer else None
+        table = _table(facts)
         alone = offers.is_alone(facts.machine, table)  # another wheel has no more
         text = offers.portable_words(facts.machine, facts.fit, table)
         yield Problem(NOTE, "portable binding", text, "" if alone else _mend(facts))
         return
-    old = offers.too_old(torch)
+    old = offers.too_old(facts.machine, _table(facts))
     if old:
         yield Problem(DEGRADED, "unsupported torch", *old)
     elif for_npu(facts):

@@ -6,7 +6,6 @@ from any of them, and from the checkout that builds them. Imports neither torch 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -186,7 +185,14 @@ def load() -> Release | None:
         except ImportError:
             pass
         else:
-            with contextlib.suppress(errors.BuildError):  # this Python reads no TOML
+            try:
                 return parse(releases.table())
-    value = layout.read_json(layout.built() / FILE, dict)
-    return parse(value) if value else None
+            except errors.NoToml:
+                pass  # what was built last says it
+            except errors.BuildError as error:
+                raise ValueError(str(error)) from error
+    path = layout.built() / FILE
+    value = layout.read_json(path, dict)
+    if value is None and os.path.lexists(path):
+        raise ValueError(f"{FILE} is damaged: it is no whole JSON")
+    return None if value is None else parse(value)

@@ -73,7 +73,7 @@ def _needed(stem: str, folder: Path) -> str | None:
             if not name.startswith(stem):
                 continue
             for place in (folder, *map(Path, library.runpath)):
-                if (place / name).is_file():
+                if os.path.isfile(place / name):  # a run path may lead where this user may not look
                     return str(place / name)
             if name != stem:
                 versioned = name

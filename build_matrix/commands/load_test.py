@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from build_matrix import REPOSITORY
-from build_matrix.commands.options import tags_of
-from build_matrix.errors import BuildError
+from build_matrix.commands.options import tags_of, torches_of
+from build_matrix.errors import LoadError
 from build_matrix.farm import report
 from build_matrix.parts import bindings, host_library, interface, loads, tree
 from build_matrix.spec import matrix
@@ -16,14 +16,15 @@ from build_matrix.toolchains import host_compiler, pythons, slim_torch, wine
 
 
 @click.command("load-test")
-@click.option("--torch", "torches", multiple=True, help="Default: all of the matrix.")
+@click.option("--torch", "torches", multiple=True, callback=torches_of, help="Default: all of the matrix.")
 @click.option("--python", "tags", multiple=True, help="Default: the Python that runs this.")
 @click.option(
     "--portable", is_flag=True, help="The portable binding alone: every op, beside the torch that is here."
 )
 @click.option("--platform", default=matrix.NATIVE, help="win_amd64: the host library alone, under wine.")
 def command(torches, tags, portable, platform) -> None:
-    """Loads bindings under slim torches (130 MB each) and writes down those that ran."""
+    """Loads bindings under slim torches (130 MB each) and writes down those that ran. Exit code 5 where one does not
+    load, or gives other bits."""
     store = Store()
     if matrix.load().platform(platform).windows:
         _load_under_wine(platform, store)
@@ -60,5 +61,5 @@ def _load_portable(torches, tags, store) -> None:
         for version in torches or matrix.load().torch_for(python.tag):
             found = slim_torch.portable_values(version, python, target, store)
             if different := [key for key, digests in expected.items() if found.get(key) != digests]:
-                raise BuildError(f"torch {version}: other bits of {', '.join(different)}")
+                raise LoadError(f"torch {version}: other bits of {', '.join(different)}")
             click.echo(f"{python.tag} torch {version}: {len(found)} calls of every op give the same bits")

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import click
+from packaging.version import InvalidVersion, Version
 
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
@@ -80,6 +81,16 @@ def tags_of(texts: tuple[str, ...]) -> list[str]:
         if tag not in known:
             raise BuildError(f"Python {tag} is not in matrix.toml; there are {', '.join(known)}")
     return tags
+
+
+def torches_of(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """The callback of an option that takes any release of torch, of the matrix or not."""
+    for text in texts:
+        try:
+            Version(text)
+        except InvalidVersion:
+            raise click.BadParameter(f"{text!r} is no version of torch; say 2.13.0") from None
+    return texts
 
 
 def ours_of(paths: list[Path]) -> list[Path]:

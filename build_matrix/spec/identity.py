@@ -4,14 +4,17 @@ of the Python beside it. Standard library alone: GPU machines run it too."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 from build_matrix import REPOSITORY
+from build_matrix.errors import BuildError
 from build_matrix.store import archive, digest
 
 CSRC = REPOSITORY / "csrc"
+VERSION = REPOSITORY / "version.txt"
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,13 @@ class Source:
 
 
 def version() -> str:
-    """1.10.0: the version of this checkout."""
-    return (REPOSITORY / "version.txt").read_text().strip()
+    """1.10.0: the version of this checkout. Raises BuildError where version.txt holds none."""
+    found = VERSION.read_bytes().decode("utf-8", "replace").strip()
+    if not re.fullmatch(r"\d+(\.\d+)*[.\w]*", found, re.ASCII):
+        raise BuildError(
+            f"{VERSION.name} holds {found[:40]!r}, which is no version such as 1.10.0. Run: git checkout {VERSION.name}"
+        )
+    return found
 
 
 def compiled() -> str:

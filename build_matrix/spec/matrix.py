@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from apex._loader import system
 from apex._loader.release import Accelerator, NpuRow
@@ -233,8 +234,16 @@ def _platform(name: str, tables: list[dict]) -> Platform:
 
 @cache
 def load(path: Path = FILE) -> Matrix:
-    """The matrix of a file; read once."""
+    """The matrix of a file; read once. Raises BuildError for one that is not whole."""
     data = toml.read(path)
+    try:
+        return _matrix(data)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        told = f"{type(error).__name__} {error}"
+        raise BuildError(f"{path.name} is not whole: {told}. Run: git checkout {path.name}") from error
+
+
+def _matrix(data: dict[str, Any]) -> Matrix:
     return Matrix(
         torch=tuple(data["axes"]["torch"]),
         python=tuple(data["axes"]["python"]),

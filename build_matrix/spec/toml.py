@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from build_matrix.errors import BuildError
+from build_matrix.errors import BuildError, NoToml
 
 try:
     import tomllib
@@ -31,7 +31,7 @@ def _reader() -> Any:
         for wheel in [path for folder in folders for path in sorted(folder.glob("pip-*.whl"))]:
             sys.path.append(str(wheel))
             return importlib.import_module("pip._vendor.tomli")
-    raise BuildError("this Python reads no TOML. Run: python -m pip install tomli")
+    raise NoToml("this Python reads no TOML. Run: python -m pip install tomli")
 
 
 def read(path: Path) -> dict[str, Any]:

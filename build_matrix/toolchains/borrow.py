@@ -7,6 +7,8 @@ and pip counts them as installed and cannot remove them.
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import secrets
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -49,6 +51,20 @@ def top_level(distribution: importlib.metadata.Distribution) -> dict[str, Path]:
     return found
 
 
+def link(place: Path, target: Path) -> None:
+    """Makes `place` a link to `target`, whatever link is there: to a package that is gone, or lies elsewhere now. By
+    rename, as two may do it at once."""
+    if place.is_symlink() and os.readlink(place) == str(target):
+        return
+    partial = place.with_name(f".{place.name}-{secrets.token_hex(8)}")
+    partial.symlink_to(target)
+    try:
+        partial.replace(place)
+    except OSError:
+        partial.unlink()
+        raise
+
+
 def lend(names: list[str], environment: Path) -> list[str]:
     """Makes `names` importable in the virtual environment. Returns what was lent, `torch 2.13.0+cpu` and so
     on."""
@@ -58,8 +74,7 @@ def lend(names: list[str], environment: Path) -> list[str]:
     lent = []
     for distribution in closure(names).values():
         for name, path in top_level(distribution).items():
-            if not (folder / name).exists():
-                (folder / name).symlink_to(path)
+            link(folder / name, path)
         lent.append(f"{distribution.metadata['Name']} {distribution.version}")
     (site / "borrowed.pth").write_text(f"{folder}\n")
     return sorted(lent)

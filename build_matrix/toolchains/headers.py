@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,9 +135,11 @@ def say(text: str) -> dict[str, str | None]:
     return {"version": value("__version__"), "git_version": value("git_version"), "cuda": value("cuda")}
 
 
-def listed(platform: str = matrix.NATIVE) -> Iterator[tuple[str, str, package_index.IndexFile]]:
-    """(version, tag of the Python, file) of every wheel of torch for a platform on the index."""
-    for file in package_index.files("torch"):
+def listed(
+    platform: str = matrix.NATIVE, among: Iterable[package_index.IndexFile] | None = None
+) -> Iterator[tuple[str, str, package_index.IndexFile]]:
+    """(version, tag of the Python, file) of every wheel of torch for a platform on the index, or `among` some files."""
+    for file in package_index.files("torch") if among is None else among:
         match = WHEEL.fullmatch(file.filename)
         if match and matrix.platform_of(match["platform"]) == platform and match["python"] == match["abi"]:
             yield match["version"], match["python"], file

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import click
 
-from build_matrix.errors import BuildError, PinError, ToolchainMissing
+from build_matrix.errors import BuildError, PackageIndexError, PinError, ToolchainMissing
 from build_matrix.spec import matrix, pins
 from build_matrix.store import Store
 from build_matrix.toolchains import Toolchain, available, by_arch, find, headers, host_compiler, provision
-from build_matrix.toolchains.package_index import files
+from build_matrix.toolchains.package_index import newest_of
 
 
 def names() -> list[str]:
@@ -108,6 +108,9 @@ def _move_torch(version: str, platform: str) -> None:
 
 
 def newest_torch() -> str:
-    """The newest release of torch that the index of pip's configuration serves for Linux."""
-    versions = [m["version"] for f in files("torch") if (m := headers.WHEEL.fullmatch(f.filename))]
-    return max((v for v in versions if v.replace(".", "").isdigit()), key=matrix.numbers)
+    """The newest release of torch that the index of pip's configuration serves for Linux. Raises PackageIndexError."""
+    versions = [m["version"] for f in newest_of("torch") if (m := headers.WHEEL.fullmatch(f.filename))]
+    releases = [version for version in versions if version.replace(".", "").isdigit()]
+    if not releases:
+        raise PackageIndexError("no index of pip's configuration holds a release of torch for Linux")
+    return max(releases, key=matrix.numbers)

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from apex._loader.elf import STB_WEAK, Elf
 from build_matrix import REPOSITORY
-from build_matrix.errors import BuildError, PackageIndexError
+from build_matrix.errors import LoadError, PackageIndexError
 from build_matrix.store import Store, WorkUnit, archive, digest
-from build_matrix.toolchains import borrow, headers, host_compiler, package_index
+from build_matrix.toolchains import base, borrow, headers, host_compiler, package_index
 from build_matrix.toolchains.pythons import Python
 from build_matrix.toolchains.range_zip import RangeZip
 
@@ -90,8 +90,13 @@ def unit(version: str, python: Python) -> WorkUnit:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(contents)
-        _stub(folder / "torch")
-        _patch(folder / "torch/__init__.py")
+        if lacking := [name for name in ("torch/__init__.py", "torch/lib") if not (folder / name).exists()]:
+            raise PackageIndexError(f"{wheel.url} is no torch: it lacks {' and '.join(lacking)}")
+        try:
+            _stub(folder / "torch")
+            _patch(folder / "torch/__init__.py")
+        except (ValueError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+            raise PackageIndexError(f"{wheel.url}: no slim torch can be made of it: {error}") from error
         (folder / "torch/bin").mkdir(exist_ok=True)
         (folder / "torch/bin/torch_shm_manager").touch(mode=0o755)
 
@@ -104,15 +109,19 @@ def _wanted(name: str) -> bool:
 
 def _recorded(remote: RangeZip, version: str) -> dict[str, str]:
     """The digests of a wheel's own RECORD, once torch's commit is the pinned one. Nobody vouches for them but whoever
-    serves the wheel: a slim torch is run, and trusted as an installed one is. Raises PinError."""
+    serves the wheel: a slim torch is run, and trusted as an installed one is. Raises PinError, and PackageIndexError
+    for a RECORD that is none."""
     first = dict(remote.read(lambda name: name == headers.VERSION or name.endswith(RECORD), LIMITS))
     said = headers.say(first.get(headers.VERSION, b"").decode(errors="replace"))
     headers.check_pin(version, said["git_version"] or "")
     found = {}
-    for name in first.keys() - {headers.VERSION}:
-        for path, stated, _ in csv.reader(first[name].decode().splitlines()):
-            if stated:
-                found[path] = base64.urlsafe_b64decode(stated.removeprefix("sha256=") + "=").hex()
+    try:
+        for name in first.keys() - {headers.VERSION}:
+            for path, stated, _ in csv.reader(first[name].decode().splitlines()):
+                if stated:
+                    found[path] = base64.urlsafe_b64decode(stated.removeprefix("sha256=") + "=").hex()
+    except (ValueError, csv.Error) as error:
+        raise PackageIndexError(f"{remote.url}: its RECORD cannot be read: {error}") from error
     return found
 
 
@@ -140,7 +149,7 @@ def _stub(package: Path) -> None:
         str(package / "lib/libtorch_cuda.so"),
     ]
     options = ["-Wl,-soname,libtorch_cuda.so", "-Wl,--no-as-needed", "-lstdc++"]
-    subprocess.run([*command, str(source), *options], check=True)
+    base.run("the stub of torch's CUDA libraries", [*command, str(source), *options])
     needed = {name for elf in elves for name in elf.dynamic()[1]}
     for name in needed:
         if VENDOR.match(name) and not (package / "lib" / name).exists():
@@ -183,48 +192,55 @@ def _patch(path: Path) -> None:
 
 
 def load(version: str, python: Python, built: Path, store: Store) -> str:
-    """Runs PROGRAM with the binding of `built` under a slim torch. Returns its words; raises BuildError."""
+    """Runs PROGRAM with the binding of `built` under a slim torch. Returns its words; raises LoadError."""
     return _run(version, python, built, store, ["-c", PROGRAM])
 
 
 def portable_values(version: str, python: Python, built: Path, store: Store) -> dict[str, list[str]]:
     """What every op gives by the portable binding under a slim torch: tests/L0/binding_values.py's digests. Raises
-    BuildError."""
+    LoadError."""
     printed = _run(version, python, built, store, [str(VALUES)], APEX_BINDING="portable")
-    return _values(printed)["digests"]
+    return _values(printed, f"torch {version} for {python.tag}")[1]
 
 
 def own_values(built: Path) -> dict[str, list[str]]:
     """The same under the torch of the Python that runs this."""
     environment = {"APEX_TREE": str(built), "APEX_BINDING": "portable", "PYTHONPATH": str(REPOSITORY)}
-    return _own(environment)["digests"]
+    return _own(environment)[1]
 
 
 def wheel_values(
     version: str | None, python: Python, installed: Path, store: Store
 ) -> tuple[str, dict[str, list[str]]]:
     """What an unpacked wheel serves (exact, portable or reference), and what its ops give, under a slim torch, or, if
-    `version` is None, under the torch of the Python that runs this. Raises BuildError where nothing loads."""
+    `version` is None, under the torch of the Python that runs this. Raises LoadError where nothing loads, and another
+    BuildError where the slim torch cannot be made: then nothing is known of the wheel."""
     if version is None:
-        found = _own({"PYTHONPATH": str(installed)})
-    else:
-        environment = _environment(version, python, installed, store)
-        found = _values(_call([python.program, "-W", "ignore", str(VALUES)], environment, version, python))
-    return found["kind"], found["digests"]
+        return _own({"PYTHONPATH": str(installed)})
+    environment = _environment(version, python, installed, store)
+    printed = _call([python.program, "-W", "ignore", str(VALUES)], environment, version, python)
+    return _values(printed, f"torch {version} for {python.tag}")
 
 
-def _own(environment: dict[str, str]) -> dict:
+def _own(environment: dict[str, str]) -> tuple[str, dict[str, list[str]]]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("APEX_")}
     done = subprocess.run(
         [sys.executable, str(VALUES)], env=inherited | environment, encoding="utf-8", capture_output=True
     )
     if done.returncode:
-        raise BuildError(f"the binding does not load:\n{done.stderr[-3000:]}")
-    return _values(done.stdout)
+        raise LoadError(f"the binding does not load:\n{done.stderr[-3000:]}")
+    return _values(done.stdout, "the torch of this Python")
 
 
-def _values(printed: str) -> dict:
-    return json.loads(printed.splitlines()[-1])
+def _values(printed: str, torch: str) -> tuple[str, dict[str, list[str]]]:
+    """(kind of the binding, digests of the calls) of the last line that VALUES printed. A torch may end the process on
+    its own, without an error: LoadError names it."""
+    try:
+        found = json.loads(printed.splitlines()[-1])
+        return str(found["kind"]), dict(found["digests"])
+    except (LookupError, ValueError, TypeError, RecursionError) as error:
+        said = printed[-300:] or "nothing"
+        raise LoadError(f"under {torch} it ended without results; it printed: {said}") from error
 
 
 def _run(version: str, python: Python, built: Path, store: Store, program: list[str], **more: str) -> str:
@@ -242,19 +258,20 @@ def _environment(version: str, python: Python, apex: Path, store: Store) -> dict
         ["typing_extensions", "sympy", "networkx", "jinja2", "fsspec", "filelock"]
     ).values():
         for name, path in borrow.top_level(distribution).items():
-            if not (lent / name).exists() and not list(path.glob("**/*.so")):
-                (lent / name).symlink_to(path)
+            if not list(path.glob("**/*.so")):
+                borrow.link(lent / name, path)
     return {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join([str(apex), str(slim), str(lent)]),
         "LD_LIBRARY_PATH": str(slim / "torch/lib"),
+        "PYTHONDONTWRITEBYTECODE": "1",  # an output of the store that holds more than was made counts as damaged
     }
 
 
 def _call(command: list[str], environment: dict[str, str], version: str, python: Python) -> str:
     done = subprocess.run(command, env=environment, encoding="utf-8", errors="replace", capture_output=True)
     if done.returncode:
-        raise BuildError(
+        raise LoadError(
             f"the binding of torch {version} for {python.tag} does not load:\n{done.stderr[-3000:]}"
         )
     return done.stdout.strip()

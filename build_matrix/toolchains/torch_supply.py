@@ -53,7 +53,8 @@ def _newest(files: list[package_index.IndexFile], cpu: bool) -> package_index.In
     fitting = []
     for file in files:
         match = WHEEL.fullmatch(file.filename)
-        if match and match["python"] == own_tag() and (match["local"] == "+cpu") == cpu:
+        # pip would not mind that it is yanked: it is installed by its address.
+        if match and not file.yanked and match["python"] == own_tag() and (match["local"] == "+cpu") == cpu:
             number = matrix.numbers(match["version"])
             if number[:2] <= newest[:2]:
                 fitting.append((number, file))

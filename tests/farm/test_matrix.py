@@ -13,7 +13,7 @@ from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
 from build_matrix.parts import loads
 from build_matrix.serve import compat
-from build_matrix.spec import matrix, pins
+from build_matrix.spec import identity, matrix, pins
 from build_matrix.toolchains.manage import names
 
 AXES = matrix.load()
@@ -147,7 +147,7 @@ def test_the_command_answers_at_once_and_its_exit_code_tells():
     absent = run("--torch", "2.7", "--cuda", "12.8", "--arch", "sm_90")
     assert absent.returncode == 2 and "nearest" in absent.stdout
     assert (
-        run("--torch", "nonsense").returncode == run("--no-such-option").returncode == run().returncode == 1
+        run("--torch", "nonsense").returncode == run("--no-such-option").returncode == run().returncode == 64
     )
 
 
@@ -192,3 +192,31 @@ def test_a_torch_that_nothing_was_compiled_for_is_served_by_the_portable_binding
     answer = compat.answer(question)
     assert answer["found"] and answer["binding"] == "portable" and answer["command"]
     assert "  binding portable" in ask.words(answer, "compat")
+
+
+@pytest.mark.parametrize("text", ["", "axes = 5\n", "[axes]\ntorch = 3\n", "[[axes]]\n"])
+def test_a_matrix_that_is_not_whole_is_named(tmp_path, text):
+    (tmp_path / "matrix.toml").write_text(text)
+    with pytest.raises(BuildError, match="matrix.toml is not whole: .* Run: git checkout"):
+        matrix.load(tmp_path / "matrix.toml")
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"\xff\xfe", b"new\n", b"1.10.0\n1.11.0\n"])
+def test_a_version_that_is_none_is_named(tmp_path, monkeypatch, data):
+    """`which` says so in place of a line that pip cannot read."""
+    (tmp_path / "version.txt").write_bytes(data)
+    monkeypatch.setattr(identity, "VERSION", tmp_path / "version.txt")
+    with pytest.raises(BuildError, match="version.txt holds .*, which is no version such as"):
+        identity.version()
+    with pytest.raises(ValueError, match="which is no version"):
+        release.load()
+    assert release.known() is None
+
+
+def test_nox_names_the_python_that_it_needs_before_anything_is_prepared():
+    code = "import sys, nox, runpy; sys.version_info = (3, 9, 18); runpy.run_path('noxfile.py')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("noxfile.py: nox runs on Python 3.9, where"), (
+        done.stderr
+    )
+    assert "Use Python 3.10 or newer" in done.stderr and "Traceback" not in done.stderr

@@ -2,11 +2,14 @@
 say of them. Nothing says that an NPU ran it."""
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -134,7 +137,7 @@ def test_compat_names_the_torch_npu(question, wanted):
 def test_compat_says_why_none_goes_with_it_and_what_is_near(question, why):
     found = compat.answer(question)
     assert not found["found"] and why in found["missing"][0], found
-    assert found["mend"].startswith("python -m pip install ")
+    assert found["mend"].startswith(("python -m pip install ", "use one of Python 3.10, 3.11"))
     assert found["nearest"]
     for cell in found["nearest"]:
         again = {"torch": cell["torch"], "cann": cell["cann"], "python": cell.get("python")}
@@ -165,6 +168,70 @@ def test_compat_on_the_command_line(capsys):
     )
     assert ask.compat(["--torch", "2.13", "--cann", "8.5"], "compat") == ask.NOT_THERE
     assert "compat --torch 2.9 --cann 8.5.0" in capsys.readouterr().out
+
+
+SOME = "python -m pip install torch=="
+
+
+@pytest.mark.parametrize(
+    ("question", "tags", "mend"),
+    [
+        (("2.9", "8.5", "3.13"), "cp310, cp311, cp312", "use one of Python 3.10, 3.11, 3.12"),
+        (("2.10", "9.1.2", "3.12"), "cp310, cp311", f"{SOME}2.12.0 "),
+        (("2.8", "8.3", "3.12"), "cp310, cp311", "use one of Python 3.10, 3.11"),
+        (("2.12", "", "3.14"), "cp310, cp311, cp312, cp313", "use one of Python 3.10, 3.11, 3.12, 3.13"),
+    ],
+)
+def test_the_pythons_are_those_of_the_very_torch_and_cann(question, tags, mend):
+    torch, cann, python = question
+    found = compat.answer({"torch": torch, "cann": cann, "python": python, "archs": ["npu"]})
+    assert found["missing"][0].endswith(f"there are some for {tags}"), found["missing"]
+    assert found["mend"].startswith(mend)
+    assert mend.startswith("use") or found["nearest"][0]["python"] == f"cp{python.replace('.', '')}"
+
+
+def test_every_mend_can_be_done():
+    """Whatever is asked: a pip line is of a row for that Python and CANN, or another Python or CANN is named first."""
+    canns = ["", "7.0", "9.1.2", *{row.cann for row in AXES.npu}]
+    torches = [*{row.torch for row in AXES.npu}, "2.13.0", "2.7.0"]
+    for cann, torch, python in itertools.product(canns, torches, (*AXES.python, "cp314")):
+        found = compat.answer({"torch": torch, "cann": cann, "python": python, "archs": ["npu"]})
+        if found["found"]:
+            continue
+        mend = found["mend"]
+        words, there, line = mend.partition(SOME)
+        if not there:
+            assert mend.startswith("use one of Python 3.1") and matrix.dotted(python) not in mend, mend
+            continue
+        (row,) = [r for r in AXES.npu if f" torch-npu=={r.torch_npu} " in line]
+        assert python in row.python and line.startswith(f"{row.torch} "), (cann, torch, python, mend)
+        known = any(npu.same_cann(r.cann, cann) for r in AXES.npu) if cann else True
+        assert words == ("" if known else f"install CANN {row.cann}, then: "), mend
+        assert not (cann and known) or npu.same_cann(row.cann, cann), mend
+
+
+@pytest.mark.parametrize(
+    ("machine", "mend"),
+    [
+        (Machine(torch=None, python="cp311", npu=Npu("2.9.0", "8.5.0")), f"{SOME}2.9.0 "),
+        (Machine(torch=None, python="cp311", npu=Npu("2.9.0.post2", "")), f"{SOME}2.9.0 "),
+        (Machine(torch=None, python="cp311", npu=Npu("2.14.0", "")), f"{SOME}2.14.0 "),
+        (Machine(torch=None, python="cp311", vendor="npu"), f"{SOME}2.12.0 "),
+        (Machine(torch=None, python="cp314", npu=Npu("", "")), "use one of Python 3.10, 3.11, 3.12, 3.13"),
+        (Machine(torch=Torch("2.7.0+cpu", None), python="cp311", vendor="npu"), f"{SOME}2.12.0 "),
+        (Machine(torch=Torch("2.7.0+cpu", None), python="cp311", npu=Npu("2.9.0", "")), f"{SOME}2.9.0 "),
+        (Machine(torch=None, python="cp311", vendor="npu", cards=("cuda",)), "python -m pip install torch"),
+        (Machine(torch=None, python="cp311"), "python -m pip install torch"),
+    ],
+)
+def test_the_torch_of_an_npu_is_that_of_torch_npu(machine, mend):
+    """torch_npu takes no newer torch, and none for CUDA; which and the doctor say the same line."""
+    machine = dataclasses.replace(machine, library=NOTHING, portable=NOTHING)
+    found = ask.of_machine(machine)
+    (problem,) = [p for p in problems.find(facts(machine)) if p.name in ("no torch", "unsupported torch")]
+    assert found["mend"] == problem.remedy
+    assert problem.remedy.startswith(mend) if mend[-1] == " " else problem.remedy == mend
+    assert not mend.startswith(SOME) or "/whl/cpu" in problem.remedy
 
 
 def described(torch="2.12.0+cpu", here=None, **more):
@@ -213,6 +280,29 @@ def test_what_is_here_is_read_without_importing_it(tmp_path, monkeypatch):
     assert npu.here() == Npu("2.9.0", "")
     (home / "aarch64-linux/ascend_toolkit_install.info").write_text("package_name=toolkit\nversion=8.5.0\n")
     assert npu.here() == Npu("2.9.0", "8.5.0")
+    os.mkfifo(home / "aarch64-linux/ascend_a_install.info")  # is not waited for
+    assert npu.here() == Npu("2.9.0", "8.5.0")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can become another user")
+def test_what_this_user_may_not_read_is_no_fault(tmp_path):
+    """A CANN, and a folder of compiled parts, in somebody else's folder."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folder is root's
+        private = Path(folder) / "private"
+        (private / "cann/x86_64-linux").mkdir(parents=True)
+        private.chmod(0o700)
+        Path(folder).chmod(0o755)
+        code = (
+            f"import os, sys; sys.path[:0] = {[str(REPOSITORY)]!r}\n"
+            "from apex._loader import distributions, doctor, explain, installed, layout, npu, pack_files\n"
+            "os.setgid(65534); os.setuid(65534)\n"
+            f"os.environ['APEX_TREE'] = {str(private)!r}\n"
+            f"assert npu.cann({str(private / 'cann')!r}) == ''\n"
+            "assert installed.packs() == () and installed.library_fault()\n"
+            "print(doctor.as_text(doctor.assume(explain.machine(['cpu'], torch='2.13'))))\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "what would run" in done.stdout, done.stderr
 
 
 # ---- the doctor --------------------------------------------------------------------------------------------

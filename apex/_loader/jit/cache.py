@@ -46,7 +46,9 @@ def folder() -> Path | None:
     if base and os.path.isabs(base):
         return Path(base) / "apex"
     home = os.path.expanduser("~")
-    return Path(home) / ".cache" / "apex" if os.path.isabs(home) else None
+    # An empty HOME reads as the root folder, and one that does not exist is nobody's to make.
+    there = os.environ.get("HOME") != "" and os.path.isabs(home) and os.path.isdir(home)
+    return Path(home) / ".cache" / "apex" if there else None
 
 
 def key(**parts: Any) -> str:
@@ -84,10 +86,15 @@ def refusal() -> str:
 
 
 def usable() -> bool:
-    """Whether entries can be written to the cache's folder; makes the folder."""
+    """Whether entries can be written to the cache's folder, or it could be made. Makes nothing: a diagnosis asks."""
     place = folder()
-    with _opened(place, create=True) as (opened, _):
-        return opened is not None and _writable(opened)
+    with _opened(place, create=False) as (opened, _):
+        if opened is not None:
+            return _writable(opened)
+    if place is None or fcntl is None or os.path.lexists(place):
+        return False
+    above = next(parent for parent in place.absolute().parents if os.path.lexists(parent))
+    return os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK)
 
 
 @contextlib.contextmanager

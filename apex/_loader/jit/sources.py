@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 
 from apex._loader import layout
@@ -14,7 +15,7 @@ def read(unit: str) -> tuple[bytes, dict[str, bytes]]:
     installed."""
     folder = layout.device_sources()
     file = folder / f"{unit}.cu" if folder else None
-    if folder is None or file is None or not file.is_file():
+    if folder is None or file is None or not os.path.isfile(file):
         raise InstallationError(
             f"the device source of {unit} is not installed",
             wanted=f"{unit}.cu",

@@ -62,6 +62,7 @@ def test_no_folder_can_be_made(tmp_path, monkeypatch):
 
 def test_a_home_that_no_shell_has_written_out(tmp_path, monkeypatch):
     """Report: a file of variables said ~/cache, and each folder that a program began in got a folder called ~."""
+    (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     for name, found in (

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from apex._loader import choose, doctor, installed, layout, probe, problems, registry, release, remedies
+from apex._loader import ask, choose, doctor, installed, layout, probe, problems, registry, release, remedies
 from apex._loader.errors import InstallationError
 from apex._loader.machine import Machine
 
@@ -133,6 +133,20 @@ def test_a_release_that_is_damaged_is_named(wheel):
     (wheel / "release.json").write_bytes(b'{"format": 1}')
     with pytest.raises(ValueError, match=r"release\.json is damaged: KeyError"):
         release.load()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"{}", None])
+def test_which_says_whether_a_release_is_damaged_or_missing_and_what_mends_it(wheel, capsys, data):
+    (wheel / "release.json").unlink()
+    if data is not None:
+        (wheel / "release.json").write_bytes(data)
+        assert "release.json: " in describe()
+    for command in (lambda: ask.which([], "which"), lambda: ask.compat(["--torch", "2.13"], "compat")):
+        with pytest.raises(SystemExit) as ended:
+            command()
+        said = capsys.readouterr().err
+        assert ended.value.code == 64 and ("is missing" in said) is (data is None), said
+        assert "Run: python -m pip install --force-reinstall --no-deps apex-cuda==1.10.0" in said
 
 
 def test_names_in_a_manifest_stay_in_its_folder(wheel):

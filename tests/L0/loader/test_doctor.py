@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -156,8 +157,26 @@ def test_explain_by_the_packs_of_a_tree(tmp_path, cubin):
     [("--arch", "foo"), ("--driver", "x"), ("--torch", "new"), ("--python", "snake"), ("--nothing",)],
 )
 def test_wrong_usage(arguments):
+    """None of the codes that are answers."""
     done = doctor("explain", *arguments)
-    assert done.returncode == 2 and "usage:" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 64 and "usage:" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("foo",), ("which", "--foo"), ("compat",), ("--arch", "sm_90")])
+def test_wrong_usage_has_one_code(arguments):
+    done = doctor(*arguments)
+    assert done.returncode == 64 and "usage:" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("home", ["", "home", "nowhere"])
+def test_a_diagnosis_makes_nothing(no_parts, tmp_path, home):
+    (tmp_path / "home").mkdir()
+    there = Path("/.cache").exists()
+    named = str(tmp_path / home) if home else ""
+    done = doctor(APEX_TREE=no_parts, HOME=named, XDG_CACHE_HOME="")
+    assert done.returncode == 1, done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["home", "tree"] and not os.listdir(tmp_path / "home")
+    assert Path("/.cache").exists() is there
 
 
 def test_explain_assumes_the_release_of_torch_that_is_here(no_parts):
