@@ -28,6 +28,13 @@ def machine(
     return installed.on(written)
 
 
+# 2.14, 2.14.0+cu130, 2.8.0a0+5228986c39.nv25.6, 2.9.0.dev20260101: a line of pip may be made of it.
+TORCH = re.compile(
+    r"(\d+\.\d+)(\.\d+)?((?:\.?(?:a|b|rc|dev|post)\d*)*)(?:\+([a-z0-9]+(?:[._-][a-z0-9]+)*))?",
+    re.ASCII | re.IGNORECASE,
+)
+
+
 def described(
     torch: Any,
     archs: Iterable[str] = (),
@@ -105,7 +112,7 @@ def _torch(
 ) -> Torch:
     """A Torch of a version that may lack its last number or label. What its label leaves open is what was named, else
     some build for the cards."""
-    found = re.fullmatch(r"(\d+\.\d+)(\.\d+)?([^+]*)(?:\+(.+))?", text)
+    found = TORCH.fullmatch(text)
     if not found:
         raise ValueError(f"{text!r} is no version of torch; say 2.14 or 2.14.0+cu130")
     if cuda and rocm:

@@ -199,7 +199,9 @@ def _faults(
         return [unknown] if unknown else []
     if not fit.portable and (reason := table.ruled_out.get((machine.torch.minor or "", machine.python))):
         return [(reason, SOURCE)]
-    upgrade = f"{PIP} install --upgrade --no-deps {accelerator.distribution} --index-url {root}"
+    upgrade = (
+        f"{PIP} install --upgrade --no-deps {accelerator.distribution} --index-url {remedies.quoted(root)}"
+    )
     if not fit.module and not fit.portable:
         foreign = fitting.not_a_release(machine.torch.version)
         return [(fit.reason, SOURCE if foreign else upgrade)]

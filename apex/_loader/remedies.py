@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from apex._loader import distributions, layout, release
 
 PIP = "python -m pip"
@@ -11,7 +13,13 @@ ANEW = "--force-reinstall --no-deps "
 
 def install(distribution: str, version: str, root: str, how: str = "") -> str:
     """The line that installs a wheel of a release from an index root; with `how` ANEW over a damaged one."""
-    return f"{PIP} install {how}{distribution}=={version} --index-url {root}"
+    return f"{PIP} install {how}{distribution}=={version} --index-url {quoted(root)}"
+
+
+def quoted(root: str) -> str:
+    """An address as a shell takes it: it is copied from what is printed. The words that stand for one stay."""
+    stands = release.SOMEWHERE if root.startswith(release.SOMEWHERE) else ""
+    return stands + shlex.quote(root[len(stands) :])
 
 
 def of_source() -> str:
@@ -36,5 +44,5 @@ def reinstall(name: str | None = None, version: str | None = None) -> str:
     root = known.root(known.accelerator(name.removeprefix("apex-"))) if known else ""
     if version and root:
         return install(name, version, root, ANEW)
-    pin, index = f"=={version}" if version else "", f" --index-url {root}" if root else ""
+    pin, index = f"=={version}" if version else "", f" --index-url {quoted(root)}" if root else ""
     return f"{PIP} install {ANEW}{name}{pin}{index}"

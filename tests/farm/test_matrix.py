@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -123,6 +124,9 @@ def test_what_is_no_arch_is_named(arch):
         ({"torch": "2.13", "cuda": "13.0", "rocm": "7.2"}, "not for both"),
         ({"torch": "2.13", "cuda": "hopper"}, "'hopper' is no version of CUDA"),
         ({"torch": "two"}, "'two' is no version of torch"),
+        ({"torch": "2.13; rm -rf /"}, "'2.13; rm -rf /' is no version of torch"),
+        ({"torch": "2.13.0+cu130;x"}, "is no version of torch"),
+        ({"torch": "2.13\n"}, "is no version of torch"),
         ({"torch": "2.13", "python": "snake"}, "'snake' is no Python"),
         ({"torch": "2.13", "driver": "x"}, "not a driver version"),
     ],
@@ -130,6 +134,16 @@ def test_what_is_no_arch_is_named(arch):
 def test_questions_that_make_no_sense(question, says):
     with pytest.raises(ValueError, match=says):
         compat.answer(question)
+
+
+def test_an_index_is_one_word_of_the_line():
+    """Whoever copies the line runs pip and nothing else."""
+    question = {"torch": "2.13", "cuda": "13.0", "archs": ["sm_90"]}
+    for index in ("http://h/a;touch /tmp/x", "http://h/$(x)", "<index>;x"):
+        line = ask.answer(question, index)["command"]
+        assert shlex.split(line, posix=True)[-2] == "--index-url"
+        assert "".join(shlex.split(line)[-1:]) == f"{index}/whl/cu130/"
+    assert ask.answer(question, "<index>")["command"].endswith(" --index-url <index>/whl/cu130/")
 
 
 def run(*arguments):
