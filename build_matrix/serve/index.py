@@ -88,7 +88,13 @@ class IndexedWheel:
 def yanked(path: Path | None = None) -> dict[str, str]:
     """Patterns of the wheels that are yanked, and why. Raises BuildError for an entry that is not whole."""
     path, found = path or YANKED, {}
-    for entry in toml.read(path).get("yanked", []):
+    content = toml.read(path)
+    entries = content.get("yanked", [])
+    if content.keys() - {"yanked"} or not isinstance(entries, list):
+        raise BuildError(f"{path.name}: it is [[yanked]] tables and nothing else, not {', '.join(content)}")
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise BuildError(f"{path.name}: an entry is a [[yanked]] table, not {entry!r}")
         texts = [isinstance(value, str) and value.strip() for value in entry.values()]
         if set(entry) != {"wheels", "reason"} or not all(texts):
             raise BuildError(f"{path.name}: an entry names `wheels` and a `reason`, this one {entry}")

@@ -292,6 +292,22 @@ def test_an_entry_of_yanked_wheels_says_why(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "yanked = [1]\n",
+        "yanked = 'x'\n",
+        "[yanked]\nwheels = 'x'\nreason = 'y'\n",
+        "[[yank]]\nwheels = 'x'\n",
+    ],
+)
+def test_a_file_of_yanked_wheels_is_tables(tmp_path, text):
+    """What is written otherwise would be passed over in silence."""
+    (tmp_path / "yanked.toml").write_text(text)
+    with pytest.raises(BuildError, match=r"yanked.toml: .*\[\[yanked\]\]"):
+        index.yanked(tmp_path / "yanked.toml")
+
+
+@pytest.mark.parametrize(
     ("name", "contents", "words"),
     [
         ("x", b"", r"it has 0 files \*.dist-info/METADATA, not one"),
