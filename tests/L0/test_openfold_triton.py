@@ -94,11 +94,56 @@ def test_the_switch_and_the_shapes():
         (numbers(8, 16), numbers(8, 16), numbers(8, 16), ValueError),
         (numbers(2, 2, 8, 16), numbers(1, 2, 2, 8, 16), numbers(2, 2, 8, 16), ValueError),
         (numbers(2, 2, 8, 16), numbers(2, 2, 8, 16, dtype=F64), numbers(2, 2, 8, 16), TypeError),
+        (numbers(2, 3, 4, 8, 16), numbers(3, 2, 4, 8, 16), numbers(2, 3, 4, 8, 16), ValueError),
+        (numbers(2, 3, 4, 8, 16), numbers(6, 1, 4, 8, 16), numbers(1, 6, 4, 8, 16), ValueError),
+        (numbers(2, 4, 8, 16), numbers(2, 2, 8, 16), numbers(2, 2, 8, 16), ValueError),
+        (numbers(2, 4, 8, 16), numbers(2, 4, 8, 16), numbers(2, 4, 7, 16), ValueError),
+        (numbers(2, 4, 8, 16), numbers(2, 4, 8, 12), numbers(2, 4, 8, 16), ValueError),
     ],
 )
 def test_what_is_no_attention_is_refused(q, k, v, error):
     with pytest.raises(error, match="attention takes"):
         openfold_triton.AttnTri(q, k, v)
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+@pytest.mark.parametrize("shape", [(6,), (2, 1, 1, 7), (2, 2, 3, 1, 1, 7), (3, 5, 7)], ids=str)
+def test_a_mask_or_bias_that_does_not_broadcast_is_refused(name, shape):
+    q, k = numbers(2, 3, 4, 5, 16), numbers(2, 3, 4, 7, 16)
+    given = {name: numbers(*shape)}
+    with pytest.raises(ValueError, match=f"attention takes a {name} that broadcasts"):
+        openfold_triton.AttnTri(q, k, k, given.get("mask"), given.get("bias"))
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (7,), (5, 1), (5, 7), (2, 1, 1, 1, 7), (1, 2, 3, 4, 5, 7)], ids=str
+)
+def test_masks_and_biases_broadcast(shape):
+    q, k, v = numbers(2, 3, 4, 5, 16), numbers(2, 3, 4, 7, 16, seed=1), numbers(2, 3, 4, 7, 16, seed=2)
+    mask, bias = (numbers(*shape, seed=3) > -0.5).to(F32), numbers(*shape, seed=4)
+    for m, b in ((mask, None), (None, bias), (mask, bias)):
+        wanted = written_out(q, k, v, m, b, 4.0).reshape(2, 3, 4, 5, 16)
+        torch.testing.assert_close(
+            openfold_triton.AttnTri(q, k, v, m, b, 4.0).double(), wanted, rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("one", ["query", "key and value"])
+def test_dimensions_of_one_broadcast(one):
+    shared, own = (1, 1, 1), (2, 3, 4)
+    q = numbers(*(shared if one == "query" else own), 5, 16)
+    k, v = (numbers(*(own if one == "query" else shared), 7, 16, seed=s) for s in (1, 2))
+    found = openfold_triton.AttnTri(q, k, v, None, None)
+    torch.testing.assert_close(found.double(), written_out(q, k, v, None, None, 0.0), rtol=1e-5, atol=1e-5)
+
+
+def test_scripted():
+    q, k, mask, bias = numbers(2, 3, 4, 5, 16), numbers(1, 3, 4, 7, 16), numbers(7) > 0, numbers(4, 5, 7)
+    for function, added in ((mha.AttnBiasJIT, (mask, bias)), (mha.AttnNoBiasJIT, (mask,))):
+        scripted = torch.jit.script(function)
+        torch.testing.assert_close(scripted(q, k, k, *added, 1e9), function(q, k, k, *added, 1e9))
+        with pytest.raises(torch.jit.Error, match="dimensions before these"):
+            scripted(q, k[:, :2], k, *added, 1e9)
 
 
 def test_compiled_without_breaks():
@@ -136,6 +181,17 @@ def test_layer_norm(dtype, strided):
     ):
         scale = right.abs().max()
         torch.testing.assert_close(mine.double() / scale, right / scale, rtol=bound, atol=bound)
+
+
+def test_layer_norm_keeps_its_dtype_under_autocast():
+    x = numbers(3, 16).requires_grad_()
+    weight, bias = numbers(16, seed=1), numbers(16, seed=2)
+    with torch.autocast("cpu", BF16):
+        found = openfold_triton.LayerNormSmallShapeOptImpl.apply(x, (16,), weight, bias)
+    assert found.dtype == F32
+    torch.testing.assert_close(found, torch.nn.functional.layer_norm(x, (16,), weight, bias))
+    meta = openfold_triton.LayerNormSmallShapeOptImpl.apply(x.to("meta"), (16,), None, None)
+    assert meta.dtype == F32 and meta.device.type == "meta"
 
 
 def test_tuned_settings_have_a_place():
