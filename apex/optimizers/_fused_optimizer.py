@@ -13,6 +13,7 @@ from apex._gradients import separate_gradients, writable_gradients
 from apex._plain import plain
 from apex._sharding import is_sharded, local, local_gradient
 from apex.optimizers._amp_c import OverflowFlag
+from apex.optimizers._kept_options import KeptOptions
 from apex.optimizers._plan import make_plan, refuse_sparse
 
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -23,7 +24,7 @@ def full_precision(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-class FusedOptimizer(torch.optim.Optimizer):
+class FusedOptimizer(KeptOptions, torch.optim.Optimizer):
     """Base of the optimizers that update all parameters of a group in one launch per dtype.
 
     Subclasses name their per-parameter states in `state_names` (each a tensor shaped like its parameter, of
@@ -200,16 +201,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state):
         super().__setstate__(state)
         self._plans = {}
-
-    def __getstate__(self):
-        # torch keeps groups and states alone; copies and pickles of these optimizers need their options too.
-        # What is callable is none: a scheduler's wrapper of step(), which belongs to this object.
-        options = {
-            name: value
-            for name, value in vars(self).items()
-            if name in self._saved_options or not (name.startswith("_") or callable(value))
-        }
-        return {**options, **super().__getstate__()}
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict):

@@ -10,6 +10,7 @@ import torch
 from apex._legacy import fused_adam_cuda
 from apex.contrib.optimizers._given import by_group, check_dense
 from apex.optimizers._arguments import check_arguments, evaluate
+from apex.optimizers._kept_options import KeptOptions
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["FusedAdam"]
 
 
-class FusedAdam(torch.optim.Optimizer):
+class FusedAdam(KeptOptions, torch.optim.Optimizer):
     """Adam with decoupled weight decay over float32 parameters, in one launch a group.
 
         optimizer = FusedAdam(masters, lr=1e-3)
@@ -39,6 +40,8 @@ class FusedAdam(torch.optim.Optimizer):
         RuntimeError: amsgrad.
         ValueError: a number out of its bounds.
     """
+
+    _saved_options = ("_amp_scale_adjustment",)
 
     def __init__(
         self,

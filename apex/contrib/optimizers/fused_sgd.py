@@ -12,6 +12,7 @@ from apex._legacy import amp_C
 from apex.contrib.optimizers._given import by_group, check_dense
 from apex.optimizers._amp_c import AmpCFunction, OverflowFlag
 from apex.optimizers._arguments import check_arguments, evaluate
+from apex.optimizers._kept_options import KeptOptions
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FusedSGD"]
 
 
-class FusedSGD(torch.optim.Optimizer):
+class FusedSGD(KeptOptions, torch.optim.Optimizer):
     """SGD over float32 masters, in one launch a group and kind of gradient.
 
         optimizer = FP16_Optimizer(FusedSGD(model.parameters(), lr=0.1, momentum=0.9), dynamic_loss_scale=True)
