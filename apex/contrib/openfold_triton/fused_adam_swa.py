@@ -285,7 +285,7 @@ def _scale_of(clip):
     if clip is None:
         return None
     try:
-        scale = torch.as_tensor(clip, dtype=torch.float32)
+        scale = torch.as_tensor(clip, dtype=torch.float32, device=getattr(clip, "device", "cpu"))
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"FusedAdamSWA: grad_clip_scale is a number or a tensor, not {type(clip).__name__}"
