@@ -89,6 +89,8 @@ class _GDSFile:
             raise RuntimeError(f"{function}: the file is not open")
         if self.mode != mode:
             raise RuntimeError(f"{function}: {self.filename} was opened in mode {self.mode!r}, not {mode!r}")
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{function} takes a torch.Tensor, not {type(tensor).__name__}")
         _plain.check(tensor, f"{function}: the tensor")
         if not _plain.is_plain(tensor) or not tensor.is_contiguous():
             raise ValueError(

@@ -13,6 +13,11 @@ from apex._loader.errors import NoDriverError
 __all__ = ["get_nccl_allocator"]
 
 
+def _require_gpu():
+    if not torch.cuda.is_available():
+        raise NoDriverError("NCCL allocates on GPUs, and torch has none here")
+
+
 @functools.cache
 def _allocator():
     path = os.fspath(installed.library())
@@ -24,8 +29,7 @@ def get_nccl_allocator():
 
     Raises NoDriverError without NCCL 2.19 beside torch's libraries, or without a GPU in torch.
     """
-    if not torch.cuda.is_available():
-        raise NoDriverError("NCCL allocates on GPUs, and torch has none here")
+    _require_gpu()
     status = library.load().c.apex_open_nccl()
     if status:
         library.load().check(status)

@@ -24,6 +24,24 @@ def check_fraction(**values):
             raise ValueError(f"{name} must lie in [0, 1): {value}")
 
 
+_NUMBERS = ("lr", "eps", "weight_decay", "momentum", "dampening", "trust_coefficient")
+
+
+def check_numbers(optimizer, index, group):
+    """Raises TypeError, ValueError where an option of a group is no number any more, as a schedule may leave it.
+
+    What is a tensor has one element.
+    """
+    betas = group.get("betas", (0.0, 0.0))
+    if len(betas) != 2:
+        raise ValueError(f"{optimizer}: betas of group {index} are two numbers, not {betas!r}")
+    for name, value in (*((name, group.get(name, 0.0)) for name in _NUMBERS), *(("betas", b) for b in betas)):
+        if not hasattr(value, "__float__"):
+            raise TypeError(f"{optimizer}: {name} of group {index} must be a number, not {value!r}")
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise ValueError(f"{optimizer}: {name} of group {index} must be one number, not {value.numel()}")
+
+
 def evaluate(closure):
     """The loss that step()'s closure returns, its gradients recorded; None without a closure."""
     if closure is None:

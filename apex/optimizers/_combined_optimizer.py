@@ -6,7 +6,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from apex._loader.errors import ApexError
-from apex.optimizers._arguments import evaluate
+from apex.optimizers._arguments import check_numbers, evaluate
 from apex.optimizers._plan import make_plan
 from apex.optimizers._scalars import learning_rate
 from apex.optimizers._scaling import Scaling
@@ -49,6 +49,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
         """
         combined = self._combined()
         loss = evaluate(closure)
+        for index, group in enumerate(self.param_groups):
+            check_numbers(type(self).__name__, index, group)
         scaling = Scaling(self)
         groups = self._combined_groups(combined)
         self._before_groups(combined, groups)

@@ -13,6 +13,8 @@ from apex._gradients import separate_gradients, writable_gradients
 from apex._plain import plain
 from apex._sharding import is_sharded, local, local_gradient
 from apex.optimizers._amp_c import OverflowFlag
+from apex.optimizers._arguments import check_numbers
+from apex.optimizers._kept_options import KeptOptions
 from apex.optimizers._plan import make_plan, refuse_sparse
 
 SUPPORTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -23,12 +25,13 @@ def full_precision(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-class FusedOptimizer(torch.optim.Optimizer):
+class FusedOptimizer(KeptOptions, torch.optim.Optimizer):
     """Base of the optimizers that update all parameters of a group in one launch per dtype.
 
     Subclasses name their per-parameter states in `state_names` (each a tensor shaped like its parameter, of
-    `_state_dtype`) and call `_plan(index)` in `step`. A group's step count is `group["step"]`, one for the whole
-    group: a parameter that receives a gradient only now and then is corrected by the group's count.
+    `_state_dtype`) and call `_all_plans()` in `step`, before any group changes. A group's step count is
+    `group["step"]`, one for the whole group: a parameter that receives a gradient only now and then is corrected by
+    the group's count.
     """
 
     state_names: tuple[str, ...] = ()
@@ -44,12 +47,45 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     # ---- plans ---------------------------------------------------------------------------------------
 
+    def _all_plans(self, first=True):
+        """index -> plan, of each group with parameters; what a group is refused for is raised before one changes.
+
+        first: no other op reads gradients before the plans run.
+        """
+        return self._plans_of([i for i, group in enumerate(self.param_groups) if group["params"]], first)
+
     def _plan(self, index):
-        """The plan of group `index`, made anew when its parameters, states or gradients' presence changed."""
+        """The plan of group `index`."""
+        return self._plans_of([index])[index]
+
+    def _plans_of(self, indices, first=True):
+        parts = {index: self._parts(index) for index in indices}
+        kept = {}
+        for index in indices:
+            check_numbers(type(self).__name__, index, self.param_groups[index])
+            kept.update((part, self._kept_plan(part)) for part in parts[index])
+        for part, plan in kept.items():
+            if plan is None:
+                self._check_group(part)
+        plans = {part: self._ready_plan(part, plan) for part, plan in kept.items()}
+        for plan in plans.values():
+            plan.check(alone=first and len(plans) == 1)
+        return {index: self._joined(index, [plans[part] for part in parts[index]]) for index in indices}
+
+    def _joined(self, index, plans):
+        """The plans of the parts of group `index` as one."""
+        return plans[0]
+
+    def _kept_plan(self, index):
+        """The plan of a group or part; None where parameters, states or gradients' presence changed since."""
         params = self._group(index)["params"]
         made_for, plan = self._plans.get(self._plan_key(index), ((), None))
         same = plan is not None and len(made_for) == len(params) and all(map(operator.is_, made_for, params))
-        if not same or plan.watched_has_gradient() or plan.state_changed(self.state):
+        return plan if same and not (plan.watched_has_gradient() or plan.state_changed(self.state)) else None
+
+    def _ready_plan(self, index, plan):
+        """The plan, which is made where there is none."""
+        if plan is None:
             plan = self._make_plan(index)
         if plan.shards is not None:
             plan = self._follow_shards(index, plan)
@@ -73,7 +109,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _make_plan(self, index):
         group = self._group(index)
         params = group["params"]
-        self._check_parameters(index, params)
         owned = list(zip(params, self._gradient_owners(params), strict=True))
         ready = self._ordered([p for p, owner in owned if owner.grad is not None or self._has_state(p)])
         for p in ready:
@@ -150,6 +185,20 @@ class FusedOptimizer(torch.optim.Optimizer):
         full = full_precision(p.dtype)
         return dtype if dtype in (full, self._state_dtype(p)) else full
 
+    def _check_group(self, index):
+        """Raises what a plan of the group is refused for; nothing is changed."""
+        params = self._group(index)["params"]
+        self._check_parameters(index, params)
+        refuse_sparse(self._parameter(index), self._gradient_owners(params))
+        for i, p in enumerate(params):
+            for name in self._float_states():
+                state = self.state.get(p, {}).get(name)
+                if isinstance(state, torch.Tensor) and state.shape != p.shape:
+                    raise ValueError(
+                        f"{self._parameter(index).format(i)} has shape {list(p.shape)}, its {name} "
+                        f"{list(state.shape)}: load a state_dict() of these parameters"
+                    )
+
     def _check_parameters(self, index, params):
         kinds = {local(p).device.type for p in params}
         for i, p in enumerate(params):
@@ -200,16 +249,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state):
         super().__setstate__(state)
         self._plans = {}
-
-    def __getstate__(self):
-        # torch keeps groups and states alone; copies and pickles of these optimizers need their options too.
-        # What is callable is none: a scheduler's wrapper of step(), which belongs to this object.
-        options = {
-            name: value
-            for name, value in vars(self).items()
-            if name in self._saved_options or not (name.startswith("_") or callable(value))
-        }
-        return {**options, **super().__getstate__()}
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict):

@@ -79,13 +79,11 @@ class OwnSteps:
         group = super()._group(index[0])
         return {**group, "params": [p for p in group["params"] if self._lag(p) == index[1]]}
 
-    def _plan(self, index):
-        if not self._lagging:
-            return super()._plan(index)
+    def _joined(self, index, plans):
         parts = self._parts(index)
         if parts == (index,):
-            return super()._plan(index)
-        return _Plans([(lag, super(OwnSteps, self)._plan((index, lag))) for _, lag in parts])
+            return plans[0]
+        return _Plans([(lag, plan) for (_, lag), plan in zip(parts, plans, strict=True)])
 
 
 class _Plans:

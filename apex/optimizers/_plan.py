@@ -39,7 +39,8 @@ def make_plan(names, written, lists, owners, watched=(), states=None, params=Non
 def refuse_sparse(name, owners):
     """Raises RuntimeError if a gradient is sparse. name: what that calls a parameter, as "parameter {}"."""
     for i, owner in enumerate(owners):
-        if owner.grad is not None and owner.grad.layout != torch.strided:
+        grad = owner.grad
+        if grad is not None and grad.layout != torch.strided:
             raise RuntimeError(f"{name.format(i)} has a sparse gradient: fused optimizers take dense ones")
 
 
@@ -64,6 +65,14 @@ class NativePlan(_Plan):
         """Whether a state is not what the plan was made of, or not laid out as its parameter is, whose dtype may have
         changed, too: model.double()."""
         return self._plan.is_outdated() or (self._watch is not None and not self._watch.holds(states))
+
+    def check(self, alone):
+        """Raises RuntimeError for a sparse gradient, where this plan is not `alone`, but others would have run before.
+
+        `run` compares all tensors of its own before it launches.
+        """
+        if not alone:
+            self.refuse_sparse()
 
     def run(self, op, **scalars):
         """One step of `op` (multi_tensor_adam, ...); scalars are the op's, by the names of its schema.
@@ -113,6 +122,18 @@ class ReferencePlan(_Plan):
 
     def set_gradients(self, gradients):
         self._gradients = gradients
+
+    def check(self, alone):
+        """Raises RuntimeError, ValueError for gradients that `run` would refuse, perhaps behind others."""
+        self.refuse_sparse()
+        if self._gradients is not None or not self._lists:
+            return
+        for i, (owner, first) in enumerate(zip(self._owners, self._lists[0], strict=True)):
+            if owner.grad is not None and owner.grad.numel() != first.numel():
+                raise ValueError(
+                    f"{self._names[0]}[{i}] has {owner.grad.numel()} elements but {self._names[1]}[{i}] has "
+                    f"{first.numel()}"
+                )
 
     def run(self, op, **scalars):
         self.refuse_sparse()

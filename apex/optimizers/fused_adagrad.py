@@ -77,15 +77,15 @@ class FusedAdagrad(FusedOptimizer):
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
         scaling = Scaling(self)
-        for index, group in enumerate(self.param_groups):
-            if group["params"]:
-                device = local(group["params"][0]).device
-                self._plan(index).run(
-                    "multi_tensor_adagrad",
-                    eps=group["eps"],
-                    decay_mode=self.adagrad_w_mode,
-                    weight_decay=group["weight_decay"],
-                    **learning_rate(group, device),
-                    **scaling.unscaling(device),
-                )
+        for index, plan in self._all_plans().items():
+            group = self.param_groups[index]
+            device = local(group["params"][0]).device
+            plan.run(
+                "multi_tensor_adagrad",
+                eps=group["eps"],
+                decay_mode=self.adagrad_w_mode,
+                weight_decay=group["weight_decay"],
+                **learning_rate(group, device),
+                **scaling.unscaling(device),
+            )
         return loss

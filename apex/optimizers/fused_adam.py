@@ -141,17 +141,18 @@ class FusedAdam(OwnSteps, Capturable, ModelCopies, FusedOptimizer):
             )
         loss = evaluate(closure)
         scaling = Scaling(self, grad_scaler if self.capturable else None)
+        plans = self._all_plans()
         for index, group in enumerate(self.param_groups):
             if group["params"]:
-                self._step_group(index, group, scaling)
+                self._step_group(plans[index], group, scaling)
             else:
                 self._count_without_parameters(group, scaling)
         return loss
 
-    def _step_group(self, index, group, scaling):
+    def _step_group(self, plan, group, scaling):
         beta1, beta2 = group["betas"]
         self._run_counted(
-            self._plan(index),
+            plan,
             "multi_tensor_adam",
             group,
             beta1=beta1,

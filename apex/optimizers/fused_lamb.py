@@ -98,17 +98,17 @@ class FusedLAMB(ModelCopies, FusedOptimizer):
         loss = evaluate(closure)
         params = [p for group in self.param_groups for p in group["params"]]
         separate_gradients(params)  # the update is left in them
+        plans = self._all_plans(first=False)
         norms = self._gradient_norm.measure(params)
         for index, group in enumerate(self.param_groups):
             step = group.get("step", 0) + 1
             if group["params"]:
-                self._step_group(index, group, step, norms)
+                self._step_group(plans[index], group, step, norms)
             group["step"] = step
         return loss
 
-    def _step_group(self, index, group, step, norms):
+    def _step_group(self, plan, group, step, norms):
         beta1, beta2 = group["betas"]
-        plan = self._plan(index)
         # Where tensors are spread over ranks, their norms are too: the parameters wait for those.
         lr = 0.0 if plan.shards else float(group["lr"])
         plan.run(

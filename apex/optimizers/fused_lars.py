@@ -112,16 +112,15 @@ class FusedLARS(ModelCopies, FusedOptimizer):
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
         scaling = Scaling(self)
-        for index, group in enumerate(self.param_groups):
-            if group["params"]:
-                self._step_group(index, group, scaling)
+        for index, plan in self._all_plans().items():
+            self._step_group(plan, self.param_groups[index], scaling)
         self.most_recent_scale = 1.0
         self.scale_set_by_backward = False
         return loss
 
-    def _step_group(self, index, group, scaling):
+    def _step_group(self, plan, group, scaling):
         device = local(group["params"][0]).device
-        plan, scale = self._plan(index), 1.0 / self.most_recent_scale
+        scale = 1.0 / self.most_recent_scale
         norms = {}
         if plan.shards and not group["is_skipped"]:
             norms = _norms_over_ranks([p for p, _ in plan.shards], scale, scaling.on(device).get("inv_scale"))

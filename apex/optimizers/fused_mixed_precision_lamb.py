@@ -168,16 +168,17 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
         scaling = Scaling(self, grad_scaler)
         params = [p for group in self.param_groups for p in group["params"]]
         separate_gradients(params)  # the update is left in them
+        plans = self._all_plans(first=False)
         norms = self._gradient_norm.measure(params)
         for index, group in enumerate(self.param_groups):
             if group["params"]:
-                self._step_group(index, group, norms, scaling)
+                self._step_group(plans[index], group, norms, scaling)
             else:  # parameters that come later are corrected by what all groups count
                 device = getattr(group["step"], "device", torch.device("cpu"))
                 count_step(group, device, scaling.on(device).get("found_inf"), on_device=True)
         return loss
 
-    def _step_group(self, index, group, norms, scaling):
+    def _step_group(self, plan, group, norms, scaling):
         device = local(group["params"][0]).device
         if not isinstance(group["step"], torch.Tensor) or group["step"].device != device:
             self._move_scalars_to_device(group)  # the group had no parameters when it came
@@ -187,7 +188,7 @@ class FusedMixedPrecisionLamb(ModelCopies, FusedOptimizer):
         scalars = dict(max_grad_norm=limit) | scaling.on(device)
         if "inv_scale" in scalars:  # the norm is of scaled gradients, so is the limit
             scalars |= dict(max_grad_norm=0.0, max_grad_norm_tensor=limit / scalars["inv_scale"])
-        launches = self._plan(index).run(
+        launches = plan.run(
             "multi_tensor_lamb",
             **learning_rate(group, device, kept_there=True),
             beta1=beta1,

@@ -140,10 +140,13 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
         group["exp_avg_sq"] = [norms[:halves], norms[halves:]]
         self._norms[index] = (params, norms)
 
+    def _check_group(self, index):
+        super()._check_group(index)
+        if index not in self._norms:
+            self._adopt_norms(index, self.param_groups[index])
+
     def _make_plan(self, index):
         group = self.param_groups[index]
-        if index not in self._norms:
-            self._adopt_norms(index, group)
         plan = super()._make_plan(index)
         params = self._with_state(group)
         if params:
@@ -165,15 +168,15 @@ class FusedNovoGrad(Capturable, FusedOptimizer):
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
         scaling = Scaling(self)
+        plans = self._all_plans()
         for index, group in enumerate(self.param_groups):
             if group["params"]:
-                self._step_group(index, group, scaling)
+                self._step_group(index, plans[index], group, scaling)
             else:
                 self._count_without_parameters(group, scaling)
         return loss
 
-    def _step_group(self, index, group, scaling):
-        plan = self._plan(index)
+    def _step_group(self, index, plan, group, scaling):
         device = local(group["params"][0]).device
         beta1, beta2 = group["betas"]
         options = scaling.unscaling(device)

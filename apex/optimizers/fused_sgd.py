@@ -137,9 +137,8 @@ class FusedSGD(ModelCopies, FusedOptimizer):
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
         scaling = Scaling(self)
-        for index, group in enumerate(self.param_groups):
-            if group["params"]:
-                self._run(self._plan(index), group, scaling)
+        for index, plan in self._all_plans().items():
+            self._run(plan, self.param_groups[index], scaling)
         self.most_recent_scale = 1.0
         self.scale_set_by_backward = False
         return loss

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from apex.optimizers._arguments import check_arguments, evaluate
+from apex.optimizers._arguments import check_arguments, check_numbers, evaluate
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -59,6 +59,10 @@ class Lamb(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns what `closure`, if given, returns."""
         loss = evaluate(closure)
+        for index, group in enumerate(self.param_groups):
+            check_numbers("Lamb", index, group)
+            if any(p.grad is not None and p.grad.layout != torch.strided for p in group["params"]):
+                raise RuntimeError("Lamb does not support sparse gradients, consider SparseAdam instead")
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -66,8 +70,6 @@ class Lamb(torch.optim.Optimizer):
         return loss
 
     def _step(self, p, grad, group):
-        if grad.layout != torch.strided:
-            raise RuntimeError("Lamb does not support sparse gradients, consider SparseAdam instead")
         state = self.state[p]
         if not state:
             state["step"] = 0

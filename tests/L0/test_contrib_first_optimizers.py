@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import pickle
 
 import lists
 import pytest
@@ -70,6 +71,24 @@ def test_adam_by_its_own_gradients(variant, options):
     assert optimizer.state[params[0]]["step"] == 3
     if variant.simt:
         assert sum(n for name, n in variant.kernels.items() if "reversible_adam" in name) == 3
+
+
+@pytest.mark.parametrize("kind", [FusedAdam, FusedSGD])
+@pytest.mark.parametrize(
+    "copied_by", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["copy", "pickle"]
+)
+def test_copies_step_as_the_optimizer_does(kind, copied_by):
+    params = parameters("cpu")
+    options = dict(ADAM, eps_inside_sqrt=True) if kind is FusedAdam else dict(SGD, wd_after_momentum=True)
+    optimizer = kind(params, **options)
+    again = copied_by(optimizer)
+    for one in (optimizer, again):
+        own = one.param_groups[0]["params"]
+        outputs = [torch.empty_like(p.detach()) for p in own]
+        for step in range(2):
+            one.step(grads=gradients("cpu", step), output_params=outputs)
+    assert all(map(torch.equal, params, again.param_groups[0]["params"]))
+    assert again.param_groups[0]["params"][0] is not params[0]
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)

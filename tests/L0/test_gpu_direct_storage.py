@@ -118,6 +118,15 @@ def test_tensors_whose_memory_is_not_their_values_are_refused(path, tensor, erro
         read(path, tensor)
 
 
+@pytest.mark.parametrize("given", [numbers(3).numpy(), None, [1.0]], ids=lambda given: type(given).__name__)
+def test_what_is_no_tensor_is_refused(path, given):
+    write(path, numbers(3))
+    for call in (write, read):
+        with pytest.raises(TypeError, match=f"takes a torch.Tensor, not {type(given).__name__}"):
+            call(path, given)
+    assert torch.equal(read(path, torch.empty(3, dtype=torch.float32, device="cpu")), numbers(3))
+
+
 def test_a_short_file_is_refused_and_the_tensor_stays(path):
     write(path, numbers(3))
     tensor = torch.zeros(4, dtype=torch.float32, device="cpu")
@@ -188,6 +197,14 @@ def test_without_cufile_the_host_serves_and_says_so(path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         write(path, numbers(4), "wn")
+
+
+def test_a_cpu_s_tensor_goes_through_the_host_unsaid(path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write(path, numbers(4))
+        assert torch.equal(read(path, torch.empty_like(numbers(4))), numbers(4))
 
 
 @pytest.mark.gpu

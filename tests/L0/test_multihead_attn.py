@@ -505,6 +505,10 @@ def test_refusals():
             fast_mask_softmax_dropout_func(True, heads, normal(2, T, T), None, False, 0.0)
     with pytest.raises(ValueError, match="different batches"):
         EncdecMultiheadAttn(C, H)(x, x[:, :2], x)
+    for keys in (S, _core.LONG):  # by products, and by torch's attention, which would broadcast
+        for shape in ((keys, 1, 2 * C), (keys, B, 3 * C)):
+            with pytest.raises(ValueError, match="need keys and values"):
+                _core.attention(normal(T, B, C), normal(*shape), H, None, 0.0)
     with pytest.raises(ValueError, match="of 5 heads"):
         fast_mask_softmax_dropout_func(True, 5, normal(B * H, T, T), None, False, 0.0)
 

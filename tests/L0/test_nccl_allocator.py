@@ -30,7 +30,8 @@ def test_init_keeps_what_is_set(monkeypatch):
 
 def test_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for call in (create_nccl_mem_pool, _apex_nccl_allocator.get_nccl_allocator):
+    entered = [lambda device=device: nccl_mem(None, device=device) for device in (None, 0, "cuda")]
+    for call in (create_nccl_mem_pool, _apex_nccl_allocator.get_nccl_allocator, *entered):
         with pytest.raises(NoDriverError, match="NCCL allocates on GPUs, and torch has none here"):
             call()
     with pytest.raises(ArgumentError, match="device must be a GPU, not cpu"):
@@ -88,6 +89,7 @@ def test_a_pool_is_registered_at_the_end(monkeypatch):
         def __exit__(self, *_):
             told.append("out")
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     group = SimpleNamespace(_get_backend=lambda device: told.append(device) or Backend())
     others = SimpleNamespace(_get_backend=lambda device: "of another kind, such as gloo's")
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool, device: Context())

@@ -1,6 +1,7 @@
 """apex.contrib.openfold_triton: attention with mask and bias, layer norm, Adam with a moving average."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -94,11 +95,56 @@ def test_the_switch_and_the_shapes():
         (numbers(8, 16), numbers(8, 16), numbers(8, 16), ValueError),
         (numbers(2, 2, 8, 16), numbers(1, 2, 2, 8, 16), numbers(2, 2, 8, 16), ValueError),
         (numbers(2, 2, 8, 16), numbers(2, 2, 8, 16, dtype=F64), numbers(2, 2, 8, 16), TypeError),
+        (numbers(2, 3, 4, 8, 16), numbers(3, 2, 4, 8, 16), numbers(2, 3, 4, 8, 16), ValueError),
+        (numbers(2, 3, 4, 8, 16), numbers(6, 1, 4, 8, 16), numbers(1, 6, 4, 8, 16), ValueError),
+        (numbers(2, 4, 8, 16), numbers(2, 2, 8, 16), numbers(2, 2, 8, 16), ValueError),
+        (numbers(2, 4, 8, 16), numbers(2, 4, 8, 16), numbers(2, 4, 7, 16), ValueError),
+        (numbers(2, 4, 8, 16), numbers(2, 4, 8, 12), numbers(2, 4, 8, 16), ValueError),
     ],
 )
 def test_what_is_no_attention_is_refused(q, k, v, error):
     with pytest.raises(error, match="attention takes"):
         openfold_triton.AttnTri(q, k, v)
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+@pytest.mark.parametrize("shape", [(6,), (2, 1, 1, 7), (2, 2, 3, 1, 1, 7), (3, 5, 7)], ids=str)
+def test_a_mask_or_bias_that_does_not_broadcast_is_refused(name, shape):
+    q, k = numbers(2, 3, 4, 5, 16), numbers(2, 3, 4, 7, 16)
+    given = {name: numbers(*shape)}
+    with pytest.raises(ValueError, match=f"attention takes a {name} that broadcasts"):
+        openfold_triton.AttnTri(q, k, k, given.get("mask"), given.get("bias"))
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (7,), (5, 1), (5, 7), (2, 1, 1, 1, 7), (1, 2, 3, 4, 5, 7)], ids=str
+)
+def test_masks_and_biases_broadcast(shape):
+    q, k, v = numbers(2, 3, 4, 5, 16), numbers(2, 3, 4, 7, 16, seed=1), numbers(2, 3, 4, 7, 16, seed=2)
+    mask, bias = (numbers(*shape, seed=3) > -0.5).to(F32), numbers(*shape, seed=4)
+    for m, b in ((mask, None), (None, bias), (mask, bias)):
+        wanted = written_out(q, k, v, m, b, 4.0).reshape(2, 3, 4, 5, 16)
+        torch.testing.assert_close(
+            openfold_triton.AttnTri(q, k, v, m, b, 4.0).double(), wanted, rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("one", ["query", "key and value"])
+def test_dimensions_of_one_broadcast(one):
+    shared, own = (1, 1, 1), (2, 3, 4)
+    q = numbers(*(shared if one == "query" else own), 5, 16)
+    k, v = (numbers(*(own if one == "query" else shared), 7, 16, seed=s) for s in (1, 2))
+    found = openfold_triton.AttnTri(q, k, v, None, None)
+    torch.testing.assert_close(found.double(), written_out(q, k, v, None, None, 0.0), rtol=1e-5, atol=1e-5)
+
+
+def test_scripted():
+    q, k, mask, bias = numbers(2, 3, 4, 5, 16), numbers(1, 3, 4, 7, 16), numbers(7) > 0, numbers(4, 5, 7)
+    for function, added in ((mha.AttnBiasJIT, (mask, bias)), (mha.AttnNoBiasJIT, (mask,))):
+        scripted = torch.jit.script(function)
+        torch.testing.assert_close(scripted(q, k, k, *added, 1e9), function(q, k, k, *added, 1e9))
+        with pytest.raises(torch.jit.Error, match="dimensions before these"):
+            scripted(q, k[:, :2], k, *added, 1e9)
 
 
 def test_compiled_without_breaks():
@@ -136,6 +182,17 @@ def test_layer_norm(dtype, strided):
     ):
         scale = right.abs().max()
         torch.testing.assert_close(mine.double() / scale, right / scale, rtol=bound, atol=bound)
+
+
+def test_layer_norm_keeps_its_dtype_under_autocast():
+    x = numbers(3, 16).requires_grad_()
+    weight, bias = numbers(16, seed=1), numbers(16, seed=2)
+    with torch.autocast("cpu", BF16):
+        found = openfold_triton.LayerNormSmallShapeOptImpl.apply(x, (16,), weight, bias)
+    assert found.dtype == F32
+    torch.testing.assert_close(found, torch.nn.functional.layer_norm(x, (16,), weight, bias))
+    meta = openfold_triton.LayerNormSmallShapeOptImpl.apply(x.to("meta"), (16,), None, None)
+    assert meta.dtype == F32 and meta.device.type == "meta"
 
 
 def test_tuned_settings_have_a_place():
@@ -294,6 +351,155 @@ def test_several_groups_and_sparse_gradients_are_refused():
     optimizer.add_param_group({"params": [torch.nn.Parameter(numbers(3))]})
     with pytest.raises(RuntimeError, match="multiple param groups"):
         optimizer.step()
+
+
+def sparse(optimizer):
+    grad = torch.ones(17, 5, dtype=BF16, device="cpu").to_sparse()
+    optimizer.compute_param_groups[0]["params"][1].grad = grad
+
+
+def another_shape(role):
+    def change(optimizer):
+        groups = {"copy": optimizer.compute_param_groups, "average": optimizer.swa_param_groups}
+        groups[role][0]["params"][1].data = numbers(4, dtype=BF16 if role == "copy" else F32)
+
+    return change
+
+
+def a_state_of_another(optimizer):
+    state = optimizer.state[optimizer.param_groups[0]["params"][2]]
+    state.update(exp_avg=numbers(4), exp_avg_sq=numbers(4))
+
+
+def a_dtype_of_its_own(optimizer):
+    """Which comes in the second of two launches, where no kernel has it."""
+    model = optimizer.compute_param_groups[0]["params"][1]
+    model.grad, model.data = None, model.data.double()
+    model.grad = numbers(17, 5, dtype=F64)
+
+
+@pytest.mark.parametrize(
+    "change,clip,error",
+    [
+        (sparse, None, RuntimeError),
+        (another_shape("copy"), None, ValueError),
+        (another_shape("average"), None, ValueError),
+        (a_state_of_another, None, ValueError),
+        (a_dtype_of_its_own, None, TypeError),
+        (lambda o: o.swa_param_groups[0]["params"].pop(), None, ValueError),
+        (lambda o: o.compute_param_groups[0]["params"].pop(), None, ValueError),
+        (lambda o: o.param_groups[0].update(lr="fast"), None, ValueError),
+        (lambda o: o.param_groups[0].update(betas=(0.9,)), None, ValueError),
+        (lambda o: None, torch.ones(2, dtype=F32, device="cpu"), ValueError),
+        (lambda o: None, "half", TypeError),
+    ],
+)
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_step_that_is_refused_changes_nothing(change, clip, error, stepped):
+    optimizer = refused(lambda p, c, a: {"compute_params": [c[0].detach().half(), *c[1:]]})
+    group, averages = optimizer.param_groups[0], optimizer.swa_param_groups[0]
+    copies = list(optimizer.compute_param_groups[0]["params"])
+    with_gradients(copies, 0)
+    if stepped:
+        optimizer.step()
+    change(optimizer)
+
+    def everything():
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        return [t.detach().clone() for t in (*group["params"], *copies, *averages["params"], *states)]
+
+    before, counts = everything(), (group.get("step"), averages["n_averaged"])
+    with pytest.raises(error):
+        optimizer.step(grad_clip_scale=clip)
+    after = everything()
+    assert len(after) == len(before) and all(map(torch.equal, before, after))
+    assert (group.get("step"), averages["n_averaged"]) == counts == ((1, 1) if stepped else (None, 0))
+
+
+@pytest.mark.parametrize(
+    "copied_by", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["copy", "pickle"]
+)
+def test_copies_step_as_the_optimizer_does(copied_by):
+    params, copies, averages = lists(F32)
+    optimizer = FusedAdamSWA(params, copies, averages, 0.5, lr=0.1, adam_math_mode=AdamMathType.ApexAdamW)
+    with_gradients(copies, 0)
+    optimizer.step()
+    other = copied_by(optimizer)
+    others = [
+        g[0]["params"] for g in (other.param_groups, other.compute_param_groups, other.swa_param_groups)
+    ]
+    for tensors in (copies, others[1]):
+        with_gradients(tensors, 10)
+    other.step()
+    assert not torch.equal(params[0], others[0][0])
+    optimizer.step()
+    for mine, its in zip((params, copies, averages), others, strict=True):
+        assert all(map(torch.equal, mine, its)) and mine[0] is not its[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p, c, a: {"swa_params": [t.detach() for t in p]},
+        lambda p, c, a: {"swa_params": [a[2][:3], *a[1:]]},
+        lambda p, c, a: {"compute_params": [c[2].detach()[:3], *c[1:]]},
+        lambda p, c, a: {"params": [p[2].detach()[:3], *p[1:]]},
+    ],
+    ids=["averages are parameters", "two averages", "two copies", "two parameters"],
+)
+def test_tensors_that_share_memory_are_refused(change):
+    with pytest.raises(ValueError, match="share memory"):
+        refused(change)
+
+
+def test_a_parameter_may_be_its_own_copy():
+    params, _, averages = lists()
+    FusedAdamSWA(params, params, averages, 0.9)
+
+
+@pytest.mark.parametrize("what", ["params", "compute_params", "swa_params"])
+@pytest.mark.parametrize(
+    "given",
+    [numbers(3), [("weight", numbers(3))], [{"params": [numbers(3)]}], [None]],
+    ids=lambda g: type(g).__name__,
+)
+def test_what_is_no_list_of_tensors_is_refused(what, given):
+    with pytest.raises(TypeError, match=f"{what} is a list of tensors"):
+        refused(lambda p, c, a: {what: given})
+
+
+def stepped_adam():
+    params = [torch.nn.Parameter(numbers(*s, seed=i)) for i, s in enumerate(SHAPES)]
+    adam = torch.optim.Adam(params, lr=torch.tensor(0.1, dtype=F32, device="cpu"))
+    with_gradients(params, 0)
+    adam.step()
+    return params, adam
+
+
+def test_what_came_of_an_adam_shares_nothing_with_it():
+    params, adam = stepped_adam()
+    kept = [{name: value.clone() for name, value in adam.state[p].items()} for p in params]
+    copies = [p.detach().clone() for p in params]
+    optimizer = FusedAdamSWA.from_optim(adam, *lists(F32), 0.9)
+    with_gradients(optimizer.compute_param_groups[0]["params"], 10)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"].zero_()
+    assert all(
+        torch.equal(adam.state[p][name], k[name]) for p, k in zip(params, kept, strict=True) for name in k
+    )
+    assert adam.param_groups[0]["lr"] > 0 and all(map(torch.equal, params, copies))
+
+
+def test_an_adam_of_other_parameters_or_none_is_refused():
+    _, adam = stepped_adam()
+    params, copies, averages = lists()
+    with pytest.raises(ValueError, match="fp32_params"):
+        FusedAdamSWA.from_optim(adam, params[::-1], copies[::-1], averages[::-1], 0.9)
+    with pytest.raises(ValueError, match="fp32_params"):
+        FusedAdamSWA.from_optim(adam, params[1:], copies[1:], averages[1:], 0.9)
+    for other in (None, torch.optim.SGD(params, lr=0.1)):
+        with pytest.raises(TypeError, match=r"goes on from a torch.optim.Adam, not from"):
+            FusedAdamSWA.from_optim(other, params, copies, averages, 0.9)
 
 
 @pytest.mark.parametrize("change", [dict(maximize=True), dict(decoupled_weight_decay=True)], ids=str)

@@ -4,6 +4,7 @@ that raised."""
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from torch._subclasses import FakeTensorMode
 
 from apex._loader import bindings
 from apex.contrib.clip_grad import clip_grad_norm_
+from apex.contrib.optimizers import FP16_Optimizer as ContribFP16Optimizer
+from apex.contrib.optimizers import FusedAdam as FirstAdam
+from apex.contrib.optimizers import FusedLAMB as FirstLAMB
+from apex.contrib.optimizers.fused_sgd import FusedSGD as FirstSGD
 from apex.fp16_utils import FP16_Optimizer
 from apex.optimizers import (
     FusedAdagrad,
@@ -22,6 +27,7 @@ from apex.optimizers import (
     FusedSGD,
     _fused_optimizer,
     _gradient_norm,
+    lamb,
 )
 from apex.optimizers._plan import ReferencePlan
 from apex.parallel.LARC import LARC
@@ -198,6 +204,108 @@ def test_a_sparse_gradient_raises_the_same_at_any_step(plans, name):
         for p, old in zip(params, before, strict=True):
             torch.testing.assert_close(p.detach(), old, rtol=0, atol=0)
     assert messages[0] == messages[1]
+
+
+def a_sparse_gradient(optimizer, p):
+    p.grad = p.grad.to_sparse()
+
+
+def another_dtype(optimizer, p):
+    p.data = p.data.to(torch.complex64)
+
+
+def another_state(optimizer, p):
+    kept = optimizer.state.get(p, {})
+    found = [name for name, value in kept.items() if getattr(value, "shape", None) == p.shape]
+    kept.update((name, values(2)) for name in found)
+    return bool(found)
+
+
+def option(name, value):
+    def change(optimizer, p):
+        optimizer.param_groups[-1][name] = value
+
+    return change
+
+
+def everything(optimizer):
+    """What a step changes, in tensors and numbers of their own."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    tensors = [[p.detach(), *optimizer.state.get(p, {}).values()] for p in params]
+    return copy.deepcopy([*sum(tensors, []), *(group.get("step") for group in optimizer.param_groups)])
+
+
+REFUSED = {
+    "sparse gradient": (a_sparse_gradient, RuntimeError),
+    "dtype": (another_dtype, TypeError),
+    "state": (another_state, ValueError),
+    "rate": (option("lr", "fast"), TypeError),
+    "two rates": (option("lr", torch.ones(2, dtype=F32, device="cpu")), ValueError),
+    "one beta": (option("betas", (0.9,)), ValueError),
+    "no decay": (option("weight_decay", None), TypeError),
+}
+FIRST = {
+    "first Adam": lambda ps: FirstAdam(ps, lr=0.1),
+    "first SGD": lambda ps: FirstSGD(ps, lr=0.1, momentum=0.9),
+    "first LAMB": lambda ps: FirstLAMB(ps, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *FIRST])
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("stepped", [False, True])
+def test_where_one_group_is_refused_none_changes(plans, name, what, stepped):
+    params = [torch.nn.Parameter(values(*shape)) for shape in ((3, 4), (5,), (6,))]
+    groups = [params[:1], params[1:]]
+    optimizer = {**OPTIMIZERS, **FIRST}[name]([{"params": group} for group in groups])
+    change, error = REFUSED[what]
+
+    def step():
+        given = {}
+        if name == "first SGD":
+            outputs = [[torch.empty_like(p, requires_grad=False) for p in group] for group in groups]
+            given = dict(grads=[[p.grad for p in group] for group in groups], output_params=outputs)
+        optimizer.step(**given)
+
+    give(params, 3, lazy=False)
+    if stepped:
+        step()
+    give(params, 5, lazy=False)
+    if change(optimizer, params[-1]) is False:
+        return  # a state that there is not
+    before = everything(optimizer)
+    with pytest.raises(error):
+        step()
+    after = everything(optimizer)
+    assert len(before) == len(after)
+    assert all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(before, after, strict=True)
+    )
+
+
+@pytest.mark.parametrize("what", ["sparse gradient", "rate", "one beta"])
+def test_a_refused_step_of_lamb_changes_nothing(what):
+    params = [torch.nn.Parameter(values(3)), torch.nn.Parameter(values(3))]
+    optimizer = lamb.Lamb([{"params": [p]} for p in params], lr=0.1)
+    give(params, 3, lazy=False)
+    change, error = REFUSED[what]
+    change(optimizer, params[1])
+    with pytest.raises(error):
+        optimizer.step()
+    assert torch.equal(params[0].detach(), values(3)) and not optimizer.state
+
+
+def test_masters_have_no_gradient_after_one_that_was_refused():
+    params = [torch.nn.Parameter(values(3).half()), torch.nn.Parameter(values(3).half())]
+    with pytest.warns(DeprecationWarning):
+        optimizer = ContribFP16Optimizer(torch.optim.SGD(params, lr=0.1), static_loss_scale=1.0)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    params[1].grad = params[1].grad.to_sparse()
+    with pytest.raises((TypeError, RuntimeError), match="sparse"):
+        optimizer.step()
+    assert all(master.grad is None for group in optimizer.fp32_groups for master in group)
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["laid out otherwise", "negative"])

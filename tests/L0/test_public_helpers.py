@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import subprocess
 import sys
@@ -59,12 +60,55 @@ def test_decorators_skip_where_asked(monkeypatch, name, flag):
         return value
 
     decorated = getattr(common_utils, name)(returns)
+
+    @getattr(common_utils, name)
+    async def waits(value):
+        return value
+
+    @getattr(common_utils, name)
+    class plain:
+        def test(self, value):
+            return value
+
     assert decorated.__name__ == "returns"
     monkeypatch.setattr(common_utils, flag, False)
     assert decorated(3) == 3
+    assert asyncio.run(waits(5)) == 5
+    assert plain().test(5) == 5
     monkeypatch.setattr(common_utils, flag, True)
+    with pytest.raises(unittest.SkipTest):
+        asyncio.run(waits(5))
+    with pytest.raises(unittest.SkipTest):
+        plain().test(5)
     with pytest.raises(unittest.SkipTest, match="returns"):
         decorated(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"), [("skipIfRocm", "TEST_WITH_ROCM"), ("skipFlakyTest", "SKIP_FLAKY_TEST")]
+)
+@pytest.mark.parametrize("skips", [False, True])
+def test_decorated_classes_and_coroutines_are_tests(monkeypatch, name, flag, skips):
+    """They run, or are skipped: none of them passes without a run."""
+    monkeypatch.setattr(common_utils, flag, skips)
+    decorate = getattr(common_utils, name)
+    ran = []
+
+    class Waiting(unittest.IsolatedAsyncioTestCase):
+        @decorate
+        async def test_waits(self):
+            ran.append("waits")
+
+    @decorate
+    class Whole(unittest.TestCase):
+        def test_of_a_class(self):
+            ran.append("of a class")
+
+    load = unittest.defaultTestLoader.loadTestsFromTestCase
+    result = unittest.TestResult()
+    unittest.TestSuite([load(Waiting), load(Whole)]).run(result)
+    assert result.wasSuccessful() and result.testsRun == 2
+    assert (ran, len(result.skipped)) == (([], 2) if skips else (["waits", "of a class"], 0))
 
 
 def test_what_torch_was_built_for(monkeypatch):

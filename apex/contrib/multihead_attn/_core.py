@@ -174,7 +174,7 @@ def attention(packed, kv, heads, mask, dropout, scale=None):
     packed: [S, B, 3 C], a head's query, key and value side by side; or, with kv [Sk, B, 2 C], [Sq, B, C].
     mask: as `mask_of_scores` gives it, or None. dropout: the probability. scale: default d^-1/2.
     A query whose keys are all left out gives zeros, and no gradient. Returns [Sq, B, C]. Raises ValueError where the
-    heads do not divide C.
+    heads do not divide C, and for keys of another batch or width.
     """
     parts = 3 if kv is None else 1
     if heads < 1 or packed.shape[-1] % (heads * parts):
@@ -182,6 +182,11 @@ def attention(packed, kv, heads, mask, dropout, scale=None):
             f"multihead_attn: {packed.shape[-1] // parts} features do not divide into {heads} heads"
         )
     width = packed.shape[-1] // parts
+    if kv is not None and (kv.shape[1] != packed.shape[1] or kv.shape[2] != 2 * width):
+        raise ValueError(
+            f"multihead_attn: queries {list(packed.shape)} need keys and values [time, {packed.shape[1]}, "
+            f"{2 * width}], not {list(kv.shape)}"
+        )
     scale = (width // heads) ** -0.5 if scale is None else float(scale)
     packed, kv, dropout = contiguous(packed), kv if kv is None else contiguous(kv), float(dropout)
     keys = (packed if kv is None else kv).shape[0]

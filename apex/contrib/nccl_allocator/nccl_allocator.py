@@ -69,6 +69,7 @@ class nccl_mem:
 
     Raises:
         ArgumentError: device is no GPU.
+        NoDriverError: torch has no GPU.
     """
 
     def __init__(
@@ -84,11 +85,12 @@ class nccl_mem:
         self.mem_context: Any = nullcontext()
         if not enabled:
             return
+        if isinstance(device, (torch.device, str)) and torch.device(device).type != "cuda":
+            raise ArgumentError(f"nccl_mem: device must be a GPU, not {device}")
+        _apex_nccl_allocator._require_gpu()
         if device is None:
             device = torch.cuda.current_device()
         self.device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        if self.device.type != "cuda":
-            raise ArgumentError(f"nccl_mem: device must be a GPU, not {self.device}")
         self.group = dist.group.WORLD if group is None else group
         self.mem_context = torch.cuda.use_mem_pool(self.pool, self.device)
 

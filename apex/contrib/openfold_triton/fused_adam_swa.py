@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from enum import Enum, unique
 from typing import Any
 
 import torch
 
+from apex._plain import range_of
 from apex.optimizers._arguments import check_arguments, check_fraction, evaluate
+from apex.optimizers._kept_options import KeptOptions
 
 __all__ = ["AdamMathType", "FusedAdamSWA"]
+
+_STATES = ("exp_avg", "exp_avg_sq")
 
 
 @unique
@@ -25,7 +31,7 @@ class AdamMathType(Enum):
     PyTorchAdam = 2
 
 
-class FusedAdamSWA(torch.optim.Optimizer):
+class FusedAdamSWA(KeptOptions, torch.optim.Optimizer):
     """Adam over `params`, whose roundings go to `compute_params` and whose moving average to `swa_params`.
 
     Gradients are those of compute_params. One launch for parameters and copies of one pair of dtypes; the average
@@ -47,8 +53,9 @@ class FusedAdamSWA(torch.optim.Optimizer):
             apex loses it).
 
     Raises:
-        ValueError: lists of different lengths, shapes or dtypes; numbers out of bounds.
-        TypeError: another dtype.
+        ValueError: lists of different lengths, shapes or dtypes; tensors that share memory, but a parameter with its
+            own copy; numbers out of bounds.
+        TypeError: another dtype; groups, names or a single tensor in the place of a list of tensors.
         NotImplementedError: amsgrad, capturable, master_weights.
 
     Sources: arXiv:1412.6980, arXiv:1803.05407; interface of public apex.
@@ -78,8 +85,10 @@ class FusedAdamSWA(torch.optim.Optimizer):
             raise ValueError(f"FusedAdamSWA: adam_math_mode is one of AdamMathType, not {adam_math_mode!r}")
         check_arguments("FusedAdamSWA", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         check_fraction(swa_decay_rate=swa_decay_rate)
-        params, copies, averages = list(params), list(compute_params), list(swa_params)
+        given = {"params": params, "compute_params": compute_params, "swa_params": swa_params}
+        params, copies, averages = (_list_of(name, tensors) for name, tensors in given.items())
         _check(params, copies, averages)
+        _refuse_shared(params, copies, averages)
         defaults = dict(
             lr=lr, bias_correction=bias_correction, betas=betas, eps=eps, weight_decay=weight_decay
         )
@@ -101,8 +110,16 @@ class FusedAdamSWA(torch.optim.Optimizer):
     ) -> FusedAdamSWA:
         """Goes on from torch's Adam: its options, its averages and its step (0 before the first; public apex: 1).
 
-        Raises ValueError for several groups, maximize, decoupled weight decay, or parameters of different steps.
+        The two share no tensor but parameters. fp32_params: of the shapes of the Adam's parameters, in their order.
+
+        Raises ValueError for several groups, maximize, decoupled weight decay, parameters of other shapes or of
+        different steps; TypeError for what is no Adam.
         """
+        names = ("lr", "betas", "eps", "weight_decay", "amsgrad")
+        groups = getattr(adam_optimizer, "param_groups", [{}])
+        if any(name not in group for name in names for group in groups):
+            kind = type(adam_optimizer).__name__
+            raise TypeError(f"FusedAdamSWA.from_optim goes on from a torch.optim.Adam, not from {kind}")
         if len(adam_optimizer.param_groups) != 1:
             raise ValueError(
                 f"FusedAdamSWA takes one group of parameters, not {len(adam_optimizer.param_groups)}"
@@ -111,11 +128,16 @@ class FusedAdamSWA(torch.optim.Optimizer):
         for name in ("maximize", "decoupled_weight_decay"):
             if group.get(name):
                 raise ValueError(f"FusedAdamSWA.from_optim: {name} has no counterpart here")
-        names = ("lr", "betas", "eps", "weight_decay", "amsgrad")
-        found = cls(
-            fp32_params, bf16_params, swa_params, swa_decay_rate, **{name: group[name] for name in names}
-        )
-        saved = adam_optimizer.state_dict()
+        saved = deepcopy(adam_optimizer.state_dict())  # which goes on, perhaps, and shares nothing
+        fp32_params = _list_of("fp32_params", fp32_params)
+        shapes = [[list(p.shape) for p in params] for params in (group["params"], fp32_params)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"FusedAdamSWA.from_optim: the optimizer's parameters have shapes {shapes[0]}, fp32_params "
+                f"{shapes[1]}: pass them in the optimizer's order"
+            )
+        options = {name: saved["param_groups"][0][name] for name in names}
+        found = cls(fp32_params, bf16_params, swa_params, swa_decay_rate, **options)
         steps = {int(state["step"]) for state in saved["state"].values()} or {0}
         if len(steps) > 1:
             raise ValueError(
@@ -136,65 +158,82 @@ class FusedAdamSWA(torch.optim.Optimizer):
     ) -> Any:
         """One update of every parameter whose copy has a gradient; returns what `closure`, if given, returns.
 
-        grad_clip_scale: gradients are multiplied by it, a number or a tensor of one element. Raises RuntimeError for
-        several groups and for a sparse gradient.
+        grad_clip_scale: gradients are multiplied by it, a number or a tensor of one element. Before anything is
+        changed, raises RuntimeError for several groups and for a sparse gradient; ValueError and TypeError for
+        another grad_clip_scale and for tensors that were replaced by such as do not fit.
         """
         loss = evaluate(closure)
         if len(self.param_groups) > 1:
             raise RuntimeError("FusedAdamSWA does not support multiple param groups: put all into one")
         group = self.param_groups[0]
-        group["step"] = group.get("step", 0) + 1
-        for rows in self._rows(group["params"]).values():
-            self._adam(group, rows, grad_clip_scale)
-        self._average(group["params"])
+        params, copies = group["params"], self.compute_param_groups[0]["params"]
+        _check(params, copies, self.swa_param_groups[0]["params"])
+        kinds, options = self._rows(params, copies), self._options(group)
+        scale = _scale_of(grad_clip_scale)
+        # Nothing is refused from here on.
+        for (_, copied, device), rows in kinds.items():
+            grads, here, models, states = map(list, zip(*rows, strict=True))
+            self.state.update(zip(here, states, strict=True))
+            torch.ops.apex.multi_tensor_adam(
+                grads,
+                here,
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                models if copied != torch.float64 else [],
+                **options,
+                inv_scale=None if scale is None else scale.to(device),
+            )
+            if copied == torch.float64:
+                torch._foreach_copy_(models, here)
+        group["step"] = options["step"]
+        self._average(params)
         return loss
 
-    def _rows(self, params):
-        """(dtypes, device) -> [(parameter, its copy)], of those that have a gradient."""
+    def _options(self, group):
+        beta1, beta2 = map(float, group["betas"])
+        return dict(
+            lr=float(group["lr"]),
+            beta1=beta1,
+            beta2=beta2,
+            eps=float(group["eps"]),
+            step=group.get("step", 0) + 1,
+            decay_mode=int(self.adam_math_mode is AdamMathType.ApexAdamW),
+            bias_correction=bool(group["bias_correction"]),
+            weight_decay=float(group["weight_decay"]),
+        )
+
+    def _rows(self, params, copies):
+        """(dtypes, device) -> [(gradient, parameter, its copy, its state)], of those that have a gradient."""
         found: dict[Any, list] = {}
-        for p, copy in zip(params, self.compute_param_groups[0]["params"], strict=True):
-            if copy.grad is None:
+        for number, (p, model) in enumerate(zip(params, copies, strict=True)):
+            grad = model.grad
+            if grad is None:
                 continue
-            if copy.grad.layout != torch.strided:
+            if grad.layout != torch.strided:
                 raise RuntimeError(
                     "FusedAdamSWA does not support sparse gradients: use torch.optim.SparseAdam instead"
                 )
-            found.setdefault((p.dtype, copy.dtype, p.device), []).append((p, copy))
+            if grad.shape != p.shape or grad.dtype != model.dtype:
+                raise ValueError(
+                    f"FusedAdamSWA: the gradient of parameter {number} is {grad.dtype}, of {list(grad.shape)}, its "
+                    f"copy {model.dtype}, of {list(p.shape)}: call zero_grad() after a copy was replaced"
+                )
+            row = grad, p, model, self._state(number, p)
+            found.setdefault((p.dtype, model.dtype, p.device), []).append(row)
         return found
 
-    def _adam(self, group, rows, clip):
-        params, copies = (list(tensors) for tensors in zip(*rows, strict=True))
-        states = [self._state(p) for p in params]
-        beta1, beta2 = group["betas"]
-        scale = None
-        if clip is not None:
-            device = params[0].device
-            scale = torch.as_tensor(clip, dtype=torch.float32, device=device).reshape(1)
-        torch.ops.apex.multi_tensor_adam(
-            [copy.grad for copy in copies],
-            params,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            copies if copies[0].dtype != torch.float64 else [],
-            lr=float(group["lr"]),
-            beta1=float(beta1),
-            beta2=float(beta2),
-            eps=group["eps"],
-            step=group["step"],
-            decay_mode=int(self.adam_math_mode is AdamMathType.ApexAdamW),
-            bias_correction=bool(group["bias_correction"]),
-            weight_decay=group["weight_decay"],
-            inv_scale=scale,
-        )
-        if copies[0].dtype == torch.float64:
-            torch._foreach_copy_(copies, params)
-
-    def _state(self, p):
-        state = self.state[p]
-        for name in ("exp_avg", "exp_avg_sq"):
-            if name not in state:
-                state[name] = torch.zeros_like(p.detach())
-        return state
+    def _state(self, number, p):
+        """A parameter's state, which may be a new one: it is kept when nothing was refused."""
+        state = self.state.get(p, {})
+        missing = [name for name in _STATES if name not in state]
+        for value in (state[name] for name in _STATES if name in state):
+            if value.shape != p.shape or value.dtype != p.dtype or value.device != p.device:
+                raise ValueError(
+                    f"FusedAdamSWA: parameter {number} is {p.dtype}, of shape {list(p.shape)} on {p.device}, a state "
+                    f"of it {value.dtype}, of {list(value.shape)} on {value.device}: load a state_dict() of these "
+                    "parameters"
+                )
+        return {**state, **{name: torch.zeros_like(p.detach()) for name in missing}} if missing else state
 
     def _average(self, params):
         group = self.swa_param_groups[0]
@@ -210,11 +249,11 @@ class FusedAdamSWA(torch.optim.Optimizer):
         """Of the model's parameters and of `params`; set_to_none: drop gradients, by default as set_grad_none says."""
         drop = self.set_grad_none if set_to_none is None else set_to_none
         super().zero_grad(drop)
-        for copy in self.compute_param_groups[0]["params"]:
+        for model in self.compute_param_groups[0]["params"]:
             if drop:
-                copy.grad = None
-            elif copy.grad is not None:
-                copy.grad.detach_().zero_()
+                model.grad = None
+            elif model.grad is not None:
+                model.grad.detach_().zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """torch's, and the number of averaged steps in the group."""
@@ -228,6 +267,54 @@ class FusedAdamSWA(torch.optim.Optimizer):
         averaged = self.param_groups[0].pop("n_averaged", None)
         if averaged is not None:
             self.swa_param_groups[0]["n_averaged"] = averaged
+
+
+def _list_of(name, tensors):
+    """The tensors, in a list; TypeError for what is none."""
+    found = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if isinstance(tensors, torch.Tensor) or not all(isinstance(t, torch.Tensor) for t in found):
+        kinds = type(tensors).__name__, ", ".join(sorted({type(t).__name__ for t in found}))
+        raise TypeError(
+            f"FusedAdamSWA: {name} is a list of tensors, as model.parameters() gives them, not {kinds[0]} of {kinds[1]}"
+        )
+    return found
+
+
+def _scale_of(clip):
+    """grad_clip_scale as a float32 tensor of one element, or None."""
+    if clip is None:
+        return None
+    try:
+        scale = torch.as_tensor(clip, dtype=torch.float32, device=getattr(clip, "device", "cpu"))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"FusedAdamSWA: grad_clip_scale is a number or a tensor, not {type(clip).__name__}"
+        ) from error
+    if scale.numel() != 1:
+        raise ValueError(f"FusedAdamSWA: grad_clip_scale has one element, not {scale.numel()}")
+    return scale.reshape(1)
+
+
+def _range(tensor):
+    """Where the tensor lies: (its storage, begin, end); None where it lies nowhere."""
+    if not (tensor.numel() and torch._C._has_storage(tensor)):
+        return None
+    return (tensor.untyped_storage()._cdata, *range_of(tensor))
+
+
+def _refuse_shared(params, copies, averages):
+    """Raises ValueError where two of the tensors share memory; a parameter may be its own copy."""
+    ranges = []
+    for p, model, average in zip(params, copies, averages, strict=True):
+        own, copied = _range(p), _range(model)
+        ranges += [own, _range(average), *([copied] if copied != own else [])]
+    ranges = sorted(filter(None, ranges))
+    for (storage, _, end), (other, begin, _) in itertools.pairwise(ranges):
+        if storage == other and begin < end:
+            raise ValueError(
+                "FusedAdamSWA: two of params, compute_params and swa_params share memory, so that one would overwrite "
+                "the other: pass copies, as [p.detach().clone() for p in params]"
+            )
 
 
 def _check(params, copies, averages):

@@ -112,8 +112,8 @@ class FP16_Optimizer(MasterOptimizer):
         if isinstance(self.optimizer, (FusedAdam, FusedSGD)):
             self._update_scale(self._step_with_gradients())
             return
-        skip = self._unscale(pairs)
         try:
+            skip = self._unscale(pairs)
             if not skip:
                 self.optimizer.step()
                 if pairs:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from apex._legacy import fused_adam_cuda
-from apex.contrib.optimizers._given import by_group, check_dense
-from apex.optimizers._arguments import check_arguments, evaluate
+from apex.contrib.optimizers._given import by_group, check_row
+from apex.optimizers._arguments import check_arguments, check_numbers, evaluate
+from apex.optimizers._kept_options import KeptOptions
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["FusedAdam"]
 
 
-class FusedAdam(torch.optim.Optimizer):
+class FusedAdam(KeptOptions, torch.optim.Optimizer):
     """Adam with decoupled weight decay over float32 parameters, in one launch a group.
 
         optimizer = FusedAdam(masters, lr=1e-3)
@@ -39,6 +40,8 @@ class FusedAdam(torch.optim.Optimizer):
         RuntimeError: amsgrad.
         ValueError: a number out of its bounds.
     """
+
+    _saved_options = ("_amp_scale_adjustment",)
 
     def __init__(
         self,
@@ -77,22 +80,29 @@ class FusedAdam(torch.optim.Optimizer):
         scale: gradients are divided by it. grad_norms: norms of the groups' gradients as they come, for max_grad_norm,
         each a number, or a tensor, for which the host waits.
 
-        Raises ValueError for lists that do not fit, or max_grad_norm without grad_norms; RuntimeError for a sparse
-        gradient; TypeError for dtypes that do not go together.
+        Before anything is changed, raises ValueError for lists and tensors that do not fit, or max_grad_norm without
+        grad_norms; RuntimeError for a sparse gradient; TypeError for dtypes that do not go together.
         """
         loss = evaluate(closure)
         grads = by_group(grads, self.param_groups, "gradients")
         outputs = by_group(output_params, self.param_groups, "output_params")
         norms = [None] * len(self.param_groups) if grad_norms is None else list(grad_norms)
-        for group, own, copies, norm in zip(self.param_groups, grads, outputs, norms, strict=True):
-            self._step_group(group, own, copies, scale * _clip(group["max_grad_norm"], norm, scale))
+        work = []
+        for index, (group, own, copies, norm) in enumerate(
+            zip(self.param_groups, grads, outputs, norms, strict=True)
+        ):
+            check_numbers("FusedAdam", index, group)
+            divisor = scale * _clip(group["max_grad_norm"], norm, scale)
+            work.append((group, self._lists(group, own, copies), divisor))
+        for of_group in work:
+            self._step_group(*of_group)
         return loss
 
-    def _step_group(self, group, grads, outputs, scale):
-        """grads, outputs: one, or None, a parameter."""
+    def _step_group(self, group, lists_of, scale):
         beta1, beta2 = group["betas"]
-        for step, lists in self._lists(group, grads, outputs).items():
+        for step, lists in lists_of.items():
             columns = list(map(list, zip(*lists, strict=True)))
+            self.state.update(zip(columns[5], columns[6], strict=True))
             with_copies = any(copy is not None for copy in columns[4])
             copies = [columns[4]] if with_copies else []
             fused_adam_cuda.adam_mt(
@@ -103,18 +113,21 @@ class FusedAdam(torch.optim.Optimizer):
                 self.state[p]["step"] = step[0]
 
     def _lists(self, group, grads, outputs):
-        """(the step's number, whether with copies) -> [(value, exp_avg, exp_avg_sq, gradient, copy, parameter)]."""
+        """(the step's number, whether with copies) -> [(value, exp_avg, exp_avg_sq, gradient, copy, parameter, state)].
+
+        grads, outputs: one, or None, a parameter. A new state is kept once its step runs.
+        """
         found = {}
         for p, grad, output in zip(group["params"], grads, outputs, strict=True):
             grad = p.grad if grad is None else grad
             if grad is None:
                 continue
-            check_dense(grad, "FusedAdam")
-            state = self.state[p]
-            if not state:
-                state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+            state = self.state.get(p) or dict(
+                step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p)
+            )
+            check_row("FusedAdam", p, grad, output, (state["exp_avg"], state["exp_avg_sq"]))
             row = p.detach(), state["exp_avg"], state["exp_avg_sq"], grad.detach()
-            row = *row, None if output is None else output.detach(), p
+            row = *row, None if output is None else output.detach(), p, state
             found.setdefault((int(state["step"]) + 1, output is not None), []).append(row)
         return found
 

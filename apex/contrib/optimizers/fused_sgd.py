@@ -9,9 +9,10 @@ import torch
 from torch.optim.optimizer import required
 
 from apex._legacy import amp_C
-from apex.contrib.optimizers._given import by_group, check_dense
+from apex.contrib.optimizers._given import by_group, check_row
 from apex.optimizers._amp_c import AmpCFunction, OverflowFlag
-from apex.optimizers._arguments import check_arguments, evaluate
+from apex.optimizers._arguments import check_arguments, check_numbers, evaluate
+from apex.optimizers._kept_options import KeptOptions
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FusedSGD"]
 
 
-class FusedSGD(torch.optim.Optimizer):
+class FusedSGD(KeptOptions, torch.optim.Optimizer):
     """SGD over float32 masters, in one launch a group and kind of gradient.
 
         optimizer = FP16_Optimizer(FusedSGD(model.parameters(), lr=0.1, momentum=0.9), dynamic_loss_scale=True)
@@ -88,8 +89,8 @@ class FusedSGD(torch.optim.Optimizer):
         grads, output_params: of every parameter, in a list a group (or one list): its gradient (None: it stays), and
         the model's parameter, which receives its value. scale: gradients are divided by it. grad_norms is not read.
 
-        Raises RuntimeError without grads and output_params, for a sparse gradient, and under apex.amp; ValueError for
-        lists that do not fit.
+        Before anything is changed, raises RuntimeError without grads and output_params, for a sparse gradient, and
+        under apex.amp; ValueError and TypeError for lists and tensors that do not fit.
         """
         if hasattr(self, "_amp_stash"):
             raise RuntimeError(
@@ -103,19 +104,34 @@ class FusedSGD(torch.optim.Optimizer):
             )
         grads = by_group(grads, self.param_groups, "gradients")
         outputs = by_group(output_params, self.param_groups, "output_params")
-        for group, own, copies in zip(self.param_groups, grads, outputs, strict=True):
-            self._step_group(group, own, copies, scale)
+        for index, group in enumerate(self.param_groups):
+            check_numbers("FusedSGD", index, group)
+        work = [
+            (group, self._kinds(group, own, copies))
+            for group, own, copies in zip(self.param_groups, grads, outputs, strict=True)
+        ]
+        for group, kinds in work:
+            self._step_group(group, kinds, scale)
         return loss
 
-    def _step_group(self, group, grads, outputs, scale):
-        kinds = {}  # (a first step, the kernel writes the model's) -> rows
+    def _kinds(self, group, grads, outputs):
+        """(a first step, the kernel writes the model's) -> [(gradient, parameter, the model's)]."""
+        kinds: dict[Any, list] = {}
         for p, grad, output in zip(group["params"], grads, outputs, strict=True):
             if grad is None:
                 continue
-            check_dense(grad, "FusedSGD")
-            new = "momentum_buffer" not in self.state[p]
+            if output is None:
+                raise ValueError(
+                    "FusedSGD: output_params has None for a parameter with a gradient: give one for each"
+                )
+            state = self.state.get(p, {})
+            new = "momentum_buffer" not in state
+            check_row("FusedSGD", p, grad, output, () if new else (state["momentum_buffer"],))
             halves = output.dtype == grad.dtype and output.dtype in (torch.float16, torch.bfloat16)
             kinds.setdefault((new, halves), []).append((grad, p, output))
+        return kinds
+
+    def _step_group(self, group, kinds, scale):
         for (new, halves), rows in kinds.items():
             given, params, copies = map(list, zip(*rows, strict=True))
             momentums, _ = self.get_momentums(params)

@@ -163,6 +163,12 @@ class DotProductAttention(nn.Module):
         ):
             if tensor.shape[1] != wanted:
                 raise ValueError(f"the {name} has {tensor.shape[1]} heads, not {wanted}")
+        query, key, value = heads
+        if key.shape[:3] != value.shape[:3] or key.shape[3] != query.shape[3]:
+            raise ValueError(
+                "a value belongs to each key, and a key is as wide as a query: [batch, heads, length, width] are "
+                f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)}"
+            )
 
     def _attend(self, query, key, value, kind, window, attention_mask, bias):
         queries, keys, device = query.shape[2], key.shape[2], query.device

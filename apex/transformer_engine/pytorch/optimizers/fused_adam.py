@@ -82,8 +82,8 @@ class FusedAdam(optimizers.FusedAdam):
             master_weights,
         )
 
-    def _step_group(self, index, group, scaling):
-        super()._step_group(index, group, scaling)
+    def _step_group(self, plan, group, scaling):
+        super()._step_group(plan, group, scaling)
         for p in group["params"]:
             if isinstance(p, Float8Tensor) and p.grad is not None:
                 p.copy_(self.state[p]["master_param"])
