@@ -68,7 +68,7 @@ def toolchain_of():
 def s3():
     """s3://farm of a real server on loopback; its address and credentials are in the environment."""
     server_module = pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
+    s3fs = pytest.importorskip("s3fs")
     import boto3
 
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -82,6 +82,7 @@ def s3():
     }
     before = dict(os.environ)
     os.environ.update(names)
+    s3fs.S3FileSystem.clear_instance_cache()  # those of an earlier server's address
     boto3.client("s3").create_bucket(Bucket="farm")
     yield "s3://farm"
     server.stop()

@@ -21,7 +21,7 @@ from build_matrix.check import affected
         ("tests/simt/executor.py", "tests/simt/test_rope.py"),
         ("build_matrix/store/store.py", "tests/farm/test_store.py"),  # which imports it from the room
         ("build_matrix/commands/verify.py", "tests/farm/test_signing.py"),
-        ("build_matrix/commands/load_test.py", "tests/farm/test_rings.py"),  # which imports the command line
+        ("build_matrix/commands/bake.py", "tests/farm/test_commands.py"),  # which imports the command line
         ("build_matrix/commands/options.py", "tests/farm/test_commands.py"),
         ("README.md", "tests/farm/test_documents.py"),
         ("docs/amp.md", "tests/farm/test_documents.py"),

@@ -406,7 +406,7 @@ def test_a_wheel_whose_json_is_of_another_shape_is_named(command, member, tmp_pa
             "apex-1.dist-info/WHEEL": "Tag: a-b-c\n",
         }
         path.write_bytes(zipped(list((members | {member: wrong}).items())))
-        place = ["--dist", str(folder), "--target", str(folder / "out")]
+        place = ["--dist", str(folder), "--target", str(tmp_path / "out")]
         arguments = {"explain": [str(path)], "diff": [str(path)] * 2}.get(command, place)
         try:
             commands.main([command, *arguments], standalone_mode=False)

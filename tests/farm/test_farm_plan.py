@@ -293,6 +293,8 @@ def test_every_kind_of_step_has_its_unit(whole):
 
 FAULTS = [
     errors.BuildError("x"),
+    errors.NoToml("x"),
+    errors.LoadError("x"),
     errors.ToolchainMissing("nvcc-13.0", "nox"),
     errors.PythonMissing("cp311"),
     errors.Incomplete([("sm_90", "nvcc is not here", "nox -s toolchain -- nvcc-13.0")]),

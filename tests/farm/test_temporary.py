@@ -1,6 +1,5 @@
 """Folders that live as long as a command: gone when a signal ends it, and after a kill when the next one comes."""
 
-import functools
 import os
 import re
 import signal
@@ -62,10 +61,15 @@ def begin(program, place, *arguments):
     script.write_text(program)
     environment = os.environ | {"TMPDIR": str(place), "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, script, *map(str, arguments)]
-    heeds = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # nohup's children do not
     return subprocess.Popen(
-        command, cwd=REPOSITORY, env=environment, text=True, stderr=subprocess.PIPE, preexec_fn=heeds
+        command, cwd=REPOSITORY, env=environment, text=True, stderr=subprocess.PIPE, preexec_fn=_heed
     )
+
+
+def _heed():
+    """Children of nohup, and of a shell's background, do not heed these of themselves."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(place, pattern):
