@@ -87,9 +87,28 @@ def orders_of(spaces, sparse):
 
 
 @torch.no_grad()
-def apply_order(space, order, followers):
-    """Gives a space's parameters their order. followers(tensor): other tensors of its shape that go with it."""
-    index = torch.tensor(order, dtype=torch.int64, device="cpu")
-    for site in space.places:
-        for tensor in (site.tensor.detach(), *followers(site.tensor)):
-            site.permute(tensor, index)
+def apply_orders(orders, followers):
+    """Gives the parameters of spaces their orders, [(space, order)]; all of them or, after an error, none.
+
+    followers(tensor): other tensors that go with it. Returns what `undo` takes.
+    """
+    done: list = []
+    try:
+        for space, order in orders:
+            index = torch.tensor(order, dtype=torch.int64, device="cpu")
+            for site in space.places:
+                for tensor in (site.tensor.detach(), *followers(site.tensor)):
+                    site.permute(tensor, index)
+                    done.append((site, tensor, index.argsort()))
+    except BaseException:
+        undo(done)
+        raise
+    return done
+
+
+@torch.no_grad()
+def undo(done):
+    """Takes back what apply_orders did, the last first."""
+    while done:
+        site, tensor, back = done.pop()
+        site.permute(tensor, back)
