@@ -151,7 +151,8 @@ class Permutation:
         dump_fx_graph: bool = False,
         save_dumped_fx_graph: str = "./model_permutation_graph.json",
     ) -> bool:
-        """Searches and applies all permutations. False, with a warning, where torch.fx cannot trace the model."""
+        """Searches and applies all permutations. False, with a warning, where torch.fx cannot trace the model. Another
+        warning says why channels stay, where what depends on their order is not known."""
         graph, traced = cls.build_offline_permutation_graph(model, dump_fx_graph, save_dumped_fx_graph)
         if traced:
             cls.apply_offline_permutation(model, graph)
@@ -217,11 +218,11 @@ class Permutation:
     ) -> tuple[_Graph, bool]:
         """The traced model as a dict of nodes (parents, children, fx_op, module_type, groups_param, C_param, K_param),
         and whether it could be traced."""
-        tensors = [*model.parameters(), *model.buffers()]
-        fixed: dict[tuple, str] = {(key, None): why for key, why in fixed_among(tensors).items()}
-        fixed |= unfollowed(cls.__optimizer, tensors)
 
         def followed(found):
+            tensors = [*model.parameters(), *model.buffers()]
+            fixed: dict[tuple, str] = {(key, None): why for key, why in fixed_among(tensors).items()}
+            fixed |= unfollowed(cls.__optimizer, tensors)
             flow = Flow(model, found, fixed)
             graphs = [_graph.nodes_of(traced.graph, flow.modules) for traced in found]
             return flow, {name: entry for nodes in reversed(graphs) for name, entry in nodes.items()}
