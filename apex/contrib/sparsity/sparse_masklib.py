@@ -163,8 +163,8 @@ def _summable(blocks):
     wide, infinite = blocks.double(), blocks == float("inf")
     finite = wide.masked_fill(infinite, 0)
     most = finite.amax(1, keepdim=True)
-    scale = torch.where(most > 1e290, 2.0**-64, 1.0)  # a power of two rounds nothing
-    instead = torch.where(most > 0, most * scale * 2.0 * blocks.shape[1], 1.0)
+    scale = torch.ones_like(most).masked_fill(most > 1e290, 2.0**-64)  # a power of two rounds nothing
+    instead = (most * scale * 2.0 * blocks.shape[1]).masked_fill(most == 0, 1.0)
     return torch.where(infinite, instead, finite * scale)
 
 
