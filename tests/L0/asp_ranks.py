@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -64,4 +66,40 @@ def _different(mesh):
     assert len(Permutation.get_permutation_stats()[0]) == 2
 
 
-CASES = {"trained": _trained, "different": _different}
+def _stays(model, optimizer=None):
+    """What one rank cannot reorder no rank does: weights stay replicas of each other."""
+    before = [p.detach().clone() for p in model.parameters()]
+    ASP.reset()
+    ASP.init_model_for_pruning(model, lambda w: torch.ones_like(w, dtype=torch.bool), verbosity=0)
+    if optimizer is not None:
+        ASP.init_optimizer_for_pruning(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ASP.compute_sparse_masks()
+    for p, then in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p, then)
+
+
+def _state_on_one_rank(mesh):
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if dist.get_rank() == 0:
+        for p in model.parameters():
+            optimizer.state[p]["flat"] = torch.zeros(p.numel() + 1, dtype=torch.float32, device="cpu")
+    _stays(model, optimizer)
+
+
+def _hook_on_one_rank(mesh):
+    model = _model()
+    if dist.get_rank() == 1:
+        model[1].register_forward_hook(lambda module, inputs, output: output.flip(1))
+        model[3].register_forward_hook(lambda module, inputs, output: output.flip(1))
+    _stays(model)
+
+
+CASES = {
+    "trained": _trained,
+    "different": _different,
+    "state_on_one_rank": _state_on_one_rank,
+    "hook_on_one_rank": _hook_on_one_rank,
+}

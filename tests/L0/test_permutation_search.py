@@ -204,3 +204,77 @@ def test_utilities():
 def test_refused(call, text):
     with pytest.raises(ValueError, match=text):
         call()
+
+
+def test_tables_are_made_outside_of_the_callers_modes():
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    tables = [_magnitudes._table(lambda: torch.ones(3, dtype=F32, device="cpu")) for _ in range(3)]
+    with FakeTensorMode():
+        tables[0]()
+    with torch.inference_mode():
+        tables[1]()
+    torch.func.functionalize(lambda x: x + len(tables[2]()))(matrix(1, 1))
+    for table in tables:
+        made = table()
+        assert not isinstance(made, FakeTensor) and not made.is_inference()
+        assert not torch._is_functional_tensor(made) and made.tolist() == [1, 1, 1]
+    failing = _magnitudes._table(lambda: torch.ones(-1, dtype=F32, device="cpu"))
+    with pytest.raises(RuntimeError, match="negative"):
+        failing()
+
+
+SPECIAL = {
+    "nan": lambda x: x.index_fill_(1, torch.tensor([3], dtype=torch.int64, device="cpu"), float("nan")),
+    "inf": lambda x: x.index_fill_(1, torch.tensor([3], dtype=torch.int64, device="cpu"), float("inf")),
+    "overflow": lambda x: x.mul_(3e37),
+    "all_nan": lambda x: x.fill_(float("nan")),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_searches_of_what_is_not_finite_end(name):
+    x = SPECIAL[name](matrix(64, 16))
+    for found in (
+        accelerated_search_for_good_permutation(x, {"escape_attempts": 2}),
+        channel_swap.Channel_Swap(x, 1)[2],
+    ):
+        assert sorted(found) == list(range(16))
+    if name == "overflow":
+        best = accelerated_search_for_good_permutation(x, {"escape_attempts": 2})
+        assert best == accelerated_search_for_good_permutation(x * 2.0**-100, {"escape_attempts": 2})
+
+
+ordered = permutation_utilities.try_permutations_on_matrix
+
+
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (lambda: channel_swap.Channel_Swap(matrix(4, 16), -1), ValueError, "escape_attempts"),
+        (lambda: channel_swap.Channel_Swap(matrix(4, 16), 2.5), TypeError, "integer"),
+        (lambda: kernels.sum_after_2_to_4(matrix(4, 4).to(torch.complex64)), TypeError, "real weights"),
+        (lambda: _magnitudes.columns_of(matrix(4, 4).to(torch.complex64)), TypeError, "real weights"),
+        (lambda: ordered(matrix(4, 8), []), ValueError, "permutations are"),
+        (lambda: ordered(matrix(4, 8), [[0] * 8]), ValueError, "each of the 8 columns once"),
+        (lambda: permutation_utilities.unstructured_prune(matrix(4, 8), 2.0), ValueError, "fraction"),
+        (lambda: permutation_utilities.magnitude_after_pruning_rows(matrix(4, 8), -0.5), ValueError, "fraction"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_searched_is_refused(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_pruning_leaves_no_nan_and_takes_any_layout():
+    inf = float("inf")
+    x = torch.tensor([[inf, inf, inf, 1.0]], dtype=F32, device="cpu")
+    assert permutation_utilities.apply_2_to_4(x).tolist() == [[inf, inf, 0, 0]]
+    turned = matrix(8, 4).t()
+    assert (permutation_utilities.unstructured_prune(turned, 0.5) == 0).sum() == 16
+    assert (permutation_utilities.unstructured_prune(np.asfortranarray(turned.numpy()), 0.5) == 0).sum() == 16
+    assert exhaustive_search.generate_all_unique_combinations(0, 4) == [[]]
+    assert (
+        kernels.sum_after_2_to_4(torch.tensor([[2**24 + 1, 0, 0, 0]], dtype=torch.int64, device="cpu"))
+        == 2**24 + 1
+    )

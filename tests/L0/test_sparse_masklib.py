@@ -146,3 +146,64 @@ def test_patterns_and_fill():
 def test_refused(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_tracing_leaves_nothing_behind():
+    """What is made while fake tensors, an export, a transform or inference mode are on is of no use afterwards."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    class Masks(torch.nn.Module):
+        def forward(self, x):
+            return create_mask(x, "m4n2_2d_best")
+
+    x = matrix(8, 16)
+    wanted = create_mask(x, "m4n2_2d_best")
+    sparse_masklib._patterns_2d.cache_clear()
+    torch.export.export(Masks(), (x,))
+    with FakeTensorMode() as mode:
+        create_mask(mode.from_tensor(x), "m4n2_2d_best")
+        sparse_masklib.compute_valid_1d_patterns(4, 2)
+    torch.func.functionalize(Masks())(x)
+    assert torch.equal(create_mask(x, "m4n2_2d_best"), wanted) and wanted.mean() == 0.5
+    assert sparse_masklib.compute_valid_1d_patterns(4, 2).sum() == 12
+
+
+def test_2d_best_of_numbers_that_float32_does_not_hold():
+    """The mask does not depend on the scale, and infinities come before everything else."""
+    x = matrix(8, 16, dtype=F64)
+    wanted = create_mask(x, "m4n2_2d_best")
+    for scale in (1e40, 1e307, 1e-300):
+        assert torch.equal(create_mask(x * scale, "m4n2_2d_best"), wanted)
+    x[0, :4] = torch.tensor([float("inf"), 1e308, 1.0, float("inf")], dtype=F64, device="cpu")
+    assert create_mask(x, "m4n2_2d_best")[0, :4].tolist() == [1, 0, 0, 1]
+
+
+def test_integers_are_compared_exactly():
+    x = torch.tensor(
+        [[2**24 + 1, 2**24, 2**24 + 2, 0], [-(2**63), 2**53 + 1, 2**53, 1]], dtype=torch.int64, device="cpu"
+    )
+    assert sparse_masklib.mn_1d_best(x, 4, 2).tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("shape", [(8, 0), (0,), (8, 0, 3, 3), (0, 16)], ids=str)
+@pytest.mark.parametrize("pattern", ["m4n2_1d", "m4n2_2d_best", "m4n2_2d_greedy"])
+def test_no_elements(shape, pattern):
+    assert create_mask(torch.empty(shape, dtype=F32, device="cpu"), pattern).shape == shape
+
+
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (lambda: create_mask([1.0, 2.0]), TypeError, "takes a tensor"),
+        (lambda: create_mask(matrix(4, 4), ["m4n2_1d"]), TypeError, "pattern's name"),
+        (lambda: sparse_masklib.fill(matrix(0, 4)), ValueError, "no elements"),
+        (
+            lambda: sparse_masklib.mn_1d_best(matrix(2, 4).to(torch.complex64), 4, 2),
+            TypeError,
+            "real weights",
+        ),
+    ],
+)
+def test_what_is_no_weight_is_refused(call, error, text):
+    with pytest.raises(error, match=text):
+        call()

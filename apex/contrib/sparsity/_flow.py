@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from apex.contrib.sparsity._layers import POOL, Layers
+from apex.contrib.sparsity._layers import POOL, Layers, why_unknown
 from apex.contrib.sparsity._reshape import pooled, reshaped
 from apex.contrib.sparsity._spaces import Site, Space, settle
+from apex.contrib.sparsity._trace import Traced
 from apex.contrib.sparsity._values import Attribute, Channels, Shape, Size
 
 _UNARY = {
@@ -36,47 +37,90 @@ _HARMLESS = {
 _METADATA = ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout")
 
 
-class Tracer(fx.Tracer):
-    """Takes apex's layers as leaves, as it takes those of torch.nn."""
-
-    def is_leaf_module(self, m, module_qualified_name):
-        ours = m.__module__.startswith("apex.") and not isinstance(m, (nn.Sequential, nn.ModuleList))
-        return ours or super().is_leaf_module(m, module_qualified_name)
-
-
-def trace(model: nn.Module) -> fx.Graph:
-    """The model's graph. Raises what torch.fx raises for a model that it cannot trace."""
-    before = set(vars(model))
-    try:
-        return Tracer().trace(model)
-    finally:
-        # torch.fx keeps tensors that forward() makes in the model.
-        for name in set(vars(model)) - before:
-            delattr(model, name)
-
-
 def _leaves(values):
     found: list = []
     fx.node.map_aggregate(values, lambda value: found.append(value) or value)
     return found
 
 
-class Flow(Layers):
-    """Follows the channels of a traced model.
+def _traced_in(values):
+    return any(isinstance(value, (Channels, Attribute, Shape, Size)) for value in _leaves(values))
 
-    After it is made: `roots`, the spaces that remain; their sites say which parameters they are in.
+
+def _floating_buffers(module):
+    return [b for n, b in module.named_buffers(recurse=False) if b.is_floating_point() and "_mma_" not in n]
+
+
+def _broadcast(one, two):
+    """The channels of both in what is made of two tensors of one axis: the larger number of dimensions counts."""
+    if one.rank is None or two.rank is None:
+        return dataclasses.replace(one, rank=None, batch=object())
+    larger = one if one.rank >= two.rank else two
+    return (
+        larger if one.rank != two.rank or one.batch is two.batch else dataclasses.replace(one, batch=object())
+    )
+
+
+def _with_attribute(x, attribute):
+    """The channels of x after a parameter or buffer was added, which may have more dimensions, or a larger first."""
+    shape = attribute.tensor.shape
+    if attribute.expanded or x.rank is None:
+        return dataclasses.replace(x, rank=None, batch=object())
+    if len(shape) < x.rank or (len(shape) == x.rank and shape[0] == 1):
+        return x
+    return dataclasses.replace(x, rank=len(shape), batch=object())
+
+
+class Flow(Layers):
+    """Follows the channels of a model through its graphs, one of each mode.
+
+    fixed: {(id of a tensor, None or "rows"): why it stays as it is}. After it is made: `roots`, the spaces that remain,
+    whose sites say which parameters they are in, and `unsure`, sentences about what could not be looked into.
     """
 
-    def __init__(self, model: nn.Module, graph: fx.Graph):
+    def __init__(self, model: nn.Module, graphs: list[Traced], fixed: dict[tuple, str]):
         self.modules = dict(model.named_modules())
         self.model = model
         self.spaces: list[Space] = []
-        self.pinned: set[int] = set()
+        self.pinned: dict[tuple, str] = dict(fixed)
         self.values: dict[fx.Node, Any] = {}
-        for node in graph.nodes:
+        self.unsure: list[str] = []
+        self.reached: set[int] = set()
+        for traced in graphs:
+            self._follow(traced)
+        self._stop_unreached()
+        self.roots = settle(self.spaces, self.pinned)
+        staying: dict[str, dict[str, None]] = {}
+        for site in (site for root in self.roots for site in root.sites):
+            if (id(site.tensor), None) in fixed:
+                staying.setdefault(fixed[id(site.tensor), None], {})[site.name] = None
+        self.unsure += [f"{', '.join(list(names)[:4])} {why}" for why, names in staying.items()]
+
+    def _follow(self, traced):
+        for node in traced.graph.nodes:
             self.node = node
             self.values[node] = getattr(self, f"_{node.op}")(node)
-        self.roots = settle(self.spaces, self.pinned)
+        for node, attribute in traced.held.items():
+            value = self.values[node]
+            if isinstance(value, Channels):
+                self._stop(value, why=f"is kept by forward() in {attribute}")
+                self.unsure.append(f"{node.name} is kept by forward() in {attribute}, where all may read it")
+        for tensor in traced.unseen:
+            self.reached.add(id(tensor))
+            self.pinned[id(tensor), None] = "may be read by forward() in Python"
+
+    def _stop_unreached(self):
+        """Layers that no graph reaches, as heads that other methods call, may read any channels."""
+        names = []
+        for name, module in self.modules.items():
+            own = [*module.parameters(recurse=False), *_floating_buffers(module)]
+            if id(module) not in self.reached and any(id(tensor) not in self.reached for tensor in own):
+                names.append(name or type(module).__name__)
+        if names:
+            why = f"forward() does not reach {', '.join(names[:4])}, which may read any channels"
+            self.unsure.append(why)
+            for space in self.spaces:
+                space.freeze(why)
 
     # ---- what the methods below share ----------------------------------------------------------------
 
@@ -88,13 +132,25 @@ class Flow(Layers):
         """Whether an argument is a value of which nothing is known."""
         return any(self.values[argument] is None for argument in node.all_input_nodes)
 
-    def _stop(self, *values):
+    def _stop(self, *values, why=None):
         """Nothing is known of what these go into."""
         for value in _leaves(list(values)):
             if isinstance(value, Channels):
-                value.freeze(f"{self.node.name} does not keep channels apart")
+                value.freeze(why or f"{self.node.name} does not keep channels apart")
             elif isinstance(value, Attribute):
-                self.pinned.add(id(value.tensor))
+                self.pinned[id(value.tensor), None] = "is used otherwise too"
+
+    def _stop_at(self, x, module, why="is called with channels that are not known"):
+        """A layer of which nothing is known: what it reads stays, and so do all of its tensors."""
+        self._stop(x)
+        for tensor in (*module.parameters(), *module.buffers()):
+            self.pinned[id(tensor), None] = why
+
+    def _stop_input(self, x, weight):
+        """A layer reads what is not known: its weight's input channels stay, those of other calls of it as well."""
+        self._stop(x)
+        if weight is not None:
+            self.pinned[id(weight), 1] = "is called with channels that are not known"
 
     def _stop_all(self, node):
         args, kwargs = self._given(node)
@@ -135,16 +191,24 @@ class Flow(Layers):
         value = self.model
         for atom in node.target.split("."):
             value = getattr(value, atom, None)
+        self.reached.add(id(value))
         return Attribute(value, node.target) if torch.is_tensor(value) else None
 
     def _call_module(self, node):
         module = self.modules[node.target]
-        if isinstance(module, nn.MultiheadAttention):
+        self.reached.update(map(id, module.modules()))
+        attention, handler = isinstance(module, nn.MultiheadAttention), self._handler(module)
+        why = why_unknown(module) if attention or handler else None
+        if why is not None:
+            self._stop_at(None, module, why)
+            self.unsure.append(f"{node.target} {why}")
+            return self._stop_all(node)
+        if attention:
             return self._attention(node, module)
         args, kwargs = self._given(node)
         x = args[0] if args else None
-        handler = self._handler(module)
         if handler is None or kwargs or len(args) != 1:
+            self._stop_at(None, module)
             return self._stop_all(node)
         return handler(module, x if isinstance(x, Channels) else None)
 
@@ -179,9 +243,9 @@ class Flow(Layers):
         if "out" in kwargs or (name not in _SIZED and self._has_unknown(node)):
             return self._stop_all(node)
         if name in _BINARY:
-            return self._binary(node, args)
+            return self._binary(node, args, kwargs)
         if isinstance(x, Attribute) and name in ("expand", "expand_as"):
-            return x
+            return dataclasses.replace(x, expanded=True)
         if not isinstance(x, Channels):
             return self._stop_all(node)
         others = [value for value in _leaves([args[1:], kwargs]) if isinstance(value, (Channels, Attribute))]
@@ -196,16 +260,20 @@ class Flow(Layers):
             return None
         return Size(x, args[1]) if len(args) > 1 else Shape(x)
 
-    def _binary(self, node, args):
-        channels = [value for value in args[:2] if isinstance(value, Channels)]
+    def _binary(self, node, args, kwargs):
+        operands = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
+        rest = {name: value for name, value in kwargs.items() if name not in ("input", "other")}
+        if len(operands) != 2 or not set(rest) <= {"alpha", "rounding_mode"} or _traced_in(rest):
+            return self._stop_all(node)
+        channels = [value for value in operands if isinstance(value, Channels)]
         if len(channels) == 2 and self._unite(*channels):
-            return channels[0]
-        others = [value for value in args[:2] if not isinstance(value, (Channels, int, float))]
-        if len(channels) == 1 and all(
+            return _broadcast(*channels)
+        others = [value for value in operands if not isinstance(value, (Channels, int, float))]
+        if len(channels) != 1 or not all(
             isinstance(o, Attribute) and self._meets(channels[0], o) for o in others
         ):
-            return channels[0]
-        return self._stop_all(node)
+            return self._stop_all(node)
+        return _with_attribute(channels[0], others[0]) if others else channels[0]
 
     def _meets(self, x, attribute):
         """Whether an attribute that is added to (or multiplies) channels has one value for all, or is one of them."""
@@ -218,7 +286,8 @@ class Flow(Layers):
         return True
 
     def _concatenate(self, node, args, kwargs):
-        tensors, axis = args[0], kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else 0))
+        tensors = args[0] if args else kwargs.get("tensors")
+        axis = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else 0))
         first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else None
         alike = isinstance(first, Channels) and all(
             isinstance(x, Channels) and (x.dim, x.rank, x.flat) == (first.dim, first.rank, False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import torch
+import torch.nn.modules.module as _global
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
@@ -21,6 +23,25 @@ _ACTIVATIONS = (
     nn.FeatureAlphaDropout, nn.Hardshrink, nn.Softshrink, nn.Tanhshrink, nn.Threshold, nn.RReLU,
 )  # fmt: skip
 POOL = re.compile(r"(?:adaptive_?)?(?:max|avg|lp)_?pool([123])d", re.IGNORECASE)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def why_unknown(module: nn.Module) -> str | None:
+    """Why a layer may do otherwise than layers of its type do; None where it does the same."""
+    if _global._global_forward_hooks or _global._global_forward_pre_hooks:
+        return "is called with hooks of all modules"
+    for part in module.modules():
+        if not type(part).__module__.startswith(("torch.nn.modules.", "apex.")):
+            return f"is a {type(part).__name__}, such as a parametrization makes"
+        if any(getattr(part, hooks, None) for hooks in _HOOKS):
+            return "has hooks"
+        if "forward" in vars(part):
+            return "has a forward() of its own"
+        if any(torch.is_tensor(value) for value in vars(part).values()):
+            return "has a weight that is no parameter of its own"
+    return None
 
 
 class Layers:
@@ -67,12 +88,12 @@ class Layers:
         fits = x is not None and x.dim == 1 - rank and not x.flat and x.size == module.in_channels
         if module.groups == module.in_channels == module.out_channels > 1:  # each channel by itself
             if not fits:
-                return self._stop(x)
+                return self._stop_at(x, module)
             self._sites(x, module.weight, f"{path}.weight", 0, "K")
             self._sites(x, module.bias, f"{path}.bias", 0, "K")
             return dataclasses.replace(x, rank=rank)
-        if x is not None and not (fits and self._input_of_groups(module, x)):
-            self._stop(x)
+        if not (fits and self._input_of_groups(module, x)):
+            self._stop_input(x, module.weight)
         made = self._new(module.out_channels, 1 - rank, rank, batch)
         self._sites(made, module.weight, f"{path}.weight", 0, "K", makes=True)
         self._sites(made, module.bias, f"{path}.bias", 0, "K", makes=True)
@@ -102,7 +123,7 @@ class Layers:
         if x is not None and x.dim == -1 and x.size == module.in_features:
             self._sites(x, module.weight, f"{path}.weight", 1, "C")
         else:
-            self._stop(x)
+            self._stop_input(x, module.weight)
         rank = None if x is None or x.flat else x.rank
         made = self._new(module.out_features, -1, 2 if x and x.flat else rank, x.batch if x else object())
         self._sites(made, module.weight, f"{path}.weight", 0, "K", makes=True)
@@ -117,25 +138,23 @@ class Layers:
 
     def _channel_norm(self, module, x):
         if x is None or not x.second or x.size != module.num_features:
-            return self._stop(x)
+            return self._stop_at(x, module)
         for name in ("weight", "bias", "running_mean", "running_var"):
             self._sites(x, getattr(module, name, None), f"{self.node.target}.{name}", 0, "K")
         return x
 
     def _row_norm(self, module, x):
         shape = tuple(getattr(module, "normalized_shape", ())) or tuple(module.weight.shape)
-        if x is None:
-            return None
-        if x.flat or (-x.dim <= len(shape) and shape[x.dim] != x.size):
-            return self._stop(x)
+        if x is None or x.flat or (-x.dim <= len(shape) and shape[x.dim] != x.size):
+            return self._stop_at(x, module)
         for name in ("weight", "bias") if -x.dim <= len(shape) else ():
             self._sites(x, getattr(module, name, None), f"{self.node.target}.{name}", len(shape) + x.dim, "K")
         return x
 
     def _prelu(self, module, x):
-        if x is not None and module.num_parameters > 1:
-            if not x.second or x.size != module.num_parameters:
-                return self._stop(x)
+        if module.num_parameters > 1:
+            if x is None or not x.second or x.size != module.num_parameters:
+                return self._stop_at(x, module)
             self._sites(x, module.weight, f"{self.node.target}.weight", 0, "K")
         return x
 
@@ -150,6 +169,7 @@ class Layers:
             self._sites(inputs[0], module.in_proj_weight, f"{node.target}.in_proj_weight", 1, "C")
         else:
             self._stop(*inputs)
+            self._stop_input(None, module.in_proj_weight)
         self._stop(*args[3:], *(v for k, v in kwargs.items() if k not in ("query", "key", "value")))
         query = inputs[0] if inputs and isinstance(inputs[0], Channels) else None
         made = self._new(

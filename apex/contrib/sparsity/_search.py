@@ -67,11 +67,24 @@ def _ranks(spaces):
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return 0, 1
     shapes = [[(s.name, tuple(s.tensor.shape), s.place[1:]) for s in space.places] for space in spaces]
+    mine = shapes, [space.frozen for space in spaces]
     everyone: list = [None] * dist.get_world_size()
     with waiting("comparing models before channels are reordered", CALLS, "ASP"):
-        dist.all_gather_object(everyone, shapes)
-    alike = all(other == shapes for other in everyone)
+        dist.all_gather_object(everyone, mine)
+    alike = all(other == shapes for other, _ in everyone)
+    if alike:
+        for rank, (_, frozen) in enumerate(everyone):
+            for space, why in zip(spaces, frozen, strict=True):
+                if why:  # there alone, if the optimizer has a state on that rank alone
+                    space.freeze(f"on rank {rank}: {why}")
+    elif all(_tensors(other) == _tensors(shapes) for other, _ in everyone):
+        for space in spaces:
+            space.freeze("ranks have the same layers, and follow their channels differently")
     return (dist.get_rank(), dist.get_world_size()) if alike else (0, 1)
+
+
+def _tensors(shapes):
+    return {site[:2] for space in shapes for site in space}
 
 
 def orders_of(spaces, sparse):
@@ -87,9 +100,28 @@ def orders_of(spaces, sparse):
 
 
 @torch.no_grad()
-def apply_order(space, order, followers):
-    """Gives a space's parameters their order. followers(tensor): other tensors of its shape that go with it."""
-    index = torch.tensor(order, dtype=torch.int64, device="cpu")
-    for site in space.places:
-        for tensor in (site.tensor.detach(), *followers(site.tensor)):
-            site.permute(tensor, index)
+def apply_orders(orders, followers):
+    """Gives the parameters of spaces their orders, [(space, order)]; all of them or, after an error, none.
+
+    followers(tensor): other tensors that go with it. Returns what `undo` takes.
+    """
+    done: list = []
+    try:
+        for space, order in orders:
+            index = torch.tensor(order, dtype=torch.int64, device="cpu")
+            for site in space.places:
+                for tensor in (site.tensor.detach(), *followers(site.tensor)):
+                    site.permute(tensor, index)
+                    done.append((site, tensor, index.argsort()))
+    except BaseException:
+        undo(done)
+        raise
+    return done
+
+
+@torch.no_grad()
+def undo(done):
+    """Takes back what apply_orders did, the last first."""
+    while done:
+        site, tensor, back = done.pop()
+        site.permute(tensor, back)

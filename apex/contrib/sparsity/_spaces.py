@@ -51,7 +51,10 @@ class Site:
         return part.movedim(self.dim, -1).reshape(-1, length)
 
     def permute(self, tensor, order):
-        """Reorders `tensor`, the site's own or one of its shape; order: int64, of the whole space."""
+        """Reorders `tensor`, the site's own or one of its shape; order: int64, of the whole space. A tensor with one
+        element for all of them stays."""
+        if tensor.shape[self.dim] != self.tensor.shape[self.dim]:
+            return
         part = self.part_of(tensor)
         local = order[self.begin : self.begin + self.length] - self.begin
         part.copy_(part.index_select(self.dim, local.to(tensor.device)))
@@ -112,8 +115,8 @@ class Space:
 def settle(spaces, pinned):
     """The roots of `spaces`, after tensors that several sites are about are taken into account.
 
-    pinned: ids of tensors that must stay as they are. One place in two spaces makes them one; places that overlap
-    otherwise, and pinned tensors, freeze theirs.
+    pinned: {(id of a tensor, dimension): why it must stay as it is}; None: all dimensions; "rows": its parts. One place
+    in two spaces makes them one; places that overlap otherwise, and pinned tensors, freeze theirs.
     """
     by_tensor: dict[tuple, list] = {}
     for space in spaces:
@@ -121,8 +124,9 @@ def settle(spaces, pinned):
             by_tensor.setdefault((id(site.tensor), site.dim), []).append((site, space))
     for found in by_tensor.values():
         for index, (site, space) in enumerate(found):
-            if id(site.tensor) in pinned:
-                space.freeze(f"{site.name} is used otherwise too")
+            for dim in (None, site.dim, "rows" if site.rows else None):
+                if (id(site.tensor), dim) in pinned:
+                    space.freeze(f"{site.name} {pinned[id(site.tensor), dim]}")
             for other, owner in found[:index]:
                 if site.place == other.place:
                     space.unite(owner)

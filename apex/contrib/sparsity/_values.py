@@ -40,10 +40,12 @@ class Channels:
 
 @dataclasses.dataclass(frozen=True)
 class Attribute:
-    """A parameter or buffer that the graph names; axes are counted from the right."""
+    """A parameter or buffer that the graph names; axes are counted from the right. expanded: it has more dimensions, or
+    larger ones, than the tensor, and which is not known."""
 
     tensor: torch.Tensor
     name: str
+    expanded: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

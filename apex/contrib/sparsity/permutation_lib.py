@@ -16,8 +16,10 @@ import torch
 from torch import fx, nn
 
 from apex.contrib.sparsity import _graph, _search
-from apex.contrib.sparsity._flow import Flow, trace
-from apex.contrib.sparsity._masters import masters_of
+from apex.contrib.sparsity._fixed import fixed_among
+from apex.contrib.sparsity._flow import Flow
+from apex.contrib.sparsity._masters import followers_of, pairs_of, unfollowed
+from apex.contrib.sparsity._trace import traces
 from apex.contrib.sparsity.permutation_search_kernels import _magnitudes
 
 _Graph = dict[str, dict[str, Any]]
@@ -52,6 +54,8 @@ def replicate_sequence(sequence: list[int], replications: int) -> list[int]:
 
 def _permuted(tensor, dim, sequence, dryrun):
     """Reorders dimension `dim` in place; of a multiple of the channels, each part. False where they do not fit."""
+    if sorted(sequence) != list(range(len(sequence))):
+        raise ValueError(f"an order names each channel from 0 to {len(sequence) - 1} once: {sequence}")
     if not sequence or tensor.dim() <= dim or tensor.shape[dim] % len(sequence):
         return False
     if not dryrun:
@@ -80,6 +84,7 @@ class Permutation:
     __permuted_in_C: list[str] = []
     __permuted_in_K: list[str] = []
     __missed: list[str] = []
+    __done: list = []
 
     # ---- settings ------------------------------------------------------------------------------------
 
@@ -129,6 +134,7 @@ class Permutation:
         cls.__model, cls.__optimizer, cls.__verbosity = model, optimizer, verbosity
         cls.__sparse_parameters, cls.__all_parameters = sparse_parameters, all_parameters
         cls.__permuted_in_C, cls.__permuted_in_K, cls.__missed, cls.__flow = [], [], [], None
+        cls.__done = []
 
     @classmethod
     def get_permutation_stats(cls) -> tuple[list[str], list[str], list[str]]:
@@ -145,7 +151,8 @@ class Permutation:
         dump_fx_graph: bool = False,
         save_dumped_fx_graph: str = "./model_permutation_graph.json",
     ) -> bool:
-        """Searches and applies all permutations. False, with a warning, where torch.fx cannot trace the model."""
+        """Searches and applies all permutations. False, with a warning, where torch.fx cannot trace the model. Another
+        warning says why channels stay, where what depends on their order is not known."""
         graph, traced = cls.build_offline_permutation_graph(model, dump_fx_graph, save_dumped_fx_graph)
         if traced:
             cls.apply_offline_permutation(model, graph)
@@ -178,10 +185,10 @@ class Permutation:
     ) -> fx.GraphModule | None:
         """Traces and prints the graph: print_tabular as a table, which needs the package tabulate;
         generate_python_code: its code too. None, with a warning, where the model cannot be traced."""
-        graph = cls.__trace(model)
-        if graph is None:
+        found = cls.__trace(model)
+        if found is None:
             return None
-        traced = fx.GraphModule(model, graph)
+        traced = fx.GraphModule(model, found[0].graph)
         traced.graph.print_tabular() if print_tabular else print(traced.graph)
         if generate_python_code:
             print(traced.code)
@@ -190,9 +197,10 @@ class Permutation:
     trace_and_print_raw_fx_graph = print_raw_fx_graph
 
     @staticmethod
-    def __trace(model):
+    def __trace(model, then=list):
+        """What `then` makes of the model's graphs. None, with a warning, where that fails."""
         try:
-            return trace(model)
+            return then(traces(model))
         except Exception as error:
             warnings.warn(
                 f"channels are not reordered: torch.fx cannot trace {type(model).__name__}: {error}; "
@@ -210,14 +218,35 @@ class Permutation:
     ) -> tuple[_Graph, bool]:
         """The traced model as a dict of nodes (parents, children, fx_op, module_type, groups_param, C_param, K_param),
         and whether it could be traced."""
-        traced = cls.__trace(model)
-        if traced is None:
+
+        def followed(found):
+            tensors = [*model.parameters(), *model.buffers()]
+            fixed: dict[tuple, str] = {(key, None): why for key, why in fixed_among(tensors).items()}
+            fixed |= unfollowed(cls.__optimizer, tensors)
+            flow = Flow(model, found, fixed)
+            graphs = [_graph.nodes_of(traced.graph, flow.modules) for traced in found]
+            return flow, {name: entry for nodes in reversed(graphs) for name, entry in nodes.items()}
+
+        made = cls.__trace(model, followed)
+        if made is None:
             return {}, False
-        cls.__flow = Flow(model, traced)
-        graph = _graph.nodes_of(traced, cls.__built().modules)
+        cls.__flow, graph = made
+        cls.__warn_of(cls.__flow.unsure)
         if dump_fx_graph:
             cls.save_graph_to_json(graph, save_dumped_fx_graph)
         return graph, True
+
+    @staticmethod
+    def __warn_of(unsure):
+        """Says once why channels stay that could be reordered if more were known."""
+        reasons = list(dict.fromkeys(unsure))
+        if reasons:
+            more = f"; and {len(reasons) - 5} more" if len(reasons) > 5 else ""
+            warnings.warn(
+                f"some channels are not reordered, since what depends on their order is not known: "
+                f"{'; '.join(reasons[:5])}{more}. Pruning goes on without, as with allow_permutation=False",
+                stacklevel=3,
+            )
 
     @classmethod
     def __built(cls):
@@ -294,30 +323,31 @@ class Permutation:
     def apply_offline_permutation(cls, model: nn.Module, fx_graph: _Graph) -> _Graph:
         """Reorders the parameters by the orders in the graph, which ``search_for_good_permutation`` put there.
 
-        Master weights, optimizer states and gradients of a parameter go with it; masks become all ones.
+        Master weights, optimizer states and gradients of a parameter go with it; masks become all ones. After an error
+        everything is as before.
         """
-        cls.transfer_to_dense_mask()
         orders = fx_graph["unique_siblings"]["permutation_sequence"]
         along: dict[str, dict[str, None]] = {"C": {}, "K": {}}
+        chosen: list[tuple] = []
         for space, order in zip(cls.__built().roots, orders, strict=True):
             if order:
-                _search.apply_order(space, order, cls.__followers)
+                chosen.append((space, order))
                 for site in space.sites:
                     along[site.kind][site.name] = None
                     fx_graph[convert_fx_node_name(site.node)][f"{site.kind.lower()}_permuted"] = "True"
+        cls.__step(fx_graph, "apply_offline_permutation")  # the file first: it may fail, and changes nothing
+        pairs = pairs_of(cls.__optimizer)
+        cls.__done = _search.apply_orders(chosen, lambda tensor: followers_of(cls.__optimizer, tensor, pairs))
+        cls.transfer_to_dense_mask()
         cls.__permuted_in_C += along["C"]
         cls.__permuted_in_K += along["K"]
-        return cls.__step(fx_graph, "apply_offline_permutation")
+        return fx_graph
 
     @classmethod
-    def __followers(cls, tensor):
-        """What has an element for each of a parameter's, and is reordered with it: gradient, masters, their states."""
-        masters = masters_of(cls.__optimizer, tensor)
-        found = [t.grad for t in (tensor, *masters) if t.grad is not None] + masters
-        states = getattr(cls.__optimizer, "state", {})
-        for state in [states[t] for t in (tensor, *masters) if t in states]:
-            found += [v for k, v in state.items() if torch.is_tensor(v) and k != "master_param"]
-        return [other.detach() for other in found if other.shape == tensor.shape]
+    def undo_offline_permutation(cls) -> None:
+        """Takes back the orders that ``apply_offline_permutation`` gave last. Masks stay all ones."""
+        _search.undo(cls.__done)
+        cls.__permuted_in_C, cls.__permuted_in_K = [], []
 
     @classmethod
     def transfer_to_dense_mask(cls) -> None:
@@ -334,11 +364,14 @@ class Permutation:
         """Reorders the input channels of a layer's pruned weights, or of its ``weight`` where none is pruned.
 
         Nothing else changes with it. False where there is no such layer or the order does not fit; dryrun: only that.
+        Raises ValueError for an order that does not name each channel once.
         """
         pruned = [p for name, _, _, p, _, _ in cls.__sparse_parameters if node_name_matches(node_name, name)]
         named = [(n, p) for name, _, n, p in cls.__all_parameters if node_name_matches(node_name, name)]
         found = pruned or [p for n, p in named if n == "weight"]
-        return bool(found) and all(_permuted(p, 1, permutation_sequence, dryrun) for p in found)
+        if not found or not all(_permuted(p, 1, permutation_sequence, True) for p in found):
+            return False
+        return all(_permuted(p, 1, permutation_sequence, dryrun) for p in found)
 
     @classmethod
     def apply_permutation_in_K_dim(

@@ -17,7 +17,9 @@ _BLOCKS_AT_ONCE = 65536  # of mn_2d_best, which compares each block with all pat
 
 
 def fill(x: torch.Tensor) -> float:
-    """The fraction of elements of x that are not zero."""
+    """The fraction of elements of x that are not zero. Raises ValueError where x has none."""
+    if not x.numel():
+        raise ValueError(f"a tensor of shape {tuple(x.shape)} has no elements to count")
     return torch.count_nonzero(x).item() / x.numel()
 
 
@@ -32,28 +34,31 @@ def reshape_1d(matrix: torch.Tensor, m: int) -> tuple[torch.Tensor, torch.Size]:
 def _check_pattern(matrix, m, n):
     if matrix is not None and matrix.dim() != 2:
         raise ValueError(f"masks are of matrices [rows, columns], not of shape {tuple(matrix.shape)}")
+    if matrix is not None and matrix.is_complex():
+        raise TypeError(f"masks are of real weights, not of {matrix.dtype}: mask matrix.abs()")
     if not 0 < n <= m:
         raise ValueError(f"n:m sparsity keeps 0 < n <= m of m weights, not {n} of {m}")
 
 
 def _magnitudes(matrix):
+    if not matrix.is_floating_point():  # int64 holds them exactly, but for the magnitude of its least number
+        return matrix.detach().long().clamp(min=-torch.iinfo(torch.int64).max).abs()
     wide = matrix if matrix.dtype == torch.float64 else matrix.float()
     return wide.detach().abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
 
 
-@functools.cache
-def _patterns_1d(m, n):
-    chosen = list(itertools.combinations(range(m), n))
-    patterns = torch.zeros(len(chosen), m, dtype=torch.float32, device="cpu")
-    for row, kept in zip(patterns, chosen, strict=True):
-        row[list(kept)] = 1
-    return patterns
+def _tensor_of_patterns(kept, m):
+    """float32 [..., m] with ones at the kept indices. Made anew each time: a tensor that is made while fake tensors, a
+    transform or inference mode are on is of use there alone."""
+    columns = torch.tensor(kept, dtype=torch.int64, device="cpu")
+    patterns = torch.zeros(*columns.shape[:-1], m, dtype=torch.float32, device="cpu")
+    return patterns.scatter(-1, columns, 1)
 
 
 def compute_valid_1d_patterns(m: int, n: int) -> torch.Tensor:
     """All patterns of n ones among m: float32 [patterns, m] on the CPU, in the order of the kept indices."""
     _check_pattern(None, m, n)
-    return _patterns_1d(m, n).clone()
+    return _tensor_of_patterns(list(itertools.combinations(range(m), n)), m)
 
 
 def mn_1d_best(matrix: torch.Tensor, m: int, n: int) -> torch.Tensor:
@@ -143,16 +148,24 @@ def _patterns_below(rows, left, m, n, found):
 def _patterns_2d(m, n):
     found: list = []
     _patterns_below([], [n] * m, m, n, found)
-    columns = torch.tensor(found, dtype=torch.int64, device="cpu")
-    patterns = torch.zeros(len(found), m, m, dtype=torch.float32, device="cpu")
-    return patterns.scatter_(2, columns, 1)
+    return found
 
 
 def compute_valid_2d_patterns(m: int, n: int) -> torch.Tensor:
     """All m x m patterns with n ones in every row and column: float32 [patterns, m, m] on the CPU, in the order of the
     kept columns. Raises ValueError where they are more than a million."""
     _check_pattern(None, m, n)
-    return _patterns_2d(m, n).clone()
+    return _tensor_of_patterns(_patterns_2d(m, n), m)
+
+
+def _summable(blocks):
+    """float64 magnitudes whose sums are finite; one infinity is more than all else of its block together."""
+    wide, infinite = blocks.double(), blocks == float("inf")
+    finite = wide.masked_fill(infinite, 0)
+    most = finite.amax(1, keepdim=True)
+    scale = torch.ones_like(most).masked_fill(most > 1e290, 2.0**-64)  # a power of two rounds nothing
+    instead = (most * scale * 2.0 * blocks.shape[1]).masked_fill(most == 0, 1.0)
+    return torch.where(infinite, instead, finite * scale)
 
 
 def mn_2d_best(matrix: torch.Tensor, m: int, n: int) -> torch.Tensor:
@@ -164,11 +177,10 @@ def mn_2d_best(matrix: torch.Tensor, m: int, n: int) -> torch.Tensor:
         there are too many patterns.
     """
     _check_pattern(matrix, m, n)
-    patterns = _patterns_2d(m, n).flatten(1).to(matrix.device, torch.float64)
+    patterns = _tensor_of_patterns(_patterns_2d(m, n), m).flatten(1).to(matrix.device, torch.float64)
 
     def best(blocks):
-        finite = blocks.double().clamp(max=torch.finfo(torch.float32).max)  # infinity times 0 is no number
-        parts = [torch.argmax(part @ patterns.t(), dim=1) for part in finite.split(_BLOCKS_AT_ONCE)]
+        parts = [torch.argmax(_summable(part) @ patterns.t(), 1) for part in blocks.split(_BLOCKS_AT_ONCE)]
         return patterns[torch.cat(parts)]
 
     return _masked_in_blocks(matrix, m, best)
@@ -200,12 +212,19 @@ def create_mask(tensor: torch.Tensor, pattern: str = "m4n2_1d", density: float =
     Returns:
         Zeros and ones of the tensor's shape, dtype and device. Raises ValueError and TypeError.
     """
+    if not torch.is_tensor(tensor) or not isinstance(pattern, str):
+        raise TypeError(
+            f"create_mask takes a tensor and a pattern's name, not {type(tensor).__name__} and "
+            f"{type(pattern).__name__}: torch.from_numpy makes a tensor of an array"
+        )
     if pattern not in _PATTERNS:
         raise ValueError(f"no pattern {pattern!r}: there are {', '.join(_PATTERNS)}")
     if not tensor.is_floating_point():
         raise TypeError(f"masks are of floating-point weights, not of {tensor.dtype}")
     if not 1 <= tensor.dim() <= 5:
         raise ValueError(f"masks are of weights of 1 to 5 dimensions, not of shape {tuple(tensor.shape)}")
+    if not tensor.numel():
+        return torch.zeros_like(tensor.detach())
     weight = tensor.detach() if tensor.dim() > 1 else tensor.detach()[None]
     order = _ROWS_FIRST[weight.dim()]
     turned = weight.permute(order)

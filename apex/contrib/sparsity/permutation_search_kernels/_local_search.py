@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import time
 
 import torch
@@ -33,7 +34,8 @@ class _Order:
             self.columns, chosen.to(self.columns.device), self.orders
         )
         least = (base * _ROUNDING).clamp(min=self.threshold)
-        self.gains[need], self.choices[need] = gains.masked_fill(gains <= least, 0), which
+        # "not above", rather than "below": a comparison with NaN is false.
+        self.gains[need], self.choices[need] = gains.masked_fill(~(gains > least), 0), which
 
     def apply(self, group, order):
         stripes = self.groups[group]
@@ -89,7 +91,12 @@ def local_search(
         orders: int64 [orders, 8 or 12], how a group's columns may be ordered; the first changes nothing.
         time_limit: seconds; what has been found by then is returned.
         threshold: gains that are no larger are none.
+
+    Raises ValueError, TypeError for escape_attempts that are no number of times.
     """
+    if operator.index(escape_attempts) < 0:
+        raise ValueError(f"escape_attempts is how many times the search goes on, not {escape_attempts}")
+    matrix = _magnitudes.summable(matrix)
     stripes = torch.arange(matrix.shape[1], dtype=torch.int64, device="cpu").view(-1, 4)
     each = torch.arange(len(stripes), dtype=torch.int64, device="cpu")
     groups = torch.combinations(each, orders.shape[1] // 4)
@@ -111,7 +118,7 @@ def local_search(
         elif attempts:
             changed = (now.stripes != best).any(1)  # the disturbance did not help
             now.stripes.copy_(best)
-        if attempts == escape_attempts:
+        if attempts >= escape_attempts:
             break
         attempts += 1
         changed |= now.disturb()

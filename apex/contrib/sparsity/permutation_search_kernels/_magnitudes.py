@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +15,8 @@ import torch
 from apex._functional import call
 
 _GROUPS_AT_ONCE = 8192
+_WIDE = (torch.float64, torch.int32, torch.int64)  # float32 does not hold all of their numbers
+_MOST = 1e37  # sums of magnitudes above this are scaled, since they come near to what float32 holds
 _seed = 1
 generator = random.Random(_seed)
 
@@ -28,14 +33,21 @@ def tensor_of(array: Any) -> torch.Tensor:
     return array.detach() if torch.is_tensor(array) else torch.from_numpy(array)
 
 
+def _refuse_complex(tensor):
+    if tensor.is_complex():
+        raise TypeError(f"2:4 sparsity is of real weights, not of {tensor.dtype}: give their abs()")
+
+
 def as_tensor(matrix: Any) -> torch.Tensor:
-    """A matrix [rows, columns], a tensor or a numpy array, as a float32 or float64 tensor. Raises ValueError."""
+    """A matrix [rows, columns], a tensor or a numpy array, as a float32 or float64 tensor. Raises ValueError,
+    and TypeError for complex numbers."""
     tensor = tensor_of(matrix)
+    _refuse_complex(tensor)
     if tensor.dim() != 2 or tensor.shape[1] % 4:
         raise ValueError(
             f"2:4 sparsity is of matrices with a multiple of 4 columns, not of {tuple(tensor.shape)}"
         )
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+    return tensor.double() if tensor.dtype in _WIDE else tensor.float()
 
 
 def like(tensor, matrix):
@@ -61,20 +73,61 @@ def kept_magnitudes(columns: torch.Tensor, groups: torch.Tensor) -> torch.Tensor
 
 
 def columns_of(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix as ``kept_magnitudes`` takes it: float32 [columns, rows]."""
+    """The matrix as ``kept_magnitudes`` takes it: float32 [columns, rows]. Raises TypeError for complex numbers."""
+    _refuse_complex(matrix)
     return matrix.float().t().contiguous()
+
+
+def summable(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix, or one whose columns compare alike and whose sums are finite in float32: magnitudes too large for
+    that are scaled by a power of two, and infinities and NaN are the largest magnitude."""
+    whole = matrix.abs().sum(dtype=torch.float64).item()
+    if whole < _MOST:
+        return matrix
+    wide = matrix.abs().double()
+    finite = wide.nan_to_num(nan=0.0, posinf=0.0)
+    most = finite.max().item()
+    wide = torch.where(wide.isfinite(), finite, most or 1.0)
+    _, exponent = math.frexp((most or 1.0) * matrix.numel())
+    return (wide * 2.0 ** (100 - exponent)).float() if exponent > 100 else wide.float()
 
 
 # ---- all ways to split a few columns into fours ------------------------------------------------------
 
 
-@functools.cache
+def _table(make: Callable) -> Callable:
+    """functools.cache for tensors. They are made in a thread, where no mode of the caller's is on, since one made with
+    fake tensors, under a transform or in inference mode would be of no use to later calls."""
+    made: dict[tuple, Any] = {}
+
+    @functools.wraps(make)
+    def table(*key):
+        if key not in made:
+            failed = []
+
+            def work():
+                try:
+                    made[key] = make(*key)
+                except BaseException as error:
+                    failed.append(error)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            if failed:
+                raise failed[0]
+        return made[key]
+
+    return table
+
+
+@_table
 def _fours(count):
     """[fours, 4] of `count` columns, in the order of itertools.combinations."""
     return torch.tensor(list(itertools.combinations(range(count), 4)), dtype=torch.int64, device="cpu")
 
 
-@functools.cache
+@_table
 def splits(count: int) -> torch.Tensor:
     """[ways, count]: every way to split 4, 8, 12 or 16 columns into fours, each and all of them sorted; the first
     leaves the columns where they are."""
@@ -91,7 +144,7 @@ def splits(count: int) -> torch.Tensor:
     return torch.cat([first, rest], 2).flatten(0, 1)
 
 
-@functools.cache
+@_table
 def _index_of_fours(count):
     """[count^4 as a sparse lookup]: number of a sorted four, by its columns as digits to the base `count`."""
     digits = torch.tensor([count**3, count**2, count, 1], dtype=torch.int64, device="cpu")
@@ -107,7 +160,7 @@ def fours_of(orders: torch.Tensor) -> torch.Tensor:
     return table[orders.unflatten(1, (-1, 4)).sort(-1).values @ digits]
 
 
-@functools.cache
+@_table
 def _eights(count):
     """(columns [eights, 8], places [fours]): eights that together hold every four of `count` columns, and where each
     four is among the results of all eights."""
@@ -171,7 +224,7 @@ def best_orders(columns: torch.Tensor, groups: torch.Tensor, orders: torch.Tenso
 # ---- swaps of two columns ----------------------------------------------------------------------------
 
 
-@functools.cache
+@_table
 def swap_orders() -> torch.Tensor:
     """int64 [17, 8]: two stripes as they are, and with the columns i // 4 and 4 + i % 4 swapped."""
     orders = torch.arange(8, dtype=torch.int64, device="cpu").repeat(17, 1)

@@ -46,6 +46,8 @@ def generate_all_unique_combinations(C: int, M: int, must_use_all_groups: bool =
     Raises ValueError where there are too many: above 16 columns in groups of 4, or 10 million.
     """
     ways = predict_unique_combinations(C, M)
+    if not C:
+        return [[]]
     if M == 4 and C <= _MOST_AT_ONCE:
         return _magnitudes.splits(C).tolist()
     if ways > 10_000_000:
@@ -64,7 +66,7 @@ def generate_all_unique_combinations(C: int, M: int, must_use_all_groups: bool =
 
 def predict_unique_combinations(C: int, M: int) -> int:
     """How many ways there are to split C columns into groups of M. Raises ValueError if M does not divide C."""
-    if M <= 0 or C % M:
+    if M <= 0 or C < 0 or C % M:
         raise ValueError(f"{C} columns are no groups of {M}")
     groups = C // M
     return math.factorial(C) // (math.factorial(M) ** groups * math.factorial(groups))
@@ -185,7 +187,7 @@ def use_stripe_map(
 def _search(tensor, window, escape_attempts):
     """An order of a tensor's columns, with windows of `window` of them."""
     if window == -1 or window >= tensor.shape[1]:
-        return search_matrix(tensor, 4)[2]
+        return search_matrix(_magnitudes.summable(tensor), 4)[2]
     if window not in (8, 12):
         raise ValueError(f"stripe_group_size is 8 or 12 columns, or -1 for all at once, not {window}")
     if window == 8 or tensor.shape[1] <= 512:

@@ -18,7 +18,8 @@ def use_gpu(initial_override: bool = True) -> bool:
 
 def apply_2_to_4(matrix: Any) -> Any:
     """Puts zeros, in place, where the matrix has the two smallest magnitudes of each four along a row."""
-    matrix *= _magnitudes.like(mn_1d_best(_magnitudes.as_tensor(matrix), 4, 2), matrix)
+    dropped = mn_1d_best(_magnitudes.as_tensor(matrix), 4, 2) == 0
+    matrix[_magnitudes.like(dropped, matrix)] = 0  # a product with 0 would leave infinities NaN
     return matrix
 
 
@@ -28,11 +29,17 @@ def sum_after_2_to_4(matrix: Any) -> float:
 
 
 def unstructured_prune(matrix: Any, sparsity: float) -> Any:
-    """A copy whose smallest elements, that fraction of them, are zero."""
-    tensor = _magnitudes.tensor_of(matrix).clone()
-    smallest = torch.argsort(tensor.flatten(), stable=True)[: int(tensor.numel() * sparsity)]
-    tensor.view(-1)[smallest] = 0
-    return _magnitudes.like(tensor, matrix)
+    """A copy whose smallest elements, that fraction of them, are zero. Raises ValueError for no fraction."""
+    _check_fraction("sparsity", sparsity)
+    tensor = _magnitudes.tensor_of(matrix)
+    flat = tensor.flatten().clone()
+    flat[torch.argsort(flat, stable=True)[: int(flat.numel() * sparsity)]] = 0
+    return _magnitudes.like(flat.view(tensor.shape), matrix)
+
+
+def _check_fraction(name, value):
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} is a fraction, 0 to 1, not {value}")
 
 
 def try_swap(matrix: Any, dst: int, src: int) -> tuple[float, float]:
@@ -52,17 +59,24 @@ def efficacy(optimal_lost_magnitude: float, base_lost_magnitude: float, cur_lost
 
 
 def magnitude_after_pruning_rows(matrix: Any, rate: float = 0.5) -> float:
-    """What is kept where each row loses that fraction of its elements, the smallest, wherever they are."""
+    """What is kept where each row loses that fraction of its elements, the smallest, wherever they are. Raises
+    ValueError for no fraction."""
+    _check_fraction("rate", rate)
     tensor = _magnitudes.tensor_of(matrix).abs().double()
     return tensor.sort(1).values[:, int(tensor.shape[1] * rate) :].sum().item()
 
 
 def try_permutations_on_matrix(matrix: Any, permutations: Any) -> tuple[float, Any]:
     """(how much more is kept, the order) of the best of some orders of all columns; the first is what the others
-    are compared with."""
+    are compared with. Raises ValueError where one does not name each column once, or there is none."""
     tensor = _magnitudes.as_tensor(matrix)
     orders = torch.as_tensor(permutations, dtype=torch.int64, device="cpu")
-    group = torch.arange(tensor.shape[1], dtype=torch.int32, device=tensor.device)[None]
+    each = torch.arange(tensor.shape[1], dtype=torch.int64, device="cpu")
+    if orders.dim() != 2 or not len(orders) or orders.shape[1] != len(each):
+        raise ValueError(f"permutations are [orders, {len(each)} columns], not {list(orders.shape)}")
+    if not (orders.sort(1).values == each).all():
+        raise ValueError(f"an order names each of the {len(each)} columns once")
+    group = each.to(tensor.device, torch.int32)[None]
     gains, which, _ = _magnitudes.best_orders(_magnitudes.columns_of(tensor), group, orders)
     return gains.item(), permutations[which.item()]
 
