@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 
@@ -49,6 +50,11 @@ class Nvrtc(Toolchain):
         return [f"--gpu-architecture={arch.name}", "-std=c++17", "--fmad=false", "-default-device"]
 
     def compile(self, source: Path, arch: Arch) -> Compiled:
+        # In a thread of its own: NVRTC 12.3 leaves the locale C to the thread that called it.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(self._compile, source, arch).result()
+
+    def _compile(self, source: Path, arch: Arch) -> Compiled:
         headers = {name: path for name, path in digest.closure(source).items() if path != source.resolve()}
         names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
         texts = (ctypes.c_char_p * len(headers))(*(path.read_bytes() for path in headers.values()))

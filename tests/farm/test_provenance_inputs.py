@@ -2,12 +2,14 @@
 digest."""
 
 import json
+import locale
 
 import pytest
 
 from build_matrix import REPOSITORY
 from build_matrix.errors import BuildError
 from build_matrix.parts import bindings, host_library, packs
+from build_matrix.spec.archs import Arch
 from build_matrix.store import Store, digest
 from build_matrix.toolchains import host_compiler, inputs, pythons
 from build_matrix.toolchains.headers import TorchHeaders
@@ -98,6 +100,15 @@ def test_a_code_object_keeps_which_headers_its_compiler_read(arch, toolchain_of,
     assert not set(read["toolkit"]) & set(read["system"])
     sources = {digest.of_file(path) for path in (REPOSITORY / "csrc/device").iterdir()}
     assert not sources & {*read["toolkit"], *read["system"]}
+
+
+def test_a_compiler_in_this_process_leaves_its_locale(toolchain_of, tmp_path):
+    """NVRTC 12.3 sets that of the thread that calls it, which setlocale() neither sees nor mends."""
+    source = tmp_path / "x.cu"
+    source.write_text('extern "C" __global__ void x() {}\n')
+    before = locale.nl_langinfo(locale.CODESET)
+    assert toolchain_of("compute_80").compile(source, Arch("compute_80")).image
+    assert locale.nl_langinfo(locale.CODESET) == before
 
 
 def test_units_that_keep_it_are_not_those_that_did_not(toolchain_of, tmp_path):

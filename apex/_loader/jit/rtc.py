@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,23 @@ def compile(
     headers: {name: text}, all that `#include` finds
     Raises CompileError with the options and the end of the log.
     """
+    # In a thread of its own: NVRTC 12.3 leaves the locale C to the thread that calls it, whose files then are ASCII.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(
+            _compile, library, prefix, title, name, source, headers, options, result
+        ).result()
+
+
+def _compile(
+    library: ctypes.CDLL,
+    prefix: str,
+    title: str,
+    name: str,
+    source: bytes,
+    headers: Mapping[str, bytes],
+    options: Sequence[str],
+    result: str,
+) -> bytes:
     call = _Caller(library, prefix, title)
     program = ctypes.c_void_p()
     names = (ctypes.c_char_p * len(headers))(*(key.encode() for key in headers))

@@ -6,13 +6,14 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 
 from apex._loader import compatibility, elf, errors, jit, layout, registry
 from apex._loader.choose import JitTarget, jit_target
-from apex._loader.jit import flags, nvrtc, sources
+from apex._loader.jit import flags, nvrtc, rtc, sources
 from apex._loader.machine import Compiler, capability
 
 from .conftest import STORE, run
@@ -31,6 +32,18 @@ def test_nvrtc_says_what_it_knows(request, fixture):
     assert "sm_90" in compiler.archs
     mine = {arch for arch in compatibility.nvrtc_archs(compiler.version) if capability(arch) >= (7, 0)}
     assert mine == {arch for arch in compiler.archs if capability(arch) >= (7, 0)}  # the table of `explain`
+
+
+def test_a_compiler_works_in_a_thread_of_its_own():
+    """NVRTC 12.3 leaves the locale C to the thread that calls it: files of the process would be read as ASCII."""
+    threads = set()
+
+    class Library:
+        def __getattr__(self, name):
+            return lambda *arguments: threads.add(threading.current_thread()) or 0
+
+    assert rtc.compile(Library(), "nvrtc", "NVRTC", "x.cu", b"", {}, [], "CUBIN") == b""
+    assert threads and threading.current_thread() not in threads
 
 
 def compile_and_check(unit, described, device, compiler):
