@@ -30,6 +30,7 @@ UNITS = {
     ),
     "group_norm": ("group_norm",),
     "norms": ("layer_norm", "rms_norm"),
+    "optimizers": tuple(path.stem for path in device_units() if path.stem.startswith("multi_tensor_")),
     "rotary": ("rope",),
     "softmax": ("scaled_masked_softmax",),
     "transducer": ("transducer_joint", "transducer_loss"),
