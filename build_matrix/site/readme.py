@@ -80,7 +80,7 @@ def kernels(op: str) -> list[str]:
     done = subprocess.run(
         [host_compiler.find().path, *flags, source], capture_output=True, text=True, check=True
     )
-    return sorted(set(re.findall(rf"\bvoid {op}_(\w+)\(", done.stdout)))
+    return sorted(set(re.findall(rf'extern "C"[^;{{}}]*\bvoid {op}_(\w+)\(', done.stdout)))
 
 
 def versions() -> str:
