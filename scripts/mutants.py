@@ -165,6 +165,7 @@ OTHER_TESTS = {
     "_combined_optimizer": COMBINED,
     "_fused_optimizer": ("test_fused_sgd", "test_fused_adam", "test_optimizer_checkpoints"),
     "_gradient_norm": ("test_fused_lamb", "test_fused_mixed_precision_lamb", "test_fused_sharded"),
+    "_kept_options": ("test_fused_adam", "test_contrib_first_optimizers"),
     "_model_copies": ("amp/test_amp_model_copies", "test_fused_sgd"),
     "_own_steps": ("test_optimizer_checkpoints",),
     "_plan": ("test_fused_sgd", "test_fused_adam", "amp/test_amp_model_copies"),
