@@ -37,6 +37,8 @@ def test_fine():
     if installed.library_fault() or not fits.module:
         pytest.skip("this tree has no binding for this torch and Python")
     done = doctor()
+    if "degraded: wrong vendor" in done.stdout:
+        pytest.skip("this tree's packs are for another vendor than this torch")
     assert done.returncode == 0 and ": fine" in done.stdout.splitlines()[0], done.stdout + done.stderr
     assert "to mend it" not in done.stdout
 
