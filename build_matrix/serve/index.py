@@ -158,12 +158,12 @@ def place(target: Path, dist: Path | None = None) -> Path:
         found = target.resolve()
     except (OSError, RuntimeError):
         raise BuildError(f"--target {target} is a link that leads to itself: name another folder") from None
-    if dist is not None and (_within(found, dist.resolve()) or _within(dist.resolve(), found)):
+    if dist is not None and (found.is_relative_to(dist.resolve()) or dist.resolve().is_relative_to(found)):
         raise BuildError(
             f"--target {target} is, holds or lies in --dist {dist}, and an index takes the place of all that its "
             "folder holds: name another --target"
         )
-    if _within(Path.cwd(), found):
+    if Path.cwd().is_relative_to(found):
         raise BuildError(
             f"--target {target} is, or holds, the folder that this runs in, and an index takes the place of "
             "it: run this from another one"
@@ -174,10 +174,6 @@ def place(target: Path, dist: Path | None = None) -> Path:
             "an index that build_matrix wrote; nothing was changed"
         )
     return found
-
-
-def _within(inner: Path, outer: Path) -> bool:
-    return inner == outer or outer in inner.parents
 
 
 def _strange(folder: Path) -> str:

@@ -74,3 +74,14 @@ def pytest_generate_tests(metafunc):
     of_a_gpu = any(metafunc.definition.get_closest_marker(name) for name in ("gpu", "two_gpus"))
     if of_a_gpu and "variant" in metafunc.fixturenames:
         metafunc.definition.add_marker(pytest.mark.parametrize("variant", ["cuda"], indirect=True))
+
+
+@pytest.fixture
+def asp_forgotten():
+    """ASP holds one model, and the search's settings: none remain from test to test."""
+    from apex.contrib.sparsity import ASP
+
+    ASP.reset()
+    yield
+    ASP.reset()
+    ASP.set_permutation_saving_params()

@@ -32,13 +32,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def forgotten():
-    """ASP holds one model: none remains from test to test."""
-    ASP.reset()
-    yield
-    ASP.reset()
-    ASP.set_permutation_saving_params()
+pytestmark = pytest.mark.usefixtures("asp_forgotten")
 
 
 @float32_on_cpu()

@@ -14,13 +14,7 @@ from apex.contrib.sparsity import permutation_lib as permutation
 from apex.contrib.sparsity._spaces import Site
 from tests.torch_defaults import float32_on_cpu
 
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """ASP holds one model: none remains from test to test."""
-    ASP.reset()
-    yield
-    ASP.reset()
+pytestmark = pytest.mark.usefixtures("asp_forgotten")
 
 
 @float32_on_cpu()

@@ -18,12 +18,7 @@ from tests.torch_defaults import float32_on_cpu
 SGD = torch.optim.SGD
 
 
-@pytest.fixture(autouse=True)
-def forgotten():
-    """ASP holds one model: none remains from test to test."""
-    ASP.reset()
-    yield
-    ASP.reset()
+pytestmark = pytest.mark.usefixtures("asp_forgotten")
 
 
 @float32_on_cpu()

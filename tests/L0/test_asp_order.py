@@ -18,13 +18,7 @@ from torch.nn.utils import parametrizations, prune
 from apex.contrib.sparsity import ASP
 from tests.torch_defaults import float32_on_cpu
 
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """ASP holds one model: none remains from test to test."""
-    ASP.reset()
-    yield
-    ASP.reset()
+pytestmark = pytest.mark.usefixtures("asp_forgotten")
 
 
 class Model(nn.Module):

@@ -113,6 +113,17 @@ def test_what_serves_is_said_and_judged(monkeypatch, tmp_path, given, well, word
         assert done.exception.exit_code == 5
 
 
+def serves_but_under(torch, fault):
+    """slim_torch.wheel_values of a wheel that serves, where one torch raises `fault`."""
+
+    def values(version, python, installed, store):
+        if version == torch:
+            raise fault
+        return "portable", EXPECTED
+
+    return values
+
+
 @pytest.mark.parametrize(
     "fault",
     [PackageIndexError("cut"), PinError("torch 2.17.0", "a", "b"), ToolchainMissing("g++", "x")],
@@ -120,13 +131,7 @@ def test_what_serves_is_said_and_judged(monkeypatch, tmp_path, given, well, word
 )
 def test_a_torch_that_cannot_be_had_is_no_fault_of_the_wheel(monkeypatch, tmp_path, fault):
     """Its own exit code, and the report of the torches before and after it."""
-
-    def values(version, python, installed, store):
-        if version == "2.17.0":
-            raise fault
-        return "portable", EXPECTED
-
-    monkeypatch.setattr(slim_torch, "wheel_values", values)
+    monkeypatch.setattr(slim_torch, "wheel_values", serves_but_under("2.17.0", fault))
     wheel, written = make_wheel(tmp_path / "apex.whl"), tmp_path / "new/report.json"
     torches = [f"--torch={version}" for version in ("2.16.0", "2.17.0", "2.18.0")]
     done = CliRunner().invoke(canary_command.command, [str(wheel), *torches, "--report", str(written)])
@@ -140,12 +145,7 @@ def test_a_torch_that_cannot_be_had_is_no_fault_of_the_wheel(monkeypatch, tmp_pa
 
 
 def test_what_nobody_foresaw_leaves_the_report_of_the_torches_before_it(monkeypatch, tmp_path):
-    def values(version, python, installed, store):
-        if version == "2.17.0":
-            raise ZeroDivisionError
-        return "portable", EXPECTED
-
-    monkeypatch.setattr(slim_torch, "wheel_values", values)
+    monkeypatch.setattr(slim_torch, "wheel_values", serves_but_under("2.17.0", ZeroDivisionError()))
     wheel, written = make_wheel(tmp_path / "apex.whl"), tmp_path / "report.json"
     written.write_text("of last week")
     arguments = [str(wheel), "--torch=2.16.0", "--torch=2.17.0", "--report", str(written)]
